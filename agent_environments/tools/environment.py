@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -118,7 +119,7 @@ class ToolEnvironment:
     async def _said(self, text: str) -> StepResult:
         """Answer a turn without a call."""
         if not self._ends_by_tool:
-            self._answer = text.strip()
+            self._answer = as_answer(text)
         reply = self._module.reply
         if reply is not None:
             process = await self._lease.process()
@@ -170,6 +171,14 @@ def _grade(fields: dict[str, Any]) -> Grade:
     """The grade that a process has sent; whether its values may stand in a grade is not looked at."""
     requirements = tuple(Requirement(**each) for each in fields["requirements"])
     return Grade(**{**fields, "requirements": requirements, "broke": None, "tools": ()})
+
+
+def as_answer(text: str) -> str:
+    """Return a turn as the answer: without white space at its ends, but with the indentation of its first line, as the
+    body of a function has it.
+    """
+    text = re.sub(r"\A(\s*\n)+", "", text).rstrip()
+    return text if text.startswith(("  ", "\t")) else text.lstrip()
 
 
 def _paragraphs(parts: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from agent_environments.tools.function_tool import FunctionTool
 from agent_environments.tools.identity import tasks_digest
 from agent_environments.tools.module import ToolModule, load_module
 from agent_environments.tools.right_answers import Solving
-from agent_environments.tools.tool import DEADLINE_S, ToolError, WrongArguments
+from agent_environments.tools.tool import DEADLINE_S, ToolError, WrongArguments, as_text
 from loop_plumbing import fork_server
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Calls:
         task = copy.deepcopy(self._module.tasks[task_id])
         reset = functools.partial(self._instance.reset, task)  # whatever it calls its parameter
         shown = deadline.call(reset, {}, self._deadline_s)
-        return "" if shown is None else str(shown)
+        return "" if shown is None else as_text(shown)
 
     def call(self, tool: str, arguments: dict[str, Any]) -> str:
         """The result of a tool, as text; what nobody is shown of a long one is left out."""

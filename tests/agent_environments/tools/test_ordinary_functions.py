@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field
 
 from agent_environments.protocol import Grade
 from agent_environments.tools import reply, reward, tool
+from agent_environments.tools.forked import Calls
 from agent_environments.tools.module import load_module
 from agent_environments.tools.reward import together
 from agent_environments.tools.tool import WrongArguments, as_text
@@ -404,3 +405,20 @@ def test_a_file_imports_its_neighbours_and_nobody_else_does(neighbours, tmp_path
 def test_a_process_of_one_file_finds_its_neighbours_in_calls_too(neighbours, alarm):
     module = load_module(str(neighbours / "mine.py"), alone=True)
     assert module.tools["late"].run({"pair": {"a": 3}}, None) == "later3"
+
+
+def test_what_a_reset_shows_is_read_as_a_result_is(tmp_path, alarm):
+    file = tmp_path / "house.py"
+    file.write_text(
+        "from agent_environments.tools import reply, reward\n"
+        "class House:\n"
+        "    def reset(self, task): return {'lights': {True, False}} if task['id'] == 'a' else None\n"
+        "    @reply\n"
+        "    def say(self, text): ...\n"
+        "@reward\n"
+        "def right(instance): return True\n"
+        "TASKS = [{'id': 'a'}, {'id': 'b'}]\n"
+    )
+    calls = Calls(load_module(str(file)), 10.0)
+    calls.make()
+    assert [calls.reset(task) for task in "ab"] == ['{"lights":[false,true]}', ""]

@@ -5,6 +5,7 @@ import uuid
 
 import pytest
 
+from agent_environments.tools import environment
 from agent_environments.tools.environment import ToolPool
 from agent_environments.tools.module import load_module
 from agent_environments.tools.tasks import read_tasks
@@ -155,3 +156,20 @@ def test_a_question_that_is_no_text_is_refused(tmp_path, question):
         load_module(write(tmp_path, GAME % question))
     with pytest.raises(ValueError, match="task train1 has a 'question' that is no text"):
         load_module(write(tmp_path, REWARD.format("answer") + f'TASKS = [{{"question": {question}}}]'))
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (" 42\n", "42"),
+        ("\n\n    return x\n\n", "    return x"),
+        ("\treturn x", "\treturn x"),
+        ("  \n def f(): ...\n", "def f(): ..."),
+        ("    if x:\n        return 1\n    return 2  ", "    if x:\n        return 1\n    return 2"),
+        ("\r\n", ""),
+        ("", ""),
+        ("yes", "yes"),
+    ],
+)
+def test_an_answer_keeps_the_indentation_of_code(text, answer):
+    assert environment.as_answer(text) == answer

@@ -1,0 +1,9 @@
+from agent_environments.tools import reward
+
+WORDS = {"pear", "apple", "plum", "quince", "cherry", "fig", "date", "lime"}
+TASKS = [{"question": f"Spell {word} backwards.", "target": word[::-1], "letters": set(word)} for word in sorted(WORDS)]
+
+
+@reward
+def right(answer, target):
+    return answer == target

@@ -23,6 +23,7 @@ from loop_formats.run_files import ADAPTER_FILES, ADAPTER_WEIGHTS, is_blank
 from loop_formats.schema import ConfigError, from_mapping
 from loop_plumbing import http_server
 from loop_plumbing.http_server import BadBody, read_body, read_json, refusal, route_of, trust
+from rollout_server.collecting.rollout_log import beside
 from rollout_server.collecting.run import CollectionRun
 from rollout_server.endpoint import routes as endpoint
 from rollout_server.endpoint.serving import ServeRequest
@@ -188,7 +189,7 @@ async def stream_rollouts(request: web.Request) -> web.StreamResponse:
     while not node.stopping.is_set():
         # Taken before looking, so that a change between the look and the wait is not missed.
         changed, ended = run.changed, run.end
-        records = await asyncio.to_thread(run.stored.rollouts.read, cursor, RECORDS_PER_READ)
+        records = await beside(run.stored.rollouts.read, cursor, RECORDS_PER_READ)
         numbered = enumerate(records, start=cursor + 1)
         lines = [b'{"cursor":%d,"rollout":%b}\n' % (n, record) for n, record in numbered if not is_blank(record)]
         cursor += len(records)
@@ -301,7 +302,7 @@ async def publish_policy(request: web.Request) -> web.Response:
         raise RequestError(
             413, f"the body has {request.content_length} bytes; an adapter of this model has under {most}"
         )
-    folder = node.policies.staging()
+    folder = await asyncio.to_thread(node.policies.staging)
     try:
         async with asyncio.timeout(UPLOAD_DEADLINE_S):
             canary = await _receive(request, folder, node.policies.max_adapter_bytes)
@@ -326,13 +327,13 @@ async def _write_parts(request: web.Request, folder: Path, most: int) -> Any:
             raise RequestError(400, f"the upload may hold {', '.join(ADAPTER_FILES)} and canary only")
         bound = {ADAPTER_WEIGHTS: most, "canary": MAX_JSON_BYTES}.get(part.name, MAX_CONFIG_BYTES)
         # The name is one of three constants: nothing a client sends becomes a path.
-        with open(folder / part.name, "wb") as file:  # noqa: ASYNC230 - a chunk takes microseconds
+        with await asyncio.to_thread((folder / part.name).open, "wb") as file:
             size = 0
             while chunk := await part.read_chunk(1 << 20):
                 size += len(chunk)
                 if size > bound:
                     raise RequestError(413, f"{part.name} has more than {bound} bytes, the most there can be")
-                file.write(chunk)
+                await asyncio.to_thread(file.write, chunk)
         if part.name == "canary":
             try:
                 canary = read_json((folder / part.name).read_bytes())

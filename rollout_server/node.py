@@ -31,6 +31,7 @@ from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.episode import Episode
 from rollout_server.collecting.policy_sampler import EpisodeServices
 from rollout_server.collecting.policy_speaker import PolicySpeaker
+from rollout_server.collecting.rollout_log import beside
 from rollout_server.collecting.run import CollectionRun, StoredCollection
 from rollout_server.config import NodeConfig
 from rollout_server.endpoint.harness_episode import HarnessEpisode
@@ -211,8 +212,8 @@ class Node:
                 raise self._conflict(request.id)
             if run is not None and run.state not in RETRIED:
                 return run
-            if run is None and StoredCollection.exists(self._folder, request.id):
-                stored = await asyncio.to_thread(StoredCollection, self._folder, request.id)
+            if run is None and await beside(StoredCollection.exists, self._folder, request.id):
+                stored = await beside(StoredCollection, self._folder, request.id)
                 if stored.request is not None and CollectionRequest.from_dict(stored.request) != request:
                     raise self._conflict(request.id)
             return await self._open(request, run.unwritten if run is not None else [], retry=True)
@@ -226,8 +227,10 @@ class Node:
         async with self._opening:
             if collection_id in self._runs:
                 return self._runs[collection_id]
-            known = is_collection_id(collection_id) and StoredCollection.exists(self._folder, collection_id)
-            stored = await asyncio.to_thread(StoredCollection, self._folder, collection_id) if known else None
+            known = is_collection_id(collection_id) and await beside(
+                StoredCollection.exists, self._folder, collection_id
+            )
+            stored = await beside(StoredCollection, self._folder, collection_id) if known else None
             if stored is None or stored.request is None:
                 raise RequestError(404, f"no collection {collection_id[:128]!r}; start it with POST /v1/collections")
             return await self._open(CollectionRequest.from_dict(stored.request), [], retry=False)
@@ -260,10 +263,10 @@ class Node:
 
         model: str | None = None
         try:
-            stored = await asyncio.to_thread(load)
+            stored = await beside(load)
             if stored.end is None or (retry and stored.end.reason in RETRIED):
                 model = self._check(request)
-                await asyncio.to_thread(stored.begin, request)
+                await beside(stored.begin, request)
         except OSError as error:
             if model is not None:
                 self.policies.release(request.policy_version)

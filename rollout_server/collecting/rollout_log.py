@@ -6,18 +6,30 @@ by cursor is never told of a record that a crash could take back. Cursor n is th
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from loop_formats.run_files import is_blank, sync
 
 logger = logging.getLogger(__name__)
+
+THREADS = ThreadPoolExecutor(8, "log")
+"""For the files of collections alone: what agents and worlds have done in threads keeps none of them waiting."""
+
+T = TypeVar("T")
+
+
+async def beside(work: Callable[..., T], *arguments: Any) -> T:
+    """Return ``work(*arguments)``, done in one of :data:`THREADS`."""
+    return await asyncio.get_running_loop().run_in_executor(THREADS, work, *arguments)
 
 
 class AppendLog:

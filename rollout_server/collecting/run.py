@@ -26,7 +26,7 @@ from loop_plumbing.visible import visible
 from rollout_server.collecting.attempt import Attempt
 from rollout_server.collecting.collector import Collector, EpisodeKey, Gone
 from rollout_server.collecting.policy_sampler import EpisodeServices
-from rollout_server.collecting.rollout_log import AppendLog
+from rollout_server.collecting.rollout_log import AppendLog, beside
 from rollout_server.collecting.speaker import EpisodeFailed
 
 logger = logging.getLogger(__name__)
@@ -236,7 +236,7 @@ class CollectionRun:
                 return
             lines = [line for _, sequences in batch for line in sequences]
             try:
-                await asyncio.to_thread(self.stored.rollouts.append, lines)
+                await beside(self.stored.rollouts.append, lines)
             except OSError as error:
                 self.unwritten += lines
                 self._disk_failed(error)
@@ -257,7 +257,7 @@ class CollectionRun:
         final, tokens = self.collector.failed(key, reason, message), episode.sampled_tokens
         failure = Failure(self.request.id, key.task_id, key.index, key.attempt, reason, message, seconds, tokens, final)
         try:
-            await asyncio.to_thread(self.stored.meta.append, [json.dumps({"failure": asdict(failure)})])
+            await beside(self.stored.meta.append, [json.dumps({"failure": asdict(failure)})])
         except OSError as error:
             self._disk_failed(error)
 
@@ -304,7 +304,7 @@ class CollectionRun:
 
     async def _note_end(self, end: CollectionEnd) -> None:
         try:
-            await asyncio.to_thread(self.stored.meta.append, [json.dumps({"end": asdict(end)})])
+            await beside(self.stored.meta.append, [json.dumps({"end": asdict(end)})])
         except OSError as error:
             logger.error("the end of collection %s is not on disk: %s", self.request.id, error)
         self.end = end

@@ -13,7 +13,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from loop_plumbing.http_server import BadBody, read_agents_json, read_body, trus
 from rollout_server.endpoint.dialects import ANTHROPIC, CHAT, DIALECTS, Dialect
 from rollout_server.endpoint.session import Session
 from rollout_server.endpoint.sessions import Sessions
-from rollout_server.endpoint.wire import MODEL, ApiError
+from rollout_server.endpoint.wire import MODEL, ApiError, Asked
 
 WRITE_DEADLINE_S = 60.0
 MAX_FIGURES = 64
@@ -119,14 +119,15 @@ async def model(request: web.Request, session: Session) -> web.Response:
 
 async def complete(dialect: Dialect, request: web.Request, session: Session) -> web.StreamResponse:
     """One call, in a dialect."""
-    body = await read_body(request)
-    asked = dialect.read(body, session.recall)
-    same = request.headers.get("Idempotency-Key", "").encode(errors="surrogateescape") or hashlib.sha256(body).digest()
-    identity = f"{dialect.path} {same.hex()}"
+    asked, body = await _asked(dialect, request, session)
+    same = request.headers.get("Idempotency-Key", "").encode(errors="surrogateescape") or body
+    identity = f"{dialect.path} {hashlib.sha256(same).hexdigest()}"
+    del body
     # What OpenAI's and Anthropic's own clients say of themselves.
     tried = request.headers.get("X-Stainless-Retry-Count", "0")
     retried = "Idempotency-Key" in request.headers or tried not in ("", "0")
-    answer = await session.complete(asked, identity, retried, lambda: _listens(request))
+    transport = request.transport  # not the request, which holds its body as long as its call is kept
+    answer = await session.complete(asked, identity, retried, lambda: _is_open(transport))
     response = _response(json.dumps(dialect.whole(asked, answer)).encode() if not asked.stream else None)
     try:
         async with asyncio.timeout(WRITE_DEADLINE_S):
@@ -139,15 +140,23 @@ async def complete(dialect: Dialect, request: web.Request, session: Session) -> 
         if request.transport is not None:
             request.transport.abort()
     else:
-        if _listens(request):
+        if _is_open(transport):
             session.heard(identity)
     return response
 
 
 async def count_tokens(request: web.Request, session: Session) -> web.Response:
     """Count the tokens that a call of Anthropic's dialect would have; nothing is sampled."""
-    asked = ANTHROPIC.read(await read_body(request), session.recall)
+    asked, _ = await _asked(ANTHROPIC, request, session)
     return web.json_response({"input_tokens": await session.count(asked)})
+
+
+async def _asked(dialect: Dialect, request: web.Request, session: Session) -> tuple[Asked, bytes]:
+    """The call that a request makes, and its body."""
+    with session.reading():
+        body = await read_body(request)
+        asked = await session.beside(len(body), lambda: dialect.read(body, session.recall))
+    return replace(asked, size=len(body)), body
 
 
 async def episode(request: web.Request, session: Session) -> web.Response:
@@ -159,7 +168,7 @@ async def episode(request: web.Request, session: Session) -> web.Response:
 
 async def step(request: web.Request, session: Session) -> web.Response:
     """Act in the episode's world: ``{"action": ...}`` is an assistant's message."""
-    action = (await _object(request)).get("action")
+    action = (await _object(request, session)).get("action")
     if not isinstance(action, str):
         raise ApiError(400, "invalid_request", 'the body must be {"action": "..."}')
     result = await session.step(action)
@@ -171,7 +180,7 @@ async def finish(request: web.Request, session: Session) -> web.Response:
 
     ``rewards`` and ``metrics``, numbers by name, are recorded and change nothing.
     """
-    said = await _object(request)
+    said = await _object(request, session)
     reward = said.get("reward")
     if reward is not None and not (isinstance(reward, int | float) and 0.0 <= reward <= 1.0):
         raise ApiError(400, "invalid_request", "reward must be a number from 0 to 1")
@@ -193,8 +202,10 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and abs(value) < 1e300  # which NaN is not
 
 
-async def _object(request: web.Request) -> dict[str, Any]:
-    value = read_agents_json(await read_body(request) or b"{}")
+async def _object(request: web.Request, session: Session) -> dict[str, Any]:
+    with session.reading():
+        body = await read_body(request) or b"{}"
+        value = await session.beside(len(body), lambda: read_agents_json(body))
     if not isinstance(value, dict):
         raise ApiError(400, "invalid_request", "the body must be a JSON object")
     return value
@@ -207,5 +218,5 @@ def _response(whole: bytes | None) -> web.StreamResponse:
     return web.Response(body=whole, content_type="application/json")
 
 
-def _listens(request: web.Request) -> bool:
-    return request.transport is not None and not request.transport.is_closing()
+def _is_open(transport: asyncio.Transport | None) -> bool:
+    return transport is not None and not transport.is_closing()

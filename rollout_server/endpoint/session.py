@@ -9,9 +9,11 @@ A turn that a stop text ends keeps the ids up to the one that completes that tex
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
@@ -32,8 +34,12 @@ from rollout_server.inference.router import Generation
 
 MAX_CALLS_AT_ONCE = 32
 RETRY_AFTER_S = 1
-ENCODED_AT_ONCE = 20_000
-"""Characters up to which messages are encoded in the event loop; more would hold up other episodes."""
+READ_AT_ONCE = 20_000
+"""Bytes of a request up to which it is read, and its prompt encoded, in the event loop; more would hold up others."""
+READERS = ThreadPoolExecutor(2, "request")
+"""The threads for larger ones: apart from all others, so that no agent keeps the logs or a world waiting."""
+MOST_REFUSED = 1024
+"""Refused calls that are remembered."""
 CUT = "cut"
 """The finish reason of a turn that a stop text ended."""
 
@@ -102,6 +108,8 @@ class Session:
         self._calls: dict[str, _Call] = {}
         self._refused_calls: Counter[str] = Counter()
         """Calls that were refused before they began, by identity: there is no answer that a retry could be given."""
+        self._requests = 0
+        self._large = asyncio.Lock()
         self._begun = 0
         self._under_way: set[asyncio.Task[Any]] = set()
         self._sampled_tokens = 0
@@ -119,6 +127,29 @@ class Session:
     @property
     def turns(self) -> int:
         return self._conversations.turns
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Count a request from before its body is read until it is a call.
+
+        Raises:
+            ApiError: too many are read already.
+        """
+        if self._requests >= MAX_CALLS_AT_ONCE:
+            raise ApiError(429, "too_many_calls", f"{MAX_CALLS_AT_ONCE} requests are being read", RETRY_AFTER_S)
+        self._requests += 1
+        try:
+            yield
+        finally:
+            self._requests -= 1
+
+    async def beside(self, size: int, work: Callable[[], T]) -> T:
+        """Return ``work()``, which reads ``size`` bytes: beside the event loop if these are many, one at a time of each
+        session, so that those of other keys wait for one of this key's and not for all."""
+        if size <= READ_AT_ONCE:
+            return work()
+        async with self._large:
+            return await asyncio.get_running_loop().run_in_executor(READERS, work)
 
     @property
     def world(self) -> World:
@@ -143,6 +174,8 @@ class Session:
         return await self._outcome(self._begin(self._step(world, action)))
 
     async def _step(self, world: World, action: str) -> StepResult:
+        if self._tokens.overfill([action], self._limits.max_context):  # a world may keep all actions
+            raise ApiError(400, "invalid_request", f"the action has more than {self._limits.max_context} tokens")
         async with self._stepping:
             self._check_going_on()  # the step before may have ended the episode
             if not self.turns:
@@ -207,6 +240,8 @@ class Session:
                 call = self._calls[identity] = _Call(self._begin(self._answer(asked)))
             except ApiError:
                 self._refused_calls[identity] += 1
+                if len(self._refused_calls) > MOST_REFUSED:
+                    del self._refused_calls[next(iter(self._refused_calls))]
                 raise
         else:
             self._counts["repeated"] += 1
@@ -375,12 +410,16 @@ class Session:
 
     async def count(self, asked: Asked) -> int:
         """The tokens of a call's prompt. Raises ApiError for one that does not fit."""
-        return len((await self._prompt(asked)).token_ids)
+        return len((await self._outcome(self._begin(self._prompt(asked)))).token_ids)
 
     async def _prompt(self, asked: Asked) -> Prompt:
         messages, tools, most = asked.messages, asked.tools, self._limits.max_context
 
         def encoded() -> Prompt | None:
+            # Each of them has a token at least; to write them as text takes longer than to count them.
+            if len(messages) + len(tools) + sum(len(message.calls) for message in messages) > most:
+                return None
+            texts = [text for _, text in as_texts(messages, tools)] if asked.text is None else [asked.text]
             if self._tokens.overfill(texts, most):
                 return None
             if asked.text is not None:
@@ -388,9 +427,7 @@ class Session:
             return self._conversations.prompt(messages, tools)
 
         try:
-            texts = [text for _, text in as_texts(messages, tools)] if asked.text is None else [asked.text]
-            small = sum(map(len, texts)) <= ENCODED_AT_ONCE
-            prompt = encoded() if small else await asyncio.to_thread(encoded)
+            prompt = await self.beside(asked.size, encoded)
         except ValueError as error:  # what the chat format has no form for
             raise ApiError(400, "invalid_request", str(error)) from error
         if prompt is not None and not prompt.token_ids:  # vLLM would refuse it, which voids the attempt

@@ -8,12 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from loop_plumbing.visible import visible
 from model_families.chat.messages import ChatMessage, Tools
 
 MODEL = "policy"
 """The name under which the policy is listed; a request may name any model."""
 CONTEXT_EXCEEDED = "context_length_exceeded"
 """The code of a prompt that does not fit."""
+MESSAGE_CHARACTERS = 1000
+"""Most characters of a refusal."""
 SETTING_CHARACTERS = 200
 """Most characters of a setting that are recorded: an agent must not fill the record, which holds them once a
 sequence."""
@@ -28,7 +31,8 @@ class ApiError(Exception):
         self.status, self.code, self.retry_after_s = status, code, retry_after_s
 
     def __str__(self) -> str:
-        return " ".join(super().__str__().split())
+        """One line, which may hold words of the request, but not all of them."""
+        return visible(" ".join(super().__str__()[: 2 * MESSAGE_CHARACTERS].split()), MESSAGE_CHARACTERS)
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,8 @@ class Asked:
 
     ``instructions`` is a system message that stands before ``said`` for this call only. ``text`` is a prompt of plain
     text in place of all messages. ``settings`` are the wishes for sampling that the call names, by OpenAI's names.
-    ``stream_usage``: a stream ends with the counts of tokens.
+    ``stream_usage``: a stream ends with the counts of tokens. ``size`` are the bytes of the request that it was read
+    from.
     """
 
     said: tuple[ChatMessage, ...] = ()
@@ -52,6 +57,7 @@ class Asked:
     choices: int = 1
     logprobs: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
+    size: int = 0
 
     @property
     def messages(self) -> tuple[ChatMessage, ...]:

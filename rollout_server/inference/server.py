@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import aiohttp
 
@@ -245,10 +245,10 @@ class VllmServer:
         except ServerStartError:
             raise
         except TRANSPORT_ERRORS as error:
-            words = self.own_error() or repr(error)
+            words = await self.own_error() or repr(error)
             raise ServerEnded(f"{self.name} broke off its first request: {words} (log: {self.log_path})") from error
         if status != 200:
-            words = self.own_error() or f"HTTP {status} {' '.join(body.split())[:300]}"
+            words = await self.own_error() or f"HTTP {status} {' '.join(body.split())[:300]}"
             raise ServerStartError(f"{self.name} failed its first request: {words} (log: {self.log_path})")
 
     async def _while_moving(self, work: Callable[[], Coroutine[Any, Any, T]], limit_s: float) -> T:
@@ -267,7 +267,7 @@ class VllmServer:
                 if doing.done():
                     return doing.result()
                 if ended.done():
-                    raise ServerEnded(f"{self.name} ended while it {self._doing}{self._last_words()}")
+                    raise ServerEnded(f"{self.name} ended while it {self._doing}{await self._last_words()}")
                 self.moves += await movement.look()
                 if movement.idle_s > HANG_S:
                     cure = f"it hangs; read {self.log_path}"
@@ -288,8 +288,7 @@ class VllmServer:
         cpu = installed_vllm().cpu
         command = server_command(self._model, self._config, port, cpu=cpu)
         guard = [sys.executable, "-I", process_guard.__file__, str(os.getpid()), str(GRACE_S), *command]
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        with self.log_path.open("ab") as log:
+        with await asyncio.to_thread(self._open_log) as log:
             self._log_start = log.tell()
             self._process = await asyncio.create_subprocess_exec(
                 *guard,
@@ -299,6 +298,10 @@ class VllmServer:
                 start_new_session=True,
                 env=server_environment(self._config, self.index, self._api_key, self.log_path.parent, cpu=cpu),
             )
+
+    def _open_log(self) -> BinaryIO:
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        return self.log_path.open("ab")
 
     async def _check_external(self) -> None:
         status, body = await self.request("GET", "/version", timeout_s=PROBE_TIMEOUT_S)
@@ -312,15 +315,15 @@ class VllmServer:
         """Whether the process is over, if it is ours."""
         return self._process is not None and self._process.returncode is not None
 
-    def own_error(self) -> str | None:
+    async def own_error(self) -> str | None:
         """Return the reason of its end that the log of this start gives; None for none, and for a server elsewhere."""
-        return None if self.external else own_error(self.log_path, self._log_start)
+        return None if self.external else await asyncio.to_thread(own_error, self.log_path, self._log_start)
 
-    def _last_words(self) -> str:
+    async def _last_words(self) -> str:
         if self.external:
             return ""
-        last = last_line(self.log_path, self._log_start)
-        words = self.own_error() or f"its log names no error and ends with {last!r}"
+        last = await asyncio.to_thread(last_line, self.log_path, self._log_start)
+        words = await self.own_error() or f"its log names no error and ends with {last!r}"
         return f": {words} (log: {self.log_path})"
 
     @property
@@ -340,10 +343,10 @@ class VllmServer:
     async def probe(self) -> str | None:
         """Refresh ``load``. Returns why the server must be replaced, or None; raises on a missed answer."""
         if self.has_ended:
-            return f"{self.name} ended{self._last_words()}"
+            return f"{self.name} ended{await self._last_words()}"
         status, body = await self.request("GET", "/health", timeout_s=PROBE_TIMEOUT_S)
         if status != 200:
-            return f"{self.name}: /health answers {status} {' '.join(body.split())[:200]}{self._last_words()}"
+            return f"{self.name}: /health answers {status} {' '.join(body.split())[:200]}{await self._last_words()}"
         status, body = await self.request("GET", "/metrics", timeout_s=PROBE_TIMEOUT_S)
         if status == 200:
             self.load = parse_load(body)
@@ -381,7 +384,7 @@ class VllmServer:
                     await asyncio.sleep(0.1)
                     continue
                 if reason is not None:
-                    return Fault(reason, cause=self.own_error())
+                    return Fault(reason, cause=await self.own_error())
                 missed, unanswered = 0, None
                 before, tokens = tokens, self.load.generated_tokens + self.load.prompt_tokens
                 if tokens != before or self.load.running == 0:

@@ -63,13 +63,13 @@ class _Record:
         return pause
 
 
-def _fault_of_start(server: VllmServer, error: Exception) -> Fault:
+async def _fault_of_start(server: VllmServer, error: Exception) -> Fault:
     """Return the fault behind an error of a start or a hook. A kill or a broken connection says nothing of the
     cause."""
     hangs = isinstance(error, ServerHangs)
     reason = str(error) or repr(error)
     killed = server.has_ended or (isinstance(error, TRANSPORT_ERRORS) and not hangs)
-    return Fault(reason, hangs, server.own_error() or (None if killed else reason))
+    return Fault(reason, hangs, await server.own_error() or (None if killed else reason))
 
 
 class ServerGroup:
@@ -193,7 +193,7 @@ class ServerGroup:
                 if not first_start.done():
                     first_start.set_exception(error)
                     return
-                fault = _fault_of_start(server, error)
+                fault = await _fault_of_start(server, error)
             server.last_error = fault.reason
             self._set_state(server, "down")
             start_s = (ready_at or time.monotonic()) - started

@@ -32,10 +32,10 @@ class Movement:
 
     async def look(self) -> bool:
         """Look now; returns whether they have moved since the last move that was seen."""
-        if self._pid is None:
+        if (pid := self._pid) is None:
             return False
-        ticks, busy = await asyncio.to_thread(processor_use, self._pid)
-        size = self._log.stat().st_size if self._log is not None and self._log.exists() else 0
+        # The log's size too: it lies where the server writes it, and it is looked at when that may have stalled.
+        (ticks, busy), size = await asyncio.to_thread(lambda: (processor_use(pid), self._log_size()))
         if self._first is None:
             self._first = self._marked = ticks
             self._size = size
@@ -44,6 +44,9 @@ class Movement:
             self._marked, self._size, self._moved_at = ticks, size, time.monotonic()
         self.spent_s = max(self.spent_s, (ticks - self._first) / _TICKS_PER_S)
         return moved
+
+    def _log_size(self) -> int:
+        return self._log.stat().st_size if self._log is not None and self._log.exists() else 0
 
     @property
     def elapsed_s(self) -> float:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from loop_plumbing.http_server import read_agents_json
 from rollout_server.endpoint.messages import BadMessages, check_tools
 from rollout_server.endpoint.wire import MODEL, Answer, ApiError, Asked, Choice, Recalled
 
 MAX_STOPS = 16
+MODEL_CHARACTERS = 200
+"""Of a model's name, which is kept with each answer, and stands in each event of a stream."""
 MAX_CHOICES = 8
 WISHES = (
     "temperature",
@@ -49,7 +51,7 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    model: str = MODEL
+    model: Annotated[str, AfterValidator(lambda name: name[:MODEL_CHARACTERS])] = MODEL
     stream: bool | None = None
     tool_choice: str | dict[str, Any] | None = None
 

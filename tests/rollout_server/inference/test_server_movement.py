@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 from rollout_server.inference.server_movement import Movement
 from support.waiting import wait_until
@@ -53,3 +55,20 @@ async def test_a_log_that_grows_is_a_move_and_what_is_elsewhere_is_not_seen(tmp_
     elsewhere = Movement(None, None)
     assert not await elsewhere.look()
     assert elsewhere.spent_s == 0
+
+
+async def test_a_stalled_file_system_stalls_no_event_loop(tmp_path, monkeypatch):
+    """A server whose log cannot be written does not answer, and is looked at: with its log."""
+    log, stat, threads = tmp_path / "log", Path.stat, []
+
+    def noted(path, **options):
+        if path == log:
+            threads.append(threading.get_ident())
+        return stat(path, **options)
+
+    log.touch()
+    with process("input()") as child:
+        monkeypatch.setattr(Path, "stat", noted)
+        await Movement(child.pid, log).look()
+    assert threads
+    assert threading.get_ident() not in threads

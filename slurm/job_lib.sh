@@ -1,5 +1,9 @@
 # Functions shared by the sbatch scripts. Sourced in the batch script, after site.sh; nothing here runs by itself.
-# shellcheck shell=bash disable=SC2034 # CODE, ENDED and LOGS are read by the scripts that source this
+# shellcheck shell=bash disable=SC2034 # CODE, ENDED, LOGS, OVERRIDES and PART are read by the scripts that source this
+
+# Submitted with --export=NONE, or with a list, a job hands that on to each srun, whose programs then lack even PATH.
+unset SLURM_EXPORT_ENV
+export PATH
 
 # For Slurm's commands. The last task of an array has the array's own number in SLURM_JOB_ID, which stands for all tasks.
 JOB=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
@@ -8,6 +12,52 @@ STEPS=()
 SAVE_BY= # the value of SECONDS by which a save that was asked for must be done; empty: none was asked for
 
 say() { printf '%s %s\n' "$(date '+%F %T')" "$*"; }
+
+# array_words WORD... [-- WORD...]: sets OVERRIDES to the words before --, and in an array the task's own word after it;
+# sets PART to the folder of that task, such as /0-seed-1, else to nothing.
+array_words() {
+    OVERRIDES=() PART=
+    while [ $# -gt 0 ] && [ "$1" != -- ]; do
+        OVERRIDES+=("$1")
+        shift
+    done
+    [ $# -gt 0 ] && shift
+    [ $# -gt 0 ] || [ -n "${SLURM_ARRAY_TASK_ID:-}" ] || return 0
+    if [ "${SLURM_ARRAY_TASK_ID:-$#}" -ge $# ]; then
+        echo "array task ${SLURM_ARRAY_TASK_ID:-none}, but $# words after --: one word for each task, from --array=0 on" >&2
+        exit 64
+    fi
+    # A part of an array is a right way to submit one task again; a list that is longer by mistake is told of.
+    [ "${SLURM_ARRAY_TASK_COUNT:-$#}" -ge $# ] || say "this array has $SLURM_ARRAY_TASK_COUNT of the $# words after --"
+    local words=("$@") chosen name
+    chosen=${words[SLURM_ARRAY_TASK_ID]}
+    OVERRIDES+=("$chosen")
+    name=${chosen##*/} # of a path its last part says enough
+    PART=/$SLURM_ARRAY_TASK_ID-${name//[^A-Za-z0-9._-]/-}
+}
+
+# refuse_keys KEY...: the scripts set these themselves; a word that sets one of them would be followed by half of the job.
+refuse_keys() {
+    local key word
+    for word in "${OVERRIDES[@]}"; do
+        for key in "$@"; do
+            if [ "${word%%=*}" = "$key" ]; then
+                echo "$word: the script sets $key itself; LOOP_RUNS in slurm/site.sh and RUN say where a run lies" >&2
+                exit 64
+            fi
+        done
+    done
+}
+
+# check_time_left SECONDS: refuse a job whose time limit is within what saving takes: it would requeue itself at once.
+check_time_left() {
+    local end left
+    end=$(scontrol -o show job "$JOB" 2>/dev/null | grep -o ' EndTime=[0-9][0-9T:-]*') || return 0
+    left=$(($(date -d "${end#*=}" +%s) - $(date +%s))) || return 0
+    [ "$left" -gt "$1" ] && return
+    say "the time limit leaves $left s, and saving may take $1: give sbatch more --time, or lower LOOP_SAVE_TIMEOUT and --signal"
+    exit 64
+}
 
 # begin_attempt FOLDER: a log folder for this start of the job under FOLDER; sets ATTEMPT and LOGS.
 begin_attempt() {
@@ -19,16 +69,51 @@ begin_attempt() {
     }
 }
 
+# hold_folder FOLDER: one job at a time uses FOLDER. Another job, or a run that somebody started by hand, is named, and
+# this job ends with 64 before it has touched anything. An earlier attempt of this job may live on, on a node that Slurm
+# does not hear any more: it is waited for, and then this job is requeued.
+hold_folder() {
+    local lock
+    exec 9>>"$1/job.lock" # until this script ends; the steps do not inherit it
+    wait_for_lock "$1/job.lock" 9
+    for lock in "$1/run.lock" "$1"/node*/node.lock; do # the recipe's own, and those of its rollout nodes
+        [ -e "$lock" ] && wait_for_lock "$lock" "$lock"
+    done
+    echo "job $JOB, attempt $ATTEMPT on $(hostname), since $(date '+%F %T')" >"$1/job.lock"
+}
+
+# wait_for_lock FILE TARGET: see hold_folder; TARGET is what flock takes: the file, or a descriptor that holds its lock then.
+wait_for_lock() {
+    local holder
+    is_free "$2" 0 && return
+    holder=$(head -n 1 "$1")
+    if [ "$ATTEMPT" -eq 0 ] || { [ "$2" = 9 ] && [ "${holder%%,*}" != "job $JOB" ]; }; then
+        say "${1%/*} is in use (${holder:-$1 is locked}): wait for its end, stop it, or choose another RUN"
+        exit 64
+    fi
+    say "an earlier attempt of this job lives on ($holder); waiting for its end"
+    is_free "$2" "$LOOP_LOST_NODE_TIMEOUT" || requeue
+}
+
+# is_free TARGET SECONDS: fails if somebody holds the lock then. Where the file system has none, nobody does.
+is_free() {
+    local command=()
+    [ "$1" = 9 ] || command=(true)
+    flock --wait "$2" --conflict-exit-code 9 "$1" "${command[@]}" 2>/dev/null
+    [ $? -ne 9 ]
+}
+
 # start_step NAME HOSTS LOG COMMAND...: run COMMAND on each of HOSTS (a,b) as a named background step; sets STEP_PID (srun's).
 start_step() {
     local name=$1 hosts=$2 log=$3 commas=${2//[^,]/}
     local count=$((${#commas} + 1))
     shift 3
     # --overlap: without it a second step on a node that is in use waits until the first ends.
+    # USR1 is the batch script's: one that reaches the steps too (scancel -s USR1 without -b) must not end them.
     # shellcheck disable=SC2016 # the inner shell expands these, on the node
     srun --job-name="$name" --nodes="$count" --ntasks="$count" --nodelist="$hosts" --overlap --cpu-bind=none \
         --cpus-per-task="${SLURM_CPUS_ON_NODE:-1}" --output="$log" --error="$log" --open-mode=append --kill-on-bad-exit=1 \
-        bash -c '. "$LOOP_SLURM_DIR/site.sh"; loop_activate; cd "$LOOP_HOME" && exec "$@"' step "$@" &
+        bash -c 'trap "" USR1; . "$LOOP_SLURM_DIR/site.sh"; loop_activate; cd "$LOOP_HOME" && exec "$@"' step "$@" 9>&- &
     STEP_PID=$!
     STEPS+=("$name:$STEP_PID")
 }
@@ -40,7 +125,8 @@ step_id() { squeue -h -s -j "$JOB" -o '%i %j' | awk -v name="$1" '$2 == name {pr
 signal_step() {
     local id
     id=$(step_id "$2")
-    [ -n "$id" ] && scancel --signal="$1" "$id"
+    # Slurm tells of each node without that step, which is no reason for anything.
+    [ -n "$id" ] && scancel --signal="$1" "$id" 2> >(grep -v 'Invalid job id specified' >&2)
 }
 
 # stop_steps: TERM to every step that still runs, last started first, and wait; KILL after 60 s.
@@ -99,17 +185,40 @@ wait_ready() {
     say "rollout node ready at $url"
 }
 
-# requeue: put this job back into the queue, at most LOOP_MAX_REQUEUES times; does not return.
+# ask_controller WORD...: scontrol, asked again for up to LOOP_CONTROLLER_TIMEOUT s while the controller is away (a
+# restart, a failover, an upgrade). Prints its answer.
+ask_controller() {
+    local said code deadline=$((SECONDS + LOOP_CONTROLLER_TIMEOUT))
+    while :; do
+        said=$(scontrol "$@" 2>&1)
+        code=$?
+        [ "$code" -ne 0 ] && [ "$SECONDS" -lt "$deadline" ] || break
+        case $said in
+            *'nable to contact'* | *'timed out'* | *'Connection refused'* | *'ero Bytes'*) ;;
+            *) break ;;
+        esac
+        say "the controller is away, asking it again: $said" >&2
+        sleep 10
+    done
+    printf '%s\n' "$said"
+    return "$code"
+}
+
+# requeue: put this job back into the queue, at most LOOP_MAX_REQUEUES times; does not return. What Slurm requeues by
+# itself (a node that died, a preemption that sends no signal here) is not counted.
 # Exit 75 (not finished, nothing lost) when it may not, so that no job waiting for this one takes it for done.
 requeue() {
-    if [ "$ATTEMPT" -ge "$LOOP_MAX_REQUEUES" ]; then
-        say "requeued $ATTEMPT times already (LOOP_MAX_REQUEUES=$LOOP_MAX_REQUEUES): submit the same line again to go on"
+    local own=${LOGS%/*}/requeues said times=0
+    [ -e "$own" ] && times=$(wc -l <"$own")
+    if [ "$times" -ge "$LOOP_MAX_REQUEUES" ]; then
+        say "requeued $times times already (LOOP_MAX_REQUEUES=$LOOP_MAX_REQUEUES): submit the same line again to go on"
         exit 75
     fi
     say "requeueing"
     trap '' TERM # requeueing sends TERM to this script too
-    if ! scontrol requeue "$JOB"; then
-        say "this cluster refuses to requeue: submit the same line again to go on"
+    echo "$(date '+%F %T') attempt $ATTEMPT" >>"$own"
+    if ! said=$(ask_controller requeue "$JOB"); then
+        say "this cluster refuses to requeue ($said): submit the same line again to go on"
         exit 75
     fi
     sleep 60
@@ -119,7 +228,7 @@ requeue() {
 # end_job CODE: exit with CODE. A job that is being preempted requeues instead: in its grace time Slurm sends TERM to the
 # steps, but not to this script, so a step that ended says nothing about the run.
 end_job() {
-    if scontrol -o show job "$JOB" | grep -q ' PreemptTime=[0-9]'; then
+    if ask_controller -o show job "$JOB" | grep -q ' PreemptTime=[0-9]'; then
         say "the job is being preempted"
         requeue
     fi
@@ -133,7 +242,7 @@ preflight() {
     for host in "$@"; do
         srun --job-name="preflight" --nodes=1 --ntasks=1 --nodelist="$host" --overlap --cpu-bind=none \
             --output="$LOGS/preflight-$host.log" --error="$LOGS/preflight-$host.log" \
-            timeout --kill-after=5 "$LOOP_PREFLIGHT_TIMEOUT" bash "$LOOP_SLURM_DIR/preflight.sh" "$folder" &
+            timeout --kill-after=5 "$LOOP_PREFLIGHT_TIMEOUT" bash "$LOOP_SLURM_DIR/preflight.sh" "$folder" 9>&- &
         pids+=($!)
     done
     for host in "$@"; do

@@ -13,7 +13,7 @@
 # Port of the rollout node, and that on which trainers of several nodes meet; one on a single node takes a free one.
 : "${LOOP_NODE_PORT:=8700}"
 : "${LOOP_TRAINER_PORT:=29500}"
-# How often a job may requeue itself (USR1, sent before the time limit).
+# How often a job may requeue itself (USR1, sent before the time limit); what Slurm requeues by itself is not counted.
 : "${LOOP_MAX_REQUEUES:=20}"
 # Seconds a node has for its preflight: importing torch and vLLM from a cold shared file system can take minutes.
 : "${LOOP_PREFLIGHT_TIMEOUT:=300}"
@@ -25,7 +25,16 @@
 # an hour needs both lower: LOOP_SAVE_TIMEOUT=240 and --signal=B:USR1@360.
 : "${LOOP_SAVE_TIMEOUT:=1200}"
 
-# Runs inside every job step, on every node: modules, container hooks, the environment.
+# Seconds for which a controller that is away (a restart, a failover, an upgrade) is asked again.
+: "${LOOP_CONTROLLER_TIMEOUT:=900}"
+# Seconds for which a requeued job waits for its earlier attempt, if that lives on a node which Slurm does not hear any more.
+# At least the cluster's SlurmdTimeout.
+: "${LOOP_LOST_NODE_TIMEOUT:=300}"
+
+# Runs inside every job step, on every node: modules, the environment. It cannot put the rest of a step into a container.
+# For one, put programs called python, loop and tune into a folder of your own, and that first in PATH. Each has the lines
+#   #!/bin/sh
+#   exec apptainer exec --nv --bind "$LOOP_HOME" IMAGE.sif "$LOOP_HOME/.venv/bin/$(basename "$0")" "$@"
 loop_activate() {
     # module load cuda/13.0
     export PATH="$LOOP_HOME/.venv/bin:$PATH"
@@ -33,4 +42,4 @@ loop_activate() {
 }
 
 export LOOP_HOME LOOP_RUNS LOOP_GPUS_PER_NODE LOOP_TRAINER_NODES LOOP_NODE_PORT LOOP_TRAINER_PORT LOOP_MAX_REQUEUES
-export LOOP_PREFLIGHT_TIMEOUT LOOP_READY_TIMEOUT LOOP_SAVE_TIMEOUT
+export LOOP_PREFLIGHT_TIMEOUT LOOP_READY_TIMEOUT LOOP_SAVE_TIMEOUT LOOP_CONTROLLER_TIMEOUT LOOP_LOST_NODE_TIMEOUT

@@ -1,8 +1,12 @@
 """What the sbatch scripts decide on one machine, and that their deadlines fit; tests/integration/ has whole jobs."""
 
+import contextlib
+import fcntl
 import os
 import re
+import shlex
 import subprocess
+import sys
 import sysconfig
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -35,6 +39,7 @@ def programs(tmp_path, monkeypatch):
 def job(script: str, **environment: str) -> subprocess.CompletedProcess:
     """Run lines of a batch script, after those that every script begins with."""
     begin = '. "$LOOP_SLURM_DIR/site.sh"; . "$LOOP_SLURM_DIR/job_lib.sh"; set -uo pipefail; ATTEMPT=0\n'
+    begin += 'LOGS=$LOOP_HOME/logs/attempt-0; mkdir -p "$LOGS"\n'
     return batch("-c", begin + script, **environment)
 
 
@@ -170,8 +175,9 @@ def test_the_last_nodes_train_as_one_job_and_the_others_sample(programs, tmp_pat
     assert sorted(re.findall(r"--nodelist=(\S+)", line) for line in said) == on
     (trainer,) = [line for line in said if "--job-name=trainer" in line]
     assert f"--nodes={trainers} --ntasks={trainers} " in trainer
+    alone = "--standalone --nnodes 1 --local_addr 127.0.0.1 --nproc_per_node 1 loop_appworld"
     meets = "--nnodes 2 --rdzv-backend c10d --rdzv-endpoint b:29500 --rdzv-id 7-0 --nproc_per_node 1 loop_appworld"
-    assert (meets if trainers == "2" else "--standalone --nnodes 1 --nproc_per_node 1 loop_appworld") in trainer
+    assert (meets if trainers == "2" else alone) in trainer
 
 
 @pytest.mark.parametrize(("nodes", "trainers"), [("a", "2"), ("a b", "2")])
@@ -195,3 +201,191 @@ def test_the_owner_of_a_training_job_can_know_its_token(programs, monkeypatch, t
     else:
         assert used.read_text() == file.read_text() > "\n"
         assert file.stat().st_mode & 0o777 == 0o600
+
+
+def srun(first: str = "") -> str:
+    """Steps that end well, but for rollout nodes, which run until they are told to stop."""
+    node = 'echo $$ >>"$LOOP_HOME/pids"; exec /bin/sleep 600'
+    return f'{first}\ncase "$*" in *--job-name=rollout*) {node} ;; esac'
+
+
+def scontrol(show: str = "JobId=7 PreemptTime=None", requeue: str = ":") -> str:
+    return f'case "$*" in *hostnames*) echo node ;; requeue*) {requeue} ;; *) echo {show} ;; esac'
+
+
+CLUSTER = {
+    "srun": srun(),
+    "scontrol": scontrol(),
+    "squeue": "echo 7.1 rollout-0",
+    "scancel": 'kill $(cat "$LOOP_HOME/pids")',
+    "curl": "",
+    "sleep": "/bin/sleep 0.01",
+}
+TRAIN, EVAL = SLURM / "train_loop.sbatch", SLURM / "eval.sbatch"
+
+
+@contextlib.contextmanager
+def held(lock: Path, holder: str):
+    """The lock, held by somebody else; ``holder`` is its line."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        lock.write_text(f"{holder}\n")
+        yield
+
+
+@pytest.mark.parametrize("lock", ["job.lock", "run.lock", "node/node.lock", "node-2/node.lock"])
+def test_a_second_job_on_a_run_is_refused_before_it_touches_anything(programs, tmp_path, lock):
+    """Whoever asked the first to stop is not overheard, and no step is started."""
+    started, run = tmp_path / "started", tmp_path / "runs/run"
+    programs(**{**CLUSTER, "srun": srun(f"touch {started}")})
+    with held(run / lock, "job 6, attempt 0 on other, since yesterday"):
+        (run / "stop").touch()
+        done = batch(TRAIN, "run", "config", LOOP_GPUS_PER_NODE="0")
+        assert (done.returncode, started.exists(), (run / "stop").exists()) == (64, False, True)
+    assert "is in use (job 6, attempt 0 on other, since yesterday): wait for its end, stop it, or" in done.stdout
+    assert batch(TRAIN, "run", "config", LOOP_GPUS_PER_NODE="0").returncode == 0
+
+
+def test_a_second_evaluation_into_a_folder_is_refused(programs, tmp_path):
+    programs(**CLUSTER)
+    with held(tmp_path / "runs/run/evaluation/job.lock", "job 6"):
+        assert batch(EVAL, "run", "config").returncode == 64
+        assert batch(EVAL, "other", "config").returncode == 0
+    assert batch(EVAL, "run", "config").returncode == 0
+
+
+@pytest.mark.parametrize(("lock", "holder"), [("node/node.lock", "rollout-server"), ("job.lock", "job 7, attempt 0")])
+def test_an_earlier_attempt_that_lives_on_is_waited_for_and_then_the_job_requeued(programs, tmp_path, lock, holder):
+    """Slurm does not hear its node any more, while its programs and its storage live on."""
+    requeued, options = tmp_path / "requeued", {"SLURM_RESTART_COUNT": "1", "LOOP_LOST_NODE_TIMEOUT": "0"}
+    programs(**{**CLUSTER, "scontrol": scontrol(requeue=f"touch {requeued}")})
+    with held(tmp_path / "runs/run" / lock, holder):
+        done = batch(TRAIN, "run", "config", LOOP_GPUS_PER_NODE="0", **options)
+    assert (done.returncode, requeued.exists()) == (0, True)
+    assert f"an earlier attempt of this job lives on ({holder}); waiting for its end" in done.stdout
+    requeued.unlink()
+    assert batch(TRAIN, "run", "config", LOOP_GPUS_PER_NODE="0", **options).returncode == 0
+    assert not requeued.exists()
+
+
+def test_another_jobs_lock_is_refused_by_a_requeued_job_too(programs, tmp_path):
+    programs(**CLUSTER)
+    with held(tmp_path / "runs/run/job.lock", "job 6, attempt 0"):
+        done = batch(TRAIN, "run", "config", LOOP_GPUS_PER_NODE="0", SLURM_RESTART_COUNT="1")
+    assert done.returncode == 64
+
+
+def test_a_usr1_before_the_trainer_runs_asks_nobody_to_save(programs, tmp_path):
+    """While its node starts a job has nothing to save, and the stop file may be read by another."""
+    requeued, run = tmp_path / "requeued", tmp_path / "runs/run"
+    asked = {"scontrol": scontrol(requeue=f"touch {requeued}"), "curl": "kill -USR1 $PPID; exit 1"}
+    programs(**{**CLUSTER, **asked})
+    done = batch(TRAIN, "run", "config", LOOP_GPUS_PER_NODE="0")
+    assert (done.returncode, requeued.exists(), (run / "stop").exists()) == (0, True, False), done.stdout
+    assert "there is nothing to save yet" in done.stdout
+
+
+AWAY = "Unable to contact slurm controller (connect failure)"
+
+
+def test_a_controller_that_is_away_is_asked_again(programs, tmp_path):
+    tries = tmp_path / "tries"
+    answer = f'echo x >>{tries}; [ "$(wc -l <{tries})" -gt 5 ] || {{ echo "{AWAY}" >&2; exit 1; }}'
+    programs(scontrol=answer, sleep="")
+    assert job("requeue").returncode == 0
+    assert len(tries.read_text().splitlines()) == 6
+
+
+@pytest.mark.parametrize(("said", "timeout"), [(AWAY, "0"), ("Requeue of this job is disabled", "900")])
+def test_a_requeue_that_is_refused_says_with_which_words(programs, said, timeout):
+    programs(scontrol=f'echo "{said}" >&2; exit 1', sleep="")
+    done = job("requeue", LOOP_CONTROLLER_TIMEOUT=timeout)
+    assert done.returncode == 75
+    assert f"this cluster refuses to requeue ({said}): submit the same line again" in done.stdout
+
+
+def test_only_a_jobs_own_requeues_are_counted(programs):
+    programs(scontrol="", sleep="")
+    for _ in range(2):
+        assert job("requeue", LOOP_MAX_REQUEUES="2", SLURM_RESTART_COUNT="9").returncode == 0
+    done = job("requeue", LOOP_MAX_REQUEUES="2")
+    assert (done.returncode, "requeued 2 times already" in done.stdout) == (75, True)
+
+
+@pytest.mark.parametrize("exported", ["NONE", "VAR=1"])
+def test_a_submission_without_the_submitters_environment_reaches_the_steps_whole(programs, tmp_path, exported):
+    seen = tmp_path / "seen"
+    programs(**{**CLUSTER, "srun": srun(f'echo "${{SLURM_EXPORT_ENV-none}} $PATH" >>{seen}')})
+    assert batch(TRAIN, "run", "config", LOOP_GPUS_PER_NODE="0", SLURM_EXPORT_ENV=exported).returncode == 0
+    assert {line.split()[0] for line in seen.read_text().splitlines()} == {"none"}
+    assert all("/.venv/bin" in line for line in seen.read_text().splitlines())
+
+
+def test_usr1_ends_no_step(programs, tmp_path):
+    """``scancel -s USR1`` without ``-b`` reaches the steps as well."""
+    (tmp_path / "out").touch()
+    programs(srun='while [ "$1" != bash ]; do shift; done; exec "$@"')
+    program = "import os, signal; os.kill(os.getpid(), signal.SIGUSR1); print('lives')"
+    assert "lives" in job(f"start_step s node log {sys.executable} -c {shlex.quote(program)}; wait").stdout
+
+
+@pytest.mark.parametrize("script", [TRAIN, EVAL])
+def test_a_submission_from_elsewhere_is_one_line(programs, tmp_path, monkeypatch, script):
+    programs(**CLUSTER)
+    monkeypatch.delenv("LOOP_SLURM_DIR")
+    done = batch(script, "run", "config", SLURM_SUBMIT_DIR=str(tmp_path))
+    assert done.returncode == 64
+    assert done.stderr.splitlines() == [
+        f"there is no {tmp_path}/slurm/site.sh: submit from the checkout, or set LOOP_SLURM_DIR to its folder slurm"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("script", "word"),
+    [(TRAIN, f"{key}=x") for key in ("output_dir", "resume_from_checkpoint", "rollout_node.url", "rollout_node.launch")]
+    + [(EVAL, f"{key}=x") for key in ("output_dir", "run", "node.port")],
+)
+@pytest.mark.parametrize("of_a_task", [False, True])
+def test_keys_that_the_script_sets_are_refused(programs, tmp_path, script, word, of_a_task):
+    programs(**CLUSTER)
+    words = ["seed=1", "--", word] if of_a_task else ["seed=1", word]
+    done = batch(script, "run", "config", *words, **({"SLURM_ARRAY_TASK_ID": "0"} if of_a_task else {}))
+    assert done.returncode == 64
+    assert done.stderr.startswith(f"{word}: the script sets {word.partition('=')[0]} itself")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("script", [TRAIN, EVAL])
+def test_an_array_gives_each_task_its_word_and_its_folder(programs, tmp_path, script):
+    steps = tmp_path / "steps"
+    programs(**{**CLUSTER, "srun": srun(f'echo "$*" >>{steps}')})
+    words = ["run", "config", "lr=1", "--", "seed=1", "seed=2"]
+    array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1", "LOOP_GPUS_PER_NODE": "0"}
+    assert batch(script, *words, **array, SLURM_ARRAY_TASK_COUNT="2").returncode == 0
+    folder = tmp_path / "runs/run" / ("1-seed-2" if script == TRAIN else "evaluation/1-seed-2")
+    assert (folder / "logs").is_dir()
+    said = [line for line in steps.read_text().splitlines() if "output_dir" in line]
+    assert said
+    assert all(f"output_dir={folder} " in line and " lr=1 seed=2" in line for line in said)
+    for wrong in ({"SLURM_ARRAY_TASK_ID": "2"}, {"SLURM_ARRAY_TASK_ID": ""}):
+        assert batch(script, *words, **{**array, **wrong}).returncode == 64
+    assert batch(script, "run", "config", **array).returncode == 64
+    part = batch(script, *words, **array, SLURM_ARRAY_TASK_COUNT="1")
+    assert (part.returncode, "this array has 1 of the 2 words after --" in part.stdout) == (0, True)
+
+
+@pytest.mark.parametrize(("minutes", "code"), [(20, 64), (24 * 60, 0)])
+def test_a_time_limit_that_leaves_no_time_to_save_is_refused(programs, minutes, code):
+    end = f'$(date -d "+{minutes} minutes" +%Y-%m-%dT%H:%M:%S)'
+    programs(**{**CLUSTER, "scontrol": scontrol(f"JobId=7 StartTime=x EndTime={end} Deadline=N/A")})
+    done = batch(TRAIN, "run", "config", LOOP_GPUS_PER_NODE="0")
+    assert done.returncode == code
+    assert ("and saving may take 1320: give sbatch more --time" in done.stdout) == (code == 64)
+
+
+def test_what_slurm_tells_of_nodes_without_a_step_is_no_reason(programs):
+    noise = "scancel: error: Kill job error on job step id 7.1: Invalid job id specified"
+    programs(squeue="echo 7.1 trainer", scancel=f'echo "{noise}" >&2; echo "another error" >&2; exit 1')
+    done = job("signal_step TERM trainer; sleep 0.2")
+    assert done.stderr.splitlines() == ["another error"]

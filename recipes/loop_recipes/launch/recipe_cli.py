@@ -12,7 +12,7 @@ from loop_recipes.config.arguments import config_parser
 from loop_recipes.config.files import compose, config_name
 from loop_recipes.launch import own_task
 from loop_recipes.methods.resumable import exit_status
-from loop_recipes.methods.steps import StepFailed, tune
+from loop_recipes.methods.steps import StepFailed, on_ranks, tune
 
 
 def train(arguments: Sequence[str]) -> int | None:
@@ -71,7 +71,7 @@ def _recipe_parser(verb: str, description: str | None) -> argparse.ArgumentParse
 def _become(program: str, recipe: str, options: argparse.Namespace, ranks: int | None) -> None:
     """Replace this process by `tune run`; a mistake in the command line is said before torch is loaded."""
     name = config_name(options.config, recipe)
-    launcher = [] if ranks is None else ["--nproc_per_node", str(ranks)]
+    launcher = [] if ranks is None else on_ranks(ranks)
     command = tune("run", *launcher, recipe, "--config", name, *options.overrides)
     try:
         compose(name, options.overrides, recipe)

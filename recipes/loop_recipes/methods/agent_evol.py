@@ -26,7 +26,7 @@ from loop_recipes.config.sft_config import read_sft_config
 from loop_recipes.methods.resumable import exit_status
 from loop_recipes.methods.rft.collect_solved import SOLVED
 from loop_recipes.methods.rft.solved import check_budget
-from loop_recipes.methods.steps import StepFailed, Steps, module, newest_policy, tune
+from loop_recipes.methods.steps import StepFailed, Steps, module, newest_policy, on_ranks, tune
 
 OF_A_ROUND = ("output_dir", "seed")
 """Keys whose values differ from round to round."""
@@ -72,7 +72,7 @@ class AgentEvol:
 
     def train(self, folder: Path, logs: Sequence[Path]) -> list[str]:
         """The command that trains on ``logs``, and goes on where it was stopped."""
-        ranks = ["--nproc_per_node", str(self.ranks)] if self.ranks > 1 else []
+        ranks = on_ranks(self.ranks) if self.ranks > 1 else []
         command = tune("run", *ranks, "sft_appworld", "--config", self.training, *self.learning)
         names = ",".join(map(str, logs))
         return [*command, f"output_dir={folder}", f"rollouts.logs=[{names}]", "resume_from_checkpoint=True"]

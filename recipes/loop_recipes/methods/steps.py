@@ -26,6 +26,12 @@ class StepFailed(RuntimeError):
     """A command ended otherwise than well; the message is one line for the user."""
 
 
+def on_ranks(count: int) -> list[str]:
+    """Return the words with which `tune run` starts so many ranks on this machine. They meet on loopback: the machine's
+    own name need not resolve, as in a container or on a laptop."""
+    return ["--standalone", "--local_addr", "127.0.0.1", "--nproc_per_node", str(count)]
+
+
 def tune(*words: str) -> list[str]:
     """The command ``tune`` of this interpreter's environment."""
     return [str(Path(sys.executable).with_name("tune")), *words]

@@ -402,8 +402,7 @@ async def test_a_step_that_waits_for_the_one_that_ends_the_episode_is_refused_as
 
 
 async def test_a_call_that_is_refused_while_another_is_sampled_leaves_the_number_of_that_one(opened, monkeypatch):
-    """Two calls of one number would have one seed, and one id."""
-    monkeypatch.setattr(session_module, "ENCODED_AT_ONCE", 0)
+    """Two calls of one number would have one seed, and one id. The long one is read beside the loop."""
     encoding, may_encode = asyncio.Event(), threading.Event()
     overfill, loop = opened.session._tokens.overfill, asyncio.get_running_loop()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
+import os
 import socket
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -40,6 +41,7 @@ class Calls:
         self._deadline_s = deadline_s
         self._judge = judge
         self._instance: Any = instance
+        self._imported_in = os.getcwd()
         self._solving: Solving | None = None
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,11 +52,20 @@ class Calls:
         except WrongArguments as error:
             return {"wrong": str(error)}
         except (ToolError, deadline.Raised, ValueError) as error:
-            return {"raised": str(error), "place": getattr(error, "place", "")}
+            return {"raised": f"{error}{self._cure(error)}", "place": getattr(error, "place", "")}
         except deadline.DeadlinePassed as error:
             return {"late": str(error)}
         except EnvironmentCrashed as error:
             return {"crashed": str(error)}
+
+    def _cure(self, error: Exception) -> str:
+        """Return a hint for a relative path that leads to a file from where the module was imported."""
+        missing = error.__cause__
+        if not isinstance(missing, FileNotFoundError) or not isinstance(missing.filename, str):
+            return ""
+        if os.path.isabs(missing.filename) or not os.path.exists(os.path.join(self._imported_in, missing.filename)):
+            return ""
+        return " (an episode has a folder of its own: begin the path with Path(__file__).parent)"
 
     def digests(self) -> dict[str, str]:
         """A digest for each task."""

@@ -615,3 +615,14 @@ async def test_a_class_that_draws_its_tasks_is_refused(one):
     source = COUNTER.replace('"target": n}', '"target": random.random()}').replace("import os", "import os, random")
     with pytest.raises(EnvironmentCrashed, match="the first is 'count0_1'; draw them with a fixed seed"):
         await one(source)
+
+
+async def test_a_relative_path_of_the_working_folder_is_told_the_cure(one, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words.txt").write_text("a\n")
+    source = COUNTER.replace("        self.value += amount", "        open('words.txt')\n        self.value += amount")
+    environment = await (await one(source)).acquire("first")
+    await environment.start("count1_1")
+    seen = await observed(environment, "add", amount=1)
+    assert "'words.txt' (an episode has a folder of its own: begin the path with Path(__file__).parent)" in seen
+    await environment.close()

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from support.slurm_cluster import NODES, SlurmCluster, missing_for_cluster
 from support.small_jobs import CHECKOUT, SMALL, metrics
 from support.two_networks import inside
 
-pytestmark = [pytest.mark.integration, pytest.mark.slurm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.slurm, pytest.mark.timeout(2000)]
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 SMALL_EVALUATION = (
     "policies=[{name: after, adapter: '${run}'}]",
@@ -54,7 +55,7 @@ class Jobs:
                 "LOOP_SLURM_DIR": str(CHECKOUT / "slurm"),
                 "LOOP_RUNS": str(self.folder / "runs"),
                 "LOOP_GPUS_PER_NODE": "0",
-                "LOOP_READY_TIMEOUT": "300",
+                "LOOP_READY_TIMEOUT": "900",
                 "OMP_NUM_THREADS": "1",
                 **env,
             },
@@ -67,12 +68,12 @@ class Jobs:
         words = (run, "loop_appworld/tiny_cpu", *SMALL, *overrides)
         return self.submit("train_loop.sbatch", *words, options=options, **env), self.folder / "runs" / run
 
-    def end(self, job: str, timeout: float = 400) -> tuple[str, int]:
+    def end(self, job: str, timeout: float = 900) -> tuple[str, int]:
         """Wait for a job; returns its state and exit code."""
         fields = self.cluster.wait_for(job, *ENDED, timeout=timeout)
         return fields["JobState"], int(fields["ExitCode"].split(":")[0])
 
-    def until(self, condition: Callable[[], object], job: str, timeout: float = 400) -> None:
+    def until(self, condition: Callable[[], object], job: str, timeout: float = 900) -> None:
         """Wait for a condition on a job that still runs."""
         deadline = time.monotonic() + timeout
         while not condition():
@@ -159,10 +160,20 @@ def test_a_job_ends_normally_with_its_logs_where_the_docs_say(undisturbed):
     assert (undisturbed / "policies/policy-v0003/adapter_model.safetensors").is_file()
 
 
+def wait_for_port(node: str, port: int) -> None:
+    """Return once something listens on the node's port: at a high load the preflight would be there first."""
+    probe = f"import socket; socket.create_connection(('127.0.0.1', {port})).close()"
+    deadline = time.monotonic() + 300
+    while subprocess.run(inside(node, sys.executable, "-c", probe), capture_output=True).returncode:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
 def test_a_bad_node_is_named_before_anything_starts(jobs):
     # Something on the second node holds the rollout node's port.
     taken = subprocess.Popen(inside(NODES[1], "python3", "-m", "http.server", "8700"), stderr=subprocess.DEVNULL)
     try:
+        wait_for_port(NODES[1], 8700)
         job, run = jobs.train("preflight")
         assert jobs.end(job) == ("FAILED", 69), jobs.logs()
     finally:
@@ -309,9 +320,11 @@ def test_scancel_leaves_nothing_behind_and_the_same_line_goes_on(jobs, cluster):
 
 def test_the_time_limit_without_a_warning_leaves_nothing_behind(jobs):
     # CONT in place of USR1 is no warning. Slurm looks at limits once in a while, and counts in minutes.
-    job, run = jobs.train("limit", "max_iterations=1000", options=("--time=2", "--signal=B:CONT@10"))
+    job, run = jobs.train(
+        "limit", "max_iterations=1000", options=("--time=4", "--signal=B:CONT@10"), LOOP_SAVE_TIMEOUT="60"
+    )
     jobs.until(lambda: list(run.glob("logs/*/attempt-0/rollout_node-0.log")), job)
-    assert jobs.end(job, timeout=300)[0] == "TIMEOUT", jobs.logs()
+    assert jobs.end(job, timeout=420)[0] == "TIMEOUT", jobs.logs()
 
 
 def _submitter() -> str:

@@ -138,12 +138,10 @@ def compare_cells(scored: Sequence[ScoredCell], protocol: Protocol) -> list[Comp
 
 def best_policy(scored: Sequence[ScoredCell]) -> str | None:
     """Name of the policy with the highest score, then group score, then the earlier one, under the first way of
-    sampling.
-
-    None where there is nothing to choose among.
+    sampling; one policy is the best of one. None where none was scored.
     """
     first = [item for item in scored if item.cell.sampling == scored[0].cell.sampling]
-    if len(first) < 2:
+    if not first:
         return None
     return max(first, key=lambda item: (item.score.tgc.mean, item.score.sgc.mean)).cell.policy.name
 
@@ -213,7 +211,7 @@ def markdown(protocol: Protocol, scored: Sequence[ScoredCell], comparisons: Sequ
         lines += ["", "## By environment and group", "", "Success in percent and reward, each with its interval.", ""]
         lines += _table_rows(["policy", "sampling", *SCORE_COLUMNS], _group_rows(scored))
     best = best_policy(scored)
-    if best is not None:
+    if best is not None and len({item.cell.policy.name for item in scored}) > 1:
         lines += ["", f"Best policy ({scored[0].cell.sampling.label}): **{best}**."]
     if comparisons:
         lines += [

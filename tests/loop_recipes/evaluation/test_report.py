@@ -15,6 +15,7 @@ from loop_recipes.evaluation.compare_cli import main as compare_evals
 from loop_recipes.evaluation.config import PolicyUnderTest, SamplingConfig
 from loop_recipes.evaluation.report import (
     Protocol,
+    best_policy,
     compare_cells,
     read_report,
     score_cells,
@@ -125,3 +126,11 @@ def test_another_environment_has_its_own_words_and_figures(tmp_path):
     assert "wins in %" in shown
     for word in ("TGC", "SGC", "scenario", "appendix", "show_api_doc", "Behaviour"):
         assert word not in text + shown
+
+
+def test_one_policy_is_the_best_of_one():
+    """A run of fewer versions than are chosen among on dev has one, and it is scored on the test splits."""
+    cell = SimpleNamespace(sampling=SAMPLINGS["T=0"], policy=SimpleNamespace(name="at-policy-v0000"))
+    score = SimpleNamespace(tgc=SimpleNamespace(mean=10.0), sgc=SimpleNamespace(mean=0.0))
+    assert best_policy([SimpleNamespace(cell=cell, score=score)]) == "at-policy-v0000"
+    assert best_policy([]) is None

@@ -10,6 +10,7 @@ from typing import Any
 
 from model_families import llama, mistral, qwen2, qwen3
 from model_families.family import Family, Rope, read_rope
+from model_families.weight_names import EMBEDDING, HEAD
 
 FAMILIES = {each.FAMILY.architecture: each.FAMILY for each in (qwen2, qwen3, llama, mistral)}
 """What can be served and trained, by its name in config.json."""
@@ -41,37 +42,13 @@ def model_digest(folder: str | Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def weight_files(folder: str | Path) -> list[Path]:
-    """The files of a model's weights: the parts that an index names, or the one file, safetensors before ``.bin``.
-
-    Raises:
-        ValueError: there are none, an index cannot be read, or a part that it names is missing.
-    """
-    folder = Path(folder)
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        index = folder / f"{name}.index.json"
-        if index.is_file():
-            return _parts(index)
-        if (folder / name).is_file():
-            return [folder / name]
-    raise ValueError(f"{folder} holds no weights: neither model.safetensors nor pytorch_model.bin, nor an index of one")
-
-
-def _parts(index: Path) -> list[Path]:
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        parts = [index.parent / name for name in names]
-    except (OSError, AttributeError, TypeError, KeyError, ValueError, RecursionError) as error:
-        raise ValueError(f"{index} cannot be read as an index of weights: {error!r}") from error
-    for part in parts:
-        if not part.is_file():
-            raise ValueError(f"{part} does not exist; {index.name} names it: download all of the model")
-    return parts
-
-
 @dataclass(frozen=True)
 class BaseModel:
-    """A decoder, described; ``feed_forward`` is the inner width of the MLP, ``tied``: the embedding is the head too."""
+    """A decoder, described.
+
+    ``feed_forward`` is the inner width of the MLP, ``tied``: the embedding is the head too. ``positions`` are as many
+    as it attends over: a context that a sliding window does not cut is as without one.
+    """
 
     layers: int
     width: int
@@ -85,6 +62,8 @@ class BaseModel:
     positions: int
     norm_eps: float
     rope: Rope
+    blanks: tuple[str, ...] = ()
+    """Keys of config.json that say nothing and that vLLM would take for settings."""
 
     @classmethod
     def read(cls, folder: str | Path) -> BaseModel:
@@ -116,6 +95,7 @@ class BaseModel:
     def _described(cls, config: dict[str, Any], family: Family) -> BaseModel:
         width, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
         positions, rope = int(config.get("max_position_embeddings") or family.positions), read_rope(config)
+        positions, window = max(positions, rope.positions), family.window_of(config)
         return cls(
             layers=int(config["num_hidden_layers"]),
             width=width,
@@ -126,9 +106,10 @@ class BaseModel:
             vocabulary=int(config["vocab_size"]),
             tied=bool(config.get("tie_word_embeddings")),
             family=family,
-            positions=max(positions, rope.positions),
+            positions=positions if window is None else min(positions, window),
             norm_eps=float(config.get("rms_norm_eps") or 1e-6),
             rope=rope,
+            blanks=tuple(key for key in ("quantization_config",) if config.get(key) == {}),
         )
 
     @property
@@ -144,6 +125,23 @@ class BaseModel:
             "up_proj": ("mlp", self.width, self.feed_forward),
             "down_proj": ("mlp", self.feed_forward, self.width),
         }
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every weight by its name in Hugging Face's files: [out, in] of a layer, [width] of a norm; a tied head is
+        none."""
+        shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (self.vocabulary, self.width)}
+        for layer in range(self.layers):
+            before = f"model.layers.{layer}"
+            for module, (parent, inputs, outputs) in self.modules.items():
+                shapes[f"{before}.{parent}.{module}.weight"] = (outputs, inputs)
+                if self.family.qkv_bias and module in ("q_proj", "k_proj", "v_proj"):
+                    shapes[f"{before}.{parent}.{module}.bias"] = (outputs,)
+            for norm in ("input_layernorm", "post_attention_layernorm"):
+                shapes[f"{before}.{norm}.weight"] = (self.width,)
+            for norm in ("q_norm", "k_norm") if self.family.qk_norm else ():
+                shapes[f"{before}.self_attn.{norm}.weight"] = (self.head_width,)
+        shapes["model.norm.weight"] = (self.width,)
+        return shapes if self.tied else {**shapes, HEAD: (self.vocabulary, self.width)}
 
     def adapter_shapes(self, target_modules: list[str], rank: int) -> dict[str, tuple[int, int]]:
         """Every tensor of a PEFT adapter on ``target_modules``: name to shape. A is [r, in], B is [out, r]."""

@@ -49,21 +49,25 @@ class Family:
 
     Attributes:
         architecture: how config.json names it.
-        chat: the format of its conversations.
+        chat: the format of its conversations; None if there is none here but ChatML.
         qkv_bias: the projections to queries, keys and values have a bias.
         qk_norm: queries and keys are normalised head by head, before they are rotated.
         positions: how many there are where config.json does not say.
         head_width: likewise; None is the width divided by the heads.
+        window: tokens over which attention reaches where config.json names no other number; None is all.
+        windowed: it does so unless config.json says ``use_sliding_window: false``; else only if that is true.
         required: keys of config.json that must have one of these values where they are there.
         vllm_args: of every vLLM server that serves it.
     """
 
     architecture: str
-    chat: str
+    chat: str | None
     qkv_bias: bool = False
     qk_norm: bool = False
     positions: int = 32_768
     head_width: int | None = None
+    window: int | None = None
+    windowed: bool = True
     required: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     vllm_args: tuple[str, ...] = ()
 
@@ -72,16 +76,24 @@ class Family:
         for key, allowed in (_OF_ALL | dict(self.required)).items():
             if key in config and config[key] not in allowed:
                 return f"{key} is {config[key]!r}"
-        kinds = config.get("layer_types") or []
-        if any(kind != "full_attention" for kind in kinds):
-            return f"layer_types has {next(kind for kind in kinds if kind != 'full_attention')!r}"
+        for kind in config.get("layer_types") or []:
+            if kind not in ("full_attention", "sliding_attention"):
+                return f"layer_types has {kind!r}"
         return None
+
+    def window_of(self, config: Mapping[str, Any]) -> int | None:
+        """The number of tokens over which attention reaches in any layer; None if over all."""
+        if not config.get("use_sliding_window", self.windowed):
+            return None
+        window = config.get("sliding_window", self.window)
+        return None if window is None else int(window)
 
 
 _OF_ALL: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", None),
     "mlp_bias": (False, None),
-    "quantization_config": (None,),
+    "quantization_config": (None, {}),
+    "quantization": (None, {}),
     "partial_rotary_factor": (1.0, None),
 }
 
@@ -90,9 +102,17 @@ def read_rope(config: Mapping[str, Any]) -> Rope:
     """The rotary positions of a config.json, in the spelling of transformers 5 (``rope_parameters``) or the older one.
 
     Raises:
-        ValueError: a scaling, or a number of one, that cannot be built.
+        ValueError: a scaling, or a number of one, that cannot be built, or two that differ.
     """
-    own = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta")} | (config.get("rope_scaling") or {})
+    newer, older = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    read = {"rope_type": older.get("type"), **older}
+    lost = sorted(key for key, value in newer.items() if read.get(key) != value)
+    if older and lost:
+        raise ValueError(
+            f"rope_scaling and rope_parameters differ in {', '.join(lost)}, and transformers and vLLM read the first "
+            "alone; put the scaling into rope_parameters"
+        )
+    own = {"rope_theta": config.get("rope_theta")} | (older or newer)
     numbers = {key: value for key, value in own.items() if value is not None}
     kinds = {numbers.pop(key) for key in ("rope_type", "type") if key in numbers} or {"default"}
     base = float(numbers.pop("rope_theta", 10_000.0))

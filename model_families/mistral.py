@@ -1,4 +1,4 @@
-"""Mistral without a sliding window (7B from 0.2 on, Nemo): the plain decoder.
+"""Mistral (7B, Nemo): the plain decoder. The first 7B, and what was made of it, has a sliding window.
 
 Its folders also hold the weights in a format of its own, which vLLM would take.
 """
@@ -9,8 +9,8 @@ from model_families.family import Family
 
 FAMILY = Family(
     architecture="MistralForCausalLM",
-    chat="mistral",
+    chat=None,
     positions=131_072,
-    required={"sliding_window": (None,)},
-    vllm_args=("--config-format", "hf", "--load-format", "hf", "--tokenizer-mode", "hf"),
+    window=4096,
+    vllm_args=("--config-format", "hf", "--tokenizer-mode", "hf"),
 )

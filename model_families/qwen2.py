@@ -8,5 +8,6 @@ FAMILY = Family(
     architecture="Qwen2ForCausalLM",
     chat="chatml",
     qkv_bias=True,
-    required={"use_sliding_window": (False, None)},
+    window=4096,
+    windowed=False,
 )

@@ -9,5 +9,7 @@ FAMILY = Family(
     chat="qwen3",
     qk_norm=True,
     head_width=128,
-    required={"use_sliding_window": (False, None), "attention_bias": (False, None)},
+    window=4096,
+    windowed=False,
+    required={"attention_bias": (False, None)},
 )

@@ -20,11 +20,8 @@ _NORMS = {
     "sa_norm": "input_layernorm",
     "mlp_norm": "post_attention_layernorm",
 }
-_OUTER = {
-    "tok_embeddings.weight": "model.embed_tokens.weight",
-    "norm.scale": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_OUTER = {"tok_embeddings.weight": EMBEDDING, "norm.scale": "model.norm.weight", "output.weight": HEAD}
 _IN_LAYER = {f"{ours}.{kind}": f"{theirs}.{kind}" for ours, theirs in _MODULES.items() for kind in ("weight", "bias")}
 _IN_LAYER |= {f"{ours}.scale": f"{theirs}.weight" for ours, theirs in _NORMS.items()}
 _LORA = {

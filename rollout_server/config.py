@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 from pydantic.dataclasses import dataclass
 
 from agent_environments.protocol import flat_section
@@ -25,6 +25,11 @@ HIGHEST_RANK = 512
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 _MISSING = re.compile(r"\\*\?\?\?")
 """What OmegaConf takes for another value, or for none, unless a backslash is before it."""
+
+
+def _off(value: Any) -> Any:
+    """YAML reads ``off`` as false."""
+    return "off" if value is False else value
 
 
 def node_url(host: str, port: int) -> str:
@@ -47,7 +52,7 @@ class ModelConfig:
     chat_format: str | None = None
     """How messages become tokens: ``chatml``, ``qwen3`` or ``llama3`` (docs/chat_formats.md); null takes that of the
     model's folder."""
-    thinking: Literal["kept", "stripped", "off"] | None = None
+    thinking: Annotated[Literal["kept", "stripped", "off"] | None, BeforeValidator(_off)] = None
     """Of a model that thinks: ``kept`` in its history, ``stripped`` from it as its template does at each user message
     (one sequence a turn), or ``off``; null is ``kept``."""
     observation_role: Literal["user", "tool"] | None = None

@@ -25,7 +25,7 @@ from loop_formats.run_files import COLLECTIONS, NODE_ADDRESS, NODE_LOCK, write_w
 from loop_formats.schema import made_folder
 from loop_plumbing import moving
 from model_families.base_model import model_digest
-from model_families.chat import open_chat
+from model_families.opening import open_model_chat, open_weights
 from rollout_server.collecting.attempt import Attempt
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.episode import Episode
@@ -74,7 +74,8 @@ class Node:
         self._lock = lock_folder(self.root, NODE_LOCK, "rollout node", "root")
         self.remove_address()  # of an earlier node that was killed
         model = config.model
-        self.tokens = open_chat(model.path, model.chat_format, model.thinking, model.observation_role)
+        base = open_weights(model.path, model.max_context)
+        self.tokens = open_model_chat(model.path, base, model.chat_format, model.thinking, model.observation_role)
         self._model_digest = model_digest(config.model.path)
         self.pool = create_pool(config.environment.name, config.environment.options, self.tokens.spans)
         self.servers = ServerGroup(config.model, config.servers, self.root / "logs")

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 from model_families.base_model import FAMILIES
-from model_families.chat.chatml import ChatML
+from model_families.chat.chatml import IM_START, ChatML
 from model_families.chat.format import ChatFormat, ObservationRole, Thinking
 from model_families.chat.rendered import RENDERERS, Rendered
+from model_families.chat.tokenizer import read_tokenizer
 
 FORMATS = (ChatML.name, *RENDERERS)
 
@@ -29,12 +30,24 @@ def open_chat(
     Raises:
         ValueError: a format that is not known, or that this tokenizer or these settings do not fit; one line.
     """
-    name = name or chat_of(model_dir)
+    if name is None:
+        name = chat_of(model_dir)
+        _check_known(model_dir, name)
     if name in RENDERERS:
         return Rendered(model_dir, name, thinking, observation_role)
     if name != ChatML.name:
         raise ValueError(f"chat format {name!r} is not known; choose one of {', '.join(FORMATS)}")
     return ChatML(model_dir, thinking, observation_role)
+
+
+def _check_known(model_dir: str | Path, name: str) -> None:
+    """Raise ValueError where ChatML is only what is left, and the tokenizer does not know it either."""
+    if name != ChatML.name or read_tokenizer(model_dir).token_to_id(IM_START) is not None:
+        return
+    raise ValueError(
+        f"{model_dir}: no chat format here is the model's: its tokenizer has no {IM_START}, as {ChatML.name} needs, "
+        f"nor the words of another ({', '.join(FORMATS)}); Mistral's own and Llama 2's are not known"
+    )
 
 
 def chat_of(model_dir: str | Path) -> str:

@@ -12,9 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent_environments.tool_calls import ToolCall
-from model_families.chat.control import MARK, Shield
+from model_families.chat.control import MARK, Shield, check_added
 from model_families.chat.format import ChatFormat, ObservationRole, ReadTurn, Thinking
 from model_families.chat.messages import ChatMessage, Tools, as_texts
+from model_families.chat.template import ChatTemplate
 from model_families.chat.tokenizer import read_tokenizer
 
 IM_START = "<|im_start|>"
@@ -31,11 +32,12 @@ class ChatML(ChatFormat):
     Attributes:
         im_start, im_end: ids of the two ChatML marks.
 
-    Its stop ids are ``<|im_end|>``, ``<|endoftext|>``, which is also Qwen's padding, and ``<|im_start|>``.
+    Where a conversation has no system message and the folder's template writes one of its own, as Qwen2.5's does, it is
+    written here. The stop ids are ``<|im_end|>``, ``<|im_start|>`` and ``<|endoftext|>``, Qwen's padding.
 
     Raises:
-        ValueError: no ``tokenizer.json`` or a damaged one, a missing ChatML token, or a tokenizer in which text can
-            spell one.
+        ValueError: no ``tokenizer.json`` or a damaged one, a missing ChatML token, a tokenizer in which text can
+            spell one, or one whose ordinary text has other ids without its added tokens.
     """
 
     name = "chatml"
@@ -51,12 +53,15 @@ class ChatML(ChatFormat):
         tokenizer.encode_special_tokens = True
         super().__init__(tokenizer)
         added = tokenizer.get_added_tokens_decoder().values()
+        for token in added:
+            check_added(file, token.content, token.lstrip or token.rstrip)
         self._shield = Shield(token.content for token in added if not token.special)
         known = {text: tokenizer.token_to_id(text) for text in (IM_START, IM_END, END_OF_TEXT)}
         ids = {text: token for text, token in known.items() if token is not None}
         missing = sorted(known.keys() - ids.keys())
         if missing:
             raise ValueError(f"{file} has no token {', '.join(missing)}, which chat format {self.name} needs")
+        self._system = _own_system(model_dir)
         self.im_start, self.im_end, self.pad_id = ids[IM_START], ids[IM_END], ids[END_OF_TEXT]
         self.turn_end = self.im_end
         self.stop_ids = (self.im_end, self.pad_id, self.im_start)
@@ -69,7 +74,10 @@ class ChatML(ChatFormat):
             )
 
     def opening(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> list[int]:
-        return self._messages(as_texts(list(map(self._shielded, messages)), self._shield(tools)))
+        given = list(map(self._shielded, messages))
+        if self._system is not None and (not given or given[0].role != "system"):
+            given.insert(0, ChatMessage("system", self._system))
+        return self._messages(as_texts(given, self._shield(tools)))
 
     def extension(
         self, prompt: Sequence[int], sampled: Sequence[int], messages: Sequence[ChatMessage], tools: Tools = ()
@@ -104,3 +112,13 @@ class ChatML(ChatFormat):
 
     def _messages(self, turns: Iterable[tuple[str, str]]) -> list[int]:
         return [token for role, text in turns for token in self.message(role, text)] + self._assistant_header
+
+
+def _own_system(model_dir: str | Path) -> str | None:
+    """The system message that the folder's template writes where a conversation has none."""
+    try:
+        text = ChatTemplate(model_dir).render([{"role": "user", "content": "x"}])
+    except ValueError:
+        return None  # there is no template, or it is of another form: see model_families.opening
+    header = f"{IM_START}system\n"
+    return text[len(header) : text.find(IM_END)] if text.startswith(header) and IM_END in text else None

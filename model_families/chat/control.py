@@ -26,6 +26,16 @@ _CONTROL = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 """The form of a word that ordinary text does not hold by chance."""
 
 
+def check_added(file: Path, word: str, takes_blanks: bool) -> None:
+    """Check that ordinary text has the same ids with an added token and without: here none is read in it.
+
+    Raises:
+        ValueError: the token is a word that ordinary text may hold, or takes the blanks beside it.
+    """
+    if _CONTROL.fullmatch(word) is None or takes_blanks:
+        raise ValueError(f"{file}: the added token {word!r} is ordinary text, whose ids would change")
+
+
 class Shield:
     """Puts a mark inside each of ``words``, wherever they stand in a text or in plain data with texts in it."""
 
@@ -77,8 +87,7 @@ class UnforgeableTokenizer:
             raise ValueError(f"{file} cannot be read without its added tokens: {error}") from error
         for token in added:
             word = token["content"]
-            if _CONTROL.fullmatch(word) is None or token["lstrip"] or token["rstrip"]:
-                raise ValueError(f"{file}: the added token {word!r} is ordinary text, whose ids would change")
+            check_added(file, word, token["lstrip"] or token["rstrip"])
             if self.text.id_to_token(token["id"]) is not None:
                 raise ValueError(f"{file}: {word} is in the vocabulary of ordinary text, which could forge it")
         self.shield = Shield(token["content"] for token in added)

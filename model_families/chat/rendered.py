@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ from model_families.chat.messages import (
     split_thought,
     spoken_message,
 )
+from model_families.chat.template import ChatTemplate
 
 
 @dataclass(frozen=True)
@@ -50,36 +49,28 @@ RENDERERS = {
 }
 
 
-_BEGUN = re.compile(r"assistant(\\n|\n)<think>(\\n|\n)['\"]")
-"""In the template of a model that always thinks: it is the template that begins the thinking."""
-
-
-def stock_template(model_dir: str | Path) -> str | None:
-    """The chat template in a model's folder, if there is one."""
-    folder = Path(model_dir)
-    try:
-        if (file := folder / "chat_template.jinja").is_file():
-            return file.read_text(encoding="utf-8")
-        template = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return template if isinstance(template, str) else None
-
-
 def _thinking(family: KnownRenderer, model_dir: str | Path, asked: Thinking | None) -> tuple[Thinking | None, bool]:
     """Return how the model in ``model_dir`` thinks, and whether it always does: its prompt begins its thinking then.
 
     Models of one family may think by choice, always or never, and their templates tell them apart.
     """
-    template = stock_template(model_dir) if family.thinks else ""
-    if not family.thinks or (template is not None and THOUGHT_CLOSES not in template):
+    template = ChatTemplate(model_dir)
+    if not family.thinks or (template.text is not None and THOUGHT_CLOSES not in template.text):
         if asked is not None:
             raise ValueError(f"the model in {model_dir} does not think: leave model.thinking null, not {asked}")
         return None, False
-    always = template is not None and _BEGUN.search(template) is not None
+    always = _begins_thinking(template)
     if always and asked == "off":
         raise ValueError(f"the model in {model_dir} always thinks: model.thinking must be kept or stripped")
     return asked or "kept", always
+
+
+def _begins_thinking(template: ChatTemplate) -> bool:
+    """Whether the model always thinks: it is the template that begins the thinking."""
+    try:
+        return template.render([{"role": "user", "content": "x"}]).rstrip().endswith(THOUGHT_OPENS)
+    except ValueError:
+        return False
 
 
 class Rendered(ChatFormat):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from model_families.base_model import BaseModel, weight_files
-from model_families.weight_names import tune_name
-
-_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+from model_families.base_model import BaseModel
+from model_families.stored_weights import weight_files
+from model_families.weight_names import EMBEDDING, HEAD, tune_name
 
 
 def load_weights(folder: str | Path, base: BaseModel) -> dict[str, Tensor]:
@@ -24,10 +24,10 @@ def load_weights(folder: str | Path, base: BaseModel) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for file in weight_files(folder):
         tensors |= _read(file)
-    head = tensors.pop(_HEAD, None) if base.tied else None
-    if head is not None and not torch.equal(head, tensors.get(_EMBEDDING, head[:0])):
+    head = tensors.pop(HEAD, None) if base.tied else None
+    if head is not None and not torch.equal(head, tensors.get(EMBEDDING, head[:0])):
         raise ValueError(
-            f"{folder}: {_HEAD} is not {_EMBEDDING}, to which config.json ties it (tie_word_embeddings); make it false"
+            f"{folder}: {HEAD} is not {EMBEDDING}, to which config.json ties it (tie_word_embeddings); make it false"
         )
     return {tune_name(name): tensor for name, tensor in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
 
@@ -35,7 +35,8 @@ def load_weights(folder: str | Path, base: BaseModel) -> dict[str, Tensor]:
 def _read(file: Path) -> dict[str, Tensor]:
     try:
         if file.suffix != ".safetensors":
-            return torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+            # Files of torch before 1.6 are no archives, and are read whole.
+            return torch.load(file, map_location="cpu", mmap=zipfile.is_zipfile(file), weights_only=True)
         with safe_open(file, framework="pt", device="cpu") as content:
             return {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:

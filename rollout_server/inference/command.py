@@ -86,6 +86,8 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
         options["--kv-cache-memory-bytes"] = servers.kv_cache_bytes
     if servers.gpu_memory_utilization is not None:
         options["--gpu-memory-utilization"] = servers.gpu_memory_utilization
+    # Of the files that a folder may hold, those that the learner reads; "auto" would take consolidated.safetensors.
+    options["--load-format"] = "hf"
     flags = ["--enable-scale-out", "--enable-prompt-tokens-details", "--enable-lora"]
     # Else vLLM holds an adapter of the head too, and multiplies its zeros with every sampled token.
     flags += ["--lora-target-modules", *LORA_MODULES]
@@ -93,6 +95,7 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
     overrides: dict[str, object] = {} if model.dtype == "float32" else {"head_dtype": "float32"}
     if base.rope.positions:  # vLLM takes the number beside them for all that there are
         overrides["max_position_embeddings"] = base.positions
+    overrides |= dict.fromkeys(base.blanks)
     if overrides:
         options["--hf-overrides"] = json.dumps(overrides)
     if cpu:

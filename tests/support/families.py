@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Mapping
 from functools import cache
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from model_families.base_model import BaseModel
 from support.random_policy import write_tokenizer
 
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "rope_theta": 1e6, "rms_norm_eps": 1e-6}
@@ -103,6 +105,26 @@ def with_config(model: Mapping[str, Any]) -> dict[str, Any]:
 @cache
 def _written(name: str) -> str:
     return str(write_config(Path(tempfile.mkdtemp(prefix="loop-config-")), PUBLISHED[name]))
+
+
+def write_headers(folder: Path, files: int = 1) -> Path:
+    """Files of weights in bf16 that are whole by their headers, and of which no byte is written."""
+    shapes = BaseModel.read(folder).weight_shapes()
+    parts = [f"model-{number:05}-of-{files:05}.safetensors" for number in range(1, files + 1)]
+    index = {}
+    for number, part in enumerate(parts if files > 1 else ["model.safetensors"]):
+        header, end = {}, 0
+        for name in list(shapes)[number::files]:
+            begin, end = end, end + 2 * math.prod(shapes[name])
+            header[name] = {"dtype": "BF16", "shape": shapes[name], "data_offsets": [begin, end]}
+            index[name] = part
+        content = json.dumps(header).encode()
+        with (folder / part).open("wb") as file:
+            file.write(len(content).to_bytes(8, "little") + content)
+            file.truncate(8 + len(content) + end)
+    if files > 1:
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    return folder
 
 
 def write_model(folder: Path, config: dict[str, Any], seed: int = 0, max_shard_size: str = "1GB") -> Path:

@@ -22,8 +22,9 @@ from loop_recipes.config.components import build, check_component
 from loop_recipes.config.loop_config import FROM_ITS_FOLDER, LearnerConfig, LoopConfig, TurnCreditConfig
 from loop_recipes.config.rollout_node import check_token
 from loop_recipes.paths import METRICS_FILE, loop_package
-from model_families.base_model import BaseModel, weight_files
-from rollout_server.config import HIGHEST_RANK, NodeConfig
+from model_families.base_model import BaseModel
+from model_families.opening import check_positions, open_model_chat, open_weights
+from rollout_server.config import HIGHEST_RANK, ModelConfig, NodeConfig
 from rollout_server.policies.adapter_check import check_adapter
 
 _OF_A_LOSS = ("compares_pairs", "sums_tokens", "sees_hidden_information", "needs_reference", "compare", "forward")
@@ -262,10 +263,10 @@ def _check_checkpoint_files(config: LearnerConfig) -> None:
     cure = "run `make warm-start`" if shipped else "download it (tune download), or run the warm start that makes it"
     require((folder / "config.json").is_file(), f"{key} {folder} holds no config.json; {cure}")
     try:
-        BaseModel.read(folder)
         if config.checkpointer is None:
-            weight_files(folder)
+            open_weights(folder)
             return
+        BaseModel.read(folder)
     except ValueError as error:
         raise ConfigError(f"{key}: {error}") from error
     files = config.checkpointer["checkpoint_files"]
@@ -314,12 +315,28 @@ def _check_child(config: LoopConfig, node: NodeConfig, starts_now: bool) -> None
         served == trained,
         f"node.model.path is {served}, but the model in training is {trained}; both must be the same base model",
     )
+    check_served(node.model)
     tasks_ahead(config, node)
     problem = port_problem(node) if starts_now and int(os.environ.get("RANK", 0)) == 0 else None
     require(
         problem is None,
         f"node.port: {node.host}:{node.port} cannot be used ({problem}); choose another, or 0 for any free port",
     )
+
+
+def check_served(model: ModelConfig) -> None:
+    """Check what a rollout node would refuse of its model, before one is started.
+
+    Raises:
+        ConfigError: one line that names the folder and the cure.
+    """
+    try:
+        base = BaseModel.read(model.path)
+        check_positions(model.path, base, model.max_context)
+        if (Path(model.path) / "tokenizer.json").is_file():  # of a job that is checked it may still be on its way
+            open_model_chat(model.path, base, model.chat_format, model.thinking, model.observation_role)
+    except ValueError as error:
+        raise ConfigError(f"node.model: {error}") from error
 
 
 def tasks_ahead(config: LoopConfig, node: NodeConfig) -> tuple[str, list[str]] | None:

@@ -15,12 +15,11 @@ from agent_environments.protocol import create_pool
 from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import told
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
-from loop_recipes.config.preflight import check_run, check_sharers, port_problem, tasks_ahead
+from loop_recipes.config.preflight import check_run, check_served, check_sharers, port_problem, tasks_ahead
 from loop_recipes.engine.checkpoint import latest_checkpoint
-from loop_recipes.engine.model import DTYPES, check_built, meta_model
+from loop_recipes.engine.model import DTYPES, check_built, check_context, meta_model
 from loop_recipes.launch.memory_plan import GIB, USABLE, plan_rollout_server, plan_trainer
 from model_families.base_model import BaseModel
-from model_families.chat import open_chat
 from rollout_server.config import ModelConfig, NodeConfig, ServersConfig
 from rollout_server.inference.command import ServerStartError, compile_cache
 
@@ -105,7 +104,7 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Report:
         if sound:
             report.problems.append(f"model: {error}")
         return report
-    _chat(report, node.model)
+    _served(report, node.model)
     if sound:
         _sizes(report, config, shape)
     lora_rank = config.model.get("lora_rank", 16)
@@ -241,19 +240,21 @@ def _environment(report: Report, node: NodeConfig) -> None:
         report.problems.append(f"node.environment: {said}")
 
 
-def _chat(report: Report, model: ModelConfig) -> None:
-    if not (Path(model.path) / "tokenizer.json").is_file():
-        return  # the weights of a job are often checked before they are all there
+def _served(report: Report, model: ModelConfig) -> None:
+    """Say of the node's model what an earlier problem of the run left unsaid."""
     try:
-        open_chat(model.path, model.chat_format, model.thinking, model.observation_role)
-    except ValueError as error:
-        report.problems.append(f"model: {error}")
+        check_served(model)
+    except ConfigError as error:
+        if str(error) not in report.problems:
+            report.problems.append(str(error))
 
 
 def _sizes(report: Report, config: LoopConfig, shape: BaseModel) -> None:
     """Compare what is built under `model` with config.json, of which the weights are."""
     try:
-        check_built(meta_model(config.model, DTYPES[config.dtype]), shape, config)
+        model = meta_model(config.model, DTYPES[config.dtype])
+        check_built(model, shape, config)
+        check_context(model, config.collection.limits.max_context, "collection.limits.max_context")
     except ConfigError as error:
         report.problems.append(str(error))
 

@@ -18,14 +18,15 @@ from omegaconf import OmegaConf
 from agent_environments.description import Description
 from agent_environments.protocol import EnvironmentFault, EnvironmentPool, PoolWithSplits, create_pool
 from loop_formats.run_files import newest_adapter, write_whole
-from loop_formats.schema import ConfigError, made_folder, require
+from loop_formats.schema import ConfigError, from_mapping, made_folder, require
 from loop_recipes.config.files import check_overrides, compose, read_file, with_words
 from loop_recipes.launch.oracle import Oracle, ask_oracle
 from loop_recipes.launch.play import Played, nothing, play_tasks, words_as_tokens
 from loop_recipes.methods.steps import check_finished, run_step, tune
 from loop_recipes.paths import KINDS, METRICS_FILE, loop_home
-from model_families.base_model import BaseModel, weight_files
-from model_families.chat.tokenizer import read_tokenizer
+from model_families.base_model import BaseModel
+from model_families.opening import open_model_chat, open_weights
+from rollout_server.config import ModelConfig
 
 ENVIRONMENT = "tools"
 TRAINED = "train"
@@ -172,8 +173,11 @@ def _pool(file: Path) -> _OwnPool:
     return cast(_OwnPool, create_pool(ENVIRONMENT, {"module": str(file), "max_worlds": 1}, words_as_tokens))
 
 
-def check_model(folder: str | Path | None) -> Path:
+def check_model(folder: str | Path | None, words: Sequence[str] = ()) -> Path:
     """The folder of a model that can be trained and served.
+
+    Args:
+        words: ``key=value`` of the config, among which ``node.model.chat_format`` may say how it speaks.
 
     Raises:
         ConfigError: it is none; one line.
@@ -184,12 +188,18 @@ def check_model(folder: str | Path | None) -> Path:
     require(path.is_dir(), f"--model {path} is no folder; {NO_MODEL}")
     require((path / "config.json").is_file(), f"--model {path} holds no config.json; {NO_MODEL}")
     try:
-        BaseModel.read(path)
-        weight_files(path)
-        read_tokenizer(path)
+        chat = from_mapping(ModelConfig, {"path": str(path), **_node_model(words)})
+        open_model_chat(path, open_weights(path), chat.chat_format, chat.thinking, chat.observation_role)
     except ValueError as error:
         raise ConfigError(f"--model: {error}") from error
     return path.resolve()
+
+
+def _node_model(words: Sequence[str]) -> Mapping[str, Any]:
+    check_overrides(words)
+    node = with_words({}, words).get("node")
+    model = node.get("model") if isinstance(node, dict) else None
+    return model if isinstance(model, dict) else {}
 
 
 def found_machine(model: Path, devices: Path = Path("/dev")) -> str:
@@ -271,7 +281,7 @@ def train(module: str | os.PathLike[str], model: str | os.PathLike[str] | None, 
         ConfigError: anything wrong with what was given, before anything starts; one line.
         StepFailed: the training or the evaluation did not come to its end.
     """
-    task, folder = OwnTask.read(Path(module)), check_model(None if model is None else Path(model))
+    task, folder = OwnTask.read(Path(module)), check_model(None if model is None else Path(model), words)
     config = config_of(task, folder, words)
     begun = (Path(config["output_dir"]) / METRICS_FILE).exists()
     seen = [] if begun else task.ask_oracle().lines

@@ -1,7 +1,6 @@
 """`loop check`: what it says of jobs that can run, and of those that cannot."""
 
 import itertools
-import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ from loop_recipes.launch.job_check import Report
 from loop_recipes.paths import loop_package
 from rollout_server.config import ModelConfig
 from support.configs import files_read_once  # noqa: F401 - a fixture for all tests here
-from support.families import PUBLISHED, write_config
+from support.families import PUBLISHED, write_config, write_headers
 from support.small_runs import replay_config
 from support.tool_modules import SUMS, write
 
@@ -54,24 +53,17 @@ def every_model_is_built_once():
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Folders with a config.json each, which is all that the check reads of a model; files of weights must be there."""
+    """Folders with a config.json each and the headers of their weights, which is all that the check reads of them."""
     names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
     folders = {}
     for model, sizes in SIZES.items():
         folders[model] = tmp_path_factory.mktemp(model)
         content = dict(zip((*names, "vocab_size", "tie_word_embeddings"), sizes, strict=True))
         content |= {"architectures": ["Qwen2ForCausalLM"], "rope_theta": 1e8 if model == "tiny" else 1e6}
-        (folders[model] / "config.json").write_text(json.dumps(content))
-        count = SHARDS.get(model)
-        shards = [f"model-{n:05}-of-{count:05}.safetensors" for n in range(1, count + 1)] if count else None
-        for file in shards or ["model.safetensors"]:
-            (folders[model] / file).touch()
-        if shards:
-            index = {"weight_map": {f"weight {number}": file for number, file in enumerate(shards)}}
-            (folders[model] / "model.safetensors.index.json").write_text(json.dumps(index))
+        content |= {"max_position_embeddings": 4096 if model == "tiny" else 131_072}
+        write_headers(write_config(folders[model], content), SHARDS.get(model, 1))
     for model, name in PUBLISHED_AS.items():
-        folders[model] = write_config(tmp_path_factory.mktemp(model), PUBLISHED[name])
-        (folders[model] / "model.safetensors").touch()
+        folders[model] = write_headers(write_config(tmp_path_factory.mktemp(model), PUBLISHED[name]))
     return folders
 
 
@@ -304,8 +296,8 @@ def test_a_module_of_tools_is_looked_at(tmp_path, change, problem):
 def test_a_way_of_thinking_that_the_model_has_not_is_named():
     report = Report()
     for settings in ({}, {"thinking": "kept"}, {"chat_format": "qwen3"}, {"chat_format": "no such"}):
-        job_check._chat(report, ModelConfig(path=str(loop_package("tiny_policy")), **settings))
-    assert [problem.partition(":")[0] for problem in report.problems] == ["model"] * 3
+        job_check._served(report, ModelConfig(path=str(loop_package("tiny_policy")), max_context=4096, **settings))
+    assert [problem.partition(":")[0] for problem in report.problems] == ["node.model"] * 3
     assert "chat format chatml does not think: leave model.thinking null" in report.problems[0]
     assert "does not fit chat format qwen3: Special token '<tool_call>' not found" in report.problems[1]
     assert "chat format 'no such' is not known; choose one of chatml, qwen3, llama3" in report.problems[2]
@@ -351,14 +343,22 @@ def test_rows_that_ranks_share_are_shorter_on_each(check_32b):
 
 def test_a_missing_file_of_the_model_is_named(check_32b, models):
     shard = models["32b"] / "model-00017-of-00017.safetensors"
-    shard.unlink()
+    away = shard.rename(shard.with_suffix(".away"))
     try:
         code, _, problems = check_32b()
     finally:
-        shard.touch()
+        away.rename(shard)
     assert code == 1
     assert len(problems) == 1, problems
-    assert f"{shard} does not exist; model.safetensors.index.json names it: download all" in problems[0]
+    assert (
+        f"{shard} does not exist; model.safetensors.index.json names it, and 1 of 17 files are missing" in problems[0]
+    )
+
+
+def test_a_context_that_the_model_has_no_positions_for_is_named(check_config):
+    """vLLM would say it after it has loaded the model."""
+    _, _, problems = check_config("qwen2_5_32b", "32b", "node.model.max_context=200000")
+    assert any("max_context is 200000, and the model in" in problem for problem in problems), problems
 
 
 def test_a_model_too_large_for_the_gpus_is_named(check_32b):

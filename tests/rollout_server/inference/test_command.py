@@ -99,11 +99,19 @@ def test_vllm_serves_the_positions_that_yarn_makes(tmp_path):
     assert overrides == {"head_dtype": "float32", "max_position_embeddings": 131_072}
 
 
+def test_vllm_is_not_told_of_a_quantisation_that_is_none(tmp_path):
+    """It would look for its method."""
+    model = ModelConfig(path=str(written(tmp_path / "empty", quantization_config={})), dtype="float32")
+    command = server_command(model, ServersConfig(), 8001, cpu=False)
+    assert json.loads(command[command.index("--hf-overrides") + 1]) == {"quantization_config": None}
+
+
 def test_a_family_of_two_formats_is_served_in_the_one_that_is_trained(tmp_path):
     """vLLM would take the weights and the tokenizer that Mistral's folders hold beside Hugging Face's."""
     model = written(tmp_path / "mistral", architectures=["MistralForCausalLM"])
     command = server_command(ModelConfig(path=str(model)), ServersConfig(), 8001, cpu=False)
-    assert command[-6:] == ["--config-format", "hf", "--load-format", "hf", "--tokenizer-mode", "hf"]
+    assert command[-4:] == ["--config-format", "hf", "--tokenizer-mode", "hf"]
+    assert command[command.index("--load-format") + 1] == "hf", "of every family"
 
 
 def test_gpus_are_counted_among_those_that_are_visible(monkeypatch):

@@ -1,0 +1,133 @@
+"""The chat template in a model's folder, rendered as transformers does it, without transformers.
+
+A template is a program of whoever made the folder: it runs in Jinja's sandbox, which lets it see what it is given and
+change nothing.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+TODAY = datetime.datetime(2024, 7, 26)
+"""What a template is told that the date is: a task's prompt is always the same."""
+DEFAULT, WITH_TOOLS = "default", "tool_use"
+"""Names of templates where a folder holds several."""
+
+
+class _Generation(Extension):
+    """Takes ``{% generation %}``, which marks what is trained on, for its content."""
+
+    tags = {"generation"}  # noqa: RUF012 - as its base class has it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """The template of the model in ``model_dir``.
+
+    Attributes:
+        text: of the template; None where the folder has none.
+
+    Raises:
+        ValueError: a file of it cannot be read.
+    """
+
+    def __init__(self, model_dir: str | Path):
+        folder = Path(model_dir)
+        self._named = _templates(folder)
+        self._words = _special_words(folder)
+        self.text: str | None = self._named.get(DEFAULT)
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), **settings: Any
+    ) -> str:
+        """The text of ``messages``, up to where the assistant speaks.
+
+        Args:
+            messages: role and content of each, and for an assistant's perhaps ``reasoning_content``.
+            tools: JSON schemas, as in OpenAI's API.
+            settings: the template's own, such as ``enable_thinking``.
+
+        Raises:
+            ValueError: the template refuses the messages, or is none; one line.
+        """
+        text = self._named.get(WITH_TOOLS, self.text) if tools else self.text
+        if text is None:
+            raise ValueError("the folder has no chat template")
+        given = {"messages": list(messages), "tools": list(tools) or None, "documents": None}
+        try:
+            template = _environment().from_string(text)
+            return template.render(**self._words, **given, add_generation_prompt=True, **settings)
+        except Exception as error:  # whatever a stranger's program raises
+            raise ValueError(" ".join(str(error).split()) or type(error).__name__) from error
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = TODAY.strftime
+    return environment
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    """Jinja's own filter escapes what HTML would take for its own."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _templates(folder: Path) -> dict[str, str]:
+    """The templates by name: files beside the tokenizer win over what is in its configuration."""
+    found = {}
+    try:
+        written = _read(folder / "tokenizer_config.json").get("chat_template")
+        match written:
+            case str():
+                found = {DEFAULT: written}
+            case list():
+                found = {str(each["name"]): str(each["template"]) for each in written}
+            case dict():
+                found = {str(name): str(text) for name, text in written.items()}
+        own = folder / "chat_template.jinja"
+        files = ({DEFAULT: own} if own.is_file() else {}) | {
+            file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))
+        }
+        if files:
+            found = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"the chat template of {folder} cannot be read: {error!r}") from error
+    return found
+
+
+def _special_words(folder: Path) -> dict[str, str]:
+    """The tokenizer's own words for the beginning and end of a text and the like, by the names that templates use."""
+    words = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        for key, value in _read(folder / name).items():
+            word = value.get("content") if isinstance(value, dict) else value
+            if key.endswith("_token") and isinstance(word, str):
+                words[key] = word
+    return words
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    content = json.loads(file.read_text(encoding="utf-8"))
+    return content if isinstance(content, dict) else {}

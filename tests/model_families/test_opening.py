@@ -1,0 +1,127 @@
+"""A model's folder is proven when it is opened: taken, or refused in one line, by every door alike."""
+
+import json
+
+import pytest
+
+from loop_formats.schema import ConfigError
+from loop_recipes.launch.own_task import check_model
+from support.families import write_config
+from support.model_folders import CASES, LLAMA3_0, llama3, plain, qwen2
+
+TAKEN = [case for case in CASES if case.refused is None]
+REFUSED = [case for case in CASES if case.refused is not None]
+
+
+@pytest.mark.fault("a model's folder as another tool writes it is refused, or trained in another form")
+@pytest.mark.parametrize("case", TAKEN, ids=lambda case: case.name)
+def test_a_folder_as_a_tool_writes_it_is_taken(tmp_path, case):
+    case.make(tmp_path)
+    assert check_model(tmp_path) == tmp_path
+
+
+@pytest.mark.fault("a model's folder that contradicts itself is trained without a word, or refused late")
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
+def test_a_folder_that_cannot_be_trained_is_one_line_that_names_it(tmp_path, case):
+    case.make(tmp_path)
+    with pytest.raises(ConfigError, match=case.refused) as raised:
+        check_model(tmp_path)
+    assert "\n" not in str(raised.value)
+    assert str(tmp_path) in str(raised.value)
+
+
+def test_a_form_that_is_asked_for_by_name_is_not_compared(tmp_path):
+    llama3(tmp_path, LLAMA3_0)
+    assert check_model(tmp_path, ["node.model.chat_format=llama3"]) == tmp_path
+    with pytest.raises(ConfigError, match=r"give model\.chat_format: llama3 to train in that form all the same"):
+        check_model(tmp_path, ["seed=3"])
+
+
+def test_each_way_of_thinking_is_that_of_the_template(tmp_path):
+    from support.model_folders import qwen3
+
+    qwen3(tmp_path)
+    for words in (["thinking=kept"], ["thinking=stripped"], ["thinking=off"], ["observation_role=user"]):
+        assert check_model(tmp_path, [f"node.model.{word}" for word in words]) == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "positions"),
+    [
+        ({"sliding_window": 100}, "Mistral-7B-v0.3", 100),
+        ({"sliding_window": None}, "Mistral-7B-v0.3", 256),
+        ({"sliding_window": 100}, "SmolLM2-135M", 100),
+        ({"sliding_window": 100}, "Qwen2.5-1.5B", 256),
+        ({"sliding_window": 100, "use_sliding_window": True}, "Qwen2.5-1.5B", 100),
+        ({"sliding_window": 100, "use_sliding_window": True}, "Qwen3-4B", 100),
+    ],
+)
+def test_a_window_is_a_bound_of_the_context(tmp_path, changes, name, positions):
+    from model_families.opening import open_weights
+    from support.model_folders import CHATML, CHATML_WORDS
+
+    plain(tmp_path, name, CHATML, CHATML_WORDS, **changes)
+    assert open_weights(tmp_path, positions).positions == positions
+    with pytest.raises(
+        ValueError, match=rf"max_context is {positions + 1}, and the model .* has {positions} positions"
+    ):
+        open_weights(tmp_path, positions + 1)
+
+
+def test_a_mistral_that_says_nothing_of_a_window_has_one(tmp_path):
+    """As transformers reads it."""
+    from model_families.base_model import BaseModel
+    from support.families import small
+
+    config = small("Mistral-7B-v0.3", max_position_embeddings=32_768)
+    del config["sliding_window"]
+    assert BaseModel.read(write_config(tmp_path, config)).positions == 4096
+
+
+def test_a_template_is_rendered_as_transformers_does_it(tmp_path):
+    """Jinja's settings, filters and functions, several templates, and the tokenizer's words."""
+    from transformers import AutoTokenizer
+
+    from model_families.chat.template import ChatTemplate
+
+    text = """
+    {%- for message in messages %}
+        {%- if loop.index0 == 1 %}{% continue %}{% endif %}
+{{ bos_token }}{{ message | tojson }} {{ message.content | trim | length }}
+        {% generation %}{{ message['role'] }}{% endgeneration %}
+    {%- endfor %}
+    {%- if tools %}{{ tools[0] | tojson(indent=2) }}{% endif %}
+    {%- if documents is none and not missing is defined %} {{ eos_token }}{% endif %}
+    """
+    qwen2(tmp_path, text)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    config["bos_token"] = {"content": "<|im_start|>", "__type": "AddedToken", "lstrip": False, "rstrip": False}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    messages = [{"role": role, "content": f" é<{role}>\n"} for role in ("system", "user", "assistant")]
+    tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
+    reference = AutoTokenizer.from_pretrained(tmp_path)
+    for tools in ((), (tool,)):
+        expected = reference.apply_chat_template(
+            messages, tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+        )
+        assert ChatTemplate(tmp_path).render(messages, tools) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ cycler.__init__.__globals__.os.system('true') }}",
+        "{% for i in range(10**9) %}{% endfor %}",
+        "{{ raise_exception('no\nsuch role') }}",
+        "{{ 1 / 0 }}",
+        "{% include 'x' %}",
+    ],
+)
+def test_a_template_is_a_strangers_program(tmp_path, text):
+    from model_families.chat.template import ChatTemplate
+
+    qwen2(tmp_path, text)
+    with pytest.raises(ValueError, match=r"^[^\n]+$"):
+        ChatTemplate(tmp_path).render([{"role": "user", "content": "x"}])

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from model_families.base_model import EMBEDDING, HEAD, BaseModel
+from model_families.base_model import BaseModel
+from model_families.weight_names import EMBEDDING, HEAD
 
 INDEX = ".index.json"
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"

@@ -58,8 +58,8 @@ def check_positions(folder: str | Path, base: BaseModel, max_context: int | None
     """
     if max_context is not None and max_context > base.positions:
         raise ValueError(
-            f"max_context is {max_context}, and the model in {folder} has {base.positions} positions (config.json, "
-            "max_position_embeddings or sliding_window); lower it"
+            f"model.max_context is {max_context}, and the model in {folder} has {base.positions} positions: lower it "
+            "(config.json, max_position_embeddings or sliding_window)"
         )
 
 

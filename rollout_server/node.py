@@ -24,8 +24,8 @@ from loop_formats.folder_lock import lock_folder
 from loop_formats.run_files import COLLECTIONS, NODE_ADDRESS, NODE_LOCK, write_whole
 from loop_formats.schema import made_folder
 from loop_plumbing import moving
-from model_families.base_model import model_digest
-from model_families.opening import open_model_chat, open_weights
+from model_families.base_model import BaseModel, model_digest
+from model_families.opening import check_positions, open_model_chat, open_weights
 from rollout_server.collecting.attempt import Attempt
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.episode import Episode
@@ -74,7 +74,11 @@ class Node:
         self._lock = lock_folder(self.root, NODE_LOCK, "rollout node", "root")
         self.remove_address()  # of an earlier node that was killed
         model = config.model
-        base = open_weights(model.path, model.max_context)
+        if config.servers.urls is None:
+            base = open_weights(model.path, model.max_context)
+        else:  # where the weights are, the servers know
+            base = BaseModel.read(model.path)
+            check_positions(model.path, base, model.max_context)
         self.tokens = open_model_chat(model.path, base, model.chat_format, model.thinking, model.observation_role)
         self._model_digest = model_digest(config.model.path)
         self.pool = create_pool(config.environment.name, config.environment.options, self.tokens.spans)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import secrets
@@ -309,6 +310,21 @@ class VllmServer:
         if status != 200 or version is None:
             raise ServerStartError(f"{self.url} does not answer /version as vLLM does (HTTP {status})")
         check_release(version[1], self.url)
+        status, body = await self.request("GET", "/v1/models", timeout_s=PROBE_TIMEOUT_S)
+        try:
+            held = {card["id"]: card.get("max_model_len") for card in json.loads(body)["data"]}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ServerStartError(f"{self.url} does not answer /v1/models as vLLM does (HTTP {status})") from error
+        if BASE_MODEL_NAME not in held:
+            raise ServerStartError(
+                f"{self.url} serves {', '.join(map(str, held))}; start it with --served-model-name {BASE_MODEL_NAME}"
+            )
+        most = held[BASE_MODEL_NAME]
+        if isinstance(most, int) and most < self._model.max_context:
+            raise ServerStartError(
+                f"{self.url} holds sequences of {most} tokens, and model.max_context is {self._model.max_context}; "
+                "lower it, or start the server with a longer --max-model-len"
+            )
 
     @property
     def has_ended(self) -> bool:

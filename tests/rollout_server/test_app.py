@@ -349,7 +349,8 @@ async def test_status_command(running):
 def yaml(policy, tmp_path):
     path = tmp_path / "node.yaml"
     path.write_text(
-        f"port: 0\nroot: {tmp_path}/node\nmodel: {{path: {policy}/model, dtype: float32, lora_rank: 8}}\n"
+        f"port: 0\nroot: {tmp_path}/node\n"
+        f"model: {{path: {policy}/model, dtype: float32, lora_rank: 8, max_context: 1024}}\n"
         "environment: {name: counter}\nservers: {urls: ['http://127.0.0.1:9']}\n"
     )
     return str(path)
@@ -361,7 +362,8 @@ def yaml(policy, tmp_path):
         ("max_concurent_episodes=3", "unknown key 'max_concurent_episodes'; did you mean 'max_concurrent_episodes'?"),
         ("servers.max_num_seqs=many", "servers.max_num_seqs must be int, not 'many'"),
         ("model.dtype=int4", "model.dtype must be float32, bfloat16 or float16"),
-        ("model.path=/nowhere", "no tokenizer.json in /nowhere"),
+        ("model.path=/nowhere", "/nowhere/config.json cannot be read as a model's configuration: FileNotFoundError"),
+        ("model.max_context=5000", "model.max_context is 5000, and the model in"),
         ("environment.name=atari", "unknown environment 'atari'"),
         ("environment.config.speed=3", "environment 'counter' was given options it does not take"),
         ("root=${oc.env:NOT_SET_ANYWHERE}", "NOT_SET_ANYWHERE"),

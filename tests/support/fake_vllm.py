@@ -60,6 +60,8 @@ class FakeVllm:
         self.seen: list[dict] = []
         self.mode = "well"
         self.version = "0.32.0"
+        self.max_model_len = 1 << 20
+        self.serves_base = True
         self.load_metrics = {"num_requests_running": 0.0, "num_requests_waiting": 0.0, "kv_cache_usage_perc": 0.0}
         self.tokens_per_scrape = 0.0
         self.scrapes = 0
@@ -71,6 +73,7 @@ class FakeVllm:
             [
                 web.get("/health", self.health),
                 web.get("/version", self.get_version),
+                web.get("/v1/models", self.models),
                 web.get("/metrics", self.metrics),
                 web.post("/v1/load_lora_adapter", self.load),
                 web.post("/v1/unload_lora_adapter", self.unload),
@@ -94,6 +97,10 @@ class FakeVllm:
 
     async def get_version(self, _: web.Request) -> web.Response:
         return web.json_response({"version": self.version})
+
+    async def models(self, _: web.Request) -> web.Response:
+        names = ["base", *self.loaded][not self.serves_base :]
+        return web.json_response({"data": [{"id": name, "max_model_len": self.max_model_len} for name in names]})
 
     async def metrics(self, _: web.Request) -> web.Response:
         self.scrapes += 1

@@ -280,6 +280,32 @@ async def test_external_server_of_another_release_is_refused(tmp_path):
     await fake.stop()
 
 
+@pytest.mark.parametrize(
+    ("settings", "context", "said"),
+    [
+        ({"max_model_len": 1024}, 1025, "holds sequences of 1024 tokens, and model.max_context is 1025; lower it"),
+        ({"serves_base": False}, 1024, "serves .*; start it with --served-model-name base"),
+        ({"max_model_len": 1024}, 1024, None),
+    ],
+)
+async def test_external_server_that_holds_less_is_refused(tmp_path, settings, context, said):
+    """Its requests would be cut or refused, one by one."""
+    fake = fake_vllm.FakeVllm()
+    url = await fake.start()
+    fake.loaded["else"] = tmp_path
+    for name, value in settings.items():
+        setattr(fake, name, value)
+    servers = ServersConfig(urls=[url], start_timeout_s=DEADLINE_S)
+    group = ServerGroup(ModelConfig(path="unused", max_context=context), servers, tmp_path)
+    if said is None:
+        await group.start()
+        await group.stop()
+    else:
+        with pytest.raises(ServerStartError, match=said):
+            await group.start()
+    await fake.stop()
+
+
 async def test_external_server_that_is_not_there_is_named(tmp_path):
     url = f"http://127.0.0.1:{vllm_server.free_port()}"
     servers = ServersConfig(urls=[url], start_timeout_s=0.6)

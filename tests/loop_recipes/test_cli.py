@@ -2,11 +2,13 @@
 
 import argparse
 import importlib
+import json
 import re
 import shlex
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,29 +16,43 @@ import pytest
 from loop_recipes import cli
 from loop_recipes.cli import VERBS, main
 from loop_recipes.config.files import check_overrides, compose
+from support.configs import files_read_once  # noqa: F401 - a fixture for all tests here
 
 CHECKOUT = Path(__file__).parents[2]
 HEAVY = ("torch", "torchtune", "torchao", "transformers", "vllm")
 SCREEN = (24, 85)
+HELP = (("--help",), *((*verb.split(), "--help") for verb in VERBS))
+MISTAKES = {
+    ("check", "tiny"): "loop check: no config 'loop_appworld/tiny'; there are: ",
+    ("check", "tiny_cpu", "node.potr=1"): "loop check: unknown key 'node.potr'; did you mean 'port'?",
+    ("node", "tiny"): "loop node: no config 'loop_appworld/tiny'; there are: ",
+    ("train", "tiny_cpu", "seed"): "loop train: 'seed' is not understood",
+}
 
 
-def run(*words: str) -> tuple[int, list[str], str]:
-    """Exit code, the heavy modules that were imported, and what was printed."""
+@cache
+def answers(*commands: tuple[str, ...]) -> dict[tuple[str, ...], tuple[int, list[str], str]]:
+    """For each command line, run one after the other in one fresh process: the exit code, the heavy modules that are
+    imported by then, and what was printed."""
     code = f"""
-import sys
-try:
-    from loop_recipes.cli import main
-    code = main({list(words)!r})
-except SystemExit as error:
-    code = error.code
-if isinstance(code, str):
-    print(code)
-print("imported:", *[name for name in {HEAVY!r} if name in sys.modules])
-sys.exit(0 if not code else 1)
+import contextlib, io, json, sys
+answers = []
+for words in {commands!r}:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            from loop_recipes.cli import main
+            code = main(list(words))
+        except SystemExit as error:
+            code = error.code
+        if isinstance(code, str):
+            print(code)
+    answers.append((1 if code else 0, [name for name in {HEAVY!r} if name in sys.modules], said.getvalue()))
+print(json.dumps(answers))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=CHECKOUT / "recipes")
-    *said, imported = done.stdout.splitlines()
-    return done.returncode, imported.split()[1:], "\n".join(said) + done.stderr
+    assert done.returncode == 0, done.stderr
+    return {words: tuple(answer) for words, answer in zip(commands, json.loads(done.stdout), strict=True)}
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["method"], ["method", "--help"]])
@@ -54,12 +70,12 @@ def test_the_help_needs_no_more_than_python_itself(monkeypatch):
     started = time.process_time()
     main(["--help"])
     assert time.process_time() - started < 1
-    assert run("--help")[1] == []
+    assert answers(*HELP)["--help",][1] == []
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_of_a_verb_imports_nothing_heavy(verb):
-    code, heavy, said = run(*verb.split(), "--help")
+    code, heavy, said = answers(*HELP)[*verb.split(), "--help"]
     assert (code, heavy) == (0, [])
     assert said.startswith(f"usage: loop {verb} ")
 
@@ -79,22 +95,11 @@ def test_an_unknown_verb_is_one_line_that_names_those_there_are(words):
     assert str(ended.value).endswith(f"; there are: {', '.join(VERBS)}")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("check", "tiny"), "loop check: no config 'loop_appworld/tiny'; there are: "),
-        (
-            ("check", "tiny_cpu", "node.potr=1"),
-            "loop check: unknown key 'node.potr'; did you mean 'port'?",
-        ),
-        (("node", "tiny"), "loop node: no config 'loop_appworld/tiny'; there are: "),
-        (("train", "tiny_cpu", "seed"), "loop train: 'seed' is not understood"),
-    ],
-)
-def test_a_mistake_in_a_config_is_said_before_anything_heavy_is_imported(words, message):
-    code, heavy, said = run(*words)
+@pytest.mark.parametrize("words", MISTAKES, ids=" ".join)
+def test_a_mistake_in_a_config_is_said_before_anything_heavy_is_imported(words):
+    code, heavy, said = answers(*MISTAKES)[words]
     assert (code, heavy) == (1, [])
-    assert said.startswith(message)
+    assert said.startswith(MISTAKES[words])
 
 
 def shown_commands() -> list[list[str]]:

@@ -3,6 +3,7 @@
 import copy
 from functools import cache
 
+import omegaconf.base
 import pytest
 
 from loop_recipes.config.files import read_file
@@ -10,8 +11,12 @@ from loop_recipes.config.files import read_file
 
 @pytest.fixture(autouse=True, scope="module")
 def files_read_once():
-    """The tests of a module that imports this read each of the files that ship once."""
+    """The tests of a module that imports this read each of the files that ship once, and parse an interpolation once.
+
+    OmegaConf's parser takes a third of the time of a config, and its trees are only read.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(omegaconf.base, "parse", cache(omegaconf.base.parse))
         read = cache(read_file)
         patch.setattr("loop_recipes.config.files.read_file", lambda file: copy.deepcopy(read(file)))
         yield

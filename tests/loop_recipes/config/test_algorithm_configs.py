@@ -127,19 +127,29 @@ EXPECTED = {
 }
 
 
-def load(words: str) -> LoopConfig:
-    name, *chosen = words.split()
-    return read_config(compose(name, chosen), LoopConfig)
+SCHEMAS = {"loop_appworld": LoopConfig, "sft_appworld": SftConfig, "eval_appworld": EvalConfig}
 
 
-model_config = cache(load)
+@cache
+def composed(recipe: str, *words: str) -> LoopConfig | SftConfig | EvalConfig | str:
+    """The config of a machine and what else is chosen, or why it is refused; no test changes it."""
+    try:
+        return read_config(compose(words[0], words[1:], recipe), SCHEMAS[recipe])
+    except ConfigError as error:
+        return str(error)
+
+
+def load(words: str, recipe: str = "loop_appworld"):
+    config = composed(recipe, *words.split())
+    assert not isinstance(config, str), config
+    return config
 
 
 @pytest.mark.parametrize("base", PARAMETERS)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_builds_over_every_model(name, base):
     config = load(f"{base} algorithm={name}")
-    plain = model_config(base)
+    plain = load(base)
     assert config.model == plain.model
     assert config.child.servers == plain.child.servers
     served = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[config.dtype]
@@ -173,7 +183,7 @@ def test_models_build_and_are_loop_token(name):
 @pytest.mark.parametrize("base", MACHINES)
 @pytest.mark.parametrize("name", OF_FIXED_SETS)
 def test_every_algorithm_on_a_fixed_set_builds_over_every_model(name, base):
-    config = read_config(compose(base, [f"algorithm={name}"], "sft_appworld"), SftConfig)
+    config = load(f"{base} algorithm={name}", "sft_appworld")
     assert Path(config.output_dir).name == f"{base}_{name}"
     build(config.advantage)
     build(config.loss)
@@ -181,7 +191,6 @@ def test_every_algorithm_on_a_fixed_set_builds_over_every_model(name, base):
     assert not made_for_it or all(f"/{base}_" in log for log in config.rollouts.logs), "ids belong to one model"
 
 
-SCHEMAS = {"loop_appworld": LoopConfig, "sft_appworld": SftConfig, "eval_appworld": EvalConfig}
 TOO_LONG = r"collection\.limits\.max_context is 32\d\d\d, more than the node's node\.model\.max_context, \d+"
 REFUSED = (
     TOO_LONG,
@@ -207,10 +216,9 @@ def choices(recipe: str, machine: str) -> list[list[str]]:
 
 def refusal(recipe: str, machine: str, words: list[str]) -> str | None:
     """Why a combination is refused; None where it composes, with options that its environment takes."""
-    try:
-        config = read_config(compose(machine, words, recipe), SCHEMAS[recipe])
-    except ConfigError as error:
-        return str(error)
+    config = composed(recipe, machine, *words)
+    if isinstance(config, str):
+        return config
     if (node := getattr(config, "node", None)) is not None and node.environment.name != "appworld":
         foreign = (
             node.environment.options.keys() - inspect.signature(pool_class(node.environment.name)).parameters.keys()

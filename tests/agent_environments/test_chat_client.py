@@ -176,6 +176,7 @@ def test_what_no_endpoint_is_called(url):
     assert url_problem("https://host/v1") is url_problem("http://[::1]:80") is None
 
 
+@pytest.mark.slow
 @given(st.recursive(st.one_of(st.text(), st.none(), st.integers(), st.floats()), lambda inner: st.one_of(
     st.lists(inner, max_size=2),
     st.dictionaries(st.sampled_from(["choices", "message", "content", "usage", "error", "text"]), inner, max_size=4),

@@ -136,6 +136,7 @@ PROGRAMS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.lists(PROGRAMS, max_size=4))
 async def test_random_programs_never_end_without_a_grade(programs):

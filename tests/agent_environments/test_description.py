@@ -120,6 +120,7 @@ def test_any_text_is_a_task_of_one_group(task, group, number):
     assert MIXED.environment_of(f"other/{task}") == ""
 
 
+@pytest.mark.slow
 def test_a_mixture_groups_by_its_members_and_names_scores_as_they_do_where_they_agree(mixture, monkeypatch):
     assert mixture.group_of("count/reach3_2") == "count/reach3"
     assert (mixture.score, mixture.groups, mixture.grouped) == ("success", "groups of tasks", True)

@@ -19,6 +19,7 @@ def starts_at_the_margin(program: str) -> bool:
     return program.lstrip("\n")[:1] not in ("", " ")
 
 
+@pytest.mark.slow
 @given(st.lists(st.text(alphabet="abc =\n()", min_size=1).filter(starts_at_the_margin), min_size=1, max_size=4))
 def test_blocks_come_back_in_order(programs):
     action = "thought\n".join(f"```python\n{program}\n```\n" for program in programs)

@@ -38,6 +38,7 @@ async def play(pool, task, *actions):
         await environment.close()
 
 
+@pytest.mark.slow
 async def test_each_task_is_played_in_its_own_environment(mixed):
     assert mixed.dataset == "sums:mine + to_number:counter"
     assert (await play(mixed, "sums/sum_1", call("answer", value=42))).success
@@ -46,6 +47,7 @@ async def test_each_task_is_played_in_its_own_environment(mixed):
     assert mixed.status().open_worlds == 0
 
 
+@pytest.mark.slow
 def test_splits_under_the_names_that_each_environment_has(mixed):
     assert mixed.tasks("train")[:2] == ["sums/sum_1", "to_number/reach3_1"]
     assert {environment_of(task) for task in mixed.tasks("valid")} == {"sums", "to_number"}
@@ -58,11 +60,13 @@ def test_splits_under_the_names_that_each_environment_has(mixed):
     mixed.check_tasks(mixed.tasks("train"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["sums/sum_1", "to_number/reach5_1"])
 async def test_it_conforms(mixed, task):
     await check_conformance(mixed, task)
 
 
+@pytest.mark.slow
 async def test_who_waits_for_a_place_is_not_playing(mixed):
     """It has no environment yet, so no deadline of its own has begun; other environments have places all the while."""
     first, second = [await acquire(mixed, "episode", "to_number/reach3_1") for _ in range(2)]
@@ -114,6 +118,7 @@ def test_a_bad_configuration_is_one_line(environments, complaint):
         create_pool("mixed", {"environments": environments}, word_spans)
 
 
+@pytest.mark.slow
 async def test_an_environment_that_does_not_open_is_an_error_of_the_mixture(tmp_path):
     broken = write(
         tmp_path,

@@ -22,6 +22,8 @@ from support.served_counter import TASK, TOKEN, client, serving
 from support.tool_modules import call, write
 from support.void_kinds import MADE_PLAIN, MADE_PLAIN_RESULTS, REFUSED, REFUSED_RESULTS
 
+pytestmark = pytest.mark.slow
+
 GRADES = {**REFUSED, **MADE_PLAIN}
 RESULTS = {**REFUSED_RESULTS, **MADE_PLAIN_RESULTS}
 

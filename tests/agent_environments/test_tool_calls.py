@@ -140,6 +140,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.builds(ToolCall, st.from_regex(r"\A\w{1,20}\Z"), st.dictionaries(st.text(), JSON, max_size=4))))
 def test_what_is_rendered_is_read(calls):
     assert parse_tool_calls("so:\n" + "\n".join(map(render_tool_call, calls))) == calls

@@ -17,6 +17,8 @@ from support.counter_node import counter_request, local_node
 from support.scripted_vllm import ScriptedVllm, expected_logprob
 from support.waiting import DEADLINE_S, wait_until
 
+pytestmark = pytest.mark.slow
+
 LIMITS = Limits(max_turns=8, max_tokens_per_turn=64, max_context=1000, episode_deadline_s=DEADLINE_S)
 ENDLESS = ["```python\nadd(1)\n```", "```python\nshow()\n```", "thinking"]
 

@@ -22,6 +22,7 @@ time.sleep(3600)
 """
 
 
+@pytest.mark.slow
 def test_who_holds_a_folder_is_named_until_it_is_killed(tmp_path):
     with subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path], stdout=subprocess.PIPE, text=True) as holder:
         try:
@@ -37,6 +38,7 @@ def test_who_holds_a_folder_is_named_until_it_is_killed(tmp_path):
     lock_run(tmp_path).close()
 
 
+@pytest.mark.slow
 def test_children_do_not_hold_what_their_parent_held(tmp_path):
     with lock_run(tmp_path):
         child = subprocess.Popen(["sleep", "3600"], close_fds=False)

@@ -117,6 +117,7 @@ PLAIN = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TEXT, st.dictionaries(TEXT, PLAIN, max_size=3))
 @example("???", {"a": ["\\???", {"b": "???"}]})

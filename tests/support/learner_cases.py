@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from torchtune.models.qwen2 import lora_qwen2
 
 from loop_recipes.algorithm.preferences import pair_names
 from loop_recipes.engine.samples import ScoredSample, episodes
@@ -91,6 +90,8 @@ def as_pairs(samples: list[ScoredSample], pairs: list[tuple[int, int]]) -> list[
 
 def tiny_lora_model(tied: bool, seed: int = 0, max_seq_len: int = 64, kv_heads: int = 2):
     """A two-layer Qwen2 with LoRA whose B matrices are not zero, so that every adapter tensor has a gradient."""
+    from torchtune.models.qwen2 import lora_qwen2  # takes seconds, and most learner tests need no model
+
     torch.manual_seed(seed)
     model = lora_qwen2(
         ["q_proj", "k_proj", "v_proj", "output_proj"],
@@ -111,6 +112,13 @@ def tiny_lora_model(tied: bool, seed: int = 0, max_seq_len: int = 64, kv_heads: 
         if parameter.ndim == 2:
             torch.nn.init.normal_(parameter, std=0.15)
     return model
+
+
+def tiny_decoder(tied: bool = True, **tiles: int):
+    """:func:`tiny_lora_model` with a tiled head."""
+    from loop_recipes.engine.logprobs import TiledLogProbs, attach_head  # as above
+
+    return attach_head(tiny_lora_model(tied), TiledLogProbs(**tiles))
 
 
 def adapter_gradient(model) -> torch.Tensor:

@@ -6,22 +6,21 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 from torch import Tensor
-from torchtune.models.qwen2._convert_weights import qwen2_hf_to_tune
 
-from loop_appworld import LoopAppWorldRecipe
 from loop_formats.ids import segment_id
 from loop_formats.rollout import Rollout, Turn
 from loop_formats.schema import fields_of
 from loop_recipes.config.sft_config import SftConfig
-from loop_recipes.engine.samples import ScoredSample
-from sft_appworld import SftAppWorldRecipe
 from support import random_policy
+
+if TYPE_CHECKING:
+    from loop_recipes.engine.samples import ScoredSample
 
 
 def model_section(folder: Path, tied: bool = True) -> dict[str, Any]:
@@ -47,6 +46,8 @@ def model_section(folder: Path, tied: bool = True) -> dict[str, Any]:
 
 def base_weights(folder: Path, tied: bool = True) -> dict[str, Tensor]:
     """The policy's weights by their torchtune names."""
+    from torchtune.models.qwen2._convert_weights import qwen2_hf_to_tune  # takes seconds, and most callers run nothing
+
     weights = load_file(folder / "model.safetensors")
     return qwen2_hf_to_tune(weights, num_heads=4, num_kv_heads=2, dim=64, tie_word_embeddings=tied)
 
@@ -231,6 +232,8 @@ def config_over(url: str, policy: Path, folder: Path, token_env: str, deadline_s
 
 def train(cfg: DictConfig) -> None:
     """The recipe from start to end, in this process."""
+    from loop_appworld import LoopAppWorldRecipe  # as above
+
     recipe = LoopAppWorldRecipe(cfg)
     try:
         recipe.setup()
@@ -247,6 +250,8 @@ def train_into(config: Path, output_dir: Path, resume: bool = False) -> None:
 
 def train_sft_into(config: Path, output_dir: Path) -> None:
     """sft_appworld from start to end, in this process, with the config of a file, into another folder."""
+    from sft_appworld import SftAppWorldRecipe  # as above
+
     recipe = SftAppWorldRecipe(OmegaConf.merge(OmegaConf.load(config), {"output_dir": str(output_dir)}))
     try:
         recipe.setup()

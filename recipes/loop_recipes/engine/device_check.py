@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torchtune import utils
 
 from loop_formats.schema import ConfigError, require
 
@@ -31,6 +30,8 @@ def training_device(name: str, dtype: torch.dtype = torch.float32) -> torch.devi
     Raises:
         ConfigError: it cannot be used here.
     """
+    from torchtune import utils  # takes seconds, which those spare who ask only for this module's other functions
+
     if torch.device(name).type == "cuda":
         check_driver(torch.version.cuda, DRIVER_VERSION, works=torch.cuda.is_available())
         check_count(torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

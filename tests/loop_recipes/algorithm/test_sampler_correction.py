@@ -14,8 +14,7 @@ from loop_recipes.algorithm.losses import ClippedPolicyLoss, RatioStatistics, Re
 from loop_recipes.algorithm.sampler_correction import DivergenceMask, RatioMask, TruncatedWeights
 from loop_recipes.config.components import build, check_component
 from loop_recipes.engine.batching import collate_step
-from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
-from support.learner_cases import adapter_gradient, make_samples, tiny_lora_model
+from support.learner_cases import adapter_gradient, make_samples, tiny_decoder
 
 EPS = 0.2
 HERE = "loop_recipes.algorithm.sampler_correction"
@@ -128,10 +127,11 @@ def test_without_a_limit_the_masked_ratio_is_that_to_the_sampler():
         assert loss == pytest.approx(-batch.advantages[number].item() * ratios.mean().item(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_packed_and_padded_rollouts_have_the_same_corrected_loss_and_gradient():
     samples, found = with_gap(make_samples([30, 17, 24]), 0.2), []
     for packed in (True, False):
-        decoder = attach_head(tiny_lora_model(tied=True), TiledLogProbs(16, 32))
+        decoder = tiny_decoder(token_tile=16, vocab_tile=32)
         batch = collate_step(samples, 0, packed)
         output = ClippedPolicyLoss("turn", sampler_correction=TruncatedWeights("sequence"))(
             decoder(**batch.inputs()).logprobs, batch
@@ -223,6 +223,7 @@ class Simulated:
         return theta.item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "gap",
     [{"temperature": 1.5}, {"stale_by": 5}, {"noise": 0.3}, {"temperature": 1.5, "stale_by": 3, "noise": 0.1}],
@@ -239,6 +240,7 @@ def test_on_a_sampler_that_is_off_the_plain_update_drifts_and_the_corrected_one_
     assert sequence < 0.01
 
 
+@pytest.mark.slow
 def test_without_a_gap_no_correction_changes_where_training_ends():
     ends = [Simulated().trained(each) for each in (None, *(CORRECTIONS[name] for name in ("truncated", "mask", "tv")))]
     assert ends == pytest.approx([Simulated.optimum] * 4, abs=0.002)

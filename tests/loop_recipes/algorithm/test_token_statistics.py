@@ -65,6 +65,7 @@ def test_ranks_write_beside_one_another_and_a_new_call_forgets(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run-i0000.jsonl", "run-i0001.rank1.jsonl"]
 
 
+@pytest.mark.slow
 def test_the_viewer_shows_what_a_run_kept(tmp_path):
     """Every rollout that was trained on, with one value per sampled token, that agrees with the metrics."""
     cfg = OmegaConf.load(replay_config(tmp_path, iterations=1))

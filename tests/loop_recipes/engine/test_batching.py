@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from loop_recipes.algorithm.losses import ClippedPolicyLoss
 from loop_recipes.engine import batching
 from loop_recipes.engine.batching import Documents, collate, collate_step, micro_batches, step_batches
-from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
 from loop_recipes.engine.samples import credited
-from support.learner_cases import VOCAB, adapter_gradient, make_samples, tiny_lora_model
+from support.learner_cases import VOCAB, adapter_gradient, make_samples, tiny_decoder
 
 many_lengths = st.lists(st.integers(4, 60), min_size=1, max_size=14)
 
@@ -41,6 +40,7 @@ def test_collate_points_at_the_right_tokens(packed, lengths, seed):
     assert all(torch.equal(pieces[s.rollout_id], s.old_logprobs) for s in samples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
 @given(lengths=many_lengths, world_size=st.integers(1, 8), budget=st.integers(10, 150))
 @settings(max_examples=60)
@@ -64,9 +64,10 @@ def loss_and_gradient(model, batches):
     return total, adapter_gradient(model).clone(), per_rollout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 def test_any_budget_padded_or_packed_gives_one_loss_and_gradient(tied):
-    model = attach_head(tiny_lora_model(tied), TiledLogProbs(token_tile=16, vocab_tile=32))
+    model = tiny_decoder(tied, token_tile=16, vocab_tile=32)
     samples = make_samples([31, 9, 50, 17, 5, 26, 44])
     expected, gradient, per_rollout = loss_and_gradient(model, [collate_step([s], 0, False) for s in samples])
     assert gradient.abs().max() > 1e-3
@@ -79,9 +80,10 @@ def test_any_budget_padded_or_packed_gives_one_loss_and_gradient(tied):
             torch.testing.assert_close(other, gradient, rtol=1e-4, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_neighbours_in_a_packed_row_do_not_leak():
     """Changing every token of one rollout leaves the log-probs and input gradients of the others bit for bit."""
-    model = attach_head(tiny_lora_model(True), TiledLogProbs())
+    model = tiny_decoder()
     samples = make_samples([20, 33, 14])
     changed = replace(samples[1], token_ids=(samples[1].token_ids + 1) % VOCAB)
     before = collate(samples, 0, packed=True)
@@ -104,18 +106,20 @@ def test_neighbours_in_a_packed_row_do_not_leak():
     assert reached[20:52].any()
 
 
+@pytest.mark.slow
 def test_padding_is_never_seen():
-    model = attach_head(tiny_lora_model(True), TiledLogProbs())
+    model = tiny_decoder()
     samples = make_samples([20, 33, 14])
     with torch.no_grad():
         results = [model(**collate(samples, pad, packed=False).inputs()).logprobs for pad in (0, 55)]
     assert torch.equal(*results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_changed_observation_token_only_reaches_its_successors(packed):
     """No loss term is its own; sampled tokens before it keep their log-prob, those after it see another context."""
-    model = attach_head(tiny_lora_model(True), TiledLogProbs())
+    model = tiny_decoder()
     samples = make_samples([40, 25])
     sampled = samples[0].mask.nonzero().flatten()
     observation = next(i for i in range(10, 40) if not samples[0].mask[i] and int(sampled[-1]) > i)

@@ -52,12 +52,14 @@ def test_a_gpu_that_is_too_old_is_named():
         check_capability((7, 5))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch is a CUDA build")
 def test_a_cpu_build_says_how_to_get_the_other():
     with pytest.raises(ConfigError, match="CPU build here; install the CUDA one with `make setup GPU=1`"):
         training_device("cuda")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [None, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
 def test_the_allocator_is_set_before_anything_is_on_the_gpu_unless_a_user_did(monkeypatch, own):
     for name in device_check.ALLOCATOR_VARIABLES:
@@ -68,7 +70,7 @@ def test_the_allocator_is_set_before_anything_is_on_the_gpu_unless_a_user_did(mo
     monkeypatch.setattr(device_check, "check_driver", lambda *_, **__: None)
     monkeypatch.setattr(device_check, "check_count", lambda *_: None)
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", called.append)
-    monkeypatch.setattr(device_check.utils, "get_device", lambda name: called.append(name) or torch.device(name))
+    monkeypatch.setattr("torchtune.utils.get_device", lambda name: called.append(name) or torch.device(name))
     monkeypatch.setattr(device_check, "check_matmul", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     training_device("cuda")
@@ -76,6 +78,7 @@ def test_the_allocator_is_set_before_anything_is_on_the_gpu_unless_a_user_did(mo
     assert not any(name in os.environ for name in device_check.ALLOCATOR_VARIABLES if name != own), "for this process"
 
 
+@pytest.mark.slow
 def test_every_dtype_is_tried_on_the_device(monkeypatch):
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         assert training_device("cpu", dtype) == torch.device("cpu")
@@ -86,6 +89,7 @@ def test_every_dtype_is_tried_on_the_device(monkeypatch):
         check_matmul(torch.device("cpu"), torch.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_two_ranks_add_up_and_one_that_does_not_come_is_named_in_time():
     said = on_ranks(2, wait_in_vain)

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from loop_recipes.algorithm.losses import ClippedPolicyLoss
 from loop_recipes.engine.batching import collate, collate_step, micro_batches, step_batches
-from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
 from loop_recipes.engine.shared_prefixes import MOST_KEYS, Keys, lay_out, units
-from support.learner_cases import adapter_gradient, flash_attention, make_episodes, make_samples, tiny_lora_model
+from support.learner_cases import adapter_gradient, flash_attention, make_episodes, make_samples, tiny_decoder
 from support.on_cuda import as_on_cuda
 
 texts = st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=9), min_size=1, max_size=8)
@@ -99,7 +98,7 @@ def results(model, batches):
 @pytest.mark.parametrize(("budget", "sequences_alone"), [(1, True), (40, False), (500, False)])
 def test_any_budget_gives_the_loss_and_gradient_of_sequences_one_by_one(on_cuda, budget, sequences_alone):
     samples = make_episodes([5, 1, 4])
-    model = attach_head(tiny_lora_model(True), TiledLogProbs(16, 32))
+    model = tiny_decoder(token_tile=16, vocab_tile=32)
     total, gradient, logprobs = results(model, [collate_step([sample], 0, packed=False) for sample in samples])
     batches = step_batches(samples, budget, 0, packed=True)
     computed = sum(batch.tokens.numel() for batch in batches)

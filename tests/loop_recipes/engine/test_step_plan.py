@@ -25,6 +25,7 @@ def test_a_plan_uses_every_rollout_once_and_keeps_to_the_budget(packed, lengths,
         assert tokens <= budget or len(part) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
 @given(lengths=many_lengths, world_size=st.integers(1, 8), budget=st.integers(10, 150))
 @settings(max_examples=40)
@@ -57,6 +58,7 @@ def drawn(median, rollouts, seed):
     return [int(min(32_000, max(1_500, median * math.exp(0.5 * draw.gauss(0, 1))))) for _ in range(rollouts)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("median", [8_000, 12_000, 16_000, 22_000])
 def test_planning_over_all_ranks_beats_packing_rank_by_rank(median):
     """Eight ranks, budget 32,768: minibatches of 32 rollouts, and a whole collection of 216."""

@@ -20,6 +20,7 @@ def task_values(counts, per_scenario=3):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenarios", [12, 56])
 @pytest.mark.parametrize(("rate", "concentration"), [(0.1, 1.0), (0.4, 0.5), (0.7, 4.0)])
 def test_rate_interval_covers_with_correlated_tasks(scenarios, rate, concentration):
@@ -55,6 +56,7 @@ def test_treating_tasks_as_independent_would_be_too_narrow():
     assert ratio == pytest.approx(3**0.5, rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenarios", [12, 40])
 @pytest.mark.parametrize("gain", [0.0, 0.3])
 def test_difference_interval_covers(scenarios, gain):

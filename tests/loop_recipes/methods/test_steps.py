@@ -14,6 +14,7 @@ def python(code, *words):
     return [sys.executable, "-c", code, *map(str, words)]
 
 
+@pytest.mark.slow
 def test_output_is_kept_and_the_last_line_says_why(tmp_path):
     log = tmp_path / "new" / "step.log"
     run_step(python("print('first')"), log, COMMAND_S)
@@ -22,6 +23,7 @@ def test_output_is_kept_and_the_last_line_says_why(tmp_path):
     assert log.read_text() == "first\nwhat was wrong\n\n"
 
 
+@pytest.mark.slow
 def test_a_deadline_ends_it(tmp_path):
     with pytest.raises(StepFailed, match=r"not done after 0 s; see .*log"):
         run_step(python("import time; time.sleep(3600)"), tmp_path / "log", 0.1)
@@ -35,6 +37,7 @@ def interruptible():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
 def test_interrupted_it_lets_the_command_save_and_leaves_nothing_of_it(tmp_path):
     code = """

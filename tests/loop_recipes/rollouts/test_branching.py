@@ -21,6 +21,7 @@ def branches(count, tokens):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tokens", "requests"), [(100, 3), (65_536, 40)])
 def test_no_request_is_larger_than_a_node_takes(tokens, requests):
     wanted = branches(2 * BRANCHES_OF_A_REQUEST + 8, tokens)

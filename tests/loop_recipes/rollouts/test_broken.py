@@ -138,6 +138,7 @@ def test_what_broke_reaches_the_other_ranks_and_old_logs_have_none(rollouts):
     assert Rollout.from_dict(old) == rollouts[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 4])
 def test_a_run_goes_on_or_ends_in_its_first_iteration(tmp_path, rollouts, count, caplog):
     config = OmegaConf.load(replay_config(tmp_path, iterations=1))

@@ -12,6 +12,8 @@ from loop_recipes.config.loop_config import DevEvaluationConfig, RolloutSourceCo
 from loop_recipes.rollouts.plan import CollectionPlan, run_name
 from support.small_runs import replay_config
 
+pytestmark = pytest.mark.slow
+
 TASKS = [f"task_{number}" for number in range(1, 8)]
 
 

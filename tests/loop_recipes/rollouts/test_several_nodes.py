@@ -18,6 +18,8 @@ from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutClie
 from support.counter_node import TOKEN, counter_request, local_node
 from support.waiting import DEADLINE_S
 
+pytestmark = pytest.mark.slow
+
 TASKS = ["reach3_1", "reach3_2", "reach5_1", "reach5_2", "reach8_1"]
 
 

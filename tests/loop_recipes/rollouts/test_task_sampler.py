@@ -90,6 +90,7 @@ def test_replacements_are_new_to_the_iteration_and_a_pass_still_visits_everythin
     assert max(counts.values()) - min(counts[task] for task in tasks) <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [TaskSampler, UniformTaskSampler])
 @settings(max_examples=30)
 @given(tasks=task_sets, data=st.data())

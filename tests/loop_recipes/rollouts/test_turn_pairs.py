@@ -29,6 +29,7 @@ def pair(turn, chosen="a", rejected="b", value=1.0):
     return TurnPair("t", turn, chosen, rejected, value, 0.0, 1, 1)
 
 
+@pytest.mark.slow
 def test_pairs_survive_a_sigkill_in_the_middle_of_a_line(tmp_path):
     file = tmp_path / "pairs.jsonl"
     for told in (3, 5):  # the second finds three of its pairs there

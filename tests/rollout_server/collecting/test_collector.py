@@ -322,6 +322,7 @@ def test_what_was_gone_before_a_restart_is_not_started_again():
     assert (after.refused, after.lost) == (before.refused, before.lost)
 
 
+@pytest.mark.slow
 def test_ten_thousand_schedules():
     rng = random.Random(0)
     outcomes = Counter(simulate(rng) for _ in range(10_000))

@@ -15,6 +15,8 @@ from rollout_server.inference.router import BadLogprob, Generation, RequestRefus
 from rollout_server.metrics import NodeMetrics
 from rollout_server.policies.store import UnknownPolicy
 
+pytestmark = pytest.mark.slow
+
 OPENING = [Message("system", "You count."), Message("user", "Count to three.")]
 
 

@@ -14,6 +14,8 @@ from loop_recipes.rollouts.turn_pairs import read_pairs, turns_of
 from support.counter_node import local_node
 from support.waiting import COMMAND_S, DEADLINE_S
 
+pytestmark = pytest.mark.slow
+
 LIMITS = Limits(max_turns=4, max_tokens_per_turn=64, max_context=1000, episode_deadline_s=DEADLINE_S)
 TASKS = ["reach3_1", "reach5_1"]
 

@@ -17,6 +17,8 @@ from loop_recipes.rollouts.node_source import NodeSource
 from support.counter_node import TOKEN, counter_request, local_node
 from support.waiting import COMMAND_S, DEADLINE_S
 
+pytestmark = pytest.mark.slow
+
 LIMITS = Limits(max_turns=4, max_tokens_per_turn=64, max_context=1000, episode_deadline_s=DEADLINE_S)
 ADD, FINISH = "```python\nadd(3)\n```", "```python\nfinish()\n```"
 

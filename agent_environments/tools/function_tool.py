@@ -98,10 +98,11 @@ class FunctionTool(OwnFunction, Tool):
             default = ... if parameter.default is parameter.empty else parameter.default
             hint = hints[parameter.name]
             said = _said_of(hint, default) or self._told.get(parameter.name)
-            field = Field(alias=parameter.name, description=said)
-            fields[f"field{len(fields)}"] = (
-                Annotated[hint, field] if default is ... else (Annotated[hint, field], default)
-            )
+            try:
+                field: Any = Annotated[hint, Field(alias=parameter.name, description=said)]  # type: ignore[valid-type]
+            except Exception as error:  # a value, such as ... or 3
+                raise ValueError(f"tool {self.name}: parameter {parameter.name}: {hint!r} is no type") from error
+            fields[f"field{len(fields)}"] = field if default is ... else (field, default)
         try:
             return create_model(self.name, __config__=ConfigDict(extra="forbid"), **fields)
         except PydanticUserError as error:

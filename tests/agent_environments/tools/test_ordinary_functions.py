@@ -422,3 +422,14 @@ def test_what_a_reset_shows_is_read_as_a_result_is(tmp_path, alarm):
     calls = Calls(load_module(str(file)), 10.0)
     calls.make()
     assert [calls.reset(task) for task in "ab"] == ['{"lights":[false,true]}', ""]
+
+
+@pytest.mark.parametrize("hint", [..., 3, "3", "no such name", [1]])
+def test_a_hint_that_is_no_type_is_one_line(hint):
+    def odd(a):
+        """Odd."""
+
+    odd.__annotations__ = {"a": hint}
+    with pytest.raises(ValueError, match=r"^tool odd: ") as told:
+        _ = tool(odd).schema
+    assert "\n" not in str(told.value)

@@ -30,6 +30,8 @@ from support.waiting import COMMAND_S
 pytestmark = pytest.mark.integration
 
 WORLD = loop_home() / "worlds" / "synthetic"
+TASKS = 9
+"""Of the split that is played: three scenarios of three tasks."""
 PYTHON = Path(os.environ.get("APPWORLD_PYTHON", loop_home() / ".venv-appworld/bin/python"))
 SPLIT = "dev"
 _spoken: contextvars.ContextVar[str] = contextvars.ContextVar("spoken")
@@ -38,14 +40,14 @@ _spoken: contextvars.ContextVar[str] = contextvars.ContextVar("spoken")
 class ScriptedAgents(ScriptedVllm):
     """Recognises the task by its text, the turn by the number of assistant turns, the agent by the model asked for."""
 
-    def __init__(self, tokens: ChatML):
+    def __init__(self, tokens: ChatML, world: Path):
         super().__init__(tokens)
         self.agents: dict[str, str] = {}
         self.speak = lambda rng: _spoken.get()
         self.turns: dict[str, list[str]] = {}
         self.instructions: dict[tuple[str, str], str] = {}
-        for task in load_split(WORLD, SPLIT):
-            folder = WORLD / "data/tasks" / task
+        for task in load_split(world, SPLIT):
+            folder = world / "data/tasks" / task
             specs = json.loads((folder / "specs.json").read_text())
             self.instructions[specs["instruction"], specs["supervisor"]["email"]] = task
             turns = json.loads((folder / "ground_truth/turns.json").read_text())
@@ -70,6 +72,17 @@ class ScriptedAgents(ScriptedVllm):
         return script[turn] if turn < len(script) else "```python\nprint('still here')\n```"
 
 
+def short_world(folder: Path) -> Path:
+    """The world with fewer tasks in the split, in links."""
+    (folder / "data/datasets").mkdir(parents=True)
+    (folder / "dataset.json").symlink_to(WORLD / "dataset.json")
+    for name in ("api_docs", "base_dbs", "tasks"):
+        (folder / "data" / name).symlink_to(WORLD / "data" / name)
+    tasks = load_split(WORLD, SPLIT)[:TASKS]
+    (folder / f"data/datasets/{SPLIT}.txt").write_text("\n".join(tasks) + "\n")
+    return folder
+
+
 @pytest.fixture(scope="module")
 def evaluation(tmp_path_factory):
     """(output folder, report) of three scripted agents on the split."""
@@ -80,7 +93,8 @@ def evaluation(tmp_path_factory):
     agents = ("solver", "idle", "mixed")
     for seed, agent in enumerate(agents):
         write_adapter(folder / agent, seed)
-    vllm = ScriptedAgents(ChatML(folder / "model"))
+    world = short_world(folder / "world")
+    vllm = ScriptedAgents(ChatML(folder / "model"), world)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -107,7 +121,7 @@ def evaluation(tmp_path_factory):
                 "environment": {
                     "name": "appworld",
                     "python": str(PYTHON),
-                    "root": str(WORLD),
+                    "root": str(world),
                     "prompt": "tiny",
                     "sandbox_minimum": "none",
                 },

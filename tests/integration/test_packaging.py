@@ -20,21 +20,23 @@ LEFT_OUT_ON_PURPOSE = {"openai-harmony", "torchaudio", "torchcodec", "torchvisio
 """requirements/overrides.txt and both_overrides.txt say why."""
 
 
-def _tune(*words: str, cwd: Path, python: str = sys.executable) -> subprocess.CompletedProcess:
-    program = "import torch, sys; from torchtune._cli.tune import main; sys.argv[0] = 'tune'; main()"
+def _tune(*commands: str, cwd: Path, python: str = sys.executable) -> subprocess.CompletedProcess:
+    """`tune` with each of the lines of words, in one process."""
+    program = (
+        "import torch, sys; from torchtune._cli.tune import main\n"
+        "for words in sys.argv[1:]: sys.argv = ['tune', *words.split()]; main()"
+    )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONPATH", None)
     return subprocess.run(
-        [python, "-c", program, *words], cwd=cwd, env=environment, capture_output=True, text=True, timeout=COMMAND_S
+        [python, "-c", program, *commands], cwd=cwd, env=environment, capture_output=True, text=True, timeout=COMMAND_S
     )
 
 
 def test_tune_knows_the_recipes_from_any_folder(tmp_path):
-    listed = _tune("ls", cwd=tmp_path)
-    assert listed.returncode == 0, listed.stderr
-    assert set(RECIPES) <= set(listed.stdout.split())
-    copied = _tune("cp", "loop_appworld/tiny_cpu", "mine.yaml", cwd=tmp_path)
-    assert copied.returncode == 0, copied.stderr
+    done = _tune("ls", "cp loop_appworld/tiny_cpu mine.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert set(RECIPES) <= set(done.stdout.split())
     assert (tmp_path / "mine.yaml").read_text() == (CHECKOUT / "recipes/configs/machines/tiny_cpu.yaml").read_text()
 
 

@@ -1,6 +1,6 @@
 """Commands with something wrong: one line that names thing and cure, exit status 1, no process left behind.
 
-What comes of a connection runs as a command of its own, the others in this process, which has torch imported already.
+The one that goes farthest runs as a command of its own, the others in this process, which has torch imported already.
 """
 
 import os
@@ -21,7 +21,7 @@ MARK = "LOOP_TEST_OF_ERRORS"
 ENGINE = loop_home() / ".venv-appworld" / "bin" / "python"
 
 
-def tune(config: Path, *overrides: str, **variables: str) -> tuple[int, str]:
+def tune(config: Path, *overrides: str) -> tuple[int, str]:
     """Exit status, and everything printed."""
     environment = {key: value for key, value in os.environ.items() if key != "ROLLOUT_SERVER_TOKEN"}
     done = subprocess.run(
@@ -29,7 +29,7 @@ def tune(config: Path, *overrides: str, **variables: str) -> tuple[int, str]:
         capture_output=True,
         text=True,
         timeout=COMMAND_S,
-        env={**environment, "OMP_NUM_THREADS": "1", MARK: str(config), **variables},
+        env={**environment, "OMP_NUM_THREADS": "1", MARK: str(config)},
     )
     return done.returncode, done.stdout + done.stderr
 
@@ -38,9 +38,10 @@ def tune(config: Path, *overrides: str, **variables: str) -> tuple[int, str]:
 def tune_here(monkeypatch, capfd):
     """As :func:`tune`, up to the end of the process."""
 
-    def run(config: Path, *overrides: str) -> tuple[int, str]:
-        monkeypatch.setenv(MARK, str(config))
+    def run(config: Path, *overrides: str, **variables: str) -> tuple[int, str]:
         monkeypatch.delenv("ROLLOUT_SERVER_TOKEN", raising=False)
+        for name, value in {MARK: str(config), **variables}.items():
+            monkeypatch.setenv(name, value)
         command = ["tune", "run", "loop_appworld", "--config", str(config), *overrides]
         monkeypatch.setattr(sys, "argv", command)
         with pytest.raises(SystemExit) as ended:
@@ -111,12 +112,12 @@ def test_a_missing_environment_is_named_with_what_makes_it(tmp_path, tune_here):
     check(config, status, output, str(tmp_path / "no-python"), "make setup")
 
 
-def test_a_node_that_is_not_there_is_named(tmp_path):
+def test_a_node_that_is_not_there_is_named(tmp_path, tune_here):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
     config = replay_config(tmp_path, iterations=1, rollout_node={"url": url, "start_deadline_s": 1.0})
-    status, output = tune(config, ROLLOUT_SERVER_TOKEN="secret")
+    status, output = tune_here(config, ROLLOUT_SERVER_TOKEN="secret")
     check(config, status, output, url, "does not answer")
 
 

@@ -29,7 +29,7 @@ def wide_heads(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.drill)])
-def test_log_probs_agree_over_a_swap_and_a_stop_leaves_no_process(tmp_path, ranks):
+def test_log_probs_agree_over_a_swap_and_a_stop_leaves_no_process(tmp_path, request, ranks):
     """Of a family's own decoder; on two ranks of torchtune's, where every head has its share of the width."""
     policy = wide_heads(tmp_path / "wide") if ranks == 1 else launched_node({"name": "counter"}, max_num_seqs=16)
     config = replay_config(
@@ -50,6 +50,7 @@ def test_log_probs_agree_over_a_swap_and_a_stop_leaves_no_process(tmp_path, rank
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": IMPORT_PATH},
     )
+    request.addfinalizer(process.kill)
     metrics = tmp_path / "run/metrics.jsonl"
 
     def trained() -> bool:
@@ -71,7 +72,7 @@ def test_log_probs_agree_over_a_swap_and_a_stop_leaves_no_process(tmp_path, rank
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [line["policy_version"] for line in lines] == list(range(1, len(lines) + 1))
     for line in lines:
-        assert line["gap_max"] < 1e-3, line
+        assert line["gap_max"] < 1e-4, line
         assert line["gap_verdict"] == "ok"
     # The policy moves far in three iterations: had an old one been served, the gap would show it.
     assert lines[-1]["clip_fraction"] > 0.01

@@ -23,7 +23,7 @@ CASES = {
     "more than one block of everything": (260, 270, 300, 0.0, None),
     "one token": (1, 64, 257, 0.0, None),
     "capped logits": (150, 90, 1001, 0.0, 3.0),
-    "a head with a common direction": (16, 32, 20_000, 1.0, None),
+    "a head with a common direction": (16, 32, 12_000, 1.0, None),
 }
 
 

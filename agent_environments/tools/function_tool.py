@@ -99,7 +99,7 @@ class FunctionTool(OwnFunction, Tool):
             hint = hints[parameter.name]
             said = _said_of(hint, default) or self._told.get(parameter.name)
             try:
-                field: Any = Annotated[hint, Field(alias=parameter.name, description=said)]  # type: ignore[valid-type]
+                field: Any = Annotated[hint, Field(alias=parameter.name, description=said)]
             except Exception as error:  # a value, such as ... or 3
                 raise ValueError(f"tool {self.name}: parameter {parameter.name}: {hint!r} is no type") from error
             fields[f"field{len(fields)}"] = field if default is ... else (field, default)

@@ -12,6 +12,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from agent_environments.protocol import ENVIRONMENTS
 from loop_formats.schema import ConfigError, nearest
 from loop_plumbing.breakage import told
 from loop_plumbing.trusted import VARIABLE, is_trusted, trust
@@ -32,7 +33,8 @@ _MOVED = {
 """Where components were, and where they are now."""
 
 _OURS = (
-    *("loop_recipes.", "agent_environments.", "appworld_adapter."),
+    "loop_recipes.",
+    *sorted({f"{path.partition('.')[0]}." for path in ENVIRONMENTS.values()}),
     *("torch.optim.", "bitsandbytes.optim.", "torchtune.training.", "torchtune.modules.", "torchtune.models."),
 )
 """How the names of the components begin that a run's own files may choose."""

@@ -24,6 +24,8 @@ SAMPLED := 'samplings=[{temperature: 1.0, runs: 1}]'
 SMOLLM2 := models/SmolLM2-135M-Instruct
 # Two busy cores are faster with one thread a program; the trainer has them to itself while it updates.
 export OMP_NUM_THREADS ?= 1
+# What a shell has for another program is no package of these environments, two of which have another pydantic.
+unexport PYTHONPATH PYTHONHOME
 
 # What shares something stays together and the longest goes first (tests/conftest.py), so that all workers are busy to
 # the end. Tests wait now and then, and a third worker has the two cores meanwhile.

@@ -2,10 +2,9 @@
 
     environment:
       name: mixed
-      config:
-        environments:
-          sums: {name: tools, config: {module: my_tools.py}}
-          craft: {name: textcraft, config: {python: .venv-worlds/bin/python}, splits: {dev: test}}
+      environments:
+        sums: {name: tools, module: my_tools.py}
+        craft: {name: textcraft, python: .venv-worlds/bin/python, splits: {dev: test}}
 
 What an environment's share of an iteration is, and how many turns its episodes take, is the trainer's to say
 (``collection.environments``).

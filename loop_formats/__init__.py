@@ -1,1 +1,1 @@
-"""Formats that trainer and rollout node share: the rollout's record, ids, requests, run folders, schemas, models."""
+"""Formats that trainer and rollout node share: the rollout's record, ids, requests, run folders, schemas."""

@@ -298,8 +298,10 @@ def remove_folder(path: Path) -> OSError | None:
     try:
         if path.is_symlink():
             path.unlink()
-        elif path.exists():
+        else:
             shutil.rmtree(path)
+    except FileNotFoundError:
+        return None
     except OSError as error:
         return error
     return None

@@ -11,13 +11,15 @@ import dataclasses
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, to_json
 
 STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
+Seed = Annotated[int, Field(ge=-(2**62), le=2**62)]
+"""The seed of a run, with room in 64 bits for what is added to it."""
 Section = TypeVar("Section")
 _ADAPTERS: dict[type, TypeAdapter[Any]] = {}
 

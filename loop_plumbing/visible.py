@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import re
+import sys
 
 _STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters but for tab and newline, changes of the writing direction, and lone surrogates."""
@@ -12,6 +14,13 @@ _STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u206
 def visible(text: str, most: int | None = None) -> str:
     """Return ``text`` with each character that steers a terminal as its escape, cut to ``most`` characters."""
     return _STEERS.sub(lambda found: ascii(found[0])[1:-1], text[:most])[:most]
+
+
+def show_all_text() -> None:
+    """Have standard output and error show what their encoding lacks as ``?``, where it would end the program."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 class VisibleFormatter(logging.Formatter):

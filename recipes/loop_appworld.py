@@ -66,10 +66,10 @@ from loop_recipes.rollouts.broken import check_broken
 from loop_recipes.rollouts.open import open_source
 from loop_recipes.rollouts.plan import CollectionPlan, run_name
 from loop_recipes.rollouts.shared_source import SharedSource
-from loop_recipes.rollouts.source import SOURCE_ERRORS, Collected, check_versions, in_groups
+from loop_recipes.rollouts.source import SOURCE_ERRORS, Collected, NoRollouts, check_versions, in_groups
 from loop_recipes.run.environment_file import ENVIRONMENT_FILE, write_description
 from loop_recipes.run.metrics import behavior_metrics, environment_metrics, rollout_metrics, summary_line
-from loop_recipes.run.rests_on import changes, environment_identity, model_identity
+from loop_recipes.run.rests_on import changes, differing, environment_identity, model_identity
 from loop_recipes.run.stop_request import StopRequest, StopRequested
 from rollout_server.config import as_keys
 
@@ -96,7 +96,8 @@ class LoopAppWorldRecipe:
           the same command line goes on exactly (bit for bit on a CPU). A file ``<output_dir>/stop`` ends the run after
           the update in hand, or at once while it waits for rollouts, which are not lost. SIGTERM and Ctrl-C do the same
           to a run of one process; several ranks are killed soon after by torchrun (docs/training.md).
-        - **Numbers.** ``<output_dir>/metrics.jsonl`` (keys: ``run_metrics.METRICS``) and torchtune's loggers.
+        - **Numbers.** ``<output_dir>/metrics.jsonl`` (keys: ``loop_recipes.run.metrics.METRICS``) and torchtune's
+          loggers.
 
     Args:
         cfg (DictConfig): the recipe's YAML merged with the command line; the keys are those of
@@ -248,6 +249,7 @@ class LoopAppWorldRecipe:
 
         Raises:
             NoRollouts: a rollout was sampled by a version further back than ``collection.max_policy_lag``.
+            NoRollouts: the node's tasks or grader have changed.
             EnvironmentBroke: the environment broke in more episodes than ``collection.max_broken_share`` allows.
         """
         conf = self._config
@@ -260,6 +262,7 @@ class LoopAppWorldRecipe:
             collected, refilled = self._collect(request, iteration)
             if collected is None:
                 return self._end(f"stopped while waiting for {request.id}; resume_from_checkpoint=True goes on with it")
+            self._check_grader()
             # What was asked for ahead is taken even where a resumed run's config allows no lag any more.
             oldest = min(request.policy_version, self._policy_version - conf.collection.max_policy_lag)
             check_versions(collected.rollouts, oldest, self._policy_version)
@@ -320,6 +323,21 @@ class LoopAppWorldRecipe:
             collected = found and collected.joined(found)
         return None, told
 
+    def _check_grader(self) -> None:
+        """Refuse rollouts of a node elsewhere that was started again on other tasks or another grader.
+
+        Raises:
+            NoRollouts: it was; nothing is trained on them.
+        """
+        if self._config.rollout_node.url is None:
+            return
+        now = environment_identity(self._dataset, self._source.description())
+        if changed := differing(self._environment_identity, now):
+            raise NoRollouts(
+                f"the rollout node has another {', another '.join(changed)} than when the run began or was resumed; "
+                "start the node on what it was, or go on knowingly with resume_from_checkpoint=True accept_changes=True"
+            )
+
     def _branch_credits(self, rollouts: list[Rollout], iteration: int) -> dict[str, list[float]] | None:
         """Credits of turns by Monte-Carlo continuations, where the config asks for them; None if asked to stop."""
         conf = self._config
@@ -355,13 +373,11 @@ class LoopAppWorldRecipe:
         samples = training_samples(grouped, conf.update)
         check_token_ids(samples, vocabulary(self._learner.model), "rollout_node")
         spread = spreader(conf.turn_credit, self._turn_critic, credits or {})
-        trained, step_samples, metrics = self._learner.update.run(
+        trained, step_tokens, metrics = self._learner.update.run(
             samples, self._policy_version, iteration, spread, self._distil
         )
         metrics |= gap_metrics(trained, conf.sampler_gap)
-        metrics |= flops_metrics(
-            self._learner.model, step_samples, metrics["seconds_updating"], conf.device_peak_tflops
-        )
+        metrics |= flops_metrics(self._learner.model, step_tokens, metrics["seconds_updating"], conf.device_peak_tflops)
         if conf.update.max_tokens_per_rollout is not None:
             metrics["left_out_rollouts"] = len(by_episode(grouped)) - len(episodes(samples))
         self._learner.end_iteration()

@@ -28,7 +28,7 @@ from loop_recipes.config.preflight import check_learner
 from loop_recipes.config.sft_config import SftConfig, read_sft_config
 from loop_recipes.engine.checkpoint import TrainingState, load_latest, restore_generators
 from loop_recipes.engine.device_check import training_device
-from loop_recipes.engine.diagnostics import peak_memory_gib
+from loop_recipes.engine.diagnostics import out_of_memory, peak_memory_gib
 from loop_recipes.engine.model import DTYPES, check_context, load_base, vocabulary
 from loop_recipes.engine.process_group import (
     RemoteError,
@@ -40,7 +40,7 @@ from loop_recipes.engine.process_group import (
     on_main_rank,
     single_process,
 )
-from loop_recipes.engine.samples import Sample, check_token_ids
+from loop_recipes.engine.samples import CreditedSample, Sample, check_token_ids
 from loop_recipes.methods.sweet_rl.turn_critic import HiddenPrefix
 from loop_recipes.rollouts.fixed_set import FixedSet, read_fixed_set
 from loop_recipes.run.metrics import rollout_metrics
@@ -109,6 +109,7 @@ class SftAppWorldRecipe:
         self._cleanup = ExitStack()
         self._together = False
         self._iterations_done = 0
+        self._samples: list[CreditedSample] = []
 
     def setup(self) -> None:
         """Rollouts, model, optimizer and run state."""
@@ -183,7 +184,7 @@ class SftAppWorldRecipe:
             NonFiniteLoss: the loss or gradient is not finite; neither step nor checkpoint is made.
         """
         started = time.perf_counter()
-        _, metrics = self._learner.update.train(self._samples, iteration)
+        step_tokens, metrics = self._learner.update.train(self._samples, iteration)
         seconds = time.perf_counter() - started
         self._learner.end_iteration()
         versions = self._learner.versions
@@ -192,7 +193,7 @@ class SftAppWorldRecipe:
             if version > 0 or not self._pairs:  # version 0 is the reference of pairs
                 versions.forget(version)
         self._iterations_done = iteration
-        tokens = self._config.update.epochs * sum(sample.tokens for sample in self._samples)
+        tokens = sum(tokens - shared for tokens, shared in step_tokens)
         return metrics | {"seconds_updating": seconds, "tokens_per_second": tokens / seconds}
 
     def save_checkpoint(self) -> None:
@@ -206,6 +207,12 @@ class SftAppWorldRecipe:
                 "config": as_keys(self._config),
             }
         )
+
+    def out_of_memory(self, error: torch.OutOfMemoryError) -> str:
+        """The line to end with."""
+        longest = max((sample.tokens for sample in self._samples), default=0)
+        tokens = max(self._config.update.micro_batch_tokens, longest)
+        return out_of_memory(error, tokens, self._device, "update.max_tokens_per_rollout")
 
     def cleanup(self) -> None:
         """Close files; safe to call at any point, and twice. Waits for no other rank."""
@@ -246,6 +253,9 @@ def recipe_main(cfg: DictConfig) -> int | str:
         return f"sft_appworld: {error}"
     except RemoteError:
         return 1
+    except torch.OutOfMemoryError as error:
+        assert recipe is not None, "nothing is allocated before it is there"
+        return f"sft_appworld: {recipe.out_of_memory(error)}"
     except Exception:  # perhaps on this rank alone: said before anything is waited for
         traceback.print_exc()
         return 1

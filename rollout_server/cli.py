@@ -22,7 +22,7 @@ from rich.logging import RichHandler
 from loop_formats.schema import ConfigError
 from loop_plumbing.http_server import FEWEST_FILES, MAX_STRANGERS, Site, raise_open_files
 from loop_plumbing.secret import read_secret
-from loop_plumbing.visible import VisibleFormatter
+from loop_plumbing.visible import VisibleFormatter, show_all_text
 from rollout_server.app import build_runner
 from rollout_server.client import RolloutClient
 from rollout_server.config import ALL_ADDRESSES, NodeConfig, load_node_config, node_url
@@ -45,6 +45,7 @@ def main(arguments: list[str] | None = None, program: str = "rollout-server") ->
     Args:
         program: how help and errors call this command.
     """
+    show_all_text()
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         if arguments[:1] == ["status"]:

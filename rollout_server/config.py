@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field
@@ -163,7 +164,7 @@ def load_node_config(file: str | Path, overrides: Sequence[str] = ()) -> NodeCon
         raise ConfigError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
     require(isinstance(content, DictConfig), f"{file}: a config must be a mapping of keys to values")
     keys = present_keys(as_written(cast(DictConfig, content)))
-    words = [f"{present_key(key)}={value}" for key, _, value in (word.partition("=") for word in overrides)]
+    words = [f"{present_key(key)}={as_yaml(value)}" for key, _, value in (word.partition("=") for word in overrides)]
     try:
         merged = OmegaConf.merge(OmegaConf.create(keys), OmegaConf.from_dotlist(words))
     except Exception as error:  # the parser's, and a list in the place of a section
@@ -173,6 +174,18 @@ def load_node_config(file: str | Path, overrides: Sequence[str] = ()) -> NodeCon
     except OmegaConfBaseException as error:
         raise ConfigError(f"{file}: {str(error).splitlines()[0]}") from error
     return from_mapping(NodeConfig, data)
+
+
+def as_yaml(value: str) -> str:
+    """A value of a command line as YAML, in quotes where YAML would read another text: ``a #b``, ``a `` or ``&a b``."""
+    if value.lstrip()[:1] in ("", "'", '"', "[", "{", "!"):
+        return value
+    try:
+        read = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))["value"]  # type: ignore[index,call-overload]
+    except Exception:  # the parser's: whoever merges it says so
+        return value
+    other = value.startswith("#") if read is None else isinstance(read, str) and read != value
+    return json.dumps(value, ensure_ascii=False) if other else value
 
 
 def write_node_config(config: NodeConfig, file: Path) -> None:

@@ -8,6 +8,7 @@ folders for the leaderboard.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 from collections.abc import Iterable, Sequence
@@ -34,7 +35,9 @@ class FinalState:
 
 def _name(policy: str, sampling: str, run: int, split: str) -> str:
     """Lower case, letters, digits, - and _, and the split at its end: what `appworld pack` asks of a name."""
-    stem = re.sub(r"[^a-z0-9-]+", "-", f"{policy}-{sampling}-run{run}".lower().replace("=", "")).strip("-")
+    if re.search(r"[^A-Za-z0-9._+-]", policy):  # of a folder: two that differ in such letters alone stay two
+        policy += f"-{hashlib.sha256(policy.encode()).hexdigest()[:6]}"
+    stem = re.sub(r"[^a-z0-9]+", "-", f"{policy}-{sampling}-run{run}".lower().replace("=", "")).strip("-")
     return f"{stem}_{split}"
 
 

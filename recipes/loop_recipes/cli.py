@@ -9,6 +9,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from loop_plumbing.visible import show_all_text
+
 VERBS = {
     "init": ("NAME", "begin a task of your own: a file of functions", "loop_recipes.launch.init_cli:main"),
     "try": ("FILE.py", "play a few tasks of such a file", "loop_recipes.launch.try_cli:main"),
@@ -49,12 +51,17 @@ come key=value, or ~key to leave one out. `loop VERB --help` lists a verb's opti
 
 def main(arguments: Sequence[str] | None = None) -> int | None:
     """Call the verb's function; returns the exit status, None for 0."""
+    show_all_text()
     words = list(sys.argv[1:] if arguments is None else arguments)
     length = 2 if words[:1] == ["method"] else 1
     verb = " ".join(words[:length])
     if verb in VERBS:
         module, function = VERBS[verb][2].split(":")
-        return getattr(importlib.import_module(module), function)(words[length:])
+        try:
+            return getattr(importlib.import_module(module), function)(words[length:])
+        except KeyboardInterrupt:
+            print(f"loop {verb}: stopped", file=sys.stderr)
+            return 130
     if len(words) < length or words[length - 1] in ("-h", "--help"):
         print(help_text())
         return 0

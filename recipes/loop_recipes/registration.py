@@ -14,8 +14,10 @@ import importlib.abc
 import importlib.machinery
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from loop_recipes.paths import RECIPES, config_files, recipes_folder
 
@@ -89,16 +91,34 @@ def starts_again(command: list[str], at_start: bytes) -> bool:
     """
     names = {variable.partition(b"=")[0] for variable in at_start.split(b"\0")}
     chosen = names & {b"OMP_WAIT_POLICY", b"GOMP_SPINCOUNT"} or b"OMP_NUM_THREADS=1" in at_start.split(b"\0")
-    return [Path(word).name for word in command[1:3]] == ["tune", "run"] and not chosen
+    return is_tune_run(command) and not chosen
+
+
+def is_tune_run(command: list[str]) -> bool:
+    """Whether a process that was started by ``command`` is a `tune run`."""
+    return [Path(word).name for word in command[1:3]] == ["tune", "run"]
+
+
+def say_stopped(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """As ``sys.excepthook``: one line for a Ctrl-C in the seconds in which libraries are imported."""
+    if issubclass(kind, KeyboardInterrupt):
+        print("tune run: stopped", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 def install_hook() -> None:
     """Entry point of the group `torch.backends`: arrange for :func:`register`, now or when the registry is imported."""
+    if is_tune_run(sys.orig_argv):
+        sys.excepthook = say_stopped
     try:
         if starts_again(sys.orig_argv, Path("/proc/self/environ").read_bytes()):
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     except OSError:  # it waits as it did
         pass
+    if is_tune_run(sys.orig_argv):  # of `loop train`, or started again: what was pressed meanwhile is heard now
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     logging.getLogger("torchao").addFilter(is_worth_reading)
     try:
         if _REGISTRY in sys.modules:

@@ -288,3 +288,103 @@ def test_an_adapter_is_a_folder_with_both_files(tmp_path):
     assert is_adapter(tmp_path / "adapter")
     (tmp_path / "adapter" / "adapter_config.json").unlink()
     assert not is_adapter(tmp_path / "adapter")
+
+
+def _linked(run, layout):
+    """A run whose log lies behind a link, in one of ten ways; returns how many logs there are."""
+    elsewhere = run.parent / "elsewhere"
+    collections = elsewhere / "node/collections"
+    collections.mkdir(parents=True)
+    (collections / "a.jsonl").write_text("{}\n")
+    run.mkdir()
+    match layout:
+        case "the node's folder":
+            (run / "node").symlink_to(elsewhere / "node")
+        case "its collections":
+            (run / "node").mkdir()
+            (run / "node/collections").symlink_to(collections)
+        case "a log":
+            (run / "node/collections").mkdir(parents=True)
+            (run / "node/collections/a.jsonl").symlink_to(collections / "a.jsonl")
+        case "the run":
+            run.rmdir()
+            run.symlink_to(elsewhere)
+        case "an evaluation's node":
+            (run / "evaluation").mkdir()
+            (run / "evaluation/node").symlink_to("../../elsewhere/node")
+        case "a link to a link":
+            (run.parent / "between").symlink_to(elsewhere / "node")
+            (run / "node").symlink_to(run.parent / "between")
+        case "only one of two nodes":
+            (run / "node-1").symlink_to(elsewhere / "node")
+            (run / "node-2/collections").mkdir(parents=True)
+            (run / "node-2/collections/b.jsonl").write_text("{}\n")
+            return 2
+        case "two names of one folder":
+            (run / "node").symlink_to(elsewhere / "node")
+            (run / "node-again").symlink_to(elsewhere / "node")
+        case "a circle":
+            (run / "node").symlink_to(elsewhere / "node")
+            (elsewhere / "node/up").symlink_to(run)
+        case "a link to nowhere beside it":
+            (run / "node").symlink_to(elsewhere / "node")
+            (run / "gone").symlink_to(run / "nowhere")
+    return 1
+
+
+LAYOUTS = [
+    "the node's folder",
+    "its collections",
+    "a log",
+    "the run",
+    "an evaluation's node",
+    "a link to a link",
+    "only one of two nodes",
+    "two names of one folder",
+    "a circle",
+    "a link to nowhere beside it",
+]
+
+
+@pytest.mark.fault("logs behind a link")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_logs_are_found_behind_links(tmp_path, layout):
+    count = _linked(tmp_path / "run", layout)
+    logs = find_logs(tmp_path / "run")
+    assert len(logs) == count
+    assert all(log.is_relative_to(tmp_path / "run") for log in logs)
+
+
+BROKEN = [b"", b"\0" * 40, b"{", b"[]", b"null", b'{"url": ', b"{}", b'{"url": 3', b"\xff\xfe", b'"http://a"']
+
+
+@pytest.mark.fault("small files that a power cut emptied")
+@pytest.mark.parametrize("content", BROKEN)
+def test_an_address_that_cannot_be_read_is_none(tmp_path, content):
+    (tmp_path / "node.json").write_bytes(content)
+    assert run_files.node_address(tmp_path) is None
+    assert run_files.node_address(tmp_path, pid=1) is None
+
+
+@pytest.mark.fault("small files that a power cut emptied")
+def test_a_file_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    done = []
+    replace, fsync = Path.replace, os.fsync
+    monkeypatch.setattr(Path, "replace", lambda self, target: (done.append("named"), replace(self, target))[1])
+    monkeypatch.setattr(os, "fsync", lambda number: (done.append("synced"), fsync(number))[1])
+    write_whole(tmp_path / "run.json", "{}")
+    assert done == ["synced", "named", "synced"]
+
+
+@pytest.mark.fault("a folder that cannot be removed")
+def test_a_link_in_the_place_of_a_folder_gives_way_and_leads_to_what_it_did(tmp_path):
+    (tmp_path / "archive").mkdir()
+    (tmp_path / "archive/kept").touch()
+    (tmp_path / "one").symlink_to("archive")
+    for text in ("a", "b"):
+        with whole_folder(tmp_path / "one") as partial:
+            (partial / "file").write_text(text)
+    assert (tmp_path / "one/file").read_text() == "b"
+    assert not (tmp_path / "one").is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["archive", "one"]
+    assert (tmp_path / "archive/kept").exists()

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import io
 import json
 import re
 import shlex
@@ -85,6 +86,26 @@ def test_a_verb_calls_its_own_function_with_the_words_after_it(verb, monkeypatch
     module, function = VERBS[verb][2].split(":")
     monkeypatch.setattr(importlib.import_module(module), function, lambda words: words)
     assert main([*verb.split(), "a", "b=1", "--", "method"]) == ["a", "b=1", "--", "method"]
+
+
+@pytest.mark.fault("Ctrl-C in the first seconds")
+def test_ctrl_c_is_one_line_whatever_is_imported(monkeypatch, capsys):
+    def pressed(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("loop_recipes.cli.importlib.import_module", pressed)
+    assert main(["plot", "runs/demo"]) == 130
+    assert capsys.readouterr().err == "loop plot: stopped\n"
+
+
+@pytest.mark.fault("a terminal that knows only ASCII")
+def test_what_a_terminal_cannot_show_ends_no_program(monkeypatch):
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr("loop_recipes.plots.curves.main", lambda words: print("62.4 ± 17.9 ━ 最良"))
+    assert main(["plot", "x"]) is None
+    out.flush()
+    assert out.buffer.getvalue() == b"62.4 ? 17.9 ? ??\n"
 
 
 @pytest.mark.parametrize("words", [["trian", "tiny_cpu"], ["method", "tree"], ["trees"], ["--verbose"]])

@@ -1,9 +1,13 @@
 """The hook that makes our recipes known to `tune`: it appends once, survives anything, and imports nothing heavy."""
 
 import os
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
 
 from loop_recipes import registration
 from support.waiting import COMMAND_S
@@ -66,3 +70,27 @@ def test_every_program_below_ours_waits_passively():
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "passive\n"
+
+
+@pytest.mark.fault("tune cp and tune validate of our configs")
+def test_whoever_reads_the_registry_can_resolve_our_paths(monkeypatch):
+    OmegaConf.clear_resolver("loop_home")
+    sys.modules.pop("loop_recipes.config.resolvers", None)
+    registration.register(_registry())
+    assert OmegaConf.create({"a": "${loop_home:}/runs"}).a.endswith("/runs")
+
+
+@pytest.mark.fault("Ctrl-C in the first seconds")
+def test_ctrl_c_while_libraries_are_imported_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "orig_argv", ["python", "/venv/bin/tune", "run", "loop_appworld"])
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(registration, "starts_again", lambda *_: False)
+    monkeypatch.setattr(registration, "register", lambda registry: None)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as `loop train` leaves it
+    registration.install_hook()
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, set())
+    sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert capsys.readouterr().err == "tune run: stopped\n"
+    sys.excepthook(ValueError, ValueError("boom"), None)
+    assert "ValueError: boom" in capsys.readouterr().err

@@ -8,10 +8,13 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
 from agent_environments.description import Description
+from loop_formats.ids import parse_collection_id
 from loop_formats.run_files import to_json
 from loop_formats.schema import ConfigError
 from loop_recipes.engine.checkpoint import load_latest
 from loop_recipes.rollouts.plan import CollectionPlan
+from loop_recipes.rollouts.replay_source import ReplaySource
+from loop_recipes.rollouts.source import NoRollouts
 from support.random_policy import write_adapter, write_model
 from support.small_runs import replay_config, sft_config, train, train_sft_into
 
@@ -157,3 +160,26 @@ def test_what_was_asked_for_of_another_grader_is_asked_for_anew(begun):
     assert renamed.id.startswith("run-i0001-")
     assert renamed.id not in (asked[0].id, asked[2].id)
     assert renamed.tasks == asked[0].tasks
+
+
+def test_a_node_that_is_started_again_on_another_grader_ends_the_run(tmp_path, monkeypatch):
+    """Between two iterations, where the node is a program of its own."""
+    from support.small_runs import write_logs
+
+    cfg = OmegaConf.load(replay_config(tmp_path, iterations=2))
+    describe(tmp_path, code="1")
+    source = ReplaySource(write_logs(tmp_path / "logs", 2, cfg.model.vocab_size))
+    read = source.read
+
+    def restarted_before_the_second(request, *_):
+        describe(tmp_path, code=str(parse_collection_id(request.id).iteration))
+        return read(request)
+
+    source.read = restarted_before_the_second
+    cfg.rollout_node = {"url": "http://127.0.0.1:1", "token_env": "LOOP_TEST_TOKEN"}
+    cfg.sampler_gap = {"ok": 99.0, "broken": 100.0}
+    monkeypatch.setenv("LOOP_TEST_TOKEN", "unused")
+    monkeypatch.setattr("loop_appworld.open_source", lambda *_: source)
+    with pytest.raises(NoRollouts, match="the rollout node has another code than when the run began or was resumed"):
+        train(cfg)
+    assert load_latest(tmp_path / "run/checkpoints", False).state["iteration"] == 1, "what was graded before is kept"

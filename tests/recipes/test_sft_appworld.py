@@ -10,6 +10,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from transformers import AutoModelForCausalLM
 
+import sft_appworld
 from loop_formats.ids import branch_id, dev_id, evaluation_id, replay_id, share_id
 from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.learner import Learner
@@ -217,3 +218,15 @@ def test_a_set_that_cannot_be_trained_on_is_refused_by_name(tmp_path):
     train(cfg, "max_iterations=1", "rollouts.most_per_task=1")
     with pytest.raises(ConfigError, match="holds other rollouts than the run was started with"):
         train(cfg, "resume_from_checkpoint=True")
+
+
+@pytest.mark.fault("supervised training that runs out of memory")
+def test_out_of_memory_is_one_line_with_the_key_to_lower(tmp_path, monkeypatch):
+    def full(self, samples, iteration):
+        raise torch.OutOfMemoryError("Tried to allocate 20.00 MiB. GPU 0 has")
+
+    cfg = sft_config(tmp_path)
+    monkeypatch.setattr("loop_recipes.algorithm.policy_update.PolicyUpdate.train", full)
+    said = sft_appworld.recipe_main.__wrapped__(cfg)
+    assert said.startswith("sft_appworld: out of memory on cpu of rank 0, in micro-batches of up to 150 tokens")
+    assert "lower update.micro_batch_tokens, then update.max_tokens_per_rollout; " in said

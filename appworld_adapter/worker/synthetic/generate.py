@@ -1,6 +1,6 @@
 """Generates the synthetic world: a dataset in AppWorld's own on-disk layout, made of nothing but this code and a seed.
 
-    .venv-appworld/bin/python appworld_adapter/worker/synthetic/generate.py --root worlds/synthetic
+    .venv-appworld/bin/python -E appworld_adapter/worker/synthetic/generate.py --root worlds/synthetic
 
 Runs under the AppWorld interpreter. Writes ROOT/data and, last, ROOT/dataset.json; when that file is there already and
 says the same parameters, nothing is done. Everything is first written beside ROOT and then renamed into place.
@@ -145,7 +145,7 @@ def measure_idleness(root: Path) -> None:
 
     In a process of its own, because the engine's databases and clock belong to one world at a time.
     """
-    command = [sys.executable, str(Path(__file__).with_name("check.py")), "--root", str(root)]
+    command = [sys.executable, "-E", str(Path(__file__).with_name("check.py")), "--root", str(root)]
     options = ["--agent", "nothing", "--every", str(TASKS_PER_SCENARIO)]
     if subprocess.run(command + options, stdout=sys.stderr, timeout=1800).returncode:
         sys.exit("generate.py: the generated dataset failed its check, so it was thrown away")

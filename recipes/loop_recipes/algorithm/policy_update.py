@@ -6,7 +6,6 @@ arrived or on the number of ranks.
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from loop_recipes.algorithm.preferences import Preferences, pair_names, preferen
 from loop_recipes.algorithm.token_statistics import TokenStatistics
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.engine.adapter_versions import AdapterVersions
-from loop_recipes.engine.batching import MicroBatch, StepBatch, micro_batches, step_batches
+from loop_recipes.engine.batching import MicroBatch, StepBatch, computed, micro_batches, step_batches
 from loop_recipes.engine.model import adapter_parameters, drops_out, trained_parameters
 from loop_recipes.engine.process_group import sum_over_ranks
 from loop_recipes.engine.samples import AnySample, CreditedSample, Sample, ScoredSample, credited, episodes, scored
@@ -51,12 +50,13 @@ class NonFiniteLoss(RuntimeError):
 class UpdateResult(NamedTuple):
     """The result of an update.
 
-    ``samples`` are those with signal, with advantages and old log-probs, in the order of their ids; ``step_samples``
-    are the same, once for each step that was taken with them; ``metrics`` are the same on every rank.
+    ``samples`` are those with signal, with advantages and old log-probs, in the order of their ids; ``step_tokens``
+    are the tokens of the same, once for each step that was taken with them, as
+    :func:`~loop_recipes.engine.batching.computed` gives them; ``metrics`` are the same on every rank.
     """
 
     samples: list[ScoredSample]
-    step_samples: list[CreditedSample]
+    step_tokens: list[tuple[int, int]]
     metrics: dict[str, Any]
 
 
@@ -171,7 +171,7 @@ class PolicyUpdate:
         step_logprobs: dict[str, Tensor] | None = {} if first else None
         known = {sample.rollout_id: sample for sample in kept}
         together = [known.get(sample.rollout_id, sample) for sample in credited]
-        step_samples, numbers = self.train(together, iteration, step_logprobs) if together else ([], {"steps": 0})
+        step_tokens, numbers = self.train(together, iteration, step_logprobs) if together else ([], {"steps": 0})
         if step_logprobs is not None:
             known |= {s.rollout_id: scored(s, step_logprobs[s.rollout_id]) for s in credited if s.rollout_id in first}
             kept = [known[sample.rollout_id] for sample in credited]
@@ -184,9 +184,9 @@ class PolicyUpdate:
         metrics |= {
             "seconds_recomputing": recomputed - started,
             "seconds_updating": seconds,
-            "tokens_per_second": sum(sample.tokens for sample in step_samples) / seconds,
+            "tokens_per_second": sum(tokens - shared for tokens, shared in step_tokens) / seconds,
         }
-        return UpdateResult(kept, step_samples, metrics)
+        return UpdateResult(kept, step_tokens, metrics)
 
     def tasks_with_signal(self, samples: Sequence[Sample]) -> set[str]:
         """The tasks of a collection that an update learns from: those with a rollout whose advantage passes the filter
@@ -331,8 +331,8 @@ class PolicyUpdate:
 
     def train(
         self, samples: Sequence[CreditedSample], iteration: int, step_logprobs: dict[str, Tensor] | None = None
-    ) -> tuple[list[CreditedSample], dict[str, Any]]:
-        """All steps of an iteration; returns the samples of those taken, in order, and metrics.
+    ) -> tuple[list[tuple[int, int]], dict[str, Any]]:
+        """All steps of an iteration; returns the tokens of those taken as in :class:`UpdateResult`, and metrics.
 
         Args:
             step_logprobs: where the first step is that of the policy that sampled; is given its log-probs [n], by
@@ -365,7 +365,10 @@ class PolicyUpdate:
             }
             if self.critic is not None:
                 metrics["value_loss"] = sum(value_losses) / len(value_losses)
-        return list(itertools.chain(*planned[: len(outcomes)])), metrics | statistics.summary()
+        budget, packed, sharers = self.config.micro_batch_tokens, self.config.packed, self._part.of
+        taken = planned[: len(outcomes)]
+        step_tokens = [each for minibatch in taken for each in computed(minibatch, budget, packed, sharers)]
+        return step_tokens, metrics | statistics.summary()
 
     def _planned(self, samples: Sequence[CreditedSample], iteration: int) -> list[list[CreditedSample]]:
         """The minibatches of an iteration, one a step."""

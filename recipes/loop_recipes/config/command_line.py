@@ -12,6 +12,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from loop_formats.schema import ConfigError, fields_of, require
+from loop_plumbing.visible import show_all_text
 from loop_recipes.config.files import compose
 from loop_recipes.paths import KINDS
 
@@ -26,6 +27,7 @@ def parse(section: type) -> Callable[[Callable[[DictConfig], Any]], Callable[[],
     def decorated(main: Callable[[DictConfig], Any]) -> Callable[[], Any]:
         @functools.wraps(main)
         def from_command_line() -> Any:
+            show_all_text()
             recipe = Path(sys.argv[0]).stem
             parser = argparse.ArgumentParser(
                 recipe, description=main.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import os
 import pkgutil
 import sys
@@ -19,19 +18,6 @@ from loop_plumbing.trusted import VARIABLE, is_trusted, trust
 from loop_plumbing.visible import visible
 from rollout_server.config import as_config
 
-logger = logging.getLogger(__name__)
-
-_MOVED = {
-    f"loop_recipes.learner.{module}.": f"loop_recipes.{room}.{module}."
-    for room, modules in {
-        "algorithm": ("advantages", "critic", "losses", "lr_schedules", "preferences"),
-        "engine": ("logprobs",),
-        "methods.sweet_rl": ("turn_critic", "turn_value_head"),
-    }.items()
-    for module in modules
-}
-"""Where components were, and where they are now."""
-
 _OURS = (
     "loop_recipes.",
     *sorted({f"{path.partition('.')[0]}." for path in ENVIRONMENTS.values()}),
@@ -42,23 +28,11 @@ _MAKERS = ("lr_schedules", "lr_schedulers", "_builders", "_model_builders")
 """How the modules end whose functions are components; of other modules, only classes are."""
 
 
-def _present(component: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The component under its present name; one that has moved is said once more in the log."""
-    name = component.get("_component_")
-    for before, now in _MOVED.items():
-        if isinstance(name, str) and name.startswith(before):
-            moved = now + name.removeprefix(before)
-            logger.warning("%s is %s now; the old name works for one release", name, moved)
-            return {**component, "_component_": moved}
-    return component
-
-
 def build(component: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
     """Build what ``component`` names; positional arguments first, ``kwargs`` win over the component's own keys.
 
     A key whose value names a component of its own gets that, built.
     """
-    component = _present(component)
     values: dict[str, Any] = OmegaConf.to_object(as_config(component))  # type: ignore[assignment]
     parts = {key: build(value) for key, value in values.items() if _is_component(value)}
     return _named(values.pop("_component_"))(*args, **{**values, **parts, **kwargs})
@@ -97,7 +71,7 @@ def _is_ours(name: object) -> bool:
     if not isinstance(name, str) or not name.startswith(_OURS):
         return False
     try:
-        found = pkgutil.resolve_name(_present({"_component_": name})["_component_"])
+        found = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError):
         return False
     return f"{getattr(found, '__module__', '')}.".startswith(_OURS) and (
@@ -119,7 +93,6 @@ def check_component(
     Raises:
         ConfigError: no ``_component_``, one that cannot be imported, or keys that do not fit its signature.
     """
-    component = _present(component)
     name = component.get("_component_")
     if not isinstance(name, str):
         raise ConfigError(f"{path} needs _component_, the dotted name of what to build")

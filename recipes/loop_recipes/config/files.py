@@ -36,7 +36,7 @@ from loop_formats.old_keys import is_gone, present_key, present_keys
 from loop_formats.schema import ConfigError, fields_of, from_mapping, require
 from loop_recipes.config.old_names import OldName, found_under_old_name
 from loop_recipes.paths import KINDS, RECIPES, config_files, recipes_folder
-from rollout_server.config import as_written
+from rollout_server.config import as_written, as_yaml
 
 Section = TypeVar("Section")
 Tree = dict[str, Any]
@@ -195,12 +195,13 @@ class _Run:
     def _folder(self, verb: str, world: Tree, machine_only: Tree, preset: tuple[Tree, Tree]) -> Tree:
         """The output folder of a run that is more than its machine: named by all that it is made of."""
         files = [self.machine, self.world, self.preset if verb != "eval" or preset[0] else NOTHING, self.algorithm]
-        names = [file.name for file in files if file is not NOTHING]
+        names = [file.name for file in (*files, self.own) if file is not NOTHING]
         if verb == "sft" and self.algorithm is NOTHING:
             names.append("rft")
         named = (self.world is not NOTHING and "output_dir" not in world) or files[2:] != [NOTHING, NOTHING]
+        named = named or self.own is not NOTHING  # two files over one machine are two runs
         if verb == "sft":
-            alone = files[1:] == [NOTHING, NOTHING, NOTHING]
+            alone = [*files[1:], self.own] == [NOTHING] * 4
             named = not alone or ("output_dir" not in machine_only and "rollouts" not in self.machine.content)
         if not named or verb == "warm_start":
             return {}
@@ -324,7 +325,7 @@ def with_words(tree: Tree, words: Iterable[str]) -> Tree:
         key = present_key(key)
         if isinstance(section := result.get(key), dict) and "_component_" in section and not value.startswith("{"):
             key += "._component_"
-        value = "!!null" if value == "None" else f"!!str {value}" if "max_filename" in key else value
+        value = "!!null" if value == "None" else f"!!str {value}" if "max_filename" in key else as_yaml(value)
         try:
             given = _plain(OmegaConf.from_dotlist([f"{key}={value}"]))
         except _MERGE_ERRORS as error:

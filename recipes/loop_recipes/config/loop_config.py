@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 from agent_environments.chat_client import url_problem
 from agent_environments.protocol import is_harness
 from loop_formats.collection_request import Limits, check_temperature
-from loop_formats.schema import STRICT, ConfigError, require
+from loop_formats.schema import STRICT, ConfigError, Seed, require
 from loop_recipes.config.files import read_config
 from loop_recipes.config.rollout_node import RolloutNodeConfig, WithNode, read_token
 
@@ -315,7 +315,7 @@ class LearnerConfig:
     checkpointer: Component | None = None
     """torchtune's checkpointer, which reads the base model of one of its builders; null with ``model.path``."""
     update: UpdateConfig = field(default_factory=UpdateConfig)
-    seed: int = 0
+    seed: Seed = 0
     """Seed of tasks, episodes, the new adapter and minibatches."""
     device: str = "cpu"
     """``cpu`` or ``cuda``."""
@@ -386,18 +386,8 @@ class LoopConfig(LearnerConfig, WithNode):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_compaction("collection.limits", self.collection.limits)
-        if self.critic is not None:
-            level = self.loss.get("level", "token")
-            require(
-                level == "token",
-                f"loss.level is {level!r}; a critic gives each token its own advantage: choose token",
-            )
         if self.turn_credit is not None:
             self._check_turn_credit(self.turn_credit)
-        if self.distillation is not None:
-            level = self.loss.get("level", "token")
-            own = f"loss.level is {level!r}; distillation gives tokens advantages of their own: choose token"
-            require(level == "token", own)
         if self.rollout_node.replay is not None:
             require(self.dev_evaluation.every == 0, "dev_evaluation.every must be 0 with rollout_node.replay")
             require(self.collection.refill_budget == 1, "collection.refill_budget must be 1 with rollout_node.replay")
@@ -405,10 +395,6 @@ class LoopConfig(LearnerConfig, WithNode):
             self._check_child()
 
     def _check_turn_credit(self, credit: TurnCreditConfig) -> None:
-        level = self.loss.get("level", "token")
-        require(
-            level == "token", f"loss.level is {level!r}; turn_credit gives tokens advantages of their own: choose token"
-        )
         require(self.critic is None, "turn_credit must be null: critic gives each token its own advantage already")
         if credit.by == "branches":
             self.collection.limits.check_branching("collection.limits")

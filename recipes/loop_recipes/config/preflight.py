@@ -42,6 +42,11 @@ def check_run(config: LoopConfig, *, starts_now: bool = True) -> None:
         ConfigError: one line that names the key and the cure.
     """
     check_learner(config, starts_now=starts_now)
+    for key in ("critic", "distillation", "turn_credit"):
+        if getattr(config, key) is not None:
+            level = getattr(build(config.loss), "level", "token")  # of a loss of one's own too, which has no such key
+            own = f"loss.level is {level!r}; {key} gives tokens advantages of their own: choose token"
+            require(level == "token", own)
     if config.critic is not None:
         check_component("critic", config.critic, positional=1)
         require(

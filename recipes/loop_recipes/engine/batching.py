@@ -272,6 +272,19 @@ def step_batches(
     return [collate_step(together, pad_id, packed, part) for together in planned]
 
 
+def computed(samples: Sequence[Sample], token_budget: int, packed: bool, of: int = 1) -> list[tuple[int, int]]:
+    """(tokens, those of them that another's stand for) of each sequence as micro-batches of these hold them: the
+    difference goes through the model.
+
+    Args:
+        of: ranks that share a row.
+    """
+    if not packed:
+        return [(sample.tokens, 0) for sample in samples]
+    laid = (piece for unit, _ in units(samples, token_budget * of) for piece in lay_out(unit))
+    return [(len(piece.places), piece.shared) for piece in laid]
+
+
 def _planned(
     samples: Sequence[AnySample], token_budget: int, packed: bool, world_size: int, rank: int
 ) -> list[list[AnySample]]:

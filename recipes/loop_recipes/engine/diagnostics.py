@@ -66,29 +66,31 @@ def _beginning(sample: Sample, count: int) -> Sample:
 
 
 def flops_metrics(
-    model: TransformerDecoder, step_samples: Sequence[Sample], seconds: float, peak_tflops: float | None
+    model: TransformerDecoder, step_tokens: Sequence[tuple[int, int]], seconds: float, peak_tflops: float | None
 ) -> dict[str, float]:
     """Share of the ranks' ``peak_tflops`` each that forward and backward passes took in ``seconds``; {} without it.
 
     Args:
-        step_samples: rollouts that went forward and backward, once for each time.
+        step_tokens: (tokens, those of them that another's stand for) of what went forward and backward, once for each
+            time.
     """
     if peak_tflops is None:
         return {}
     ranks, _ = get_world_size_and_rank()
-    flops = sum(_training_flops(model, sample.tokens) for sample in step_samples)
+    flops = sum(_training_flops(model, tokens, shared) for tokens, shared in step_tokens)
     return {"model_flops_utilization": flops / seconds / (peak_tflops * 1e12 * ranks)}
 
 
-def _training_flops(model: TransformerDecoder, length: int) -> float:
-    """Model FLOPs of one forward and backward pass over a rollout, recomputation not counted.
+def _training_flops(model: TransformerDecoder, length: int, shared: int) -> float:
+    """Model FLOPs of one forward and backward pass over a rollout of ``length`` tokens, the first ``shared`` of which
+    are another's; recomputation not counted.
 
     Per token two FLOPs a weight forward and two backward (frozen weights get no gradient of their own; the head
     is left out), and for causal attention half of 4 * length * width a layer forward, twice that backward.
     """
     weights = sum(parameter.numel() for parameter in model.layers.parameters())
     width = model.num_heads * model.head_dim
-    return 4.0 * weights * length + 6.0 * len(model.layers) * width * length**2
+    return 4.0 * weights * (length - shared) + 6.0 * len(model.layers) * width * (length**2 - shared**2)
 
 
 def peak_memory_gib(device: torch.device) -> float:
@@ -96,13 +98,19 @@ def peak_memory_gib(device: torch.device) -> float:
     return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0
 
 
-def out_of_memory(error: torch.OutOfMemoryError, micro_batch_tokens: int, device: torch.device) -> str:
-    """The line for a rank whose device has no memory left, with what lowers its need."""
+def out_of_memory(
+    error: torch.OutOfMemoryError,
+    micro_batch_tokens: int,
+    device: torch.device,
+    then: str = "collection.limits.max_context",
+) -> str:
+    """The line for a rank whose device has no memory left, with what lowers its need: ``update.micro_batch_tokens``,
+    and the key ``then``."""
     free = re.search(r"Tried to allocate [^.]*\.\d+ \w+", str(error))
     return (
         f"out of memory on {device} of rank {get_world_size_and_rank()[1]}, in micro-batches of up to "
         f"{micro_batch_tokens} tokens, peak {peak_memory_gib(device):.1f} GiB{_held_by_others(device)}"
-        f"{f' ({free[0]})' if free else ''}: lower update.micro_batch_tokens, then collection.limits.max_context; "
+        f"{f' ({free[0]})' if free else ''}: lower update.micro_batch_tokens, then {then}; "
         "`loop check` shows what takes how much"
     )
 

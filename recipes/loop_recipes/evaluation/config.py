@@ -18,15 +18,16 @@ from pydantic.dataclasses import dataclass
 from agent_environments.unopened import keeping_states, keeps_states
 from loop_formats.collection_request import Limits, check_temperature
 from loop_formats.run_files import ADAPTER_FILES, adapter_digest, in_order, is_adapter, newest_adapter
-from loop_formats.schema import STRICT, ConfigError, require
+from loop_formats.schema import STRICT, ConfigError, Seed, require
 from loop_recipes.config.files import read_config
 from loop_recipes.config.loop_config import EndpointConfig
 from loop_recipes.config.rollout_node import WithNode, check_token
 from loop_recipes.run.environment_file import read_description
 from rollout_server.config import EnvironmentConfig, NodeConfig
 
-_WHERE = ("python", "root", "max_worlds", "experiments_root", "keep_experiments", "sandbox_minimum")
-"""Options of environments that say where episodes run and how many; a dataset is known by its name."""
+_WHERE = ("python", "root", "module", "max_worlds", "experiments_root", "keep_experiments", "sandbox_minimum")
+"""Options of environments that say where episodes run and how many; a dataset is known by its name, a module by the
+digest of its code."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -103,7 +104,7 @@ class EvalConfig(WithNode):
     """Groups of tasks whose success and reward are also said by themselves: name and a pattern of task ids, such as
     ``deep: craft/depth4-*``. The environments of a mixture need no pattern."""
     samplings: list[SamplingConfig] = field(default_factory=lambda: [SamplingConfig()])
-    seed: int = 0
+    seed: Seed = 0
     """Each run over the tasks has seeds of its own, made from this one."""
     retries: NonNegativeInt = 1
     """How often the rollouts that were lost are played again at the end, all at once, with one attempt each."""

@@ -289,6 +289,6 @@ def _mean_by_difficulty(
         of_level = [{task: run[task] for task in run if difficulties.get(task) == difficulty} for run in runs]
         tasks, groups = success_rates(of_level), group_rates(of_level, environment)
         if tasks:
-            means = [100.0 * statistics.fmean(rates.values()) for rates in (tasks, groups)]
-            levels[difficulty] = GoalCompletion(*means, len(tasks), len(groups))
+            tgc, sgc = (100.0 * statistics.fmean(rates.values()) for rates in (tasks, groups))
+            levels[difficulty] = GoalCompletion(tgc, sgc, len(tasks), len(groups))
     return levels

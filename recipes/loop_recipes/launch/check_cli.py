@@ -1,7 +1,7 @@
 """Shows what would run where, and whether it fits, without running it; or what can be set.
 
 loop check qwen2_5_32b preset=paper output_dir=runs/a
-loop check qwen2_5_7b_one_gpu output_dir=runs/a --nodes 1 --gpus 1 --gpu-gib 79
+loop check qwen2_5_7b_one_gpu output_dir=runs/a --gpu-gib 40
 loop check --keys collection.
 """
 
@@ -26,8 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = config_parser("check", __doc__, optional=True)
     parser.add_argument("--keys", metavar="PREFIX", nargs="?", const="", help="print the keys of configs that begin so")
-    parser.add_argument("--nodes", type=int, default=2, help="1: rollouts and trainer share a node, half each (2)")
-    parser.add_argument("--gpus", type=int, default=8, help="GPUs of each node (8)")
+    usual = "by node.servers.gpus, else"
+    parser.add_argument("--nodes", type=int, help=f"1: rollouts and trainer share a node, half each ({usual} 2)")
+    parser.add_argument("--gpus", type=int, help=f"GPUs of each node ({usual} 8)")
     parser.add_argument("--gpu-gib", type=float, default=79.0, help="memory of one GPU in GiB (79)")
     options = parser.parse_intermixed_args(arguments)
     if options.keys is not None:
@@ -37,9 +38,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = compose(options.config, options.overrides)
         node = described_node(config)
-        from loop_recipes.launch.job_check import Machines, check_job  # imports the components, and torch with them
+        from loop_recipes.launch.job_check import (  # imports the components, and torch with them
+            Machines,
+            check_job,
+            usual_machines,
+        )
 
-        report = check_job(config, node, Machines(options.nodes, options.gpus, options.gpu_gib))
+        nodes, gpus = usual_machines(node.servers)
+        nodes = nodes if options.nodes is None else options.nodes
+        gpus = gpus if options.gpus is None else options.gpus
+        report = check_job(config, node, Machines(nodes, gpus, options.gpu_gib))
     except (ConfigError, OSError) as error:
         sys.exit(f"{parser.prog}: {error}")
     except OmegaConfBaseException as error:

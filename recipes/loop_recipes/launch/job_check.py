@@ -43,6 +43,14 @@ class Machines:
             raise ConfigError(f"--gpu-gib must be above 0, not {self.gpu_gib:g}")
 
 
+def usual_machines(servers: ServersConfig) -> tuple[int, int]:
+    """The nodes, and GPUs of each, that a config is meant for, by the GPUs that its servers take: one GPU where the
+    only server is on GPU 0, one node where the first GPUs are left to the trainer, else two nodes."""
+    if servers.gpus == [[0]]:
+        return 1, 1
+    return (1 if servers.gpus and min(map(min, servers.gpus)) > 0 else 2), 8
+
+
 @dataclass(frozen=True)
 class Placement:
     """The division of a node's GPUs: those that train, and those (by index) that vLLM may use on a rollout node.

@@ -245,8 +245,12 @@ def config_of(task: OwnTask, model: Path, words: Sequence[str]) -> dict[str, Any
     return {"machine": machine, **tree}
 
 
+MAY_DIFFER = ("max_iterations", "accept_changes")
+"""Keys that a run may be gone on with otherwise than it began."""
+
+
 def write_config(config: Mapping[str, Any]) -> Path:
-    """Write ``<output_dir>/train.yaml``; only ``max_iterations`` may differ from what the run began with.
+    """Write ``<output_dir>/train.yaml``; only :data:`MAY_DIFFER` may differ from what the run began with.
 
     Raises:
         ConfigError: the folder holds a run that was begun otherwise, or cannot be made.
@@ -255,7 +259,7 @@ def write_config(config: Mapping[str, Any]) -> Path:
     file = folder / "train.yaml"
     if (folder / METRICS_FILE).exists():
         before = read_file(file) if file.exists() else {}
-        keys = [key for key in {**before, **config} if before.get(key) != config.get(key) and key != "max_iterations"]
+        keys = [key for key in {**before, **config} if before.get(key) != config.get(key) and key not in MAY_DIFFER]
         require(not keys, f"{folder} holds a run with another {', '.join(keys)}; give the same, or another output_dir")
     module = Path(config["node"]["environment"]["module"])
     head = f"# Made by `loop train {module.name}`. `loop train` and `loop eval`\n"

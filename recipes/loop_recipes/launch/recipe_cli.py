@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -75,6 +76,8 @@ def _become(program: str, recipe: str, options: argparse.Namespace, ranks: int |
     command = tune("run", *launcher, recipe, "--config", name, *options.overrides)
     try:
         compose(name, options.overrides, recipe)
+        # Ctrl-C waits until it is one line: loop_recipes/registration.py lets it through.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         os.execv(command[0], command)
     except (ConfigError, OSError) as error:
         sys.exit(f"{program}: {error}")

@@ -145,8 +145,8 @@ def draw(axes: Axes, curve: Curve, key: str, colour: str, window: int, label: st
             )
     elif window > 1:
         axes.plot(iterations, values[0], color=colour, alpha=0.3, lw=1)
-    marker = "o" if len(iterations) < 4 else None
     mean, of_all = _nan_mean(smoothed, axis=0), iterations <= curve.whole_until
+    marker = "o" if of_all.sum() < 4 else None
     axes.plot(iterations[of_all], mean[of_all], color=colour, lw=2, marker=marker, label=label or curve.label)
     if not of_all.all():
         axes.plot(iterations[~of_all], mean[~of_all], color=colour, lw=1, ls=":")

@@ -138,9 +138,10 @@ class NodeSource:
                 if self._stop_requested():
                     raise StopRequested
                 if time.monotonic() - started > longest:
+                    whose = "collection.deadline_s" if longest == self._deadline_s else "what was left of its deadline"
                     raise NoRollouts(
                         f"collection {request.id} had {bar.n} of {request.floor_total} rollouts after "
-                        f"{longest:.0f} s (collection.deadline_s)"
+                        f"{longest:.0f} s ({whose})"
                     )
         assert stream.end is not None, "the stream is over"
         return Collected(list(rollouts.values()), stream.end, time.monotonic() - started)

@@ -105,7 +105,7 @@ METRICS: dict[str, str] = {
     "dev_iteration": "the policy that stood after so many iterations was evaluated during this one: the one before it, "
     "in the run's last line its own",
     "dev_reward": "mean reward of that policy on dev_evaluation.split",
-    "dev_success": "share of its tasks solved: all unit tests passed, and the agent ended the episode itself",
+    "dev_success": "share of its tasks solved, as the environment says it; each task by the mean of its rollouts",
     "dev_lost": "rollouts of that evaluation that could not be had, and are in no other figure of it",
     **{
         f"earlier_dev_{name}": f"dev_{name} of the policy before, where the run's last line has two of them"
@@ -179,7 +179,7 @@ class RunMetrics:
         """
         for key in metrics:
             if key not in self._keys:
-                raise KeyError(f"metric {key} is not documented in run_metrics.METRICS")
+                raise KeyError(f"metric {key} is not documented in METRICS of loop_recipes/run/metrics.py")
         with writing(self._path), append_to(self._path) as file:
             file.write(f"{to_json(metrics)}\n")
         self._to_loggers(metrics, metrics["iteration"])

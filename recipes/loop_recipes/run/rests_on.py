@@ -46,10 +46,15 @@ def changes(before: Mapping[str, str] | None, now: Mapping[str, str], accept: bo
     """
     if before is None:
         return []
-    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    changed = differing(before, now)
     if changed and not accept:
         raise ConfigError(
             f"resume_from_checkpoint: what the run rests on has changed since its checkpoint: {', '.join(changed)}; "
             "bring it back as it was, begin in another output_dir, or go on knowingly with accept_changes=True"
         )
     return changed
+
+
+def differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The names under which the two have other digests, or only one has one."""
+    return [name for name in {**before, **now} if before.get(name) != now.get(name)]

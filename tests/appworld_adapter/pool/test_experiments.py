@@ -1,5 +1,7 @@
 """Final states in the layout that `appworld evaluate` reads; the engine itself grades them in an integration test."""
 
+import re
+
 import pytest
 
 from appworld_adapter.pool.experiments import FinalState, MissingState, write_experiments
@@ -11,6 +13,8 @@ def dataset(tmp_path):
     for task in ("a_1", "a_2"):
         (root / f"data/tasks/{task}/dbs").mkdir(parents=True)
         (root / f"data/tasks/{task}/dbs/start.jsonl").write_text("start")
+    (root / "data/datasets").mkdir()
+    (root / "data/datasets/dev.txt").write_text("a_1\na_2\n")
     return root
 
 
@@ -32,3 +36,22 @@ def test_a_state_that_does_not_count_is_the_start_of_its_task(dataset, tmp_path)
 def test_a_state_that_was_not_kept_is_named(dataset, tmp_path):
     with pytest.raises(MissingState, match=r"the final state of c/a_1/0\.0 is not in"):
         write([FinalState("a_1", 0, "c/a_1/0.0")], dataset, tmp_path)
+
+
+@pytest.mark.fault("AppWorld's layout of chosen tasks")
+@pytest.mark.parametrize("split", ["chosen", "train:1,2", "dev"])
+def test_the_engine_finds_the_tasks_by_the_name_that_is_printed(dataset, tmp_path, split):
+    """`appworld evaluate NAME SPLIT --root OUT` reads OUT/data/datasets/SPLIT.txt."""
+    from appworld_adapter.pool.experiments import split_name
+
+    name = split_name(split)
+    assert re.fullmatch("[a-z0-9_]+", name)
+    for tasks in (["a_2", "a_1"], ["a_2"]):
+        states = [FinalState(task, run, None) for run in range(2) for task in tasks]
+        out = tmp_path / "out"
+        names = write_experiments(states, "base", "T=0", name, tmp_path / "kept", dataset, out)
+        assert [each.endswith(f"_{name}") for each in names] == [True, True]
+        listed = (out / f"data/datasets/{name}.txt").read_text().split()
+        assert listed == (["a_1", "a_2"] if split == "dev" else tasks)
+        assert (out / "data/tasks/a_1/dbs/start.jsonl").read_text() == "start"
+    assert sorted(path.name for path in (dataset / "data/datasets").iterdir()) == ["dev.txt"], "theirs is left alone"

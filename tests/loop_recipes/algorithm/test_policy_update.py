@@ -56,6 +56,18 @@ def test_cross_entropy_is_the_mean_over_a_minibatchs_tokens(tmp_path):
     assert line["loss"] == pytest.approx(-torch.cat(logprobs).mean().item(), rel=1e-5)
 
 
+@pytest.mark.fault("tokens a second of sequences that begin alike")
+def test_tokens_a_second_are_those_that_were_computed(tmp_path):
+    """Each turn in a sequence of its own, which begins as the one before: the longest of an episode is computed."""
+    config = replay_config(tmp_path, iterations=1)
+    [log] = (tmp_path / "logs").glob("*.jsonl")
+    whole = read_rollouts(log)
+    log.write_text("".join(f"{part.to_json()}\n" for rollout in whole for part in in_sequences(rollout)))
+    [line] = run(config, "update.packed=True", "update.micro_batch_tokens=4000", "update.min_abs_advantage=0.0")
+    computed = 2 * sum(rollout.turns[-1].end for rollout in whole)
+    assert line["tokens_per_second"] * line["seconds_updating"] == pytest.approx(computed)
+
+
 def test_an_episode_trains_the_same_in_one_sequence_and_in_several(tmp_path):
     """Each turn of some episodes in a sequence of its own, after the same ids: the same advantages, loss and step."""
     config = replay_config(tmp_path, iterations=1)

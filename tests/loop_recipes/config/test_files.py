@@ -52,7 +52,7 @@ def test_the_command_line_chooses_other_files_than_the_file(tmp_path):
     config = plain(compose(mine, ["algorithm=rloo", "machine=qwen2_5_7b"]))
     assert config["update"]["min_abs_advantage"] == 0.01, "nothing of grpo is left"
     assert config["loss"]["_component_"].endswith("Reinforce")
-    assert config["output_dir"] == "${loop_home:}/runs/qwen2_5_7b_rloo"
+    assert config["output_dir"] == "${loop_home:}/runs/qwen2_5_7b_rloo_mine"
     assert "kl_coefficient" not in compose(mine, ["algorithm=null"]).loss
 
 

@@ -219,3 +219,32 @@ def test_old_checkpoints_go_but_not_the_best(tmp_path):
         save_training_state(tmp_path, iteration, training)
     prune_checkpoints(tmp_path, keep_last=2, keep={2})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["iteration_0002", "iteration_0004", "iteration_0005"]
+
+
+@pytest.mark.fault("a folder that cannot be removed")
+@pytest.mark.parametrize("code", [errno.ENOTEMPTY, errno.EBUSY, errno.EACCES, None], ids=lambda code: str(code))
+def test_a_checkpoint_that_cannot_be_removed_ends_no_run(tmp_path, monkeypatch, caplog, code):
+    """A network file system holds on to an open file, or the folder is a link to an archive (None)."""
+    training = TrainingState({"policy_version": 0}, {0: {}}, {}, {})
+    for iteration in range(1, 5):
+        save_training_state(tmp_path, iteration, training)
+    first = tmp_path / "iteration_0001"
+    if code is None:
+        first.rename(tmp_path / "archive")
+        first.symlink_to("archive")
+    rmtree = shutil.rmtree
+
+    def refusing(path, *args, **kwargs):
+        if code is not None and Path(path) == first:
+            raise OSError(code, os.strerror(code), str(path))
+        rmtree(path, *args, **kwargs)
+
+    monkeypatch.setattr(shutil, "rmtree", refusing)
+    for _ in range(2):
+        prune_checkpoints(tmp_path, keep_last=2)
+    left = ["archive"] if code is None else ["iteration_0001"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*left, "iteration_0003", "iteration_0004"]
+    assert caplog.text.count("cannot be removed") == (code is not None)
+    code = None
+    prune_checkpoints(tmp_path, keep_last=2)
+    assert not first.exists()

@@ -129,3 +129,18 @@ def test_ranks_make_equally_many_calls_and_lose_nothing(turns, ranks, budget):
     assert len({len(rank) for rank in batches}) == 1
     ids = [rollout for rank in batches for batch in rank for rollout in batch.rollout_ids]
     assert sorted(ids) == sorted(sample.rollout_id for sample in samples)
+
+
+@pytest.mark.fault("tokens a second of sequences that begin alike")
+@given(one=texts, other=texts)
+@settings(max_examples=30)
+def test_tokens_are_counted_as_often_as_they_are_computed(one, other):
+    """By hand: what a row of each unit must compute; without sharing, all."""
+    from loop_recipes.engine.batching import computed
+
+    samples = sequences(one, "one") + sequences(other, "other")
+    counted = computed(samples, 30, True)
+    rows = [batch.tokens.shape[1] for batch in (collate(unit, 7, True) for unit, _ in units(samples, 30))]
+    assert sum(tokens - shared for tokens, shared in counted) == sum(rows)
+    assert sorted(tokens for tokens, _ in counted) == sorted(sample.tokens for sample in samples)
+    assert computed(samples, 30, False) == [(sample.tokens, 0) for sample in samples]

@@ -382,3 +382,29 @@ def test_a_run_that_exists_goes_on_from_its_newest_checkpoint(check_32b, tmp_pat
 def test_a_config_without_a_node_to_launch_is_refused(capsys, tmp_path):
     code, _, _ = check(capsys, replay_config(tmp_path, iterations=1))
     assert "the config has no node" in code
+
+
+@pytest.mark.fault("a config of one GPU is checked for sixteen")
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        ([[0]], (1, 1)),
+        ([[4], [5], [6], [7]], (1, 8)),
+        ([[4, 5, 6, 7]], (1, 8)),
+        ([[0, 1, 2, 3], [4, 5, 6, 7]], (2, 8)),
+        (None, (2, 8)),
+    ],
+)
+def test_a_config_is_checked_on_the_machines_that_it_is_meant_for(gpus, expected):
+    from loop_recipes.launch.job_check import usual_machines
+    from rollout_server.config import ServersConfig
+
+    servers = ServersConfig(count=len(gpus or [0]), tensor_parallel_size=len((gpus or [[0]])[0]), gpus=gpus)
+    assert usual_machines(servers) == expected
+
+
+@pytest.mark.fault("a config of one GPU is checked for sixteen")
+@pytest.mark.parametrize(("name", "model"), [("qwen3_4b_one_gpu", "qwen3_4b"), ("qwen2_5_7b_one_gpu", "7b")])
+def test_a_config_of_one_gpu_has_one_rank(check_config, name, model):
+    _, printed, _ = check_config(name, model)
+    assert "1 rank(s) on GPU 0, which it shares with vLLM" in printed

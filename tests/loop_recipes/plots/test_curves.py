@@ -52,11 +52,55 @@ def test_seeds_become_a_mean_and_a_band(tmp_path):
     assert (heights.min(), heights.max()) == pytest.approx((0.2, 0.4))
 
 
-def test_seeds_of_different_length_are_averaged_where_they_are(tmp_path):
+@pytest.mark.fault("a mean of seeds of which one has ended")
+def test_the_mean_is_dotted_where_a_seed_has_ended(tmp_path):
     runs = [write_run(tmp_path / "a", [0.0, 0.0, 0.0]), write_run(tmp_path / "b", [1.0])]
-    curve = parse_curve(",".join(map(str, runs)))
-    (line,) = learning_curve([curve], window=1).axes[0].get_lines()
-    assert list(line.get_ydata()) == [0.5, 0.0, 0.0]
+    curve = parse_curve("x=" + ",".join(map(str, runs)))
+    figure = learning_curve([curve], window=1)
+    lines = figure.axes[0].get_lines()
+    assert [(line.get_linestyle(), list(line.get_ydata())) for line in lines] == [("-", [0.5]), (":", [0.0, 0.0])]
+    assert "dotted: seeds of x that go on after others ended" in figure._suptitle.get_text()
+    whole = parse_curve(f"x={runs[0]},{runs[0]}")
+    figure = learning_curve([whole], window=1)
+    assert len(figure.axes[0].get_lines()) == 1
+    assert "dotted" not in figure._suptitle.get_text()
+
+
+NAMES = [
+    ("lr=1e-5", "{0}", "lr=1e-5"),
+    ("a,b", "{0}", "a,b"),
+    ("a,b", "x={0}", "x"),
+    ("lr=1e-5", "x={0}", "x"),
+    ("lr=1,lr=2", "{0}", "lr=1,lr=2"),
+    ("a=b=c", "y=z={0}", "y=z"),
+    ("plain", "x={0}", "x"),
+    ("plain", "{0}", "plain"),
+    ("a b", "the best={0}", "the best"),
+    ("=", "{0}", "="),
+]
+
+
+@pytest.mark.fault("a run whose path has = or , in it")
+@pytest.mark.parametrize(("name", "text", "label"), NAMES)
+def test_a_path_that_exists_is_that_path(tmp_path, capsys, name, text, label):
+    run = write_run(tmp_path / name, [0.1, 0.2])
+    curve = parse_curve(text.format(run))
+    assert (curve.label, len(curve.runs)) == (label, 1)
+    assert main([text.format(run)]) == 0
+    assert (run / "learning_curve.png").exists()
+    two = parse_curve(f"x={run},{write_run(tmp_path / 'other', [0.3])}")
+    assert (two.label, [len(lines) for lines in two.runs]) == ("x", [2, 1])
+
+
+@pytest.mark.fault("two curves with the same label")
+def test_curves_are_called_by_what_tells_them_apart(tmp_path):
+    from loop_recipes.plots.curves import parse_curves
+
+    runs = [write_run(tmp_path / kind / "seed0", [0.1]) for kind in ("loop", "grpo")]
+    assert [curve.label for curve in parse_curves(list(map(str, runs)))] == ["loop", "grpo"]
+    files = [str(run / "metrics.jsonl") for run in runs]
+    assert [curve.label for curve in parse_curves(files)] == ["loop", "grpo"]
+    assert [curve.label for curve in parse_curves([files[0], f"mine={files[1]}"])] == ["loop", "mine"]
 
 
 def test_a_dev_score_stands_where_its_policy_stood():

@@ -186,3 +186,11 @@ def test_a_run_keeps_the_name_it_was_given_or_made(config_file, tmp_path):
     assert made.startswith(tmp_path.name[:10])
     (tmp_path / "run.json").unlink()
     assert run_name(unnamed, tmp_path) != made
+
+
+@pytest.mark.fault("small files that a power cut emptied")
+@pytest.mark.parametrize("content", [b"", b"\0" * 30, b"{", b"[]", b"{}"])
+def test_a_name_that_cannot_be_read_is_one_line(config_file, tmp_path, content):
+    (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"run\.json holds no name of a run, as after a power cut; give run_name"):
+        run_name(config(config_file, "run_name=null"), tmp_path)

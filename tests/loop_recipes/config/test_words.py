@@ -1,0 +1,92 @@
+"""Values of a command line that YAML would read as something else, and what is asked of what a key builds."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from loop_formats.schema import ConfigError
+from loop_recipes.algorithm.losses import ClippedPolicyLoss
+from loop_recipes.config.files import compose
+from loop_recipes.config.loop_config import read_loop_config
+from loop_recipes.config.preflight import check_run
+from rollout_server.config import load_node_config
+from support.small_runs import replay_config
+
+FOLDERS = ["a #b", "#b", "a ", " a", "&x a", "runs/a #2", "a\t#b", "ü #1", "a # b # c", "x y"]
+
+
+@pytest.mark.fault("a value of the command line that YAML cuts")
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_is_the_one_that_was_written(folder):
+    assert compose("tiny_cpu", [f"output_dir={folder}"]).output_dir == folder
+
+
+@pytest.mark.fault("a value of the command line that YAML cuts")
+def test_values_that_are_meant_as_yaml_are_read_so(tmp_path):
+    words = ["output_dir='a #b'", "seed=3", "max_iterations=2 # two", "run_name=null", "update={epochs: 2}"]
+    words += [
+        "optimizer.lr=1e-3",
+        "resume_from_checkpoint=True",
+        "model.path=${output_dir}/x",
+        "collection.tasks=[a, b]",
+    ]
+    config = compose("tiny_cpu", words)
+    assert (config.output_dir, config.seed, config.max_iterations, config.run_name) == ("a #b", 3, 2, None)
+    assert (config["update"]["epochs"], config.optimizer.lr, config.resume_from_checkpoint) == (2, 1e-3, True)
+    assert (config.model.path, list(config.collection.tasks)) == ("a #b/x", ["a", "b"])
+
+
+@pytest.mark.fault("a value of the command line that YAML cuts")
+def test_a_nodes_values_are_those_that_were_written(tmp_path):
+    file = tmp_path / "node.yaml"
+    OmegaConf.save(
+        {"root": "r", "model": {"path": "m"}, "environment": {"name": "counter"}, "servers": {"urls": ["http://a"]}},
+        file,
+    )
+    assert load_node_config(file, ["root=a #b"]).root == "a #b"
+
+
+@pytest.mark.fault("a seed beyond 64 bits")
+@pytest.mark.parametrize("seed", [2**64, 2**63, -(2**63), 10**30])
+def test_a_seed_has_room_for_what_is_added(tmp_path, seed):
+    cfg = OmegaConf.merge(OmegaConf.load(replay_config(tmp_path, iterations=1)), {"seed": seed})
+    with pytest.raises(ConfigError, match=r"^seed must be at (most|least)"):
+        read_loop_config(cfg)
+
+
+@pytest.mark.fault("two files over one machine share a folder")
+def test_two_files_over_one_machine_are_two_runs(tmp_path):
+    folders = []
+    for name, text in (("first", "seed: 1\n"), ("second", "seed: 2\n"), ("third", "algorithm: grpo\n")):
+        (tmp_path / f"{name}.yaml").write_text(f"machine: tiny_cpu\n{text}")
+        folders.append(compose(str(tmp_path / f"{name}.yaml"), []).output_dir)
+    assert len({*folders, compose("tiny_cpu", []).output_dir}) == 4
+    own = tmp_path / "fourth.yaml"
+    own.write_text("machine: tiny_cpu\noutput_dir: runs/mine\n")
+    assert compose(str(own), []).output_dir == "runs/mine"
+
+
+class OfSequences(ClippedPolicyLoss):
+    """A loss of one's own, which has no key for its level."""
+
+    def __init__(self, eps: float = 0.2) -> None:
+        super().__init__(level="trajectory", eps=eps)
+
+
+@pytest.mark.fault("a loss of one's own at another level")
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("critic", {"_component_": "loop_recipes.algorithm.critic.Critic"}),
+        ("distillation", {}),
+        ("turn_credit", {"by": "branches", "continuations": 2}),
+    ],
+)
+def test_a_loss_says_its_level_itself(tmp_path, monkeypatch, key, value):
+    monkeypatch.setattr("loop_recipes.algorithm.losses.OfSequences", OfSequences, raising=False)
+    cfg = OmegaConf.load(replay_config(tmp_path, iterations=1))
+    cfg.loss = {"_component_": "loop_recipes.algorithm.losses.OfSequences"}
+    cfg.rollout_node = {"url": "http://127.0.0.1:1", "token_env": "LOOP_TEST_TOKEN"}
+    monkeypatch.setenv("LOOP_TEST_TOKEN", "x")
+    cfg[key] = value
+    with pytest.raises(ConfigError, match=f"^loss.level is 'trajectory'; {key} gives tokens advantages of their own"):
+        check_run(read_loop_config(cfg))

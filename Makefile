@@ -29,7 +29,7 @@ unexport PYTHONPATH PYTHONHOME
 
 # What shares something stays together and the longest goes first (tests/conftest.py), so that all workers are busy to
 # the end. Tests wait now and then, and a third worker has the two cores meanwhile.
-THREE_WORKERS := -n 3 --dist loadgroup --no-loadscope-reorder
+THREE_WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
 
 UV_VERSION := 0.13.8
 UV := .uv/bin/uv

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from collections.abc import AsyncIterator
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -29,22 +31,32 @@ SHARED = {"shared_vllm": "vLLM", "pool": "AppWorld", "unguarded": "AppWorld"}
 """What is too dear to be had on each worker: fixture of ``tests/integration/conftest.py`` to the group that uses it."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep on one worker what shares something: the tests of a file, and those that use what is dear.
+@cache
+def shared_by(file: Path) -> str | None:
+    """The group of the files that share something dear with this one."""
+    if file.parent.name != "integration":
+        return None
+    text = file.read_text()
+    return next((group for name, group in SHARED.items() if re.search(rf"def \w+\([^)]*\b{name}\b", text)), None)
 
-    The longest go first: what is dear, then the other integration tests. For ``pytest -n COUNT --dist loadgroup``;
-    without workers the files stay in their order.
-    """
-    if not config.getoption("loadgroup", False):
-        return
-    places: dict[pytest.Item, int] = {}
-    for item in items:
-        integration = item.path.parent.name == "integration"
-        shared = [SHARED[name] for name in item.fixturenames if name in SHARED and integration]
-        item.add_marker(pytest.mark.xdist_group(shared[0] if shared else item.nodeid.partition("::")[0]))
-        places[item] = 0 if shared else 1 if integration else 2
-    items.sort(key=places.__getitem__)
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep on one worker the tests of a file, and of all files that share something dear (``--dist loadfile``)."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByWhatIsShared(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return shared_by(config.rootpath / file) or file
+
+    return ByWhatIsShared(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Have a worker's longest tests go first: those that share what is dear, then the other integration tests."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: 0 if shared_by(item.path) else 1 if item.path.parent.name == "integration" else 2)
 
 
 def pytest_collection_finish() -> None:

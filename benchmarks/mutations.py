@@ -240,11 +240,10 @@ def tests_of(file: str, checkout: Path) -> list[str]:
     return [str(test.relative_to(checkout)) for test in tests if "integration" not in test.parts]
 
 
-@dataclass
 class FirstFailure:
     """A plugin of pytest that remembers the first test that failed."""
 
-    name: str = ""
+    name = ""
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed and not self.name:
@@ -328,9 +327,9 @@ def judged(mutation: Mutation, checkout: Path, limit_s: float, sound: dict[tuple
         return Outcome("equivalent" if reason else "missed", reason or "", took)
     if code is None:
         return Outcome("time", "", took)
-    if (checkout, name) not in sound:
-        sound[checkout, name] = run_tests(checkout, [name] if name else [], limit_s)[0] == 0
-    return Outcome("caught" if sound[checkout, name] else "fails anyway", name, took)
+    if name and (checkout, name) not in sound:
+        sound[checkout, name] = run_tests(checkout, [name], limit_s)[0] == 0
+    return Outcome("caught" if sound.get((checkout, name)) else "fails anyway", name, took)
 
 
 @contextmanager

@@ -11,8 +11,9 @@ from agent_environments.colbench.generator import (
     code_knowing,
     generate,
 )
+from support.colbench import generated
 
-TASKS = [task for tasks in generate(0).values() for task in tasks]
+TASKS = [task for tasks in generated(0).values() for task in tasks]
 
 
 def values(code, calls):
@@ -30,7 +31,7 @@ def values(code, calls):
 
 def test_sorted_and_the_same_for_the_same_seed():
     splits = generate(0)
-    assert generate(0) == splits
+    assert generated(0) == splits
     assert generate(1) != splits
     for split, tasks in splits.items():
         assert len(tasks) == PER_FAMILY[split] * len(FAMILIES)

@@ -18,11 +18,11 @@ from agent_environments.colbench.human import (
     ScriptedHuman,
     shows_code,
 )
-from agent_environments.colbench.tasks import ColBenchTasks
 from agent_environments.protocol import EnvironmentCrashed, Message
 from support.chat_endpoint import FakeChatEndpoint
+from support.colbench import generated
 
-TASKS = list(ColBenchTasks(seed=0).values())
+TASKS = [task for tasks in generated(0).values() for task in tasks]
 WORDS = st.one_of(
     st.text(),
     st.sampled_from([word for words in KEYWORDS.values() for word in words]),

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from loop_plumbing.process_guard import descendants
+from model_families.chat.tokenizer import TextTokens, read_tokenizer
 from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference.router import Generation, Router
 from rollout_server.inference.server import VllmServer
@@ -84,7 +85,9 @@ class House:
         }
         return await self.store.publish(version, adapter, canary)
 
-    async def generate(self, episode_id: str, model: str, max_tokens: int = 24, seed: int = 5) -> Generation:
+    async def generate(
+        self, episode_id: str, model: str, max_tokens: int = 24, seed: int = 5, stops: tuple[str, ...] = ()
+    ) -> Generation:
         self.episodes.add(episode_id)
         return await self.router.generate(
             episode_id=episode_id,
@@ -97,6 +100,7 @@ class House:
             seed=seed,
             stop_token_ids=[],
             deadline=time.monotonic() + COMMAND_S,
+            stops=stops,
         )
 
     def gap(self, generation: Generation, adapter: Path) -> float:
@@ -157,6 +161,19 @@ async def test_served_logprobs_are_those_of_the_version_across_a_swap(house):
     assert house.gap(after, house.adapter(2)) < TOLERANCE
     assert house.gap(after, house.adapter(1)) > 0.1
     assert house.gap(await running, house.adapter(1)) < TOLERANCE
+
+
+async def test_a_stop_text_ends_a_generation_at_the_token_that_completes_it(house):
+    """Ids and log-probs are those of the same request without it, up to there."""
+    version, tokens = await house.publish(1, seed=1), TextTokens(read_tokenizer(house.model.path))
+    whole = await house.generate("stop", version.name)
+    texts = [tokens.decode(whole.token_ids[:count]) for count in range(len(whole.token_ids) + 1)]
+    stop = next(letter for letter in texts[-1][len(texts[8]) :] if letter.isascii() and letter.isprintable())
+    kept = next(count for count, text in enumerate(texts) if stop in text)
+    cut = await house.generate("stop", version.name, stops=(stop,))
+    assert (cut.token_ids, cut.finish_reason) == (whole.token_ids[:kept], "stop")
+    assert cut.logprobs == pytest.approx(whole.logprobs[:kept], abs=TOLERANCE)
+    assert (await house.generate("stop", version.name, stops=("never \u2603",))).token_ids == whole.token_ids
 
 
 async def test_reused_name_and_folder_would_serve_a_stale_prefix(house, monkeypatch):

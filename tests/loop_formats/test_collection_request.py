@@ -8,6 +8,7 @@ from loop_recipes.config.loop_config import DevEvaluationConfig
 from loop_recipes.evaluation.config import SamplingConfig
 
 
+@pytest.mark.fault("a temperature that vLLM does not take is taken")
 @pytest.mark.parametrize("section", [Sampling, SamplingConfig, DevEvaluationConfig])
 def test_temperatures_are_those_that_vllm_takes_as_they_are(section):
     for taken in (0.0, 0.01, 0.7, 1.0, 2.0):

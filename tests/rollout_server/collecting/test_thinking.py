@@ -194,6 +194,7 @@ def test_thinking_and_answer_have_limits_of_their_own(folder):
     assert [turn.cut_in_thinking for turn in rollouts[0].turns] == [True, True]
 
 
+@pytest.mark.fault("a policy that leaves its thinking out gets longer answers for it")
 @pytest.mark.parametrize(("tokens_of_answer", "kept"), [(9, 9), (10, 10), (11, 10), (40, 10)])
 def test_a_turn_without_thinking_ends_at_the_bound_of_an_answer(folder, tokens_of_answer, kept):
     """Else a policy that leaves its thinking out would get longer answers for it."""

@@ -204,6 +204,7 @@ async def test_a_stop_text_ends_the_turn_there(running, opened):
     assert len(segment.turns) == 2
 
 
+@pytest.mark.fault("an agent's stop texts do not stop the engine, and ids end turns that the chat format does not know")
 async def test_vllm_is_told_what_ends_a_turn(running, opened):
     """An agent's stop texts, and no id but the format's: the folder's own may be others."""
     await opened.ask(stop=["\nObservation:"])
@@ -466,6 +467,7 @@ async def test_a_key_of_no_episode_serves_the_model_it_names_and_records_nothing
     assert running.node.policies.versions() == [1]
 
 
+@pytest.mark.fault("a bound of a key of no episode acts on another setting")
 @pytest.mark.parametrize(("asked", "bound"), [({}, 1024), ({"max_context": 40}, 40)])
 async def test_a_keys_bounds_are_those_that_it_was_given(running, asked, bound):
     """None of them is another's, at the bound itself; no bound of the thinking is made of them."""

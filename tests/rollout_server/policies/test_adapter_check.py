@@ -91,6 +91,7 @@ def test_wrong_config_is_refused_with_its_reason(base, adapter, changes, reason)
         check_adapter(adapter, base, rank_limit=8)
 
 
+@pytest.mark.fault("an adapter of plain LoRA is refused by the words of its config")
 @pytest.mark.parametrize(
     "changes",
     [
@@ -179,6 +180,7 @@ def test_what_peft_writes_of_an_adapter_without_options_passes(base, adapter):
     check_adapter(adapter, base, rank_limit=8)
 
 
+@pytest.mark.fault("the base model cannot be published where the rank is below 8")
 @pytest.mark.parametrize("rank_limit", [1, 4, 16])
 def test_the_base_model_can_be_published_whatever_rank_a_node_takes(base, tmp_path, rank_limit):
     check_adapter(write_empty_adapter(tmp_path / "empty", str(tmp_path)), base, rank_limit)

@@ -53,11 +53,11 @@ def work_tree(base: str) -> Iterator[Path]:
             subprocess.run([*git, "remove", "--force", str(tree)], check=True)
 
 
-def run_tests(tree: Path, words: list[str]) -> list[dict[str, Any]]:
+def run_tests(tree: Path, only: str) -> list[dict[str, Any]]:
     """Run the marked tests of ``tree`` against its own packages.
 
     Args:
-        words: of pytest, to choose among them.
+        only: an expression of pytest's ``-k``; "" chooses all.
 
     Returns:
         A row a test, {"test", "class", "outcome", "why"}; of a file that cannot be imported {"test": its path,
@@ -66,7 +66,16 @@ def run_tests(tree: Path, words: list[str]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.json"
         paths = [str(tree), str(tree / "recipes"), str(tree / "tests")]
-        command = [sys.executable, str(Path(__file__).resolve()), "--tree", str(tree), "--json", str(rows), *words]
+        command = [
+            sys.executable,
+            str(Path(__file__).resolve()),
+            "--tree",
+            str(tree),
+            "--json",
+            str(rows),
+            "--only",
+            only,
+        ]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
         subprocess.run(command, cwd=tree, env=environment, timeout=DEADLINE_S, stdout=sys.stderr, check=False)
         return json.loads(rows.read_text(encoding="utf-8"))
@@ -158,18 +167,17 @@ def main() -> int:
     """Print the table; returns 0 where all classes are shown, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base", nargs="?", help="commit before the mends")
-    parser.add_argument("--only", help="an expression of pytest's -k")
+    parser.add_argument("--only", default="", help="an expression of pytest's -k")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--tree", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    words = ["-k", args.only] if args.only else []
     if args.tree is not None:
-        args.json.write_text(json.dumps(run_here(args.tree.resolve(), words)), encoding="utf-8")
+        args.json.write_text(json.dumps(run_here(args.tree.resolve(), ["-k", args.only])), encoding="utf-8")
         return 0
     if args.base is None:
         parser.error("name the commit before the mends")
     with work_tree(args.base) as tree:
-        rows = compare(run_tests(tree, words), run_tests(ROOT, words))
+        rows = compare(run_tests(tree, args.only), run_tests(ROOT, args.only))
     width = max([len(row["class"]) for row in rows], default=5)
     print(f"{'class':{width}}  tests  {'then':18}  {'now':10}  why it did not pass")
     for row in rows:

@@ -183,18 +183,18 @@ async def test_a_lost_rollout_is_played_again_at_the_end_then_named_beside_the_s
         assert score["bounds"]["tgc"] == pytest.approx([100 / 6, 200 / 6])
         ((task, number, reason),) = score["lost"]
         assert (task, number) == ("reach4_3", 0)
-        assert "server_error" in reason
+        assert "request_refused" in reason
         assert (
             "base, T=0: 1 of 6 rollouts lost; had they all failed or all succeeded, success 20.0 would be 16.7 to 33.3"
             in (markdown)
         )
-        assert f"lost: base, T=0: {task}, run 0: server_error:" in markdown
+        assert f"lost: base, T=0: {task}, run 0: request_refused:" in markdown
         assert "0 and 1 rollouts lost" not in markdown
         assert "1 and 1 rollouts lost, compared on 5 tasks" in markdown
         assert [line["failure"] is None for line in results if line["task_id"] == task] == [False, False]
         logs = [path for path in (tmp_path / "node/collections").glob("eval-base-*.meta.jsonl")]
         attempts = [path.read_text().count('{"failure"') for path in logs]
-        assert sorted(attempts) == [1, 3], "three attempts, and one more at the end"
+        assert sorted(attempts) == [1, 1], "what is refused is refused again: once, and once more at the end"
         # The same command tries it again, and only it.
         local.vllm.fault = lambda body: None
         asked = len(local.vllm.requests)
@@ -226,7 +226,9 @@ async def test_where_everything_is_lost_there_is_no_score(policy, tmp_path):
     async with local_node(policy, tmp_path / "node", publish=False) as local:
         local.vllm.fault = lambda body: 400
         cfg = config(policy, tmp_path, local.url, samplings=[{"temperature": 0.0, "runs": 1}])
-        with pytest.raises(NoScore, match=r"no score of base, T=0: 6 of 6 rollouts lost \(server_error 6\), such as"):
+        with pytest.raises(
+            NoScore, match=r"no score of base, T=0: 6 of 6 rollouts lost \(request_refused 6\), such as"
+        ):
             await asyncio.to_thread(run, cfg)
         assert not (tmp_path / "evaluation/report.json").exists()
         local.vllm.fault = lambda body: None
@@ -432,7 +434,10 @@ async def test_the_best_on_one_split_is_taken_to_another(policy, tmp_path):
         ({"policies": [{"name": "a"}, {"name": "a"}]}, "'a' is there twice"),
         ({"policies": [{"name": "a b"}]}, r"policies\[0\].name must be of the form .*, not 'a b'"),
         ({"split": None}, "give a split, or tasks"),
-        ({"samplings": [{"temperature": -1}]}, r"samplings\[0\].temperature must be at least 0, not -1"),
+        (
+            {"samplings": [{"temperature": -1}]},
+            r"samplings\[0\].temperature must be 0, which is greedy, or from 0.01 to 2, as vLLM takes it, not -1",
+        ),
         ({"samplings": [{"runs": 0}]}, r"samplings\[0\].runs must be above 0, not 0"),
         ({"samplings": [{"top_p": 2.0}]}, r"samplings\[0\].top_p must be at most 1, not 2"),
         ({"samplings": [{"top_k": 0}]}, r"samplings\[0\].top_k must be -1 or at least 1"),

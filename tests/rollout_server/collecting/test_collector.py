@@ -34,6 +34,13 @@ def test_starts_are_spread_over_the_tasks():
     assert [(key.task_id, key.index) for key in keys] == [(f"t_{t}", i) for i in range(2) for t in range(3)]
 
 
+def test_an_episode_that_ended_leaves_one_place_to_its_task():
+    collector = Collector(make_request(tasks=2, rollouts=4))
+    first, _ = collector.start_next(), collector.start_next()
+    collector.finished(first)
+    assert [key.task_id for key in start_all(collector)] == ["t_0", "t_1"] * 3
+
+
 def test_complete_only_when_every_rollout_is_there():
     collector = Collector(make_request(tasks=2, rollouts=2))
     keys = start_all(collector)

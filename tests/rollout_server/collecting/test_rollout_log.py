@@ -45,6 +45,27 @@ def test_a_kill_at_any_byte_drops_the_torn_record_only(tmp_path):
         assert open_log(path)[1] == [*seen, {}]
 
 
+def test_a_torn_record_is_named_by_its_number(tmp_path, caplog):
+    path = tmp_path / "log.jsonl"
+    path.write_text("{}\n{}\n{")
+    assert open_log(path)[0].count == 2
+    assert "record 3 is torn" in caplog.text
+    assert "dropping the last 1 bytes" in caplog.text
+
+
+def test_what_is_damaged_is_on_disk_aside_before_it_leaves_the_log(tmp_path, monkeypatch):
+    path, aside, synced, fsync = tmp_path / "log.jsonl", tmp_path / "log.jsonl.damaged", [], os.fsync
+    path.write_bytes(b"{}\nbroken\n{}\n")
+
+    def recorded(descriptor):
+        synced.append((aside.read_bytes(), path.read_bytes()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    assert open_log(path)[1] == [{}, {}]
+    assert synced[0] == (b"broken\n", b"{}\nbroken\n{}\n")
+
+
 def test_a_record_is_cut_off_with_those_it_waits_for(tmp_path):
     """Lines of 1, 2 and 3 records that belong together: what stays after a kill is whole, wherever it was."""
     groups = [[{"of": of, "n": n} for n in range(of)] for of in (1, 2, 3)]

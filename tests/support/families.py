@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from model_families.base_model import BaseModel
 from support.random_policy import write_tokenizer
 
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "rope_theta": 1e6, "rms_norm_eps": 1e-6}
@@ -107,9 +106,30 @@ def _written(name: str) -> str:
     return str(write_config(Path(tempfile.mkdtemp(prefix="loop-config-")), PUBLISHED[name]))
 
 
+def shapes_of(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The weights of the model of a config.json, by their names in its files."""
+    (name,), width, inner = config["architectures"], config["hidden_size"], config["intermediate_size"]
+    head = config.get("head_dim") or (128 if "Qwen3" in name else width // config["num_attention_heads"])
+    queries, keys = (head * config[f"num_{kind}_heads"] for kind in ("attention", "key_value"))
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], width)}
+    for layer in (f"model.layers.{number}." for number in range(config["num_hidden_layers"])):
+        for part, rows in (("q", queries), ("k", keys), ("v", keys)):
+            shapes[f"{layer}self_attn.{part}_proj.weight"] = (rows, width)
+            if "Qwen2" in name:
+                shapes[f"{layer}self_attn.{part}_proj.bias"] = (rows,)
+        shapes[f"{layer}self_attn.o_proj.weight"] = (width, queries)
+        if "Qwen3" in name:
+            shapes |= {f"{layer}self_attn.{norm}_norm.weight": (head,) for norm in "qk"}
+        shapes |= {f"{layer}mlp.{part}_proj.weight": (inner, width) for part in ("gate", "up")}
+        shapes[f"{layer}mlp.down_proj.weight"] = (width, inner)
+        shapes |= {f"{layer}{norm}_layernorm.weight": (width,) for norm in ("input", "post_attention")}
+    shapes["model.norm.weight"] = (width,)
+    return shapes if config.get("tie_word_embeddings") else {**shapes, "lm_head.weight": (config["vocab_size"], width)}
+
+
 def write_headers(folder: Path, files: int = 1) -> Path:
     """Files of weights in bf16 that are whole by their headers, and of which no byte is written."""
-    shapes = BaseModel.read(folder).weight_shapes()
+    shapes = shapes_of(json.loads((folder / "config.json").read_text()))
     parts = [f"model-{number:05}-of-{files:05}.safetensors" for number in range(1, files + 1)]
     index = {}
     for number, part in enumerate(parts if files > 1 else ["model.safetensors"]):

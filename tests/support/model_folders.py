@@ -18,9 +18,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
 from torch import Tensor
 
-from model_families.base_model import BaseModel
 from support.chat_tokenizers import LLAMA3_SPECIAL, write_qwen3, write_small
-from support.families import small, write_config, write_model
+from support.families import shapes_of, small, write_config, write_model
 from support.random_policy import CHATML
 
 ONE_FILE = "model.safetensors"
@@ -124,7 +123,7 @@ def _whole(folder: Path, config: dict[str, Any], template: str | None, **tokeniz
 def weights_of(folder: Path, seed: int = 0) -> dict[str, Tensor]:
     """Random weights of the model that config.json describes."""
     generator, tensors = torch.Generator().manual_seed(seed), {}
-    for name, shape in BaseModel.read(folder).weight_shapes().items():
+    for name, shape in shapes_of(json.loads((folder / "config.json").read_text())).items():
         drawn = torch.randn(shape, generator=generator)
         tensors[name] = 1 + 0.3 * drawn if name.endswith("norm.weight") else drawn * 1.5 * shape[-1] ** -0.5
     return tensors

@@ -2,10 +2,12 @@
 
 import importlib
 import os
+import sys
 
 import pytest
 
-import loop_plumbing
+import agent_environments
+import loop_plumbing  # noqa: F401 - the first package below all others, which they import
 
 
 @pytest.mark.fault("no HOME and no entry among the users")
@@ -25,5 +27,6 @@ def test_there_is_a_home_where_the_machine_names_none(monkeypatch, home, known, 
     monkeypatch.delenv("HOME", raising=False)
     if home is not None:
         monkeypatch.setenv("HOME", home)
-    importlib.reload(loop_plumbing)
+    monkeypatch.delitem(sys.modules, "loop_plumbing")
+    importlib.reload(agent_environments)
     assert os.environ.get("HOME") == expected

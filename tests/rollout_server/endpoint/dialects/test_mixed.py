@@ -54,7 +54,7 @@ class Client:
         self.overlapping, self.writes_on = False, False
         self.identity = self.not_gone_on_from = 0
 
-    async def sample(self, episode_id, token_ids, seed, max_tokens, sampling):
+    async def sample(self, episode_id, token_ids, seed, max_tokens, sampling, stops=()):
         await asyncio.sleep(0)
         self.served.append((list(token_ids), sampled_turn(self.tokens, self.rng)))
         return len(self.served) - 1, self.served[-1][1]

@@ -9,7 +9,6 @@ from agent_environments.description import NUMBERED, TOOLS_BEHAVIOR, Description
 from agent_environments.worlds.pool import WORKERS_FOLDER, WorldKind, WorldPool
 from agent_environments.worlds.tool_world import ToolWorldPool
 
-
 LEVELS = Description(group_pattern=NUMBERED, groups="groups of tasks")
 """Of worlds whose tasks are draws of a level, ``<level>_<draw>``."""
 
@@ -37,9 +36,7 @@ class ScienceWorldPool(WorldPool):
 class TextWorldExpressPool(WorldPool):
     """Eight kinds of text games (``textworld-express``, with Java)."""
 
-    kind = WorldKind(
-        "textworldexpress", WORKERS_FOLDER / "textworldexpress_world.py", heap_mb=256
-    )
+    kind = WorldKind("textworldexpress", WORKERS_FOLDER / "textworldexpress_world.py", heap_mb=256)
     description = LEVELS
 
 

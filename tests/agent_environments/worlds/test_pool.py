@@ -1,4 +1,4 @@
-"""Worlds in processes of a fork server, on a world of the standard library: what dies, hangs or lies, and what is left of it."""
+"""Worlds in processes of a fork server, on a world of the standard library: what dies, hangs or lies."""
 
 import asyncio
 import os
@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from loop_plumbing import moving
-from loop_plumbing.forked_process import ForkServer
 from agent_environments.conformance import HOSTILE_ACTIONS, check_conformance
 from agent_environments.losses import LOSSES_PER_COMMAND, Losses
-from loop_plumbing.process_guard import descendants
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, UnknownTask
 from agent_environments.remote.line import LineStuck
 from agent_environments.worlds.pool import WorldKind
 from agent_environments.worlds.world_process import WorldProcess
+from loop_plumbing import moving
+from loop_plumbing.forked_process import ForkServer
+from loop_plumbing.process_guard import descendants
 from support.adapter_support import word_spans
 from support.fake_world_pools import FAKE_WORLD, FakePool
 from support.waiting import DEADLINE_S, block_until, wait_until

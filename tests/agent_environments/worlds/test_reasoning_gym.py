@@ -113,9 +113,7 @@ HOSTILE = [
 @pytest.mark.parametrize("code", HOSTILE)
 async def test_an_answer_that_is_evaluated_reaches_nothing(opened, tmp_path, code):
     file = tmp_path / "left"
-    _, result, grade = await answered(
-        await opened(), "sums_0", f"<answer>eval {code.format(file=str(file))}</answer>"
-    )
+    _, result, grade = await answered(await opened(), "sums_0", f"<answer>eval {code.format(file=str(file))}</answer>")
     assert (result.done, grade.reward) == (True, 0.0)
     assert grade.broke is not None or grade.ungradable is not None
     assert not file.exists()

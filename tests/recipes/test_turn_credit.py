@@ -113,7 +113,8 @@ def test_rollouts_that_could_outgrow_the_critic_are_refused_before_work(tmp_path
 
 
 @pytest.mark.integration
-def test_two_ranks_spread_the_advantages_as_one_does(tmp_path):
+def test_two_ranks_spread_the_advantages_as_one_does(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOOP_TRUST", "support")  # the critic's hidden information, which only its own config names
     config = replay_config(tmp_path, iterations=2)
     loop = OmegaConf.load(config)
     loop.turn_credit = {"by": "critic", "critic": str(a_critic(tmp_path, loop))}

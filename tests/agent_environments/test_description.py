@@ -55,7 +55,7 @@ def mixed(**environments):
 HARNESS = {"tasks": {"train": ["a"]}, "accept_reward": True}
 
 
-@pytest.mark.parametrize("name", set(ENVIRONMENTS) - {"mixed"})
+@pytest.mark.parametrize("name", sorted(set(ENVIRONMENTS) - {"mixed"}))
 def test_every_environment_describes_itself_without_a_world_and_as_json(name):
     pool = pool_class(name) if name != "harness" else create_pool(name, HARNESS, lambda text: [])
     description = description_of(name, pool)

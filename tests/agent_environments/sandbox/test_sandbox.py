@@ -117,3 +117,25 @@ def _runs(commands: list[list[str]], identity: dict[str, Any]) -> list[str]:
             return command
         why = result.stderr
     pytest.skip(f"no Python starts this way: {why.strip()}")
+
+
+@pytest.mark.parametrize("kept", [{1}, {0, 1, 2, 5}, {1, 5, 9}])
+def test_descriptors_that_are_not_kept_are_closed(kept):
+    code = f"""
+import os, sys
+sys.path.insert(0, {str(SANDBOX_FOLDER)!r})
+import sandbox
+for number in (3, 4, 5, 9, 12):
+    os.dup2(1, number)
+sandbox.close_descriptors_except({kept!r})
+alive = []
+for number in range(20):
+    try:
+        os.fstat(number)
+    except OSError:
+        continue
+    alive.append(number)
+print(alive)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=COMMAND_S)
+    assert ended.stdout.strip() == str(sorted(kept))

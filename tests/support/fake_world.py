@@ -65,7 +65,8 @@ class Episode:
             case ["lose-child", marker]:
                 if not Path(marker).exists():
                     Path(marker).touch()
-                    subprocess.Popen(["sleep", "3600"]).kill()
+                    self._lost = subprocess.Popen(["sleep", "3600"])  # kept: one that nobody holds is reaped in passing
+                    self._lost.kill()
                     raise ConnectionError("the child does not answer")
                 self._value += 1
             case ["count"]:

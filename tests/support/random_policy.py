@@ -63,7 +63,7 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def write_model(folder: Path, seed: int = 0, tied: bool = True) -> None:
+def write_model(folder: Path, seed: int = 0, tied: bool = True, positions: int = 4096) -> None:
     """A random Qwen2 of about 0.1M parameters in fp32, with its tokenizer, as a Hugging Face folder."""
     from transformers import Qwen2Config, Qwen2ForCausalLM  # seconds, which most tests that import this do without
 
@@ -77,7 +77,7 @@ def write_model(folder: Path, seed: int = 0, tied: bool = True) -> None:
         num_hidden_layers=LAYERS,
         num_attention_heads=HEADS,
         num_key_value_heads=KV_HEADS,
-        max_position_embeddings=4096,
+        max_position_embeddings=positions,
         tie_word_embeddings=tied,
         initializer_range=0.1,
     )

@@ -75,7 +75,7 @@ async def test_a_read_has_the_shorter_deadline(policy, tmp_path, monkeypatch):
         source = NodeSource(local.client, None, DEADLINE_S, COMMAND_S, lambda: False)
         request = counter_request()
         await local.call(source.start, request)
-        with pytest.raises(NoRollouts, match=r"had 0 of 12 rollouts after 0 s \(collection\.deadline_s\)"):
+        with pytest.raises(NoRollouts, match=r"had 0 of 12 rollouts after 0 s \(what was left of its deadline\)"):
             await local.call(source.read, request, 0.3)
 
 

@@ -28,7 +28,7 @@ import re
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -53,9 +53,9 @@ from rollout_server.collecting.episode import Episode
 from rollout_server.collecting.policy_sampler import EpisodeServices
 from rollout_server.collecting.policy_speaker import PolicySpeaker
 from rollout_server.collecting.speaker import EpisodeFailed
-from rollout_server.inference.router import Generation
 from rollout_server.metrics import NodeMetrics
 from support.random_policy import write_tokenizer
+from support.scripted_policy import ScriptedPolicy
 
 FOLDER = Path(__file__).resolve().parent / "task_files"
 ROLLOUTS, RUNS, SHOWN_CHARACTERS = 4, 2, 100
@@ -143,27 +143,6 @@ FILES = {
 }
 
 
-class Scripted:
-    """In place of router and policy store: speaks the turns of one episode, one after the other."""
-
-    def __init__(self, tokens: ChatML, turns: list[str]) -> None:
-        self._tokens = tokens
-        self._left: Iterator[str] = iter(turns)
-
-    async def generate(self, *, max_tokens: int, **_: Any) -> Generation:
-        ids = [*self._tokens.encode_text(next(self._left, IGNORANT)), self._tokens.im_end]
-        return Generation(ids, [-0.1] * len(ids), "stop", "scripted", 0, 0.0)
-
-    def acquire(self, version: int) -> str:
-        return "scripted"
-
-    def latest(self) -> int:
-        return 0
-
-    def release(self, what: object) -> None:
-        """Nothing is held."""
-
-
 async def collect(
     pool: EnvironmentPool, tokens: ChatML, tasks: list[str], rollouts: int, turns: Callable[[EpisodeKey], list[str]]
 ) -> list[Rollout]:
@@ -173,7 +152,8 @@ async def collect(
 
     async def worker() -> None:
         while (key := collector.start_next()) is not None:
-            policy: Any = Scripted(tokens, turns(key))
+            left = iter(turns(key))
+            policy: Any = ScriptedPolicy(tokens, lambda _, left=left: next(left, IGNORANT))
             speaker = PolicySpeaker(request, "scripted", EpisodeServices(pool, tokens, policy, policy, NodeMetrics()))
             try:
                 made.extend(await Episode(key, collector.draw(key), request, pool, speaker).run())

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from model_families.base_model import BaseModel
 from model_families.chat import open_chat
 from model_families.chat.format import ChatFormat, ObservationRole, Thinking
@@ -81,16 +83,15 @@ def open_model_chat(
         ValueError: what does not fit, or the first difference to the template; one line.
     """
     chat = open_chat(folder, name, thinking, observation_role)
-    _check_ids(folder, chat, base)
-    template = ChatTemplate(folder)
+    tokens, template = read_tokenizer(folder), ChatTemplate(folder)
+    _check_ids(folder, chat, tokens, base)
     if name is None and template.text is not None:
         for messages, tools in _conversations(chat, template):
-            _check_same(folder, chat, template, messages, tools)
+            _check_same(folder, chat, tokens, template, messages, tools)
     return chat
 
 
-def _check_ids(folder: str | Path, chat: ChatFormat, base: BaseModel) -> None:
-    tokens = read_tokenizer(folder)
+def _check_ids(folder: str | Path, chat: ChatFormat, tokens: Tokenizer, base: BaseModel) -> None:
     added = tokens.get_added_tokens_decoder()
     ordinary = (token for token in tokens.get_vocab(with_added_tokens=False).values() if token not in added)
     highest = max(*ordinary, *chat.stop_ids, chat.pad_id, *chat.opening([SYSTEM, QUESTION]))
@@ -116,7 +117,12 @@ def _conversations(chat: ChatFormat, template: ChatTemplate) -> list[tuple[list[
 
 
 def _check_same(
-    folder: str | Path, chat: ChatFormat, template: ChatTemplate, messages: Sequence[ChatMessage], tools: Tools
+    folder: str | Path,
+    chat: ChatFormat,
+    tokens: Tokenizer,
+    template: ChatTemplate,
+    messages: Sequence[ChatMessage],
+    tools: Tools,
 ) -> None:
     settings = {"enable_thinking": False} if chat.thinking == "off" else {}
     cure = (
@@ -130,7 +136,6 @@ def _check_same(
             f"{folder}: its own chat template refuses a conversation that chat format {chat.name} writes ({error}); "
             f"{cure}"
         ) from error
-    tokens = read_tokenizer(folder)
     own, ours = tokens.encode(text, add_special_tokens=False).ids, chat.opening(messages, tools)
     if own != ours:
         differ = _difference(chat, own, ours)

@@ -69,7 +69,7 @@ from loop_recipes.rollouts.shared_source import SharedSource
 from loop_recipes.rollouts.source import SOURCE_ERRORS, Collected, NoRollouts, check_versions, in_groups
 from loop_recipes.run.environment_file import ENVIRONMENT_FILE, write_description
 from loop_recipes.run.metrics import behavior_metrics, environment_metrics, rollout_metrics, summary_line
-from loop_recipes.run.rests_on import changes, differing, environment_identity, model_identity
+from loop_recipes.run.rests_on import compare, differing, environment_identity, model_identity
 from loop_recipes.run.stop_request import StopRequest, StopRequested
 from rollout_server.config import as_keys
 
@@ -151,7 +151,7 @@ class LoopAppWorldRecipe:
             if checkpoint is None:
                 utils.log_rank_zero(log, f"no checkpoint in {self._output_dir}: starting from the beginning")
         self._model_identity = on_main_rank(lambda: model_identity(conf.base_model, conf.initial_adapter))
-        self._compare(checkpoint, "model", self._model_identity)
+        compare(checkpoint and checkpoint.state, "model", self._model_identity, conf.accept_changes)
         model, base = load_base(conf, self._dtype)
         check_context(model, conf.collection.limits.max_context, "collection.limits.max_context")
         self._run_name = on_main_rank(lambda: run_name(conf, self._output_dir))
@@ -186,14 +186,6 @@ class LoopAppWorldRecipe:
             self._stress_test()
         self._setup_run(checkpoint)
 
-    def _compare(self, checkpoint: TrainingState | None, what: str, now: dict[str, str]) -> list[str]:
-        """Return what has changed since the checkpoint in the model or in the environment, if that is accepted."""
-        before = None if checkpoint is None else checkpoint.state.get("rests_on", {}).get(what)
-        changed = changes(before, now, self._config.accept_changes)
-        if changed:
-            utils.log_rank_zero(log, f"going on though these have changed since the checkpoint: {', '.join(changed)}")
-        return changed
-
     def _stress_test(self) -> None:
         conf, learner = self._config, self._learner
         vocab_size, length = vocabulary(learner.model), conf.longest_rollout
@@ -210,7 +202,7 @@ class LoopAppWorldRecipe:
         self._dataset, tasks = self._source.tasks(conf.collection.split)
         dev_tasks = self._source.tasks(conf.dev_evaluation.split)[1] if conf.dev_evaluation.every else []
         self._environment_identity = environment_identity(self._dataset, self._environment)
-        self._compare(checkpoint, "environment", self._environment_identity)
+        compare(checkpoint and checkpoint.state, "environment", self._environment_identity, conf.accept_changes)
         rests_on = {**self._model_identity, **self._environment_identity}
         self._plan = CollectionPlan(conf, self._run_name, tasks, dev_tasks, self._environment, rests_on)
         if self._turn_critic is not None:

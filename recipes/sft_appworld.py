@@ -44,7 +44,7 @@ from loop_recipes.engine.samples import CreditedSample, Sample, check_token_ids
 from loop_recipes.methods.sweet_rl.turn_critic import HiddenPrefix
 from loop_recipes.rollouts.fixed_set import FixedSet, read_fixed_set
 from loop_recipes.run.metrics import rollout_metrics
-from loop_recipes.run.rests_on import changes, model_identity
+from loop_recipes.run.rests_on import compare, model_identity
 from loop_recipes.run.stop_request import StopRequest
 from rollout_server.config import as_keys
 
@@ -127,9 +127,7 @@ class SftAppWorldRecipe:
         self._stop.listen()
         checkpoint = load_latest(self._output_dir / "checkpoints", False) if conf.resume_from_checkpoint else None
         self._model_identity = on_main_rank(lambda: model_identity(conf.base_model, conf.initial_adapter))
-        before = None if checkpoint is None else checkpoint.state.get("rests_on", {}).get("model")
-        if changed := changes(before, self._model_identity, conf.accept_changes):
-            utils.log_rank_zero(log, f"going on though these have changed since the checkpoint: {', '.join(changed)}")
+        compare(checkpoint and checkpoint.state, "model", self._model_identity, conf.accept_changes)
         model, base = load_base(conf, self._dtype)
         check_context(model, max(sample.tokens for sample in samples), "rollouts.logs: the longest")
         check_token_ids(samples, vocabulary(model), "rollouts.logs")

@@ -10,6 +10,7 @@ import pytest
 
 from loop_plumbing import forked_process, moving
 from loop_plumbing.forked_process import ForkServer, ProcessEnded
+from support.processes import parent_of
 from support.waiting import wait_until
 
 ROOT = str(Path(__file__).parents[2])
@@ -50,10 +51,6 @@ fork_server.serve(socket.socket(fileno=int(sys.argv[1])), prepare)
 
 class Away(Exception):
     pass
-
-
-def parent_of(pid):
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @pytest.fixture

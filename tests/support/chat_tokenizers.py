@@ -14,7 +14,9 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from support.random_policy import WORDS
+from model_families.chat import open_chat
+from model_families.chat.format import ChatFormat
+from support.random_policy import WORDS, write_tokenizer
 
 QWEN3_SPECIAL = [
     "<|endoftext|>",
@@ -104,6 +106,15 @@ def _qwen3(words: int | None) -> str:
     _split(tokenizer)
     _add(tokenizer, QWEN3_SPECIAL, QWEN3_ADDED)
     return tokenizer.to_str()
+
+
+def write_formats(folder: Path) -> dict[str, ChatFormat]:
+    """Each chat format, opened on a tokenizer that is written below ``folder``: name -> format."""
+    write_tokenizer(folder / "chatml")
+    write_qwen3(folder / "qwen3", words=3_000)
+    write_llama3(folder / "llama3")
+    made = {name: open_chat(folder / name) for name in ("chatml", "llama3")}
+    return made | {f"qwen3-{mode}": open_chat(folder / "qwen3", thinking=mode) for mode in ("kept", "stripped", "off")}
 
 
 def _halves(token: bytes, ranks: dict[bytes, int], rank: int) -> list[bytes]:

@@ -22,6 +22,16 @@ def alive(pid: int) -> bool:
         return False
 
 
+def exists(pid: int | str) -> bool:
+    """Whether it is there, be it as a zombie."""
+    return Path(f"/proc/{pid}").exists()
+
+
+def parent_of(pid: int) -> int:
+    """The pid of its parent."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def processes(needle: str) -> dict[int, str]:
     """Pid -> command line of the live processes whose command line holds ``needle``."""
     found = {}

@@ -34,6 +34,7 @@ from loop_formats.rollout import Rollout
 from loop_formats.run_files import append_to, to_json, writing
 from loop_recipes.evaluation.config import PolicyUnderTest, SamplingConfig
 from loop_recipes.evaluation.scores import TaskResult
+from loop_recipes.run.rests_on import differing
 from rollout_server.client import CollectionFailed
 
 
@@ -203,11 +204,9 @@ class ResultStore:
             for key, (policy, sampling, was) in self._heads.items():
                 if key in used or (policy, sampling) != (cell.policy.name, cell.sampling.label):
                     continue
-                changed = [name for name in {**was, **cell.rests_on} if was.get(name) != cell.rests_on.get(name)]
-                count = len(self._results.get(key, {}))
-                lines += [f"{cell.label}: {count} earlier results, since which changed: {', '.join(changed)}"] * bool(
-                    count
-                )
+                if count := len(self._results.get(key, {})):
+                    changed = ", ".join(differing(was, cell.rests_on))
+                    lines.append(f"{cell.label}: {count} earlier results, since which changed: {changed}")
         return lines
 
 

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from torchtune import utils
 
 from agent_environments.description import Description
 from loop_formats.run_files import adapter_digest
 from loop_formats.schema import ConfigError
 from model_families.base_model import model_digest
+
+log = utils.get_logger("INFO")
 
 
 def model_identity(base_model: str, initial_adapter: str | None) -> dict[str, str]:
@@ -35,26 +40,29 @@ def environment_identity(dataset: str, environment: Description) -> dict[str, st
     return {"dataset": dataset, **environment.whole_identity}
 
 
-def changes(before: Mapping[str, str] | None, now: Mapping[str, str], accept: bool) -> list[str]:
-    """Return the names of what is not as it was in the checkpoint; none where that does not say.
+def compare(state: Mapping[str, Any] | None, what: str, now: Mapping[str, str], accept: bool) -> None:
+    """Compare what the run rests on with its checkpoint, and say what has changed if that is accepted.
 
     Args:
+        state: of the checkpoint that the run goes on from; one that does not say what it rested on is not compared.
+        what: the part that ``now`` holds digests of: "model" or "environment".
         accept: the config's ``accept_changes``.
 
     Raises:
-        ConfigError: something is not, and that is not accepted.
+        ConfigError: something has changed, and that is not accepted.
     """
-    if before is None:
-        return []
-    changed = differing(before, now)
-    if changed and not accept:
+    before = None if state is None else state.get("rests_on", {}).get(what)
+    if before is None or not (changed := differing(before, now)):
+        return
+    names = ", ".join(changed)
+    if not accept:
         raise ConfigError(
-            f"resume_from_checkpoint: what the run rests on has changed since its checkpoint: {', '.join(changed)}; "
+            f"resume_from_checkpoint: what the run rests on has changed since its checkpoint: {names}; "
             "bring it back as it was, begin in another output_dir, or go on knowingly with accept_changes=True"
         )
-    return changed
+    utils.log_rank_zero(log, f"going on though these have changed since the checkpoint: {names}")
 
 
-def differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """The names under which the two have other digests, or only one has one."""
+def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the names under which the two have other values, or only one has one."""
     return [name for name in {**before, **now} if before.get(name) != now.get(name)]

@@ -4,16 +4,12 @@ import asyncio
 import os
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 
 from agent_environments.harness.program import program_environment, run_program
+from support.processes import exists
 from support.waiting import DEADLINE_S, wait_until
-
-
-def lives(pid):
-    return Path(f"/proc/{pid}").exists()
 
 
 def python(code):
@@ -63,7 +59,7 @@ async def test_a_program_that_never_ends_is_ended_with_all_that_it_started(tmp_p
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert not lives(file.read_text())
+    assert not exists(file.read_text())
 
 
 async def test_a_program_that_kills_its_guard_and_leaves_a_process_is_not_waited_for(tmp_path):
@@ -78,7 +74,7 @@ async def test_a_program_that_kills_its_guard_and_leaves_a_process_is_not_waited
     try:
         ended = await asyncio.wait_for(run_program(python(code), {}, tmp_path), DEADLINE_S)
     finally:
-        if file.exists() and lives(file.read_text()):
+        if file.exists() and exists(file.read_text()):
             os.kill(int(file.read_text()), signal.SIGKILL)
     assert (ended.status, ended.output) == (-signal.SIGKILL, "bye\n")
 

@@ -5,6 +5,9 @@ import signal
 import pytest
 
 from agent_environments.tools import deadline
+from agent_environments.tools.environment import ToolPool
+from support.adapter_support import word_spans
+from support.tool_modules import COUNTER, write
 
 
 @pytest.fixture
@@ -14,3 +17,19 @@ def alarm():
     deadline.install()
     yield
     signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+async def one(tmp_path):
+    """A pool of one instance, from a source that a test may change."""
+    pools = []
+
+    async def open_pool(source=COUNTER):
+        pool = ToolPool(word_spans, write(tmp_path, source), max_worlds=1)
+        pools.append(pool)
+        await pool.open()
+        return pool
+
+    yield open_pool
+    for pool in pools:
+        await pool.close()

@@ -20,6 +20,7 @@ from loop_plumbing.forked_process import ForkServer
 from loop_plumbing.process_guard import descendants
 from support.adapter_support import word_spans
 from support.fake_world_pools import FAKE_WORLD, FakePool
+from support.processes import parent_of
 from support.waiting import DEADLINE_S, block_until, wait_until
 
 
@@ -53,10 +54,6 @@ async def say(environment, *commands):
 
 def world_of(environment):
     return environment._line.pid
-
-
-def parent_of(pid):
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 async def test_an_episode(make_pool):

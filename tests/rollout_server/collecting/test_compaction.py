@@ -17,7 +17,6 @@ from loop_formats.collection_request import CollectionRequest, Limits
 from loop_formats.rollout import sequence_texts
 from loop_recipes.engine.samples import Sample, credited
 from loop_recipes.run.metrics import rollout_metrics
-from model_families.chat import open_chat
 from model_families.chat.messages import ChatMessage, opening_messages
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.compaction import (
@@ -33,8 +32,7 @@ from rollout_server.collecting.policy_sampler import EpisodeServices
 from rollout_server.collecting.policy_speaker import PolicySpeaker
 from rollout_server.inference.router import Generation
 from rollout_server.metrics import NodeMetrics
-from support.chat_tokenizers import write_llama3, write_qwen3
-from support.random_policy import write_tokenizer
+from support.chat_tokenizers import write_formats
 from support.random_turns import encoder
 
 TASK = "reach3_1"
@@ -45,12 +43,7 @@ FORMATS = ["chatml", "qwen3-kept", "qwen3-stripped", "qwen3-off", "llama3"]
 
 @pytest.fixture(scope="module")
 def formats(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    write_tokenizer(folder / "chatml")
-    write_qwen3(folder / "qwen3", words=3_000)
-    write_llama3(folder / "llama3")
-    made = {name: open_chat(folder / name) for name in ("chatml", "llama3")}
-    return made | {f"qwen3-{mode}": open_chat(folder / "qwen3", thinking=mode) for mode in ("kept", "stripped", "off")}
+    return write_formats(tmp_path_factory.mktemp("models"))
 
 
 class Policy:

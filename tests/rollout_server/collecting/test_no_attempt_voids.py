@@ -21,7 +21,6 @@ from agent_environments.remote.pool import RemotePool
 from agent_environments.services.service_pool import TOKEN_VARIABLE
 from agent_environments.tool_calls import ToolCall, render_tool_call, tools_section
 from loop_formats.collection_request import CollectionRequest, Limits
-from model_families.chat import open_chat
 from model_families.chat.messages import ChatMessage
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.episode import Episode
@@ -34,8 +33,7 @@ from rollout_server.endpoint.wire import ApiError, Asked
 from rollout_server.inference.router import Generation
 from rollout_server.metrics import NodeMetrics
 from support.adapter_support import word_spans
-from support.chat_tokenizers import write_llama3, write_qwen3
-from support.random_policy import write_tokenizer
+from support.chat_tokenizers import write_formats
 from support.random_turns import encoder
 from support.served_counter import TOKEN, client, serving
 from support.void_kinds import REFUSED, REFUSED_RESULTS
@@ -238,12 +236,7 @@ async def attempt(kind, tokens, fault, coin, cut, compaction, monkeypatch):
 
 @pytest.fixture(scope="module")
 def formats(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    write_tokenizer(folder / "chatml")
-    write_qwen3(folder / "qwen3", words=3_000)
-    write_llama3(folder / "llama3")
-    made = {name: open_chat(folder / name) for name in ("chatml", "llama3")}
-    return made | {f"qwen3-{mode}": open_chat(folder / "qwen3", thinking=mode) for mode in ("kept", "stripped", "off")}
+    return write_formats(tmp_path_factory.mktemp("models"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

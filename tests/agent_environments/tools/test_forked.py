@@ -1,0 +1,303 @@
+"""The process of an episode: what does not reach the next one, and tasks that must be the same at each import."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from agent_environments.protocol import EnvironmentCrashed
+from agent_environments.tools.environment import ToolPool
+from loop_plumbing.process_guard import descendants
+from support.adapter_support import word_spans
+from support.processes import exists, parent_of
+from support.tool_modules import COUNTER, call, write
+from support.waiting import wait_until
+
+STATE = """
+import asyncio, functools, logging, math, os, pathlib, random, signal, subprocess, sys, tempfile, threading, time
+
+from agent_environments.tools import reward, tool
+
+NOTES = []
+SEEN = {}
+LOOP = []
+
+
+def default(key, known=[]):
+    known.append(key)
+    return len(known)
+
+
+@functools.cache
+def first_key(_):
+    return os.getpid()
+
+
+class Kept:
+    attribute = ""
+
+
+async def later():
+    while True:
+        await asyncio.sleep(0.001)
+        SEEN["task"] = "it runs"
+
+
+@tool
+def leave(kind: str) -> str:
+    "Leave something."
+    match kind:
+        case "list": NOTES.append("x")
+        case "default argument": default("x")
+        case "cache": first_key(0)
+        case "class attribute": Kept.attribute = "x"
+        case "global": globals()["MADE"] = "x"
+        case "variable": os.environ["LEFT"] = "x"
+        case "file": pathlib.Path("left").write_text("x")
+        case "temporary file": pathlib.Path(tempfile.gettempdir(), "left").write_text("x")
+        case "library": math.pi = 3
+        case "module": sys.modules["left"] = sys
+        case "signal": signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        case "descriptor": SEEN["descriptor"] = os.dup2(os.open("/dev/null", os.O_RDONLY), 200)
+        case "thread": threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+        case "logger": logging.getLogger().addHandler(logging.NullHandler())
+        case "folder": os.chdir("/")
+    return find(kind)
+
+
+@tool
+def find(kind: str) -> str:
+    "Find what is left."
+    match kind:
+        case "list": return str(NOTES)
+        case "default argument": return str(default("y"))
+        case "cache": return str(first_key.cache_info().currsize)
+        case "class attribute": return Kept.attribute
+        case "global": return globals().get("MADE", "")
+        case "variable": return os.environ.get("LEFT", "")
+        case "file": return " ".join(os.listdir())
+        case "temporary file": return str(os.path.exists(os.path.join(tempfile.gettempdir(), "left")))
+        case "library": return str(math.pi)
+        case "module": return str("left" in sys.modules)
+        case "signal": return str(signal.getsignal(signal.SIGUSR1))
+        case "descriptor": return str(os.path.exists("/proc/self/fd/200"))
+        case "thread": return str(threading.active_count())
+        case "logger": return str(len(logging.getLogger().handlers))
+        case "folder": return str(os.getcwd() == "/")
+
+
+@tool
+async def begin() -> str:
+    "Begin a task in the background."
+    SEEN["running"] = asyncio.ensure_future(later())
+    await asyncio.sleep(0.05)
+    return str(SEEN.get("task"))
+
+
+@tool
+async def begun() -> str:
+    "What the task did."
+    await asyncio.sleep(0.05)
+    return str(SEEN.get("task"))
+
+
+@tool
+def programs() -> str:
+    "Start a child, one in a session of its own, and one whose parent ends at once."
+    pids = [subprocess.Popen(["sleep", "3600"], start_new_session=new).pid for new in (False, True)]
+    shell = "setsid sleep 3600 >/dev/null 2>&1 & echo $!"
+    pids.append(int(subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True).stdout))
+    return " ".join(map(str, pids))
+
+
+@tool
+def where() -> str:
+    "The folder, with something in it."
+    os.makedirs("deep/down")
+    pathlib.Path("deep/down/file").write_text("x")
+    return os.getcwd()
+
+
+@tool
+def draw() -> str:
+    "Draw a number."
+    import numpy
+    return f"{random.random()} {numpy.random.random()}"
+
+
+@reward
+def nothing(answer: str) -> float:
+    return 0.0
+
+
+import numpy
+TASKS = [{"id": "t", "question": "?"}]
+"""
+KINDS = re.findall(r'case "([^"]*)": return', STATE)
+
+
+async def observed(environment, name, **arguments):
+    result = await environment.step(call(name, **arguments))
+    return result.observation.removeprefix("<tool_response>\n").removesuffix("\n</tool_response>")
+
+
+async def test_nothing_that_an_episode_leaves_reaches_the_next_one(one):
+    pool = await one(STATE)
+    assert len(KINDS) == 15
+
+    async def found(*names):
+        environment = await pool.acquire("episode")
+        await environment.start("t")
+        seen = [[await observed(environment, name, kind=kind) for kind in KINDS] for name in names]
+        await environment.close()
+        return [dict(zip(KINDS, each, strict=True)) for each in seen]
+
+    (untouched,) = await found("find")
+    left, kept = await found("leave", "find")
+    assert [kind for kind in KINDS if left[kind] == untouched[kind]] == [], "each leaves something"
+    assert {kind for kind in KINDS if left[kind] != kept[kind]} == {"default argument", "file"}, "and keeps it"
+    assert await found("find") == [untouched]
+
+
+async def test_tasks_programs_and_files_of_an_episode_end_with_it(one):
+    pool = await one(STATE)
+    first, second = await pool.acquire("first"), None
+    await first.start("t")
+    assert await observed(first, "begin") == await observed(first, "begun") == "it runs"
+    pids = (await observed(first, "programs")).split()
+    folder = await observed(first, "where")
+    assert all(map(exists, pids))
+    assert Path(folder, "deep", "down", "file").exists()  # noqa: ASYNC240
+    await first.close()
+    await wait_until(lambda: not any(map(exists, pids)) and not Path(folder).exists())
+    second = await pool.acquire("second")
+    await second.start("t")
+    assert await observed(second, "begun") == "None"
+    await second.close()
+
+
+async def test_a_neighbours_programs_live_on(tmp_path):
+    pool = ToolPool(word_spans, write(tmp_path, STATE), max_worlds=2)
+    await pool.open()
+    ending, going_on = await pool.acquire("ending"), await pool.acquire("going on")
+    pids = []
+    for environment in (ending, going_on):
+        await environment.start("t")
+        pids.append((await observed(environment, "programs")).split())
+    await ending.close()
+    await wait_until(lambda: not any(map(exists, pids[0])))
+    assert all(map(exists, pids[1]))
+    await going_on.close()
+    await pool.close()
+
+
+async def test_programs_of_a_process_that_ended_by_itself_end_too(one):
+    pool = await one(STATE.replace('    return " ".join(map(str, pids))', "    os._exit(3)"))
+    environment = await pool.acquire("first")
+    await environment.start("t")
+    server = parent_of((await environment._lease.process()).pid)
+    assert "its process ended with status 3" in await observed(environment, "programs")
+    await environment.close()
+    await wait_until(lambda: not descendants(server))
+
+
+async def test_each_episode_draws_its_own_numbers(one):
+    pool = await one(STATE)
+    drawn = []
+    for _ in range(2):
+        environment = await pool.acquire("episode")
+        await environment.start("t")
+        drawn.append((await observed(environment, "draw")).split())
+        await environment.close()
+    assert all(mine != other for mine, other in zip(*drawn, strict=True))
+
+
+@pytest.mark.parametrize("forkable", [False, True])
+async def test_an_instance_is_made_in_each_episode_or_once_before_them(one, tmp_path, forkable):
+    making = f"""    forkable = {forkable}
+
+    def __init__(self):
+        with open(FOLDER / "made", "a") as file:
+            file.write("x")
+        self.made = []
+
+"""
+    source = COUNTER.replace("    def reset", making + "    def reset", 1).replace(
+        "self.value += amount", "self.made.append(amount); self.value = len(self.made)"
+    )
+    pool = await one(source)
+    for _ in range(3):
+        environment = await pool.acquire("episode")
+        await environment.start("count1_1")
+        assert "count1_1: 1" in (await environment.step(call("add", amount=5))).observation
+        await environment.close()
+    assert (tmp_path / "made").read_text() == "x" * (1 if forkable else 4)
+
+
+QUESTION = """
+import datetime, functools, os, random, secrets, tempfile, time, uuid
+
+from agent_environments.tools import reward
+
+NAMES = {f"name{n}" for n in range(40)}
+
+
+class Any_:
+    pass
+
+
+@reward
+def right(answer: str, target=None) -> bool:
+    return answer == str(target)
+
+
+"""
+
+
+@pytest.mark.parametrize(
+    "tasks",
+    [
+        "[{'question': f'{n}?', 'target': random.random()} for n in range(3)]",
+        "[{'id': str(n), 'question': f'{random.randrange(10**6)}?'} for n in range(3)]",
+        "[{'question': name} for name in NAMES]",
+        "[{'id': name, 'question': '?', 'others': list(NAMES)} for name in sorted(NAMES)]",
+        "{'train': [{'question': str(time.time_ns())}], 'dev': [{'question': '?'}]}",
+        "[{'question': '?', 'target': str(uuid.uuid4())}]",
+        "[{'id': secrets.token_hex(4), 'question': '?'}]",
+        "[{'question': '?', 'target': hash('a text')}]",
+        "[{'question': '?', 'target': os.getpid()}]",
+        "[{'question': datetime.datetime.now().isoformat()}]",
+        "[{'question': '?', 'file': tempfile.mkdtemp()}]",
+        "__import__('numpy') and [{'question': '?', 'target': __import__('numpy').random.randint(10**9)}]",
+        "[{'question': '?'}] * random.Random().randrange(1) + [{'question': str(random.sample(range(10**6), 3))}]",
+    ],
+)
+async def test_tasks_that_are_others_at_each_import_are_refused(one, tasks):
+    with pytest.raises(
+        EnvironmentCrashed, match=r"^mine gives other tasks at each import: \d+ of \d+ differ, the first is"
+    ):
+        await one(f"{QUESTION}TASKS = {tasks}\n")
+
+
+async def test_tasks_that_are_the_same_at_each_import_may_hold_anything(one):
+    values = ["NAMES", "Any_()", "Any_", "right", "functools.partial(min, 1)", "lambda: 1", "float('nan')", "b'x'"]
+    values += ["__import__('numpy').arange(3)", "datetime.date(2020, 1, 1)", "random.Random(0).random()", "{1: {2, 3}}"]
+    pool = await one(f"{QUESTION}TASKS = [{{'question': '?', 'target': each}} for each in [{', '.join(values)}]]\n")
+    assert len(pool.tasks("train")) == len(values)
+
+
+async def test_a_class_that_draws_its_tasks_is_refused(one):
+    source = COUNTER.replace('"target": n}', '"target": random.random()}').replace("import os", "import os, random")
+    with pytest.raises(EnvironmentCrashed, match="the first is 'count0_1'; draw them with a fixed seed"):
+        await one(source)
+
+
+async def test_a_relative_path_of_the_working_folder_is_told_the_cure(one, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words.txt").write_text("a\n")
+    source = COUNTER.replace("        self.value += amount", "        open('words.txt')\n        self.value += amount")
+    environment = await (await one(source)).acquire("first")
+    await environment.start("count1_1")
+    seen = await observed(environment, "add", amount=1)
+    assert "'words.txt' (an episode has a folder of its own: begin the path with Path(__file__).parent)" in seen
+    await environment.close()

@@ -151,7 +151,8 @@ class LoopAppWorldRecipe:
             if checkpoint is None:
                 utils.log_rank_zero(log, f"no checkpoint in {self._output_dir}: starting from the beginning")
         self._model_identity = on_main_rank(lambda: model_identity(conf.base_model, conf.initial_adapter))
-        compare(checkpoint and checkpoint.state, "model", self._model_identity, conf.accept_changes)
+        if checkpoint is not None:
+            compare(checkpoint.state, "model", self._model_identity, conf.accept_changes)
         model, base = load_base(conf, self._dtype)
         check_context(model, conf.collection.limits.max_context, "collection.limits.max_context")
         self._run_name = on_main_rank(lambda: run_name(conf, self._output_dir))
@@ -202,7 +203,8 @@ class LoopAppWorldRecipe:
         self._dataset, tasks = self._source.tasks(conf.collection.split)
         dev_tasks = self._source.tasks(conf.dev_evaluation.split)[1] if conf.dev_evaluation.every else []
         self._environment_identity = environment_identity(self._dataset, self._environment)
-        compare(checkpoint and checkpoint.state, "environment", self._environment_identity, conf.accept_changes)
+        if checkpoint is not None:
+            compare(checkpoint.state, "environment", self._environment_identity, conf.accept_changes)
         rests_on = {**self._model_identity, **self._environment_identity}
         self._plan = CollectionPlan(conf, self._run_name, tasks, dev_tasks, self._environment, rests_on)
         if self._turn_critic is not None:

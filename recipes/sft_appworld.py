@@ -127,7 +127,8 @@ class SftAppWorldRecipe:
         self._stop.listen()
         checkpoint = load_latest(self._output_dir / "checkpoints", False) if conf.resume_from_checkpoint else None
         self._model_identity = on_main_rank(lambda: model_identity(conf.base_model, conf.initial_adapter))
-        compare(checkpoint and checkpoint.state, "model", self._model_identity, conf.accept_changes)
+        if checkpoint is not None:
+            compare(checkpoint.state, "model", self._model_identity, conf.accept_changes)
         model, base = load_base(conf, self._dtype)
         check_context(model, max(sample.tokens for sample in samples), "rollouts.logs: the longest")
         check_token_ids(samples, vocabulary(model), "rollouts.logs")

@@ -40,7 +40,7 @@ def environment_identity(dataset: str, environment: Description) -> dict[str, st
     return {"dataset": dataset, **environment.whole_identity}
 
 
-def compare(state: Mapping[str, Any] | None, what: str, now: Mapping[str, str], accept: bool) -> None:
+def compare(state: Mapping[str, Any], what: str, now: Mapping[str, str], accept: bool) -> None:
     """Compare what the run rests on with its checkpoint, and say what has changed if that is accepted.
 
     Args:
@@ -51,7 +51,7 @@ def compare(state: Mapping[str, Any] | None, what: str, now: Mapping[str, str], 
     Raises:
         ConfigError: something has changed, and that is not accepted.
     """
-    before = None if state is None else state.get("rests_on", {}).get(what)
+    before = state.get("rests_on", {}).get(what)
     if before is None or not (changed := differing(before, now)):
         return
     names = ", ".join(changed)

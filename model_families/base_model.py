@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,13 @@ def model_digest(folder: str | Path) -> str:
     They come from the name and size of every file, its first and last MiB, and 256 blocks of 4 KiB at even distances
     in between: training moves all weights, and all of a large model takes minutes to read.
     """
+    return files_digest(path for path in Path(folder).iterdir() if path.suffix in _MODEL_FILES)
+
+
+def files_digest(files: Iterable[Path]) -> str:
+    """16 hex digits of files by name, size and samples of their bytes, as :func:`model_digest` describes them."""
     digest = hashlib.sha256()
-    for file in sorted(path for path in Path(folder).iterdir() if path.suffix in _MODEL_FILES):
+    for file in sorted(files):
         size = file.stat().st_size
         digest.update(f"{file.name} {size}\n".encode())
         with file.open("rb") as content:

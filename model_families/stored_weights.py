@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from model_families.base_model import BaseModel
+from model_families.base_model import BaseModel, files_digest
 from model_families.weight_names import EMBEDDING, HEAD
 
 INDEX = ".index.json"
@@ -88,6 +88,17 @@ def _parts(index: Path, whole: bool) -> list[Path]:
             "files are missing: download all of the model"
         )
     return parts
+
+
+def weights_digest(folder: str | Path) -> str | None:
+    """16 hex digits that other weights in ``folder`` change, and its tokenizer does not.
+
+    None where no weights of Hugging Face's names can be read, such as a checkpoint of torchtune's own.
+    """
+    try:
+        return files_digest(weight_files(folder))
+    except (OSError, ValueError):
+        return None
 
 
 def check_one_set(folder: Path) -> list[Path]:

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -58,6 +59,7 @@ from loop_recipes.rollouts.open import open_nodes
 from loop_recipes.rollouts.source import NoRollouts
 from loop_recipes.rollouts.waiting import Waiting
 from loop_recipes.run.environment_file import write_description
+from loop_recipes.run.rests_on import other_base
 from model_families.base_model import model_digest
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutNodeError
 from rollout_server.node_process import NodeDied
@@ -133,6 +135,14 @@ class EvalAppWorldRecipe:
         self._dataset, self._model, self._model_digest = health["dataset"], health["model"], health["model_digest"]
         self._environment: Description = self._nodes.description()
         self._tasks = list(self._config.tasks or self._nodes.tasks(str(self._config.split))[1])
+        self._policies = [self._remarked(policy) for policy in self._policies]
+
+    def _remarked(self, policy: PolicyUnderTest) -> PolicyUnderTest:
+        """Say of an adapter that it was trained on another base than is served, in the terminal and the report."""
+        if policy.adapter is None or (other := other_base(policy.adapter, self._model)) is None:
+            return policy
+        self._console.print(f"policy {policy.name} {other}", markup=False)
+        return replace(policy, remark=other)
 
     def _setup_endpoints(self) -> None:
         """An environment pool in this process; a node, if there is one too, has its own."""

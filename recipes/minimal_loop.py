@@ -29,6 +29,7 @@ from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
 from loop_recipes.engine.model import adapter_parameters, load_base, new_adapter
 from loop_recipes.engine.peft_export import export_adapter
 from loop_recipes.engine.sharding import place_model
+from model_families.stored_weights import weights_digest
 from rollout_server.client import RolloutClient
 from rollout_server.node_process import NodeProcess
 
@@ -82,6 +83,7 @@ def publish(client: RolloutClient, policy: nn.Module, version: int, output_dir: 
         policy,
         output_dir / "policies" / f"policy-v{version:04d}",
         base_model=conf.base_model,
+        base_digest=weights_digest(conf.base_model),
         dtype=torch.float32,
     )
     client.publish_policy(version, folder)

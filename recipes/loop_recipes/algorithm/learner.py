@@ -32,6 +32,7 @@ from loop_recipes.engine.sequence_parallel import Part
 from loop_recipes.engine.sharding import full_tensors, place_model
 from loop_recipes.paths import METRICS_FILE
 from loop_recipes.run.metrics import RunMetrics
+from model_families.stored_weights import weights_digest
 from rollout_server.config import as_config, as_keys
 
 
@@ -70,6 +71,7 @@ class Learner:
     ) -> None:
         self.conf = conf
         self._output_dir = Path(conf.output_dir).resolve()
+        self._base_digest = on_main_rank(lambda: weights_digest(conf.base_model))
         dtype = DTYPES[conf.dtype]
         shard = get_world_size_and_rank()[0] > 1 or dtype != torch.float32
         if checkpoint is not None:
@@ -156,6 +158,7 @@ class Learner:
                 self.model,
                 folder,
                 base_model=self.conf.base_model,
+                base_digest=self._base_digest,
                 dtype=DTYPES[self.conf.adapter_dtype],
             )
 

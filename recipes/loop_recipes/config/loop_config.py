@@ -343,7 +343,7 @@ class LearnerConfig:
     """Goes on with the newest checkpoint in ``output_dir``, if there is one."""
     accept_changes: bool = False
     """A resumed run goes on though its base model, initial adapter, tasks or their grader are not those of its
-    checkpoint; the log says which."""
+    checkpoint, and a run begins with an adapter that was trained on other base weights; the log says which."""
     keep_last_checkpoints: PositiveInt = 2
     """Checkpoints that are kept, beside the best of ``dev_evaluation`` and the one it is scoring."""
     metric_logger: list[Component] = field(default_factory=list)

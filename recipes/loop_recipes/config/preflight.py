@@ -22,6 +22,7 @@ from loop_recipes.config.components import build, check_component
 from loop_recipes.config.loop_config import FROM_ITS_FOLDER, LearnerConfig, LoopConfig, TurnCreditConfig
 from loop_recipes.config.rollout_node import check_token
 from loop_recipes.paths import METRICS_FILE, loop_package
+from loop_recipes.run.rests_on import check_trained_on
 from model_families.base_model import BaseModel
 from model_families.opening import check_positions, open_model_chat, open_weights
 from rollout_server.config import HIGHEST_RANK, ModelConfig, NodeConfig
@@ -58,7 +59,7 @@ def check_run(config: LoopConfig, *, starts_now: bool = True) -> None:
     if config.distillation is not None:
         pairs = build(config.loss).compares_pairs
         require(not pairs, "distillation must be null: the loss compares pairs of rollouts, which have no use for it")
-        _check_adapter_folder("distillation.adapter", config.distillation.adapter, config.base_model)
+        _check_adapter_folder("distillation.adapter", config.distillation.adapter, config)
     per_token = config.critic is not None or hasattr(build(config.advantage), "token_advantages")
     per_token = per_token or config.distillation is not None
     require(
@@ -135,20 +136,22 @@ def check_initial_adapter(config: LearnerConfig) -> None:
     """Check that ``initial_adapter``, if given, is an adapter that a rollout node would take.
 
     Raises:
-        ConfigError: ``initial_adapter`` is given, and is none that a rollout node would take.
+        ConfigError: ``initial_adapter`` is given, and is none that a rollout node would take, or was trained on other
+            base weights, which ``accept_changes`` allows.
     """
-    _check_adapter_folder("initial_adapter", config.initial_adapter, config.base_model)
+    _check_adapter_folder("initial_adapter", config.initial_adapter, config)
 
 
-def _check_adapter_folder(key: str, name: str | None, base_model: str) -> None:
+def _check_adapter_folder(key: str, name: str | None, config: LearnerConfig) -> None:
     if not name:
         return
     folder = Path(name)
     require(is_adapter(folder), f"{key} {folder} is no PEFT adapter: it must hold {' and '.join(ADAPTER_FILES)}")
     try:
-        check_adapter(folder, BaseModel.read(base_model), HIGHEST_RANK)
+        check_adapter(folder, BaseModel.read(config.base_model), HIGHEST_RANK)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{key} {folder}: {error}") from error
+    check_trained_on(key, folder, config.base_model, config.accept_changes)
 
 
 def check_can_write(output_dir: Path, key: str = "output_dir") -> None:

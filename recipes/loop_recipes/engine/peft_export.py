@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torchtune.modules import TransformerDecoder
@@ -26,10 +26,18 @@ from rollout_server.policies.adapter_check import read_adapter_config
 
 _PAIRED = re.compile(r".*\.attn\.[qk]_proj\.lora_b\.weight")
 """Whose rows are the channels that rotary positions turn."""
+_BASE_DIGEST = "base_model_digest"
+"""In the metadata of the weights: PEFT refuses keys in its config that it does not know."""
 
 
 def export_adapter(
-    tensors: Mapping[str, Tensor], model: TransformerDecoder, folder: Path, *, base_model: str, dtype: torch.dtype
+    tensors: Mapping[str, Tensor],
+    model: TransformerDecoder,
+    folder: Path,
+    *,
+    base_model: str,
+    base_digest: str | None,
+    dtype: torch.dtype,
 ) -> Path:
     """Write ``folder`` with PEFT's two files; it appears at once or not at all, and replaces an older one.
 
@@ -37,6 +45,8 @@ def export_adapter(
         tensors: full (not sharded) LoRA weights by their torchtune names, A as [r, in], B as [out, r].
         model: which they act in.
         base_model: where the base checkpoint is, recorded for PEFT.
+        base_digest: of its weights, by :func:`~model_families.stored_weights.weights_digest`; recorded beside the
+            tensors.
         dtype: of the written weights; float32 masters served in bfloat16 are rounded here, once.
     """
     heads, weights = neighbour_heads(model), {}
@@ -44,7 +54,7 @@ def export_adapter(
         if heads is not None and _PAIRED.fullmatch(name):
             tensor = tensor.unflatten(0, (-1, heads // 2, 2)).transpose(1, 2).flatten(0, 2)
         weights[peft_name(name)] = tensor.to("cpu", dtype).contiguous()
-    return _write(weights, folder, *lora_scale(model), base_model)
+    return _write(weights, folder, *lora_scale(model), base_model, base_digest)
 
 
 def write_empty_adapter(folder: Path, base_model: str) -> Path:
@@ -57,7 +67,14 @@ def write_empty_adapter(folder: Path, base_model: str) -> Path:
     return _write({name: torch.zeros(shape) for name, shape in shapes.items()}, folder, 1, 1.0, base_model)
 
 
-def _write(weights: Mapping[str, Tensor], folder: Path, rank: int, alpha: float, base_model: str) -> Path:
+def _write(
+    weights: Mapping[str, Tensor],
+    folder: Path,
+    rank: int,
+    alpha: float,
+    base_model: str,
+    base_digest: str | None = None,
+) -> Path:
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -69,10 +86,25 @@ def _write(weights: Mapping[str, Tensor], folder: Path, rank: int, alpha: float,
         "bias": "none",
         "inference_mode": True,
     }
+    known = {} if base_digest is None else {_BASE_DIGEST: base_digest}
     with whole_folder(folder) as partial:
-        save_file(dict(weights), partial / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        save_file(dict(weights), partial / ADAPTER_WEIGHTS, metadata={"format": "pt", **known})
         (partial / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return folder
+
+
+def trained_on(folder: Path) -> str | None:
+    """Return the digest of the base weights that an adapter was trained on; None where its file does not say it, as
+    those of other programs do not.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
+    try:
+        with safe_open(folder / ADAPTER_WEIGHTS, "pt") as file:  # type: ignore[no-untyped-call]
+            return (file.metadata() or {}).get(_BASE_DIGEST)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"adapter {folder}: {error}") from error
 
 
 def read_adapter(folder: Path) -> tuple[dict[str, Tensor], int, float]:

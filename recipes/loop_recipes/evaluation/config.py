@@ -201,13 +201,14 @@ def child_node_config(config: EvalConfig, worlds: Path) -> NodeConfig:
 class PolicyUnderTest:
     """A policy with its weights found: ``digest`` is the SHA-256 of the adapter's files, "base" where there is none.
 
-    ``chosen`` says how the adapter was chosen, where an evaluation chose it.
+    ``chosen`` says how the adapter was chosen, where an evaluation chose it; ``remark`` what else a reader should know.
     """
 
     name: str
     adapter: Path | None
     digest: str
     chosen: str = ""
+    remark: str = dataclasses.field(default="", compare=False)
     endpoint: EndpointConfig | None = dataclasses.field(default=None, compare=False)
 
     @property

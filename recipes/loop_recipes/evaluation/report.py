@@ -165,6 +165,7 @@ def write_report(
                 "adapter": str(policy.adapter) if policy.adapter else None,
                 "sha256": policy.digest if policy.adapter else None,
                 "chosen": policy.chosen or None,
+                **({"remark": policy.remark} if policy.remark else {}),
                 "endpoint": asdict(policy.endpoint) if policy.endpoint else None,
             }
             for policy in dict.fromkeys(item.cell.policy for item in scored)
@@ -282,8 +283,8 @@ def _describe(policy: PolicyUnderTest) -> str:
         return f"{policy.endpoint.model} at {policy.endpoint.url}, whose weights and prompt format are its own"
     if policy.adapter is None:
         return "the base model"
-    chosen = f"; {policy.chosen}" if policy.chosen else ""
-    return f"adapter {policy.adapter} (sha256 {policy.digest[:12]}{chosen})"
+    said = [f"sha256 {policy.digest[:12]}", policy.chosen, policy.remark]
+    return f"adapter {policy.adapter} ({'; '.join(filter(None, said))})"
 
 
 def _difficulties(scored: Sequence[ScoredCell]) -> list[int]:

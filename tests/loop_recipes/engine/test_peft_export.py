@@ -27,7 +27,12 @@ def test_peft_and_transformers_give_the_recipes_logits(tmp_path, tied):
     adapter = random_adapter(new_adapter(model, seed=0), seed=1)
     place_model(model, base_weights(tmp_path / "base", tied), adapter, torch.device("cpu"), torch.float32)
     folder = export_adapter(
-        adapter, model, tmp_path / "policy-v0001", base_model=str(tmp_path / "base"), dtype=torch.float32
+        adapter,
+        model,
+        tmp_path / "policy-v0001",
+        base_model=str(tmp_path / "base"),
+        base_digest="0123",
+        dtype=torch.float32,
     )
     tokens = torch.randint(0, section["vocab_size"], (2, 33), generator=torch.Generator().manual_seed(2))
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
@@ -44,7 +49,7 @@ def test_an_export_reads_back_and_replaces_the_older_one(tmp_path):
     model = tiny_lora_model(True)
     for value in (1.0, 2.0):
         tensors = {name: torch.full((8, 4), value)}
-        export_adapter(tensors, model, tmp_path / "policy", base_model="base", dtype=torch.float32)
+        export_adapter(tensors, model, tmp_path / "policy", base_model="base", base_digest=None, dtype=torch.float32)
     tensors, rank, alpha = read_adapter(tmp_path / "policy")
     assert (rank, alpha) == (4, 8.0)
     assert torch.equal(tensors[name], torch.full((8, 4), 2.0))
@@ -102,7 +107,9 @@ def served_apart(conf: SimpleNamespace, tmp_path: Path) -> tuple[float, float]:
     model, base = load_base(conf, torch.float32)
     adapter = random_adapter(new_adapter(model, seed=0), seed=1, scale=0.2)
     place_model(model, base, adapter, torch.device("cpu"), torch.float32)
-    folder = export_adapter(adapter, model, tmp_path / "adapter", base_model=conf.base_model, dtype=torch.float32)
+    folder = export_adapter(
+        adapter, model, tmp_path / "adapter", base_model=conf.base_model, base_digest=None, dtype=torch.float32
+    )
     read = load_adapter(folder, model)
     assert all(torch.equal(read[name], tensor) for name, tensor in adapter.items())
     tokens = torch.randint(0, WORDS, (2, 33), generator=torch.Generator().manual_seed(2))

@@ -18,6 +18,7 @@ from loop_recipes.engine.model import DTYPES, load_base
 from loop_recipes.engine.peft_export import load_adapter
 from loop_recipes.engine.process_group import init_process_group
 from loop_recipes.methods.sweet_rl.turn_critic import HiddenPrefix, TurnAdvantage, TurnCritic
+from loop_recipes.run.rests_on import check_trained_on
 
 LONGEST_WAIT_S = 1800.0
 """For another rank."""
@@ -108,7 +109,9 @@ def critic_over(
     conf, loss = critic_config(run)
     theirs, ours = (Path(each.base_model).resolve() for each in (conf, learner.conf))
     require(theirs == ours, f"the critic in {run} stands on {theirs}, and this run's base model is {ours}")
-    tensors = load_adapter(adapter or critic_adapter(run), learner.model)
+    adapter = adapter or critic_adapter(run)
+    check_trained_on(f"the critic in {run}: adapter", adapter, learner.conf.base_model, learner.conf.accept_changes)
+    tensors = load_adapter(adapter, learner.model)
     reference = None if conf.initial_adapter is None else load_adapter(Path(conf.initial_adapter), learner.model)
     prefix = HiddenPrefix.build(conf.hidden_information, conf.base_model)
     return TurnCritic(learner.update, tensors, reference, prefix, loss.per_turn, reference_sees_hidden)

@@ -227,7 +227,10 @@ class ToolPool:
         if judge is not None:
             ChatEndpoint.of("judge", judge)
         elif asking:
-            raise ValueError(f"reward {asking[0]} asks a judge: name its url and model under environment.judge")
+            raise ValueError(
+                f"reward {asking[0]} asks a judge: say which in the environment's section (judge: {{url: ..., model: "
+                "...}), or after the file as node.environment.judge.url=URL node.environment.judge.model=NAME"
+            )
         if held_out is not None:
             self.module.tasks.hold_out(held_out)
         self.dataset = dataset or self.module.name

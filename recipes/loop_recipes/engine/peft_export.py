@@ -101,7 +101,7 @@ def trained_on(folder: Path) -> str | None:
         ValueError: the file cannot be read.
     """
     try:
-        with safe_open(folder / ADAPTER_WEIGHTS, "pt") as file:  # type: ignore[no-untyped-call]
+        with safe_open(folder / ADAPTER_WEIGHTS, "pt") as file:
             return (file.metadata() or {}).get(_BASE_DIGEST)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"adapter {folder}: {error}") from error

@@ -74,6 +74,7 @@ class _OwnPool(EnvironmentPool, PoolWithSplits, Protocol):
 class OwnTask:
     """A file of functions that was read: its parts, ``splits`` by name, and the groups of tasks in ``train``.
 
+    ``environment`` is what the command line says of the environment beside the file, such as a judge.
     ``trained`` and ``scored`` are the tasks to train on and those to score on; () where the file cannot be divided.
     """
 
@@ -82,26 +83,32 @@ class OwnTask:
     splits: dict[str, list[str]]
     groups: int
     description: Description
+    environment: Mapping[str, Any]
     trained: Sequence[str] = ()
     scored: Sequence[str] = ()
 
     @classmethod
-    def read(cls, file: str | Path) -> OwnTask:
+    def read(cls, file: str | Path, words: Sequence[str] = ()) -> OwnTask:
         """Import the file and look at its parts.
+
+        Args:
+            words: ``key=value`` of the config, among which ``node.environment`` may name a judge, or other options.
 
         Raises:
             ConfigError: it is none, or anything is wrong with a part of it; one line.
         """
         file = Path(file)
         require(file.is_file(), f"{file} is no file")
+        environment = _of_node(words, "environment")
+        require(not {"name", "module"} & environment.keys(), f"node.environment: its module is {file}; leave that away")
         try:
-            pool = _pool(file.resolve())
+            pool = _pool(file.resolve(), environment)
             splits = {name: pool.tasks(name) for name in pool.splits()}
         except ValueError as error:
             raise ConfigError(str(error)) from error
         require(splits.get(TRAINED), f"{file}: TASKS has no split {TRAINED!r}; there are {', '.join(splits)}")
         groups = len(set(map(pool.description.group_of, splits[TRAINED])))
-        task = cls(file.resolve(), pool.module, splits, groups, pool.description)
+        task = cls(file.resolve(), pool.module, splits, groups, pool.description, environment)
         if len(splits) > 1:
             return replace(task, trained=splits[TRAINED], scored=splits[task.scored_split])
         if groups > 1:
@@ -128,11 +135,11 @@ class OwnTask:
     def options(self) -> dict[str, Any]:
         """The environment's section of a config."""
         held_out = {} if self.held_out_groups is None else {"held_out": self.held_out_groups}
-        return {"name": ENVIRONMENT, "module": str(self.file), **held_out}
+        return {"name": ENVIRONMENT, "module": str(self.file), **held_out, **self.environment}
 
     def pool(self) -> EnvironmentPool:
         """The environment, not yet open."""
-        return _pool(self.file)
+        return _pool(self.file, self.environment)
 
     def earned_by_nothing(self, count: int) -> list[Played]:
         """Play the first ``count`` tasks without doing anything.
@@ -169,8 +176,8 @@ class OwnTask:
         return episodes
 
 
-def _pool(file: Path) -> _OwnPool:
-    return cast(_OwnPool, create_pool(ENVIRONMENT, {"module": str(file), "max_worlds": 1}, words_as_tokens))
+def _pool(file: Path, options: Mapping[str, Any]) -> _OwnPool:
+    return cast(_OwnPool, create_pool(ENVIRONMENT, {**options, "module": str(file), "max_worlds": 1}, words_as_tokens))
 
 
 def check_model(folder: str | Path | None, words: Sequence[str] = ()) -> Path:
@@ -188,18 +195,19 @@ def check_model(folder: str | Path | None, words: Sequence[str] = ()) -> Path:
     require(path.is_dir(), f"--model {path} is no folder; {NO_MODEL}")
     require((path / "config.json").is_file(), f"--model {path} holds no config.json; {NO_MODEL}")
     try:
-        chat = from_mapping(ModelConfig, {"path": str(path), **_node_model(words)})
+        chat = from_mapping(ModelConfig, {"path": str(path), **_of_node(words, "model")})
         open_model_chat(path, open_weights(path), chat.chat_format, chat.thinking, chat.observation_role)
     except ValueError as error:
         raise ConfigError(f"--model: {error}") from error
     return path.resolve()
 
 
-def _node_model(words: Sequence[str]) -> Mapping[str, Any]:
+def _of_node(words: Sequence[str], key: str) -> Mapping[str, Any]:
+    """What the words say of a section of the node."""
     check_overrides(words)
     node = with_words({}, words).get("node")
-    model = node.get("model") if isinstance(node, dict) else None
-    return model if isinstance(model, dict) else {}
+    section = node.get(key) if isinstance(node, dict) else None
+    return section if isinstance(section, dict) else {}
 
 
 def found_machine(model: Path, devices: Path = Path("/dev")) -> str:
@@ -285,7 +293,7 @@ def train(module: str | os.PathLike[str], model: str | os.PathLike[str] | None, 
         ConfigError: anything wrong with what was given, before anything starts; one line.
         StepFailed: the training or the evaluation did not come to its end.
     """
-    task, folder = OwnTask.read(Path(module)), check_model(None if model is None else Path(model), words)
+    task, folder = OwnTask.read(Path(module), words), check_model(None if model is None else Path(model), words)
     config = config_of(task, folder, words)
     begun = (Path(config["output_dir"]) / METRICS_FILE).exists()
     seen = [] if begun else task.ask_oracle().lines

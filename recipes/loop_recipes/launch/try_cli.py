@@ -3,6 +3,8 @@
 loop try my_tools.py                what an agent that does nothing sees and earns, and what the right answer earns
 loop try my_tools.py --by-hand      you are the agent: `guess number=10` calls a tool, anything else is said as text,
                                     and an empty line ends the episode
+loop try my_tools.py --model FOLDER node.model.chat_format=chatml
+                                    a model plays; words say what `loop train` is told by the same ones
 """
 
 from __future__ import annotations
@@ -45,14 +47,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     who.add_argument("--by-hand", action="store_true", help="play at the keyboard")
     who.add_argument("--model", metavar="FOLDER", help="of a Hugging Face model, which plays")
     parser.add_argument("--tasks", type=int, default=3, metavar="N", help="how many are shown, from the first (3)")
-    options = parser.parse_args(arguments)
+    parser.add_argument(
+        "words", nargs="*", metavar="key=value", help="of the config, such as node.environment.judge.url=URL"
+    )
+    options = parser.parse_intermixed_args(arguments)
     if options.tasks < 1:
         parser.error(f"--tasks is {options.tasks}; it must be at least 1")
 
     def work() -> str:
-        task = OwnTask.read(options.file)
+        task = OwnTask.read(options.file, options.words)
         if options.model is not None:
-            return played_by(task, check_model(options.model), options.tasks)
+            return played_by(task, check_model(options.model, options.words), options.tasks, options.words)
         if not options.by_hand:
             for played in task.earned_by_nothing(options.tasks):
                 print(*map(shown, played.messages), result(played), sep="\n\n")
@@ -75,10 +80,10 @@ def _groups(task: OwnTask) -> list[str]:
     return [f"groups:   {count} tasks in {task.groups} groups by their field 'group'"]
 
 
-def played_by(task: OwnTask, model: Path, count: int) -> str:
+def played_by(task: OwnTask, model: Path, count: int, words: Sequence[str] = ()) -> str:
     """Let the model play the first ``count`` tasks, as an evaluation that is thrown away; returns what it did."""
     with TemporaryDirectory(prefix="loop-try-") as folder:
-        config = config_of(task, model, [f"output_dir={folder}"])
+        config = config_of(task, model, [*words, f"output_dir={folder}"])
         config["eval"] |= {
             "policies": [{"name": "model", "adapter": None}],
             "tasks": task.splits[TRAINED][:count],

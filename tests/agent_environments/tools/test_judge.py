@@ -162,7 +162,7 @@ async def test_a_judge_who_was_never_there_is_a_crash(tmp_path, endpoint):
 @pytest.mark.parametrize(
     ("judge", "problem"),
     [
-        (None, "reward polite asks a judge: name its url and model under environment.judge"),
+        (None, "reward polite asks a judge: say which .*node.environment.judge.url=URL"),
         ({"url": "nowhere", "model": "m", "api_key_env": None}, "judge: url 'nowhere' must begin with http"),
         (
             {"url": "http://localhost/v1", "model": "m", "api_key_env": None, "timeout_s": 601},

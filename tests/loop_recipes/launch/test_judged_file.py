@@ -1,0 +1,127 @@
+"""A file whose reward is a judge goes through `loop try` and `loop train`: the words after it say which."""
+
+import asyncio
+import threading
+
+import pytest
+
+from loop_recipes.config.files import compose, read_config
+from loop_recipes.config.loop_config import LoopConfig
+from loop_recipes.evaluation.config import EvalConfig
+from loop_recipes.launch import own_task, try_cli
+from loop_recipes.launch.recipe_cli import train as train_verb
+from loop_recipes.launch.try_cli import main as try_verb
+from loop_recipes.paths import loop_package
+from support.chat_endpoint import FakeChatEndpoint
+from support.small_runs import write_logs
+
+pytestmark = pytest.mark.fault("a file whose reward is a judge")
+MODEL = str(loop_package("tiny_policy"))
+JUDGED = """
+from agent_environments.tools import reward
+
+@reward
+async def polite(question, answer, judge):
+    return float(await judge(f"Is this a polite answer to {question!r}, 0 or 1? {answer}"))
+
+def solve(task):
+    return "Hello, and thank you!"
+
+TASKS = [{"id": f"greet{n}", "question": f"Greet guest {n}."} for n in range(4)]
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(own_task, "found_machine", lambda model: "cpu")
+
+
+@pytest.fixture
+def judged(tmp_path):
+    """The file, and the words that say which judge it has: one in a thread of its own, who likes thanks."""
+    (tmp_path / "judged.py").write_text(JUDGED)
+    endpoint = FakeChatEndpoint()
+    endpoint.reply = lambda body: "1" if "thank" in str(body) else "0"
+    loop, begun = asyncio.new_event_loop(), threading.Event()
+    ended = asyncio.Event()
+
+    async def serve():
+        async with endpoint.served():
+            begun.set()
+            await ended.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    assert begun.wait(60)
+    judge = "node.environment.judge"
+    yield str(tmp_path / "judged.py"), [f"{judge}.url={endpoint.url}", f"{judge}.model=j", f"{judge}.api_key_env=null"]
+    loop.call_soon_threadsafe(ended.set)
+    thread.join()
+    loop.close()
+
+
+def test_the_file_is_tried(judged, capsys):
+    file, words = judged
+    assert try_verb([file, *words, "--tasks", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "=== task greet0: 0 turns, reward 0\n" in said
+    assert "right:    solve(task) earns 1 on average of 4 tasks\n" in said
+
+
+def test_the_file_is_trained_and_scored_with_its_judge(judged, tmp_path, monkeypatch, capsys):
+    file, words = judged
+    commands = []
+    monkeypatch.setattr(own_task, "run_step", lambda command, log: commands.append(command))
+    monkeypatch.setattr(own_task, "check_finished", lambda run: None)
+    monkeypatch.setattr(own_task, "show", lambda run: [])
+    assert train_verb([file, "--model", MODEL, f"output_dir={tmp_path / 'run'}", *words]) == 0
+    assert "right:    solve(task) earns 1 on average of 4 tasks\n" in capsys.readouterr().out
+    assert [command[-3:-1] for command in commands] == [["loop_appworld", "--config"], ["eval_appworld", "--config"]]
+    written = commands[0][-1]
+    trained = read_config(compose(written), LoopConfig).child.environment
+    scored = read_config(compose(written, (), "eval_appworld"), EvalConfig).node.environment
+    said = dict(word.removeprefix("node.environment.judge.").split("=") for word in words)
+    assert trained.options["judge"] == scored.options["judge"] == {**said, "api_key_env": None}
+
+
+@pytest.mark.parametrize("verb", [train_verb, try_verb], ids=["train", "try"])
+def test_without_a_judge_the_line_says_how_to_name_one(judged, verb, capsys):
+    assert verb([judged[0], "--model", MODEL]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("after the file as node.environment.judge.url=URL node.environment.judge.model=NAME")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["node.environment.judge.url=ftp://x", "node.environment.judge.model=j"], "judge: url "),
+        (["node.environment.judge.url=http://x"], "judge: "),
+        (["node.environment.judge.url=http://x", "node.environment.judge.model=j"], "OPENAI_API_KEY, or api_key_env"),
+        (["node.environment.name=counter"], "node.environment: its module is "),
+        (["node.environment.jugde.url=http://x"], "jugde"),
+    ],
+)
+def test_a_mistake_is_one_line(judged, words, message, capsys, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert try_verb([judged[0], *words]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_a_model_is_tried_in_the_form_that_the_words_say(judged, monkeypatch, tmp_path):
+    file, words = judged
+    own = ["node.model.chat_format=chatml", "node.model.observation_role=user"]
+    asked = []
+
+    def evaluate(command, log):
+        node = read_config(compose(command[-1], (), "eval_appworld"), EvalConfig).node
+        asked.append((node.model.chat_format, node.model.observation_role, node.environment.options["judge"]["model"]))
+        write_logs(tmp_path / "logs", 1, 300)
+
+    monkeypatch.setattr(try_cli, "run_step", evaluate)
+    monkeypatch.setattr(try_cli, "find_logs", lambda folder: [])
+    opened = []
+    monkeypatch.setattr(own_task, "open_model_chat", lambda *told: opened.append(told[2:]))
+    assert try_verb([file, "--model", MODEL, *own, *words]) == 0
+    assert asked == [("chatml", "user", "j")]
+    assert opened == [("chatml", None, "user")]

@@ -59,10 +59,10 @@ from loop_recipes.rollouts.open import open_nodes
 from loop_recipes.rollouts.source import NoRollouts
 from loop_recipes.rollouts.waiting import Waiting
 from loop_recipes.run.environment_file import write_description
-from loop_recipes.run.rests_on import other_base
 from model_families.base_model import model_digest
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutNodeError
 from rollout_server.node_process import NodeDied
+from rollout_server.policies.adapter_check import other_base
 
 _NODE_ERRORS = (NodeUnreachable, RolloutNodeError, CollectionFailed, NodeDied, NoRollouts, UnknownTask)
 _ERRORS = (*_NODE_ERRORS, EvaluationTimeout, NoScore, MissingState, WriteFailed)

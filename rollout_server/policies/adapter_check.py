@@ -19,8 +19,12 @@ import safetensors
 
 from loop_formats.run_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from model_families.base_model import LORA_MODULES, BaseModel
+from model_families.stored_weights import weights_digest
 
 MAX_CONFIG_BYTES = 1 << 20
+BASE_DIGEST = "base_model_digest"
+"""In the metadata of the weights, of those that they were trained on: PEFT refuses keys in its config that it does not
+know."""
 
 # The integer type to view an element as, and its exponent bits: all set means an infinity or a NaN.
 FLOATS: dict[str, tuple[type, int]] = {
@@ -102,6 +106,25 @@ def check_adapter(folder: Path, base: BaseModel, rank_limit: int) -> None:
     there = {name.split(".lora_")[0].rpartition(".")[2] for name in tensors}
     modules = [module for module in LORA_MODULES if module in there] or [*LORA_MODULES]
     _check_weights(tensors, base.adapter_shapes(modules, config.rank))
+
+
+def other_base(folder: Path, base_model: str) -> str | None:
+    """Say that an adapter was trained on other weights than those in ``base_model``.
+
+    Returns:
+        The words; None where it was not, or where its file, as those of other programs, or the folder does not tell.
+
+    Raises:
+        AdapterError: the adapter cannot be read.
+    """
+    try:
+        with safetensors.safe_open(folder / ADAPTER_WEIGHTS, "np") as file:
+            theirs = (file.metadata() or {}).get(BASE_DIGEST)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise AdapterError(f"{folder / ADAPTER_WEIGHTS} cannot be read: {error}") from error
+    if theirs is None or (ours := weights_digest(base_model)) is None or theirs == ours:
+        return None
+    return f"was trained on other base weights (digest {theirs}) than those in {base_model} ({ours})"
 
 
 def all_finite(data: bytes | bytearray, dtype: str) -> bool:

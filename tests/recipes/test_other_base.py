@@ -127,7 +127,7 @@ def test_what_others_have_written_says_nothing(begun, tmp_path):
 
 
 def test_what_goes_on_knowingly_makes_adapters_of_its_own_base(begun, tmp_path, caplog):
-    from loop_recipes.run.rests_on import other_base
+    from rollout_server.policies.adapter_check import other_base
 
     on_changed(begun, tmp_path, another_seed)
     train(OmegaConf.merge(OmegaConf.load(tmp_path / "config.yaml"), {"accept_changes": True}))

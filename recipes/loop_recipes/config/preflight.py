@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torchtune import utils
 from torchtune.training import FormattedCheckpointFiles
 
 from agent_environments.protocol import PoolWithPreflight, UnknownTask, create_pool, pool_class
@@ -22,12 +23,12 @@ from loop_recipes.config.components import build, check_component
 from loop_recipes.config.loop_config import FROM_ITS_FOLDER, LearnerConfig, LoopConfig, TurnCreditConfig
 from loop_recipes.config.rollout_node import check_token
 from loop_recipes.paths import METRICS_FILE, loop_package
-from loop_recipes.run.rests_on import check_trained_on
 from model_families.base_model import BaseModel
 from model_families.opening import check_positions, open_model_chat, open_weights
 from rollout_server.config import HIGHEST_RANK, ModelConfig, NodeConfig
-from rollout_server.policies.adapter_check import check_adapter
+from rollout_server.policies.adapter_check import check_adapter, other_base
 
+log = utils.get_logger("INFO")
 _OF_A_LOSS = ("compares_pairs", "sums_tokens", "sees_hidden_information", "needs_reference", "compare", "forward")
 """What the update asks of every loss beside its value."""
 
@@ -151,7 +152,24 @@ def _check_adapter_folder(key: str, name: str | None, config: LearnerConfig) -> 
         check_adapter(folder, BaseModel.read(config.base_model), HIGHEST_RANK)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{key} {folder}: {error}") from error
-    check_trained_on(key, folder, config.base_model, config.accept_changes)
+    check_trained_on(key, folder, config)
+
+
+def check_trained_on(key: str, adapter: Path, config: LearnerConfig) -> None:
+    """Check that an adapter, which ``key`` names, was trained on the base weights of ``config``, as far as it tells.
+
+    Raises:
+        ConfigError: it was trained on others, and ``accept_changes`` is off.
+    """
+    try:
+        other = other_base(adapter, config.base_model)
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}") from error
+    if other is None:
+        return
+    cure = "give the base model that it was trained on, or go on knowingly with accept_changes=True"
+    require(config.accept_changes, f"{key} {adapter} {other}; {cure}")
+    utils.log_rank_zero(log, f"going on though {key} {adapter} {other}")
 
 
 def check_can_write(output_dir: Path, key: str = "output_dir") -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torchtune.modules import TransformerDecoder
@@ -22,12 +22,10 @@ from loop_formats.schema import ConfigError
 from loop_recipes.engine.model import check_adapter, lora_scale, neighbour_heads
 from model_families.base_model import BaseModel
 from model_families.weight_names import peft_name, tune_name_of_peft
-from rollout_server.policies.adapter_check import read_adapter_config
+from rollout_server.policies.adapter_check import BASE_DIGEST, read_adapter_config
 
 _PAIRED = re.compile(r".*\.attn\.[qk]_proj\.lora_b\.weight")
 """Whose rows are the channels that rotary positions turn."""
-_BASE_DIGEST = "base_model_digest"
-"""In the metadata of the weights: PEFT refuses keys in its config that it does not know."""
 
 
 def export_adapter(
@@ -86,25 +84,11 @@ def _write(
         "bias": "none",
         "inference_mode": True,
     }
-    known = {} if base_digest is None else {_BASE_DIGEST: base_digest}
+    known = {} if base_digest is None else {BASE_DIGEST: base_digest}
     with whole_folder(folder) as partial:
         save_file(dict(weights), partial / ADAPTER_WEIGHTS, metadata={"format": "pt", **known})
         (partial / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return folder
-
-
-def trained_on(folder: Path) -> str | None:
-    """Return the digest of the base weights that an adapter was trained on; None where its file does not say it, as
-    those of other programs do not.
-
-    Raises:
-        ValueError: the file cannot be read.
-    """
-    try:
-        with safe_open(folder / ADAPTER_WEIGHTS, "pt") as file:
-            return (file.metadata() or {}).get(_BASE_DIGEST)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"adapter {folder}: {error}") from error
 
 
 def read_adapter(folder: Path) -> tuple[dict[str, Tensor], int, float]:

@@ -15,9 +15,7 @@ from torchtune import utils
 from agent_environments.description import Description
 from loop_formats.run_files import adapter_digest
 from loop_formats.schema import ConfigError
-from loop_recipes.engine.peft_export import trained_on
 from model_families.base_model import model_digest
-from model_families.stored_weights import weights_digest
 
 log = utils.get_logger("INFO")
 
@@ -40,38 +38,6 @@ def model_identity(base_model: str, initial_adapter: str | None) -> dict[str, st
 def environment_identity(dataset: str, environment: Description) -> dict[str, str]:
     """The name of the dataset, and what the environment says that its grades rest on."""
     return {"dataset": dataset, **environment.whole_identity}
-
-
-def other_base(adapter: Path, base_model: str) -> str | None:
-    """Say that an adapter was trained on other weights than those in ``base_model``.
-
-    Returns:
-        The words; None where it was not, or where its file or the folder does not tell.
-
-    Raises:
-        ConfigError: the adapter cannot be read.
-    """
-    try:
-        theirs = trained_on(adapter)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    if theirs is None or (ours := weights_digest(base_model)) is None or theirs == ours:
-        return None
-    return f"was trained on other base weights (digest {theirs}) than those in {base_model} ({ours})"
-
-
-def check_trained_on(key: str, adapter: Path, base_model: str, accept: bool) -> None:
-    """Check that an adapter, which ``key`` names, was trained on the weights in ``base_model``, as far as that is told.
-
-    Raises:
-        ConfigError: it was trained on others, and that is not accepted.
-    """
-    if (other := other_base(adapter, base_model)) is None:
-        return
-    if not accept:
-        cure = "give the base model that it was trained on, or go on knowingly with accept_changes=True"
-        raise ConfigError(f"{key} {adapter} {other}; {cure}")
-    utils.log_rank_zero(log, f"going on though {key} {adapter} {other}")
 
 
 def compare(state: Mapping[str, Any], what: str, now: Mapping[str, str], accept: bool) -> None:

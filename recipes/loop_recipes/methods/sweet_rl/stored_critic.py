@@ -12,13 +12,13 @@ from loop_formats.schema import ConfigError, require
 from loop_recipes.algorithm.learner import Learner
 from loop_recipes.config.components import build, check_component, check_ours
 from loop_recipes.config.files import read_file
+from loop_recipes.config.preflight import check_trained_on
 from loop_recipes.config.sft_config import SftConfig, read_sft_config
 from loop_recipes.engine.device_check import training_device
 from loop_recipes.engine.model import DTYPES, load_base
 from loop_recipes.engine.peft_export import load_adapter
 from loop_recipes.engine.process_group import init_process_group
 from loop_recipes.methods.sweet_rl.turn_critic import HiddenPrefix, TurnAdvantage, TurnCritic
-from loop_recipes.run.rests_on import check_trained_on
 
 LONGEST_WAIT_S = 1800.0
 """For another rank."""
@@ -110,7 +110,7 @@ def critic_over(
     theirs, ours = (Path(each.base_model).resolve() for each in (conf, learner.conf))
     require(theirs == ours, f"the critic in {run} stands on {theirs}, and this run's base model is {ours}")
     adapter = adapter or critic_adapter(run)
-    check_trained_on(f"the critic in {run}: adapter", adapter, learner.conf.base_model, learner.conf.accept_changes)
+    check_trained_on(f"the critic in {run}: adapter", adapter, learner.conf)
     tensors = load_adapter(adapter, learner.model)
     reference = None if conf.initial_adapter is None else load_adapter(Path(conf.initial_adapter), learner.model)
     prefix = HiddenPrefix.build(conf.hidden_information, conf.base_model)

@@ -7,17 +7,19 @@ ended from outside, with its process (:mod:`loop_plumbing.forked_process`).
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import inspect
 import signal
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loop_plumbing.breakage import Raised as Raised  # part of what `call` raises
 from loop_plumbing.fork_server import DeadlinePassed as DeadlinePassed
+
+if TYPE_CHECKING:  # a process without it is forked in less time
+    import asyncio
 
 
 class _Alarm(BaseException):
@@ -96,6 +98,8 @@ def _raise(number: int, frame: FrameType | None) -> None:
 @functools.cache
 def _loop() -> asyncio.AbstractEventLoop:
     """One for all calls: what a module opens in one of them, such as a session, lives on in the next."""
+    import asyncio
+
     return asyncio.new_event_loop()
 
 
@@ -104,6 +108,8 @@ def _await(work: Coroutine[Any, Any, Any]) -> Any:
     try:
         return _loop().run_until_complete(task)
     except _Alarm:
+        import asyncio
+
         task.cancel()
         _loop().run_until_complete(asyncio.wait([task]))
         raise

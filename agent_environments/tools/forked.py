@@ -5,24 +5,32 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
+import inspect
+import json
 import os
 import socket
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 from agent_environments.plain_values import plain_grade
 from agent_environments.protocol import EnvironmentCrashed
 from agent_environments.tools import deadline
-from agent_environments.tools.function_tool import FunctionTool
+from agent_environments.tools.function_tool import FunctionTool, tool
 from agent_environments.tools.identity import tasks_digest
 from agent_environments.tools.module import ToolModule, load_module
+from agent_environments.tools.reward import reward
 from agent_environments.tools.right_answers import Solving
 from agent_environments.tools.tool import DEADLINE_S, ToolError, WrongArguments, as_text
 from loop_plumbing import fork_server
 
 if TYPE_CHECKING:
     from agent_environments.tools.judge import Judge
+
+
+REHEARSALS = 40
+"""Calls after which Python adapts nothing any more."""
 
 
 class Calls:
@@ -139,6 +147,38 @@ def digests(module: ToolModule) -> dict[str, str]:
     return {str(task["id"]): tasks_digest([task]) for task in module.tasks.all()}
 
 
+def _is_async(part: object) -> bool:
+    return inspect.iscoroutinefunction(getattr(part, "function", part))
+
+
+def _rehearse() -> None:
+    """Answer a few calls of a module of no one's, as an episode asks them.
+
+    Python adapts its code to what runs in it. What it has adapted before the fork it does not adapt in each process, in
+    pages of memory that are copied for that: 1 ms of an episode.
+    """
+
+    def nothing(value: int) -> int:
+        """Do nothing."""
+        return value
+
+    def none(answer: str, target: int) -> bool:
+        return answer == str(target)
+
+    module = SimpleNamespace(
+        tools={"nothing": tool(nothing)}, rewards=(reward(none),), tasks={"": {"id": "", "question": "", "target": 1}}
+    )
+    calls = Calls(cast(ToolModule, module), DEADLINE_S)
+    episode = {"task_id": "", "answer": "", "trajectory": [{"role": "user", "content": ""}], "judge_s": 0.0}
+    call = {"op": "call", "tool": "nothing", "arguments": {"value": 1}}
+    asked = json.dumps(call) + "\n" + json.dumps({"op": "grade", "reward": "none", **episode}) + "\n"
+    ours, theirs = socket.socketpair()
+    with ours:
+        ours.sendall(asked.encode() * REHEARSALS)
+        ours.shutdown(socket.SHUT_WR)
+        fork_server.answers(lambda: calls.answer)(theirs)
+
+
 def serve(told: Mapping[str, Any], control: socket.socket) -> None:
     """Import the module that ``told`` names, and fork until the owner hangs up."""
 
@@ -151,7 +191,10 @@ def serve(told: Mapping[str, Any], control: socket.socket) -> None:
             judge = Judge(told["judge"])  # connects at its first text, in the process that asks
         if told["mcp"]:
             importlib.import_module("agent_environments.tools.schema_check")  # once, and not in each process
+        if any(map(_is_async, (*module.tools.values(), *module.rewards, module.reply, module.solve))):
+            importlib.import_module("asyncio")
         deadline.install()
+        _rehearse()
         kind = module.instance_class
         forkable = getattr(kind, "forkable", False)
         instance = deadline.call(kind, {}, told["deadline_s"]) if kind is not None and forkable else None

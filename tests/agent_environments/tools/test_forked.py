@@ -301,3 +301,31 @@ async def test_a_relative_path_of_the_working_folder_is_told_the_cure(one, tmp_p
     seen = await observed(environment, "add", amount=1)
     assert "'words.txt' (an episode has a folder of its own: begin the path with Path(__file__).parent)" in seen
     await environment.close()
+
+
+IMPORTED = """
+import sys
+from agent_environments.tools import reward, tool
+
+@tool
+{kind}def has(module: str) -> bool:
+    "Say whether a module is imported."
+    return module in sys.modules
+
+@reward
+def none(answer):
+    return 0.0
+
+TASKS = [{{"id": "a", "question": "?"}}, {{"id": "b", "question": "?"}}]
+"""
+
+
+@pytest.mark.parametrize(("kind", "there"), [("", "false"), ("async ", "true")])
+async def test_a_process_has_what_its_functions_need_before_the_fork(one, kind, there):
+    """The less memory, the cheaper the fork; and 60 ms of importing asyncio are not paid in each episode."""
+    pool = await one(IMPORTED.format(kind=kind))
+    environment = await pool.acquire("e")
+    await environment.start("a")
+    result = await environment.step(call("has", module="asyncio"))
+    assert f"\n{there}\n" in result.observation
+    await environment.close()

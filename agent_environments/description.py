@@ -31,6 +31,12 @@ Counts = Mapping[str, int]
 NUMBERED = r"(.+)_\d+"
 """Group pattern of worlds that name their tasks ``<group>_<n>`` themselves, as AppWorld does. An id that a user chose,
 such as ``math_1``, says nothing of groups."""
+LONGEST_GROUPED = 1000
+"""Characters of a task's id; a longer one is a group of its own."""
+MOST_REPEATS = 2
+_REPEAT = r"(?:[*+?]|\{\d*,?\d*\})[?+]?"
+_ONE = rf"(?:\\[dwsDWS]|\\[^\w\s]|\[\^?[^\[\]\\^]+\]|[^\\()\[\]{{}}|*+?^$])(?P<repeat>{_REPEAT})?"
+_TOKEN = re.compile(rf"\((?:\?:|\?P<\w+>)?|\)(?!{_REPEAT})|{_ONE}")
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,33 @@ def episode_counts(behavior: Behavior, sequences: Sequences) -> dict[str, int]:
     return behavior.counts([turn for turns in concerned for turn in turns]) if concerned else {}
 
 
+def _check_pattern(pattern: str) -> None:
+    shown = f"group_pattern {pattern!r:.100}"
+    try:
+        repeats = _repeats(pattern.removeprefix("^").removesuffix("$"))
+        groups = 0 if repeats is None else re.compile(pattern).groups
+    except (re.error, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{shown} is no regular expression: {error}") from error
+    if repeats is None or repeats > MOST_REPEATS:
+        raise ValueError(
+            f"{shown} may take for ever on some id: give characters, classes and groups, of which at most "
+            f"{MOST_REPEATS} characters or classes are repeated, such as {NUMBERED}, or say the groups in task_groups"
+        )
+    if not groups:
+        raise ValueError(f"{shown} has no group that names a task's group")
+
+
+def _repeats(pattern: str) -> int | None:
+    """Count the repeats in a pattern, all of single characters; None for a pattern that holds anything else."""
+    at, count = 0, 0
+    while at < len(pattern):
+        if (token := _TOKEN.match(pattern, at)) is None:
+            return None
+        at = token.end()
+        count += token["repeat"] is not None
+    return count
+
+
 @dataclass(frozen=True)
 class Description:
     """An environment as others need to know it.
@@ -109,7 +142,9 @@ class Description:
         group_score: what the share of groups all of whose tasks are solved is called.
         groups: what groups of tasks are called, in the plural.
         group_pattern: a regular expression for a whole task id, whose first group names the task's group. A task that
-            it does not match is a group of its own; so is every task where there is none.
+            it does not match is a group of its own; so is every task where there is none. It comes with folders of
+            strangers, so it may hold what can be matched in little time alone: characters, classes and groups, of
+            which at most :data:`MOST_REPEATS` characters or classes, and no group, are repeated.
         task_groups: the groups of tasks that state one, by task id; the pattern is not asked for these.
         unfinished_solves: an episode that the agent did not end itself, but ran into a limit, may have solved its task.
         behavior: ``module:Class`` of each :class:`Behavior` whose figures are worth computing.
@@ -119,7 +154,7 @@ class Description:
             :func:`agent_environments.tools.identity.identity`.
 
     Raises:
-        ValueError: ``group_pattern`` is no regular expression with a group.
+        ValueError: ``group_pattern`` is no such regular expression with a group.
     """
 
     name: str = ""
@@ -134,12 +169,8 @@ class Description:
     task_groups: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        try:
-            sound = self.group_pattern is None or re.compile(self.group_pattern).groups > 0
-        except (re.error, TypeError) as error:
-            raise ValueError(f"group_pattern {self.group_pattern!r} is no regular expression: {error}") from error
-        if not sound:
-            raise ValueError(f"group_pattern {self.group_pattern!r} has no group that names a task's group")
+        if self.group_pattern is not None:
+            _check_pattern(self.group_pattern)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Description:
@@ -181,7 +212,9 @@ class Description:
         own = task_id.removeprefix(prefix)
         if own in description.task_groups:
             return prefix + description.task_groups[own]
-        found = description.group_pattern and re.fullmatch(description.group_pattern, own, re.DOTALL)
+        found = None
+        if description.group_pattern is not None and len(own) <= LONGEST_GROUPED:
+            found = re.fullmatch(description.group_pattern, own, re.DOTALL)
         return prefix + (found[1] or own) if found else task_id
 
     def solved(self, task_id: str, success: bool, end_reason: str | None) -> bool:

@@ -89,11 +89,74 @@ def test_a_class_that_says_nothing_has_the_defaults_and_one_that_says_nonsense_i
 
 
 @pytest.mark.parametrize(
-    ("pattern", "complaint"), [("(", "no regular expression"), (r"\d+", "has no group"), (3, "no reg")]
+    ("pattern", "complaint"),
+    [("(", "no regular expression"), (r"\d+", "has no group"), (3, "no reg"), ("(a{9999999999999999})", "no regular")],
 )
 def test_a_pattern_that_groups_nothing_is_refused(pattern, complaint):
     with pytest.raises(ValueError, match=complaint):
         Description(group_pattern=pattern)
+
+
+SLOW = [
+    r"(a+)+_\d",
+    r"(\w+\s?)*x",
+    r"((a|a)*)_\d",
+    r"(a|aa)+x",
+    r"(.*)(.*)(.*)(.*)_",
+    "(" + "a?" * 30 + ")" + "a" * 30,
+    r"(.+){2,}x",
+    r"(?=(a+))\1*x",
+    r"(a*)*",
+    r"(?:(x)?)+_",
+    r"((?:a{1,50}){1,50})x",
+    r"(\d+|\d+|\d+)_\d+",
+    r"(a+)(?<!a+b)",
+    r"(?s)(.+)+",
+    r"([^_]+_)+(\d)",
+    r"(.{0,9999}){0,9999}",
+]
+
+
+@pytest.mark.fault("a stranger's pattern")
+@pytest.mark.parametrize("pattern", SLOW, ids=range(len(SLOW)))
+def test_a_pattern_that_may_take_for_ever_is_refused_in_one_line(pattern):
+    with pytest.raises(ValueError, match=r"^group_pattern .*may take for ever on some id: give .*task_groups$"):
+        Description.from_dict({"group_pattern": pattern})
+
+
+@pytest.mark.fault("a stranger's pattern")
+def test_what_checks_a_pattern_is_quick_itself():
+    for pattern in (
+        "a" * 100_000,
+        "(" * 100_000,
+        "[" * 100_000,
+        "a+" * 50_000,
+        "\\" * 99_999,
+        "{1," * 50_000,
+        "[a" * 50_000,
+    ):
+        with pytest.raises(ValueError, match=r"^group_pattern .{1,400}$"):
+            Description.from_dict({"group_pattern": pattern})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "task", "group"),
+    [
+        (r"^(.+)_\d+$", "a_1", "a"),
+        (r"([^/]+)/.*", "a/b/c", "a"),
+        (r"(?P<g>[a-z]{3})-\d{4}", "abc-0001", "abc"),
+        (r"(\w+?)\.\w+", "ab.cd.ef", "ab.cd.ef"),
+        (r"(?:task:)(\d\d)-.", "task:12-a", "12"),
+        (r"(é)-(.*)", "é-1", "é"),
+    ],
+)
+def test_ordinary_patterns_name_groups(pattern, task, group):
+    assert Description(group_pattern=pattern).group_of(task) == group
+
+
+def test_an_id_without_an_end_is_a_group_of_its_own():
+    long = "_1" * 1_000_000
+    assert Description(group_pattern=NUMBERED).group_of(long) == long
 
 
 @pytest.mark.parametrize("data", [{"score": "x", "environments": 3}, {"behavior": 3}, {"environments": {"a": 1}}])

@@ -25,7 +25,8 @@ SMOLLM2 := models/SmolLM2-135M-Instruct
 # Two busy cores are faster with one thread a program; the trainer has them to itself while it updates.
 export OMP_NUM_THREADS ?= 1
 # What a shell has for another program is no package of these environments, two of which have another pydantic.
-unexport PYTHONPATH PYTHONHOME
+# Where bytecode is forbidden, each process and each run of the tests would compile again.
+unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 
 # What shares something stays together and the longest goes first (tests/conftest.py), so that all workers are busy to
 # the end. Tests wait now and then, and a third worker has the two cores meanwhile.
@@ -86,12 +87,12 @@ $(UV):
 	@$(UV) venv --quiet --seed --allow-existing --python $(PYTHON) $(@D:/bin=) || { echo "error: uv finds no Python $(PYTHON) and cannot fetch it; install it (Debian 12, Fedora: package python3.11; Ubuntu: python3.11 of ppa:deadsnakes/ppa; elsewhere: pyenv install 3.11) or run make PYTHON=/path/to/python3.11" >&2; exit 1; }
 
 # To compile all 25,000 files takes minutes. So what trainer and server import is compiled here, the rest at its first
-# import; where the environment forbids to write bytecode, each process would compile again.
+# import.
 .venv/.installed-$(BUILDS): requirements/$(BUILDS).txt requirements/overrides.txt requirements/both_overrides.txt pyproject.toml | .venv/bin/python
 	@echo "==> installing $< into .venv"
 	$(INSTALL) $(EXACT) --python .venv/bin/python $(TORCH_SOURCE) $(OVERRIDES) $(BOTH_OVERRIDES) -r $< $(VLLM_METADATA)
 	$(INSTALL) --quiet --python .venv/bin/python --no-deps --editable .
-	@PYTHONDONTWRITEBYTECODE= .venv/bin/python -c "import torchtune, transformers, vllm.entrypoints.openai.api_server, vllm.v1.engine.core" >/dev/null || true
+	@.venv/bin/python -c "import torchtune, transformers, vllm.entrypoints.openai.api_server, vllm.v1.engine.core" >/dev/null || true
 	@rm -f .venv/.installed-$(OTHER_BUILDS)
 	@touch $@
 

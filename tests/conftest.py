@@ -72,8 +72,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if chosen := config.getoption("--quick"):
         from support.quick import QuickRules
 
-        hypothesis.settings.register_profile("quick", hypothesis.settings.get_profile("any machine"), max_examples=10)
-        hypothesis.settings.load_profile("quick")
         config.option.markexpr = "not slow and not integration and not slurm and not drill"
         config.pluginmanager.register(QuickRules(with_torch=chosen == "torch"))
 

@@ -2,6 +2,7 @@
 
 Its tests are all those of the folders that the Makefile names, but those marked ``slow``. A test that breaks a rule
 fails, and says so. A file that breaks one when it is imported is left out and counted, unless it is of the ``CORE``.
+A property is tried on a few examples, whatever its file says: the whole suite tries them all.
 """
 
 from __future__ import annotations
@@ -11,15 +12,21 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 
 SLOW_IMPORTS = frozenset(
-    ("anthropic", "matplotlib", "openai", "peft", "playwright", "torchao", "torchtune", "transformers", "vllm")
+    (
+        *("anthropic", "matplotlib", "openai", "peft", "playwright", "torchao", "torchtune", "transformers", "vllm"),
+        *("torch._dynamo", "torch.distributed.fsdp", "torch.nn.attention.varlen"),
+    )
 )
 PROCESS_EVENTS = frozenset(
     ("os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "pty.spawn", "subprocess.Popen")
 )
 """What Python calls the start of a process in its audit events."""
+EXAMPLES = 10
+"""Of a property, at most."""
 CPU_LIMIT_S = 3.0
 """Of one test: ten times what the longest takes on a core of its own."""
 CORE = frozenset(
@@ -81,6 +88,13 @@ class QuickRules:
             else:
                 self.left_out.append(name)
         return report
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        tests = {item.obj for item in items if isinstance(item, pytest.Function)}
+        for test in filter(hypothesis.is_hypothesis_test, tests):
+            own = test._hypothesis_internal_use_settings  # has no public name
+            few = hypothesis.settings(own, max_examples=min(EXAMPLES, own.max_examples))
+            test._hypothesis_internal_use_settings = few
 
     def pytest_collection_finish(self) -> None:
         self.collecting = False

@@ -64,6 +64,7 @@ class Source:
                     self.files |= {_dotted(file, folder): file for file in package.parent.rglob("*.py")}
         self.files |= {file.stem: file for file in (root / "recipes").glob("*.py")}
         self._tops = {name.partition(".")[0] for name in self.files}
+        self._imports: dict[str, list[str]] = {}
 
     def lines(self, module: str) -> int:
         """All lines of the module's file, blank ones and comments too."""
@@ -91,6 +92,8 @@ class Source:
 
     def imports(self, module: str) -> list[str]:
         """The project's own modules that one imports, wherever in its source, but for TYPE_CHECKING."""
+        if module in self._imports:
+            return self._imports[module]
         tree = ast.parse(self.files[module].read_text(encoding="utf-8"))
         package = module if self.files[module].name == "__init__.py" else module.rpartition(".")[0]
         found = []
@@ -102,7 +105,8 @@ class Source:
                 source = ".".join([*above, *([node.module] if node.module else [])])
                 inner = [f"{source}.{alias.name}" for alias in node.names]
                 found += [source, *(name for name in inner if name in self.files)]
-        return [name for name in found if name.partition(".")[0] in self._tops]
+        self._imports[module] = [name for name in found if name.partition(".")[0] in self._tops]
+        return self._imports[module]
 
 
 def _dotted(file: Path, folder: Path) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt
 from pydantic.dataclasses import dataclass
@@ -95,6 +95,12 @@ class Branch:
             token_ids=rollout.token_ids[: points[-1].tokens] if points else [],
             points=points,
         )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, whose lists of tokens are this branch's own."""
+        # Not asdict, as in Rollout.to_dict.
+        nested = {key: [{**vars(each)} for each in getattr(self, key)] for key in ("opening", "exchanges", "points")}
+        return {**vars(self), **nested}
 
     def starts(self) -> list[BranchStart]:
         """One for each point."""

@@ -196,7 +196,14 @@ class CollectionRequest:
         return self.environment_turns.get(environment_of(task_id), self.limits.max_turns)
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """Plain data, whose lists are this request's own."""
+        branches = [branch.to_dict() for branch in self.branches]
+        return {
+            **vars(self),
+            "sampling": {**vars(self.sampling)},
+            "limits": {**vars(self.limits)},
+            "branches": branches,
+        }
 
     def protocol(self) -> dict[str, Any]:
         """Return as plain data what the rollouts depend on: all but which of them are asked for and when they are

@@ -4,7 +4,9 @@ Imports nothing but the standard library, because :mod:`loop_recipes.registratio
 torch.
 """
 
+import functools
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 METRICS_FILE = "metrics.jsonl"
@@ -54,7 +56,8 @@ def loop_package(relative: str) -> Path:
     return _PACKAGE / relative
 
 
-def config_files(recipe: str = "loop_appworld", folder: Path | None = None) -> dict[str, dict[str, Path]]:
+@functools.cache
+def config_files(recipe: str = "loop_appworld", folder: Path | None = None) -> Mapping[str, Mapping[str, Path]]:
     """Kind -> name -> file of what ships: ``machine`` holds the configs that run by themselves with ``recipe``.
 
     Args:

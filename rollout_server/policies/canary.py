@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
+
+import numpy as np
 
 from rollout_server.policies.adapter_check import AdapterError
 
@@ -42,31 +43,29 @@ class Canary:
 
     def objection(self, served: list[float]) -> str | None:
         """Why log-probs of the tokens at ``positions`` are not of these weights; None if they may be."""
-        gaps = [abs(a - b) for a, b in zip(served, self.logprobs, strict=True)]
-        mean, p90 = sum(gaps) / len(gaps), sorted(gaps)[round(0.9 * (len(gaps) - 1))]
+        found, meant, *others = np.array([served, self.logprobs, *self.others], dtype=float)
+        gaps = np.abs(found - meant)
+        mean, p90 = gaps.mean(), np.sort(gaps)[round(0.9 * (len(gaps) - 1))]
         mean_tolerance = self.tolerance if self.mean_tolerance is None else self.mean_tolerance
         if mean > mean_tolerance or p90 > self.tolerance:
             return (
                 f"differs from the trainer's log-probs by {mean:.3g} in the mean and {p90:.3g} at the 90th percentile "
                 f"(tolerances {mean_tolerance:.3g} and {self.tolerance:.3g})"
             )
-        for other in self.others:
+        for other in others:
             # A token says for one of the two versions at most what they differ by. If all is right, the sum is
             # negative by more than NEARER norms of the differences with a probability below exp(-NEARER^2 / 2)
             # (Hoeffding), and far more rarely with noise that is not made to deceive.
-            evidence = sum(abs(s - o) - gap for s, o, gap in zip(served, other, gaps, strict=True))
-            norm = math.sqrt(sum((o - e) ** 2 for o, e in zip(other, self.logprobs, strict=True)))
-            if evidence < -NEARER * norm:
+            evidence, change = (np.abs(found - other) - gaps).sum(), meant - other
+            if evidence < -NEARER * np.linalg.norm(change):
                 return "is nearer to the log-probs of another policy version than to those of this one"
             # Noise has no sign of its own. If all is right, the sum is further from 0 than CERTAIN norms with a
             # probability below 2 exp(-CERTAIN^2 / 2), by the same inequality.
-            changes = [e - o for o, e in zip(other, self.logprobs, strict=True)]
-            missing = [(e - s) * change for s, e, change in zip(served, self.logprobs, changes, strict=True)]
-            whole = sum(change**2 for change in changes)
-            certain = abs(sum(missing)) > CERTAIN * math.sqrt(sum(term**2 for term in missing))
-            if certain and abs(sum(missing)) > SHARE * whole:
+            missing, whole = (meant - found) * change, (change**2).sum()
+            certain = abs(missing.sum()) > CERTAIN * np.linalg.norm(missing)
+            if certain and abs(missing.sum()) > SHARE * whole:
                 return (
-                    f"makes {1 - sum(missing) / whole:.0%} of the change from another version that the trainer's "
+                    f"makes {1 - missing.sum() / whole:.0%} of the change from another version that the trainer's "
                     "adapter makes"
                 )
         return None

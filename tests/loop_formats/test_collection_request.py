@@ -1,8 +1,13 @@
-"""Settings of sampling: what vLLM would refuse, or change without a word, is refused wherever it can be given."""
+"""Requests as plain data; settings of sampling that vLLM would refuse, or change without a word, are refused."""
+
+import dataclasses
+import json
 
 import pytest
 
-from loop_formats.collection_request import Sampling
+from agent_environments.protocol import Message
+from loop_formats.branch import Branch, BranchPoint, Exchange
+from loop_formats.collection_request import CollectionRequest, Sampling
 from loop_formats.schema import ConfigError, from_mapping
 from loop_recipes.config.loop_config import DevEvaluationConfig
 from loop_recipes.evaluation.config import SamplingConfig
@@ -23,3 +28,20 @@ def test_temperatures_are_those_that_vllm_takes_as_they_are(section):
 def test_what_else_vllm_bounds(section, key, value):
     with pytest.raises(ConfigError, match=key):
         from_mapping(section, {key: value})
+
+
+def test_plain_data_of_branches_is_that_of_asdict_but_no_token_is_copied():
+    """Copying token by token holds up every other episode of a node, for seconds where branches are long."""
+    branch = Branch(
+        "c/t_1/0.0", "t_1", "d", [Message("user", "Do it.")], [Exchange("a", "b")], [5, 7], [BranchPoint(1, 2)]
+    )
+    for branches in ([], [branch]):
+        request = CollectionRequest(
+            "c1", ["t_2"], 2, 0, branches=branches, only={"t_2": [0]}, environment_turns={"t": 3}
+        )
+        plain = request.to_dict()
+        assert json.dumps(plain) == json.dumps(dataclasses.asdict(request))
+        assert CollectionRequest.from_dict(plain) == request
+        assert all(
+            mine["token_ids"] is theirs.token_ids for mine, theirs in zip(plain["branches"], branches, strict=True)
+        )

@@ -3,7 +3,9 @@
 import copy
 from functools import cache
 
+import omegaconf._utils
 import omegaconf.base
+import omegaconf.grammar_parser
 import pytest
 
 from loop_recipes.config.files import read_file
@@ -15,8 +17,10 @@ def files_read_once():
 
     OmegaConf's parser takes a third of the time of a config, and its trees are only read.
     """
+    parse = cache(omegaconf.grammar_parser.parse)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(omegaconf.base, "parse", cache(omegaconf.base.parse))
+        for module in (omegaconf.base, omegaconf._utils):
+            patch.setattr(module, "parse", parse)
         read = cache(read_file)
         patch.setattr("loop_recipes.config.files.read_file", lambda file: copy.deepcopy(read(file)))
         yield

@@ -262,7 +262,8 @@ def _check_optimizer(config: LearnerConfig) -> None:
     optimizer = _built("optimizer", config.optimizer, [weight])
     _built("lr_scheduler", config.lr_scheduler, optimizer, num_training_steps=config.max_iterations, last_epoch=-1)
     try:
-        optimizer.step()
+        with torch.compiler.set_stance("force_eager"):  # some compile their step: half a minute for one weight
+            optimizer.step()
     except (TypeError, RuntimeError) as error:
         raise ConfigError(f"optimizer: {error}") from error
     except AssertionError:  # capturable: it takes steps on a GPU only

@@ -74,7 +74,7 @@ def branch_requests(branches: Iterable[Branch], how: HowToSample) -> list[Collec
     parts: list[list[Branch]] = []
     size_of_part = 0
     for branch in branches:
-        size = len(json.dumps(dataclasses.asdict(branch)))
+        size = len(json.dumps(branch.to_dict()))
         if not parts or len(parts[-1]) == BRANCHES_OF_A_REQUEST or size_of_part + size > BYTES_OF_A_REQUEST:
             parts.append([])
             size_of_part = 0

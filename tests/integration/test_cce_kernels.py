@@ -82,7 +82,7 @@ def test_the_package_as_released_has_that_race(tmp_path):
 def test_log_probs_and_gradient_are_those_of_the_definition(errors, case):
     """fp16 rounds a number by 2e-4 of it on average; the kernel rounds once inside, and what comes out once more."""
     assert errors[case]["logprob"] < 1e-5
-    assert errors[case]["gradient"] < (1.5e-3 if case == COMMON else 4e-4)
+    assert errors[case]["gradient"] < (8e-4 if case == COMMON else 4e-4)
 
 
 def test_the_packages_own_function_rounds_the_targets_logit_and_the_sum_of_the_gradient(errors):

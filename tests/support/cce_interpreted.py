@@ -19,11 +19,11 @@ from loop_recipes.engine.logprobs import FullLogProbs
 # columns.
 CASES = {
     "whole blocks": (128, 64, 256, 0.0, None),
-    "ragged blocks": (150, 90, 1001, 0.0, None),
+    "ragged blocks": (150, 90, 301, 0.0, None),
     "more than one block of everything": (260, 270, 300, 0.0, None),
     "one token": (1, 64, 257, 0.0, None),
-    "capped logits": (150, 90, 1001, 0.0, 3.0),
-    "a head with a common direction": (16, 32, 12_000, 1.0, None),
+    "capped logits": (150, 90, 301, 0.0, 3.0),
+    "a head with a common direction": (16, 32, 6_000, 1.0, None),
 }
 
 

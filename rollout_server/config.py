@@ -51,8 +51,8 @@ class ModelConfig:
     lora_rank: Annotated[int, Field(ge=1, le=HIGHEST_RANK)] = 16
     """The highest rank of an adapter that can be published."""
     chat_format: str | None = None
-    """How messages become tokens: ``chatml``, ``qwen3`` or ``llama3`` (docs/chat_formats.md); null takes that of the
-    model's folder."""
+    """How messages become tokens: ``chatml``, ``qwen3``, ``llama3``, ``template`` or another of docs/chat_formats.md;
+    null takes what the model's folder says."""
     thinking: Annotated[Literal["kept", "stripped", "off"] | None, BeforeValidator(_off)] = None
     """Of a model that thinks: ``kept`` in its history, ``stripped`` from it as its template does at each user message
     (one sequence a turn), or ``off``; null is ``kept``."""

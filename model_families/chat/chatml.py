@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent_environments.tool_calls import ToolCall
-from model_families.chat.control import MARK, Shield, check_added
+from model_families.chat.control import MARK, Shield, check_control, is_control
 from model_families.chat.format import ChatFormat, ObservationRole, ReadTurn, Thinking
 from model_families.chat.messages import ChatMessage, Tools, as_texts
 from model_families.chat.template import ChatTemplate
@@ -53,9 +53,10 @@ class ChatML(ChatFormat):
         tokenizer.encode_special_tokens = True
         super().__init__(tokenizer)
         added = tokenizer.get_added_tokens_decoder().values()
-        for token in added:
-            check_added(file, token.content, token.lstrip or token.rstrip)
-        self._shield = Shield(token.content for token in added if not token.special)
+        control = [token for token in added if is_control({"special": token.special, "content": token.content})]
+        for token in control:
+            check_control(file, token.content)
+        self._shield = Shield(token.content for token in control if not token.special)
         known = {text: tokenizer.token_to_id(text) for text in (IM_START, IM_END, END_OF_TEXT)}
         ids = {text: token for text, token in known.items() if token is not None}
         missing = sorted(known.keys() - ids.keys())

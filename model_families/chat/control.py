@@ -1,39 +1,48 @@
 """A tokenizer in which no text from outside can spell a control token.
 
-A format's own scaffolding (headers, the section on tools) does hold control tokens, and the libraries that write it
-hand scaffolding and messages to a tokenizer in one piece. So messages are *shielded* first: a mark is put inside each
-of their words that would be read as a control token. :meth:`UnforgeableTokenizer.encode` reads control tokens where
-they are whole, and takes the marks away before it encodes the rest as ordinary text.
+A format's own scaffolding (headers, the section on tools) does hold control tokens, and what writes it hands
+scaffolding and messages to a tokenizer in one piece. So messages are *shielded* first: a mark is put inside each of
+their words that would be read as a control token. :meth:`UnforgeableTokenizer.encode` knows the control tokens by
+names that no text can hold. It gives these names to the words that are whole, and takes the marks out of the others,
+which become ordinary text.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Container, Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from agent_environments.observation import printable
-from model_families.chat.tokenizer import read_tokenizer
+from model_families.chat.format import ChatFormat
+from model_families.chat.tokenizer import MOST_CACHED_CHARACTERS, read_tokenizer
 
-MARK = "\ufdd0"
-"""A code point that Unicode sets apart for a program's own use, and that is in no text."""
+MARK, HIDDEN = "\ufdd0", "\ufdd1"
+"""Code points that Unicode sets apart for a program's own use, and that are in no text: the first breaks a word that is
+no control token, the second begins the name of one."""
 _CONTROL = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 """The form of a word that ordinary text does not hold by chance."""
 
 
-def check_added(file: Path, word: str, takes_blanks: bool) -> None:
-    """Check that ordinary text has the same ids with an added token and without: here none is read in it.
+def is_control(token: Mapping[str, Any]) -> bool:
+    """Return whether an added token, as ``tokenizer.json`` has it, is a control token. Another one is a word that its
+    tokenizer knows as a whole, and is one here."""
+    return bool(token["special"]) or _CONTROL.fullmatch(token["content"]) is not None
+
+
+def check_control(file: Path, word: str) -> None:
+    """Check that a control token is no word of ordinary text, in which none is read here.
 
     Raises:
-        ValueError: the token is a word that ordinary text may hold, or takes the blanks beside it.
+        ValueError: it is one.
     """
-    if _CONTROL.fullmatch(word) is None or takes_blanks:
-        raise ValueError(f"{file}: the added token {word!r} is ordinary text, whose ids would change")
+    if _CONTROL.fullmatch(word) is None:
+        raise ValueError(f"{file}: the control token {word!r} is ordinary text, whose ids would change")
 
 
 class Shield:
@@ -54,7 +63,7 @@ class Shield:
         return value
 
     def _text(self, text: str) -> str:
-        text = printable(text).replace(MARK, "\ufffd")
+        text = printable(text).replace(MARK, "\ufffd").replace(HIDDEN, "\ufffd")
         while self.pattern.search(text):  # what is left and right of a word may be one, too
             text = self.pattern.sub(lambda found: found[0][0] + MARK + found[0][1:], text)
         return text
@@ -65,12 +74,13 @@ class UnforgeableTokenizer:
 
     Attributes:
         shield: puts marks into what :meth:`encode` must make no control token of.
-        text: the folder's tokenizer without its control tokens: it encodes any text as ordinary tokens.
+        text: the folder's tokenizer, whose control tokens have names that no text holds.
+        ids: of the control tokens, by the word that each is.
         vocab_size: number of ids, control tokens included.
         eos_token_id, unk_token_id: none that a renderer may rely on.
 
     Raises:
-        ValueError: ordinary text has other ids without the added tokens, or spells one of them.
+        ValueError: the tokenizer cannot be read, or a control token is a word of ordinary text.
     """
 
     eos_token_id: int | None = None
@@ -79,40 +89,87 @@ class UnforgeableTokenizer:
     def __init__(self, model_dir: str | Path):
         file = Path(model_dir) / "tokenizer.json"
         try:
-            plain = json.loads(file.read_bytes())
-            added, plain["added_tokens"] = plain["added_tokens"], []
-            self.text = Tokenizer.from_str(json.dumps({**plain, "post_processor": None}))
+            stored = json.loads(file.read_bytes())
+            self.ids: dict[str, int] = {
+                token["content"]: token["id"] for token in stored["added_tokens"] if is_control(token)
+            }
+            self.text = Tokenizer.from_str(json.dumps(_renamed(stored, self.ids)))
         except Exception as error:  # the library has no class of its own for it
             read_tokenizer(model_dir)  # says what is wrong with the file
-            raise ValueError(f"{file} cannot be read without its added tokens: {error}") from error
-        for token in added:
-            word = token["content"]
-            check_added(file, word, token["lstrip"] or token["rstrip"])
-            if self.text.id_to_token(token["id"]) is not None:
-                raise ValueError(f"{file}: {word} is in the vocabulary of ordinary text, which could forge it")
-        self.shield = Shield(token["content"] for token in added)
-        self._ids = {token["content"]: token["id"] for token in added}
-        self._words = {token: word for word, token in self._ids.items()}
-        self.vocab_size: int = self.text.get_vocab_size() + len(added)
-        self.encode_text: Callable[[str], Sequence[int]] = lambda text: self.text.encode(text).ids
+            raise ValueError(f"{file} cannot be read with its control tokens renamed: {error}") from error
+        for word, token in self.ids.items():
+            check_control(file, word)
+            if self.text.token_to_id(HIDDEN + word) != token:
+                raise ValueError(f"{file}: {word} has the id {token}, and the tokenizer makes another of it")
+        self.text.no_truncation()
+        self.text.no_padding()
+        self.shield = Shield(self.ids)
+        self.vocab_size: int = self.text.get_vocab_size(with_added_tokens=True)
+        self._encode_cached = lru_cache(maxsize=512)(self._encode)
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """The ids of scaffolding with shielded text in it."""
-        token_ids: list[int] = []
-        position = 0
-        for found in self.shield.pattern.finditer(text):
-            token_ids += self._plain(text[position : found.start()])
-            token_ids.append(self._ids[found[0]])
-            position = found.end()
-        return token_ids + self._plain(text[position:])
+        named = self.shield.pattern.sub(lambda found: HIDDEN + found[0], text).replace(MARK, "")
+        return list(self._encode_cached(named) if len(named) <= MOST_CACHED_CHARACTERS else self._encode(named))
 
-    def _plain(self, text: str) -> list[int]:
-        return list(self.encode_text(text.replace(MARK, ""))) if text else []
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self.text.encode(text, add_special_tokens=False).ids)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False, **options: Any) -> str:
         """Text of ids. Control tokens are shown as they are written, whatever is asked: no renderer leaves them out."""
-        runs = [(word, list(run)) for word, run in groupby(token_ids, self._words.get)]
-        return "".join(self.text.decode(run) if word is None else word * len(run) for word, run in runs)
+        return self.text.decode(list(token_ids), skip_special_tokens=False).replace(HIDDEN, "")
 
     def convert_tokens_to_ids(self, token: str) -> int | None:
-        return self._ids.get(token)
+        return self.ids.get(token)
+
+
+class ControlledFormat(ChatFormat):
+    """A chat format that writes scaffolding and messages in one text.
+
+    Raises:
+        ValueError: what :class:`UnforgeableTokenizer` raises.
+    """
+
+    def __init__(self, model_dir: str | Path):
+        self._file = Path(model_dir) / "tokenizer.json"
+        self._control = UnforgeableTokenizer(model_dir)
+        super().__init__(self._control.text)
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return super()._encode(text.replace(HIDDEN, "\ufffd"))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._control.decode(token_ids)
+
+    def _id(self, word: str) -> int:
+        token = self._control.convert_tokens_to_ids(word)
+        if token is None:
+            raise ValueError(f"{self._file} has no token {word}, which chat format {self.name} needs")
+        return token
+
+
+def _renamed(stored: Mapping[str, Any], control: Container[str]) -> dict[str, Any]:
+    """The content of ``tokenizer.json`` with names for its control tokens, which lie in some vocabularies, too."""
+
+    def name(word: Any) -> Any:
+        return HIDDEN + word if isinstance(word, str) and word in control else word
+
+    model = dict(stored["model"])
+    words = model["vocab"]
+    if isinstance(words, Mapping):
+        model["vocab"] = {name(word): token for word, token in words.items()}
+    else:
+        model["vocab"] = [[name(word), *score] for word, *score in words]
+    for key in ("unk_token", "unk_piece"):
+        if key in model:
+            model[key] = name(model[key])
+    if model.get("merges"):
+        model["merges"] = [pair for pair in model["merges"] if not _makes(pair, control)]
+    added = [{**token, "content": name(token["content"])} for token in stored["added_tokens"]]
+    return {**stored, "model": model, "added_tokens": added, "post_processor": None}
+
+
+def _makes(pair: str | Sequence[str], control: Container[str]) -> bool:
+    """Whether a merge makes a control token of text, or takes one for a part of a word."""
+    left, right = pair.split(" ", 1) if isinstance(pair, str) else pair
+    return left + right in control or left in control or right in control

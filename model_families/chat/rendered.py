@@ -10,8 +10,8 @@ from typing import Any
 
 from agent_environments.observation import printable
 from agent_environments.tool_calls import CALL_CLOSES, CALL_OPENS, ToolCall, render_tool_call
-from model_families.chat.control import UnforgeableTokenizer
-from model_families.chat.format import ChatFormat, ObservationRole, ReadTurn, Thinking
+from model_families.chat.control import ControlledFormat
+from model_families.chat.format import ObservationRole, ReadTurn, Thinking
 from model_families.chat.messages import (
     THOUGHT_CLOSES,
     THOUGHT_OPENS,
@@ -30,7 +30,7 @@ class KnownRenderer:
 
     ``module`` and ``renderer`` name its class, ``turn_end`` is the word that ends a whole turn, ``pad`` that of the
     padding. ``thinks``: its models can think. ``hermes``: its calls are written as in
-    :mod:`agent_environments.tool_calls`, so that a sampled text is read as it is; the others hold one call a turn.
+    :mod:`agent_environments.tool_calls`, so that a sampled text is read as it is. ``one_call``: a turn holds no more.
     ``header`` is the word that begins a turn, which ends the one before when it is sampled.
     """
 
@@ -41,11 +41,15 @@ class KnownRenderer:
     header: str
     thinks: bool = False
     hermes: bool = False
+    one_call: bool = False
 
 
 RENDERERS = {
     "qwen3": KnownRenderer("qwen3", "Qwen3", "<|im_end|>", "<|endoftext|>", "<|im_start|>", thinks=True, hermes=True),
-    "llama3": KnownRenderer("llama_3", "Llama3", "<|eot_id|>", "<|end_of_text|>", "<|start_header_id|>"),
+    "llama3": KnownRenderer("llama_3", "Llama3", "<|eot_id|>", "<|end_of_text|>", "<|start_header_id|>", one_call=True),
+    "qwen3_5": KnownRenderer("qwen35", "Qwen35", "<|im_end|>", "<|endoftext|>", "<|im_start|>", thinks=True),
+    "glm4_5": KnownRenderer("glm45", "GLM45", "<|user|>", "<|endoftext|>", "<|assistant|>", thinks=True),
+    "gemma4": KnownRenderer("gemma4", "Gemma4", "<turn|>", "<pad>", "<|turn>"),
 }
 
 
@@ -59,21 +63,21 @@ def _thinking(family: KnownRenderer, model_dir: str | Path, asked: Thinking | No
         if asked is not None:
             raise ValueError(f"the model in {model_dir} does not think: leave model.thinking null, not {asked}")
         return None, False
-    always = _begins_thinking(template)
+    always = _ends(template, THOUGHT_OPENS) and _ends(template, THOUGHT_OPENS, enable_thinking=False)
     if always and asked == "off":
         raise ValueError(f"the model in {model_dir} always thinks: model.thinking must be kept or stripped")
-    return asked or "kept", always
+    return asked or ("off" if _ends(template, THOUGHT_CLOSES) else "kept"), always
 
 
-def _begins_thinking(template: ChatTemplate) -> bool:
-    """Whether the model always thinks: it is the template that begins the thinking."""
+def _ends(template: ChatTemplate, word: str, **settings: Any) -> bool:
+    """Whether a prompt ends with ``word``, which begins or ends the model's thinking for it."""
     try:
-        return template.render([{"role": "user", "content": "x"}]).rstrip().endswith(THOUGHT_OPENS)
+        return template.render([{"role": "user", "content": "x"}], **settings).rstrip().endswith(word)
     except ValueError:
         return False
 
 
-class Rendered(ChatFormat):
+class Rendered(ControlledFormat):
     """One of :data:`RENDERERS`.
 
     Args:
@@ -102,11 +106,7 @@ class Rendered(ChatFormat):
         self.observation_role = observation_role or ("tool" if self.thinking == "kept" else "user")
         if self.thinking == "stripped" and self.observation_role == "tool":
             raise ValueError("model.thinking stripped needs model.observation_role user: before results it is kept")
-        self._file = Path(model_dir) / "tokenizer.json"
-        self._control = UnforgeableTokenizer(model_dir)
-        super().__init__(self._control.text)
-        self.vocab_size = self._control.vocab_size
-        self._control.encode_text = self._encode_again
+        super().__init__(model_dir)
         self.turn_end, self.pad_id = self._id(family.turn_end), self._id(family.pad)
         self._renderer = self._build()
         ends = [self.turn_end, *self._renderer.get_stop_token_ids(), self._id(family.header)]
@@ -114,13 +114,9 @@ class Rendered(ChatFormat):
         if self.thinking is not None:
             self._closes, self._tool_call = self._id(THOUGHT_CLOSES), self._id(CALL_OPENS)
             self.thinking_ends = (self._closes, self._tool_call)
-        self._begins = self._control.encode(f"{THOUGHT_OPENS}\n") if always else []
-
-    def _id(self, word: str) -> int:
-        token = self._control.convert_tokens_to_ids(word)
-        if token is None:
-            raise ValueError(f"{self._file} has no token {word}, which chat format {self.name} needs")
-        return token
+        begins = self._control.encode(f"{THOUGHT_OPENS}\n")
+        prompt = self._renderer.render_ids([{"role": "user", "content": "x"}], add_generation_prompt=True)
+        self._begins = [] if not always or prompt[-len(begins) :] == begins else begins
 
     def _build(self) -> Any:
         # Imported only where it is needed: it takes a second.
@@ -135,9 +131,6 @@ class Rendered(ChatFormat):
         except AssertionError as error:
             raise ValueError(f"{self._file} does not fit chat format {self.name}: {error}") from error
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return self._control.decode(token_ids)
-
     def opening(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> list[int]:
         given = [self._given(message, bool(tools)) for message in messages]
         rendered = self._renderer.render_ids(given, tools=self._offered(tools), add_generation_prompt=True)
@@ -150,8 +143,10 @@ class Rendered(ChatFormat):
         asked = {"role": "user", "content": "x"}
         before = self._renderer.render_ids([asked], add_generation_prompt=True)
         # Not the last turn: with that, a template may put an empty thinking.
-        after = self._renderer.render_ids([asked, self._given(message, True), asked])[len(before) :]
-        return list(after[: after.index(self.turn_end) + 1])
+        whole = self._renderer.render_ids([asked, self._given(message, True), asked])
+        pairs = enumerate(zip(before, whole, strict=False))
+        start = next((place for place, (one, other) in pairs if one != other), len(before))
+        return list(whole[start : whole.index(self.turn_end, start) + 1])
 
     def aside(self, text: str) -> list[int]:
         return list(self._renderer.render_ids([{"role": "system", "content": self._control.shield(text)}]))
@@ -172,7 +167,7 @@ class Rendered(ChatFormat):
             if self.thinking is not None and not reasoning:
                 reasoning, content, _ = split_thought(content)
             message = spoken_message(content, with_tools, reasoning)
-        if len(message.calls) > 1 and not self._family.hermes:  # as the policy wrote them, which is no form of its own
+        if len(message.calls) > 1 and self._family.one_call:  # as the policy wrote them, which is no form of its own
             [(_, text)] = as_texts([message], ())
             message = ChatMessage("assistant", text)
         given: dict[str, Any] = {"role": message.role, "content": self._control.shield(message.content)}

@@ -9,10 +9,11 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -38,6 +39,7 @@ class ChatTemplate:
 
     Attributes:
         text: of the template; None where the folder has none.
+        words: the tokenizer's own, such as ``bos_token``, by the names that templates use.
 
     Raises:
         ValueError: a file of it cannot be read.
@@ -46,15 +48,20 @@ class ChatTemplate:
     def __init__(self, model_dir: str | Path):
         folder = Path(model_dir)
         self._named = _templates(folder)
-        self._words = _special_words(folder)
+        self.words = _special_words(folder)
         self.text: str | None = self._named.get(DEFAULT)
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), **settings: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        ask: bool = True,
+        **settings: Any,
     ) -> str:
         """The text of ``messages``, up to where the assistant speaks.
 
         Args:
+            ask: whether the beginning of what the assistant says stands at the end.
             messages: role and content of each, and for an assistant's perhaps ``reasoning_content``.
             tools: JSON schemas, as in OpenAI's API.
             settings: the template's own, such as ``enable_thinking``.
@@ -67,20 +74,20 @@ class ChatTemplate:
             raise ValueError("the folder has no chat template")
         given = {"messages": list(messages), "tools": list(tools) or None, "documents": None}
         try:
-            template = _environment().from_string(text)
-            return template.render(**self._words, **given, add_generation_prompt=True, **settings)
+            return _compiled(text).render(**self.words, **given, add_generation_prompt=ask, **settings)
         except Exception as error:  # whatever a stranger's program raises
             raise ValueError(" ".join(str(error).split()) or type(error).__name__) from error
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+@lru_cache(maxsize=8)
+def _compiled(text: str) -> Template:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = TODAY.strftime
-    return environment
+    return environment.from_string(text)
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:

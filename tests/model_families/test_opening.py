@@ -7,7 +7,7 @@ import pytest
 from loop_formats.schema import ConfigError
 from loop_recipes.launch.own_task import check_model
 from support.families import write_config
-from support.model_folders import CASES, LLAMA3_0, llama3, plain, qwen2
+from support.model_folders import ALPACA, CASES, plain, qwen2
 
 TAKEN = [case for case in CASES if case.refused is None]
 REFUSED = [case for case in CASES if case.refused is not None]
@@ -31,9 +31,9 @@ def test_a_folder_that_cannot_be_trained_is_one_line_that_names_it(tmp_path, cas
 
 
 def test_a_form_that_is_asked_for_by_name_is_not_compared(tmp_path):
-    llama3(tmp_path, LLAMA3_0)
-    assert check_model(tmp_path, ["node.model.chat_format=llama3"]) == tmp_path
-    with pytest.raises(ConfigError, match=r"give model\.chat_format: llama3 to train in that form all the same"):
+    qwen2(tmp_path, ALPACA)
+    assert check_model(tmp_path, ["node.model.chat_format=chatml"]) == tmp_path
+    with pytest.raises(ConfigError, match=r"give model\.chat_format: chatml to train in that form all the same"):
         check_model(tmp_path, ["seed=3"])
 
 

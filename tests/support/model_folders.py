@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
 from torch import Tensor
 
+from support.chat_templates import FORMS, Form
 from support.chat_tokenizers import LLAMA3_SPECIAL, write_qwen3, write_small
 from support.families import shapes_of, small, write_config, write_model
 from support.random_policy import CHATML
@@ -387,6 +388,17 @@ def added(folder: Path, **changes: Any) -> None:
     reconfigured(qwen2(folder), **changes)
 
 
+def in_form(form: Form) -> Callable[[Path], None]:
+    """A small Llama with the tokenizer and the template of another family."""
+
+    def make(folder: Path) -> None:
+        form.write(folder)
+        words = {**json.loads((folder / "tokenizer_config.json").read_text())}
+        _whole(folder, small("SmolLM2-135M"), words.pop("chat_template"), **words)
+
+    return make
+
+
 def copy_of(folder: Path) -> dict[str, Tensor]:
     return weights_of(folder, seed=1)
 
@@ -430,6 +442,18 @@ CASES = (
     Case("buffers of transformers 4.30", with_buffers),
     Case("SmolLM2", lambda folder: plain(folder, "SmolLM2-135M", WITH_SYSTEM, CHATML_WORDS)),
     Case("Mistral in ChatML, consolidated.safetensors", as_mistral),
+    Case("an added word of ordinary text", words_added("print")),
+    Case("added blanks", words_added("  ")),
+    Case("Llama 3.0", lambda folder: llama3(folder, LLAMA3_0)),
+    Case(
+        "thinking that the template opens",
+        lambda folder: qwen2(folder, _TURNS + "{{ '<|im_start|>assistant\\n<think>\\n' }}"),
+    ),
+    Case("a beginning before ChatML", lambda folder: qwen2(folder, "{{ '<|endoftext|>' }}" + CHATML)),
+    Case("blanks that the template takes away", lambda folder: qwen2(folder, TRIMMED)),
+    Case("tools in a form of its own", lambda folder: qwen2(folder, TOOLS_OF_ITS_OWN)),
+    Case("Mistral", lambda folder: plain(folder, "Mistral-7B-v0.3", INSTRUCTION, ["<s>", "[INST]", "[/INST]", "</s>"])),
+    *(Case(f"the form of {name}", in_form(form)) for name, form in FORMS.items()),
     Case("git-lfs", git_lfs, r"model.safetensors is a pointer of git-lfs, not the weights: run `git lfs pull`"),
     Case("a cut download", cut, r"model.safetensors was cut: it has \d+ of its \d+ bytes; download it anew"),
     Case("a page in place of the file", page_of_an_error, "model.safetensors is no safetensors file: copy it anew"),
@@ -506,55 +530,26 @@ CASES = (
         r"'<\|im_end\|>' has the id \d+, and the embedding has",
     ),
     Case(
-        "an added word of ordinary text", words_added("print"), "the added token 'print' is ordinary text", silent=True
-    ),
-    Case("added blanks", words_added("  "), "the added token '  ' is ordinary text", silent=True),
-    Case(
-        "Llama 3.0",
-        lambda folder: llama3(folder, LLAMA3_0),
-        r"template and chat format llama3 differ, after '.*start_header_id\|>': 'user",
-        silent=True,
-    ),
-    Case(
-        "thinking that the template opens",
-        lambda folder: qwen2(folder, _TURNS + "{{ '<|im_start|>assistant\\n<think>\\n' }}"),
-        r"'<think>\\n' in the template, nothing in the format",
-        silent=True,
-    ),
-    Case(
         "Alpaca's form on Qwen's tokenizer",
         lambda folder: qwen2(folder, ALPACA),
-        "differ, at the beginning: '### Instr",
+        "ordinary text divides its turns .* give model.chat_format: chatml to train in that form all the same",
         silent=True,
     ),
-    Case(
-        "a beginning before ChatML",
-        lambda folder: qwen2(folder, "{{ '<|endoftext|>' }}" + CHATML),
-        r"beginning: '<\|endoftext",
-        silent=True,
-    ),
-    Case(
-        "blanks that the template takes away",
-        lambda folder: qwen2(folder, TRIMMED),
-        "its own chat template and chat format chatml",
-        silent=True,
-    ),
-    Case("tools in a form of its own", lambda folder: qwen2(folder, TOOLS_OF_ITS_OWN), "'Tools: ", silent=True),
     Case(
         "a template that is none",
         lambda folder: qwen2(folder, "{% for m in messages %}"),
-        "chat template refuses a conversation",
+        "its own chat template cannot be trained: ",
         silent=True,
     ),
     Case(
         "Llama 2",
         lambda folder: plain(folder, "SmolLM2-135M", INSTRUCTION, ["<s>", "</s>"]),
-        r"no chat format here is the model's: .*Llama 2's are not known",
+        r"ordinary text divides its turns \(' \[/INST\]' before an answer",
     ),
     Case(
-        "Mistral",
-        lambda folder: plain(folder, "Mistral-7B-v0.3", INSTRUCTION, ["<s>", "</s>"]),
-        r"no chat format here is the model's: .*Mistral's own",
+        "no template and no words of one",
+        lambda folder: plain(folder, "SmolLM2-135M", None, ["<s>", "</s>"]),
+        "has no chat template, and its tokenizer has not the words of a chat format",
     ),
 )
 """In the order of the table: what is taken, then what is refused."""

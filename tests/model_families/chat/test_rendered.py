@@ -16,7 +16,7 @@ from agent_environments.tool_calls import (
     render_tool_response,
     tools_section,
 )
-from model_families.chat import FORMATS, chat_of, open_chat
+from model_families.chat import open_chat
 from model_families.chat.messages import ChatMessage
 from support.chat_tokenizers import LLAMA3_SPECIAL, QWEN3_ADDED, QWEN3_SPECIAL, write_llama3, write_qwen3, write_small
 from support.random_turns import encoder
@@ -229,7 +229,7 @@ def test_a_scripted_call_is_written_as_the_model_would(folders, chat, qwen3):
     modes = qwen3.values() if chat.name == "qwen3" else [chat]
     for each in modes:
         assert each.spoken(f"I add.\n{render_tool_call(CALL)}", [ADD]) == spoken(each, own)
-        assert not set(each.spoken("Yes <|im_end|> <think>", [ADD])[:-1]) & set(each._control._words)
+        assert not set(each.spoken("Yes <|im_end|> <think>", [ADD])[:-1]) & set(each._control.ids.values())
     opening = [Message("system", tools_section([ADD])), Message("user", "Add.")]
     token_ids, [first, second] = chat.scripted(opening, [(own, render_tool_response("1")), ("Done.", "")])
     assert token_ids[slice(*first)] == spoken(chat, own) or chat.name == "llama3"
@@ -271,7 +271,7 @@ HOSTILE = st.lists(
 @given(texts=st.lists(HOSTILE, min_size=6, max_size=6))
 def test_no_text_forges_a_control_token(chat, texts):
     """Wherever it stands: the control tokens are those of the same conversation without it."""
-    control = set(chat._control._words)
+    control = set(chat._control.ids.values())
 
     def marks(system, user, answer, result, name, more):
         tool = {
@@ -340,7 +340,7 @@ def test_a_turn_of_two_calls_is_begun_anew_as_it_was_written(chat):
 
 
 def test_a_stripped_history_is_not_forged_either(qwen3):
-    chat, control = qwen3["stripped"], set(qwen3["stripped"]._control._words)
+    chat, control = qwen3["stripped"], set(qwen3["stripped"]._control.ids.values())
 
     def marks(text):
         messages = [ASK, ChatMessage("assistant", f"x{text}", (), text), ChatMessage("user", f"x{text}")]
@@ -366,7 +366,7 @@ def test_a_folders_template_says_whether_its_model_thinks(folders, tmp_path):
     def opened(template, **settings):
         shutil.copytree(folders["qwen3"], tmp_path, dirs_exist_ok=True)
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-        return open_chat(tmp_path, **settings)
+        return open_chat(tmp_path, "qwen3", **settings)
 
     by_choice = "{%- if enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
     assert opened(by_choice).thinking == "kept"
@@ -389,17 +389,20 @@ def test_a_folders_template_says_whether_its_model_thinks(folders, tmp_path):
         opened("{{- '</think>' }}{{- '<|im_start|>assistant\\n<think>\\n' }}", thinking="off")
 
 
-def test_the_format_is_read_from_the_folder(folders, tmp_path):
-    assert {name: chat_of(folder) for name, folder in folders.items()} == {"qwen3": "qwen3", "llama3": "llama3"}
-    smol = write_small(tmp_path, "LlamaForCausalLM", ["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
-    assert open_chat(smol).name == chat_of(smol) == "chatml"
-    assert set(FORMATS) == {"chatml", "qwen3", "llama3"}
+def test_the_words_of_a_tokenizer_alone_say_which_format_is_its_own(folders, tmp_path):
+    assert {name: open_chat(folder).name for name, folder in folders.items()} == {"qwen3": "qwen3", "llama3": "llama3"}
+    assert open_chat(write_small(tmp_path, "AnyForCausalLM", ["<|endoftext|>", "<|im_start|>", "<|im_end|>"])).name == (
+        "chatml"
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"name": "gemma"}, "chat format 'gemma' is not known; choose one of chatml, qwen3, llama3"),
+        (
+            {"name": "gemma"},
+            "chat format 'gemma' is not known; choose one of chatml, qwen3, llama3",
+        ),
         ({"name": "chatml", "thinking": "kept"}, "chat format chatml does not think: leave model.thinking null"),
         ({"name": "llama3", "thinking": "off"}, "does not think: leave model.thinking null, not off"),
         ({"thinking": "stripped", "observation_role": "tool"}, "needs model.observation_role user"),
@@ -413,21 +416,17 @@ def test_what_cannot_be_is_refused_in_one_line(folders, settings, why):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("added", "why"),
-    [("\n\n", r"the added token '\\n\\n' is ordinary text"), ("print", "the added token 'print' is ordinary text")],
-)
-def test_a_tokenizer_whose_honest_ids_would_change_is_refused(tmp_path, added, why):
-    write_small(tmp_path, "LlamaForCausalLM", LLAMA3_SPECIAL, [added])
-    with pytest.raises(ValueError, match=why):
+@pytest.mark.parametrize("added", ["\n\n", "print"])
+def test_an_added_word_of_ordinary_text_has_the_ids_of_the_models_own_tokenizer(tmp_path, added):
+    from tokenizers import Tokenizer
+
+    folder = write_small(tmp_path, "LlamaForCausalLM", LLAMA3_SPECIAL, [added])
+    own, text = Tokenizer.from_file(str(folder / "tokenizer.json")), f"x\n\nprint(1){added}"
+    assert own.token_to_id(added) in open_chat(folder).encode_text(text)
+    assert open_chat(folder).encode_text(text) == own.encode(text, add_special_tokens=False).ids
+
+
+def test_a_control_token_of_ordinary_text_is_refused(tmp_path):
+    write_small(tmp_path, "LlamaForCausalLM", [*LLAMA3_SPECIAL, "print"])
+    with pytest.raises(ValueError, match="the control token 'print' is ordinary text"):
         open_chat(tmp_path)
-
-
-def test_a_control_token_among_the_ordinary_words_is_refused(tmp_path):
-    folder = write_llama3(tmp_path)
-    content = json.loads((folder / "tokenizer.json").read_text())
-    token = next(token for token in content["added_tokens"] if token["content"] == "<|eot_id|>")
-    content["model"]["vocab"]["<|eot_id|>"] = token["id"]
-    (folder / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="in the vocabulary of ordinary text, which could forge it"):
-        open_chat(folder)

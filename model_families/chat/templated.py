@@ -1,0 +1,515 @@
+"""The chat template in a model's folder as a chat format: whatever its form is, if text cannot forge its turns.
+
+What a format needs to know of a template is learned from what it writes: where an answer begins, what ends it, whether
+the history stays as it was when a conversation goes on, and how a tool is called. The template itself writes every
+prompt. What a turn is followed by is written in a short conversation of the same kind, and is what the template writes
+behind the same turn of a longer one: that is tried when the format is opened, and where it is not so, the whole
+conversation is encoded anew and a new sequence begins.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from agent_environments.observation import printable
+from agent_environments.tool_calls import CALL_CLOSES, CALL_OPENS, ToolCall, render_tool_call
+from model_families.chat.control import ControlledFormat
+from model_families.chat.format import ObservationRole, ReadTurn, Thinking
+from model_families.chat.messages import (
+    THOUGHT_CLOSES,
+    THOUGHT_OPENS,
+    ChatMessage,
+    Tools,
+    as_texts,
+    split_thought,
+    spoken_message,
+)
+from model_families.chat.template import ChatTemplate
+
+ASKED, ANSWER, MORE, RULE = "qwasked", "qwanswer", "qwmore", "qwrule"
+"""Words that no template holds, as messages of the conversations that it is learned from."""
+CALLED = ToolCall("qwname", {"qwkey": "qwvalue"})
+OFFERED = {
+    "type": "function",
+    "function": {
+        "name": CALLED.name,
+        "description": "A tool.",
+        "parameters": {"type": "object", "properties": {"qwkey": {"type": "string", "description": "A value."}}},
+    },
+}
+_BEGINS = re.compile(rf"{THOUGHT_OPENS}\s*({THOUGHT_CLOSES}\s*)?$")
+"""Thinking that a prompt begins for the model, and perhaps ends."""
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """How a template writes calls that are JSON objects: what stands before, between and behind them."""
+
+    opens: str
+    between: str
+    closes: str
+    name: str
+    arguments: str
+
+    def read(self, text: str) -> tuple[str, list[tuple[object, object]]]:
+        """What is said before the calls, and (name, arguments) of each.
+
+        Raises:
+            ValueError, KeyError, RecursionError: there are calls, and not in this form.
+        """
+        mark = self.opens.strip()
+        said, opened, rest = text.partition(mark) if mark else ("", text.lstrip()[:1] == "{" and "{", text)
+        calls: list[tuple[object, object]] = []
+        while opened:
+            written, end = json.JSONDecoder().raw_decode(rest := rest.lstrip())
+            if not isinstance(written, dict):
+                raise ValueError("a call is an object")
+            arguments = written[self.arguments]
+            calls.append((written[self.name], json.loads(arguments) if isinstance(arguments, str) else arguments))
+            rest = rest[end:].lstrip()
+            opened = self.between.strip() if rest.startswith(self.between.strip()) and rest else ""
+            rest = rest.removeprefix(opened)
+        return (said, calls) if calls else (text, [])
+
+
+class Templated(ControlledFormat):
+    """The form of the template in ``model_dir``.
+
+    Args:
+        model_dir: folder that holds the policy's ``tokenizer.json`` and its chat template.
+        thinking: None is what the template does when it is told nothing.
+        observation_role: None is "tool" where thinking is kept in front of results alone, else "user".
+
+    Attributes:
+        native: whether tools are offered, called and answered in the template's own form; else they are text, in the
+            form that environments speak.
+        control_ids: the ids of the control tokens.
+
+    Raises:
+        ValueError: there is no template, text could forge a turn of it, or it has no such way of thinking.
+    """
+
+    name = "template"
+    native = False
+    _system = True
+    """The template has a form for a system message."""
+    _channel: Sequence[int] = ()
+    """What an answer begins with where control tokens divide it from the thinking before it."""
+    _calls: CallForm | None = None
+    _always = False
+    """Each prompt begins the model's thinking."""
+
+    def __init__(
+        self, model_dir: str | Path, thinking: Thinking | None = None, observation_role: ObservationRole | None = None
+    ):
+        self._template = ChatTemplate(model_dir)
+        if self._template.text is None:
+            raise ValueError(f"{model_dir} has no chat template, which chat format {self.name} is")
+        super().__init__(model_dir)
+        switch = {"kept": True, "stripped": True, "off": False}
+        self._settings: dict[str, Any] = {} if thinking is None else {"enable_thinking": switch[thinking]}
+        self.control_ids = frozenset(self._control.ids.values())
+        self._system = self._has_system()
+        self._learn_turns()
+        self._learn_stops(Path(model_dir))
+        self._learn_thinking(thinking)
+        if "tools" in self._template.text:
+            with suppress(ValueError):
+                self._learn_calls()
+        tool = self.thinking == "kept" and self._keeps_thinking("tool") and not self._keeps_thinking("user")
+        self.observation_role = observation_role or ("tool" if tool else "user")
+        if self.thinking == "stripped" and self.observation_role == "tool":
+            raise ValueError("model.thinking stripped needs model.observation_role user: before results it is kept")
+        self._grows = {role: self._stays(role) for role in ("user", "tool")}
+
+    # What is learned
+
+    def _has_system(self) -> bool:
+        try:
+            return RULE in self._text([ChatMessage("system", RULE), ChatMessage("user", ASKED)])
+        except ValueError:
+            return False
+
+    def _learn_turns(self) -> None:
+        """Where an answer begins and ends, and that a control token tells it apart from what is around it."""
+        question, answer = ChatMessage("user", ASKED), ChatMessage("assistant", ANSWER)
+        asked = self._text([question])
+        found = _BEGINS.search(asked)
+        self._begins = "" if found is None else found[0]
+        before = asked.removesuffix(self._begins)
+        whole = self._text([question, answer, ChatMessage("user", MORE)])
+        if not whole.startswith(before) or whole.count(ANSWER) != 1:
+            raise ValueError("the template writes a question or an answer in another way once there is an answer")
+        start, end = whole.index(ANSWER), whole.index(ANSWER) + len(ANSWER)
+        header = whole[whole.index(ASKED) + len(ASKED) : start]
+        closing = self._first_control(whole[end : whole.find(MORE, end)])
+        if closing is None or self._first_control(header) is None:
+            raise ValueError(
+                f"ordinary text divides its turns ({header!r} before an answer, "
+                f"{whole[end : whole.find(MORE, end)]!r} behind it), so any text could forge one"
+            )
+        self._tail = whole[end : end + closing.start()]
+        """What stands between an answer and its end, as a blank."""
+        self._prefix = whole[len(asked) if whole.startswith(asked) else len(before) : start]
+        self._prefix = re.sub(rf"{THOUGHT_OPENS}\s*{THOUGHT_CLOSES}\s*|^\s*{THOUGHT_CLOSES}\s*", "", self._prefix)
+        self._channel = self._control.encode(self._prefix) if self._first_control(self._prefix) else []
+        try:
+            last = self._text([question, answer], ask=False)
+            ending = self._first_control(last[last.index(ANSWER) + len(ANSWER) :])
+        except ValueError:
+            ending = None
+        self._end_word = (ending or closing)[0]
+        self._ends = {closing[0], self._end_word}
+
+    def _learn_stops(self, folder: Path) -> None:
+        """The ids that end a turn: the template's own, what the folder says, and the header of another message."""
+        self.turn_end = self._id(self._end_word)
+        within = {self._id(word) for word in self._ends - {self._end_word}}
+        self._last = self.turn_end if within else None
+        words = [self._template.words.get(key) for key in ("eos_token", "pad_token")]
+        eos, pad = (self._control.ids.get(word) if word else None for word in words)
+        ends = [self.turn_end, *_stated_ends(folder), eos, None if self._channel else self._header()]
+        # With channels, what ends an answer in the history ends a thought, too, and the turn goes on behind it.
+        never = within if self._channel else set()
+        self.stop_ids = tuple(token for token in dict.fromkeys(ends) if token is not None and token not in never)
+        self.pad_id = next(token for token in (pad, eos, self.turn_end) if token is not None)
+
+    def _header(self) -> int | None:
+        """The control token that an answer is begun with, if it is not a message's end."""
+        question = [ChatMessage("user", ASKED)]
+        asked, told = self._text(question), self._text(question, ask=False)
+        found = self._first_control(asked[len(told) :] if asked.startswith(told) else "")
+        return None if found is None or found[0] == THOUGHT_OPENS else self._id(found[0])
+
+    def _learn_thinking(self, asked: Thinking | None) -> None:
+        thinks = bool(self._channel) or THOUGHT_CLOSES in (self._template.text or "")
+        if not thinks and asked is not None:
+            raise ValueError(f"{self._file.parent} does not think: leave model.thinking null, not {asked}")
+        closed = THOUGHT_CLOSES in self._begins
+        self._always = bool(self._begins) and not closed
+        self.thinking = (asked or ("off" if closed else "kept")) if thinks else None
+        if self.thinking == "off" and not closed:
+            question = [ChatMessage("user", ASKED)]
+            told = self._template.render([{"role": "user", "content": ASKED}], enable_thinking=True)
+            if self._always or self._text(question) == told:
+                raise ValueError(f"{self._file.parent} always thinks: model.thinking must be kept or stripped")
+        self._closes = self._control.ids.get(THOUGHT_CLOSES)
+        if self.thinking in ("kept", "stripped") and not self._channel and self._closes is not None:
+            self.thinking_ends = (self._closes,)
+
+    def _learn_calls(self) -> None:
+        """How the template offers tools, and writes calls and results.
+
+        Raises:
+            ValueError: in a form that is no JSON object a call.
+        """
+        question, call = ChatMessage("user", ASKED), ChatMessage("assistant", "", (CALLED,))
+        self.native = True
+        try:
+            before = self._before([question], (OFFERED,))
+            text = self._text([question, call, ChatMessage("tool", MORE)], (OFFERED,))
+            if not text.startswith(before) or CALLED.name not in before or MORE not in text[len(before) :]:
+                raise ValueError("it does not write tools, calls and results one after the other")
+            turn = text[len(before) : text.rindex(MORE)]
+            found = list(_objects(turn))
+            if len(found) != 1:
+                raise ValueError(f"no JSON object is a call: {turn[:60]!r}")
+            [(start, end, name, arguments)] = found
+            stops = self._ends | {word for word, token in self._control.ids.items() if token in self.stop_ids}
+            words = self._control.shield.pattern.finditer(turn, end)
+            ending = next((word for word in words if word[0] in stops), None)
+            if ending is None:
+                raise ValueError("no control token ends a call")
+            between = self._between_calls(question, before)
+        except ValueError:
+            self.native = False
+            raise
+        self._ends.add(ending[0])
+        self.stop_ids = tuple(dict.fromkeys((*self.stop_ids, self._id(ending[0]))))
+        self._calls = CallForm(turn[:start], between, turn[end : ending.start()], name, arguments)
+
+    def _between_calls(self, question: ChatMessage, before: str) -> str:
+        two, result = ChatMessage("assistant", "", (CALLED, CALLED)), ChatMessage("tool", MORE)
+        try:
+            text = self._text([question, two, result, result], (OFFERED,))[len(before) :]
+            first, second = _objects(text)
+        except ValueError:
+            return ""  # it makes one call in a turn
+        return text[first[1] : second[0]]
+
+    def _keeps_thinking(self, role: ObservationRole) -> bool:
+        """Whether the template keeps a turn's thinking before a message in ``role``."""
+        thought = ChatMessage("assistant", ANSWER, reasoning=RULE)
+        try:
+            return RULE in self._text([ChatMessage("user", ASKED), thought, ChatMessage(role, MORE)])
+        except ValueError:
+            return False
+
+    def _stays(self, role: str) -> bool:
+        """Whether a conversation that goes on with a message in ``role`` begins as it was, and goes on in the same way
+        wherever it stands."""
+        question, answer = ChatMessage("user", ASKED), ChatMessage("assistant", ANSWER)
+        opened = [[question], [ChatMessage("system", RULE), question], [question, answer, ChatMessage("user", "qwa")]]
+        turns: list[tuple[ChatMessage, Tools]] = [(answer, ())]
+        if role == "tool" and self.native:
+            turns.append((ChatMessage("assistant", "", (CALLED,)), (OFFERED,)))
+        said = ChatMessage(role, MORE)  # type: ignore[arg-type]
+        for opening in opened:
+            for turn, tools in turns:
+                try:
+                    before, whole = self._before(opening, tools), self._text([*opening, turn, said], tools)
+                    same = whole.startswith(before) and whole.endswith(self._after(turn, [said], tools))
+                    more = self._text([*opening, turn, said, answer, ChatMessage("user", "qwlast")], tools)
+                except ValueError:
+                    return False
+                if not same or not more.startswith(whole.removesuffix(self._begins)):
+                    return False
+        return True
+
+    # What is written
+
+    def opening(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> list[int]:
+        return self._control.encode(self._text(messages, tools))
+
+    def extension(
+        self, prompt: Sequence[int], sampled: Sequence[int], messages: Sequence[ChatMessage], tools: Tools = ()
+    ) -> list[int] | None:
+        turn = self.read(prompt, sampled, bool(tools))
+        ended = sampled[-1] in self.stop_ids
+        roles = {message.role for message in messages}
+        if "assistant" in roles or not all(self._grows.get(role, False) for role in roles):
+            return None
+        if turn.cut_in_thinking and ended:
+            return None
+        if self.thinking == "stripped" and "user" in roles and turn.thinking_tokens:
+            return None
+        spoken = spoken_message(turn.answer, bool(tools))
+        try:
+            said = spoken if self.native and spoken.calls else ChatMessage("assistant", ANSWER)
+            after = self._after(said, messages, tools)
+        except ValueError:
+            return None
+        if turn.cut_in_thinking and not self._channel:
+            return self._control.encode(f"{THOUGHT_CLOSES}{after}")
+        ids = self._control.encode(after)
+        return ids[1:] if sampled[-1] in (ids[0], self._last) else ids
+
+    def spoken(self, action: str, tools: Tools) -> list[int]:
+        message = spoken_message(action, bool(tools))
+        if not message.calls or not self.native:
+            [(_, text)] = as_texts([self._apart(message, bool(tools), self._control.shield)], ())
+            return self._control.encode(f"{self._prefix}{text}{self._tail}{self._end_word}")
+        question, results = ChatMessage("user", ASKED), [ChatMessage("tool", MORE) for _ in message.calls]
+        before, whole = self._before([question], tools), self._text([question, message, *results], tools)
+        after = self._after(message, results, tools)
+        return self._control.encode(whole[len(before) : len(whole) - len(after)]) + self._control.encode(after)[:1]
+
+    def aside(self, text: str) -> list[int]:
+        """In a system message, or in a user's where the template writes the one into the other."""
+        question = ChatMessage("user", ASKED)
+        asked, noted = (self._text(each, ask=False) for each in ([question], [ChatMessage("system", RULE), question]))
+        before, _, after = noted[: len(noted) - len(_common_end(asked, noted))].rpartition(RULE)
+        if self._first_control(after) is None:
+            before, _, after = self._text([ChatMessage("user", RULE)], ask=False).rpartition(RULE)
+        return self._control.encode(f"{before}{self._control.shield(text)}{after}")
+
+    def _before(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> str:
+        """A prompt without the thinking that it begins."""
+        return self._text(messages, tools).removesuffix(self._begins)
+
+    def _after(self, turn: ChatMessage, messages: Sequence[ChatMessage], tools: Tools = ()) -> str:
+        """What stands behind ``turn``, from the control token on that ends it."""
+        question = ChatMessage("user", ASKED)
+        before, whole = self._before([question], tools), self._text([question, turn, *messages], tools)
+        if not whole.startswith(before):
+            raise ValueError("the template writes a question in another way once it is answered")
+        start = len(before)
+        if not turn.calls:
+            start = whole.index(ANSWER, start)
+        for found in self._control.shield.pattern.finditer(whole, start):
+            if found[0] in self._ends:
+                return whole[found.start() :]
+        raise ValueError("nothing ends a turn")
+
+    def _text(self, messages: Sequence[ChatMessage], tools: Tools = (), ask: bool = True) -> str:
+        """What the template writes; control tokens are where a control word is whole."""
+        return self._template.render(*self._shown(messages, tools, self._control.shield), ask, **self._settings)
+
+    def stock(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> str:
+        """What the folder's own template writes, for a tokenizer that reads control tokens in any text."""
+        return self._template.render(*self._shown(messages, tools, lambda value: value), **self._settings)
+
+    def _shown(
+        self, messages: Sequence[ChatMessage], tools: Tools, shield: Callable[[Any], Any]
+    ) -> tuple[list[dict[str, Any]], Any]:
+        """The messages and tools as a template is given them."""
+        given = [self._apart(message, bool(tools), shield) for message in messages]
+        if not self.native:
+            given = _in_texts(given, shield(list(tools)))
+        if not self._system and given and given[0].role == "system":
+            own, *given = given
+            if given and given[0].role == "user":
+                own = replace(own, content=f"{own.content}\n\n{given.pop(0).content}")
+            given.insert(0, replace(own, role="user"))
+        shown: list[dict[str, Any]] = []
+        unanswered: list[dict[str, Any]] = []
+        for message in given:
+            plain = self._plain(message)
+            if message.role == "tool":
+                plain |= unanswered.pop(0) if unanswered else {}
+            elif "tool_calls" in plain:
+                unanswered = [
+                    {"tool_call_id": call["id"], "name": call["function"]["name"]} for call in plain["tool_calls"]
+                ]
+            shown.append(plain)
+        return shown, shield(list(tools)) if self.native and tools else ()
+
+    def _apart(self, message: ChatMessage, with_tools: bool, shield: Callable[[Any], Any]) -> ChatMessage:
+        """A message whose thinking and calls are apart, and each of its texts shielded."""
+        if message.role == "assistant" and not message.calls:
+            reasoning, content = message.reasoning, message.content
+            if self.thinking is not None and not self._channel and not reasoning:
+                reasoning, content, _ = split_thought(content)
+            message = spoken_message(content, with_tools, reasoning)
+        calls = tuple(ToolCall(shield(call.name), shield(call.arguments)) for call in message.calls)
+        return replace(message, content=shield(message.content), reasoning=shield(message.reasoning), calls=calls)
+
+    def _plain(self, message: ChatMessage) -> dict[str, Any]:
+        """A message as a template is given it."""
+        given: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.reasoning:
+            text = self._template.text or ""
+            for key in ("reasoning_content", "thinking"):
+                if re.search(rf"""\.{key}\b|['"]{key}['"]""", text):
+                    given[key] = message.reasoning
+                    break
+            else:
+                given["content"] = f"{THOUGHT_OPENS}\n{message.reasoning}\n{THOUGHT_CLOSES}\n\n{message.content}"
+        if message.calls:
+            calls = [{"name": call.name, "arguments": call.arguments} for call in message.calls]
+            given["tool_calls"] = [
+                {"id": f"call{number:05}", "type": "function", "function": call} for number, call in enumerate(calls)
+            ]
+        return given
+
+    def _first_control(self, text: str) -> re.Match[str] | None:
+        return self._control.shield.pattern.search(text)
+
+    # What is read
+
+    def read(self, prompt: Sequence[int], sampled: Sequence[int], with_tools: bool) -> ReadTurn:
+        body = self.without_stop(sampled)
+        if self._channel:
+            return self._read_channels(body, with_tools)
+        if self.thinking is None or self.thinking == "off":
+            return ReadTurn(self._answer(self.decode(body), with_tools))
+        text = self.decode(body)
+        begun = self._always and _ends_with(prompt, self._control.encode(self._begins))
+        if not begun and not text.lstrip().startswith(THOUGHT_OPENS):
+            return ReadTurn(self._answer(text, with_tools))
+        end = self._end_of_thought(body)
+        reasoning = self.decode(body[:end]).replace(THOUGHT_OPENS, "", 1)
+        if end == len(body) and THOUGHT_CLOSES not in reasoning:
+            return ReadTurn("", reasoning.strip("\n"), len(body), cut_in_thinking=True)
+        reasoning, _, answer = reasoning.rpartition(THOUGHT_CLOSES)
+        answer += self.decode(body[end:])
+        return ReadTurn(self._answer(answer.lstrip("\n"), with_tools), reasoning.strip("\n"), end)
+
+    def _read_channels(self, body: list[int], with_tools: bool) -> ReadTurn:
+        """An answer is what stands in the channel of answers; a turn without any channel is one as it is."""
+        width = len(self._channel)
+        starts = [at for at in range(len(body) - width + 1) if body[at : at + width] == list(self._channel)]
+        text = self.decode(body)
+        if not starts and self._first_control(text) is None:
+            return ReadTurn(self._answer(text, with_tools))
+        word = self._control.shield.pattern.findall(self._prefix)[-1]
+        end = starts[-1] if starts else len(body)
+        pieces = self.decode(body[:end]).split(word)[1:]
+        thought = "\n".join(self._control.shield.pattern.split(piece)[0] for piece in pieces)
+        if not starts:
+            return ReadTurn("", thought, len(body), cut_in_thinking=True)
+        answer = self._answer(self.decode(body[end + width :]), with_tools)
+        return ReadTurn(answer, thought, end + width if thought else 0)
+
+    def _end_of_thought(self, body: list[int]) -> int:
+        """The number of ids up to the end of the thinking; all, if it does not end."""
+        if self._closes is not None:
+            return body.index(self._closes) + 1 if self._closes in body else len(body)
+        return bisect_left(range(len(body)), True, key=lambda count: THOUGHT_CLOSES in self.decode(body[:count]))
+
+    def _answer(self, text: str, with_tools: bool) -> str:
+        """A text of the policy, its calls in the form that environments read."""
+        text = text.removeprefix(self._prefix)
+        if self._calls is None or not with_tools or self._calls.opens.strip() == CALL_OPENS:
+            return text
+        try:
+            said, calls = self._calls.read(text)
+            blocks = [_block(name, arguments) for name, arguments in calls]
+        except (ValueError, KeyError, RecursionError):  # JSON that Python cannot read, or not write again
+            return _unread(text.strip())
+        return "\n".join(part for part in (said.strip(), *blocks) if part) if blocks else text
+
+
+def _block(name: object, arguments: object) -> str:
+    if isinstance(name, str) and isinstance(arguments, dict):
+        return printable(render_tool_call(ToolCall(name, arguments)))  # JSON can spell a lone surrogate
+    return _unread(json.dumps({"name": name, "arguments": arguments}))
+
+
+def _unread(text: str) -> str:
+    return f"{CALL_OPENS}\n{text}\n{CALL_CLOSES}"
+
+
+def _objects(text: str) -> Iterator[tuple[int, int, str, str]]:
+    """Where each JSON object of ``text`` that is :data:`CALLED` begins and ends, and its keys for name and arguments.
+
+    Raises:
+        ValueError: braces that are no JSON.
+    """
+    position = text.find("{")
+    while position >= 0:
+        written, end = json.JSONDecoder().raw_decode(text, position)
+        name = next((key for key, value in written.items() if value == CALLED.name), None)
+        wanted = (CALLED.arguments, json.dumps(CALLED.arguments))
+        arguments = next((key for key, value in written.items() if value in wanted), None)
+        if name is not None and arguments is not None:
+            yield position, end, name, arguments
+        position = text.find("{", end)
+
+
+def _in_texts(messages: Sequence[ChatMessage], tools: Tools) -> list[ChatMessage]:
+    """The messages in the form that environments speak; what was thought stays beside the text."""
+    spoken = iter([message for message in messages if message.role == "assistant"])
+    return [
+        ChatMessage(role, text, reasoning=next(spoken).reasoning if role == "assistant" else "")  # type: ignore[arg-type]
+        for role, text in as_texts(messages, tools)
+    ]
+
+
+def _stated_ends(folder: Path) -> list[int]:
+    """The ids that end what is generated, as generation_config.json and config.json say."""
+    found: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        try:
+            ends = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
+        except (OSError, ValueError, AttributeError):
+            continue
+        found += [token for token in (ends if isinstance(ends, list) else [ends]) if isinstance(token, int)]
+    return found
+
+
+def _common_end(one: str, other: str) -> str:
+    pairs = zip(reversed(one), reversed(other), strict=False)
+    count = next((number for number, (left, right) in enumerate(pairs) if left != right), min(len(one), len(other)))
+    return one[len(one) - count :]
+
+
+def _ends_with(ids: Sequence[int], last: Sequence[int]) -> bool:
+    return list(ids[len(ids) - len(last) :]) == list(last)

@@ -1,0 +1,241 @@
+"""Templates in a model's folder, of whatever form: the ids of transformers, no id sampled is encoded again, no turn is
+forged."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from agent_environments.tool_calls import ToolCall, parse_tool_calls, render_tool_call, render_tool_response
+from model_families.chat import open_chat
+from model_families.chat.messages import ChatMessage
+from model_families.chat.proof import ADD, ODD
+from model_families.chat.templated import Templated
+from support.chat_templates import FORMS, LLAMA2, Form
+
+SYSTEM, ASK = ChatMessage("system", "Be brief."), ChatMessage("user", "Add 1 to é.\n\n```python\nprint(1)\n```")
+ANSWER, MORE = ChatMessage("assistant", "Done: 2."), ChatMessage("user", "\n\n 你好 {{ x }}  and more \n")
+CONVERSATIONS = {
+    "a question": [ASK],
+    "a system message": [SYSTEM, ASK],
+    "several turns": [SYSTEM, ASK, ANSWER, MORE, ANSWER, ASK],
+    "odd text": [ODD, ANSWER, ODD],
+}
+CALL = ToolCall("add", {"n": 1, "text": 'a "b" é'})
+NAMES = list(FORMS)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("templates")
+    return {name: form.write(root / str(number)) for number, (name, form) in enumerate(FORMS.items())}
+
+
+@pytest.fixture(scope="module")
+def chats(folders):
+    return {name: open_chat(folder) for name, folder in folders.items()}
+
+
+def by_transformers(folder, messages, tools=(), **more):
+    shown = [{"role": message.role, "content": message.content} for message in messages]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return tokenizer.apply_chat_template(
+        shown, tools=list(tools) or None, add_generation_prompt=True, return_dict=False, **more
+    )
+
+
+def sampled(chat, whole, prompt):
+    """The turn after ``prompt`` in the ids of a conversation that goes on, as a policy would have sampled it."""
+    start = len(prompt)
+    ends = {chat._control.ids[word] for word in chat._ends} if isinstance(chat, Templated) else {chat.turn_end}
+    return whole[start : next(at for at in range(start, len(whole)) if whole[at] in ends) + 1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_folder_says_which_format_is_its_own(chats, name):
+    chat, form = chats[name], FORMS[name]
+    assert (chat.name, chat.thinking, chat.observation_role) == (form.name, form.thinking, form.role)
+    assert getattr(chat, "native", False) == form.native
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_ids_are_those_of_transformers(folders, chats, name, conversation):
+    messages = CONVERSATIONS[conversation]
+    if name == "Gemma 2" and messages[0] == SYSTEM:
+        messages = [ChatMessage("user", f"{SYSTEM.content}\n\n{ASK.content}"), *messages[2:]]
+    assert chats[name].opening(CONVERSATIONS[conversation]) == by_transformers(folders[name], messages)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("Mistral before", "Qwen3.5")])
+def test_a_conversation_goes_on_behind_the_ids_that_were_sampled(chats, name):
+    chat = chats[name]
+    prompt = chat.opening([ASK])
+    whole = chat.opening([ASK, ANSWER, MORE])
+    turn = sampled(chat, whole, prompt)
+    assert [*prompt, *turn, *chat.extension(prompt, turn, [MORE])] == whole
+    cut = chat.extension(prompt, turn[:-1], [MORE])
+    assert [*prompt, *turn[:-1], *cut] == whole, "a turn that a limit cut is ended by the format"
+
+
+def test_a_history_that_does_not_stay_is_encoded_anew(chats):
+    chat = chats["Mistral before"]
+    prompt = chat.opening([SYSTEM, ASK])
+    assert chat.extension(prompt, [*chat.encode_text("Yes"), chat.turn_end], [MORE]) is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_scripted_turn_is_what_the_template_writes(chats, name):
+    chat = chats[name]
+    spoken = chat.spoken("Done: 2.", ())
+    assert spoken[-1] == chat.turn_end
+    read = chat.read(chat.opening([ASK]), spoken, with_tools=False)
+    assert (read.answer, read.reasoning) == ("Done: 2.", "") or chat.name == "qwen3_5"
+
+
+@pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.native])
+def test_tools_are_in_the_templates_own_form(folders, chats, name):
+    chat = chats[name]
+    prompt = chat.opening([SYSTEM, ASK], (ADD,))
+    assert prompt == by_transformers(folders[name], [SYSTEM, ASK], (ADD,))
+    for calls in ((CALL,), (CALL, CALL)):
+        action = "\n".join(map(render_tool_call, calls))
+        spoken = chat.spoken(action, (ADD,))
+        assert parse_tool_calls(chat.read(prompt, spoken, with_tools=True).answer) == list(calls)
+        results = [ChatMessage("tool", "2")] * len(calls)
+        grown = [*prompt, *spoken, *chat.extension(prompt, spoken, results, (ADD,))]
+        assert grown == chat.opening([SYSTEM, ASK, ChatMessage("assistant", "", calls), *results], (ADD,))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Mistral", '[TOOL_CALLS][{"name": "add", "arguments": {"n": 1'),
+        ("Mistral", '[TOOL_CALLS][["add"]]'),
+        ("Mistral", '[TOOL_CALLS]["add", {}]'),
+        ("Mistral", '[TOOL_CALLS][{"arguments": {}}]'),
+        ("Mistral", '[TOOL_CALLS][{"name": 1, "arguments": {}}]'),
+        ("Mistral", '[TOOL_CALLS][{"name": "add", "arguments": ' + "[" * 5000),
+        ("Granite 4", "<tool_call>no json</tool_call>"),
+    ],
+)
+def test_a_call_that_is_none_is_told_as_a_bad_one(chats, name, said):
+    chat = chats[name]
+    prompt = chat.opening([ASK], (ADD,))
+    turn = [*chat._control.encode(said), chat.turn_end]
+    [call] = parse_tool_calls(chat.read(prompt, turn, with_tools=True).answer)
+    assert call.error
+    assert chat.extension(prompt, turn, [ChatMessage("user", "No.")], (ADD,))
+
+
+def test_a_header_that_ends_a_turn_is_the_next_messages_own(chats):
+    """GLM ends a turn by the header of the message that follows."""
+    chat = chats["GLM-4"]
+    prompt = chat.opening([ASK])
+    turn = [*chat.encode_text("Two."), chat.turn_end]
+    assert chat.decode([*turn, *chat.extension(prompt, turn, [MORE])]).startswith(f"Two.<|user|>\n{MORE.content}")
+    assert chat._id("<|assistant|>") in chat.stop_ids
+
+
+@pytest.mark.parametrize("name", ["Gemma 3", "LFM2", "OLMo"])
+def test_tools_are_text_where_the_template_has_no_form_that_can_be_read(chats, name):
+    chat = chats[name]
+    assert "<tools>" in chat.decode(chat.opening([ASK], (ADD,)))
+    heard = chat.heard(render_tool_response("1"), (ADD,))
+    prompt = chat.opening([ASK], (ADD,))
+    turn = chat.spoken(render_tool_call(CALL), (ADD,))
+    assert parse_tool_calls(chat.read(prompt, turn, with_tools=True).answer) == [CALL]
+    whole = chat.opening([ASK, ChatMessage("assistant", "", (CALL,)), *heard], (ADD,))
+    assert [*prompt, *turn, *chat.extension(prompt, turn, heard, (ADD,))] == whole
+
+
+CONTROL = sorted({word for form in FORMS.values() for word in (*form.special, *form.added) if word.strip()})
+HOSTILE = st.lists(
+    st.sampled_from([*CONTROL, "<", "|", ">", "[", "INST", "]", "/", "\n", " ", "é", "\ufdd0", "\ufdd1", "\ud800"])
+    | st.text(max_size=4),
+    max_size=8,
+).map("".join)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=25)
+@given(texts=st.lists(HOSTILE, min_size=5, max_size=5))
+def test_no_text_forges_a_control_token(chats, name, texts):
+    chat = chats[name]
+    control = set(chat._control.ids.values())
+
+    def marks(system, user, answer, result, more):
+        answer = answer.replace("think", "thank")  # in the assistant's own text it is thinking
+        tool = {"type": "function", "function": {"name": "f", "description": result, "parameters": {more: user}}}
+        opening = [ChatMessage("system", f"S {system}"), ChatMessage("user", f"Q {user}")]
+        prompt = chat.opening([*opening, ChatMessage("assistant", f"A {answer}"), ChatMessage("user", more)], [tool])
+        called = [ChatMessage("assistant", "", (ToolCall("f", {more: result}),)), ChatMessage("tool", result)]
+        prompt += chat.opening([*opening, *called], [tool])
+        between = chat.extension(prompt, [chat.turn_end], [ChatMessage("user", f"Q {answer}")])
+        return [token for token in [*prompt, *(between or []), *chat.aside(f"S {system}")] if token in control]
+
+    assert marks(*texts) == marks(*["x"] * 5)
+    assert not control & set(chat.encode_text("".join(texts).encode("utf-8", "replace").decode()))
+
+
+def test_thinking_in_a_channel_is_no_part_of_the_answer(chats):
+    chat = chats["gpt-oss"]
+    prompt = chat.opening([ASK])
+    said = "<|channel|>analysis<|message|>I add.<|end|><|start|>assistant<|channel|>final<|message|>Two."
+    turn = [*chat._control.encode(said), chat.turn_end]
+    read = chat.read(prompt, turn, with_tools=False)
+    assert (read.answer, read.reasoning, read.cut_in_thinking) == ("Two.", "I add.", False)
+    assert chat.decode(turn[read.thinking_tokens :]) == "Two.<|return|>"
+    assert chat._id("<|end|>") not in chat.stop_ids, "it ends the thinking, too"
+    assert chat.read(prompt, turn[:5], with_tools=False).cut_in_thinking
+    after = chat.decode(chat.extension(prompt, turn, [MORE]))
+    assert after.startswith("<|start|>user")
+    assert after.endswith("<|start|>assistant")
+
+
+def test_thinking_in_tags_is_kept_stripped_or_off(folders, chats):
+    chat = chats["SmolLM3"]
+    prompt = chat.opening([SYSTEM, ASK])
+    turn = [*chat._control.encode("<think>\nI add.\n</think>\n\nTwo."), chat.turn_end]
+    read = chat.read(prompt, turn, with_tools=False)
+    assert (read.answer, read.reasoning) == ("Two.", "I add.")
+    assert chat.decode(turn[: read.thinking_tokens]).endswith("</think>")
+    assert chat.read(prompt, turn[:3], with_tools=False).cut_in_thinking
+    spoken = ChatMessage("assistant", "Two.", reasoning="I add.")
+    assert [*prompt, *turn, *chat.extension(prompt, turn, [MORE])] == chat.opening([SYSTEM, ASK, spoken, MORE])
+    assert chat.extension(prompt, [*turn[:3], chat.turn_end], [MORE]) is None
+    assert chat.decode(chat.extension(prompt, turn[:3], [MORE])).startswith("</think><|im_end|>")
+    stripped = open_chat(folders["SmolLM3"], thinking="stripped")
+    assert stripped.extension(prompt, turn, [MORE]) is None
+    off = open_chat(folders["SmolLM3"], thinking="off")
+    assert off.decode(off.opening([ASK])).endswith("<think>\n\n</think>\n")
+    assert off.opening([SYSTEM, ASK]) == by_transformers(folders["SmolLM3"], [SYSTEM, ASK], enable_thinking=False)
+
+
+@pytest.mark.parametrize(
+    ("form", "why"),
+    [
+        (Form(LLAMA2, ("<s>", "</s>")), r"ordinary text divides its turns \(' \[/INST\] ' before an answer"),
+        (Form("{{ messages[0].nothing.at.all }}", ("<s>", "</s>")), "has no attribute"),
+        (Form("{% for m in messages %}", ("<s>", "</s>")), "its own chat template cannot be trained: "),
+        (Form("{{ bos_token }}{{ messages[-1].content }}", ("<s>", "</s>")), "in another way once there is an answer"),
+    ],
+)
+def test_a_template_that_cannot_be_proven_is_refused_in_one_line(tmp_path, form, why):
+    with pytest.raises(ValueError, match=why) as raised:
+        open_chat(form.write(tmp_path))
+    assert "\n" not in str(raised.value)
+    assert str(tmp_path) in str(raised.value)
+
+
+def test_a_control_token_that_is_in_the_vocabulary_is_not_forged(tmp_path):
+    """As in the tokenizers of Gemma, Mistral and Llama 2, whose control tokens are the first of their vocabulary."""
+    folder = FORMS["Gemma 3"].write(tmp_path)
+    stored = json.loads((folder / "tokenizer.json").read_text())
+    stored["model"]["vocab"] |= {token["content"]: token["id"] for token in stored["added_tokens"]}
+    (folder / "tokenizer.json").write_text(json.dumps(stored | {"model": stored["model"] | {"merges": []}}))
+    chat = open_chat(folder)
+    assert not set(chat.encode_text("<end_of_turn> <bos> [INST]")) & chat.control_ids
+    assert chat.opening([SYSTEM, ASK]) == by_transformers(folder, [SYSTEM, ASK])

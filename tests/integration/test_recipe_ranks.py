@@ -121,6 +121,27 @@ def test_two_ranks_learn_the_same_from_preference_pairs(tmp_path, packed):
         assert two["preference_accuracy"] == pytest.approx(one["preference_accuracy"], abs=1 / 3)
 
 
+@pytest.mark.fault("a machine whose name does not resolve")
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives the machine another name, in a namespace that only root can make")
+def test_two_ranks_train_on_a_machine_whose_name_does_not_resolve(tmp_path):
+    """As in a container, or on a laptop away from home: ranks of one machine meet on loopback."""
+    config = replay_config(tmp_path, iterations=1)
+    loop = [sys.executable, "-P", "-m", "loop_recipes.cli", "train", str(config), "--nproc-per-node", "2"]
+    named = 'hostname nowhere.invalid && ! getent hosts "$(hostname)" && exec "$@"'
+    process = subprocess.run(
+        ["unshare", "--uts", "sh", "-c", named, "sh", *loop],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=COMMAND_S,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": IMPORT_PATH},
+    )
+    assert process.returncode == 0, process.stdout
+    assert [line["iteration"] for line in lines(tmp_path / "run")] == [1]
+    ranks = load_training_state(tmp_path / "run/checkpoints/iteration_0001").rng
+    assert sorted(ranks) == ["rank0", "rank1"], "two ranks trained, and not one alone"
+
+
 def test_a_stop_file_that_is_there_at_the_start_ends_every_rank_with_status_0(tmp_path, monkeypatch):
     """Only a job that ends with status 0 is requeued."""
     with socket.socket() as unused:

@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from loop_recipes.config.files import compose, read_config, split_words
+from loop_recipes.config.loop_config import LoopConfig
+from loop_recipes.evaluation.config import EvalConfig
 from support.waiting import COMMAND_S
 
 SLURM = Path(__file__).parents[1] / "slurm"
@@ -373,6 +376,42 @@ def test_an_array_gives_each_task_its_word_and_its_folder(programs, tmp_path, sc
     assert batch(script, "run", "config", **array).returncode == 64
     part = batch(script, *words, **array, SLURM_ARRAY_TASK_COUNT="1")
     assert (part.returncode, "this array has 1 of the 2 words after --" in part.stdout) == (0, True)
+
+
+def documented() -> list[tuple[str, str]]:
+    """The commands of sbatch in the pages and in the heads of scripts: where each stands, and the command."""
+    files = [*(SLURM.parent / "docs").glob("*.md"), TRAIN, EVAL]
+    texts = {file.name: re.sub(r" *\\\n#?\s*", " ", file.read_text()) for file in files}
+    found = [
+        (name, line)
+        for name, text in texts.items()
+        for line in re.findall(r"^(?:#   )?((?:LOOP_\w+=\S+ )?sbatch .*?\.sbatch .*?)(?:  .*)?$", text, re.MULTILINE)
+    ]
+    return [(name, line) for name, line in found if " CONFIG" not in line and not line.endswith("...")]
+
+
+@pytest.mark.fault("commands of a page that its script refuses")
+@pytest.mark.parametrize(("where", "command"), documented())
+def test_the_scripts_take_what_the_pages_tell_to_submit(programs, where, command):
+    programs(**CLUSTER)
+    words = shlex.split(command)
+    at = next(place for place, word in enumerate(words) if word.endswith(".sbatch"))
+    script, (run, config, *given) = SLURM.parent / words[at], words[at + 1 :]
+    common, own = split_words(given)
+    last = next((word.rpartition("-")[2].rpartition("=")[2] for word in words[:at] if "--array=" in word), None)
+    assert (last is None) == (not own)
+    recipe, section = ("loop_appworld", LoopConfig) if script == TRAIN else ("eval_appworld", EvalConfig)
+    for task in range(0 if last is None else int(last) + 1) or [None]:
+        array = {} if task is None else {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": str(task)}
+        done = batch(script, run, config, *given, **array, LOOP_GPUS_PER_NODE="0")
+        assert done.returncode == 0, done.stderr
+        folder = [] if script == TRAIN else [f"run={run}"]
+        read_config(compose(config, [*folder, *common, *([] if task is None else [own[task]])], recipe), section)
+
+
+def test_pages_tell_what_to_submit():
+    assert len(documented()) >= 10
+    assert {name for name, _ in documented()} == {"operations.md", "reproduce_the_paper.md", TRAIN.name, EVAL.name}
 
 
 @pytest.mark.parametrize(("minutes", "code"), [(20, 64), (24 * 60, 0)])

@@ -136,10 +136,12 @@ def _place(data: object, error: ErrorDetails) -> str:
 
 
 def _fields(section: type, loc: Sequence[int | str]) -> list[str]:
-    """Names of the keys of the section that ``loc`` leads to."""
+    """Names of the keys of the section that ``loc`` leads to; none of a value."""
     for part in loc:
         if isinstance(part, str) and (field := fields_of(section).get(part)) is not None:
-            section = sections_in(field.annotation)[0]
+            if not (inner := sections_in(field.annotation)):
+                return []
+            section = inner[0]
     return list(fields_of(section))
 
 

@@ -11,13 +11,14 @@ from typing import Annotated, Any, Literal, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 from pydantic.dataclasses import dataclass
 
 from agent_environments.protocol import flat_section
 from loop_formats.old_keys import present_key, present_keys
 from loop_formats.run_files import write_whole
 from loop_formats.schema import STRICT, ConfigError, from_mapping, require
+from model_families.hub import local_path
 
 ALL_ADDRESSES = ("0.0.0.0", "::")
 """As ``host``: listen at every address of this machine, of IPv4 or IPv6."""
@@ -42,8 +43,9 @@ def node_url(host: str, port: int) -> str:
 class ModelConfig:
     """The base model that all servers hold."""
 
-    path: str
-    """Folder of the model in Hugging Face's format."""
+    path: Annotated[str, AfterValidator(local_path)]
+    """The model: its folder in Hugging Face's format, or its name on the hub (``Qwen/Qwen3-0.6B``, with ``@REVISION``
+    behind it or not), which becomes the folder that it is fetched to."""
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """Precision in which vLLM computes and keeps the weights."""
     max_context: Annotated[int, Field(ge=16)] = 32768

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from loop_formats.schema import ConfigError, fields_of, require
 from loop_plumbing.visible import show_all_text
-from loop_recipes.config.files import compose
+from loop_recipes.config.files import compose, pinned_models
 from loop_recipes.paths import KINDS
 
 
@@ -37,6 +37,8 @@ def parse(section: type) -> Callable[[Callable[[DictConfig], Any]], Callable[[],
             try:
                 _check_keys(words, section, recipe)
                 config = compose(options.config, words, recipe)
+                if models := pinned_models(config):
+                    config = compose(options.config, [*words, *models], recipe)
             except ConfigError as error:
                 sys.exit(f"{recipe}: {error}")
             return main(config)

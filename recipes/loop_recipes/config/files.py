@@ -36,6 +36,7 @@ from loop_formats.old_keys import is_gone, present_key, present_keys
 from loop_formats.schema import ConfigError, fields_of, from_mapping, require
 from loop_recipes.config.old_names import OldName, found_under_old_name
 from loop_recipes.paths import KINDS, RECIPES, config_files, recipes_folder
+from model_families.hub import is_hub_name, pinned
 from rollout_server.config import as_written, as_yaml
 
 Section = TypeVar("Section")
@@ -80,6 +81,23 @@ def compose(name: str, overrides: Sequence[str] = (), recipe: str = "loop_appwor
         return OmegaConf.create(with_words(run.tree(), words))
     except OmegaConfBaseException as error:
         raise ConfigError(f"config {name}: {' '.join(str(error).split())}") from error
+
+
+def pinned_models(config: DictConfig) -> list[str]:
+    """The words that give each model of the hub's that ``config`` names the commit that it stands for now.
+
+    Raises:
+        ConfigError: it cannot be fetched; one line.
+    """
+    words, written = [], _plain(config)
+    for key in ("model.path", "node.model.path"):
+        name = _at(written, key)
+        if isinstance(name, str) and is_hub_name(name):
+            try:
+                words.append(f"{key}={pinned(name)}")
+            except ValueError as error:
+                raise ConfigError(f"{key}: {error}") from error
+    return words
 
 
 def check_overrides(words: Iterable[str]) -> None:

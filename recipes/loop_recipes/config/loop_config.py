@@ -17,6 +17,7 @@ from loop_formats.collection_request import Limits, check_temperature
 from loop_formats.schema import STRICT, ConfigError, Seed, require
 from loop_recipes.config.files import read_config
 from loop_recipes.config.rollout_node import RolloutNodeConfig, WithNode, read_token
+from model_families.hub import local_path
 
 COMPONENT = "component"
 Component = Annotated[dict[str, Any], COMPONENT]
@@ -24,12 +25,15 @@ Component = Annotated[dict[str, Any], COMPONENT]
 
 
 def _from_its_folder(model: Any) -> Any:
-    return {"_component_": FROM_ITS_FOLDER, **model} if isinstance(model, dict) and "path" in model else model
+    if not isinstance(model, dict) or "path" not in model:
+        return model
+    path = local_path(model["path"]) if isinstance(model["path"], str) else model["path"]
+    return {"_component_": FROM_ITS_FOLDER, **model, "path": path}
 
 
 FROM_ITS_FOLDER = "model_families.decoder.builder.lora_decoder"
 Model = Annotated[Component, BeforeValidator(_from_its_folder)]
-"""The base model's folder, by ``path``, and its LoRA; or a builder."""
+"""The base model's folder or its name on the hub, by ``path``, and its LoRA; or a builder."""
 Dtype = Literal["fp32", "bf16", "fp16"]
 
 

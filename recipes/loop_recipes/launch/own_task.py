@@ -25,6 +25,7 @@ from loop_recipes.launch.play import Played, nothing, play_tasks, words_as_token
 from loop_recipes.methods.steps import check_finished, run_step, tune
 from loop_recipes.paths import KINDS, METRICS_FILE, loop_home
 from model_families.base_model import BaseModel
+from model_families.hub import is_hub_name, model_folder, pinned
 from model_families.opening import open_model_chat, open_weights
 from rollout_server.config import ModelConfig
 
@@ -43,8 +44,8 @@ SMALL_EPISODES = {"max_turns": 10, "max_tokens_per_turn": 500, "max_context": 40
 CALLS_AND_ANSWERS = {"max_tokens_per_turn": 128}
 """In place of the 16 that a move in plain text takes: the shortest call takes 30."""
 NO_MODEL = (
-    "give --model FOLDER, the folder of a Hugging Face model: `make smollm2` makes models/SmolLM2-135M-Instruct, and "
-    "docs/add_a_model.md says which others there are"
+    "give --model FOLDER or --model OWNER/NAME of the Hugging Face hub: `make smollm2` makes "
+    "models/SmolLM2-135M-Instruct, and docs/add_a_model.md says which others there are"
 )
 
 
@@ -180,10 +181,11 @@ def _pool(file: Path, options: Mapping[str, Any]) -> _OwnPool:
     return cast(_OwnPool, create_pool(ENVIRONMENT, {**options, "module": str(file), "max_worlds": 1}, words_as_tokens))
 
 
-def check_model(folder: str | Path | None, words: Sequence[str] = ()) -> Path:
+def check_model(folder: str | os.PathLike[str] | None, words: Sequence[str] = ()) -> Path:
     """The folder of a model that can be trained and served.
 
     Args:
+        folder: of the model, or its name on the hub.
         words: ``key=value`` of the config, among which ``node.model.chat_format`` may say how it speaks.
 
     Raises:
@@ -191,8 +193,11 @@ def check_model(folder: str | Path | None, words: Sequence[str] = ()) -> Path:
     """
     if folder is None:
         raise ConfigError(NO_MODEL)
-    path = Path(folder).expanduser()
-    require(path.is_dir(), f"--model {path} is no folder; {NO_MODEL}")
+    try:
+        path = model_folder(str(folder))
+    except ValueError as error:
+        raise ConfigError(f"--model: {error}") from error
+    require(path.is_dir(), f"--model {path} is no folder, and no model of the hub (OWNER/NAME); {NO_MODEL}")
     require((path / "config.json").is_file(), f"--model {path} holds no config.json; {NO_MODEL}")
     try:
         chat = from_mapping(ModelConfig, {"path": str(path), **_of_node(words, "model")})
@@ -283,7 +288,7 @@ def train(module: str | os.PathLike[str], model: str | os.PathLike[str] | None, 
 
     Args:
         module: a Python file with ``@reward`` and ``TASKS``, and ``@tool`` or ``@reply`` functions.
-        model: the folder of a Hugging Face model.
+        model: the folder of a Hugging Face model, or its name on the hub.
         words: ``key=value`` of the config, such as ``max_iterations=50`` or ``output_dir=runs/mine``.
 
     Returns:
@@ -293,8 +298,10 @@ def train(module: str | os.PathLike[str], model: str | os.PathLike[str] | None, 
         ConfigError: anything wrong with what was given, before anything starts; one line.
         StepFailed: the training or the evaluation did not come to its end.
     """
-    task, folder = OwnTask.read(Path(module), words), check_model(None if model is None else Path(model), words)
+    task, folder = OwnTask.read(Path(module), words), check_model(model, words)
     config = config_of(task, folder, words)
+    if is_hub_name(name := str(model)):  # train.yaml holds what was asked for, and the commit
+        config["model"] |= {"path": pinned(name)}
     begun = (Path(config["output_dir"]) / METRICS_FILE).exists()
     seen = [] if begun else task.ask_oracle().lines
     file = write_config(config)
@@ -330,11 +337,11 @@ def _head(task: OwnTask, config: Mapping[str, Any], seen: Sequence[str]) -> list
     else:
         tasks = f"{trained + scored} tasks in {task.groups} groups, of which {groups} are held out to score on, always "
         tasks += f"the same: {trained} tasks to train on, {scored} to score on"
-    model = Path(config["model"]["path"])
+    model = config["model"]["path"]
     return [
         f"task:     {task.file.name}, {tasks}",
         f"a turn:   {task.module.moves}",
-        f"model:    {model}, {BaseModel.read(model).parameters / 1e6:.0f}M parameters",
+        f"model:    {model}, {BaseModel.read(model_folder(model)).parameters / 1e6:.0f}M parameters",
         f"machine:  {config['machine']} (machine=NAME takes another, `tune ls` names them)",
         *seen,
         f"config:   {Path(config['output_dir']) / 'train.yaml'}",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from loop_formats.schema import ConfigError
 from loop_recipes.config.arguments import config_parser
-from loop_recipes.config.files import compose, config_name
+from loop_recipes.config.files import compose, config_name, pinned_models
 from loop_recipes.launch import own_task
 from loop_recipes.methods.resumable import exit_status
 from loop_recipes.methods.steps import StepFailed, on_ranks, tune
@@ -26,9 +26,10 @@ def train(arguments: Sequence[str]) -> int | None:
     Or train a model on a file of functions (docs/your_own_task.md), and score it before and after on tasks held out:
 
     loop train my_tools.py --model models/SmolLM2-135M-Instruct max_iterations=50
+    loop train my_tools.py --model Qwen/Qwen3-0.6B
     """
     parser = _recipe_parser("train", train.__doc__)
-    parser.add_argument("--model", metavar="FOLDER", help="of a Hugging Face model, for a file of functions")
+    parser.add_argument("--model", metavar="MODEL", help="its folder or name on the hub, for a file of functions")
     options = parser.parse_intermixed_args(arguments)
     if not options.config.endswith(".py"):
         if options.model is not None:
@@ -73,9 +74,10 @@ def _become(program: str, recipe: str, options: argparse.Namespace, ranks: int |
     """Replace this process by `tune run`; a mistake in the command line is said before torch is loaded."""
     name = config_name(options.config, recipe)
     launcher = [] if ranks is None else on_ranks(ranks)
-    command = tune("run", *launcher, recipe, "--config", name, *options.overrides)
     try:
-        compose(name, options.overrides, recipe)
+        # Once, before there are ranks: each of them and the node find the same commit.
+        models = pinned_models(compose(name, options.overrides, recipe))
+        command = tune("run", *launcher, recipe, "--config", name, *options.overrides, *models)
         # Ctrl-C waits until it is one line: loop_recipes/registration.py lets it through.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         os.execv(command[0], command)

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("file", metavar="FILE.py", help="with a @reward and TASKS, and @tool or @reply functions")
     who = parser.add_mutually_exclusive_group()
     who.add_argument("--by-hand", action="store_true", help="play at the keyboard")
-    who.add_argument("--model", metavar="FOLDER", help="of a Hugging Face model, which plays")
+    who.add_argument("--model", metavar="MODEL", help="its folder or name on the hub, which plays")
     parser.add_argument("--tasks", type=int, default=3, metavar="N", help="how many are shown, from the first (3)")
     parser.add_argument(
         "words", nargs="*", metavar="key=value", help="of the config, such as node.environment.judge.url=URL"

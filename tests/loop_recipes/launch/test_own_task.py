@@ -78,9 +78,9 @@ def steps(monkeypatch):
 
 
 def test_a_folder_that_is_no_model_is_one_line(tmp_path):
-    with pytest.raises(ConfigError, match=r"^give --model FOLDER, .*smollm2"):
+    with pytest.raises(ConfigError, match=r"^give --model FOLDER or .*smollm2"):
         check_model(None)
-    with pytest.raises(ConfigError, match=r"--model .*nosuch is no folder; give --model"):
+    with pytest.raises(ConfigError, match=r"--model .*nosuch is no folder, and no model of the hub .*; give --model"):
         check_model(tmp_path / "nosuch")
     with pytest.raises(ConfigError, match=r"holds no config\.json"):
         check_model(tmp_path)

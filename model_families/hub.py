@@ -1,0 +1,143 @@
+"""A model by its name on the Hugging Face hub, in place of a folder: ``Qwen/Qwen3-0.6B``, or ``Qwen/Qwen3-0.6B@main``.
+
+What is fetched lies in huggingface_hub's own cache, by its own token, progress bar and variables (``HF_HOME``,
+``HF_TOKEN``, ``HF_HUB_OFFLINE``, ``HF_ENDPOINT``). A name is pinned once, where a job begins: with the commit behind
+it, every process that reads it, on any machine, has the same files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+
+_NAME = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[A-Za-z0-9][\w./-]*))?", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_WEIGHTS = (
+    re.compile(r"model(-\d+-of-\d+)?\.safetensors"),
+    re.compile(r"(?!consolidated|adapter_)[^/]*\.safetensors"),
+    re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin"),
+)
+"""Sets of weights: the first of which there is a file is the one that is fetched."""
+_BESIDE = re.compile(r"(?!adapter_)[^/]*\.(json|jinja|model|txt)|additional_chat_templates/[^/]*\.jinja")
+"""Configurations, tokenizers and chat templates."""
+
+
+def is_hub_name(name: str) -> bool:
+    """Return whether ``name`` is one of the hub's, and no folder here: a folder of that name wins, and a path whose
+    first folder is here is a path."""
+    return _NAME.fullmatch(name) is not None and not Path(name).exists() and not Path(name).parent.is_dir()
+
+
+def pinned(name: str) -> str:
+    """``name`` with the commit that it stands for now, whose files are here; a folder as it is.
+
+    Raises:
+        ValueError: as :func:`model_folder`.
+    """
+    return f"{name.partition('@')[0]}@{model_folder(name).name}" if is_hub_name(name) else name
+
+
+def local_path(name: str) -> str:
+    """``name`` as it is, or the folder that a name of the hub's is fetched to.
+
+    Raises:
+        ValueError: as :func:`model_folder`.
+    """
+    return str(model_folder(name)) if is_hub_name(name) else name
+
+
+@lru_cache(maxsize=32)
+def model_folder(name: str) -> Path:
+    """The folder of the model ``name``; where it is none of the hub's names, the name as a path.
+
+    Raises:
+        ValueError: the hub cannot be reached, or has no such model or revision, or none for this user; one line.
+    """
+    if not is_hub_name(name):
+        return Path(name).expanduser()
+    found = _NAME.fullmatch(name)
+    assert found is not None
+    return _fetched(found["id"], found["revision"])
+
+
+def _fetched(repository: str, revision: str | None) -> Path:
+    # They take a quarter of a second.
+    from huggingface_hub import HfApi, constants, get_cached_repo_tree, snapshot_download
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+    def stored() -> Path:
+        try:
+            files = list(_needed(each.path for each in get_cached_repo_tree(repository, revision=revision)))
+        except CachedRepoTreeNotFoundError:
+            files = None  # it was fetched by an older library
+        return Path(snapshot_download(repository, revision=revision, local_files_only=True, allow_patterns=files))
+
+    def current() -> Path:
+        about = HfApi().model_info(repository, revision=revision)
+        files = list(_needed(each.rfilename for each in about.siblings or ()))
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=files))
+
+    if constants.is_offline_mode():
+        return _in_one_line(repository, revision, stored)
+    if _COMMIT.fullmatch(revision or ""):
+        try:
+            return stored()
+        except OSError:
+            pass  # it was pinned on another machine
+    return _in_one_line(repository, revision, current)
+
+
+def _needed(files: Iterable[str]) -> Iterable[str]:
+    """Of the files of a repository those that a model needs: one set of weights, and what is beside it."""
+    there = list(files)
+    weights = next((found for form in _WEIGHTS if (found := list(filter(form.fullmatch, there)))), [])
+    index = "bin" if weights and PurePosixPath(weights[0]).suffix == ".bin" else "safetensors"
+    other = "safetensors.index.json" if index == "bin" else "bin.index.json"
+    return [*weights, *(file for file in there if _BESIDE.fullmatch(file) and not file.endswith(other))]
+
+
+def _in_one_line(repository: str, revision: str | None, fetch: Callable[[], Path]) -> Path:
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    name = repository if revision is None else f"{repository}@{revision}"
+    hub = constants.ENDPOINT
+    try:
+        return fetch()
+    except GatedRepoError as error:
+        raise ValueError(
+            f"{name} is gated: ask for access at {hub}/{repository}, then log in with `hf auth login` or set HF_TOKEN"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ValueError(
+            f"{name} is no folder here, and {hub} has no model of this name that you may read: correct it, or log in "
+            "with `hf auth login` or HF_TOKEN if it is private"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise ValueError(
+            f"{repository} has no revision {revision!r}; give a branch, a tag or a commit of {hub}/{repository}"
+        ) from error
+    except LocalEntryNotFoundError as error:
+        raise ValueError(
+            f"{name} is no folder here, and not in huggingface_hub's cache ({constants.HF_HUB_CACHE}), to which "
+            "HF_HUB_OFFLINE confines it: unset that, or give the folder of a model"
+        ) from error
+    except HfHubHTTPError as error:
+        raise ValueError(f"{name} cannot be fetched: {hub} answers {_line(error)}") from error
+    except Exception as error:  # of the library below the hub's own, by whatever name: no network, a full disk
+        raise ValueError(
+            f"{name} is no folder here, and cannot be fetched from {hub} ({_line(error)}): try again with a network "
+            "and room on the disk, or give the folder of a model"
+        ) from error
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -25,7 +25,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peak_memory import PeakMemory
@@ -40,16 +40,10 @@ from loop_recipes.config.components import build
 from loop_recipes.config.files import compose, read_config
 from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.engine.adapter_versions import AdapterVersions
+from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.diagnostics import flops_metrics
 from loop_recipes.engine.diagnostics import made_up as all_sampled
-from loop_recipes.engine.logprobs import (
-    AutoLogProbs,
-    CutCrossEntropyLogProbs,
-    FullLogProbs,
-    Head,
-    TiledLogProbs,
-    attach_head,
-)
+from loop_recipes.engine.logprobs import AutoLogProbs, CutCrossEntropyLogProbs, FullLogProbs, Head, TiledLogProbs
 from loop_recipes.engine.model import DTYPES, meta_model, new_adapter, trained_parameters, vocabulary
 from loop_recipes.engine.process_group import destroy_process_group, init_process_group
 from loop_recipes.engine.samples import Sample, ScoredSample
@@ -73,7 +67,7 @@ UNITS = {
 
 def random_model(conf: LoopConfig, layers: int | None, head: Head, device: torch.device) -> TransformerDecoder:
     """The config's model, or its first ``layers`` layers, drawn on the device; the host only ever holds one tensor."""
-    model = meta_model(with_config(conf.model), DTYPES[conf.dtype])
+    model = cast(TransformerDecoder, meta_model(with_config(conf.model), DTYPES[conf.dtype]))
     if layers is not None:
         model.layers = model.layers[:layers]
     base = {

@@ -29,7 +29,7 @@ from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import torch
@@ -50,6 +50,8 @@ from torch.utils._pytree import tree_leaves
 
 # The root and recipes/ too, because folders of tests/ are called like packages and hide those that are installed.
 sys.path.extend(str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "recipes", "tests"))
+
+from torchtune.modules import TransformerDecoder
 
 from loop_recipes.engine.batching import Documents
 from loop_recipes.engine.cuda_layers import enable_cuda_layers
@@ -273,7 +275,9 @@ def decoder_layer(config: dict[str, Any], rank: int, fakes: FakeTensorMode) -> n
     """
     with tempfile.TemporaryDirectory() as folder:
         folder = write_config(Path(folder), {**config, "num_hidden_layers": 1})
-        model = meta_model(section(folder, lora_rank=rank, lora_alpha=2 * rank), torch.bfloat16)
+        model = cast(
+            TransformerDecoder, meta_model(section(folder, lora_rank=rank, lora_alpha=2 * rank), torch.bfloat16)
+        )
     enable_cuda_layers(model)
     layer = model.layers[0]
     with fakes:

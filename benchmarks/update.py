@@ -40,7 +40,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from loop_recipes.algorithm.losses import ClippedPolicyLoss
 from loop_recipes.engine.batching import micro_batches, step_batches
-from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
+from loop_recipes.engine.decoder import attach_head
+from loop_recipes.engine.logprobs import TiledLogProbs
 from loop_recipes.engine.samples import CreditedSample, Sample, ScoredSample, scored
 from model_families.weight_names import peft_name
 

@@ -1,26 +1,32 @@
-"""A base model, as its folder describes it: family, sizes, the layers that LoRA can wrap, weight files, a digest."""
+"""A base model, as its folder describes it: sizes, weights, the layers that LoRA can wrap, a digest.
+
+Decoders of the families here are described by config.json alone, all others by the headers of their weights too.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from model_families import llama, mistral, qwen2, qwen3
-from model_families.family import Family, Rope, read_rope
+from model_families.family import Family, NotBuilt, Rope, read_rope
+from model_families.general_model import attention_layers, layer_of, module_of, stored_weights, takes_lora, text_config
 from model_families.weight_names import EMBEDDING, HEAD
 
 FAMILIES = {each.FAMILY.architecture: each.FAMILY for each in (qwen2, qwen3, llama, mistral)}
-"""What can be served and trained, by its name in config.json."""
-LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The layers of a decoder that LoRA can wrap."""
+"""Those that torchtune's modules build, by their names in config.json; transformers builds all others."""
 MAX_HEADER_BYTES = 16 << 20
 _MODEL_FILES = (".json", ".jinja", ".safetensors", ".bin")
 _DIGESTED_BYTES = 1 << 20
 _BLOCKS, _BLOCK_BYTES = 256, 4096
+_GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
 
 def model_digest(folder: str | Path) -> str:
@@ -53,9 +59,12 @@ class BaseModel:
     """A decoder, described.
 
     ``feed_forward`` is the inner width of the MLP, ``tied``: the embedding is the head too. ``positions`` are as many
-    as it attends over: a context that a sliding window does not cut is as without one.
+    as it attends over: of a family, a context that a sliding window does not cut is as without one.
+
+    ``family`` is None where transformers builds it. ``weights`` are all, by their names on disk: [out, in] of a layer.
     """
 
+    model_type: str
     layers: int
     width: int
     feed_forward: int
@@ -64,16 +73,18 @@ class BaseModel:
     head_width: int
     vocabulary: int
     tied: bool
-    family: Family
+    family: Family | None
     positions: int
     norm_eps: float
     rope: Rope
+    attention_layers: int
+    weights: Mapping[str, tuple[int, ...]] = field(repr=False)
     blanks: tuple[str, ...] = ()
     """Keys of config.json that say nothing and that vLLM would take for settings."""
 
     @classmethod
-    def read(cls, folder: str | Path) -> BaseModel:
-        """From ``<folder>/config.json``.
+    def read(cls, folder: str | Path, general: bool = False) -> BaseModel:
+        """From ``<folder>/config.json``, and the headers of the weights where no family builds it, or is to build it.
 
         Raises:
             ValueError: names the file, and what is missing or cannot be built.
@@ -83,86 +94,89 @@ class BaseModel:
             config = json.loads(file.read_text(encoding="utf-8"))
             architecture = (config.get("architectures") or ["none"])[0]
             family = FAMILIES.get(architecture)
+            quantised = config.get("quantization_config") or config.get("quantization")
+            decoder = "num_hidden_layers" in text_config(config) and not config.get("is_encoder_decoder")
         except (OSError, AttributeError, TypeError, KeyError, ValueError, RecursionError) as error:
             raise ValueError(f"{file} cannot be read as a model's configuration: {error!r}") from error
-        if family is None:
-            known = ", ".join(FAMILIES)
-            raise ValueError(f"{file}: {architecture} cannot be trained; take a model whose architecture is {known}")
-        if objection := family.objection(config):
-            raise ValueError(f"{file}: {objection}, which cannot be trained; take another model of the family")
+        if quantised:
+            raise ValueError(f"{file}: the weights are quantised, which cannot be trained; take the model's own")
+        if family is None and (not decoder or not architecture.endswith(_GENERATES)):
+            raise ValueError(
+                f"{file}: {architecture} is no decoder that generates text, and only those can be trained; take a "
+                "model whose architecture ends in ForCausalLM or ForConditionalGeneration"
+            )
         try:
-            return cls._described(config, family)
+            if not general and family is not None and family.objection(config) is None:
+                with suppress(NotBuilt):
+                    return cls._of_family(config, family)
+            return cls._general(Path(folder), config)
         except (AttributeError, KeyError, TypeError, ZeroDivisionError) as error:
             raise ValueError(f"{file} cannot be read as a model's configuration: {error!r}") from error
         except ValueError as error:
-            raise ValueError(f"{file}: {error}") from error
+            raise error if str(error).startswith(str(folder)) else ValueError(f"{file}: {error}") from error
 
     @classmethod
-    def _described(cls, config: dict[str, Any], family: Family) -> BaseModel:
-        width, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+    def _of_family(cls, config: dict[str, Any], family: Family) -> BaseModel:
         positions, rope = int(config.get("max_position_embeddings") or family.positions), read_rope(config)
         positions, window = max(positions, rope.positions), family.window_of(config)
+        sizes = _sizes(config, family.head_width) | {"feed_forward": int(config["intermediate_size"])}
+        tied = bool(config.get("tie_word_embeddings"))
         return cls(
-            layers=int(config["num_hidden_layers"]),
-            width=width,
-            feed_forward=int(config["intermediate_size"]),
-            heads=heads,
-            kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_width=int(config.get("head_dim") or family.head_width or width // heads),
-            vocabulary=int(config["vocab_size"]),
-            tied=bool(config.get("tie_word_embeddings")),
+            **sizes,
+            model_type=str(config.get("model_type")),
+            tied=tied,
             family=family,
             positions=positions if window is None else min(positions, window),
             norm_eps=float(config.get("rms_norm_eps") or 1e-6),
             rope=rope,
+            attention_layers=sizes["layers"],
+            weights=_weights_of_family(family, tied, **sizes),
             blanks=tuple(key for key in ("quantization_config",) if config.get(key) == {}),
         )
 
-    @property
-    def modules(self) -> dict[str, tuple[str, int, int]]:
-        """The layers that LoRA can wrap: name -> (path inside a decoder layer, input width, output width)."""
-        query, keys = self.heads * self.head_width, self.kv_heads * self.head_width
+    @classmethod
+    def _general(cls, folder: Path, config: dict[str, Any]) -> BaseModel:
+        text, weights = text_config(config), stored_weights(folder)
+        inner = text.get("intermediate_size") or text.get("moe_intermediate_size") or 0
+        return cls(
+            **_sizes(text, None),
+            feed_forward=int(max(inner) if isinstance(inner, list) else inner),
+            model_type=str(config.get("model_type")),
+            tied=not any(name.endswith(HEAD) for name in weights),
+            family=None,
+            positions=int(text.get("max_position_embeddings") or 32_768),
+            norm_eps=float(text.get("rms_norm_eps") or 1e-6),
+            rope=Rope(10_000.0),
+            attention_layers=attention_layers(text),
+            weights=weights,
+        )
+
+    @cached_property
+    def linear_layers(self) -> dict[str, tuple[int, int]]:
+        """The layers that LoRA can wrap, by their names in transformers and in adapters: [out, in]."""
         return {
-            "q_proj": ("self_attn", self.width, query),
-            "k_proj": ("self_attn", self.width, keys),
-            "v_proj": ("self_attn", self.width, keys),
-            "o_proj": ("self_attn", query, self.width),
-            "gate_proj": ("mlp", self.width, self.feed_forward),
-            "up_proj": ("mlp", self.width, self.feed_forward),
-            "down_proj": ("mlp", self.feed_forward, self.width),
+            module_of(name): (shape[0], shape[1])
+            for name, shape in self.weights.items()
+            if takes_lora(name, shape, self.model_type)
         }
 
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every weight by its name in Hugging Face's files: [out, in] of a layer, [width] of a norm; a tied head is
-        none."""
-        shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (self.vocabulary, self.width)}
-        for layer in range(self.layers):
-            before = f"model.layers.{layer}"
-            for module, (parent, inputs, outputs) in self.modules.items():
-                shapes[f"{before}.{parent}.{module}.weight"] = (outputs, inputs)
-                if self.family.qkv_bias and module in ("q_proj", "k_proj", "v_proj"):
-                    shapes[f"{before}.{parent}.{module}.bias"] = (outputs,)
-            for norm in ("input_layernorm", "post_attention_layernorm"):
-                shapes[f"{before}.{norm}.weight"] = (self.width,)
-            for norm in ("q_norm", "k_norm") if self.family.qk_norm else ():
-                shapes[f"{before}.self_attn.{norm}.weight"] = (self.head_width,)
-        shapes["model.norm.weight"] = (self.width,)
-        return shapes if self.tied else {**shapes, HEAD: (self.vocabulary, self.width)}
+    @property
+    def lora_modules(self) -> tuple[str, ...]:
+        """The last parts of their names, in the order of a layer."""
+        return tuple(dict.fromkeys(name.rpartition(".")[2] for name in self.linear_layers))
 
-    def adapter_shapes(self, target_modules: list[str], rank: int) -> dict[str, tuple[int, int]]:
+    def adapter_shapes(self, target_modules: Collection[str], rank: int) -> dict[str, tuple[int, int]]:
         """Every tensor of a PEFT adapter on ``target_modules``: name to shape. A is [r, in], B is [out, r]."""
         expected = {}
-        for layer in range(self.layers):
-            for module in target_modules:
-                parent, inputs, outputs = self.modules[module]
-                prefix = f"base_model.model.model.layers.{layer}.{parent}.{module}"
-                expected[f"{prefix}.lora_A.weight"] = (rank, inputs)
-                expected[f"{prefix}.lora_B.weight"] = (outputs, rank)
+        for name, (outputs, inputs) in self.linear_layers.items():
+            if name.rpartition(".")[2] in target_modules:
+                expected[f"base_model.model.{name}.lora_A.weight"] = (rank, inputs)
+                expected[f"base_model.model.{name}.lora_B.weight"] = (outputs, rank)
         return expected
 
     def adapter_parameters(self, rank: int) -> int:
         """Of an adapter on all modules."""
-        return self.layers * rank * sum(inputs + outputs for _, inputs, outputs in self.modules.values())
+        return rank * sum(map(sum, self.linear_layers.values()))
 
     def max_adapter_bytes(self, rank_limit: int) -> int:
         """Size of the largest weights file there can be: all modules, fp32, and its header."""
@@ -171,19 +185,68 @@ class BaseModel:
     @property
     def parameters(self) -> int:
         """Norms and biases are left out."""
-        return self.layers * self.layer_parameters + self.outer_parameters
+        return sum(math.prod(shape) for shape in self.weights.values() if len(shape) > 1)
 
     @property
     def layer_parameters(self) -> int:
         """Of one decoder layer."""
-        return sum(inputs * outputs for _, inputs, outputs in self.modules.values())
+        return (self.parameters - self.outer_parameters) // self.layers
 
     @property
     def outer_parameters(self) -> int:
-        """Of the embedding and the head, which are one matrix if they are tied."""
-        return self.vocabulary * self.width * (1 if self.tied else 2)
+        """Of what is in no decoder layer: the embedding and the head, which are one matrix if they are tied."""
+        outer = (shape for name, shape in self.weights.items() if layer_of(name) is None)
+        return sum(math.prod(shape) for shape in outer if len(shape) > 1)
 
     @property
     def kv_bytes_per_token(self) -> int:
         """In bf16, over all layers."""
-        return 2 * 2 * self.layers * self.kv_heads * self.head_width
+        return 2 * 2 * self.attention_layers * self.kv_heads * self.head_width
+
+
+def _sizes(config: Mapping[str, Any], head_width: int | None) -> dict[str, int]:
+    """The sizes that config.json says of every decoder."""
+    width, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+    return {
+        "layers": int(config["num_hidden_layers"]),
+        "width": width,
+        "heads": heads,
+        "kv_heads": int(config.get("num_key_value_heads") or heads),
+        "head_width": int(config.get("head_dim") or head_width or width // heads),
+        "vocabulary": int(config["vocab_size"]),
+    }
+
+
+def _weights_of_family(
+    family: Family,
+    tied: bool,
+    *,
+    layers: int,
+    width: int,
+    feed_forward: int,
+    heads: int,
+    kv_heads: int,
+    head_width: int,
+    vocabulary: int,
+) -> dict[str, tuple[int, ...]]:
+    """Every weight by its name in Hugging Face's files; a tied head is none."""
+    query, keys = heads * head_width, kv_heads * head_width
+    linear = {
+        "self_attn.q_proj": (query, width),
+        "self_attn.k_proj": (keys, width),
+        "self_attn.v_proj": (keys, width),
+        "self_attn.o_proj": (width, query),
+        "mlp.gate_proj": (feed_forward, width),
+        "mlp.up_proj": (feed_forward, width),
+        "mlp.down_proj": (width, feed_forward),
+    }
+    inside: dict[str, tuple[int, ...]] = {f"{module}.weight": shape for module, shape in linear.items()}
+    if family.qkv_bias:
+        inside |= {f"{module}.bias": shape[:1] for module, shape in [*linear.items()][:3]}
+    inside |= {f"{norm}.weight": (width,) for norm in ("input_layernorm", "post_attention_layernorm")}
+    if family.qk_norm:
+        inside |= {f"self_attn.{norm}.weight": (head_width,) for norm in ("q_norm", "k_norm")}
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (vocabulary, width)}
+    shapes |= {f"model.layers.{layer}.{name}": shape for layer in range(layers) for name, shape in inside.items()}
+    shapes["model.norm.weight"] = (width,)
+    return shapes if tied else {**shapes, HEAD: (vocabulary, width)}

@@ -92,17 +92,20 @@ class Family:
 _OF_ALL: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", None),
     "mlp_bias": (False, None),
-    "quantization_config": (None, {}),
-    "quantization": (None, {}),
     "partial_rotary_factor": (1.0, None),
 }
+
+
+class NotBuilt(ValueError):
+    """A model that torchtune's modules cannot build."""
 
 
 def read_rope(config: Mapping[str, Any]) -> Rope:
     """The rotary positions of a config.json, in the spelling of transformers 5 (``rope_parameters``) or the older one.
 
     Raises:
-        ValueError: a scaling, or a number of one, that cannot be built, or two that differ.
+        NotBuilt: a scaling, or a number of one, that is not built here.
+        ValueError: a scaling that lacks a number, or two that differ.
     """
     newer, older = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     read = {"rope_type": older.get("type"), **older}
@@ -117,13 +120,13 @@ def read_rope(config: Mapping[str, Any]) -> Rope:
     kinds = {numbers.pop(key) for key in ("rope_type", "type") if key in numbers} or {"default"}
     base = float(numbers.pop("rope_theta", 10_000.0))
     if numbers.pop("partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError("partial_rotary_factor cannot be other than 1")
+        raise NotBuilt("partial_rotary_factor cannot be other than 1")
     kind = " and ".join(sorted(map(str, kinds)))
     if kind not in ROPE_SCALINGS:
-        raise ValueError(f"rotary scaling {kind!r} cannot be built; those that can: {', '.join(ROPE_SCALINGS)}")
+        raise NotBuilt(f"rotary scaling {kind!r} cannot be built; those that can: {', '.join(ROPE_SCALINGS)}")
     known = ROPE_SCALINGS[kind]
     if strange := sorted(set(numbers) - known):
-        raise ValueError(f"rotary scaling {kind!r} with {', '.join(strange)} cannot be built")
+        raise NotBuilt(f"rotary scaling {kind!r} with {', '.join(strange)} cannot be built")
     if missing := sorted(known - set(numbers) - _OPTIONAL):
         raise ValueError(f"rotary scaling {kind!r} lacks {', '.join(missing)}")
     return Rope(base, kind, {key: float(value) for key, value in numbers.items()})

@@ -48,11 +48,6 @@ def peft_name(name: str) -> str:
     return "base_model.model.model." + _renamed(name, "", _LORA, "LoRA weight of a decoder layer")
 
 
-def tune_name_of_peft(name: str) -> str:
-    """The inverse of :func:`peft_name`."""
-    return _renamed(name, "base_model.model.model.", _inverse(_LORA), "LoRA weight of a decoder layer")
-
-
 def _inverse(names: dict[str, str]) -> dict[str, str]:
     return {theirs: ours for ours, theirs in names.items()}
 

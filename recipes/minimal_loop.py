@@ -25,7 +25,8 @@ from loop_formats.ids import training_id
 from loop_formats.rollout import Rollout
 from loop_recipes.config.files import compose
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
-from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
+from loop_recipes.engine.decoder import attach_head
+from loop_recipes.engine.logprobs import TiledLogProbs
 from loop_recipes.engine.model import adapter_parameters, load_base, new_adapter
 from loop_recipes.engine.peft_export import export_adapter
 from loop_recipes.engine.sharding import place_model

@@ -29,7 +29,8 @@ from loop_formats.schema import ConfigError, made_folder
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.files import read_config
 from loop_recipes.config.preflight import check_can_write
-from loop_recipes.engine.logprobs import FullLogProbs, attach_head
+from loop_recipes.engine.decoder import attach_head
+from loop_recipes.engine.logprobs import FullLogProbs
 from loop_recipes.paths import METRICS_FILE
 from loop_recipes.warm_start import demonstration, demonstrator, tiny_model, tiny_tokenizer
 from loop_recipes.warm_start.batches import Batch, copy_batches, demonstration_batches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from typing import cast
 
 from torch import nn
 from torchtune.models.qwen2 import Qwen2RotaryPositionalEmbeddings
@@ -19,6 +20,7 @@ from torchtune.modules.peft import LoRALinear
 from model_families.base_model import BaseModel
 from model_families.decoder.attention import NormFirstAttention
 from model_families.decoder.rope import ScaledRope
+from model_families.family import Family
 
 ATTENTION_MODULES = ("q_proj", "k_proj", "v_proj", "output_proj")
 
@@ -81,8 +83,9 @@ def lora_decoder(
 
 
 def _attention(base: BaseModel, rope: nn.Module, linear: Callable[..., nn.Module]) -> MultiHeadAttention:
-    queries, keys, bias = base.heads * base.head_width, base.kv_heads * base.head_width, base.family.qkv_bias
-    norm, kind = base.family.qk_norm, NormFirstAttention if base.family.qk_norm else MultiHeadAttention
+    family = cast(Family, base.family)
+    queries, keys, bias = base.heads * base.head_width, base.kv_heads * base.head_width, family.qkv_bias
+    norm, kind = family.qk_norm, NormFirstAttention if family.qk_norm else MultiHeadAttention
     return kind(
         embed_dim=base.width,
         num_heads=base.heads,

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from model_families.base_model import BaseModel
-from model_families.stored_weights import weight_files
+from model_families.weight_files import weight_files
 from model_families.weight_names import EMBEDDING, HEAD, tune_name
 
 

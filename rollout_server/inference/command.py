@@ -14,7 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from model_families.base_model import LORA_MODULES, BaseModel
+from model_families.base_model import BaseModel
 from rollout_server.config import ModelConfig, ServersConfig
 
 VLLM_RELEASE = "0.32"
@@ -90,8 +90,8 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
     options["--load-format"] = "hf"
     flags = ["--enable-scale-out", "--enable-prompt-tokens-details", "--enable-lora"]
     # Else vLLM holds an adapter of the head too, and multiplies its zeros with every sampled token.
-    flags += ["--lora-target-modules", *LORA_MODULES]
     base = BaseModel.read(model.path)
+    flags += ["--lora-target-modules", *base.lora_modules]
     overrides: dict[str, object] = {} if model.dtype == "float32" else {"head_dtype": "float32"}
     if base.rope.positions:  # vLLM takes the number beside them for all that there are
         overrides["max_position_embeddings"] = base.positions
@@ -111,7 +111,7 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
             # worlds need: collecting took 2.5 times as long.
             options["--distributed-executor-backend"] = "uni"
     pairs = [str(part) for option in options.items() for part in option]
-    flags += base.family.vllm_args
+    flags += base.family.vllm_args if base.family is not None else ()
     return [
         sys.executable,
         "-P",

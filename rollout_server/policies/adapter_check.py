@@ -18,7 +18,7 @@ import numpy as np
 import safetensors
 
 from loop_formats.run_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from model_families.base_model import LORA_MODULES, BaseModel
+from model_families.base_model import BaseModel
 from model_families.stored_weights import weights_digest
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -104,7 +104,7 @@ def check_adapter(folder: Path, base: BaseModel, rank_limit: int) -> None:
         raise AdapterError(f"{ADAPTER_WEIGHTS} is not a whole safetensors file: {error}") from error
     _check_modules(config, tensors, base)
     there = {name.split(".lora_")[0].rpartition(".")[2] for name in tensors}
-    modules = [module for module in LORA_MODULES if module in there] or [*LORA_MODULES]
+    modules = [module for module in base.lora_modules if module in there] or base.lora_modules
     _check_weights(tensors, base.adapter_shapes(modules, config.rank))
 
 

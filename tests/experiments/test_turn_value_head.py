@@ -12,7 +12,8 @@ from loop_recipes.algorithm.policy_update import PolicyUpdate
 from loop_recipes.algorithm.preferences import ReturnPairs
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.engine.adapter_versions import AdapterVersions
-from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
+from loop_recipes.engine.decoder import attach_head
+from loop_recipes.engine.logprobs import TiledLogProbs
 from loop_recipes.engine.model import adapter_parameters
 from support.experiment_scripts import load_experiment
 from support.learner_cases import make_samples, tiny_lora_model

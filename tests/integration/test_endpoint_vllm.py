@@ -15,7 +15,7 @@ from loop_formats.collection_request import Limits
 from loop_recipes.algorithm.learner import Learner
 from loop_recipes.config.loop_config import read_loop_config
 from loop_recipes.engine.model import load_base
-from loop_recipes.engine.peft_export import read_adapter
+from loop_recipes.engine.peft_export import load_adapter
 from loop_recipes.engine.samples import Sample, ScoredSample, episodes
 from support.node_reader import TOKEN, Reader, ready_node, request
 from support.random_harness import TOOL, append_turn, opening, picked
@@ -95,7 +95,7 @@ def recomputed(model, adapters, rollouts, folder) -> list[ScoredSample]:
     conf = read_loop_config(cfg)
     learner = Learner(conf, *load_base(conf, torch.float32), torch.device("cpu"), None)
     for version, adapter in enumerate(adapters):
-        learner.versions.put(version, read_adapter(adapter)[0])
+        learner.versions.put(version, load_adapter(adapter, learner.model))
     samples = [Sample.from_rollout(rollout.validate()) for rollout in rollouts]
     return learner.update.run(samples, version=len(adapters) - 1, iteration=1).samples
 

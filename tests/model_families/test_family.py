@@ -4,7 +4,7 @@ import pytest
 
 from model_families.base_model import FAMILIES, BaseModel
 from model_families.family import Rope
-from support.families import ONE_EACH, PUBLISHED, SCALED, small, write_config, write_model
+from support.families import ONE_EACH, PUBLISHED, small, write_config, write_model
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -63,28 +63,41 @@ def test_positions_that_are_given_twice_are_read_as_transformers_reads_them(tmp_
     )
 
 
-REFUSED = [
-    ("Qwen2.5-7B", {"layer_types": ["full_attention", "linear_attention"]}, "layer_types has 'linear_attention'"),
-    ("Qwen2.5-7B", {"quantization_config": {"bits": 4}}, r"quantization_config is {'bits': 4}"),
-    ("Qwen2.5-7B", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-    ("Qwen3-4B", {"attention_bias": True}, "attention_bias is True"),
-    ("Llama-3.2-1B", {"mlp_bias": True}, "mlp_bias is True"),
-    ("Qwen3-4B", {"rope_scaling": {"type": "dynamic", "factor": 2}}, "rotary scaling 'dynamic' cannot be built; those"),
-    ("Qwen3-4B", {"rope_scaling": {"type": "linear"}}, "rotary scaling 'linear' lacks factor"),
-    (
-        "Qwen3-4B",
-        {"rope_scaling": {"type": "yarn", "factor": 2, "attention_factor": 1, "original_max_position_embeddings": 9}},
-        "rotary scaling 'yarn' with attention_factor cannot be built",
-    ),
-    ("Llama-3.1-8B", {"rope_scaling": {**SCALED, "type": "linear"}}, "rotary scaling 'linear and llama3' cannot"),
-    ("Llama-3.1-8B", {"rope_scaling": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor cannot be other than"),
+YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64, "rope_theta": 1e6}
+BY_TRANSFORMERS = [
+    ("Qwen2.5-7B", {"hidden_act": "gelu"}),
+    ("Qwen3-4B", {"attention_bias": True}),
+    ("Llama-3.2-1B", {"mlp_bias": True}),
+    ("Qwen3-4B", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e6}}),
+    ("Qwen3-4B", {"rope_parameters": {**YARN, "attention_factor": 1.5}}),
+    ("Llama-3.1-8B", {"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.5}, "rope_scaling": None}),
 ]
 
 
-@pytest.mark.parametrize(("name", "change", "said"), REFUSED)
-def test_what_cannot_be_built_is_one_line(tmp_path, name, change, said):
+@pytest.mark.parametrize(("name", "change"), BY_TRANSFORMERS)
+def test_what_no_family_builds_transformers_builds(tmp_path, name, change):
+    base = BaseModel.read(write_model(tmp_path, small(name) | change))
+    assert (base.family, base.layers) == (None, 2)
+    assert base.lora_modules == ("down_proj", "gate_proj", "up_proj", "k_proj", "o_proj", "q_proj", "v_proj")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"quantization_config": {"bits": 4}}, "the weights are quantised, which cannot be trained"),
+        ({"rope_scaling": {"type": "linear"}}, "rotary scaling 'linear' lacks factor"),
+        ({"architectures": ["Qwen3ForSequenceClassification"]}, "Qwen3ForSequenceClassification is no decoder that"),
+        (
+            {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True},
+            "T5ForCond.* is no decoder",
+        ),
+        ({"architectures": ["BertModel"]}, "BertModel is no decoder that generates text"),
+        ({"architectures": None}, "none is no decoder that generates text"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line(tmp_path, change, said):
     with pytest.raises(ValueError, match=rf"^\S+/config\.json: {said}.*$"):
-        BaseModel.read(write_config(tmp_path, small(name) | change))
+        BaseModel.read(write_config(tmp_path, small("Qwen3-4B") | change))
 
 
 def test_a_family_is_known_by_one_architecture():

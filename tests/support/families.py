@@ -174,7 +174,7 @@ def served(folder: Path, name: str, **changes: Any) -> Path:
 def section(folder: Path, **changes: Any) -> dict[str, Any]:
     """The ``model`` section of a config that trains the model in ``folder``."""
     return {
-        "_component_": "model_families.decoder.builder.lora_decoder",
+        "_component_": "loop_recipes.engine.model_builders.lora_model",
         "path": str(folder),
         "lora_rank": 4,
         "lora_alpha": 8,

@@ -15,7 +15,8 @@ from torch.distributed.fsdp import fully_shard
 from loop_recipes.algorithm.losses import ClippedPolicyLoss, LogLikelihood, RatioStatistics, Reinforce
 from loop_recipes.algorithm.sampler_correction import TruncatedWeights
 from loop_recipes.engine.batching import step_batches
-from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
+from loop_recipes.engine.decoder import attach_head
+from loop_recipes.engine.logprobs import TiledLogProbs
 from loop_recipes.engine.sequence_parallel import Part
 from loop_recipes.engine.sharding import sharding_mesh
 from support.learner_cases import adapter_gradient, flash_attention, make_episodes, make_samples, tiny_lora_model

@@ -9,7 +9,8 @@ import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
+from loop_recipes.engine.decoder import attach_head
+from loop_recipes.engine.logprobs import TiledLogProbs
 from loop_recipes.engine.model import meta_model, new_adapter
 from loop_recipes.engine.sharding import full_tensors, like_parameter, local_part, place_model
 

@@ -32,6 +32,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from loop_recipes.engine import logprobs
 from loop_recipes.engine.batching import collate_step
+from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.diagnostics import made_up
 from loop_recipes.engine.model import adapter_parameters, meta_model
 from loop_recipes.engine.sequence_parallel import Part
@@ -113,7 +114,7 @@ def count(builder: str, ranks: int, layers: int, tokens: int, sharers: int) -> f
     batch = collate_step(rollouts, 0, packed=True, part=Part(0, sharers, dist.group.WORLD))
     with FakeTensorMode(allow_non_fake_inputs=True):
         weights = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in model.state_dict().items()}
-        decoder = logprobs.attach_head(model, logprobs.TensorCoreLogProbs())
+        decoder = attach_head(model, logprobs.TensorCoreLogProbs())
         decoder = place_model(decoder, weights, {}, CPU, torch.bfloat16, activation_checkpointing=True, shard=True)
     parameters = list(adapter_parameters(decoder).values())
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, LiveBytes() as bytes_:

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from model_families import qwen2
-from model_families.base_model import LORA_MODULES, BaseModel
+from model_families.base_model import BaseModel
 
 # Heads of 32: vLLM on CPU knows no smaller ones.
 WIDTH, LAYERS, HEADS, KV_HEADS, FEED_FORWARD = 64, 2, 2, 1, 128
@@ -32,7 +32,7 @@ MODEL_CONFIG = {
     "vocab_size": 300,
 }
 """What :func:`write_model`'s config.json says of the shapes, for tests that need no weights."""
-OURS = BaseModel._described(MODEL_CONFIG, qwen2.FAMILY)
+OURS = BaseModel._of_family(MODEL_CONFIG, qwen2.FAMILY)
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -91,7 +91,8 @@ def write_adapter(
 ) -> None:
     """A random LoRA adapter in PEFT's format for the policy in ``model``; ``scale`` 0 gives B = 0."""
     generator = torch.Generator().manual_seed(seed)
-    shapes = (BaseModel.read(model) if model is not None else OURS).adapter_shapes([*LORA_MODULES], rank)
+    described = BaseModel.read(model) if model is not None else OURS
+    shapes = described.adapter_shapes(described.lora_modules, rank)
     tensors = {
         name: torch.randn(shape, generator=generator) * (0.2 if ".lora_A." in name else scale)
         for name, shape in shapes.items()
@@ -107,7 +108,7 @@ def write_adapter(
         "lora_dropout": 0.0,
         "bias": "none",
         "inference_mode": True,
-        "target_modules": sorted(LORA_MODULES),
+        "target_modules": sorted(described.lora_modules),
     }
     (folder / "adapter_config.json").write_text(json.dumps(config))
 

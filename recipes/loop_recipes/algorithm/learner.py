@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor
-from torchtune.modules import TransformerDecoder
 from torchtune.utils import get_world_size_and_rank
 
 from agent_environments.description import BehaviorFigure
@@ -23,8 +22,8 @@ from loop_recipes.config.components import build
 from loop_recipes.config.loop_config import LearnerConfig
 from loop_recipes.engine.adapter_versions import AdapterVersions
 from loop_recipes.engine.checkpoint import TrainingState, all_generators, save_and_prune
-from loop_recipes.engine.logprobs import attach_head
-from loop_recipes.engine.model import DTYPES, check_adapter, lora_scale, new_adapter, trained_parameters
+from loop_recipes.engine.decoder import attach_head
+from loop_recipes.engine.model import DTYPES, AnyDecoder, check_adapter, lora_scale, new_adapter, trained_parameters
 from loop_recipes.engine.optimizer import build_optimizer, optimizer_tensors
 from loop_recipes.engine.peft_export import export_adapter, load_adapter
 from loop_recipes.engine.process_group import on_main_rank
@@ -60,7 +59,7 @@ class Learner:
     def __init__(
         self,
         conf: LearnerConfig,
-        model: TransformerDecoder,
+        model: AnyDecoder,
         base: Mapping[str, Tensor],
         device: torch.device,
         checkpoint: TrainingState | None,

@@ -31,7 +31,7 @@ def _from_its_folder(model: Any) -> Any:
     return {"_component_": FROM_ITS_FOLDER, **model, "path": path}
 
 
-FROM_ITS_FOLDER = "model_families.decoder.builder.lora_decoder"
+FROM_ITS_FOLDER = "loop_recipes.engine.model_builders.lora_model"
 Model = Annotated[Component, BeforeValidator(_from_its_folder)]
 """The base model's folder or its name on the hub, by ``path``, and its LoRA; or a builder."""
 Dtype = Literal["fp32", "bf16", "fp16"]

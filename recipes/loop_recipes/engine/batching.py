@@ -99,7 +99,7 @@ class MicroBatch:
         return replace(self, **moved)
 
     def inputs(self) -> dict[str, Any]:
-        """Keyword arguments of :class:`~loop_recipes.engine.logprobs.LogProbDecoder`."""
+        """Keyword arguments of :class:`~loop_recipes.engine.decoder.LogProbDecoder`."""
         return {
             "tokens": self.tokens,
             "input_pos": self.input_pos,

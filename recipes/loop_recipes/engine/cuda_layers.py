@@ -141,10 +141,13 @@ def add_product(out: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 class FoldedLoRALinear(LoRALinear):
-    """torchtune's LoRA layer; on CUDA, without dropout, as :class:`FoldedLoRA` computes it."""
+    """torchtune's LoRA layer; without dropout as :class:`FoldedLoRA` computes it.
+
+    Where alpha / rank is a power of two the two are the same to the last bit on a CPU; anywhere they are to rounding.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
-        if not on_cuda(x) or self._quantize_base or self.disabled or not isinstance(self.dropout, nn.Identity):
+        if self._quantize_base or self.disabled or not isinstance(self.dropout, nn.Identity):
             return super().forward(x)
         return self.folded(x)
 

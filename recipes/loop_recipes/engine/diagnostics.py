@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchtune.modules import TransformerDecoder
 from torchtune.utils import get_world_size_and_rank
 
 from loop_recipes.config.loop_config import GapConfig
+from loop_recipes.engine.model import AnyDecoder
 from loop_recipes.engine.samples import Sample, ScoredSample
 
 CANARY_TOKENS = 512
@@ -66,7 +66,7 @@ def _beginning(sample: Sample, count: int) -> Sample:
 
 
 def flops_metrics(
-    model: TransformerDecoder, step_tokens: Sequence[tuple[int, int]], seconds: float, peak_tflops: float | None
+    model: AnyDecoder, step_tokens: Sequence[tuple[int, int]], seconds: float, peak_tflops: float | None
 ) -> dict[str, float]:
     """Share of the ranks' ``peak_tflops`` each that forward and backward passes took in ``seconds``; {} without it.
 
@@ -81,7 +81,7 @@ def flops_metrics(
     return {"model_flops_utilization": flops / seconds / (peak_tflops * 1e12 * ranks)}
 
 
-def _training_flops(model: TransformerDecoder, length: int, shared: int) -> float:
+def _training_flops(model: AnyDecoder, length: int, shared: int) -> float:
     """Model FLOPs of one forward and backward pass over a rollout of ``length`` tokens, the first ``shared`` of which
     are another's; recomputation not counted.
 

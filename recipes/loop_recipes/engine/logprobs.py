@@ -1,4 +1,4 @@
-"""Log-probs of sampled tokens: which rows reach the language-model head, and how the head is computed.
+"""Log-probs of sampled tokens: how the language-model head is computed.
 
 A head maps ``(hidden [n, d], weight [v, d], targets [n], scale, cap)`` to fp32 log-probs [n] of the targets under the
 softmax of the logits ``scale * hidden @ weight.T``, or of ``cap * tanh(that / cap)`` where there is a cap: Gemma's
@@ -10,24 +10,19 @@ Four of them, equal to rounding:
 - :class:`CutCrossEntropyLogProbs`: Apple's kernels, for the same tensors.
 - :class:`FullLogProbs`: all logits at once; the plain formula, and the one that trains the head too.
 
-:class:`AutoLogProbs` picks. :func:`attach_head` puts one on a torchtune decoder so that only the rows that predict a
-sampled token get there.
+:class:`AutoLogProbs` picks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torchtune.modules import TransformerDecoder
-from torchtune.modules.tied_linear import TiedLinear
 
-from loop_recipes.engine.batching import Documents
-from loop_recipes.engine.cuda_layers import HALF, enable_cuda_layers
-from loop_recipes.engine.packed_attention import enable_packing
+from loop_recipes.engine.cuda_layers import HALF
 
 
 class Head(Protocol):
@@ -265,112 +260,6 @@ class AutoLogProbs:
 
     def _head(self, hidden: Tensor) -> TiledLogProbs:
         return TensorCoreLogProbs() if hidden.is_cuda and hidden.dtype in HALF else TiledLogProbs()
-
-
-class TokenOutputs(NamedTuple):
-    """The outputs of a decoder for each of n sampled tokens.
-
-    ``logprobs`` [n], fp32, with gradient; without gradient, and only if asked for, ``entropy`` [n] and ``hidden``
-    [n, d], the normed last hidden states that a value function reads.
-    """
-
-    logprobs: Tensor
-    entropy: Tensor | None
-    hidden: Tensor | None
-
-
-class LogProbDecoder(TransformerDecoder):
-    """A torchtune decoder that answers with the log-probs of given tokens in place of all logits.
-
-    It takes over the modules of an existing decoder, so parameter names, LoRA, ``fully_shard`` (call it after, on this
-    module as root) and activation checkpointing work as they do there. The head's weight is read inside the root's own
-    forward, where FSDP2 has gathered it; do not shard ``output`` on its own.
-
-    Args:
-        decoder: the model to take over; its attention learns to accept packed rows.
-        head: one of this module's heads.
-        scale: what the model's logits are multiplied by.
-        cap: what the model's logits are kept below, by a tanh; None where it has no cap.
-
-    Raises:
-        ValueError: ``output`` is neither a bias-free linear layer nor tied to the embeddings (LoRA on the head, say).
-    """
-
-    def __init__(self, decoder: TransformerDecoder, head: Head, scale: float = 1.0, cap: float | None = None) -> None:
-        linear = isinstance(decoder.output, torch.nn.Linear) and decoder.output.bias is None
-        if not linear and not isinstance(decoder.output, TiedLinear):
-            raise ValueError(
-                f"the decoder's output is a {type(decoder.output).__name__}; log-probs need a linear head without bias "
-                "or a tied one (apply_lora_to_output: false)"
-            )
-        if scale <= 0 or (cap is not None and cap <= 0):
-            raise ValueError(f"scale and cap must be above 0, but are {scale} and {cap}")
-        super().__init__(
-            tok_embeddings=decoder.tok_embeddings,
-            layers=decoder.layers,
-            max_seq_len=decoder.max_seq_len,
-            num_heads=decoder.num_heads,
-            head_dim=decoder.head_dim,
-            norm=decoder.norm,
-            output=decoder.output,
-        )
-        self.head = head
-        self.scale, self.cap = scale, cap
-        enable_packing(self)
-        enable_cuda_layers(self)
-
-    def forward(
-        self,
-        tokens: Tensor,
-        *,
-        rows: Tensor,
-        targets: Tensor,
-        own: Tensor | None = None,
-        input_pos: Tensor | None = None,
-        mask: Documents | Tensor | None = None,
-        with_entropy: bool = False,
-        with_hidden: bool = False,
-    ) -> TokenOutputs:
-        """Return log-probs of the targets, and with them what else is asked for.
-
-        Args:
-            tokens: [r, s].
-            rows: [n], index into the flattened [r * s] of the position that predicts each target.
-            targets: [n].
-            own: [m], the targets that the rows [m] here predict, where ranks share a packed row; None: all.
-            input_pos: [r, s], positions below ``max_seq_len``; None means each row counts from 0.
-            mask: None for causal attention, the documents of a packed row, or whatever torchtune's decoder takes.
-            with_entropy, with_hidden: compute these too; they are None otherwise.
-
-        Raises:
-            ValueError: a rollout is longer than ``max_seq_len``.
-        """
-        longest = mask.longest.shape[0] if isinstance(mask, Documents) else tokens.shape[1]
-        if longest > self.max_seq_len:
-            raise ValueError(
-                f"a sequence of {longest} tokens is longer than the model's max_seq_len {self.max_seq_len}"
-            )
-        h = self.tok_embeddings(tokens)
-        for layer in self.layers:
-            h = layer(h, mask=mask, input_pos=input_pos)
-        h = self.norm(h.flatten(0, 1).index_select(0, rows))
-        weight = self.output.tied_module.weight if isinstance(self.output, TiedLinear) else self.output.weight
-        logprobs = self.head(h, weight, targets if own is None else targets[own], self.scale, self.cap)
-        entropy = self.head.entropy(h, weight, self.scale, self.cap) if with_entropy else None
-        hidden = h.detach() if with_hidden else None
-        if own is not None and isinstance(mask, Documents):
-            part, count = mask.part, len(targets)
-            logprobs = part.joined(logprobs, own, count)
-            entropy = None if entropy is None else part.joined(entropy, own, count)
-            hidden = None if hidden is None else part.joined(hidden, own, count)
-        return TokenOutputs(logprobs, entropy, hidden)
-
-
-def attach_head(
-    decoder: TransformerDecoder, head: Head, scale: float = 1.0, cap: float | None = None
-) -> LogProbDecoder:
-    """Put a log-prob head on a torchtune decoder; before ``fully_shard`` and activation checkpointing."""
-    return LogProbDecoder(decoder, head, scale, cap)
 
 
 def _refuse_trained_head(weight: Tensor, name: str) -> None:

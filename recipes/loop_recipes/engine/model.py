@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,15 +21,18 @@ from torchtune.modules.peft import LoRALinear, get_adapter_params, set_trainable
 from loop_formats.schema import ConfigError
 from loop_recipes.config.components import build
 from loop_recipes.config.loop_config import LearnerConfig
+from loop_recipes.engine.general_decoder import GeneralDecoder, read_weights
+from loop_recipes.engine.process_group import FromMainRank, on_main_rank
 from model_families.base_model import BaseModel
 from model_families.decoder.rope import frequencies, turns_neighbours
 from model_families.decoder.weights import load_weights
 
+AnyDecoder: TypeAlias = TransformerDecoder | GeneralDecoder
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _WRAPPER = "_checkpoint_wrapped_module."
 
 
-def meta_model(component: Mapping[str, Any], dtype: torch.dtype) -> TransformerDecoder:
+def meta_model(component: Mapping[str, Any], dtype: torch.dtype) -> AnyDecoder:
     """The config's model without storage: base weights in ``dtype`` and frozen, LoRA weights in float32 and trainable.
 
     Raises:
@@ -50,8 +53,11 @@ def meta_model(component: Mapping[str, Any], dtype: torch.dtype) -> TransformerD
     return model
 
 
-def load_base(config: LearnerConfig, dtype: torch.dtype) -> tuple[TransformerDecoder, dict[str, Tensor]]:
+def load_base(config: LearnerConfig, dtype: torch.dtype) -> tuple[AnyDecoder, Mapping[str, Tensor]]:
     """The config's model without storage, and the base weights it will be given, full CPU tensors.
+
+    Every rank must call it. Those of torchtune's modules stay in the files' pages, of which each rank reads its own
+    part; those that transformers reads are read by rank 0, which sends them.
 
     Raises:
         ConfigError: they do not fit each other.
@@ -59,9 +65,11 @@ def load_base(config: LearnerConfig, dtype: torch.dtype) -> tuple[TransformerDec
     model = meta_model(config.model, dtype)
     try:
         described = BaseModel.read(config.base_model)
+        if isinstance(model, GeneralDecoder):
+            return model, _of_main_rank(model, config.base_model, described, dtype)
         check_built(model, described, config)
         if config.checkpointer is None:
-            base = load_weights(config.base_model, described)
+            base: dict[str, Tensor] = load_weights(config.base_model, described)
         else:
             base = build(config.checkpointer).load_checkpoint()[training.MODEL_KEY]
     except ValueError as error:
@@ -70,12 +78,27 @@ def load_base(config: LearnerConfig, dtype: torch.dtype) -> tuple[TransformerDec
     return model, base
 
 
-def check_built(model: TransformerDecoder, described: BaseModel, config: LearnerConfig) -> None:
+def _of_main_rank(model: GeneralDecoder, path: str, described: BaseModel, dtype: torch.dtype) -> Mapping[str, Tensor]:
+    """The weights of a model that transformers reads, and its buffers that are in no file."""
+    read: dict[str, Tensor] = {}
+
+    def work() -> dict[str, Any]:
+        weights, buffers = read_weights(path, described, dtype)
+        check_shapes(model, weights, path)
+        read.update(weights | buffers)
+        return {name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for name, tensor in read.items()}
+
+    return FromMainRank(read, on_main_rank(work))
+
+
+def check_built(model: AnyDecoder, described: BaseModel, config: LearnerConfig) -> None:
     """Compare what was built with config.json, which the weights and the servers go by.
 
     Raises:
         ConfigError: names all that differs; most of it no shape would tell.
     """
+    if isinstance(model, GeneralDecoder):  # transformers built it from that config.json
+        return
     attention, mlp = model.layers[0].attn, model.layers[0].mlp
     built = {
         "layers": len(model.layers),
@@ -117,12 +140,14 @@ def _turns(rope: Any) -> Tensor:
     return small.theta
 
 
-def neighbour_heads(model: TransformerDecoder) -> int | None:
+def neighbour_heads(model: AnyDecoder) -> int | None:
     """The width of the heads whose neighbouring channels turn together; None where halves do, as in Hugging Face.
 
     Raises:
         ConfigError: it is not known of this model.
     """
+    if isinstance(model, GeneralDecoder):
+        return None
     attention = model.layers[0].attn
     try:
         return attention.head_dim if turns_neighbours(attention.pos_embeddings) else None
@@ -130,7 +155,7 @@ def neighbour_heads(model: TransformerDecoder) -> int | None:
         raise ConfigError(f"model: {error}") from error
 
 
-def check_context(model: TransformerDecoder, tokens: int, key: str) -> None:
+def check_context(model: AnyDecoder, tokens: int, key: str) -> None:
     """Check that the model takes rollouts of ``tokens`` tokens.
 
     Raises:
@@ -140,7 +165,7 @@ def check_context(model: TransformerDecoder, tokens: int, key: str) -> None:
         raise ConfigError(f"{key} is {tokens}, more than the model's max_seq_len {model.max_seq_len}")
 
 
-def vocabulary(model: TransformerDecoder) -> int:
+def vocabulary(model: AnyDecoder) -> int:
     """Return the number of token ids that the model knows."""
     return model.tok_embeddings.weight.shape[0]
 

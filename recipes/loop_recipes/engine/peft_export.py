@@ -15,13 +15,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torchtune.modules import TransformerDecoder
 
 from loop_formats.run_files import ADAPTER_CONFIG, ADAPTER_FILES, ADAPTER_WEIGHTS, whole_folder
 from loop_formats.schema import ConfigError
-from loop_recipes.engine.model import check_adapter, lora_scale, neighbour_heads
+from loop_recipes.engine.general_decoder import GeneralDecoder
+from loop_recipes.engine.model import AnyDecoder, adapter_parameters, check_adapter, lora_scale, neighbour_heads
 from model_families.base_model import BaseModel
-from model_families.weight_names import peft_name, tune_name_of_peft
+from model_families.general_model import TOWERS, is_of_tower
+from model_families.weight_names import peft_name
 from rollout_server.policies.adapter_check import BASE_DIGEST, read_adapter_config
 
 _PAIRED = re.compile(r".*\.attn\.[qk]_proj\.lora_b\.weight")
@@ -30,7 +31,7 @@ _PAIRED = re.compile(r".*\.attn\.[qk]_proj\.lora_b\.weight")
 
 def export_adapter(
     tensors: Mapping[str, Tensor],
-    model: TransformerDecoder,
+    model: AnyDecoder,
     folder: Path,
     *,
     base_model: str,
@@ -51,8 +52,13 @@ def export_adapter(
     for name, tensor in tensors.items():
         if heads is not None and _PAIRED.fullmatch(name):
             tensor = tensor.unflatten(0, (-1, heads // 2, 2)).transpose(1, 2).flatten(0, 2)
-        weights[peft_name(name)] = tensor.to("cpu", dtype).contiguous()
-    return _write(weights, folder, *lora_scale(model), base_model, base_digest)
+        weights[_name_in_peft(model, name)] = tensor.to("cpu", dtype).contiguous()
+    base = model.base if isinstance(model, GeneralDecoder) else None
+    return _write(weights, folder, *lora_scale(model), base_model, base, base_digest)
+
+
+def _name_in_peft(model: AnyDecoder, name: str) -> str:
+    return model.peft_name(name) if isinstance(model, GeneralDecoder) else peft_name(name)
 
 
 def write_empty_adapter(folder: Path, base_model: str) -> Path:
@@ -61,8 +67,9 @@ def write_empty_adapter(folder: Path, base_model: str) -> Path:
     Raises:
         ValueError: ``base_model`` is no folder with a config.json that can be read.
     """
-    shapes = BaseModel.read(base_model).adapter_shapes(["q_proj"], rank=1)  # which every node takes
-    return _write({name: torch.zeros(shape) for name, shape in shapes.items()}, folder, 1, 1.0, base_model)
+    base = BaseModel.read(base_model)
+    shapes = base.adapter_shapes(base.lora_modules[:1], rank=1)  # which every node takes
+    return _write({name: torch.zeros(shape) for name, shape in shapes.items()}, folder, 1, 1.0, base_model, base)
 
 
 def _write(
@@ -71,6 +78,7 @@ def _write(
     rank: int,
     alpha: float,
     base_model: str,
+    base: BaseModel | None,
     base_digest: str | None = None,
 ) -> Path:
     config = {
@@ -85,6 +93,8 @@ def _write(
         "inference_mode": True,
     }
     known = {} if base_digest is None else {BASE_DIGEST: base_digest}
+    if base is not None and any(map(is_of_tower, base.weights)):
+        config["exclude_modules"] = f".*({'|'.join(map(re.escape, TOWERS))}).*"  # whose layers have the same last names
     with whole_folder(folder) as partial:
         save_file(dict(weights), partial / ADAPTER_WEIGHTS, metadata={"format": "pt", **known})
         (partial / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -92,7 +102,7 @@ def _write(
 
 
 def read_adapter(folder: Path) -> tuple[dict[str, Tensor], int, float]:
-    """Read a PEFT adapter: (LoRA weights by their torchtune names, in PEFT's order of rows; rank; alpha).
+    """Read a PEFT adapter: (LoRA weights by PEFT's names; rank; alpha).
 
     Raises:
         ValueError: a file is missing or damaged, or a rollout node would refuse the adapter's config.
@@ -102,22 +112,24 @@ def read_adapter(folder: Path) -> tuple[dict[str, Tensor], int, float]:
             raise ValueError(f"{folder} is no PEFT adapter: {name} is missing")
     try:
         config = read_adapter_config(folder)
-        tensors = {tune_name_of_peft(name): tensor for name, tensor in load_file(folder / ADAPTER_WEIGHTS).items()}
+        tensors = load_file(folder / ADAPTER_WEIGHTS)
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"adapter {folder}: {error}") from error
     return tensors, config.rank, config.alpha
 
 
-def load_adapter(folder: Path, model: TransformerDecoder) -> dict[str, Tensor]:
+def load_adapter(folder: Path, model: AnyDecoder) -> dict[str, Tensor]:
     """A stored PEFT adapter that acts in ``model`` as it acts where it is served: full CPU tensors.
 
     Raises:
         ConfigError: there is none, or it does not fit the model's LoRA layers; names the first difference.
     """
+    own = {_name_in_peft(model, name): name for name in adapter_parameters(model)}
     try:
-        adapter, _, alpha = read_adapter(folder)
+        tensors, _, alpha = read_adapter(folder)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    adapter = {own.get(name, name): tensor for name, tensor in tensors.items()}
     check_adapter(model, adapter, alpha, f"adapter {folder}")
     heads = neighbour_heads(model)
     if heads is not None:

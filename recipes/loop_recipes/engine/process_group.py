@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -168,3 +168,30 @@ def _broadcast(data: bytes) -> bytes:
         payload = torch.empty(int(size), dtype=torch.uint8)
     dist.broadcast(payload, src=0, group=_waiting)
     return bytes(payload.numpy())
+
+
+class FromMainRank(Mapping[str, Tensor]):
+    """Tensors that rank 0 has on its CPU, of which the others get each as all ranks ask for it, in the same order.
+
+    Args:
+        own: all of them on rank 0; on the others nothing.
+        known: shape and dtype of each, on every rank.
+    """
+
+    def __init__(self, own: Mapping[str, Tensor], known: Mapping[str, tuple[list[int], str]]) -> None:
+        self._own, self._known = own, known
+
+    def __getitem__(self, name: str) -> Tensor:
+        if single_process():
+            return self._own[name]
+        shape, dtype = self._known[name]
+        # gloo sends bytes of every kind of number.
+        tensor = self._own[name].contiguous() if name in self._own else torch.empty(shape, dtype=getattr(torch, dtype))
+        dist.broadcast(tensor.flatten().view(torch.uint8), src=0, group=_waiting)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)

@@ -22,10 +22,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.attention import varlen  # noqa: F401 - registers its operator
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 from torchtune import training
-from torchtune.modules import TransformerDecoder, TransformerSelfAttentionLayer
 
 from loop_recipes.engine.flash_attention import use_attention
-from loop_recipes.engine.model import share_rope_cache
+from loop_recipes.engine.general_decoder import GeneralDecoder
+from loop_recipes.engine.model import AnyDecoder, share_rope_cache
 
 ATTENTION = [
     torch.ops.torch_attn._varlen_attn.default,
@@ -37,7 +37,7 @@ ATTENTION = [
 
 
 def place_model(
-    model: TransformerDecoder,
+    model: AnyDecoder,
     base: Mapping[str, Tensor],
     adapter: Mapping[str, Tensor],
     device: torch.device,
@@ -49,7 +49,7 @@ def place_model(
     compile_layers: bool = False,
     shard: bool = False,
     attention: str = "fa2",
-) -> TransformerDecoder:
+) -> AnyDecoder:
     """Give a meta model its storage: shard it if asked, load base and adapter (full CPU tensors), fill RoPE caches.
 
     Each rank takes its own rows of them. Of tensors mapped from a file, as torchtune's checkpointer gives them, no
@@ -65,7 +65,9 @@ def place_model(
     Sharded, base and adapter compute in ``dtype`` while the adapter's masters, gradients and their reduction over
     ranks stay float32; the base is not stored twice.
     """
-    use_attention(attention, model, device, dtype)
+    general = isinstance(model, GeneralDecoder)
+    if not general:
+        use_attention(attention, model, device, dtype)
     share_rope_cache(model)
     if compile_layers:
         compile_each_layer(model)
@@ -73,7 +75,7 @@ def place_model(
         contexts = partial(create_selective_checkpoint_contexts, ATTENTION) if keep_attention else noop_context_fn
         keep = _checkpoint_on_host if activation_offloading else partial(checkpoint, use_reentrant=False)
         wrap = partial(checkpoint_wrapper, checkpoint_fn=keep, context_fn=contexts)
-        layers = {TransformerSelfAttentionLayer}
+        layers = {type(layer) for layer in model.layers}
         training.set_activation_checkpointing(model, auto_wrap_policy=layers, checkpoint_wrapper_fn=wrap)
     if shard:
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -88,6 +90,10 @@ def place_model(
         rows = rows.to(device, parameter.dtype, copy=name in adapter).contiguous()
         loaded[name] = _placed_like(rows, parameter)
     model.load_state_dict(loaded, assign=True)
+    of_no_file = [name for name, buffer in model.named_buffers() if name not in loaded] if general else []
+    for name in of_no_file:
+        parent, _, last = name.rpartition(".")
+        model.get_submodule(parent).register_buffer(last, base[name].to(device), persistent=False)
     for module in model.modules():
         if hasattr(module, "rope_init"):
             with device:
@@ -114,7 +120,7 @@ def sharding_mesh(device: torch.device) -> DeviceMesh:
     return init_device_mesh(device.type, (ranks,))
 
 
-def compile_each_layer(model: TransformerDecoder, backend: str | Callable[..., Any] | None = None) -> None:
+def compile_each_layer(model: AnyDecoder, backend: str | Callable[..., Any] | None = None) -> None:
     """Have each layer compiled at its first call, for any number of tokens and rollouts.
 
     torchtune's ``compile_model`` begins with the first sizes that it meets. Where a layer has to be compiled too often

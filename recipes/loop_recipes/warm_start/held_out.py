@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from loop_recipes.engine.logprobs import LogProbDecoder
+from loop_recipes.engine.decoder import LogProbDecoder
 from loop_recipes.warm_start.batches import collate
 from loop_recipes.warm_start.demonstration import Demonstration, render
 from model_families.chat.format import ChatFormat

@@ -5,7 +5,8 @@ import torch
 
 from loop_recipes.algorithm.critic import Critic, token_advantages, value_loss
 from loop_recipes.engine.batching import collate_step
-from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
+from loop_recipes.engine.decoder import attach_head
+from loop_recipes.engine.logprobs import TiledLogProbs
 from support.learner_cases import make_samples, tiny_lora_model
 
 

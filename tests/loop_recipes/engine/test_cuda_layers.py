@@ -16,7 +16,8 @@ from loop_formats.schema import ConfigError
 from loop_recipes.engine import cuda_layers
 from loop_recipes.engine.batching import collate_step
 from loop_recipes.engine.cuda_layers import FoldedLoRALinear, FusedRMSNorm, PackedAttention
-from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
+from loop_recipes.engine.decoder import attach_head
+from loop_recipes.engine.logprobs import TiledLogProbs
 from loop_recipes.engine.model import meta_model, new_adapter, share_rope_cache
 from loop_recipes.engine.sharding import ATTENTION, compile_each_layer, place_model
 from model_families.base_model import BaseModel

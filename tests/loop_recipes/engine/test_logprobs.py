@@ -9,14 +9,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from loop_recipes.engine import logprobs as logprobs_module
 from loop_recipes.engine.batching import collate_step
+from loop_recipes.engine.decoder import TokenOutputs, attach_head
 from loop_recipes.engine.logprobs import (
     AutoLogProbs,
     CutCrossEntropyLogProbs,
     FullLogProbs,
     TensorCoreLogProbs,
     TiledLogProbs,
-    TokenOutputs,
-    attach_head,
 )
 from support.learner_cases import VOCAB, adapter_gradient, make_samples, tiny_lora_model
 

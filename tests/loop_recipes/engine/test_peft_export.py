@@ -13,6 +13,7 @@ from loop_formats.schema import ConfigError
 from loop_recipes.engine.model import load_base, meta_model, new_adapter
 from loop_recipes.engine.peft_export import export_adapter, load_adapter, read_adapter
 from loop_recipes.engine.sharding import place_model
+from model_families.weight_names import peft_name
 from support import random_policy
 from support.families import PUBLISHED, WORDS, section, small, write_model
 from support.learner_cases import tiny_lora_model
@@ -52,7 +53,7 @@ def test_an_export_reads_back_and_replaces_the_older_one(tmp_path):
         export_adapter(tensors, model, tmp_path / "policy", base_model="base", base_digest=None, dtype=torch.float32)
     tensors, rank, alpha = read_adapter(tmp_path / "policy")
     assert (rank, alpha) == (4, 8.0)
-    assert torch.equal(tensors[name], torch.full((8, 4), 2.0))
+    assert torch.equal(tensors[peft_name(name)], torch.full((8, 4), 2.0))
     assert json.loads((tmp_path / "policy" / "adapter_config.json").read_text())["target_modules"] == ["down_proj"]
     assert [path.name for path in tmp_path.iterdir()] == ["policy"]
 

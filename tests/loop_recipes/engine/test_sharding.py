@@ -9,7 +9,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from loop_recipes.engine import sharding
 from loop_recipes.engine.batching import collate_step
-from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
+from loop_recipes.engine.decoder import attach_head
+from loop_recipes.engine.logprobs import TiledLogProbs
 from loop_recipes.engine.model import new_adapter
 from loop_recipes.engine.sharding import place_model
 from support.learner_cases import adapter_gradient, flash_attention, make_episodes, make_samples, tiny_lora_model

@@ -13,7 +13,6 @@ from loop_formats.schema import from_mapping
 from loop_recipes.launch.memory_plan import GIB, plan_rollout_server, plan_trainer
 from model_families import qwen2
 from model_families.base_model import BaseModel
-from model_families.family import Rope
 from rollout_server.config import NodeConfig
 from support.processes import IMPORT_PATH
 from support.waiting import COMMAND_S
@@ -95,11 +94,19 @@ def test_a_server_on_four_gpus_holds_about_twenty_full_episodes_and_on_one_none(
 
 
 COUNTER = Path(__file__).parents[2] / "support/memory_count.py"
-ASSUMED = {"family": qwen2.FAMILY, "positions": 32_768, "norm_eps": 1e-6, "rope": Rope(1e6)}
+
+
+def _qwen2(layers, width, inner, heads, keys, words, tied):
+    """As its config.json describes it."""
+    sizes = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": inner, "vocab_size": words}
+    sizes |= {"num_attention_heads": heads, "num_key_value_heads": keys, "tie_word_embeddings": tied}
+    return BaseModel._of_family(sizes, qwen2.FAMILY)
+
+
 SHAPES = {  # torchtune's builder: its sizes, and ranks
-    "lora_qwen2_5_1_5b_instruct": (BaseModel(28, 1536, 8960, 12, 2, 128, 151_936, tied=True, **ASSUMED), 1),
-    "lora_qwen2_5_7b_instruct": (BaseModel(28, 3584, 18_944, 28, 4, 128, 152_064, tied=False, **ASSUMED), 1),
-    "lora_qwen2_5_32b_instruct": (BaseModel(64, 5120, 27_648, 40, 8, 128, 152_064, tied=False, **ASSUMED), 8),
+    "lora_qwen2_5_1_5b_instruct": (_qwen2(28, 1536, 8960, 12, 2, 151_936, True), 1),
+    "lora_qwen2_5_7b_instruct": (_qwen2(28, 3584, 18_944, 28, 4, 152_064, False), 1),
+    "lora_qwen2_5_32b_instruct": (_qwen2(64, 5120, 27_648, 40, 8, 152_064, False), 8),
 }
 
 

@@ -21,7 +21,8 @@ from loop_recipes.algorithm.losses import Reinforce
 from loop_recipes.algorithm.policy_update import PolicyUpdate
 from loop_recipes.config.loop_config import DistillationConfig, EndpointConfig, UpdateConfig
 from loop_recipes.engine.adapter_versions import AdapterVersions
-from loop_recipes.engine.logprobs import FullLogProbs, attach_head
+from loop_recipes.engine.decoder import attach_head
+from loop_recipes.engine.logprobs import FullLogProbs
 from loop_recipes.engine.model import adapter_parameters
 from loop_recipes.engine.samples import Sample
 from loop_recipes.methods.distillation import Distillation, NoTeacher, distillation

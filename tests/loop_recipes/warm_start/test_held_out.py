@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from agent_environments.protocol import Message
-from loop_recipes.engine.logprobs import FullLogProbs, attach_head
+from loop_recipes.engine.decoder import attach_head
+from loop_recipes.engine.logprobs import FullLogProbs
 from loop_recipes.paths import loop_package
 from loop_recipes.warm_start import tiny_model
 from loop_recipes.warm_start.demonstration import Demonstration, render

@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from agent_environments.protocol import Message
 from appworld_adapter import flaws
 from loop_formats.schema import ConfigError
-from loop_recipes.engine.logprobs import FullLogProbs, attach_head
+from loop_recipes.engine.decoder import attach_head
+from loop_recipes.engine.logprobs import FullLogProbs
 from loop_recipes.paths import loop_package
 from loop_recipes.warm_start import tiny_model, tiny_tokenizer
 from loop_recipes.warm_start.appworld import draw_scripts, quoting, texts, with_other_names

@@ -13,7 +13,8 @@ from loop_recipes.algorithm.policy_update import PolicyUpdate
 from loop_recipes.algorithm.preferences import DPO, ReturnPairs
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.engine.adapter_versions import AdapterVersions
-from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
+from loop_recipes.engine.decoder import attach_head
+from loop_recipes.engine.logprobs import TiledLogProbs
 from loop_recipes.engine.model import adapter_parameters
 from loop_recipes.methods.sweet_rl.turn_critic import HIDDEN_HEAD, HiddenPrefix, TurnAdvantage, TurnCritic
 from model_families.chat.chatml import ChatML

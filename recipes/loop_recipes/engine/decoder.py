@@ -1,0 +1,167 @@
+"""Decoders that answer with the log-probs of given tokens in place of all logits: which rows reach the head."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol, overload
+
+import torch
+from torch import Tensor
+from torchtune.modules import TransformerDecoder
+from torchtune.modules.tied_linear import TiedLinear
+
+from loop_recipes.engine.batching import Documents
+from loop_recipes.engine.cuda_layers import enable_cuda_layers
+from loop_recipes.engine.logprobs import Head
+from loop_recipes.engine.packed_attention import enable_packing
+
+if TYPE_CHECKING:
+    from loop_recipes.engine.general_decoder import GeneralDecoder
+
+
+class TokenOutputs(NamedTuple):
+    """The outputs of a decoder for each of n sampled tokens.
+
+    ``logprobs`` [n], fp32, with gradient; without gradient, and only if asked for, ``entropy`` [n] and ``hidden``
+    [n, d], the normed last hidden states that a value function reads.
+    """
+
+    logprobs: Tensor
+    entropy: Tensor | None
+    hidden: Tensor | None
+
+
+class LogProbDecoder(TransformerDecoder):
+    """A torchtune decoder that answers with the log-probs of given tokens in place of all logits.
+
+    It takes over the modules of an existing decoder, so parameter names, LoRA, ``fully_shard`` (call it after, on this
+    module as root) and activation checkpointing work as they do there. The head's weight is read inside the root's own
+    forward, where FSDP2 has gathered it; do not shard ``output`` on its own.
+
+    Args:
+        decoder: the model to take over; its attention learns to accept packed rows.
+        head: one of this module's heads.
+        scale: what the model's logits are multiplied by.
+        cap: what the model's logits are kept below, by a tanh; None where it has no cap.
+
+    Raises:
+        ValueError: ``output`` is neither a bias-free linear layer nor tied to the embeddings (LoRA on the head, say).
+    """
+
+    def __init__(self, decoder: TransformerDecoder, head: Head, scale: float = 1.0, cap: float | None = None) -> None:
+        linear = isinstance(decoder.output, torch.nn.Linear) and decoder.output.bias is None
+        if not linear and not isinstance(decoder.output, TiedLinear):
+            raise ValueError(
+                f"the decoder's output is a {type(decoder.output).__name__}; log-probs need a linear head without bias "
+                "or a tied one (apply_lora_to_output: false)"
+            )
+        if scale <= 0 or (cap is not None and cap <= 0):
+            raise ValueError(f"scale and cap must be above 0, but are {scale} and {cap}")
+        super().__init__(
+            tok_embeddings=decoder.tok_embeddings,
+            layers=decoder.layers,
+            max_seq_len=decoder.max_seq_len,
+            num_heads=decoder.num_heads,
+            head_dim=decoder.head_dim,
+            norm=decoder.norm,
+            output=decoder.output,
+        )
+        self.head = head
+        self.scale, self.cap = scale, cap
+        enable_packing(self)
+        enable_cuda_layers(self)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        rows: Tensor,
+        targets: Tensor,
+        own: Tensor | None = None,
+        input_pos: Tensor | None = None,
+        mask: Documents | Tensor | None = None,
+        with_entropy: bool = False,
+        with_hidden: bool = False,
+    ) -> TokenOutputs:
+        """Return log-probs of the targets, and with them what else is asked for.
+
+        Args:
+            tokens: [r, s].
+            rows: [n], index into the flattened [r * s] of the position that predicts each target.
+            targets: [n].
+            own: [m], the targets that the rows [m] here predict, where ranks share a packed row; None: all.
+            input_pos: [r, s], positions below ``max_seq_len``; None means each row counts from 0.
+            mask: None for causal attention, the documents of a packed row, or whatever torchtune's decoder takes.
+            with_entropy, with_hidden: compute these too; they are None otherwise.
+
+        Raises:
+            ValueError: a rollout is longer than ``max_seq_len``.
+        """
+        check_length(tokens, mask, self.max_seq_len)
+        h = self.tok_embeddings(tokens)
+        for layer in self.layers:
+            h = layer(h, mask=mask, input_pos=input_pos)
+        h = self.norm(h.flatten(0, 1).index_select(0, rows))
+        weight = self.output.tied_module.weight if isinstance(self.output, TiedLinear) else self.output.weight
+        return token_outputs(self, h, weight, targets, own, mask, with_entropy, with_hidden)
+
+
+@overload
+def attach_head(
+    decoder: TransformerDecoder, head: Head, scale: float = 1.0, cap: float | None = None
+) -> LogProbDecoder: ...
+@overload
+def attach_head(
+    decoder: TransformerDecoder | GeneralDecoder, head: Head, scale: float = 1.0, cap: float | None = None
+) -> LogProbDecoder | GeneralDecoder: ...
+def attach_head(
+    decoder: TransformerDecoder | GeneralDecoder, head: Head, scale: float = 1.0, cap: float | None = None
+) -> LogProbDecoder | GeneralDecoder:
+    """Put a log-prob head on a decoder; before ``fully_shard`` and activation checkpointing.
+
+    Args:
+        scale, cap: of a decoder of torchtune's; any other knows its own.
+    """
+    if isinstance(decoder, TransformerDecoder):
+        return LogProbDecoder(decoder, head, scale, cap)
+    decoder.head = head
+    return decoder
+
+
+class _Answering(Protocol):
+    head: Head
+    scale: float
+    cap: float | None
+
+
+def token_outputs(
+    model: _Answering,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    own: Tensor | None,
+    mask: Documents | Tensor | None,
+    with_entropy: bool,
+    with_hidden: bool,
+) -> TokenOutputs:
+    """The model's answer from its last hidden states [m, d] and its output matrix ``weight`` [v, d]; the other
+    arguments are those of :meth:`LogProbDecoder.forward`."""
+    logprobs = model.head(hidden, weight, targets if own is None else targets[own], model.scale, model.cap)
+    entropy = model.head.entropy(hidden, weight, model.scale, model.cap) if with_entropy else None
+    last = hidden.detach() if with_hidden else None
+    if own is not None and isinstance(mask, Documents):
+        part, count = mask.part, len(targets)
+        logprobs = part.joined(logprobs, own, count)
+        entropy = None if entropy is None else part.joined(entropy, own, count)
+        last = None if last is None else part.joined(last, own, count)
+    return TokenOutputs(logprobs, entropy, last)
+
+
+def check_length(tokens: Tensor, mask: Documents | Tensor | None, max_seq_len: int) -> None:
+    """Check that no sequence of a micro-batch is longer than the model takes.
+
+    Raises:
+        ValueError: one is.
+    """
+    longest = mask.longest.shape[0] if isinstance(mask, Documents) else tokens.shape[1]
+    if longest > max_seq_len:
+        raise ValueError(f"a sequence of {longest} tokens is longer than the model's max_seq_len {max_seq_len}")

@@ -1,0 +1,162 @@
+"""Attention of transformers' models in packed rows: each document to itself, and to the beginning that it goes on from.
+
+transformers calls one function for every attention of a model, with what differs between models as arguments: the
+scale, a sliding window, a cap, sinks. It is registered under a name of its own, for which transformers builds no mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from loop_recipes.engine.batching import Documents
+from loop_recipes.engine.cuda_layers import HALF, VARLEN, on_cuda
+
+NAME = "loop_documents"
+BLOCK = 512
+"""Queries that are computed together where a window, a cap or sinks need scores of their own: with a window they meet
+the keys of their block and of the window before it alone."""
+WIDEST = 256
+"""Width of a head up to which ``varlen_attn`` computes on CUDA."""
+
+
+class _Row:
+    """The documents of the row in work; a layer sets them around its own forward pass."""
+
+    documents: Documents | None = None
+
+    @contextmanager
+    def __call__(self, documents: Documents | None) -> Iterator[None]:
+        before, self.documents = self.documents, documents
+        try:
+            yield
+        finally:
+            self.documents = before
+
+
+row_of = _Row()
+
+
+@torch.compiler.disable
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention; of a padded row, where nothing looks at the padding on the right, as a whole.
+
+    Args:
+        query: [r, heads, s, d]; key and value may have fewer heads.
+        sliding_window: a token attends to as many tokens, itself among them; None is all before it.
+        softcap: scores are kept below it by a tanh.
+        s_aux: [heads], sinks: scores that take their share of the weights and give nothing.
+        others: do not change attention; one that would is refused.
+
+    Returns:
+        [r, s, heads, d], and no weights.
+
+    Raises:
+        ValueError: attention has a bias of positions.
+    """
+    if others.get("position_bias") is not None:
+        raise ValueError(f"attention of {type(module).__name__} has a bias of positions, which is not computed here")
+    documents = row_of.documents
+    if documents is None:
+        whole = _attend(query, key, value, scaling, sliding_window, softcap, s_aux)
+        return whole.transpose(1, 2).contiguous(), None
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [s, heads, d]
+    part = documents.part
+    if part.of > 1:
+        q, k, v = part.to_heads(q, k, v)
+        s_aux = None if s_aux is None else s_aux.unflatten(0, (part.of, -1))[part.number]
+    out = _packed(q, k, v, documents, scaling, sliding_window, softcap, s_aux)
+    return (out if part.of == 1 else part.to_tokens(out))[None], None
+
+
+def _packed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    documents: Documents,
+    scale: float | None,
+    window: int | None,
+    cap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Of a packed row [s, heads, d]."""
+    borders, lengths, seen = documents.borders, documents.lengths, documents.lengths
+    if documents.keys is not None:
+        k, v, borders, seen = (*map(documents.keys.take, (k, v)), documents.keys.borders, documents.keys.lengths)
+    plain = cap is None and sinks is None and q.shape[-1] == v.shape[-1] <= WIDEST
+    if VARLEN and plain and on_cuda(q) and q.dtype in HALF:
+        longest, reach = documents.longest.shape[0], -1 if window is None else window - 1
+        options: dict[str, Any] = {"scale": scale, "window_size": (reach, 0), "enable_gqa": True}
+        return varlen_attn(q, k, v, documents.borders, borders, longest, longest, **options)  # type: ignore[return-value]
+    whole = (x.transpose(0, 1)[None] for x in (q, k, v))
+    split = [x.split(list(sizes), 2) for x, sizes in zip(whole, (lengths, seen, seen), strict=True)]
+    done = [_attend(q, k, v, scale, window, cap, sinks) for q, k, v in zip(*split, strict=True)]
+    return torch.cat(done, dim=2)[0].transpose(0, 1)
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None,
+    window: int | None,
+    cap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Of queries [r, heads, s, d] that are the last of these positions, to all of them."""
+    own, tokens = q.shape[2], k.shape[2]
+    scores = cap is not None or sinks is not None
+    if not scores and own == tokens and (window is None or tokens <= window):
+        return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    before, done = tokens - own, []
+    for begin in range(0, own, BLOCK):
+        end = min(begin + BLOCK, own)
+        first = 0 if window is None else max(0, before + begin + 1 - window)
+        last = before + end
+        places, keys = (torch.arange(*ends, device=q.device) for ends in ((before + begin, last), (first, last)))
+        distance = places[:, None] - keys
+        mask = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+        block = q[:, :, begin:end], k[:, :, first:last], v[:, :, first:last], mask, scale
+        done.append(_by_scores(*block, cap, sinks) if scores else _by_mask(*block))
+    return torch.cat(done, dim=2)
+
+
+def _by_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None) -> Tensor:
+    return scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def _by_scores(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, cap: float | None, sinks: Tensor | None
+) -> Tensor:
+    """By the definition, with a softmax in fp32."""
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    scores = q @ k.transpose(2, 3) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if cap is not None:
+        scores = (scores / cap).tanh() * cap
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1).to(scores.dtype)], dim=-1)
+    weights = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
+    return weights[..., : k.shape[2]] @ v
+
+
+AttentionInterface.register(NAME, attention)

@@ -1,0 +1,214 @@
+"""The decoder of any architecture that transformers builds, with torchtune's LoRA layers and packed rows.
+
+transformers' own modules run as they are and are told three things: an attention function that takes a packed row
+document by document (general_attention.py), mixers with a state along the row (short convolutions, Mamba, gated delta
+nets) that are called document by document, and how the last hidden state becomes logits. transformers' own packing, by
+positions that begin again, leaks from document to document in every hybrid and in gpt-oss (5.19).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor, nn
+from torchtune.modules.peft import LoRALinear
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from loop_recipes.engine.batching import Documents
+from loop_recipes.engine.cuda_layers import FoldedLoRALinear
+from loop_recipes.engine.decoder import TokenOutputs, check_length, token_outputs
+from loop_recipes.engine.general_attention import NAME, row_of
+from loop_recipes.engine.logprobs import Head
+from model_families.base_model import BaseModel
+from model_families.general_model import COMPARED
+
+_READ_BY_NOBODY = ("mtp.", "model.mtp", "rotary_emb.inv_freq")
+"""Parts of names of weights that a folder may hold beside those of the decoder."""
+
+
+class GeneralDecoder(nn.Module):
+    """Gives log-probs of sampled tokens as :class:`~loop_recipes.engine.decoder.LogProbDecoder` does.
+
+    Parameters have the names that they have in transformers, below ``text``. Everything but LoRA's dropout is in
+    evaluation mode for good: the policy that is trained is the one that is served, and Mamba's fused kernels of
+    training take ``out_proj.weight`` past its LoRA.
+
+    Args:
+        whole: transformers' model, of which the text's decoder and the head are kept.
+        base: the description of its folder.
+    """
+
+    head: Head
+
+    def __init__(self, whole: PreTrainedModel, base: BaseModel) -> None:
+        super().__init__()
+        self.text, self.base = whole.get_decoder(), base
+        output, embedding = whole.get_output_embeddings(), whole.get_input_embeddings()
+        self.output: nn.Linear | None = None if output.weight is embedding.weight else output
+        config = whole.config.get_text_config()
+        self.scale = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere
+        self.scale /= float(getattr(config, "logits_scaling", None) or 1.0)  # Granite
+        self.scale *= float(getattr(config, "lm_head_multiplier", None) or 1.0)  # Falcon-H1
+        self.cap: float | None = getattr(config, "final_logit_softcapping", None)  # Gemma
+        self.max_seq_len, self.num_heads, self.head_dim = base.positions, base.heads, base.head_width
+        convolutions = [name for name, module in self.text.named_modules() if isinstance(module, nn.Conv1d)]
+        self.mixers = tuple(dict.fromkeys(name.rpartition(".")[0] for name in convolutions))
+        for name in self.mixers:
+            _by_document(self.text.get_submodule(name))
+        for layer in self.layers:
+            _takes_documents(layer)
+        self.train(False)
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        return self.text.layers
+
+    @property
+    def tok_embeddings(self) -> nn.Embedding:
+        return cast(nn.Embedding, self.text.get_input_embeddings())
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(False)
+        for module in self.modules():
+            if isinstance(module, LoRALinear):
+                module.train(mode)
+        self.training = mode
+        return self
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        rows: Tensor,
+        targets: Tensor,
+        own: Tensor | None = None,
+        input_pos: Tensor | None = None,
+        mask: Documents | None = None,
+        with_entropy: bool = False,
+        with_hidden: bool = False,
+    ) -> TokenOutputs:
+        """Return log-probs of the targets; arguments as :meth:`~loop_recipes.engine.decoder.LogProbDecoder.forward`
+        takes them."""
+        check_length(tokens, mask, self.max_seq_len)
+        given = {} if mask is None else {"documents": mask}
+        last = self.text(input_ids=tokens, position_ids=input_pos, use_cache=False, **given).last_hidden_state
+        hidden = last.flatten(0, 1).index_select(0, rows)
+        weight = self.tok_embeddings.weight if self.output is None else self.output.weight
+        return token_outputs(self, hidden, weight, targets, own, mask, with_entropy, with_hidden)
+
+    def peft_name(self, name: str) -> str:
+        """``text.layers.0.mlp.up_proj.lora_a.weight`` -> the name in transformers and in servers."""
+        inside, _, part = name.removeprefix("text.").partition(".lora_")
+        (module,) = (each for each in self.base.linear_layers if _inside(each) == inside)
+        return f"base_model.model.{module}.lora_{part[0].upper()}.weight"
+
+
+def _inside(name: str) -> str:
+    """``model.language_model.layers.0.mlp.up_proj`` -> ``layers.0.mlp.up_proj``."""
+    return name[name.index("layers.") :]
+
+
+def _by_document(mixer: nn.Module) -> None:
+    """Have a mixer called once for each document of a packed row.
+
+    What goes on from another's beginning has that computed again, by the mixer alone.
+    """
+    inner = mixer.forward
+
+    @torch.compiler.disable
+    def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        documents = row_of.documents
+        if documents is None:
+            return inner(hidden_states, *args, **kwargs)
+        if documents.part.of > 1:
+            raise ValueError(f"ranks cannot share rows of a model with {type(mixer).__name__}: sequence_parallel=1")
+        if documents.keys is None:
+            return torch.cat([inner(x, *args, **kwargs) for x in hidden_states.split(list(documents.lengths), 1)], 1)
+        whole = documents.keys.take(hidden_states.transpose(0, 1)).transpose(0, 1)
+        pieces = zip(whole.split(list(documents.keys.lengths), 1), documents.lengths, strict=True)
+        return torch.cat([inner(x, *args, **kwargs)[:, -own:] for x, own in pieces], 1)
+
+    mixer.forward = forward
+
+
+def _takes_documents(layer: nn.Module) -> None:
+    """Give a layer the documents as an argument, so that one that is computed again has those of its own row."""
+    inner = layer.forward
+
+    def forward(*args: Any, documents: Documents | None = None, **kwargs: Any) -> Any:
+        with row_of(documents):
+            return inner(*args, **kwargs)
+
+    layer.forward = forward
+
+
+def general_decoder(
+    path: str, base: BaseModel, lora_rank: int, lora_alpha: float, lora_dropout: float = 0.0, untried: bool = False
+) -> GeneralDecoder:
+    """Build the decoder of the model in the folder ``path``, with LoRA on all linear layers that a server's reaches.
+
+    Args:
+        untried: build it though no test compares models of its kind.
+
+    Raises:
+        ValueError: no test compares models of its kind, or transformers does not know it.
+    """
+    if base.model_type not in COMPARED and not untried:
+        raise ValueError(
+            f"{path}: no test compares models of the kind {base.model_type} with transformers' own forward pass; "
+            "model.untried=True takes it all the same, if it passes the comparison before the run begins"
+        )
+    model = GeneralDecoder(_built(path), base)
+    wanted = {_inside(name) for name in base.linear_layers}
+    for name, module in list(model.text.named_modules()):
+        if type(module) is nn.Linear and name in wanted:
+            wanted.remove(name)
+            sizes = module.in_features, module.out_features
+            lora = FoldedLoRALinear(*sizes, lora_rank, lora_alpha, lora_dropout, use_bias=module.bias is not None)
+            parent, _, last = name.rpartition(".")
+            setattr(model.text.get_submodule(parent), last, lora)
+    if wanted:
+        raise ValueError(f"{path}: transformers has no linear layer {min(wanted)}, of which the folder holds weights")
+    return model
+
+
+def read_weights(path: str, base: BaseModel, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Read all weights, by the decoder's names, and the buffers that are in no file; CPU tensors.
+
+    transformers reads them: it renames weights and puts those of experts together.
+
+    Raises:
+        ValueError: weights are missing, or there are others than the model's.
+    """
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # its table of what is missing says what is raised here
+    try:
+        whole, found = _auto(path).from_pretrained(
+            path, dtype=dtype, attn_implementation=NAME, output_loading_info=True
+        )
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        raise ValueError(f"{path}: transformers cannot read the weights: {str(error).splitlines()[0]}") from error
+    finally:
+        transformers_logging.set_verbosity(before)
+    strange = [name for name in found["unexpected_keys"] if not any(part in name for part in _READ_BY_NOBODY)]
+    problems = {"lacks": found["missing_keys"], "has no place for": strange, "misfits": found["mismatched_keys"]}
+    for problem, names in problems.items():
+        if names:
+            name = min(map(str, names))
+            raise ValueError(f"{path} {problem} the weight {name}; are config.json and weights of one model?")
+    model = GeneralDecoder(whole, base)
+    weights = model.state_dict()
+    return weights, {name: buffer for name, buffer in model.named_buffers() if name not in weights}
+
+
+def _auto(path: str) -> Any:
+    config = AutoConfig.from_pretrained(path)
+    return AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModelForImageTextToText
+
+
+def _built(path: str) -> PreTrainedModel:
+    """transformers' model without weights, in torch's default precision and on its default device."""
+    config = AutoConfig.from_pretrained(path)
+    return _auto(path).from_config(config, attn_implementation=NAME, dtype=torch.get_default_dtype())

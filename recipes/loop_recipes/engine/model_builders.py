@@ -1,0 +1,40 @@
+"""Builds what `model:` with a `path` asks for: by torchtune's modules where a family here knows how, else by
+transformers' own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from torchtune.modules import TransformerDecoder
+
+from loop_recipes.engine.general_decoder import GeneralDecoder, general_decoder
+from model_families.base_model import BaseModel
+from model_families.decoder.builder import ATTENTION_MODULES, lora_decoder
+
+
+def lora_model(
+    path: str,
+    lora_rank: int,
+    lora_alpha: float,
+    lora_attn_modules: Collection[str] = ATTENTION_MODULES,
+    apply_lora_to_mlp: bool = True,
+    lora_dropout: float = 0.0,
+    untried: bool = False,
+) -> TransformerDecoder | GeneralDecoder:
+    """Build the decoder of the model in the folder ``path``, with LoRA in all of its layers.
+
+    Args:
+        lora_attn_modules, apply_lora_to_mlp: which layers take LoRA, of the families that have these names.
+        untried: build it though no test compares models of its kind.
+
+    Raises:
+        ValueError: a folder whose model cannot be built, or a choice of layers that it does not give.
+    """
+    base = BaseModel.read(path)
+    if base.family is not None:
+        return lora_decoder(path, lora_rank, lora_alpha, lora_attn_modules, apply_lora_to_mlp, lora_dropout)
+    if set(lora_attn_modules) != set(ATTENTION_MODULES) or not apply_lora_to_mlp:
+        raise ValueError(
+            f"LoRA goes on every linear layer of a {base.model_type}: leave lora_attn_modules and apply_lora_to_mlp out"
+        )
+    return general_decoder(path, base, lora_rank, lora_alpha, lora_dropout, untried)

@@ -1,0 +1,121 @@
+"""Models that transformers builds: exact in packed rows, by transformers and PEFT one sequence at a time."""
+
+import pytest
+import torch
+
+from loop_recipes.engine import general_attention
+from loop_recipes.engine.model import meta_model
+from loop_recipes.engine.peft_export import load_adapter
+from loop_recipes.engine.process_group import FromMainRank
+from model_families.base_model import BaseModel
+from model_families.general_model import COMPARED
+from rollout_server.policies.adapter_check import check_adapter
+from support.families import section
+from support.general_models import adapted, exported, ours, samples_of, theirs
+from support.tiny_models import KINDS, SEVERAL, write_random
+
+EXACT, GRADIENT = 1e-5, 2e-5
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    yield
+    logging.enable_progress_bar()
+
+
+def test_what_is_called_compared_is_compared_here():
+    by_several = {text.removesuffix("_text"): text for text in COMPARED if text.endswith("_text")}
+    assert set(KINDS) | set(SEVERAL) | {"qwen3_5_moe"} == COMPARED
+    assert set(SEVERAL) <= set(by_several)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *SEVERAL])
+def test_table_packed_shared_and_served_names(kind, tmp_path):
+    """The learner's numbers are those of transformers with PEFT on the exported adapter, which a node takes."""
+    folder = write_random(kind, tmp_path / "model")
+    model = adapted(folder)
+    adapter = exported(model, tmp_path / "adapter", folder)
+    check_adapter(adapter, BaseModel.read(folder), rank_limit=4)
+    for shared in (False, True):
+        samples = samples_of(shared)
+        reference = theirs(folder, adapter, samples)
+        logprobs, gradients = ours(model, samples, packed=True).error(reference)
+        assert logprobs < EXACT
+        assert gradients < GRADIENT
+    assert ours(model, samples_of(), packed=False).error(theirs(folder, adapter, samples_of()))[0] < EXACT
+    own = {name: p.detach() for name, p in model.named_parameters() if ".lora_" in name}
+    read = load_adapter(adapter, model)
+    assert read.keys() == own.keys()
+    assert all(torch.equal(read[name], own[name]) for name in own)
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gpt_oss", "qwen3_5_text", "granitemoehybrid"])
+def test_layers_that_are_computed_again_have_their_own_row(kind, tmp_path):
+    folder = write_random(kind, tmp_path)
+    plain, again = (adapted(folder, activation_checkpointing=on) for on in (False, True))
+    one, other = samples_of(), samples_of(shared=True)
+    found = []
+    for model in (plain, again):
+        from loop_recipes.engine.batching import collate_step
+
+        batches = [collate_step(samples, 0, True) for samples in (one, other)]
+        total = sum(model(**batch.inputs()).logprobs.sum() for batch in batches)
+        total.backward()  # the first row's layers are computed again after the second's
+        found.append([p.grad for p in model.parameters() if p.grad is not None])
+    assert len(found[0]) == len(found[1]) > 0
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_blocks_of_queries_are_the_whole(tmp_path, monkeypatch):
+    folder = write_random("gpt_oss", tmp_path)
+    model = adapted(folder)
+    whole = ours(model, samples_of(), packed=True)
+    monkeypatch.setattr(general_attention, "BLOCK", 7)
+    assert max(ours(model, samples_of(), packed=True).error(whole)) < 1e-5
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_all_but_loras_dropout_stays_in_evaluation(mode, tmp_path):
+    model = adapted(write_random("granitemoehybrid", tmp_path))
+    model.train(mode)
+    training = {type(module).__name__ for module in model.modules() if module.training}
+    assert training == ({"GeneralDecoder", "FoldedLoRALinear", "Identity", "Linear"} if mode else set())
+
+
+def test_a_kind_that_nobody_compared_is_taken_with_a_key(tmp_path):
+    from transformers import StableLmConfig, StableLmForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    StableLmForCausalLM(StableLmConfig(vocab_size=97, **sizes)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"no test compares models of the kind stablelm .*; model.untried=True takes"):
+        meta_model(section(tmp_path), torch.float32)
+    assert meta_model(section(tmp_path, untried=True), torch.float32).base.model_type == "stablelm"
+    with pytest.raises(ValueError, match="LoRA goes on every linear layer of a stablelm"):
+        meta_model(section(tmp_path, untried=True, apply_lora_to_mlp=False), torch.float32)
+
+
+@pytest.mark.parametrize(("change", "said"), [("lost", "lacks the weight"), ("more", "has no place for the weight")])
+def test_weights_that_are_not_the_models_are_one_line(change, said, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder = write_random("smollm3", tmp_path)
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    if change == "lost":
+        del weights["model.norm.weight"]
+    else:
+        weights["model.layers.0.extra.weight"] = torch.ones(3)
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=said):
+        adapted(folder)
+
+
+def test_what_rank_0_read_is_a_mapping_of_names():
+    tensors = {"a": torch.ones(2), "b": torch.zeros(1)}
+    given = FromMainRank(tensors, {name: (list(t.shape), "float32") for name, t in tensors.items()})
+    assert list(given) == ["a", "b"]
+    assert len(given) == 2
+    assert given["a"] is tensors["a"]

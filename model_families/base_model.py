@@ -149,6 +149,7 @@ class BaseModel:
             rope=Rope(10_000.0),
             attention_layers=attention_layers(text),
             weights=weights,
+            blanks=(),
         )
 
     @cached_property

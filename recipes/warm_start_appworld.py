@@ -29,7 +29,7 @@ from loop_formats.schema import ConfigError, made_folder
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.files import read_config
 from loop_recipes.config.preflight import check_can_write
-from loop_recipes.engine.decoder import attach_head
+from loop_recipes.engine.decoder import LogProbDecoder
 from loop_recipes.engine.logprobs import FullLogProbs
 from loop_recipes.paths import METRICS_FILE
 from loop_recipes.warm_start import demonstration, demonstrator, tiny_model, tiny_tokenizer
@@ -151,7 +151,7 @@ class WarmStartRecipe:
         self._architecture = tiny_model.Architecture(vocab_size=self._tokens.vocab_size, **numbers)
         decoder = tiny_model.build(self._architecture)
         tiny_model.initialise(decoder, self._architecture, self._config.seed, sharpness)
-        self._model = attach_head(decoder, FullLogProbs())
+        self._model = LogProbDecoder(decoder, FullLogProbs())
 
     def _setup_optimizers(self) -> None:
         """Muon turns a hidden matrix as a whole; embeddings, norms and biases are no such matrices."""

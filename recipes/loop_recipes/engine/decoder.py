@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol, overload
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -105,14 +105,6 @@ class LogProbDecoder(TransformerDecoder):
         return token_outputs(self, h, weight, targets, own, mask, with_entropy, with_hidden)
 
 
-@overload
-def attach_head(
-    decoder: TransformerDecoder, head: Head, scale: float = 1.0, cap: float | None = None
-) -> LogProbDecoder: ...
-@overload
-def attach_head(
-    decoder: TransformerDecoder | GeneralDecoder, head: Head, scale: float = 1.0, cap: float | None = None
-) -> LogProbDecoder | GeneralDecoder: ...
 def attach_head(
     decoder: TransformerDecoder | GeneralDecoder, head: Head, scale: float = 1.0, cap: float | None = None
 ) -> LogProbDecoder | GeneralDecoder:

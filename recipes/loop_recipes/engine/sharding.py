@@ -95,9 +95,9 @@ def place_model(
         parent, _, last = name.rpartition(".")
         model.get_submodule(parent).register_buffer(last, base[name].to(device), persistent=False)
     for module in model.modules():
-        if hasattr(module, "rope_init"):
+        if callable(fill := getattr(module, "rope_init", None)):
             with device:
-                module.rope_init()
+                fill()
     training.validate_no_params_on_meta_device(model)
     return model
 

@@ -94,12 +94,14 @@ class BaseModel:
             config = json.loads(file.read_text(encoding="utf-8"))
             architecture = (config.get("architectures") or ["none"])[0]
             family = FAMILIES.get(architecture)
-            quantised = config.get("quantization_config") or config.get("quantization")
+            quantised = [
+                f"{key} is {config[key]}" for key in ("quantization_config", "quantization") if config.get(key)
+            ]
             decoder = "num_hidden_layers" in text_config(config) and not config.get("is_encoder_decoder")
         except (OSError, AttributeError, TypeError, KeyError, ValueError, RecursionError) as error:
             raise ValueError(f"{file} cannot be read as a model's configuration: {error!r}") from error
         if quantised:
-            raise ValueError(f"{file}: the weights are quantised, which cannot be trained; take the model's own")
+            raise ValueError(f"{file}: {quantised[0]}, which cannot be trained; take the model's own weights")
         if family is None and (not decoder or not architecture.endswith(_GENERATES)):
             raise ValueError(
                 f"{file}: {architecture} is no decoder that generates text, and only those can be trained; take a "

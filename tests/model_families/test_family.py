@@ -84,7 +84,7 @@ def test_what_no_family_builds_transformers_builds(tmp_path, name, change):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"quantization_config": {"bits": 4}}, "the weights are quantised, which cannot be trained"),
+        ({"quantization_config": {"bits": 4}}, r"quantization_config is {'bits': 4}, which cannot be trained"),
         ({"rope_scaling": {"type": "linear"}}, "rotary scaling 'linear' lacks factor"),
         ({"architectures": ["Qwen3ForSequenceClassification"]}, "Qwen3ForSequenceClassification is no decoder that"),
         (

@@ -85,7 +85,7 @@ def test_a_folder_that_is_no_model_is_one_line(tmp_path):
     with pytest.raises(ConfigError, match=r"holds no config\.json"):
         check_model(tmp_path)
     (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
-    with pytest.raises(ConfigError, match="BertModel cannot be trained"):
+    with pytest.raises(ConfigError, match="BertModel is no decoder that generates text"):
         check_model(tmp_path)
     (tmp_path / "config.json").write_text((MODEL / "config.json").read_text())
     with pytest.raises(ConfigError, match="holds no weights"):

@@ -103,4 +103,4 @@ def theirs(folder: Path, adapter: Path, samples: list[ScoredSample]) -> Answer:
 def exported(model: GeneralDecoder, folder: Path, base: Path) -> Path:
     """The model's adapter as a node gets it."""
     adapter = {n: p.detach().clone() for n, p in model.named_parameters() if ".lora_" in n}
-    return export_adapter(adapter, model, folder, base_model=str(base), dtype=torch.float32)
+    return export_adapter(adapter, model, folder, base_model=str(base), base_digest=None, dtype=torch.float32)

@@ -139,7 +139,11 @@ class EvalAppWorldRecipe:
 
     def _remarked(self, policy: PolicyUnderTest) -> PolicyUnderTest:
         """Say of an adapter that it was trained on another base than is served, in the terminal and the report."""
-        if policy.adapter is None or (other := other_base(policy.adapter, self._model)) is None:
+        try:
+            other = None if policy.adapter is None else other_base(policy.adapter, self._model)
+        except ValueError as error:
+            raise ConfigError(f"policy {policy.name}: {error}") from error
+        if other is None:
             return policy
         self._console.print(f"policy {policy.name} {other}", markup=False)
         return replace(policy, remark=other)

@@ -156,3 +156,7 @@ def test_an_evaluation_says_it_and_goes_on(begun, tmp_path, capsys):
     assert recipe._remarked(policy).remark == ""
     assert recipe._remarked(PolicyUnderTest("base", None, "base")).remark == ""
     assert capsys.readouterr().out == ""
+    shutil.copytree(begun[1], tmp_path / "cut")
+    (tmp_path / "cut/adapter_model.safetensors").write_bytes(b"cut")
+    with pytest.raises(ConfigError, match=r"^policy cut: \S+ cannot be read: [^\n]+$"):
+        recipe._remarked(PolicyUnderTest("cut", tmp_path / "cut", "0" * 64))

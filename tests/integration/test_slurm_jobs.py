@@ -186,7 +186,7 @@ def test_a_bad_node_is_named_before_anything_starts(jobs):
 
 def test_nodes_without_their_gpus_are_named(jobs):
     job, _ = jobs.train("gpus", LOOP_GPUS_PER_NODE="8")
-    assert jobs.end(job, timeout=120) == ("FAILED", 69), jobs.logs()
+    assert jobs.end(job) == ("FAILED", 69), jobs.logs()
     for node in NODES[:2]:
         assert f"bad node {node}: 0 GPUs answer, LOOP_GPUS_PER_NODE is 8" in jobs.output()
 
@@ -198,7 +198,7 @@ def test_a_node_that_lost_its_network_is_named_within_the_deadline(cluster, jobs
         jobs.until(lambda: f"bad node {NODES[1]}" in jobs.output(), job, timeout=150)
     finally:
         cluster.networks.mend(NODES[1])
-    assert jobs.end(job, timeout=200) == ("FAILED", 69), jobs.logs()
+    assert jobs.end(job) == ("FAILED", 69), jobs.logs()
     assert "rollout node ready" not in jobs.output()
 
 
@@ -206,7 +206,7 @@ def test_a_crash_of_the_trainer_fails_the_job_and_is_not_requeued(cluster, jobs)
     job, run = jobs.train("trainer-crash", "max_iterations=100")
     jobs.until(lambda: metrics(run), job)
     _kill("loop_appworld.py", run)
-    state, code = jobs.end(job, timeout=150)
+    state, code = jobs.end(job)
     assert state == "FAILED"
     assert code not in (0, 69, 70, 75)
     assert cluster.job(job)["Restarts"] == "0"
@@ -216,7 +216,7 @@ def test_a_crash_of_the_rollout_node_saves_and_fails_with_its_own_code(jobs):
     job, run = jobs.train("node-crash", "max_iterations=100")
     jobs.until(lambda: metrics(run), job)
     _kill("bin/loop", run)
-    assert jobs.end(job, timeout=300) == ("FAILED", 70), jobs.logs()
+    assert jobs.end(job) == ("FAILED", 70), jobs.logs()
     done = max(row["iteration"] for row in metrics(run))
     assert (run / f"checkpoints/iteration_{done:04d}/state.json").is_file()
 
@@ -227,7 +227,7 @@ def test_usr1_requeues_goes_on_to_the_same_result_and_then_lets_an_array_evaluat
     array = jobs.submit("eval.sbatch", *words, options=(f"--dependency=afterok:{job}", "--array=0-1"))
     jobs.until(lambda: metrics(run), job)
     cluster.command("scancel", "-b", "-s", "USR1", job)
-    jobs.until(lambda: list(run.glob("logs/*/attempt-1/trainer.log")), job, timeout=200)
+    jobs.until(lambda: list(run.glob("logs/*/attempt-1/trainer.log")), job)
     assert cluster.job(array)["Reason"] == "Dependency"
     assert jobs.end(job) == ("COMPLETED", 0), jobs.logs()
     assert cluster.job(job)["Restarts"] == "1"
@@ -236,7 +236,7 @@ def test_usr1_requeues_goes_on_to_the_same_result_and_then_lets_an_array_evaluat
     assert (run / adapter).read_bytes() == (undisturbed / adapter).read_bytes()
 
     for index, split in enumerate(("dev", "test_challenge")):
-        assert jobs.end(f"{array}_{index}", timeout=300) == ("COMPLETED", 0), jobs.logs()
+        assert jobs.end(f"{array}_{index}") == ("COMPLETED", 0), jobs.logs()
         folder = run / f"evaluation/{index}-split-{split}"
         tasks = (CHECKOUT / f"worlds/synthetic/data/datasets/{split}.txt").read_text().split()
         results = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
@@ -246,7 +246,7 @@ def test_usr1_requeues_goes_on_to_the_same_result_and_then_lets_an_array_evaluat
 
 def test_two_rollout_nodes_share_the_tasks(jobs):
     job, run = jobs.train("three", "max_iterations=2", options=("--nodes=3",))
-    jobs.until(lambda: metrics(run), job, timeout=500)
+    jobs.until(lambda: metrics(run), job)
     assert jobs.end(job) == ("COMPLETED", 0), jobs.logs()
     assert [row["rollouts"] for row in metrics(run)] == [6, 6]
     for folder, share in (("node", "1of2"), ("node-1", "2of2")):
@@ -257,10 +257,10 @@ def test_two_rollout_nodes_share_the_tasks(jobs):
 @pytest.mark.timeout(3000)
 def test_trainers_on_two_nodes_learn_what_one_does_requeue_and_end_together(cluster, jobs, undisturbed):
     job, run = jobs.train("trainers", options=("--nodes=3",), LOOP_TRAINER_NODES="2")
-    jobs.until(lambda: metrics(run), job, timeout=900)
+    jobs.until(lambda: metrics(run), job)
     cluster.command("scancel", "-b", "-s", "USR1", job)
-    jobs.until(lambda: list(run.glob("logs/*/attempt-1/trainer.log")), job, timeout=900)
-    assert jobs.end(job, timeout=900) == ("COMPLETED", 0), jobs.logs()
+    jobs.until(lambda: list(run.glob("logs/*/attempt-1/trainer.log")), job)
+    assert jobs.end(job) == ("COMPLETED", 0), jobs.logs()
     assert cluster.job(job)["Restarts"] == "1"
     first, alone = metrics(run)[0], metrics(undisturbed)[0]
     for key in ("loss", "grad_norm", "approx_kl"):
@@ -272,9 +272,9 @@ def test_trainers_on_two_nodes_learn_what_one_does_requeue_and_end_together(clus
 @pytest.mark.timeout(3000)
 def test_a_crash_of_one_of_two_nodes_that_train_ends_the_job(jobs):
     job, run = jobs.train("half", "max_iterations=100", options=("--nodes=3",), LOOP_TRAINER_NODES="2")
-    jobs.until(lambda: metrics(run), job, timeout=900)
+    jobs.until(lambda: metrics(run), job)
     _kill("loop_appworld.py", run, most=1)
-    state, code = jobs.end(job, timeout=600)
+    state, code = jobs.end(job)
     assert state == "FAILED"
     assert code not in (0, 69, 70, 75)
 
@@ -286,7 +286,7 @@ def test_an_evaluation_requeues_on_usr1_and_repeats_nothing(cluster, jobs):
     journal = jobs.folder / "runs/none/evaluation/journal.jsonl"
     jobs.until(lambda: journal.exists() and journal.read_text().count("\n") >= 5, job)
     cluster.command("scancel", "-b", "-s", "USR1", job)
-    jobs.until(lambda: list(journal.parent.glob("logs/*/attempt-1")), job, timeout=200)
+    jobs.until(lambda: list(journal.parent.glob("logs/*/attempt-1")), job)
     before = journal.read_text()
     assert jobs.end(job) == ("COMPLETED", 0), jobs.logs()
     assert journal.read_text().startswith(before)
@@ -296,14 +296,14 @@ def test_an_evaluation_requeues_on_usr1_and_repeats_nothing(cluster, jobs):
 
 def test_an_array_that_does_not_fit_its_list_is_refused(jobs):
     job = jobs.submit("eval.sbatch", "run", "eval_appworld/tiny_cpu", "--", "split=dev", options=("--array=1",))
-    assert jobs.end(f"{job}_1", timeout=60) == ("FAILED", 64)
+    assert jobs.end(f"{job}_1") == ("FAILED", 64)
 
 
 def test_a_job_that_may_not_requeue_saves_and_says_that_it_is_not_finished(cluster, jobs):
     job, run = jobs.train("cap", "max_iterations=100", LOOP_MAX_REQUEUES="0")
     jobs.until(lambda: metrics(run), job)
     cluster.command("scancel", "-b", "-s", "USR1", job)
-    assert jobs.end(job, timeout=200) == ("FAILED", 75), jobs.logs()
+    assert jobs.end(job) == ("FAILED", 75), jobs.logs()
     assert "submit the same line again" in jobs.output()
 
 
@@ -311,7 +311,7 @@ def test_scancel_leaves_nothing_behind_and_the_same_line_goes_on(jobs, cluster):
     job, run = jobs.train("cancelled")
     jobs.until(lambda: metrics(run), job)
     cluster.command("scancel", job)
-    assert jobs.end(job, timeout=150)[0] == "CANCELLED"
+    assert jobs.end(job)[0] == "CANCELLED"
     jobs.expect_nothing_left()
     again, _ = jobs.train("cancelled")
     assert jobs.end(again) == ("COMPLETED", 0), jobs.logs()
@@ -324,7 +324,7 @@ def test_the_time_limit_without_a_warning_leaves_nothing_behind(jobs):
         "limit", "max_iterations=1000", options=("--time=4", "--signal=B:CONT@10"), LOOP_SAVE_TIMEOUT="60"
     )
     jobs.until(lambda: list(run.glob("logs/*/attempt-0/rollout_node-0.log")), job)
-    assert jobs.end(job, timeout=420)[0] == "TIMEOUT", jobs.logs()
+    assert jobs.end(job)[0] == "TIMEOUT", jobs.logs()
 
 
 def _submitter() -> str:

@@ -1,9 +1,9 @@
 """Anthropic's messages as its own client sees them; each answer and event is read strictly by Anthropic's classes."""
 
+from typing import TYPE_CHECKING
+
 import aiohttp
-import anthropic
 import pytest
-from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from rollout_server.endpoint.session import Session
@@ -13,8 +13,16 @@ from support.waiting import DEADLINE_S
 ADD = {"name": "add", "description": "Add.", "input_schema": {"type": "object", "properties": {}}}
 CALLS = 'So.\n<tool_call>{"name": "add", "arguments": {"n":1}}</tool_call><tool_call>{"name": "add", "arguments": {}}'
 CALLS += "</tool_call>"
-EVENT = TypeAdapter(RawMessageStreamEvent)
 HELLO = [{"role": "user", "content": "Hello."}]
+if TYPE_CHECKING:
+    import anthropic
+
+
+@pytest.fixture(autouse=True, scope="module")
+def clients_package():
+    """Imported when the first test runs: each worker that collects this file would spend four seconds on it."""
+    global anthropic
+    import anthropic.types
 
 
 class Opened(OpenSession):
@@ -29,7 +37,7 @@ class Opened(OpenSession):
             raw = await client.messages.with_raw_response.create(
                 model="m", messages=messages, **{"max_tokens": 200, **options}
             )
-            return Message.model_validate_json(await raw.text())
+            return anthropic.types.Message.model_validate_json(await raw.text())
 
 
 @pytest.fixture
@@ -101,7 +109,8 @@ async def test_a_stream_says_the_same(running, opened):
         lines = [line async for line in (await raw.parse()).response.aiter_lines()]
     assert (final.content[0].text, [call.input for call in final.content[1:]]) == ("So.", [{"n": 1}, {}])
     data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
-    kinds = [EVENT.validate_json(one).type for one in data]
+    event = TypeAdapter(anthropic.types.RawMessageStreamEvent)
+    kinds = [event.validate_json(one).type for one in data]
     assert kinds[0] == "message_start"
     assert kinds[-2:] == ["message_delta", "message_stop"]
 

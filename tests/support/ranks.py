@@ -32,7 +32,7 @@ def on_ranks(ranks: int, work: Callable[..., Any], *arguments: Any, machines: in
         torch.multiprocessing.ProcessRaisedException: a rank failed; with its traceback. The others are ended.
     """
     with mock.patch.dict(os.environ, {"PYTHONPATH": IMPORT_PATH, "OMP_NUM_THREADS": "1"}):
-        forkserver.set_forkserver_preload(["loop_appworld"])
+        forkserver.set_forkserver_preload(["loop_appworld", "support.frozen"])
         forkserver.ensure_running()
         environ = dict(os.environ)  # the server has that of the test which started it
     results = multiprocessing.get_context("forkserver").SimpleQueue()

@@ -49,7 +49,6 @@ class Family:
 
     Attributes:
         architecture: how config.json names it.
-        chat: the format of its conversations; None if there is none here but ChatML.
         qkv_bias: the projections to queries, keys and values have a bias.
         qk_norm: queries and keys are normalised head by head, before they are rotated.
         positions: how many there are where config.json does not say.
@@ -61,7 +60,6 @@ class Family:
     """
 
     architecture: str
-    chat: str | None
     qkv_bias: bool = False
     qk_norm: bool = False
     positions: int = 32_768

@@ -6,7 +6,6 @@ from model_families.family import Family
 
 FAMILY = Family(
     architecture="LlamaForCausalLM",
-    chat="llama3",
     positions=2048,
     required={"attention_bias": (False, None)},
 )

@@ -9,7 +9,6 @@ from model_families.family import Family
 
 FAMILY = Family(
     architecture="MistralForCausalLM",
-    chat=None,
     positions=131_072,
     window=4096,
     vllm_args=("--config-format", "hf", "--tokenizer-mode", "hf"),

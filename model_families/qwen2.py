@@ -6,7 +6,6 @@ from model_families.family import Family
 
 FAMILY = Family(
     architecture="Qwen2ForCausalLM",
-    chat="chatml",
     qkv_bias=True,
     window=4096,
     windowed=False,

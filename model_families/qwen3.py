@@ -6,7 +6,6 @@ from model_families.family import Family
 
 FAMILY = Family(
     architecture="Qwen3ForCausalLM",
-    chat="qwen3",
     qk_norm=True,
     head_width=128,
     window=4096,

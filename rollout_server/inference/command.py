@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib.metadata
+import importlib.util
 import json
 import math
 import mmap
@@ -15,12 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model_families.base_model import BaseModel
+from model_families.general_model import text_config
 from rollout_server.config import ModelConfig, ServersConfig
 
 VLLM_RELEASE = "0.32"
 """The token-in/token-out route, its response and the prefix-cache key of adapters are as tried with this release."""
 
 BASE_MODEL_NAME = "base"
+_OF_QWEN3_5 = "qwen3_5"
+"""How ``model_type`` begins of models whose code in vLLM 0.32 imports torchvision, pictures or not."""
 RANKS_OF_VLLM = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
@@ -110,8 +114,8 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
             # A worker process of its own waits for each step by spinning, which on a laptop takes the core that the
             # worlds need: collecting took 2.5 times as long.
             options["--distributed-executor-backend"] = "uni"
+    flags += base.family.vllm_args if base.family is not None else _of_any_decoder(model.path, base, cpu)
     pairs = [str(part) for option in options.items() for part in option]
-    flags += base.family.vllm_args if base.family is not None else ()
     return [
         sys.executable,
         "-P",
@@ -123,6 +127,42 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
         *flags,
         *servers.extra_args,
     ]
+
+
+def check_libraries(folder: str, base: BaseModel) -> None:
+    """Check that what vLLM 0.32 needs for this model is installed beside it.
+
+    Raises:
+        ServerStartError: a library is missing; one line.
+    """
+    if base.model_type.startswith(_OF_QWEN3_5) and importlib.util.find_spec("torchvision") is None:
+        raise ServerStartError(
+            f"vLLM needs torchvision beside {sys.executable} to serve the {base.model_type} in {folder}: install the "
+            "build that fits the installed torch (of a CPU: uv pip install torchvision==0.28.0 --index-url "
+            "https://download.pytorch.org/whl/cpu)"
+        )
+
+
+def _of_any_decoder(folder: str, base: BaseModel, cpu: bool) -> list[str]:
+    """What vLLM 0.32 has to be told of a model that no family here describes.
+
+    Raises:
+        ServerStartError: a library that vLLM needs for it is not installed.
+    """
+    config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    # Of a model that reads pictures or sound, no memory is taken for what no conversation here holds.
+    flags = ["--language-model-only"] if text_config(config) is not config else []
+    check_libraries(folder, base)
+    if not cpu:
+        return flags
+    # Its rotary operator for CPUs writes wrong values where queries are three-dimensional, as LFM2's and all MLA's are:
+    # a policy would be sampled at other positions, by 4 nats and without a word. Its own PyTorch code is right.
+    flags += ["--compilation-config", json.dumps({"custom_ops": ["-rotary_embedding"]})]
+    if any("conv" in name and len(shape) == 3 for name, shape in base.weights.items()):
+        # A layer that keeps a state is prefilled in parts where prompts are cached ("Chunked prefill is required for
+        # mamba cache mode 'align'"), and prompts must not be, as above.
+        flags.append("--no-enable-prefix-caching")
+    return flags
 
 
 def server_environment(servers: ServersConfig, index: int, api_key: str, root: Path, *, cpu: bool) -> dict[str, str]:

@@ -1,4 +1,5 @@
-"""LoRA in vLLM's CPU build: two matrix products for each adapter of a batch. For vLLM's worker process alone.
+"""LoRA in vLLM's CPU build: two matrix products for each adapter of a batch, and mixtures of experts beside it. For
+vLLM's worker process alone.
 
 vLLM's own operators for CPUs gather an adapter's two matrices once for every token. With a small policy that is most of
 the engine's work, although nearly always all tokens of a batch are for the same policy version.
@@ -6,11 +7,14 @@ the engine's work, although nearly always all tokens of a batch are for the same
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method as moe
+from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
 from vllm.platforms.cpu import CpuPlatform
 
 
@@ -63,3 +67,16 @@ def _punica_wrapper(cls: type[CpuPlatform]) -> str:
 
 
 CpuPlatform.get_punica_wrapper = classmethod(_punica_wrapper)  # type: ignore[assignment, method-assign]
+_select = moe.select_unquantized_moe_backend  # type: ignore[attr-defined]
+
+
+def _without_lora(moe_config: FusedMoEConfig) -> Any:
+    """The kernels for experts of a model without LoRA, which none of them has here.
+
+    With ``--enable-lora`` vLLM 0.32 takes Triton's, on a CPU too, and dies at the first request (module
+    'triton.language' has no attribute 'float32').
+    """
+    return _select(replace(moe_config, is_lora_enabled=False))
+
+
+moe.select_unquantized_moe_backend = _without_lora  # type: ignore[attr-defined]

@@ -16,6 +16,7 @@ from rollout_server.inference.command import (
     server_environment,
 )
 from support.random_policy import MODEL_CONFIG
+from support.tiny_models import write_random
 
 ROOT = Path("/")
 
@@ -111,6 +112,43 @@ def test_a_family_of_two_formats_is_served_in_the_one_that_is_trained(tmp_path):
     command = server_command(ModelConfig(path=str(model)), ServersConfig(), 8001, cpu=False)
     assert command[-4:] == ["--config-format", "hf", "--tokenizer-mode", "hf"]
     assert command[command.index("--load-format") + 1] == "hf", "of every family"
+
+
+def of_any_decoder(folder, kind, cpu):
+    """The command line for a random model that no family describes."""
+    command = server_command(ModelConfig(path=str(write_random(kind, folder))), ServersConfig(), 8001, cpu=cpu)
+    return " ".join(command)
+
+
+NO_CACHE, NO_ROTARY = "--no-enable-prefix-caching", '--compilation-config {"custom_ops": ["-rotary_embedding"]}'
+
+
+@pytest.mark.parametrize("kind", ["smollm3", "qwen3_moe", "lfm2", "falcon_h1", "granitemoehybrid", "deepseek_v3"])
+def test_vllms_faults_on_a_cpu_are_worked_around(tmp_path, kind):
+    """A state that a prompt's parts would be read from, and a rotary operator that is wrong in three dimensions."""
+    on_cpu, on_gpu = (of_any_decoder(tmp_path / str(cpu), kind, cpu) for cpu in (True, False))
+    assert (NO_CACHE in on_cpu) == (kind in ("lfm2", "falcon_h1", "granitemoehybrid"))
+    assert NO_ROTARY in on_cpu
+    assert NO_CACHE not in on_gpu
+    assert NO_ROTARY not in on_gpu
+    assert "kv_b_proj" not in on_cpu, "LoRA of it is ignored without a word"
+
+
+def test_a_model_of_pictures_is_served_as_one_of_text(tmp_path):
+    for cpu in (True, False):
+        assert "--language-model-only" in of_any_decoder(tmp_path / f"gemma{cpu}", "gemma3", cpu)
+        assert "--language-model-only" not in of_any_decoder(tmp_path / f"text{cpu}", "gemma3_text", cpu)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_text", "qwen3_5_moe_text"])
+def test_qwen3_5_without_torchvision_is_one_line(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(vllm_command.importlib.util, "find_spec", lambda name: None if name == "torchvision" else name)
+    with pytest.raises(ServerStartError, match=rf"vLLM needs torchvision beside .* to serve the {kind} in") as raised:
+        of_any_decoder(tmp_path / "without", kind, True)
+    assert "\n" not in str(raised.value)
+    monkeypatch.undo()
+    monkeypatch.setattr(vllm_command.importlib.util, "find_spec", lambda name: name)
+    assert "lora-target-modules" in of_any_decoder(tmp_path / "with", kind, True)
 
 
 def test_gpus_are_counted_among_those_that_are_visible(monkeypatch):

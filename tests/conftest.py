@@ -34,9 +34,11 @@ SHARED = {"shared_vllm": "vLLM", "pool": "AppWorld", "unguarded": "AppWorld"}
 @cache
 def shared_by(file: Path) -> str | None:
     """The group of the files that share something dear with this one."""
+    text = file.read_text()
+    if "from support.ranks import" in text:
+        return "the process from which ranks are forked"
     if file.parent.name != "integration":
         return None
-    text = file.read_text()
     return next((group for name, group in SHARED.items() if re.search(rf"def \w+\([^)]*\b{name}\b", text)), None)
 
 

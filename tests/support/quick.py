@@ -25,7 +25,7 @@ PROCESS_EVENTS = frozenset(
     ("os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "pty.spawn", "subprocess.Popen")
 )
 """What Python calls the start of a process in its audit events."""
-EXAMPLES = 10
+EXAMPLES = 6
 """Of a property, at most."""
 CPU_LIMIT_S = 3.0
 """Of one test: ten times what the longest takes on a core of its own."""

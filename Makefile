@@ -156,7 +156,7 @@ QUICK_pure := tests/loop_formats $(wildcard tests/agent_environments/test_*.py t
   tests/loop_recipes/evaluation tests/loop_recipes/methods
 QUICK_torch := tests/loop_recipes/algorithm tests/loop_recipes/engine tests/loop_recipes/rollouts
 
-quick: .venv/.installed-$(BUILDS) ## tests of the core's logic alone, for whoever edits: 20 s on two idle cores
+quick: .venv/.installed-$(BUILDS) ## tests of the core's logic alone, for whoever edits: 20 CPU seconds, half on each of two cores
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target quick-pure quick-torch
 
 quick-pure quick-torch: quick-%:

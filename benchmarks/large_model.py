@@ -42,11 +42,11 @@ from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.engine.adapter_versions import AdapterVersions
 from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.diagnostics import flops_metrics
-from loop_recipes.engine.diagnostics import made_up as all_sampled
 from loop_recipes.engine.logprobs import AutoLogProbs, CutCrossEntropyLogProbs, FullLogProbs, Head, TiledLogProbs
 from loop_recipes.engine.model import DTYPES, meta_model, new_adapter, trained_parameters, vocabulary
 from loop_recipes.engine.process_group import destroy_process_group, init_process_group
 from loop_recipes.engine.samples import Sample, ScoredSample
+from loop_recipes.engine.samples import made_up as all_sampled
 from loop_recipes.engine.sharding import local_part, place_model
 from support.families import with_config
 

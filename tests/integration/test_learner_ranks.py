@@ -39,3 +39,13 @@ def test_each_rank_reads_its_own_part_and_one_collective_gathers_all(tmp_path, r
     assert said["placed_again"]
     assert said["read"] < machines / ranks + 0.15, "the kernel maps a file by up to 2 MiB at a time"
     assert said["collectives"] == 1
+
+
+def test_models_that_rank_0_reads_are_the_same_on_two_ranks(tmp_path):
+    from support.general_ranks import general_differences
+    from support.tiny_models import write_random
+
+    kinds = ["gemma3_text", "gpt_oss", "qwen3_5_text", "granitemoehybrid", "deepseek_v3"]
+    found = on_ranks(2, general_differences, [write_random(kind, tmp_path / kind) for kind in kinds])
+    assert list(found) == kinds
+    assert max(found.values()) < 1e-5

@@ -13,7 +13,7 @@ from torchtune.utils import get_world_size_and_rank
 
 from loop_recipes.config.loop_config import GapConfig
 from loop_recipes.engine.model import AnyDecoder
-from loop_recipes.engine.samples import Sample, ScoredSample
+from loop_recipes.engine.samples import Sample, ScoredSample, made_up
 
 CANARY_TOKENS = 512
 BROKEN_GAP = (
@@ -151,24 +151,4 @@ def stress(
     return (
         f"stress test: {tokens} tokens forward and backward in {time.perf_counter() - started:.1f} s, peak memory "
         f"{peak_memory_gib(device):.1f} GiB"
-    )
-
-
-def made_up(name: str, length: int, vocab_size: int, generator: torch.Generator) -> ScoredSample:
-    """A rollout of random tokens, all but the first sampled."""
-    mask = torch.arange(length) > 0
-    return ScoredSample(
-        rollout_id=name,
-        task_id="stress",
-        token_ids=torch.randint(vocab_size, (length,), generator=generator),
-        mask=mask,
-        turn_ids=mask.long() - 1,
-        sampler_logprobs=torch.zeros(length - 1),
-        policy_versions=torch.zeros(length - 1, dtype=torch.long),
-        reward=0.0,
-        advantage=1.0,
-        episode_tokens=length - 1,
-        episode_turns=1,
-        old_logprobs=torch.zeros(length - 1),
-        ref_logprobs=torch.zeros(length - 1),
     )

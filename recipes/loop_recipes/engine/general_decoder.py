@@ -8,6 +8,7 @@ positions that begin again, leaks from document to document in every hybrid and 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self, cast
 
 import torch
@@ -38,6 +39,9 @@ class GeneralDecoder(nn.Module):
     Args:
         whole: transformers' model, of which the text's decoder and the head are kept.
         base: the description of its folder.
+
+    Raises:
+        ValueError: its decoder is no list of layers below an embedding.
     """
 
     head: Head
@@ -45,6 +49,8 @@ class GeneralDecoder(nn.Module):
     def __init__(self, whole: PreTrainedModel, base: BaseModel) -> None:
         super().__init__()
         self.text, self.base = whole.get_decoder(), base
+        if not isinstance(getattr(self.text, "layers", None), nn.ModuleList):
+            raise ValueError(f"{type(self.text).__name__} keeps its layers elsewhere than decoders that are known here")
         output, embedding = whole.get_output_embeddings(), whole.get_input_embeddings()
         self.output: nn.Linear | None = None if output.weight is embedding.weight else output
         config = whole.config.get_text_config()
@@ -160,18 +166,23 @@ def general_decoder(
             f"{path}: no test compares models of the kind {base.model_type} with transformers' own forward pass; "
             "model.untried=True takes it all the same, if it passes the comparison before the run begins"
         )
-    model = GeneralDecoder(_built(path), base)
-    wanted = {_inside(name) for name in base.linear_layers}
+    model = GeneralDecoder(built(path), base)
+    if lost := add_lora(model, lora_rank, lora_alpha, lora_dropout):
+        raise ValueError(f"{path}: transformers has no linear layer {min(lost)}, of which the folder holds weights")
+    return model
+
+
+def add_lora(model: GeneralDecoder, rank: int, alpha: float, dropout: float = 0.0) -> set[str]:
+    """Put LoRA on all linear layers of the model that take it; returns those that it has not."""
+    wanted = {_inside(name) for name in model.base.linear_layers}
     for name, module in list(model.text.named_modules()):
         if type(module) is nn.Linear and name in wanted:
             wanted.remove(name)
             sizes = module.in_features, module.out_features
-            lora = FoldedLoRALinear(*sizes, lora_rank, lora_alpha, lora_dropout, use_bias=module.bias is not None)
+            lora = FoldedLoRALinear(*sizes, rank, alpha, dropout, use_bias=module.bias is not None)
             parent, _, last = name.rpartition(".")
             setattr(model.text.get_submodule(parent), last, lora)
-    if wanted:
-        raise ValueError(f"{path}: transformers has no linear layer {min(wanted)}, of which the folder holds weights")
-    return model
+    return wanted
 
 
 def read_weights(path: str, base: BaseModel, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -208,7 +219,16 @@ def _auto(path: str) -> Any:
     return AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModelForImageTextToText
 
 
-def _built(path: str) -> PreTrainedModel:
-    """transformers' model without weights, in torch's default precision and on its default device."""
+def built(path: str, attention: str = NAME, changes: Mapping[str, Any] | None = None) -> PreTrainedModel:
+    """Build transformers' model without weights, in torch's default precision and on its default device.
+
+    Args:
+        attention: by transformers' name for it.
+        changes: to what the text's config says, of keys that it has.
+    """
     config = AutoConfig.from_pretrained(path)
-    return _auto(path).from_config(config, attn_implementation=NAME, dtype=torch.get_default_dtype())
+    text = config.get_text_config()
+    for key, value in (changes or {}).items():
+        if getattr(text, key, None) is not None:
+            setattr(text, key, value)
+    return _auto(path).from_config(config, attn_implementation=attention, dtype=torch.get_default_dtype())

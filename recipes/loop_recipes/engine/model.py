@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torchtune import training
+from torchtune import training, utils
 from torchtune.modules import TiedLinear, TransformerDecoder
 from torchtune.modules.attention import MultiHeadAttention
 from torchtune.modules.peft import LoRALinear, get_adapter_params, set_trainable_params
@@ -22,6 +22,7 @@ from loop_formats.schema import ConfigError
 from loop_recipes.config.components import build
 from loop_recipes.config.loop_config import LearnerConfig
 from loop_recipes.engine.general_decoder import GeneralDecoder, read_weights
+from loop_recipes.engine.general_probe import probe
 from loop_recipes.engine.process_group import FromMainRank, on_main_rank
 from model_families.base_model import BaseModel
 from model_families.decoder.rope import frequencies, turns_neighbours
@@ -29,7 +30,8 @@ from model_families.decoder.weights import load_weights
 
 AnyDecoder: TypeAlias = TransformerDecoder | GeneralDecoder
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_WRAPPER = "_checkpoint_wrapped_module."
+log = utils.get_logger("INFO")
+CHECKPOINT_WRAPPER = "_checkpoint_wrapped_module."
 
 
 def meta_model(component: Mapping[str, Any], dtype: torch.dtype) -> AnyDecoder:
@@ -86,6 +88,7 @@ def _of_main_rank(model: GeneralDecoder, path: str, described: BaseModel, dtype:
         weights, buffers = read_weights(path, described, dtype)
         check_shapes(model, weights, path)
         read.update(weights | buffers)
+        utils.log_rank_zero(log, f"model: {probe(path, described, read, torch.device('cpu'))}")
         return {name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for name, tensor in read.items()}
 
     return FromMainRank(read, on_main_rank(work))
@@ -235,7 +238,7 @@ def share_rope_cache(model: nn.Module) -> None:
 
 def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The LoRA weights by their torchtune names, in the model's order, the same on every rank."""
-    return {name.replace(_WRAPPER, ""): parameter for name, parameter in get_adapter_params(model).items()}
+    return {name.replace(CHECKPOINT_WRAPPER, ""): parameter for name, parameter in get_adapter_params(model).items()}
 
 
 def trained_parameters(model: nn.Module, critic: nn.Module | None = None) -> dict[str, nn.Parameter]:

@@ -239,3 +239,23 @@ def check_token_ids(samples: Sequence[Sample], vocabulary: int, key: str) -> Non
             f"{key}: rollout {sample.rollout_id} holds the token id {largest}, but the config's model has a vocabulary "
             f"of {vocabulary}; another model sampled it: name that one under `model` and `checkpointer`",
         )
+
+
+def made_up(name: str, length: int, vocab_size: int, generator: torch.Generator) -> ScoredSample:
+    """A rollout of random tokens, all but the first sampled."""
+    mask = torch.arange(length) > 0
+    return ScoredSample(
+        rollout_id=name,
+        task_id="stress",
+        token_ids=torch.randint(vocab_size, (length,), generator=generator),
+        mask=mask,
+        turn_ids=mask.long() - 1,
+        sampler_logprobs=torch.zeros(length - 1),
+        policy_versions=torch.zeros(length - 1, dtype=torch.long),
+        reward=0.0,
+        advantage=1.0,
+        episode_tokens=length - 1,
+        episode_turns=1,
+        old_logprobs=torch.zeros(length - 1),
+        ref_logprobs=torch.zeros(length - 1),
+    )

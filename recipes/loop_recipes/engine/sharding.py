@@ -25,7 +25,7 @@ from torchtune import training
 
 from loop_recipes.engine.flash_attention import use_attention
 from loop_recipes.engine.general_decoder import GeneralDecoder
-from loop_recipes.engine.model import AnyDecoder, share_rope_cache
+from loop_recipes.engine.model import CHECKPOINT_WRAPPER, AnyDecoder, share_rope_cache
 
 ATTENTION = [
     torch.ops.torch_attn._varlen_attn.default,
@@ -90,10 +90,12 @@ def place_model(
         rows = rows.to(device, parameter.dtype, copy=name in adapter).contiguous()
         loaded[name] = _placed_like(rows, parameter)
     model.load_state_dict(loaded, assign=True)
-    of_no_file = [name for name, buffer in model.named_buffers() if name not in loaded] if general else []
-    for name in of_no_file:
-        parent, _, last = name.rpartition(".")
-        model.get_submodule(parent).register_buffer(last, base[name].to(device), persistent=False)
+    if general:
+        for name, _ in list(model.named_buffers()):
+            bare = name.replace(CHECKPOINT_WRAPPER, "")
+            if bare not in loaded:  # in no file
+                parent, _, last = name.rpartition(".")
+                model.get_submodule(parent).register_buffer(last, base[bare].to(device), persistent=False)
     for module in model.modules():
         if callable(fill := getattr(module, "rope_init", None)):
             with device:

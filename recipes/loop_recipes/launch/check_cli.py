@@ -2,6 +2,7 @@
 
 loop check qwen2_5_32b preset=paper output_dir=runs/a
 loop check qwen2_5_7b_one_gpu output_dir=runs/a --gpu-gib 40
+loop check tiny_cpu model.path=models/SmolLM3-3B --probe
 loop check --keys collection.
 """
 
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--nodes", type=int, help=f"1: rollouts and trainer share a node, half each ({usual} 2)")
     parser.add_argument("--gpus", type=int, help=f"GPUs of each node ({usual} 8)")
     parser.add_argument("--gpu-gib", type=float, default=79.0, help="memory of one GPU in GiB (79)")
+    parser.add_argument("--probe", action="store_true", help="read the model and compare its layers with transformers'")
     options = parser.parse_intermixed_args(arguments)
     if options.keys is not None:
         return _print_keys(parser.prog, options.keys)
@@ -41,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from loop_recipes.launch.job_check import (  # imports the components, and torch with them
             Machines,
             check_job,
+            probe_model,
             usual_machines,
         )
 
@@ -48,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nodes = nodes if options.nodes is None else options.nodes
         gpus = gpus if options.gpus is None else options.gpus
         report = check_job(config, node, Machines(nodes, gpus, options.gpu_gib))
+        if options.probe:
+            probe_model(report, node.model.path)
     except (ConfigError, OSError) as error:
         sys.exit(f"{parser.prog}: {error}")
     except OmegaConfBaseException as error:

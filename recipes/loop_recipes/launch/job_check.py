@@ -9,6 +9,7 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from omegaconf import DictConfig
 
 from agent_environments.protocol import create_pool
@@ -17,6 +18,8 @@ from loop_plumbing.breakage import told
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
 from loop_recipes.config.preflight import check_run, check_served, check_sharers, port_problem, tasks_ahead
 from loop_recipes.engine.checkpoint import latest_checkpoint
+from loop_recipes.engine.general_decoder import read_weights
+from loop_recipes.engine.general_probe import probe
 from loop_recipes.engine.model import DTYPES, check_built, check_context, meta_model
 from loop_recipes.launch.memory_plan import GIB, USABLE, plan_rollout_server, plan_trainer
 from model_families.base_model import BaseModel
@@ -265,6 +268,19 @@ def _sizes(report: Report, config: LoopConfig, shape: BaseModel) -> None:
         check_context(model, config.collection.limits.max_context, "collection.limits.max_context")
     except ConfigError as error:
         report.problems.append(str(error))
+
+
+def probe_model(report: Report, path: str) -> None:
+    """Read the model in the folder ``path`` and compare it as the trainer computes it with transformers' own."""
+    try:
+        base = BaseModel.read(path)
+        if base.family is not None:
+            report.row("exact", f"a {base.model_type} is built by torchtune's modules, which tests compare")
+            return
+        weights, buffers = read_weights(path, base, torch.float32)
+        report.row("exact", str(probe(path, base, weights | buffers, torch.device("cpu"))))
+    except (OSError, ValueError) as error:
+        report.problems.append(f"model: {error}")
 
 
 def _run_state(report: Report, config: LoopConfig) -> None:

@@ -2,8 +2,13 @@
 
 import pytest
 import torch
+from transformers import AttentionInterface
 
+from loop_formats.schema import ConfigError
 from loop_recipes.engine import general_attention
+from loop_recipes.engine import general_decoder as general_decoder_module
+from loop_recipes.engine.general_decoder import read_weights
+from loop_recipes.engine.general_probe import probe
 from loop_recipes.engine.model import meta_model
 from loop_recipes.engine.peft_export import load_adapter
 from loop_recipes.engine.process_group import FromMainRank
@@ -52,7 +57,7 @@ def test_table_packed_shared_and_served_names(kind, tmp_path):
     assert all(torch.equal(read[name], own[name]) for name in own)
 
 
-@pytest.mark.parametrize("kind", ["gemma2", "gpt_oss", "qwen3_5_text", "granitemoehybrid"])
+@pytest.mark.parametrize("kind", ["gemma2", "glm4_moe", "qwen3_5_text", "granitemoehybrid"])
 def test_layers_that_are_computed_again_have_their_own_row(kind, tmp_path):
     folder = write_random(kind, tmp_path)
     plain, again = (adapted(folder, activation_checkpointing=on) for on in (False, True))
@@ -95,6 +100,58 @@ def test_a_kind_that_nobody_compared_is_taken_with_a_key(tmp_path):
     assert meta_model(section(tmp_path, untried=True), torch.float32).base.model_type == "stablelm"
     with pytest.raises(ValueError, match="LoRA goes on every linear layer of a stablelm"):
         meta_model(section(tmp_path, untried=True, apply_lora_to_mlp=False), torch.float32)
+
+
+def probed(folder):
+    base = BaseModel.read(folder)
+    weights, buffers = read_weights(str(folder), base, torch.float32)
+    return probe(str(folder), base, weights | buffers, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gpt_oss", "lfm2", "gemma4", "deepseek_v3"])
+def test_the_first_look_says_how_exact_a_model_is(kind, tmp_path):
+    found = probed(write_random(kind, tmp_path))
+    assert found.error < EXACT
+    assert str(found).startswith("the model's first 2 layers give log-probs within ")
+
+
+def _ignores(name):
+    """An attention that leaves out an argument."""
+    return lambda *args, **options: general_attention.attention(*args, **{**options, name: None})
+
+
+def _leak(monkeypatch):
+    monkeypatch.setattr(general_decoder_module, "_by_document", lambda mixer: None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "where"),
+    [
+        ("gemma3_text", "sliding_window", "one sequence at a time"),
+        ("gpt_oss", "s_aux", "one sequence at a time"),
+        ("gemma2", "softcap", "one sequence at a time"),
+        ("granite", "scaling", "one sequence at a time"),
+        ("lfm2", None, "in a packed row"),
+        ("qwen3_5_text", None, "in a packed row"),
+        ("falcon_h1", None, "in a packed row"),
+    ],
+)
+def test_the_first_look_refuses_what_is_not_exact(kind, wrong, where, tmp_path, monkeypatch):
+    if wrong is None:
+        _leak(monkeypatch)
+    else:
+        monkeypatch.setitem(AttentionInterface._global_mapping, general_attention.NAME, _ignores(wrong))
+    folder = write_random(kind, tmp_path)
+    with pytest.raises(ValueError, match=rf"log-probs {where} differ from transformers' own by \d.* nats"):
+        probed(folder)
+
+
+def test_a_decoder_of_another_shape_is_one_line(tmp_path):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    GPT2LMHeadModel(GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4)).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="GPT2LMHeadModel is no decoder that generates text"):
+        meta_model(section(tmp_path, untried=True), torch.float32)
 
 
 @pytest.mark.parametrize(("change", "said"), [("lost", "lacks the weight"), ("more", "has no place for the weight")])

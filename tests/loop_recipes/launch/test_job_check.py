@@ -408,3 +408,19 @@ def test_a_config_is_checked_on_the_machines_that_it_is_meant_for(gpus, expected
 def test_a_config_of_one_gpu_has_one_rank(check_config, name, model):
     _, printed, _ = check_config(name, model)
     assert "1 rank(s) on GPU 0, which it shares with vLLM" in printed
+
+
+def test_a_model_is_compared_with_transformers_on_demand(tmp_path):
+    from loop_recipes.launch.job_check import Report, probe_model
+    from support.families import small, write_model
+    from support.tiny_models import write_random
+
+    report = Report()
+    probe_model(report, str(write_random("smollm3", tmp_path / "smollm3")))
+    probe_model(report, str(write_model(tmp_path / "qwen3", small("Qwen3-4B"))))
+    probe_model(report, str(tmp_path))
+    first, second = report.lines
+    assert first.startswith("exact          the model's first 1 layers give log-probs within ")
+    assert second.endswith("a qwen3 is built by torchtune's modules, which tests compare")
+    (problem,) = report.problems
+    assert problem.startswith(f"model: {tmp_path}/config.json cannot be read")

@@ -1,0 +1,50 @@
+"""On each rank: a model that rank 0 reads for all, sharded, against the same one whole, on the same rollouts."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+
+from loop_recipes.engine.batching import step_batches
+from loop_recipes.engine.decoder import attach_head
+from loop_recipes.engine.general_decoder import general_decoder
+from loop_recipes.engine.logprobs import TiledLogProbs
+from loop_recipes.engine.model import load_base
+from loop_recipes.engine.process_group import destroy_process_group, init_process_group
+from loop_recipes.engine.sharding import full_tensors, place_model
+from model_families.base_model import BaseModel
+from support.families import section
+from support.general_models import ours, placed, random_adapter, samples_of
+
+BUDGET = 100
+
+
+def general_differences(folders: list[Path]) -> dict[str, float]:
+    """The largest difference of a gradient, in parts of the largest, by the name of the model's folder."""
+    init_process_group(torch.device("cpu"), 60)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    found = {}
+    for folder in folders:
+        config = SimpleNamespace(model=section(folder), base_model=str(folder), checkpointer=None)
+        model, base = load_base(config, torch.float32)
+        adapter = random_adapter(model, seed=1)
+        decoder = attach_head(model, TiledLogProbs(16, 32))
+        options = {"shard": True, "activation_checkpointing": True}
+        decoder = place_model(decoder, base, adapter, torch.device("cpu"), torch.float32, **options)
+        for batch in step_batches(samples_of(), BUDGET, 0, True, ranks, rank):
+            weighted = decoder(**batch.inputs()).logprobs * batch.old_logprobs
+            weighted.sum().backward()
+        gradients = full_tensors({name: p.grad for name, p in decoder.named_parameters() if p.grad is not None})
+        with torch.device("meta"):
+            alone = general_decoder(str(folder), BaseModel.read(folder), lora_rank=4, lora_alpha=8)
+        whole = ours(placed(alone, folder), samples_of(), packed=True).gradients
+        scale = max(float(gradient.abs().max()) for gradient in whole.values())
+        worst = 0.0
+        for name, gradient in gradients.items():
+            inside = name.replace("_checkpoint_wrapped_module.", "")
+            worst = max(worst, float((gradient * ranks - whole[alone.peft_name(inside)]).abs().max()))
+        found[folder.name] = worst / scale
+    dist.barrier()
+    destroy_process_group()
+    return found

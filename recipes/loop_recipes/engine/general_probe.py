@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -69,7 +70,8 @@ def probe(path: str, base: BaseModel, weights: Mapping[str, Tensor], device: tor
     _load(theirs.get_decoder(), {name.removeprefix("text."): t for name, t in merged.items()}, weights, device, "text.")
     head.to_empty(device=device)
     tied = weights.get("output.weight")
-    head.weight = nn.Parameter((theirs.get_input_embeddings().weight if tied is None else tied.to(device)).float())
+    own = theirs.get_input_embeddings().weight if tied is None else tied.to(device)
+    head.weight = nn.Parameter(cast(Tensor, own).float())
     ours.head = TiledLogProbs()
     with torch.no_grad():
         return Probe(layers, _compared(path, ours, theirs.eval(), base, device))

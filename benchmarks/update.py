@@ -7,6 +7,8 @@ the old log-probs without gradient, then take one epoch of clipped steps (AdamW)
 
 - ``ours``: torchtune decoder, packed micro-batches, only rows that predict sampled tokens reach the tiled head.
 - ``ours_padded``: the same with padded micro-batches.
+- ``ours_unfolded``: ``ours`` with torchtune's own LoRA layers, which add products in passes of their own.
+- ``ours_general``: transformers' modules in place of torchtune's, as models of other architectures are trained.
 - ``peft_one_by_one``: transformers + peft, one rollout at a time, all logits.
 - ``peft_logits_to_keep``: the same, with logits of the rows alone that predict sampled tokens.
 - ``trl``: ``GRPOTrainer``'s own log-probs and loss, padded batches of eight. Measured if the variable ``TRL_PYTHON``
@@ -36,13 +38,18 @@ from peak_memory import PeakMemory
 from torch import Tensor, nn
 from torchtune.models.qwen2 import lora_qwen2
 from torchtune.models.qwen2._convert_weights import qwen2_hf_to_tune
+from torchtune.modules.peft import LoRALinear
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from loop_recipes.algorithm.losses import ClippedPolicyLoss
 from loop_recipes.engine.batching import micro_batches, step_batches
+from loop_recipes.engine.cuda_layers import FoldedLoRALinear
 from loop_recipes.engine.decoder import attach_head
+from loop_recipes.engine.general_decoder import general_decoder, read_weights
 from loop_recipes.engine.logprobs import TiledLogProbs
 from loop_recipes.engine.samples import CreditedSample, Sample, ScoredSample, scored
+from loop_recipes.engine.sharding import place_model
+from model_families.base_model import BaseModel
 from model_families.weight_names import peft_name
 
 ROLLOUTS, GROUP, MINIBATCH, EPS, RANK, ALPHA, LR = 48, 6, 16, 0.1, 16, 32, 1e-3
@@ -150,8 +157,35 @@ def peft_model(args: argparse.Namespace) -> nn.Module:
     return model
 
 
-def ours(args: argparse.Namespace, packed: bool) -> tuple[nn.Module, Callable, Callable]:
-    model, loss = tune_model(args), ClippedPolicyLoss(eps=EPS)
+def unfolded(model: nn.Module) -> nn.Module:
+    """The model with the LoRA layers that it was built with."""
+    for module in model.modules():
+        if isinstance(module, FoldedLoRALinear):
+            module.__class__ = LoRALinear
+    return model
+
+
+def general_model(args: argparse.Namespace) -> nn.Module:
+    """:func:`tune_model` by transformers' modules."""
+    shapes = {name: p.shape for name, p in tune_model(args).named_parameters() if ".lora_" in name}
+    lora = {peft_name(name): tensor for name, tensor in adapter(shapes).items()}
+    with tempfile.TemporaryDirectory() as folder:
+        hf_model(args).save_pretrained(folder)
+        base = BaseModel.read(folder, general=True)
+        with torch.device("meta"):
+            model = general_decoder(folder, base, RANK, ALPHA)
+        weights, buffers = read_weights(folder, base, torch.float32)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".lora_" in name)
+    own = {name: lora[model.peft_name(name)] for name, p in model.named_parameters() if p.requires_grad}
+    attach_head(model, TiledLogProbs())
+    return place_model(model, weights | buffers, own, torch.device("cpu"), torch.float32)
+
+
+def ours(
+    args: argparse.Namespace, packed: bool, model: nn.Module | None = None
+) -> tuple[nn.Module, Callable, Callable]:
+    model, loss = model or tune_model(args), ClippedPolicyLoss(eps=EPS)
 
     def old_logprobs(samples: list[CreditedSample]) -> list[ScoredSample]:
         with torch.no_grad():
@@ -269,6 +303,8 @@ def trl(args: argparse.Namespace) -> tuple[nn.Module, Callable, Callable]:
 CASES: dict[str, Callable[[argparse.Namespace], tuple[nn.Module, Callable, Callable]]] = {
     "ours": lambda args: ours(args, packed=True),
     "ours_padded": lambda args: ours(args, packed=False),
+    "ours_unfolded": lambda args: ours(args, True, unfolded(tune_model(args))),
+    "ours_general": lambda args: ours(args, True, general_model(args)),
     "peft_logits_to_keep": lambda args: one_by_one(args, keep_all=False),
     "peft_one_by_one": lambda args: one_by_one(args, keep_all=True),
     "trl": trl,
@@ -310,6 +346,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--micro-batch-tokens", type=int, default=4096)
     parser.add_argument("--case", choices=list(CASES), help="measure this one in this process and print JSON")
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), help="these alone")
     parser.add_argument("--json", type=Path, help="write the rows here")
     args = parser.parse_args()
     if args.case:
@@ -324,8 +361,8 @@ def main() -> None:
     print(f"{args.layers} layers, float32, torch {torch.__version__}, {torch.get_num_threads()} thread(s)")
     print(f"{'case':<20}{'tokens/s':>10}{'tokens/CPU s':>14}{'peak MiB':>10}")
     rows, results = [], {}
-    interpreters = dict.fromkeys(CASES, sys.executable) | {"trl": os.environ.get("TRL_PYTHON")}
-    for case, interpreter in interpreters.items():
+    for case in args.cases:
+        interpreter = os.environ.get("TRL_PYTHON") if case == "trl" else sys.executable
         if interpreter is None:
             continue
         command = [interpreter, __file__, "--case", case]
@@ -340,7 +377,7 @@ def main() -> None:
         size = f"v{args.vocab}_d{args.width}_l{args.layers}"
         for metric, unit in (("tokens_per_s", "tokens/s"), ("tokens_per_cpu_s", "tokens/s"), ("peak_mib", "MiB")):
             rows.append({"case": f"{case} {size}", "metric": metric, "value": round(result[metric], 2), "unit": unit})
-    reference = results["peft_one_by_one"]["steps"]
+    reference = [*results.values()][-1]["steps"]
     worst = max(abs(x / y - 1) for r in results.values() for x, y in zip(r["steps"], reference, strict=True))
     print(f"losses and gradient norms of all steps agree to {worst:.1e}")
     if args.json:

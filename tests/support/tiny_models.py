@@ -107,7 +107,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "falcon_h1": {**MAMBA, "mamba_d_ssm": 64, "lm_head_multiplier": 0.5},
 }
 """``model_type`` -> what its config has beside :data:`PLAIN`."""
-SEVERAL: dict[str, str] = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "qwen3_5": "qwen3_5_text"}
+SEVERAL: dict[str, str] = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
 """Models of text and pictures: ``model_type`` -> that of their text."""
 
 

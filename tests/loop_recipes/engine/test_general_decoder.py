@@ -1,5 +1,8 @@
 """Models that transformers builds: exact in packed rows, by transformers and PEFT one sequence at a time."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AttentionInterface
@@ -31,10 +34,13 @@ def quiet():
     logging.enable_progress_bar()
 
 
-def test_what_is_called_compared_is_compared_here():
-    by_several = {text.removesuffix("_text"): text for text in COMPARED if text.endswith("_text")}
-    assert set(KINDS) | set(SEVERAL) | {"qwen3_5_moe"} == COMPARED
-    assert set(SEVERAL) <= set(by_several)
+def test_what_is_called_compared_is_compared_here_and_on_the_page():
+    assert set(KINDS) | set(SEVERAL) == COMPARED
+    page = (Path(__file__).parents[3] / "docs/add_a_model.md").read_text(encoding="utf-8")
+    rows = [
+        line.split("|")[2] for line in page.splitlines() if "| transformers' |" in line or "| torchtune's |" in line
+    ]
+    assert set(re.findall(r"`(\w+)`", "".join(rows))) == COMPARED
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *SEVERAL])

@@ -10,6 +10,7 @@ import itertools
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from agent_environments.colbench.tasks import ColBenchTask, Particular
@@ -119,7 +120,8 @@ def code_knowing(task: ColBenchTask, known: Collection[Particular]) -> str:
     return _FAMILY[family].render(noun, chosen)
 
 
-def generate(seed: int) -> dict[str, list[ColBenchTask]]:
+@cache
+def generate(seed: int) -> Mapping[str, Sequence[ColBenchTask]]:
     """Split -> tasks, sorted by id; the same for the same seed, and no two of the same code.
 
     Raises:
@@ -135,7 +137,7 @@ def generate(seed: int) -> dict[str, list[ColBenchTask]]:
             for number, (description, reference, calls, particulars, guess) in enumerate(drawn):
                 task_id = f"{split}_{family.name}{number:03}_1"
                 splits[split].append(ColBenchTask(task_id, description, reference, calls, particulars, guess))
-    return {split: sorted(tasks, key=lambda task: task.task_id) for split, tasks in splits.items()}
+    return {split: tuple(sorted(tasks, key=lambda task: task.task_id)) for split, tasks in splits.items()}
 
 
 _Rows = list[dict[str, object]]

@@ -95,6 +95,7 @@ class ColBenchTasks(Mapping[str, ColBenchTask]):
     """
 
     def __init__(self, files: Mapping[str, str] | None = None, seed: int = 0) -> None:
+        self.splits: Mapping[str, Sequence[ColBenchTask]]
         if files:
             self.splits = {split: read_tasks(Path(path), split) for split, path in files.items()}
         else:

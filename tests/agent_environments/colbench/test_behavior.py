@@ -7,7 +7,6 @@ from agent_environments.colbench.behavior import QuestionBehavior
 from agent_environments.colbench.expert import expert_play, hasty_play
 from agent_environments.colbench.pool import ColBenchPool
 from support.adapter_support import word_spans
-from support.colbench import tasks_generated_once  # noqa: F401 - a fixture for all tests here
 
 BEHAVIOR = QuestionBehavior()
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from agent_environments import chat_client
 from agent_environments.chat_model import ChatEndpoint
 from agent_environments.colbench.expert import QUESTIONS
+from agent_environments.colbench.generator import generate
 from agent_environments.colbench.human import (
     DOES_NOT_KNOW,
     KEYWORDS,
@@ -20,9 +21,8 @@ from agent_environments.colbench.human import (
 )
 from agent_environments.protocol import EnvironmentCrashed, Message
 from support.chat_endpoint import FakeChatEndpoint
-from support.colbench import generated
 
-TASKS = [task for tasks in generated(0).values() for task in tasks]
+TASKS = [task for tasks in generate(0).values() for task in tasks]
 WORDS = st.one_of(
     st.text(),
     st.sampled_from([word for words in KEYWORDS.values() for word in words]),

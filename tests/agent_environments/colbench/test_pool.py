@@ -9,7 +9,6 @@ from agent_environments.colbench.pool import ColBenchPool, code_of
 from agent_environments.conformance import HOSTILE_ACTIONS, check_conformance
 from agent_environments.protocol import EnvironmentCrashed, UnknownTask, create_pool
 from support.adapter_support import word_spans
-from support.colbench import tasks_generated_once  # noqa: F401 - a fixture for all tests here
 from support.places import check_who_waits_is_refused
 
 TASK = "test_count003_1"

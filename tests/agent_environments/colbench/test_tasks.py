@@ -6,7 +6,6 @@ import pytest
 
 from agent_environments.colbench.tasks import ColBenchTasks, read_tasks
 from agent_environments.protocol import UnknownTask
-from support.colbench import tasks_generated_once  # noqa: F401 - a fixture for all tests here
 
 LINE = {
     "problem_description": "Write a function double(x).",

@@ -16,7 +16,6 @@ from loop_recipes.warm_start.colbench import FLAWS, ColBenchDemonstrator, early_
 from loop_recipes.warm_start.demonstration import Demonstration, collect
 from rollout_server.config import EnvironmentConfig
 from support.adapter_support import word_spans
-from support.colbench import tasks_generated_once  # noqa: F401 - a fixture for all tests here
 from warm_start_appworld import WarmStartRecipe
 
 ENVIRONMENT = EnvironmentConfig("colbench")

@@ -155,7 +155,12 @@ def write(kind, folder, monkeypatch):
     with monkeypatch.context() as as_served:
         for key, value in sizes.items():
             as_served.setitem(tiny_models.PLAIN, key, value)
-        random_model(kind).save_pretrained(folder)
+        written = random_model(kind)
+    with torch.no_grad():  # Gemma's are multiplied by the root of the width: it would repeat its last token for ever
+        written.get_input_embeddings().weight.mul_(0.2 if kind.startswith("gemma") else 1.0)
+    if kind == "lfm2":
+        written.config.conv_dim = sizes["hidden_size"]  # as published folders have it, and vLLM asks for it
+    written.save_pretrained(folder)
     return folder
 
 

@@ -180,6 +180,45 @@ def test_no_text_forges_a_control_token(chats, name, texts):
     assert not control & set(chat.encode_text("".join(texts).encode("utf-8", "replace").decode()))
 
 
+SAID = [
+    render_tool_call(CALL),
+    "<tool_call>\nno json\n</tool_call>",
+    '[TOOL_CALLS][{"name": "add", "arguments": {"text": "\\ud800"}}]',
+    '[TOOL_CALLS][{"name": "add", "arguments": ' + "[" * 2000,
+    "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>",
+    "<|channel|>commentary<|message|>",
+    "<think>\n",
+    "\n</think>\n\n",
+    "So. ",
+    "\n",
+    *CONTROL,
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=15)
+@given(
+    turns=st.lists(st.lists(st.sampled_from(SAID), max_size=4).map("".join), min_size=1, max_size=3),
+    answer=st.sampled_from(["3", "\ud800", render_tool_response("3"), render_tool_response("3", "4", "\ud800")]),
+    tools=st.sampled_from([(), (ADD,)]),
+    ended=st.booleans(),
+)
+def test_whatever_was_served_can_be_gone_on_from_or_begun_anew(chats, name, turns, answer, tools, ended):
+    """An error of a format would void the attempt, and an agent can bring any of these about."""
+    chat = chats[name]
+    messages = [SYSTEM, ASK]
+    prompt = chat.opening(messages, tools)
+    for text in turns:
+        ids = [*chat._control.encode(text), *([chat.turn_end] if ended else chat.encode_text("x"))]
+        turn = chat.read(prompt, ids, bool(tools))
+        assert (turn.answer + turn.reasoning).encode().decode() == turn.answer + turn.reasoning
+        heard = chat.heard(answer, tools)
+        between = chat.extension(prompt, ids, heard, tools)
+        assert between is None or len(between) > 0
+        messages += [ChatMessage("assistant", turn.answer, reasoning=turn.reasoning), *heard]
+        prompt = chat.opening(messages, tools)
+
+
 def test_thinking_in_a_channel_is_no_part_of_the_answer(chats):
     chat = chats["gpt-oss"]
     prompt = chat.opening([ASK])

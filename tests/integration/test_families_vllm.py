@@ -147,6 +147,13 @@ OTHERS = {
 the node works around is one of them: without its cure the kind fails."""
 
 
+ASKED_FOR = {
+    "lfm2": {"conv_dim": 64},
+    "deepseek_v3": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
+}
+"""Keys of config.json that published folders have, transformers does not write, and vLLM asks for."""
+
+
 def write(kind, folder, monkeypatch):
     """A random model whose heads vLLM serves on a CPU, with the tokenizer and the template of a family."""
     FORMS[OTHERS[kind]].write(folder)
@@ -158,8 +165,8 @@ def write(kind, folder, monkeypatch):
         written = random_model(kind)
     with torch.no_grad():  # Gemma's are multiplied by the root of the width: it would repeat its last token for ever
         written.get_input_embeddings().weight.mul_(0.2 if kind.startswith("gemma") else 1.0)
-    if kind == "lfm2":
-        written.config.conv_dim = sizes["hidden_size"]  # as published folders have it, and vLLM asks for it
+    for key, value in ASKED_FOR.get(kind, {}).items():
+        setattr(written.config, key, value)
     written.save_pretrained(folder)
     return folder
 

@@ -148,7 +148,7 @@ the node works around is one of them: without its cure the kind fails."""
 
 
 ASKED_FOR = {
-    "lfm2": {"conv_dim": 64},
+    "lfm2": {"conv_dim": 64, "block_dim": 64},
     "deepseek_v3": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
 }
 """Keys of config.json that published folders have, transformers does not write, and vLLM asks for."""
@@ -158,9 +158,9 @@ def write(kind, folder, monkeypatch):
     """A random model whose heads vLLM serves on a CPU, with the tokenizer and the template of a family."""
     FORMS[OTHERS[kind]].write(folder)
     words = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
-    sizes = {"vocab_size": words, "head_dim": 32, "hidden_size": 64, "max_position_embeddings": 2048}
+    sizes = {"vocab_size": words, "head_dim": 32, "hidden_size": 64, "intermediate_size": 64}
     with monkeypatch.context() as as_served:
-        for key, value in sizes.items():
+        for key, value in (sizes | {"max_position_embeddings": 2048}).items():
             as_served.setitem(tiny_models.PLAIN, key, value)
         written = random_model(kind)
     with torch.no_grad():  # Gemma's are multiplied by the root of the width: it would repeat its last token for ever

@@ -141,16 +141,12 @@ OTHERS = {
     "gpt_oss": "gpt-oss",
     "lfm2": "LFM2",
     "granitemoehybrid": "Granite 4",
-    "deepseek_v3": "GLM-4",
 }
 """``model_type`` of decoders that no family describes -> the form of their chat template. Each fault of vLLM 0.32 that
 the node works around is one of them: without its cure the kind fails."""
 
 
-ASKED_FOR = {
-    "lfm2": {"conv_dim": 64, "block_dim": 64},
-    "deepseek_v3": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
-}
+ASKED_FOR = {"lfm2": {"conv_dim": 128, "block_dim": 128}}
 """Keys of config.json that published folders have, transformers does not write, and vLLM asks for."""
 
 
@@ -158,7 +154,7 @@ def write(kind, folder, monkeypatch):
     """A random model whose heads vLLM serves on a CPU, with the tokenizer and the template of a family."""
     FORMS[OTHERS[kind]].write(folder)
     words = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
-    sizes = {"vocab_size": words, "head_dim": 32, "hidden_size": 64, "intermediate_size": 64}
+    sizes = {"vocab_size": words, "head_dim": 32, "hidden_size": 128, "intermediate_size": 64}
     with monkeypatch.context() as as_served:
         for key, value in (sizes | {"max_position_embeddings": 2048}).items():
             as_served.setitem(tiny_models.PLAIN, key, value)

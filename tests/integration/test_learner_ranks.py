@@ -41,11 +41,17 @@ def test_each_rank_reads_its_own_part_and_one_collective_gathers_all(tmp_path, r
     assert said["collectives"] == 1
 
 
-def test_models_that_rank_0_reads_are_the_same_on_two_ranks(tmp_path):
+@pytest.mark.parametrize(
+    ("sharers", "kinds"),
+    [
+        (1, ["gemma3_text", "gpt_oss", "qwen3_5_text", "granitemoehybrid", "deepseek_v3"]),
+        (2, ["gemma2", "gpt_oss", "smollm3"]),
+    ],
+)
+def test_models_that_rank_0_reads_are_the_same_on_two_ranks(tmp_path, sharers, kinds):
     from support.general_ranks import general_differences
     from support.tiny_models import write_random
 
-    kinds = ["gemma3_text", "gpt_oss", "qwen3_5_text", "granitemoehybrid", "deepseek_v3"]
-    found = on_ranks(2, general_differences, [write_random(kind, tmp_path / kind) for kind in kinds])
+    found = on_ranks(2, general_differences, [write_random(kind, tmp_path / kind) for kind in kinds], sharers)
     assert list(found) == kinds
     assert max(found.values()) < 1e-5

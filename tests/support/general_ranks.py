@@ -12,6 +12,7 @@ from loop_recipes.engine.general_decoder import general_decoder
 from loop_recipes.engine.logprobs import TiledLogProbs
 from loop_recipes.engine.model import load_base
 from loop_recipes.engine.process_group import destroy_process_group, init_process_group
+from loop_recipes.engine.sequence_parallel import Part
 from loop_recipes.engine.sharding import full_tensors, place_model
 from model_families.base_model import BaseModel
 from support.families import section
@@ -20,10 +21,12 @@ from support.general_models import ours, placed, random_adapter, samples_of
 BUDGET = 100
 
 
-def general_differences(folders: list[Path]) -> dict[str, float]:
-    """The largest difference of a gradient, in parts of the largest, by the name of the model's folder."""
+def general_differences(folders: list[Path], sharers: int = 1) -> dict[str, float]:
+    """The largest difference of a gradient, in parts of the largest, by the name of the model's folder, where so many
+    ranks share each row."""
     init_process_group(torch.device("cpu"), 60)
     rank, ranks = dist.get_rank(), dist.get_world_size()
+    part, groups = Part.of_this_rank(sharers), (ranks // sharers, rank // sharers)
     found = {}
     for folder in folders:
         config = SimpleNamespace(model=section(folder), base_model=str(folder), checkpointer=None)
@@ -32,7 +35,7 @@ def general_differences(folders: list[Path]) -> dict[str, float]:
         decoder = attach_head(model, TiledLogProbs(16, 32))
         options = {"shard": True, "activation_checkpointing": True}
         decoder = place_model(decoder, base, adapter, torch.device("cpu"), torch.float32, **options)
-        for batch in step_batches(samples_of(), BUDGET, 0, True, ranks, rank):
+        for batch in step_batches(samples_of(), BUDGET, 0, True, *groups, part):
             weighted = decoder(**batch.inputs()).logprobs * batch.old_logprobs
             weighted.sum().backward()
         gradients = full_tensors({name: p.grad for name, p in decoder.named_parameters() if p.grad is not None})
@@ -43,7 +46,7 @@ def general_differences(folders: list[Path]) -> dict[str, float]:
         worst = 0.0
         for name, gradient in gradients.items():
             inside = name.replace("_checkpoint_wrapped_module.", "")
-            worst = max(worst, float((gradient * ranks - whole[alone.peft_name(inside)]).abs().max()))
+            worst = max(worst, float((gradient * groups[0] - whole[alone.peft_name(inside)]).abs().max()))
         found[folder.name] = worst / scale
     dist.barrier()
     destroy_process_group()

@@ -23,7 +23,15 @@ from loop_recipes.config.loop_config import LearnerConfig
 from loop_recipes.engine.adapter_versions import AdapterVersions
 from loop_recipes.engine.checkpoint import TrainingState, all_generators, save_and_prune
 from loop_recipes.engine.decoder import attach_head
-from loop_recipes.engine.model import DTYPES, AnyDecoder, check_adapter, lora_scale, new_adapter, trained_parameters
+from loop_recipes.engine.model import (
+    DTYPES,
+    AnyDecoder,
+    check_adapter,
+    check_shared,
+    lora_scale,
+    new_adapter,
+    trained_parameters,
+)
 from loop_recipes.engine.optimizer import build_optimizer, optimizer_tensors
 from loop_recipes.engine.peft_export import export_adapter, load_adapter
 from loop_recipes.engine.process_group import on_main_rank
@@ -73,6 +81,7 @@ class Learner:
         self._base_digest = on_main_rank(lambda: weights_digest(conf.base_model))
         dtype = DTYPES[conf.dtype]
         shard = get_world_size_and_rank()[0] > 1 or dtype != torch.float32
+        check_shared(model, conf.sequence_parallel)
         if checkpoint is not None:
             adapter = checkpoint.adapters[checkpoint.state["policy_version"]]
             check_adapter(model, adapter, checkpoint.state["lora_alpha"], "the checkpoint's adapter")

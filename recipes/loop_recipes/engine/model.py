@@ -168,6 +168,19 @@ def check_context(model: AnyDecoder, tokens: int, key: str) -> None:
         raise ConfigError(f"{key} is {tokens}, more than the model's max_seq_len {model.max_seq_len}")
 
 
+def check_shared(model: AnyDecoder, sharers: int) -> None:
+    """Check that so many ranks can share a row of the model.
+
+    Raises:
+        ConfigError: its layers have a state along the row, which ranks do not hand on.
+    """
+    if sharers > 1 and isinstance(model, GeneralDecoder) and model.mixers:
+        raise ConfigError(
+            f"sequence_parallel is {sharers}, and the layers of a {model.base.model_type} have a state along the row, "
+            "which ranks do not hand on: give 1"
+        )
+
+
 def vocabulary(model: AnyDecoder) -> int:
     """Return the number of token ids that the model knows."""
     return model.tok_embeddings.weight.shape[0]

@@ -12,7 +12,7 @@ from loop_recipes.engine import general_attention
 from loop_recipes.engine import general_decoder as general_decoder_module
 from loop_recipes.engine.general_decoder import read_weights
 from loop_recipes.engine.general_probe import probe
-from loop_recipes.engine.model import meta_model
+from loop_recipes.engine.model import check_shared, meta_model
 from loop_recipes.engine.peft_export import load_adapter
 from loop_recipes.engine.process_group import FromMainRank
 from model_families.base_model import BaseModel
@@ -174,6 +174,16 @@ def test_weights_that_are_not_the_models_are_one_line(change, said, tmp_path):
     save_file(weights, file, metadata={"format": "pt"})
     with pytest.raises(ValueError, match=said):
         adapted(folder)
+
+
+def test_ranks_share_no_row_of_a_hybrid(tmp_path):
+    hybrid = meta_model(section(write_random("lfm2", tmp_path / "lfm2")), torch.float32)
+    check_shared(hybrid, 1)
+    with pytest.raises(
+        ConfigError, match="sequence_parallel is 2, and the layers of a lfm2 have a state along the row"
+    ):
+        check_shared(hybrid, 2)
+    check_shared(meta_model(section(write_random("smollm3", tmp_path / "smollm3")), torch.float32), 2)
 
 
 def test_what_rank_0_read_is_a_mapping_of_names():

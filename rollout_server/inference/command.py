@@ -135,12 +135,19 @@ def check_libraries(folder: str, base: BaseModel) -> None:
     Raises:
         ServerStartError: a library is missing; one line.
     """
-    if base.model_type.startswith(_OF_QWEN3_5) and importlib.util.find_spec("torchvision") is None:
+    asked = base.family is None and (base.model_type.startswith(_OF_QWEN3_5) or _reads_pictures(folder))
+    if asked and importlib.util.find_spec("torchvision") is None:
         raise ServerStartError(
             f"vLLM needs torchvision beside {sys.executable} to serve the {base.model_type} in {folder}: install the "
             "build that fits the installed torch (of a CPU: uv pip install torchvision==0.28.0 --index-url "
             "https://download.pytorch.org/whl/cpu)"
         )
+
+
+def _reads_pictures(folder: str) -> bool:
+    """Whether the decoder is one of several models: vLLM imports what prepares pictures for it, served or not."""
+    config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    return text_config(config) is not config
 
 
 def _of_any_decoder(folder: str, base: BaseModel, cpu: bool) -> list[str]:
@@ -149,9 +156,8 @@ def _of_any_decoder(folder: str, base: BaseModel, cpu: bool) -> list[str]:
     Raises:
         ServerStartError: a library that vLLM needs for it is not installed.
     """
-    config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
     # Of a model that reads pictures or sound, no memory is taken for what no conversation here holds.
-    flags = ["--language-model-only"] if text_config(config) is not config else []
+    flags = ["--language-model-only"] if _reads_pictures(folder) else []
     check_libraries(folder, base)
     if not cpu:
         return flags

@@ -136,7 +136,6 @@ def test_llama_by_torchtunes_builder_and_from_its_folder(tmp_path, monkeypatch):
 OTHERS = {
     "smollm3": "SmolLM3",
     "gemma3_text": "Gemma 3",
-    "gemma3": "Gemma 3",
     "qwen3_moe": "OLMo",
     "gpt_oss": "gpt-oss",
     "lfm2": "LFM2",

@@ -134,14 +134,15 @@ def test_vllms_faults_on_a_cpu_are_worked_around(tmp_path, kind):
     assert "kv_b_proj" not in on_cpu, "LoRA of it is ignored without a word"
 
 
-def test_a_model_of_pictures_is_served_as_one_of_text(tmp_path):
+def test_a_model_of_pictures_is_served_as_one_of_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(vllm_command.importlib.util, "find_spec", lambda name: name)
     for cpu in (True, False):
         assert "--language-model-only" in of_any_decoder(tmp_path / f"gemma{cpu}", "gemma3", cpu)
         assert "--language-model-only" not in of_any_decoder(tmp_path / f"text{cpu}", "gemma3_text", cpu)
 
 
-@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_text", "qwen3_5_moe_text"])
-def test_qwen3_5_without_torchvision_is_one_line(tmp_path, monkeypatch, kind):
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3_5", "qwen3_5_text", "qwen3_5_moe_text"])
+def test_what_needs_torchvision_is_one_line_without_it(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(vllm_command.importlib.util, "find_spec", lambda name: None if name == "torchvision" else name)
     with pytest.raises(ServerStartError, match=rf"vLLM needs torchvision beside .* to serve the {kind} in") as raised:
         of_any_decoder(tmp_path / "without", kind, True)

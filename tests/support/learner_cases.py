@@ -125,10 +125,11 @@ def adapter_gradient(model) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad])
 
 
-def flash_attention(q, k, v, borders, seen, longest, __, window_size, enable_gqa):
+def flash_attention(q, k, v, borders, seen, longest, __, window_size, enable_gqa, scale=None):
     """What varlen_attn computes, [s, h, d] each: the queries of a document are the last of its keys; groups of query
     heads share keys."""
-    assert window_size == (-1, 0)
+    before, after = window_size
+    assert after == 0
     assert enable_gqa
     assert borders.dtype == seen.dtype == torch.int32
     assert longest == seen.diff().max()
@@ -138,5 +139,7 @@ def flash_attention(q, k, v, borders, seen, longest, __, window_size, enable_gqa
     for q, k, v in pieces:
         own, keys = q.shape[1], k.shape[1]
         last = {"is_causal": True} if own == keys else {"attn_mask": torch.ones(own, keys).tril(keys - own) > 0}
-        done.append(F.scaled_dot_product_attention(q, k, v, **last, enable_gqa=True))
+        if before >= 0:
+            last = {"attn_mask": torch.ones(own, keys).tril(keys - own).triu(keys - own - before) > 0}
+        done.append(F.scaled_dot_product_attention(q, k, v, **last, scale=scale, enable_gqa=True))
     return torch.cat(done, dim=1).transpose(0, 1)

@@ -70,16 +70,29 @@ def on_cuda(x: Tensor) -> bool:
     return x.is_cuda
 
 
-def causal_attention(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
+def in_one_call(x: Tensor) -> bool:
+    """Whether attention of a packed row of such numbers is one call of ``varlen_attn``."""
+    return VARLEN and on_cuda(x) and x.dtype in HALF
+
+
+def causal_attention(
+    q: Tensor, k: Tensor, v: Tensor, documents: Documents, scale: float | None = None, window: int | None = None
+) -> Tensor:
     """Attention [s, heads, width] of a packed row's documents, each causally to itself; k and v may have fewer heads.
 
     A document that goes on from another attends to its beginning too: flash attention takes the queries of a piece as
     the last of its keys.
+
+    Args:
+        scale: of the scores; None is one over the root of the width.
+        window: a token attends to as many tokens, itself among them; None is all before it.
     """
     borders, longest, seen = documents.borders, documents.longest.shape[0], documents.borders
     if documents.keys is not None:
         k, v, seen = documents.keys.take(k), documents.keys.take(v), documents.keys.borders
-    out = varlen_attn(q, k, v, borders, seen, longest, longest, window_size=(-1, 0), enable_gqa=True)
+    reach = (-1 if window is None else window - 1, 0)
+    scaled = {} if scale is None else {"scale": scale}
+    out = varlen_attn(q, k, v, borders, seen, longest, longest, window_size=reach, enable_gqa=True, **scaled)
     return cast(Tensor, out)
 
 
@@ -90,7 +103,7 @@ class PackedAttention(MultiHeadAttention):
         self, x: Tensor, y: Tensor | None = None, *, mask: object = None, input_pos: Tensor | None = None
     ) -> Tensor:
         dropout = self.training and self.attn_dropout > 0
-        if not (VARLEN and isinstance(mask, Documents) and on_cuda(x) and x.dtype in HALF) or dropout:
+        if not (isinstance(mask, Documents) and in_one_call(x)) or dropout:
             return super().forward(x, y, mask=mask, input_pos=input_pos)
         return self.packed(x, mask, input_pos)
 

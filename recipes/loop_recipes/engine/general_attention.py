@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from loop_recipes.engine.batching import Documents
-from loop_recipes.engine.cuda_layers import HALF, VARLEN, on_cuda
+from loop_recipes.engine.cuda_layers import causal_attention, in_one_call
 
 NAME = "loop_documents"
 BLOCK = 512
@@ -99,14 +98,11 @@ def _packed(
     sinks: Tensor | None,
 ) -> Tensor:
     """Of a packed row [s, heads, d]."""
-    borders, lengths, seen = documents.borders, documents.lengths, documents.lengths
+    if cap is None and sinks is None and q.shape[-1] == v.shape[-1] <= WIDEST and in_one_call(q):
+        return causal_attention(q, k, v, documents, scale, window)
+    lengths = seen = documents.lengths
     if documents.keys is not None:
-        k, v, borders, seen = (*map(documents.keys.take, (k, v)), documents.keys.borders, documents.keys.lengths)
-    plain = cap is None and sinks is None and q.shape[-1] == v.shape[-1] <= WIDEST
-    if VARLEN and plain and on_cuda(q) and q.dtype in HALF:
-        longest, reach = documents.longest.shape[0], -1 if window is None else window - 1
-        options: dict[str, Any] = {"scale": scale, "window_size": (reach, 0), "enable_gqa": True}
-        return varlen_attn(q, k, v, documents.borders, borders, longest, longest, **options)  # type: ignore[return-value]
+        k, v, seen = documents.keys.take(k), documents.keys.take(v), documents.keys.lengths
     whole = (x.transpose(0, 1)[None] for x in (q, k, v))
     split = [x.split(list(sizes), 2) for x, sizes in zip(whole, (lengths, seen, seen), strict=True)]
     done = [_attend(q, k, v, scale, window, cap, sinks) for q, k, v in zip(*split, strict=True)]

@@ -20,6 +20,8 @@ from model_families.general_model import COMPARED
 from rollout_server.policies.adapter_check import check_adapter
 from support.families import section
 from support.general_models import adapted, exported, ours, samples_of, theirs
+from support.learner_cases import flash_attention
+from support.on_cuda import as_on_cuda
 from support.tiny_models import KINDS, SEVERAL, write_random
 
 EXACT, GRADIENT = 1e-5, 2e-5
@@ -86,6 +88,18 @@ def test_blocks_of_queries_are_the_whole(tmp_path, monkeypatch):
     whole = ours(model, samples_of(), packed=True)
     monkeypatch.setattr(general_attention, "BLOCK", 7)
     assert max(ours(model, samples_of(), packed=True).error(whole)) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "granite", "gemma4_text"])
+def test_the_path_of_cuda_has_windows_and_scales(kind, tmp_path):
+    model = adapted(write_random(kind, tmp_path))
+    for shared in (False, True):
+        samples = samples_of(shared)
+        expected = ours(model, samples, packed=True)
+        with as_on_cuda(varlen_attn=flash_attention):
+            found = ours(model, samples, packed=True)
+        logprobs, gradients = found.error(expected)
+        assert (logprobs < EXACT, gradients < GRADIENT) == (True, True)
 
 
 @pytest.mark.parametrize("mode", [True, False])

@@ -91,8 +91,7 @@ def causal_attention(
     if documents.keys is not None:
         k, v, seen = documents.keys.take(k), documents.keys.take(v), documents.keys.borders
     reach = (-1 if window is None else window - 1, 0)
-    scaled = {} if scale is None else {"scale": scale}
-    out = varlen_attn(q, k, v, borders, seen, longest, longest, window_size=reach, enable_gqa=True, **scaled)
+    out = varlen_attn(q, k, v, borders, seen, longest, longest, scale=scale, window_size=reach, enable_gqa=True)
     return cast(Tensor, out)
 
 

@@ -1,14 +1,11 @@
+#!/usr/bin/env bash
 # One would guess: "add_bos_token": false in tokenizer_config.json leaves the BOS away, as the same argument does.
 # So it is: in the file it is not heeded, false or true; add_bos_token reads False beside ids that begin with the BOS.
 # transformers 5.23.0 and tokenizers 0.23.3, a PreTrainedTokenizerFast; 27 November 2026.
-"""Whether a fast tokenizer whose post-processor writes a BOS leaves it away when it is told to."""
+set -euo pipefail
+. "$(dirname "$0")/alone.sh"
 
-import sys
-
-from alone import report, run
-
-PACKAGES = ("transformers==5.23.0", "tokenizers==0.23.3")
-CODE = """
+alone transformers==5.23.0 tokenizers==0.23.3 << 'END'
 import json, pathlib, tempfile
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer
@@ -32,14 +29,10 @@ seen = {
     "true in the file": begins(True),
     "false as an argument": begins(None, add_bos_token=False),
 }
-"""
-EXPECTED = {
+expected = {
     "nothing said": [False, True],
     "false in the file": [False, True],
     "true in the file": [False, True],
     "false as an argument": [False, False],
 }
-"""What ``add_bos_token`` reads, and whether a text's ids begin with the BOS."""
-
-if __name__ == "__main__":
-    sys.exit(report(PACKAGES, run(PACKAGES, CODE), EXPECTED))
+END

@@ -1,14 +1,12 @@
+#!/usr/bin/env bash
 # One would guess: a config.json with rope_parameters, to which rope_scaling is added as models' cards say, has both.
 # So it is: rope_scaling takes the place of all rope_parameters, and rope_theta falls to 10000.
 # See model_families/family.py. transformers 5.23.0, and 5.19.0 alike; 27 November 2026.
-"""What transformers makes of rotary positions that a config.json gives in both spellings."""
+set -euo pipefail
+. "$(dirname "$0")/alone.sh"
 
-import sys
-
-from alone import report, run
-
-PACKAGES = ("transformers==5.23.0",)
-CODE = """
+alone transformers==5.23.0 << 'END'
+import json
 import pathlib, tempfile
 from transformers import AutoConfig
 def rope(**keys):
@@ -24,12 +22,9 @@ seen = {
     "rope_theta and rope_scaling": rope(rope_theta=1e6, rope_scaling=yarn),
     "rope_parameters and rope_scaling": rope(rope_parameters=plain, rope_scaling=yarn),
 }
-"""
-EXPECTED = {
+expected = {
     "rope_parameters": ["default", 1e6],
     "rope_theta and rope_scaling": ["yarn", 1e6],
     "rope_parameters and rope_scaling": ["yarn", 1e4],
 }
-
-if __name__ == "__main__":
-    sys.exit(report(PACKAGES, run(PACKAGES, f"import json{CODE}"), EXPECTED))
+END

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Self, cast
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torchtune.modules.peft import LoRALinear
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
@@ -196,9 +197,8 @@ def read_weights(path: str, base: BaseModel, dtype: torch.dtype) -> tuple[dict[s
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # its table of what is missing says what is raised here
     try:
-        whole, found = _auto(path).from_pretrained(
-            path, dtype=dtype, attn_implementation=NAME, output_loading_info=True
-        )
+        options: dict[str, Any] = {"dtype": dtype, "attn_implementation": NAME, "trust_remote_code": False}
+        whole, found = _auto(_config(path)).from_pretrained(path, output_loading_info=True, **options)
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise ValueError(f"{path}: transformers cannot read the weights: {str(error).splitlines()[0]}") from error
     finally:
@@ -214,8 +214,18 @@ def read_weights(path: str, base: BaseModel, dtype: torch.dtype) -> tuple[dict[s
     return weights, {name: buffer for name, buffer in model.named_buffers() if name not in weights}
 
 
-def _auto(path: str) -> Any:
-    config = AutoConfig.from_pretrained(path)
+def _config(path: str) -> Any:
+    try:
+        # Else transformers asks at the terminal whether a folder's own code may run, which it may not.
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"transformers {transformers.__version__} does not know a model of this kind, and a folder's own code is not "
+            "run; a later transformers may know it"
+        ) from error
+
+
+def _auto(config: Any) -> Any:
     return AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModelForImageTextToText
 
 
@@ -226,9 +236,9 @@ def built(path: str, attention: str = NAME, changes: Mapping[str, Any] | None = 
         attention: by transformers' name for it.
         changes: to what the text's config says, of keys that it has.
     """
-    config = AutoConfig.from_pretrained(path)
+    config = _config(path)
     text = config.get_text_config()
     for key, value in (changes or {}).items():
         if getattr(text, key, None) is not None:
             setattr(text, key, value)
-    return _auto(path).from_config(config, attn_implementation=attention, dtype=torch.get_default_dtype())
+    return _auto(config).from_config(config, attn_implementation=attention, dtype=torch.get_default_dtype())

@@ -1,5 +1,6 @@
 """Models that transformers builds: exact in packed rows, by transformers and PEFT one sequence at a time."""
 
+import json
 import re
 from pathlib import Path
 
@@ -188,6 +189,20 @@ def test_weights_that_are_not_the_models_are_one_line(change, said, tmp_path):
     save_file(weights, file, metadata={"format": "pt"})
     with pytest.raises(ValueError, match=said):
         adapted(folder)
+
+
+def test_code_in_a_folder_is_not_run_and_nobody_is_asked(tmp_path, monkeypatch):
+    folder = write_random("smollm3", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {
+        "model_type": "brand_new",
+        "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "code.py").write_text("raise SystemExit('ran')")
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
+    with pytest.raises(ConfigError, match=r"^model: \S+ cannot be built: transformers \S+ does not know a model"):
+        meta_model(section(folder, untried=True), torch.float32)
 
 
 def test_ranks_share_no_row_of_a_hybrid(tmp_path):

@@ -220,8 +220,8 @@ def _config(path: str) -> Any:
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(
-            f"transformers {transformers.__version__} does not know a model of this kind, and a folder's own code is not "
-            "run; a later transformers may know it"
+            f"transformers {transformers.__version__} does not know a model of this kind, and a folder's own code is "
+            "not run; a later transformers may know it"
         ) from error
 
 

@@ -116,7 +116,8 @@ def tiny_lora_model(tied: bool, seed: int = 0, max_seq_len: int = 64, kv_heads: 
 
 def tiny_decoder(tied: bool = True, **tiles: int):
     """:func:`tiny_lora_model` with a tiled head."""
-    from loop_recipes.engine.logprobs import TiledLogProbs, attach_head  # as above
+    from loop_recipes.engine.decoder import attach_head  # as above
+    from loop_recipes.engine.logprobs import TiledLogProbs
 
     return attach_head(tiny_lora_model(tied), TiledLogProbs(**tiles))
 

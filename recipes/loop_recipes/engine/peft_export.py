@@ -97,8 +97,20 @@ def _write(
         config["exclude_modules"] = f".*({'|'.join(map(re.escape, TOWERS))}).*"  # whose layers have the same last names
     with whole_folder(folder) as partial:
         save_file(dict(weights), partial / ADAPTER_WEIGHTS, metadata={"format": "pt", **known})
+        _sort_metadata(partial / ADAPTER_WEIGHTS)
         (partial / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return folder
+
+
+def _sort_metadata(file: Path) -> None:
+    """Put the words of the file's metadata in order: safetensors writes them in another one from time to time, and the
+    same adapter has the same bytes."""
+    with file.open("r+b") as content:
+        length = int.from_bytes(content.read(8), "little")
+        header = json.loads(content.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        content.seek(8)
+        content.write(json.dumps(header, separators=(",", ":")).encode().ljust(length))
 
 
 def read_adapter(folder: Path) -> tuple[dict[str, Tensor], int, float]:

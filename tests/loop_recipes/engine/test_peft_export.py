@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from peft import PeftModel
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
 from loop_formats.schema import ConfigError
@@ -177,3 +178,15 @@ def test_an_unscaled_llama_is_not_one_that_is_scaled(tmp_path):
     conf = torchtunes("Llama-3.1-8B", write_model(tmp_path, small("Llama-3.1-8B", rope_scaling=None)))
     with pytest.raises(ConfigError, match="has other rotary positions"):
         load_base(conf, torch.float32)
+
+
+def test_the_same_adapter_has_the_same_bytes(tmp_path):
+    tensors = {"layers.3.mlp.w2.lora_b.weight": torch.ones(8, 4), "layers.3.mlp.w1.lora_a.weight": torch.ones(4, 8)}
+    model, written = tiny_lora_model(True), set()
+    for _ in range(30):  # in half of them safetensors itself writes another order
+        export_adapter(tensors, model, tmp_path / "a", base_model="b", base_digest="0123", dtype=torch.float32)
+        written.add((tmp_path / "a/adapter_model.safetensors").read_bytes())
+    assert len(written) == 1
+    assert read_adapter(tmp_path / "a")[0].keys() == set(map(peft_name, tensors))
+    with safe_open(tmp_path / "a/adapter_model.safetensors", "pt") as content:
+        assert content.metadata() == {"format": "pt", "base_model_digest": "0123"}

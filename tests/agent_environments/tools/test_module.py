@@ -1,6 +1,8 @@
 """What a user's module holds, its tasks and its reward; a mistake in it is one line."""
 
 import json
+import os
+import sys
 
 import numpy as np
 import pytest
@@ -226,3 +228,19 @@ def test_a_reward_is_still_the_function():
     assert right("4", "4")
     with pytest.raises(ValueError, match="has no field 'target', which reward right asks for beside answer, traj"):
         right.check_task({"id": "a"})
+
+
+@pytest.mark.fault("the grader of a moment ago")
+def test_a_file_that_is_mended_at_once_and_at_the_same_length_is_the_mended_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    file, found = tmp_path / "mended.py", []
+    for test in ("==", "!="):
+        file.write_text(
+            "from agent_environments.tools import reward\n"
+            "TASKS = [{'id': 'a', 'question': 'b', 'target': 'c'}]\n"
+            f"@reward\ndef right(answer, target):\n    return float(answer {test} target)\n"
+        )
+        os.utime(file, (1_000_000_000, 1_000_000_000))
+        load_module(str(file))
+        found.append(sys.modules["tool_module_mended"].right("c", "c"))
+    assert found == [1.0, 0.0]

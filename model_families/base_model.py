@@ -17,7 +17,7 @@ from typing import Any
 
 from model_families import llama, mistral, qwen2, qwen3
 from model_families.family import Family, NotBuilt, Rope, read_rope
-from model_families.general_model import attention_layers, layer_of, module_of, stored_weights, takes_lora, text_config
+from model_families.general_model import attention_layers, layer_of, module_of, shapes_on_disk, takes_lora, text_config
 from model_families.weight_names import EMBEDDING, HEAD
 
 FAMILIES = {each.FAMILY.architecture: each.FAMILY for each in (qwen2, qwen3, llama, mistral)}
@@ -138,7 +138,7 @@ class BaseModel:
 
     @classmethod
     def _general(cls, folder: Path, config: dict[str, Any]) -> BaseModel:
-        text, weights = text_config(config), stored_weights(folder)
+        text, weights = text_config(config), shapes_on_disk(folder)
         inner = text.get("intermediate_size") or text.get("moe_intermediate_size") or 0
         return cls(
             **_sizes(text, None),

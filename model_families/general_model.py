@@ -36,7 +36,7 @@ _LINEAR_LAYERS = ("linear_attention", "conv", "mamba")
 """What ``layer_types`` calls layers that keep no keys."""
 
 
-def stored_weights(folder: Path) -> dict[str, tuple[int, ...]]:
+def shapes_on_disk(folder: Path) -> dict[str, tuple[int, ...]]:
     """The shape of each weight in ``folder`` by its name there.
 
     Raises:

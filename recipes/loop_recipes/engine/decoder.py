@@ -17,6 +17,9 @@ from loop_recipes.engine.packed_attention import enable_packing
 if TYPE_CHECKING:
     from loop_recipes.engine.general_decoder import GeneralDecoder
 
+CHECKPOINT_WRAPPER = "_checkpoint_wrapped_module."
+"""What activation checkpointing puts into the names of what is in a layer."""
+
 
 class TokenOutputs(NamedTuple):
     """The outputs of a decoder for each of n sampled tokens.

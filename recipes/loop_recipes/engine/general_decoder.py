@@ -8,7 +8,7 @@ positions that begin again, leaks from document to document in every hybrid and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Self, cast
 
 import torch
@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from loop_recipes.engine.batching import Documents
 from loop_recipes.engine.cuda_layers import FoldedLoRALinear
-from loop_recipes.engine.decoder import TokenOutputs, check_length, token_outputs
+from loop_recipes.engine.decoder import CHECKPOINT_WRAPPER, TokenOutputs, check_length, token_outputs
 from loop_recipes.engine.general_attention import NAME, row_of
 from loop_recipes.engine.logprobs import Head
 from model_families.base_model import BaseModel
@@ -212,6 +212,15 @@ def read_weights(path: str, base: BaseModel, dtype: torch.dtype) -> tuple[dict[s
     model = GeneralDecoder(whole, base)
     weights = model.state_dict()
     return weights, {name: buffer for name, buffer in model.named_buffers() if name not in weights}
+
+
+def load_buffers(model: nn.Module, saved: Collection[str], read: Callable[[str], Tensor]) -> None:
+    """Give the model its buffers that are in no file, those not among ``saved``: ``read`` finds them by their names."""
+    for name in [name for name, _ in model.named_buffers()]:
+        bare = name.replace(CHECKPOINT_WRAPPER, "")
+        if bare not in saved:
+            parent, _, last = name.rpartition(".")
+            model.get_submodule(parent).register_buffer(last, read(bare), persistent=False)
 
 
 def _config(path: str) -> Any:

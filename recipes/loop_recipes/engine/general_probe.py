@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from loop_recipes.engine.batching import collate
 from loop_recipes.engine.general_attention import NAME
-from loop_recipes.engine.general_decoder import GeneralDecoder, add_lora, built
+from loop_recipes.engine.general_decoder import GeneralDecoder, add_lora, built, load_buffers
 from loop_recipes.engine.logprobs import TiledLogProbs
 from loop_recipes.engine.samples import Sample, made_up
 from model_families.base_model import BaseModel
@@ -68,7 +68,6 @@ def probe(path: str, base: BaseModel, weights: Mapping[str, Tensor], device: tor
     _load(ours, filled, weights, device)
     head = theirs.get_output_embeddings()
     _load(theirs.get_decoder(), {name.removeprefix("text."): t for name, t in merged.items()}, weights, device, "text.")
-    head.to_empty(device=device)
     tied = weights.get("output.weight")
     own = theirs.get_input_embeddings().weight if tied is None else tied.to(device)
     head.weight = nn.Parameter(cast(Tensor, own).float())
@@ -165,6 +164,4 @@ def _load(
     """Give a model of no storage these weights, and the buffers that are in no file."""
     own = {name: tensors[name].to(device) for name in model.state_dict()}
     model.load_state_dict(own, assign=True)
-    for name, _ in [(name, buffer) for name, buffer in model.named_buffers() if name not in own]:
-        parent, _, last = name.rpartition(".")
-        model.get_submodule(parent).register_buffer(last, weights[f"{prefix}{name}"].to(device), persistent=False)
+    load_buffers(model, own, lambda name: weights[f"{prefix}{name}"].to(device))

@@ -21,6 +21,7 @@ from torchtune.modules.peft import LoRALinear, get_adapter_params, set_trainable
 from loop_formats.schema import ConfigError
 from loop_recipes.config.components import build
 from loop_recipes.config.loop_config import LearnerConfig
+from loop_recipes.engine.decoder import CHECKPOINT_WRAPPER
 from loop_recipes.engine.general_decoder import GeneralDecoder, read_weights
 from loop_recipes.engine.general_probe import probe
 from loop_recipes.engine.process_group import FromMainRank, on_main_rank
@@ -31,7 +32,6 @@ from model_families.decoder.weights import load_weights
 AnyDecoder: TypeAlias = TransformerDecoder | GeneralDecoder
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 log = utils.get_logger("INFO")
-CHECKPOINT_WRAPPER = "_checkpoint_wrapped_module."
 
 
 def meta_model(component: Mapping[str, Any], dtype: torch.dtype) -> AnyDecoder:

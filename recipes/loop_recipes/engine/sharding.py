@@ -23,9 +23,10 @@ from torch.nn.attention import varlen  # noqa: F401 - registers its operator
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 from torchtune import training
 
+from loop_formats.schema import require
 from loop_recipes.engine.flash_attention import use_attention
-from loop_recipes.engine.general_decoder import GeneralDecoder
-from loop_recipes.engine.model import CHECKPOINT_WRAPPER, AnyDecoder, share_rope_cache
+from loop_recipes.engine.general_decoder import GeneralDecoder, load_buffers
+from loop_recipes.engine.model import AnyDecoder, share_rope_cache
 
 ATTENTION = [
     torch.ops.torch_attn._varlen_attn.default,
@@ -68,6 +69,7 @@ def place_model(
     general = isinstance(model, GeneralDecoder)
     if not general:
         use_attention(attention, model, device, dtype)
+    require(not general or attention != "fa4", "attention is fa4, which is for models of torchtune's modules: give fa2")
     share_rope_cache(model)
     if compile_layers:
         compile_each_layer(model)
@@ -91,11 +93,7 @@ def place_model(
         loaded[name] = _placed_like(rows, parameter)
     model.load_state_dict(loaded, assign=True)
     if general:
-        for name, _ in list(model.named_buffers()):
-            bare = name.replace(CHECKPOINT_WRAPPER, "")
-            if bare not in loaded:  # in no file
-                parent, _, last = name.rpartition(".")
-                model.get_submodule(parent).register_buffer(last, base[bare].to(device), persistent=False)
+        load_buffers(model, loaded, lambda name: base[name].to(device))
     for module in model.modules():
         if callable(fill := getattr(module, "rope_init", None)):
             with device:

@@ -191,6 +191,11 @@ def test_weights_that_are_not_the_models_are_one_line(change, said, tmp_path):
         adapted(folder)
 
 
+def test_kernels_that_it_does_not_take_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="attention is fa4, which is for models of torchtune's modules: give fa2"):
+        adapted(write_random("smollm3", tmp_path), attention="fa4")
+
+
 def test_code_in_a_folder_is_not_run_and_nobody_is_asked(tmp_path, monkeypatch):
     folder = write_random("smollm3", tmp_path)
     config = json.loads((folder / "config.json").read_text())

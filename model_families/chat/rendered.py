@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_environments.observation import printable
-from agent_environments.tool_calls import CALL_CLOSES, CALL_OPENS, ToolCall, render_tool_call
+from agent_environments.tool_calls import CALL_OPENS
+from model_families.chat.calls import rendered_call, unread_call
 from model_families.chat.control import ControlledFormat
 from model_families.chat.format import ObservationRole, ReadTurn, Thinking
 from model_families.chat.messages import (
@@ -210,17 +210,7 @@ class Rendered(ControlledFormat):
             return text
         try:
             found = self._renderer.parse_response(body)
-            blocks = [_block(call.name, call.arguments, call.raw) for call in found.tool_calls]
+            blocks = [rendered_call(call.name, call.arguments, call.raw) for call in found.tool_calls]
         except (ValueError, RecursionError):  # JSON that Python cannot read, or not write again
-            return _unread(text.strip())
+            return unread_call(text.strip())
         return "\n".join(part for part in (found.content, *blocks) if part) if blocks else text
-
-
-def _block(name: object, arguments: object, raw: str) -> str:
-    if isinstance(name, str) and isinstance(arguments, dict):
-        return printable(render_tool_call(ToolCall(name, arguments)))  # JSON can spell a lone surrogate
-    return _unread(raw)
-
-
-def _unread(text: str) -> str:
-    return f"{CALL_OPENS}\n{text}\n{CALL_CLOSES}"

@@ -12,14 +12,14 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent_environments.observation import printable
-from agent_environments.tool_calls import CALL_CLOSES, CALL_OPENS, ToolCall, render_tool_call
+from agent_environments.tool_calls import CALL_OPENS, ToolCall
+from model_families.chat.calls import CALLED, OFFERED, CallForm, learned_calls, rendered_call, unread_call
 from model_families.chat.control import ControlledFormat
 from model_families.chat.format import ObservationRole, ReadTurn, Thinking
 from model_families.chat.messages import (
@@ -35,48 +35,8 @@ from model_families.chat.template import ChatTemplate
 
 ASKED, ANSWER, MORE, RULE = "qwasked", "qwanswer", "qwmore", "qwrule"
 """Words that no template holds, as messages of the conversations that it is learned from."""
-CALLED = ToolCall("qwname", {"qwkey": "qwvalue"})
-OFFERED = {
-    "type": "function",
-    "function": {
-        "name": CALLED.name,
-        "description": "A tool.",
-        "parameters": {"type": "object", "properties": {"qwkey": {"type": "string", "description": "A value."}}},
-    },
-}
 _BEGINS = re.compile(rf"{THOUGHT_OPENS}\s*({THOUGHT_CLOSES}\s*)?$")
 """Thinking that a prompt begins for the model, and perhaps ends."""
-
-
-@dataclass(frozen=True)
-class CallForm:
-    """How a template writes calls that are JSON objects: what stands before, between and behind them."""
-
-    opens: str
-    between: str
-    closes: str
-    name: str
-    arguments: str
-
-    def read(self, text: str) -> tuple[str, list[tuple[object, object]]]:
-        """What is said before the calls, and (name, arguments) of each.
-
-        Raises:
-            ValueError, KeyError, RecursionError: there are calls, and not in this form.
-        """
-        mark = self.opens.strip()
-        said, opened, rest = text.partition(mark) if mark else ("", text.lstrip()[:1] == "{" and "{", text)
-        calls: list[tuple[object, object]] = []
-        while opened:
-            written, end = json.JSONDecoder().raw_decode(rest := rest.lstrip())
-            if not isinstance(written, dict):
-                raise ValueError("a call is an object")
-            arguments = written[self.arguments]
-            calls.append((written[self.name], json.loads(arguments) if isinstance(arguments, str) else arguments))
-            rest = rest[end:].lstrip()
-            opened = self.between.strip() if rest.startswith(self.between.strip()) and rest else ""
-            rest = rest.removeprefix(opened)
-        return (said, calls) if calls else (text, [])
 
 
 class Templated(ControlledFormat):
@@ -218,7 +178,7 @@ class Templated(ControlledFormat):
             if not text.startswith(before) or CALLED.name not in before or MORE not in text[len(before) :]:
                 raise ValueError("it does not write tools, calls and results one after the other")
             turn = text[len(before) : text.rindex(MORE)]
-            found = list(_objects(turn))
+            found = list(learned_calls(turn))
             if len(found) != 1:
                 raise ValueError(f"no JSON object is a call: {turn[:60]!r}")
             [(start, end, name, arguments)] = found
@@ -239,7 +199,7 @@ class Templated(ControlledFormat):
         two, result = ChatMessage("assistant", "", (CALLED, CALLED)), ChatMessage("tool", MORE)
         try:
             text = self._text([question, two, result, result], (OFFERED,))[len(before) :]
-            first, second = _objects(text)
+            first, second = learned_calls(text)
         except ValueError:
             return ""  # it makes one call in a turn
         return text[first[1] : second[0]]
@@ -451,37 +411,13 @@ class Templated(ControlledFormat):
             return text
         try:
             said, calls = self._calls.read(text)
-            blocks = [_block(name, arguments) for name, arguments in calls]
+            blocks = [
+                rendered_call(name, arguments, json.dumps({"name": name, "arguments": arguments}))
+                for name, arguments in calls
+            ]
         except (ValueError, KeyError, RecursionError):  # JSON that Python cannot read, or not write again
-            return _unread(text.strip())
+            return unread_call(text.strip())
         return "\n".join(part for part in (said.strip(), *blocks) if part) if blocks else text
-
-
-def _block(name: object, arguments: object) -> str:
-    if isinstance(name, str) and isinstance(arguments, dict):
-        return printable(render_tool_call(ToolCall(name, arguments)))  # JSON can spell a lone surrogate
-    return _unread(json.dumps({"name": name, "arguments": arguments}))
-
-
-def _unread(text: str) -> str:
-    return f"{CALL_OPENS}\n{text}\n{CALL_CLOSES}"
-
-
-def _objects(text: str) -> Iterator[tuple[int, int, str, str]]:
-    """Where each JSON object of ``text`` that is :data:`CALLED` begins and ends, and its keys for name and arguments.
-
-    Raises:
-        ValueError: braces that are no JSON.
-    """
-    position = text.find("{")
-    while position >= 0:
-        written, end = json.JSONDecoder().raw_decode(text, position)
-        name = next((key for key, value in written.items() if value == CALLED.name), None)
-        wanted = (CALLED.arguments, json.dumps(CALLED.arguments))
-        arguments = next((key for key, value in written.items() if value in wanted), None)
-        if name is not None and arguments is not None:
-            yield position, end, name, arguments
-        position = text.find("{", end)
 
 
 def _in_texts(messages: Sequence[ChatMessage], tools: Tools) -> list[ChatMessage]:

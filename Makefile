@@ -28,7 +28,7 @@ export OMP_NUM_THREADS ?= 1
 # Where bytecode is forbidden, each process and each run of the tests would compile again.
 unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 
-# What shares something stays together and the longest goes first (tests/conftest.py), so that all workers are busy to
+# What shares something stays together and the longest goes first (conftest.py), so that all workers are busy to
 # the end. Tests wait now and then, and a third worker has the two cores meanwhile.
 THREE_WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
 
@@ -153,7 +153,7 @@ drills: setup world ## failure drills of the sbatch scripts on a real Slurm of t
 # Both at once, one on each core. What is too slow for them is marked so; tests/support/quick.py has the rules.
 QUICK_pure := tests/loop_formats $(wildcard tests/agent_environments/test_*.py tests/appworld_adapter/test_*.py) \
   tests/rollout_server/collecting tests/rollout_server/endpoint/test_messages.py \
-  tests/loop_recipes/evaluation tests/loop_recipes/methods
+  tests/loop_recipes/evaluation $(wildcard contrib/loop_contrib/*/tests)
 QUICK_torch := tests/loop_recipes/algorithm tests/loop_recipes/engine tests/loop_recipes/rollouts
 
 quick: .venv/.installed-$(BUILDS) ## tests of the core's logic alone, for whoever edits: 20 CPU seconds, half on each of two cores

@@ -9,7 +9,6 @@ folder.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import inspect
 import logging
 import re
@@ -20,6 +19,7 @@ from typing import Any, Protocol, cast
 
 from agent_environments.agent_turns import AgentTurn
 from loop_plumbing.breakage import told
+from loop_plumbing.plug_ins import plug_ins
 from loop_plumbing.trusted import VARIABLE, is_trusted, trust
 from loop_plumbing.visible import visible
 
@@ -313,8 +313,6 @@ def description_of(name: str, pool: object) -> Description:
     return replace(described, name=name)
 
 
-COUNTERS_GROUP = "torchtune_loop.behavior"
-"""The group of entry points by which an installed package names its counters."""
 _BEHAVIOR_HAS = ("name", "figures", "concerns", "counts", "calls")
 
 
@@ -339,8 +337,7 @@ def trust_environment(section: Mapping[str, Any]) -> None:
 def _may_be_imported(path: str) -> bool:
     """Whether the project, an installed package or the reader names this counter. A description is data, which anybody
     may have written: that it names a counter is no reason to import it."""
-    installed = (point.value for point in importlib.metadata.entry_points(group=COUNTERS_GROUP))
-    return path in {*UNSAID.behavior, *installed} or is_trusted(path)
+    return path in {*UNSAID.behavior, *plug_ins("behavior").values()} or is_trusted(path)
 
 
 @lru_cache(maxsize=64)

@@ -29,6 +29,7 @@ from types import ModuleType
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from loop_plumbing.breakage import told
+from loop_plumbing.plug_ins import plug_ins
 
 Role = Literal["system", "user", "assistant"]
 
@@ -288,7 +289,8 @@ ENVIRONMENTS: dict[str, str] = {
     "tools": "agent_environments.tools.environment:ToolPool",
     "verifiers": "agent_environments.harness.verifiers:VerifiersPool",
 }
-"""Short names of the environments that come with the project: name -> "module:class"."""
+"""Short names of the core's environments: name -> "module:class". Installed packages add theirs by entry points of the
+group ``torchtune_loop.environments``."""
 
 
 DEFAULT_ENVIRONMENT = "appworld"
@@ -339,11 +341,10 @@ def pool_class(name: str) -> Callable[..., EnvironmentPool]:
     Raises:
         ValueError: an unknown name, or nothing that can be imported.
     """
-    target = ENVIRONMENTS.get(name, name if ":" in name else None)
+    target = ENVIRONMENTS.get(name) or plug_ins("environments").get(name, name if ":" in name else None)
     if target is None:
-        raise ValueError(
-            f"unknown environment {name!r}; registered: {', '.join(sorted(ENVIRONMENTS))}, or give 'module:Class'"
-        )
+        known = ", ".join(sorted({*ENVIRONMENTS, *plug_ins("environments")}))
+        raise ValueError(f"unknown environment {name!r}; registered: {known}, or give 'module:Class'")
     module, _, attribute = target.partition(":")
     try:
         found = import_module(module)

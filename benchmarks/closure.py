@@ -58,10 +58,11 @@ class Source:
 
     def __init__(self, root: Path) -> None:
         self.files: dict[str, Path] = {}
-        for folder in (root, root / "recipes"):
+        for folder in (root, root / "recipes", root / "contrib"):
             for package in sorted(folder.glob("*/__init__.py")):
                 if package.parent.name not in NOT_LOADED:
-                    self.files |= {_dotted(file, folder): file for file in package.parent.rglob("*.py")}
+                    files = (file for file in package.parent.rglob("*.py") if "tests" not in file.parts)
+                    self.files |= {_dotted(file, folder): file for file in files}
         self.files |= {file.stem: file for file in (root / "recipes").glob("*.py")}
         self._tops = {name.partition(".")[0] for name in self.files}
         self._imports: dict[str, list[str]] = {}

@@ -35,7 +35,7 @@ from scored_runs import Algorithm, t_quantile
 from loop_formats.ids import parse_collection_id
 from loop_formats.run_files import find_logs, read_rollouts
 from loop_formats.schema import ConfigError
-from loop_recipes.methods.steps import StepFailed, Steps
+from loop_recipes.launch.steps import StepFailed, Steps
 from loop_recipes.run.metrics import read_metrics
 
 OWN_LOOP = Algorithm("the node's own loop")

@@ -58,7 +58,7 @@ from scored_runs import (
 from appworld_adapter.dataset import load_split
 from loop_formats.schema import ConfigError
 from loop_recipes.config.files import compose, split_words
-from loop_recipes.methods.steps import StepFailed, Steps, newest_policy
+from loop_recipes.launch.steps import StepFailed, Steps, newest_policy
 from loop_recipes.plots.curves import Curve, draw
 
 RATE_OF = {"shuffled": "loop_token", "turn_credit": "loop_token", "turn_branches": "loop_token"}

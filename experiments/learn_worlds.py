@@ -35,7 +35,7 @@ from loop_formats.schema import ConfigError
 from loop_recipes.config.files import split_words
 from loop_recipes.evaluation.report import read_report
 from loop_recipes.evaluation.scores import Score, TaskResult, score
-from loop_recipes.methods.steps import StepFailed, Steps, newest_policy, tune
+from loop_recipes.launch.steps import StepFailed, Steps, newest_policy, tune
 from loop_recipes.plots.curves import Curve, draw
 from loop_recipes.run.metrics import read_metrics
 

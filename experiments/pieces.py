@@ -24,7 +24,7 @@ from scored_runs import WINDOW, Algorithm, number
 
 from loop_formats.schema import ConfigError
 from loop_recipes.config.files import split_words
-from loop_recipes.methods.steps import StepFailed, Steps, newest_policy
+from loop_recipes.launch.steps import StepFailed, Steps, newest_policy
 from loop_recipes.paths import METRICS_FILE
 from loop_recipes.run.metrics import read_metrics
 

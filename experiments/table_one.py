@@ -48,10 +48,10 @@ from scored_runs import (
 )
 
 from appworld_adapter.dataset import load_split
+from loop_contrib.rft.collect_solved import SOLVED
 from loop_formats.schema import ConfigError, require
 from loop_recipes.config.files import compose, split_words
-from loop_recipes.methods.rft.collect_solved import SOLVED
-from loop_recipes.methods.steps import StepFailed, Steps, module, newest_policy, tune
+from loop_recipes.launch.steps import StepFailed, Steps, module, newest_policy, tune
 from loop_recipes.rollouts.turn_pairs import TURN_PAIRS
 
 TEMPERATURES = ("0.2", "0.4", "0.6", "0.8", "1.0")
@@ -135,7 +135,7 @@ class Attempt:
     def solutions(self) -> Path:
         """Ground-truth solutions of the training tasks as rollouts."""
         environment, out = self.plan.config.node.environment, self.folder / "solutions"
-        command = module("loop_recipes.methods.ground_truth", str(environment.root), "--out", str(out))
+        command = module("loop_contrib.ground_truth.ground_truth", str(environment.root), "--out", str(out))
         command += ["--model", str(self.plan.config.model.path), "--prompt", str(environment.prompt)]
         self._run("writing solutions", [*command, "--split", str(self.plan.config.collection.split)])
         return out
@@ -156,12 +156,12 @@ def _sft_gt(attempt: Attempt) -> Path:
 def _rft(attempt: Attempt) -> Path:
     budget = str(attempt.plan.budget)
     options = ["--rollouts", budget, "--attempts", budget, "--temperatures", *TEMPERATURES]
-    return attempt.learn(attempt.sample("loop_recipes.methods.rft.collect_solved", *options) / SOLVED)
+    return attempt.learn(attempt.sample("loop_contrib.rft.collect_solved", *options) / SOLVED)
 
 
 def _dpo_mcts(attempt: Attempt) -> Path:
     options = ["--iterations", str(attempt.plan.tree_iterations)]
-    searched = attempt.sample("loop_recipes.methods.dpo_mcts.search_trees", *options)
+    searched = attempt.sample("loop_contrib.dpo_mcts.search_trees", *options)
     return attempt.learn(searched / TURN_PAIRS, "algorithm=dpo_mcts")
 
 

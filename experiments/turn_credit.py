@@ -38,21 +38,21 @@ from turn_value_head import TurnValueHead
 from agent_environments.extraction import extract_code
 from agent_environments.protocol import create_pool
 from appworld_adapter.dataset import dataset_name, load_split
+from loop_contrib.ground_truth.scripted import scripted_rollout
+from loop_contrib.sweet_rl.stored_critic import load_learner, load_turn_critic
+from loop_contrib.sweet_rl.turn_critic import HiddenPrefix, by_turn
+from loop_contrib.turn_credit import turn_values_cli
+from loop_contrib.turn_credit.branch_credit import value_changes
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.ids import training_id
 from loop_formats.rollout import Rollout
 from loop_formats.run_files import COLLECTIONS, meta_path, read_rollouts, write_rollouts, write_whole
+from loop_formats.turn_values import read_turn_values, values_file
 from loop_recipes.algorithm.preferences import ReturnPairs
 from loop_recipes.config.files import compose
 from loop_recipes.config.loop_config import LoopConfig, UpdateConfig, read_loop_config
 from loop_recipes.engine.peft_export import write_empty_adapter
 from loop_recipes.engine.samples import training_samples
-from loop_recipes.methods.sweet_rl.stored_critic import load_learner, load_turn_critic
-from loop_recipes.methods.sweet_rl.turn_critic import HiddenPrefix, by_turn
-from loop_recipes.methods.turn_credit import turn_values_cli
-from loop_recipes.methods.turn_credit.branch_credit import value_changes
-from loop_recipes.methods.turn_credit.turn_values import read_turn_values, values_file
-from loop_recipes.rollouts.scripted import scripted_rollout
 from loop_recipes.warm_start.appworld import draw_scripts
 from loop_recipes.warm_start.demonstration import Demonstration, collect, load, save
 from model_families.chat import open_chat

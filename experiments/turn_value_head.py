@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
+from loop_contrib.sweet_rl.turn_critic import HiddenPrefix, by_turn
 from loop_recipes.algorithm.policy_update import PolicyUpdate
 from loop_recipes.algorithm.preferences import ReturnPairs
 from loop_recipes.engine.samples import Sample
-from loop_recipes.methods.sweet_rl.turn_critic import HiddenPrefix, by_turn
 
 
 class TurnValueHead:
@@ -27,7 +27,7 @@ class TurnValueHead:
     Args:
         update: of the learner whose model gives the hidden states, with the adapter that is in it.
         prefix: what the critic sees before the prompt; None for what the actor sees.
-        beta: as in :class:`~loop_recipes.methods.sweet_rl.turn_critic.TurnAdvantage`.
+        beta: as in :class:`~loop_contrib.sweet_rl.turn_critic.TurnAdvantage`.
         weight_decay: of AdamW.
     """
 

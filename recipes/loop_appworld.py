@@ -20,6 +20,10 @@ import torch
 from omegaconf import DictConfig
 from torchtune import utils
 
+from loop_contrib.distillation.distillation import Distillation, NoTeacher, distillation
+from loop_contrib.sweet_rl.stored_critic import adapter_from_the_start, critic_over
+from loop_contrib.turn_credit.branch_credit import credits_in_parts, with_unequal_returns
+from loop_contrib.turn_credit.spread import spreader
 from loop_formats.collection_request import CollectionRequest, Sampling
 from loop_formats.folder_lock import lock_run
 from loop_formats.ids import parse_collection_id
@@ -57,10 +61,6 @@ from loop_recipes.engine.process_group import (
 )
 from loop_recipes.engine.samples import check_token_ids, episodes, training_samples
 from loop_recipes.evaluation.dev_scores import dev_scores
-from loop_recipes.methods.distillation import Distillation, NoTeacher, distillation
-from loop_recipes.methods.sweet_rl.stored_critic import adapter_from_the_start, critic_over
-from loop_recipes.methods.turn_credit.branch_credit import credits_in_parts, with_unequal_returns
-from loop_recipes.methods.turn_credit.spread import spreader
 from loop_recipes.rollouts.branching import HowToSample
 from loop_recipes.rollouts.broken import check_broken
 from loop_recipes.rollouts.open import open_source

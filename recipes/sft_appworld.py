@@ -16,6 +16,7 @@ import torch
 from omegaconf import DictConfig
 from torchtune import utils
 
+from loop_contrib.sweet_rl.turn_critic import HiddenPrefix
 from loop_formats.folder_lock import lock_run
 from loop_formats.run_files import WriteFailed
 from loop_formats.schema import ConfigError, made_folder, require
@@ -41,7 +42,6 @@ from loop_recipes.engine.process_group import (
     single_process,
 )
 from loop_recipes.engine.samples import CreditedSample, Sample, check_token_ids
-from loop_recipes.methods.sweet_rl.turn_critic import HiddenPrefix
 from loop_recipes.rollouts.fixed_set import FixedSet, read_fixed_set
 from loop_recipes.run.metrics import rollout_metrics
 from loop_recipes.run.rests_on import compare, model_identity

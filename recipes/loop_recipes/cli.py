@@ -5,10 +5,10 @@ Only the module of the verb asked for is imported: the help, and a mistake in a 
 
 from __future__ import annotations
 
-import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from loop_plumbing.plug_ins import load, plug_ins
 from loop_plumbing.visible import show_all_text
 
 VERBS = {
@@ -23,26 +23,9 @@ VERBS = {
     "view": ("RUN", "look at rollouts in a browser", "loop_recipes.viewer.cli:main"),
     "plot": ("RUN...", "draw learning curves", "loop_recipes.plots.curves:main"),
     "compare": ("A B", "compare two evaluations, task by task", "loop_recipes.evaluation.compare_cli:main"),
-    "method solved": (
-        "CONFIG",
-        "sample until each task is solved (RFT)",
-        "loop_recipes.methods.rft.collect_solved:main",
-    ),
-    "method trees": ("CONFIG", "search trees of turns (DPO-MCTS)", "loop_recipes.methods.dpo_mcts.search_trees:main"),
-    "method rank-turns": (
-        "CONFIG",
-        "rank turns by a critic (SWEET-RL)",
-        "loop_recipes.methods.sweet_rl.rank_turns:main",
-    ),
-    "method evol": ("CONFIG", "collect and train in rounds (AgentEvol)", "loop_recipes.methods.agent_evol:main"),
-    "method ground-truth": ("WORLD", "write reference solutions (SFT-GT)", "loop_recipes.methods.ground_truth:main"),
-    "method turn-values": (
-        "RUN",
-        "value turns by Monte Carlo",
-        "loop_recipes.methods.turn_credit.turn_values_cli:main",
-    ),
 }
-"""Verb -> its main argument, a summary, and the function that is called with the words after the verb."""
+"""Verb -> its main argument, a summary, and the function that is called with the words after the verb. Installed
+packages add theirs: an entry point of the group ``torchtune_loop.verbs`` is such a dict. A verb may be two words."""
 
 NOTES = """\
 CONFIG is a YAML file, or a name from `tune ls` with or without its folder. After it
@@ -53,24 +36,36 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
     """Call the verb's function; returns the exit status, None for 0."""
     show_all_text()
     words = list(sys.argv[1:] if arguments is None else arguments)
-    length = 2 if words[:1] == ["method"] else 1
-    verb = " ".join(words[:length])
-    if verb in VERBS:
-        module, function = VERBS[verb][2].split(":")
+    verbs = VERBS if words and words[0] in VERBS else all_verbs()
+    verb = next((name for name in (" ".join(words[:2]), words[0] if words else "") if name in verbs), None)
+    if verb is None:
+        of_two = [name for name in verbs if words and name.startswith(f"{words[0]} ")]
+        if words[1 if of_two else 0 :] in ([], ["-h"], ["--help"]):
+            print(help_text())
+            return 0
+        named = " ".join(words[: 2 if of_two else 1])
+        sys.exit(f"loop: no verb {named!r}; there are: {', '.join(verbs)}")
+    try:
+        return load(verbs[verb][2])(words[len(verb.split()) :])
+    except KeyboardInterrupt:
+        print(f"loop {verb}: stopped", file=sys.stderr)
+        return 130
+
+
+def all_verbs() -> Mapping[str, tuple[str, str, str]]:
+    """The project's own verbs, and those that installed packages add; none of them takes the place of one of ours."""
+    added: dict[str, tuple[str, str, str]] = {}
+    for name, target in sorted(plug_ins("verbs").items()):
         try:
-            return getattr(importlib.import_module(module), function)(words[length:])
-        except KeyboardInterrupt:
-            print(f"loop {verb}: stopped", file=sys.stderr)
-            return 130
-    if len(words) < length or words[length - 1] in ("-h", "--help"):
-        print(help_text())
-        return 0
-    sys.exit(f"loop: no verb {verb!r}; there are: {', '.join(VERBS)}")
+            added |= load(target)
+        except (Exception, SystemExit) as error:
+            print(f"loop: the verbs of {name} are left out, {target} cannot be imported: {error}", file=sys.stderr)
+    return {**VERBS, **{verb: what for verb, what in added.items() if verb not in VERBS}}
 
 
 def help_text() -> str:
     """The verbs, on one screen."""
-    lines = [f"  {f'{verb} {argument}':<27}{summary}" for verb, (argument, summary, _) in VERBS.items()]
+    lines = [f"  {f'{verb} {argument}':<27}{summary}" for verb, (argument, summary, _) in all_verbs().items()]
     return "\n".join(["usage: loop VERB ...", "", *lines, "", NOTES])
 
 

@@ -1,13 +1,15 @@
 """The places of files: the recipes and their configs, the files of this package, and the user's worlds and runs.
 
-Imports nothing but the standard library, because :mod:`loop_recipes.registration` runs in every program that imports
-torch.
+Imports little more than the standard library, because :mod:`loop_recipes.registration` runs in every program that
+imports torch.
 """
 
 import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
+
+from loop_plumbing.plug_ins import folders
 
 METRICS_FILE = "metrics.jsonl"
 """In a run's folder: what :mod:`loop_recipes.run.metrics` writes and reads."""
@@ -59,13 +61,19 @@ def loop_package(relative: str) -> Path:
 @functools.cache
 def config_files(recipe: str = "loop_appworld", folder: Path | None = None) -> Mapping[str, Mapping[str, Path]]:
     """Kind -> name -> file of what ships: ``machine`` holds the configs that run by themselves with ``recipe``.
+    Installed packages add theirs, from a folder ``configs`` of their own; none takes the place of one of ours.
 
     Args:
         folder: the configs; None takes those of :func:`recipes_folder`.
     """
-    folder = folder or recipes_folder() / "configs"
-    names = {"machine": "machines", "world": "worlds", "preset": "presets", "algorithm": "algorithms"}
-    found = {kind: {path.stem: path for path in sorted((folder / name).glob("*.yaml"))} for kind, name in names.items()}
-    own = {path.stem: path for path in sorted((folder / RECIPES[recipe]).glob("*.yaml")) if path.stem != "base"}
+    kinds = {"machine": "machines", "world": "worlds", "preset": "presets", "algorithm": "algorithms"}
+    own: dict[str, Path] = {}
+    found: dict[str, dict[str, Path]] = {kind: {} for kind in kinds}
+    for place in (folder or recipes_folder() / "configs", *(added / "configs" for added in folders("configs"))):
+        for kind, name in kinds.items():
+            found[kind] |= {path.stem: path for path in place.glob(f"{name}/*.yaml") if path.stem not in found[kind]}
+        mine = sorted(place.glob(f"{RECIPES[recipe]}/*.yaml"))
+        own |= {path.stem: path for path in mine if path.stem != "base" and path.stem not in own}
+    found = {kind: dict(sorted(files.items())) for kind, files in found.items()}
     found["machine"] = own if recipe == "warm_start_appworld" else {**found["machine"], **own}
     return found

@@ -9,7 +9,7 @@ import pytest
 
 from loop_formats.run_files import ADAPTER_FILES
 from loop_recipes.config.files import compose
-from loop_recipes.methods import steps
+from loop_recipes.launch import steps
 from loop_recipes.paths import loop_package
 from support.experiment_scripts import load_experiment, made_up_evaluation, made_up_record
 

@@ -7,8 +7,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from loop_formats.run_files import ADAPTER_FILES, write_rollouts
-from loop_recipes.methods import steps
-from loop_recipes.methods.steps import StepFailed
+from loop_recipes.launch import steps
+from loop_recipes.launch.steps import StepFailed
 from support.experiment_scripts import load_experiment, made_up_evaluation, made_up_record
 from support.small_runs import stored_rollout
 
@@ -31,7 +31,7 @@ class Commands:
         self.commands.append(command)
         if len(self.commands) == self.fail_at:
             raise StepFailed("killed")
-        if "loop_recipes.methods.ground_truth" in command:
+        if "loop_contrib.ground_truth.ground_truth" in command:
             return
         out = Path(said(command, "output_dir"))
         if "eval_appworld" in command:
@@ -86,10 +86,10 @@ def test_every_row_runs_and_is_scored_with_the_same_budget(table_one, monkeypatc
     online = [command for command in played.commands if "loop_appworld" in command]
     assert {said(command, "max_iterations") for command in online} == {"2"}, "24 rollouts are two of 2 x 6"
     assert {said(command, "collection.min_rollouts_per_task") for command in online} == {"6"}
-    searching = "loop_recipes.methods.dpo_mcts.search_trees"
+    searching = "loop_contrib.dpo_mcts.search_trees"
     (trees,) = [c for c in played.commands if searching in c and said(c, "seed") == "0"]
     assert trees[trees.index("--iterations") + 1] == "10", "2 tasks x (2 + 10)"
-    (rft,) = [c for c in played.commands if "loop_recipes.methods.rft.collect_solved" in c and said(c, "seed") == "1"]
+    (rft,) = [c for c in played.commands if "loop_contrib.rft.collect_solved" in c and said(c, "seed") == "1"]
     assert rft[rft.index("--rollouts") + 1] == "24"
     out = capsys.readouterr().out
     assert "| LOOP (token) | 2 | 4 ± 0 | " in out

@@ -2,7 +2,7 @@
 
 Starting a server takes half a minute of a core, opening a pool a quarter. A node that is given
 ``servers: {urls: [shared_vllm.url]}`` starts in a second and is otherwise a node like any other. The tests that use one
-of them run on one worker, whatever their files, and first: see ``tests/conftest.py``.
+of them run on one worker, whatever their files, and first: see ``conftest.py``.
 """
 
 from __future__ import annotations

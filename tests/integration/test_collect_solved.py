@@ -2,8 +2,8 @@
 
 import pytest
 
+from loop_contrib.rft.collect_solved import main
 from loop_formats.run_files import find_logs, read_rollouts
-from loop_recipes.methods.rft.collect_solved import main
 from support.small_runs import launched_node, replay_config
 
 pytestmark = pytest.mark.integration

@@ -16,7 +16,7 @@ PAIRS = {
     "update": {"minibatch_rollouts": 4, "micro_batch_tokens": 150},
 }
 CRITIC = PAIRS | {
-    "loss": {"_component_": "loop_recipes.methods.sweet_rl.turn_critic.TurnAdvantage", "beta": 1.0},
+    "loss": {"_component_": "loop_contrib.sweet_rl.turn_critic.TurnAdvantage", "beta": 1.0},
     "hidden_information": {"_component_": "support.hidden_tasks.MadeUpSecrets"},
     "update": {"minibatch_rollouts": 4, "micro_batch_tokens": 300},
 }

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from loop_contrib.distillation.distillation import distillation
 from loop_recipes.config.loop_config import DistillationConfig, EndpointConfig
-from loop_recipes.methods.distillation import distillation
 from rollout_server.inference.command import BASE_MODEL_NAME
 from support.learner_cases import make_samples
 from support.random_policy import reference_logprobs

@@ -11,13 +11,13 @@ import yaml
 from agent_environments import description as described
 from agent_environments.description import UNSAID, Description, trust_environment
 from agent_environments.protocol import ENVIRONMENTS, pool_class
+from loop_contrib.sweet_rl import stored_critic
 from loop_formats.folder_lock import lock_folder
 from loop_formats.run_files import NODE_ADDRESS, NODE_LOCK, node_address
 from loop_formats.schema import ConfigError
 from loop_plumbing import trusted
 from loop_recipes.config.components import check_component, check_ours
 from loop_recipes.evaluation.compare_cli import main as compare
-from loop_recipes.methods.sweet_rl import stored_critic
 from loop_recipes.paths import recipes_folder
 from loop_recipes.plots.curves import main as plot
 from loop_recipes.run.environment_file import ENVIRONMENT_FILE

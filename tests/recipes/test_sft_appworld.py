@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import AutoModelForCausalLM
 
 import sft_appworld
+from loop_contrib.sweet_rl.stored_critic import load_turn_critic
 from loop_formats.ids import branch_id, dev_id, evaluation_id, replay_id, share_id
 from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.learner import Learner
@@ -18,7 +19,6 @@ from loop_recipes.algorithm.preferences import ReturnPairs
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.config.sft_config import FixedSetConfig
 from loop_recipes.engine.samples import training_samples
-from loop_recipes.methods.sweet_rl.stored_critic import load_turn_critic
 from loop_recipes.rollouts.fixed_set import read_fixed_set
 from loop_recipes.run.metrics import MACHINE_KEYS
 from sft_appworld import SftAppWorldRecipe
@@ -30,7 +30,7 @@ PAIRS = {
 }
 CRITIC = {
     "advantage": PAIRS["advantage"],
-    "loss": {"_component_": "loop_recipes.methods.sweet_rl.turn_critic.TurnAdvantage", "beta": 1.0},
+    "loss": {"_component_": "loop_contrib.sweet_rl.turn_critic.TurnAdvantage", "beta": 1.0},
     "hidden_information": {"_component_": "support.hidden_tasks.MadeUpSecrets"},
 }
 STEP = {"minibatch_rollouts": None, "micro_batch_tokens": 150}

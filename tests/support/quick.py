@@ -81,7 +81,7 @@ class QuickRules:
         self.broken = ""
         report: Any = yield
         if self.broken and isinstance(collector, pytest.Module):
-            name = "/".join(collector.path.parts[collector.path.parts.index("tests") + 1 :])
+            name = collector.nodeid.removeprefix("tests/")
             if name in CORE:
                 report.outcome = "failed"
                 report.longrepr = f"{name} {self.broken}, but make quick needs it: do that in its slow tests"

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from loop_contrib.distillation.distillation import NoTeacher
 from loop_formats.collection_request import CollectionRequest
 from loop_recipes.algorithm.policy_update import PolicyUpdate, UpdateResult
 from loop_recipes.engine.process_group import RemoteError, launched_rank
-from loop_recipes.methods.distillation import NoTeacher
 from loop_recipes.rollouts.shared_source import SharedSource
 from loop_recipes.rollouts.source import Collected
 from support.small_runs import train_into

@@ -145,9 +145,9 @@ class PolicyUpdate:
             samples: of all ranks, in any order.
             version: of the adapter now in the model.
             spread: gives the tokens of samples with signal advantages of their own; see
-                :mod:`~loop_recipes.methods.turn_credit.spread`.
+                :mod:`~loop_contrib.turn_credit.spread`.
             distil: gives every token an advantage with a teacher's part in it, and metrics; no sample is without signal
-                then. See :mod:`~loop_recipes.methods.distillation`.
+                then. See :mod:`~loop_contrib.distillation.distillation`.
 
         Raises:
             NonFiniteLoss: before the step that it would have spoilt.

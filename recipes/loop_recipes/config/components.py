@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from agent_environments.protocol import ENVIRONMENTS
 from loop_formats.schema import ConfigError, nearest
 from loop_plumbing.breakage import told
+from loop_plumbing.plug_ins import packages
 from loop_plumbing.trusted import VARIABLE, is_trusted, trust
 from loop_plumbing.visible import visible
 from rollout_server.config import as_config
@@ -23,7 +24,8 @@ _OURS = (
     *sorted({f"{path.partition('.')[0]}." for path in ENVIRONMENTS.values()}),
     *("torch.optim.", "bitsandbytes.optim.", "torchtune.training.", "torchtune.modules.", "torchtune.models."),
 )
-"""How the names of the components begin that a run's own files may choose."""
+"""How the names of the components begin that a run's own files may choose, beside those of installed packages that
+add something to the project."""
 _MAKERS = ("lr_schedules", "lr_schedulers", "_builders", "_model_builders")
 """How the modules end whose functions are components; of other modules, only classes are."""
 
@@ -68,13 +70,13 @@ def check_ours(stored: Any, path: str = "") -> None:
 
 def _is_ours(name: object) -> bool:
     """Whether a component is a class, or makes a schedule or a model, in a package that configs name parts of."""
-    if not isinstance(name, str) or not name.startswith(_OURS):
+    if not isinstance(name, str) or not name.startswith(ours := (*_OURS, *(f"{one}." for one in packages()))):
         return False
     try:
         found = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError):
         return False
-    return f"{getattr(found, '__module__', '')}.".startswith(_OURS) and (
+    return f"{getattr(found, '__module__', '')}.".startswith(ours) and (
         inspect.isclass(found) or (inspect.isfunction(found) and found.__module__.endswith(_MAKERS))
     )
 

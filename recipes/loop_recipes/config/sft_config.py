@@ -45,7 +45,7 @@ class SftConfig(LearnerConfig):
     rollouts: FixedSetConfig
     hidden_information: Component | None = None
     """What a critic sees and the agent does not, such as the reference solutions of its tasks; for the
-    loss ``loop_recipes.methods.sweet_rl.turn_critic.TurnAdvantage`` only. Null trains a critic that sees what the agent
+    loss ``loop_contrib.sweet_rl.turn_critic.TurnAdvantage`` only. Null trains a critic that sees what the agent
     sees."""
     export_every: PositiveInt = 1
     """Iterations between two policies in ``policies/``; the last one is always exported."""

@@ -22,7 +22,7 @@ from loop_formats.schema import ConfigError, from_mapping, made_folder, require
 from loop_recipes.config.files import check_overrides, compose, read_file, with_words
 from loop_recipes.launch.oracle import Oracle, ask_oracle
 from loop_recipes.launch.play import Played, nothing, play_tasks, words_as_tokens
-from loop_recipes.methods.steps import check_finished, run_step, tune
+from loop_recipes.launch.steps import check_finished, run_step, tune
 from loop_recipes.paths import KINDS, METRICS_FILE, loop_home
 from model_families.base_model import BaseModel
 from model_families.hub import is_hub_name, model_folder, pinned

@@ -12,8 +12,8 @@ from loop_formats.schema import ConfigError
 from loop_recipes.config.arguments import config_parser
 from loop_recipes.config.files import compose, config_name, pinned_models
 from loop_recipes.launch import own_task
-from loop_recipes.methods.resumable import exit_status
-from loop_recipes.methods.steps import StepFailed, on_ranks, tune
+from loop_recipes.launch.resumable import exit_status
+from loop_recipes.launch.steps import StepFailed, on_ranks, tune
 
 
 def train(arguments: Sequence[str]) -> int | None:

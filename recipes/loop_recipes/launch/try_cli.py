@@ -31,8 +31,8 @@ from loop_recipes.launch.own_task import (
     write_config,
 )
 from loop_recipes.launch.play import Played, play_tasks
-from loop_recipes.methods.resumable import exit_status
-from loop_recipes.methods.steps import StepFailed, run_step, tune
+from loop_recipes.launch.resumable import exit_status
+from loop_recipes.launch.steps import StepFailed, run_step, tune
 from loop_recipes.rollouts.broken import hopeless_lines
 
 ORACLE_TASKS = 100

@@ -25,9 +25,9 @@ from agent_environments.tool_calls import ToolCall, parse_tool_calls
 from loop_formats.ids import parse_collection_id
 from loop_formats.rollout import BranchOf
 from loop_formats.run_files import find_logs, meta_path, read_lines
+from loop_formats.turn_values import read_turn_values, values_file
 from loop_plumbing.breakage import told
 from loop_recipes.algorithm.token_statistics import TOKEN_STATISTICS, statistics_files
-from loop_recipes.methods.turn_credit.turn_values import read_turn_values, values_file
 from loop_recipes.paths import METRICS_FILE
 from loop_recipes.run.environment_file import FOLDERS_ABOVE, read_description
 from loop_recipes.run.metrics import read_metrics

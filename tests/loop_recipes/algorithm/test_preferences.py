@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from loop_contrib.sweet_rl.turn_critic import TurnAdvantage
 from loop_formats.ids import segment_id
 from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.preferences import DMPO, DPO, ReturnPairs
 from loop_recipes.engine.batching import collate_step, micro_batches, step_batches
 from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.logprobs import TiledLogProbs
-from loop_recipes.methods.sweet_rl.turn_critic import TurnAdvantage
 from support.learner_cases import adapter_gradient, as_pairs, make_samples, tiny_lora_model
 from support.small_runs import replay_config, train
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from loop_contrib.sweet_rl.stored_critic import stored_config
 from loop_formats import old_keys
 from loop_formats.schema import ConfigError
 from loop_recipes.config.files import compose, read_config
@@ -14,7 +15,6 @@ from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.config.old_names import found_under_old_name
 from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.evaluation.config import EvalConfig
-from loop_recipes.methods.sweet_rl.stored_critic import stored_config
 from loop_recipes.paths import config_files
 from rollout_server.config import as_keys, load_node_config, write_node_config
 

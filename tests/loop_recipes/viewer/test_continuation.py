@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from loop_contrib.turn_credit.turn_values import ValuedRollout, write_turn_values
 from loop_formats.collection_request import Limits, Sampling
 from loop_formats.run_files import read_rollouts
-from loop_recipes.methods.turn_credit.turn_values import ValuedRollout, values_file, write_turn_values
+from loop_formats.turn_values import values_file
 from loop_recipes.rollouts.branching import HowToSample
 from loop_recipes.rollouts.node_source import NodeSource
 from loop_recipes.viewer.app import build_app

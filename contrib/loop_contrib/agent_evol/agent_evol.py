@@ -1,0 +1,137 @@
+"""Runs rounds of collecting, and of training on all that was solved (AgentEvol, arXiv 2406.04151).
+
+    loop method evol tiny_cpu output_dir=runs/evol --training tiny_cpu --rounds 3
+    loop method evol qwen2_5_32b output_dir=runs/evol seed=1 --training qwen2_5_32b --nproc-per-node 8 \\
+        -- max_iterations=20
+
+Each round samples with the newest policy (`loop method solved`), adds what was solved to the set, and trains on the
+whole set from the base policy (sft_appworld). key=value words change the config of the collections, those after -- that
+of the trainings; output_dir is the folder of all rounds, and each round's seed is 1 more than that of the one before.
+The same command goes on where it was stopped: a step that was done is not begun again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from loop_contrib.rft.collect_solved import SOLVED
+from loop_contrib.rft.solved import check_budget
+from loop_formats.run_files import find_logs
+from loop_formats.schema import ConfigError
+from loop_recipes.config.arguments import config_parser
+from loop_recipes.config.files import compose, config_name, split_words
+from loop_recipes.config.loop_config import read_loop_config
+from loop_recipes.config.sft_config import read_sft_config
+from loop_recipes.launch.resumable import exit_status
+from loop_recipes.launch.steps import StepFailed, Steps, module, newest_policy, on_ranks, tune
+
+OF_A_ROUND = ("output_dir", "seed")
+"""Keys whose values differ from round to round."""
+
+
+@dataclass(frozen=True)
+class AgentEvol:
+    """The settings of a whole run. All but ``rounds`` must stay the same each time that a folder is continued.
+
+    Args:
+        config, collecting: config of loop_appworld and its overrides, for the collections.
+        training, learning: config of sft_appworld and its overrides, for the trainings.
+        seed: of the first round; each later one adds 1.
+        attempts: at a task in a round, until it is solved.
+        ranks: of the trainings; 1 starts none but the program itself.
+    """
+
+    config: str
+    training: str
+    collecting: list[str]
+    learning: list[str]
+    attempts: int = 4
+    temperature: float = 1.0
+    ranks: int = 1
+    seed: int = 0
+
+    def check(self) -> None:
+        """Refuse before hours of sampling what either kind of command would refuse later.
+
+        Raises:
+            ConfigError: one line that names the key and the cure.
+        """
+        check_budget([self.temperature], self.attempts, None)
+        learning = [*self.learning, "output_dir=.", "rollouts.logs=[solved]"]
+        read_sft_config(compose(self.training, learning, "sft_appworld"))
+
+    def collect(self, folder: Path, number: int, policy: Path | None) -> list[str]:
+        """The command that samples round ``number`` (from 1) with ``policy``, None for the one it all begins with."""
+        command = module("loop_contrib.rft.collect_solved", self.config, *self.collecting)
+        command += [f"output_dir={folder}", f"seed={self.seed + number - 1}"]
+        command += [] if policy is None else [f"initial_adapter={policy}"]
+        return [*command, "--temperatures", f"{self.temperature:g}", "--attempts", str(self.attempts)]
+
+    def train(self, folder: Path, logs: Sequence[Path]) -> list[str]:
+        """The command that trains on ``logs``, and goes on where it was stopped."""
+        ranks = on_ranks(self.ranks) if self.ranks > 1 else []
+        command = tune("run", *ranks, "sft_appworld", "--config", self.training, *self.learning)
+        names = ",".join(map(str, logs))
+        return [*command, f"output_dir={folder}", f"rollouts.logs=[{names}]", "resume_from_checkpoint=True"]
+
+
+def agent_evol(wanted: AgentEvol, out: Path, rounds: int) -> Path:
+    """Do what is missing of ``rounds`` rounds in ``out``; returns the newest policy.
+
+    Raises:
+        ConfigError: ``out`` was begun with another configuration.
+        StepFailed: a command failed, or was stopped before its end, or nothing is solved yet.
+    """
+    steps = Steps(out, asdict(wanted))
+    policy: Path | None = None
+    logs: list[Path] = []
+    for number in range(1, rounds + 1):
+        folder = out / f"round_{number:02d}"
+        solved, trained = folder / SOLVED, folder / "trained"
+        steps.run(f"round {number}: collecting", wanted.collect(folder, number, policy), folder / "collect.log")
+        logs += [solved] if find_logs(solved) else []
+        if not logs:
+            raise StepFailed(f"round {number}: no task is solved, so there is nothing to train on; try more --attempts")
+        steps.run(f"round {number}: training", wanted.train(trained, logs), folder / "train.log", training=trained)
+        policy = newest_policy(trained)
+    assert policy is not None, "there is a round"
+    return policy
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Do what the words ask for; returns the exit status."""
+    words, learning = split_words(sys.argv[1:] if arguments is None else arguments)
+    parser = config_parser("method evol", __doc__)
+    parser.add_argument("--training", required=True, metavar="CONFIG", help="a config of sft_appworld: the learner")
+    parser.add_argument("--rounds", type=int, default=3, help="(3)")
+    parser.add_argument("--attempts", type=int, default=4, help="rollouts of a task in a round, at most (4)")
+    parser.add_argument("--temperature", type=float, default=1.0, help="of the rollouts (1.0)")
+    parser.add_argument("--nproc-per-node", type=int, default=1, metavar="N", help="processes of the trainings (1)")
+    options = parser.parse_intermixed_args(words)
+    for name in ("rounds", "attempts", "nproc_per_node"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1")
+
+    def work() -> str:
+        conf = read_loop_config(compose(options.config, options.overrides))
+        wanted = AgentEvol(
+            config_name(options.config, "loop_appworld"),
+            config_name(options.training, "sft_appworld"),
+            [word for word in options.overrides if word.partition("=")[0] not in OF_A_ROUND],
+            learning,
+            options.attempts,
+            options.temperature,
+            options.nproc_per_node,
+            conf.seed,
+        )
+        wanted.check()
+        return f"newest policy: {agent_evol(wanted, Path(conf.output_dir).resolve(), options.rounds)}"
+
+    return exit_status(parser.prog, work, (ConfigError, StepFailed, OSError))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""On-policy distillation: a teacher scores the tokens that the policy sampled."""

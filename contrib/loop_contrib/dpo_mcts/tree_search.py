@@ -1,0 +1,137 @@
+"""Searches the turn trees of many tasks at once, one rollout of each task an iteration, and keeps the pairs found.
+
+A search that is started again asks for the same collections, which the node finds on its disk: the trees grow again to
+where they were, and nothing is sampled twice. So a search writes only what it ends with: the pairs, and the rollouts
+that they name, for ``sft_appworld`` to train on.
+
+It differs from LOOP's DPO-MCTS in one point: there two turns are sampled in a state and one of them is rolled out;
+here both turns of a state come from rollouts that were played to their end, because an episode of the node ends in a
+grade.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from loop_contrib.dpo_mcts.turn_tree import TURNS_OF_A_STATE, State, TurnTree
+from loop_formats.branch import Branch
+from loop_formats.collection_request import CollectionRequest
+from loop_formats.ids import branch_id
+from loop_formats.rollout import Rollout
+from loop_formats.schema import require
+from loop_recipes.rollouts.branching import HowToSample, branch_requests
+from loop_recipes.rollouts.source import CollectionSource, NoRollouts, read_what_there_is
+from loop_recipes.rollouts.turn_pairs import PAIRS_FILE, PairBuffer, turns_of, write_named
+
+
+def check_search(iterations: int, exploration: float, threshold: float) -> None:
+    """Check the numbers of a search.
+
+    Raises:
+        ConfigError: no iteration, or a weight or threshold below 0.
+    """
+    require(iterations >= 1, f"iterations is {iterations}; it must be at least 1")
+    require(exploration >= 0, f"exploration is {exploration}; it must not be negative")
+    require(threshold >= 0, f"threshold is {threshold}; it must not be negative")
+
+
+@dataclass(frozen=True)
+class TreeSearch:
+    """``iterations`` rollouts of each of ``tasks`` beside the two that its tree begins with.
+
+    ``name`` begins the ids of the collections; ``exploration`` is UCB's weight in units of the return; ``threshold`` is
+    between the values of a pair.
+
+    Raises:
+        ConfigError: see :func:`check_search`.
+    """
+
+    name: str
+    tasks: Sequence[str]
+    how: HowToSample
+    iterations: int = 30
+    exploration: float = 1.0
+    threshold: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_search(self.iterations, self.exploration, self.threshold)
+
+    def run(
+        self, source: CollectionSource, folder: Path, on_iteration: Callable[[int, int], None] = lambda *_: None
+    ) -> list[TurnTree]:
+        """Search; then ``folder/pairs.jsonl`` holds the pairs, and ``folder/collections`` the rollouts that they name.
+
+        Args:
+            on_iteration: told after each iteration how many there were, and how many rollouts there are.
+
+        Raises:
+            ValueError: the file of pairs is none.
+            NoRollouts: every first rollout was lost.
+            Exception: what the source raises; see :data:`~loop_recipes.rollouts.source.SOURCE_ERRORS`.
+        """
+        with PairBuffer(folder / PAIRS_FILE) as buffer:  # opened first: damage is said before anything is sampled
+            trees = {task_id: TurnTree(task_id, self.exploration) for task_id in self.tasks}
+            known: dict[str, Rollout] = {}
+            for rollout in self._collect(source, self._first_request()):
+                known[rollout.rollout_id] = rollout
+                tree = trees[rollout.task_id]
+                tree.add(tree.root, rollout.rollout_id, turns_of(rollout), rollout.reward)
+            if not known:
+                raise NoRollouts("every first rollout is lost; the warnings say why")
+            for tree in trees.values():
+                tree.root.closed = not tree.root.sampled  # nothing can go on from rollouts that are lost
+            for iteration in range(self.iterations):
+                states = {task_id: state for task_id, tree in trees.items() if (state := tree.select()) is not None}
+                if not states:
+                    break
+                self._grow(source, trees, states, known, iteration)
+                on_iteration(iteration + 1, len(known))
+            pairs = [pair for tree in trees.values() for pair in tree.pairs(self.threshold)]
+            # Those of an earlier end of this search may name rollouts that no pair names now.
+            write_named(folder, known.values(), [*buffer.pairs, *pairs])
+            buffer.add(pairs)
+            return list(trees.values())
+
+    def _grow(
+        self,
+        source: CollectionSource,
+        trees: dict[str, TurnTree],
+        states: dict[str, State],
+        known: dict[str, Rollout],
+        iteration: int,
+    ) -> None:
+        """One rollout from each of ``states``; one that is refused or lost closes its state."""
+        branches = [Branch.of(known[state.sampled[0].rollout_id], [state.turn]) for state in states.values()]
+        how = dataclasses.replace(self.how, continuations=1, seed=self.how.seed + iteration)
+        waiting = dict(states)
+        for rollout in self._collect(source, *branch_requests(branches, how)):
+            known[rollout.rollout_id] = rollout
+            state = waiting.pop(rollout.task_id)
+            trees[rollout.task_id].add(state, rollout.rollout_id, turns_of(rollout), rollout.reward)
+        for state in waiting.values():
+            state.closed = True
+
+    def _first_request(self) -> CollectionRequest:
+        how = dataclasses.replace(self.how, continuations=TURNS_OF_A_STATE)
+        protocol = json.dumps([list(self.tasks), dataclasses.asdict(how)], sort_keys=True)
+        return CollectionRequest(
+            id=branch_id(self.name, protocol),
+            tasks=list(self.tasks),
+            rollouts_per_task=TURNS_OF_A_STATE,
+            policy_version=how.policy_version,
+            seed=how.seed,
+            sampling=how.sampling,
+            limits=how.limits,
+        )
+
+    @staticmethod
+    def _collect(source: CollectionSource, *requests: CollectionRequest) -> list[Rollout]:
+        """The rollouts of all requests in an order that does not depend on which ended first."""
+        for request in requests:
+            source.start(request)
+        rollouts = [rollout for request in requests for rollout in read_what_there_is(source, request)]
+        return sorted(rollouts, key=lambda rollout: (rollout.task_id, rollout.index))

@@ -1,0 +1,136 @@
+"""A tree over the turns of one task's rollouts, searched by UCB: the collecting side of DPO-MCTS (LOOP, table 1).
+
+Each rollout is a path from the root. The next one begins at the first state on the way down that has one turn only;
+where there are two, the way goes by UCB1 (Auer et al. 2002):
+
+    Q + exploration * sqrt(ln N / n)
+
+Q is the mean return of the n rollouts through the turn, N the number of rollouts through its state.
+
+Rollouts that sampled the same ids and were answered by the same ids went through one turn. So what differs in value has
+said something else, and the luck of what came after a turn makes no pair. A state whose second sample is the turn that
+it has is closed. It gets a further turn only from a rollout that began above it, and then may have more than two.
+
+No clock, no I/O: :mod:`loop_contrib.dpo_mcts.tree_search` samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from loop_recipes.rollouts.turn_pairs import TurnIds, TurnPair
+
+TURNS_OF_A_STATE = 2
+
+
+@dataclass
+class State:
+    """Before turn ``turn`` of the episode; ``above`` led here, None at the root. No rollout begins in a closed one."""
+
+    turn: int
+    above: SampledTurn | None = None
+    sampled: list[SampledTurn] = field(default_factory=list)
+    closed: bool = False
+
+    @property
+    def open(self) -> bool:
+        """A rollout may begin here."""
+        return not self.closed and len(self.sampled) < TURNS_OF_A_STATE
+
+    @property
+    def exhausted(self) -> bool:
+        """No rollout can begin here or further down."""
+        return not self.open and all(turn.after is None or turn.after.exhausted for turn in self.sampled)
+
+
+@dataclass
+class SampledTurn:
+    """A turn taken in ``state``, first by rollout ``rollout_id``; ``after`` is None where it ended the episode."""
+
+    rollout_id: str
+    ids: TurnIds
+    state: State
+    after: State | None = None
+    visits: int = 0
+    total: float = 0.0
+
+    @property
+    def value(self) -> float:
+        """Mean return of the rollouts that went through it."""
+        return self.total / self.visits
+
+
+class TurnTree:
+    """The rollouts of one task.
+
+    Args:
+        exploration: weight of UCB's second term, in units of the return.
+    """
+
+    def __init__(self, task_id: str, exploration: float = 1.0) -> None:
+        self.task_id = task_id
+        self.root = State(0)
+        self._exploration = exploration
+
+    def select(self) -> State | None:
+        """Return the state in which the next rollout begins; None once nothing is left to try."""
+        state = self.root
+        while not state.open:
+            ways = [turn for turn in state.sampled if turn.after is not None and not turn.after.exhausted]
+            if not ways:
+                return None
+            visits = sum(turn.visits for turn in state.sampled)
+            best = max(ways, key=lambda turn: self._bound(turn, visits))
+            assert best.after is not None, "ways lead on"
+            state = best.after
+        return state
+
+    def _bound(self, turn: SampledTurn, visits: int) -> float:
+        return turn.value + self._exploration * math.sqrt(math.log(visits) / turn.visits)
+
+    def add(self, state: State, rollout_id: str, turns: Sequence[TurnIds], reward: float) -> None:
+        """A rollout that began at ``state`` and sampled ``turns``, at least one; its return is backed up."""
+        began = state
+        for number, ids in enumerate(turns):
+            turn = next((known for known in state.sampled if known.ids == ids), None)
+            if turn is None:
+                turn = SampledTurn(rollout_id, ids, state)
+                state.sampled.append(turn)
+            elif state is began:
+                state.closed = True
+            if number + 1 < len(turns):
+                turn.after = turn.after or State(state.turn + 1, above=turn)
+                state = turn.after
+        seen: SampledTurn | None = turn
+        while seen is not None:
+            seen.visits += 1
+            seen.total += reward
+            seen = seen.state.above
+
+    def pairs(self, threshold: float) -> Iterator[TurnPair]:
+        """The best and the worst turn of every state, where they say different things and their values differ by more
+        than ``threshold``."""
+        for state in self._states(self.root):
+            if len(state.sampled) < TURNS_OF_A_STATE:
+                continue
+            chosen = max(state.sampled, key=lambda turn: turn.value)
+            rejected = min(state.sampled, key=lambda turn: turn.value)
+            if chosen.value - rejected.value > threshold and chosen.ids.said != rejected.ids.said:
+                yield TurnPair(
+                    task_id=self.task_id,
+                    turn=state.turn,
+                    chosen=chosen.rollout_id,
+                    rejected=rejected.rollout_id,
+                    chosen_value=chosen.value,
+                    rejected_value=rejected.value,
+                    chosen_visits=chosen.visits,
+                    rejected_visits=rejected.visits,
+                )
+
+    def _states(self, state: State) -> Iterator[State]:
+        yield state
+        for turn in state.sampled:
+            if turn.after is not None:
+                yield from self._states(turn.after)

@@ -1,0 +1,1 @@
+"""SFT on reference solutions (LOOP, table 1: SFT-GT)."""

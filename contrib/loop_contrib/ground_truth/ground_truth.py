@@ -1,0 +1,74 @@
+r"""Writes the reference solutions of an environment's tasks as rollouts to learn from: SFT-GT (LOOP, appendix C.1).
+
+    loop method ground-truth worlds/synthetic --model recipes/loop_recipes/tiny_policy --prompt tiny \
+        --out runs/tiny_cpu_ground_truth
+
+Each task becomes one rollout in OUT/collections/ground-truth-<split>.jsonl, which `loop sft` and `loop view` read.
+Nothing is executed: every turn is answered as the environment says that a solution's turns are, as in the paper.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from agent_environments.protocol import DEFAULT_ENVIRONMENT, EnvironmentFault
+from agent_environments.unopened import solutions_of
+from loop_contrib.ground_truth.scripted import scripted_rollout
+from loop_formats.run_files import COLLECTIONS, write_rollouts
+from loop_recipes.config.arguments import verb_parser
+from model_families.chat import open_chat
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Do what the words ask for; returns the exit status."""
+    parser = verb_parser("method ground-truth", __doc__)
+    parser.add_argument("world", type=Path, help="folder that holds data/")
+    parser.add_argument("--model", type=Path, required=True, help="folder of the policy's tokenizer.json")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write to")
+    parser.add_argument("--split", default="train", help="the tasks (train)")
+    parser.add_argument("--prompt", default="loop", help="the prompt that the policy is served with (loop)")
+    parser.add_argument(
+        "--environment",
+        default=DEFAULT_ENVIRONMENT,
+        metavar="NAME",
+        help=f"whose tasks they are ({DEFAULT_ENVIRONMENT})",
+    )
+    options = parser.parse_args(arguments)
+    try:
+        file = write_ground_truth(
+            options.environment, options.world, options.split, options.model, options.prompt, options.out
+        )
+    except (ValueError, OSError, EnvironmentFault) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+    print(f"written: {file}")
+    return 0
+
+
+def write_ground_truth(environment: str, world: Path, split: str, model: Path, prompt: str, out: Path) -> Path:
+    """Write one rollout for each task of ``split``; returns the log.
+
+    Raises:
+        ValueError, OSError, EnvironmentFault: no such world, split, tokenizer or prompt, or no solution of a task.
+    """
+    tokens = open_chat(model)
+    dataset, solutions = solutions_of(environment, world, split, prompt, tokens.spans)
+    collection = f"ground-truth-{split.replace(':', '-').replace(',', '')}"
+    rollouts = [
+        scripted_rollout(
+            tokens,
+            solution.opening,
+            solution.steps,
+            collection=collection,
+            task_id=solution.task_id,
+            dataset=dataset,
+            speaker="ground truth",
+        )
+        for solution in solutions
+    ]
+    return write_rollouts(out / COLLECTIONS, collection, rollouts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

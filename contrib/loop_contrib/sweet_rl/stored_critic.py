@@ -1,0 +1,117 @@
+"""A critic of turns as a run of `sft_appworld` has left it, with the model that it stands on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from loop_contrib.sweet_rl.turn_critic import HiddenPrefix, TurnAdvantage, TurnCritic
+from loop_formats.run_files import newest_adapter
+from loop_formats.schema import ConfigError, require
+from loop_recipes.algorithm.learner import Learner
+from loop_recipes.config.components import build, check_component, check_ours
+from loop_recipes.config.files import read_file
+from loop_recipes.config.preflight import check_trained_on
+from loop_recipes.config.sft_config import SftConfig, read_sft_config
+from loop_recipes.engine.device_check import training_device
+from loop_recipes.engine.model import DTYPES, load_base
+from loop_recipes.engine.peft_export import load_adapter
+from loop_recipes.engine.process_group import init_process_group
+
+LONGEST_WAIT_S = 1800.0
+"""For another rank."""
+
+
+def critic_adapter(run: Path) -> Path:
+    """The newest adapter of a run.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    adapter = newest_adapter(run)
+    if adapter is None:
+        raise ConfigError(f"{run / 'policies'} holds no adapter yet")
+    return adapter
+
+
+def adapter_from_the_start(run: Path, before: str | None) -> Path:
+    """The adapter of ``run`` that a resumed run used ``before``, else the newest: a critic that is trained on meanwhile
+    must not change the credits of a run that goes on.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    run = run.resolve()
+    return Path(before) if before is not None and Path(before).parents[1] == run else critic_adapter(run)
+
+
+def stored_config(run: Path) -> SftConfig:
+    """The config of a run of `sft_appworld`.
+
+    Raises:
+        ConfigError: it is no such run.
+    """
+    file = run / "config.yaml"
+    require(file.is_file(), f"{run} is no folder of a run: it holds no config.yaml")
+    try:
+        stored = read_file(file)
+        check_ours(stored)
+        return read_sft_config(stored)
+    except ConfigError as error:
+        raise ConfigError(f"{file} is no config of sft_appworld: {error}") from error
+
+
+def critic_config(run: Path) -> tuple[SftConfig, TurnAdvantage]:
+    """The config of a run that trained a critic of turns, and its loss.
+
+    Raises:
+        ConfigError: it is no such run.
+    """
+    conf = stored_config(run)
+    if check_component("loss", conf.loss) is not TurnAdvantage:
+        raise ConfigError(f"{run} trained with {conf.loss['_component_']}; a critic of turns comes from TurnAdvantage")
+    return conf, build(conf.loss)
+
+
+def load_learner(run: Path) -> tuple[SftConfig, Learner]:
+    """The config of a run of `sft_appworld`, and its learner as it began; every rank must call it.
+
+    Raises:
+        ConfigError: it is no such run, or names what is not there any more.
+    """
+    conf = replace(stored_config(run), sequence_parallel=1)  # which the ranks here need not be enough for
+    dtype = DTYPES[conf.dtype]
+    device = training_device(conf.device, dtype)
+    init_process_group(device, LONGEST_WAIT_S, always=dtype != torch.float32)
+    return conf, Learner(conf, *load_base(conf, dtype), device, None)
+
+
+def load_turn_critic(run: Path, adapter: Path | None = None, reference_sees_hidden: bool = True) -> TurnCritic:
+    """The critic of a run, on the device and in the precision that the run had; every rank must call it.
+
+    Args:
+        run: folder of a run with the loss :class:`~loop_contrib.sweet_rl.turn_critic.TurnAdvantage`.
+        adapter: one of those in its ``policies``; None is the newest.
+        reference_sees_hidden: see :class:`~loop_contrib.sweet_rl.turn_critic.TurnCritic`.
+
+    Raises:
+        ConfigError: it is no such run, has exported nothing yet, or names what is not there any more.
+    """
+    return critic_over(load_learner(run)[1], run, adapter, reference_sees_hidden)
+
+
+def critic_over(
+    learner: Learner, run: Path, adapter: Path | None = None, reference_sees_hidden: bool = True
+) -> TurnCritic:
+    """The critic of a run, as :func:`load_turn_critic`, over ``learner``, whose base model must be the run's."""
+    conf, loss = critic_config(run)
+    theirs, ours = (Path(each.base_model).resolve() for each in (conf, learner.conf))
+    require(theirs == ours, f"the critic in {run} stands on {theirs}, and this run's base model is {ours}")
+    adapter = adapter or critic_adapter(run)
+    check_trained_on(f"the critic in {run}: adapter", adapter, learner.conf)
+    tensors = load_adapter(adapter, learner.model)
+    reference = None if conf.initial_adapter is None else load_adapter(Path(conf.initial_adapter), learner.model)
+    prefix = HiddenPrefix.build(conf.hidden_information, conf.base_model)
+    return TurnCritic(learner.update, tensors, reference, prefix, loss.per_turn, reference_sees_hidden)

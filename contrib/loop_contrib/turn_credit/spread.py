@@ -1,0 +1,67 @@
+"""The advantage of a rollout, spread over its turns by how much better or worse each of them was; in no paper.
+
+With A_k of LOOP for rollout k, and credits c_t of its turns from a critic or from Monte-Carlo continuations, each token
+of turn t gets
+
+    A_k + strength * s * (c_t - mean over the rollout's sampled tokens of c)
+
+so over the tokens of a rollout the advantages still have the mean A_k. ``s`` is 1 for credits in units of the return,
+which Monte-Carlo values are. A critic's log-ratios have no unit: there ``s`` gives the centred credits of all trained
+tokens of a collection the standard deviation that the A_k have over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from loop_contrib.sweet_rl.turn_critic import TurnCritic
+from loop_recipes.config.loop_config import TurnCreditConfig
+from loop_recipes.engine.samples import CreditedSample
+
+
+def spreader(
+    config: TurnCreditConfig | None, critic: TurnCritic | None, credits: Mapping[str, Sequence[float]]
+) -> Callable[[Sequence[CreditedSample]], list[Tensor]] | None:
+    """Return the function that spreads an update's advantages of rollouts with signal over their turns; None where
+    advantages are not spread.
+
+    Args:
+        critic: where ``config`` asks for one.
+        credits: of the rollouts' turns, where continuations gave some; by rollout id.
+    """
+    if config is None:
+        return None
+    strength = config.strength
+    if critic is not None:
+        return lambda samples: spread(samples, critic.advantages(samples), strength, same_scale=True)
+    of_turns = {rollout_id: torch.tensor(turns, dtype=torch.float64) for rollout_id, turns in credits.items()}
+    return partial(spread, credits=of_turns, strength=strength, same_scale=False)
+
+
+def spread(
+    samples: Sequence[CreditedSample], credits: Mapping[str, Tensor], strength: float, same_scale: bool
+) -> list[Tensor]:
+    """Give each sampled token an advantage: [n] of each sample, float32.
+
+    Args:
+        credits: [t] of each turn from the first on, by rollout id; a rollout without any keeps A_k for all its tokens.
+        same_scale: the ``s`` above; False is 1.
+    """
+    centred = [_centred(sample, credits.get(sample.rollout_id)) for sample in samples]
+    if same_scale and samples:
+        own = torch.cat([torch.full_like(each, s.advantage) for s, each in zip(samples, centred, strict=True)])
+        strength *= (own.std(correction=0) / torch.cat(centred).std(correction=0).clamp(min=1e-12)).item()
+    return [(sample.advantage + strength * each).float() for sample, each in zip(samples, centred, strict=True)]
+
+
+def _centred(sample: CreditedSample, credits: Tensor | None) -> Tensor:
+    """[n] float64: of each sampled token its turn's credit less their mean over the rollout."""
+    turns = sample.turn_ids[sample.mask]
+    if credits is None:
+        return torch.zeros(len(turns), dtype=torch.float64)
+    token_credits = credits.double()[turns]
+    return token_credits - token_credits.mean()

@@ -1,0 +1,169 @@
+"""What the turns of stored rollouts are worth, by Monte Carlo.
+
+    loop method turn-values runs/demo --continuations 8 --node runs/demo/rollout_node.yaml
+    loop method turn-values runs/demo --collection demo-3f21bc-i0007-38d16ba024 --every 2 --most 20
+
+Values go to RUN/turn_values/<collection>.jsonl. Stopped and started again, it samples only what is missing. It asks the
+run's rollout node. Unless that is running, --node names the file of a node to start, such as RUN/rollout_node.yaml: it
+says which programs are run, so look at that of a run that is not yours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from loop_contrib.turn_credit.turn_values import ValuedRollout, write_turn_values
+from loop_formats.ids import parse_collection_id
+from loop_formats.run_files import find_logs, is_adapter, node_address, read_rollouts
+from loop_formats.turn_values import TurnValue, values_file
+from loop_recipes.config.arguments import verb_parser
+from loop_recipes.config.rollout_node import RolloutNodeConfig, check_token
+from loop_recipes.rollouts.branching import HowToSample, stored_protocol
+from loop_recipes.rollouts.node_source import NodeSource
+from loop_recipes.rollouts.open import open_nodes
+from loop_recipes.rollouts.several_nodes import SeveralNodes
+from loop_recipes.rollouts.source import SOURCE_ERRORS
+from rollout_server.client import NodeUnreachable, RolloutClient
+from rollout_server.config import load_node_config
+
+TOKEN_ENV = RolloutNodeConfig.token_env
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Do what the words ask for; returns the exit status."""
+    parser = verb_parser("method turn-values", __doc__)
+    parser.add_argument("run", type=Path, help="folder of a training run")
+    parser.add_argument("--continuations", type=int, default=8, metavar="N", help="rollouts of every turn (8)")
+    parser.add_argument("--every", type=int, default=1, metavar="K", help="values every K-th turn only (1)")
+    parser.add_argument("--collection", metavar="ID", help="whose rollouts (the newest that was trained on)")
+    parser.add_argument("--most", type=int, metavar="N", help="the first N rollouts of the collection only")
+    parser.add_argument("--policy-version", type=int, metavar="V", help="who goes on (the version that sampled)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--node", type=Path, metavar="FILE", help="of a node to start if the run's is not running")
+    parser.add_argument("--url", help=f"a rollout node that runs elsewhere; its token is in {TOKEN_ENV}")
+    parser.add_argument("--deadline-s", type=float, default=7200.0, help="longest wait for one rollout's turns (7200)")
+    options = parser.parse_args(arguments)
+    for name in ("continuations", "every", "most"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            parser.error(f"--{name} is {value}; it must be at least 1")
+    if not options.deadline_s > 0:
+        parser.error(f"--deadline-s is {options.deadline_s:g}; it must be above 0")
+    try:
+        return _value(options, parser.prog)
+    except KeyboardInterrupt:
+        print(f"{parser.prog}: stopped; the same command goes on from here", file=sys.stderr)
+        return 1
+    except (ValueError, OSError, *SOURCE_ERRORS) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+
+
+def _value(options: argparse.Namespace, program: str) -> int:
+    log = _log(options.run, options.collection)
+    sampling, limits = stored_protocol(log)
+    wanted = []
+    for rollout in read_rollouts(log)[: options.most]:
+        version = rollout.policy_versions[-1] if options.policy_version is None else options.policy_version
+        how = HowToSample(options.continuations, version, sampling, limits, options.seed)
+        wanted.append(ValuedRollout.every(rollout, options.every, how))
+    file = values_file(options.run, log.stem)
+    nodes = _open_nodes(options)
+    try:
+        published = _serve(nodes, options.run, sorted({valued.how.policy_version for valued in wanted}))
+        with tqdm(total=len(wanted), desc="rollouts", disable=None) as bar:
+            failures = write_turn_values(nodes, wanted, file, lambda valued, values: _show(bar, values))
+        for version in published:
+            nodes.retire(version)
+    finally:
+        nodes.close()
+    print(f"written: {file}")
+    for failure in failures:
+        print(f"{program}: not valued: {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def _show(bar: tqdm, values: Sequence[TurnValue]) -> None:
+    bar.update()
+    bar.set_postfix(refused=sum(value.refused for value in values))
+
+
+def _log(run: Path, collection: str | None) -> Path:
+    """The log of the collection asked for, or of the newest that was trained on.
+
+    Raises:
+        ValueError: there is none.
+    """
+    logs = {log.stem: log for log in find_logs(run)}
+    trained = [name for name in sorted(logs) if parse_collection_id(name).is_training]
+    if collection is None and trained:
+        return logs[max(trained, key=lambda name: parse_collection_id(name).iteration or 0)]
+    if collection not in logs:
+        known = ", ".join(logs) or "none"
+        raise ValueError(f"{run} has no collection {collection or 'that was trained on'}; there are: {known}")
+    return logs[collection]
+
+
+def _open_nodes(options: argparse.Namespace) -> NodeSource | SeveralNodes:
+    """The node named, else the run's own where it is running, else that of ``--node``, started here; ready.
+
+    Raises:
+        ConfigError: no token for a node that runs, or a run whose node is not described.
+        NodeUnreachable, NodeDied: it does not answer, or did not start.
+    """
+    url, node = options.url, None
+    if url is None:
+        url = _running(options.run / "node")
+    if url is None:
+        if options.node is None:
+            file = options.run / "rollout_node.yaml"
+            raise ValueError(f"the run's node is not running: start it with --node {file}, or name one with --url")
+        node = load_node_config(options.node)
+        url = _running(Path(node.root))
+    if url is not None:
+        check_token(TOKEN_ENV)
+        config = RolloutNodeConfig(url=url)
+    else:
+        config = RolloutNodeConfig(launch=True)
+    nodes = open_nodes(config, node, options.run, options.deadline_s)
+    try:
+        nodes.wait_ready()
+    except BaseException:
+        nodes.close()
+        raise
+    return nodes
+
+
+def _running(root: Path) -> str | None:
+    """Return the URL of the node on ``root``; None when none is running."""
+    url = node_address(root)
+    if url is None:
+        return None
+    try:
+        RolloutClient(url, "").health()
+    except NodeUnreachable:
+        return None
+    return url
+
+
+def _serve(nodes: NodeSource | SeveralNodes, run: Path, versions: Sequence[int]) -> list[int]:
+    """Have the node serve ``versions``; returns those that it did not serve before.
+
+    Raises:
+        ValueError: the run has no adapter of one of them.
+    """
+    missing = [version for version in versions if version not in nodes.wait_ready()]
+    for version in missing:
+        folder = run / "policies" / f"policy-v{version:04d}"
+        if not is_adapter(folder):
+            raise ValueError(f"policy version {version} is neither served nor in {folder}; choose --policy-version")
+        nodes.publish(version, folder)
+    return missing
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""The values of turns beside a run: a line for each turn whose worth was estimated.
+
+``<run>/turn_values/<collection>.jsonl`` has one line per turn, the fields of :class:`TurnValue`, and is only ever added
+to. Where several lines are of one turn, the last one counts.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from loop_formats.run_files import read_lines
+
+TURN_VALUES = "turn_values"
+"""In a run's folder."""
+
+
+@dataclass(frozen=True)
+class TurnValue:
+    """The worth, to a policy version, of the state before turn ``turn`` (from 0, of the episode).
+
+    ``value`` is the mean return of ``n`` continuations and ``stderr`` its standard error, None where there are too few;
+    ``refused`` more could not be played, because the world answered otherwise than the rollout says.
+    """
+
+    rollout_id: str
+    turn: int
+    value: float | None
+    stderr: float | None
+    n: int
+    refused: int
+    policy_version: int
+
+    @classmethod
+    def of(cls, rollout_id: str, turn: int, rewards: Sequence[float], refused: int, policy_version: int) -> TurnValue:
+        count = len(rewards)
+        return cls(
+            rollout_id,
+            turn,
+            value=statistics.fmean(rewards) if count else None,
+            stderr=statistics.stdev(rewards) / count**0.5 if count > 1 else None,
+            n=count,
+            refused=refused,
+            policy_version=policy_version,
+        )
+
+
+def values_file(run: Path, collection_id: str) -> Path:
+    """Return the file that holds the values of a collection's turns."""
+    return run / TURN_VALUES / f"{collection_id}.jsonl"
+
+
+def read_turn_values(file: Path) -> list[TurnValue]:
+    """All lines of a file, none where there is no file.
+
+    Raises:
+        ValueError: a line that is no turn's value; names the file.
+    """
+    try:
+        return [TurnValue(**line.record) for line in read_lines(file)] if file.is_file() else []
+    except TypeError as error:
+        raise ValueError(f"{file} holds a line that is no turn's value: {error}") from error

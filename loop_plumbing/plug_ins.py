@@ -1,0 +1,55 @@
+"""Finds what installed packages add to the project, by the entry points in their metadata.
+
+A package adds an environment by a line of its own, and the project has no line for it::
+
+    [project.entry-points."torchtune_loop.environments"]
+    maze = "my_mazes.pool:MazePool"
+
+The groups are :data:`GROUPS`: counters of behaviour, packages with a folder ``configs``, demonstrators of an
+environment, dialects of the endpoint, environments, and verbs of ``loop``. The project's own ``contrib`` comes in by
+the same doors.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+PREFIX = "torchtune_loop."
+GROUPS = ("behavior", "configs", "demonstrators", "dialects", "environments", "verbs")
+
+
+@cache
+def plug_ins(group: str) -> Mapping[str, str]:
+    """Name -> ``module:attribute``, or a module, of all that installed packages add to a group; nothing is imported.
+
+    Args:
+        group: one of :data:`GROUPS`.
+    """
+    return {point.name: point.value for point in importlib.metadata.entry_points(group=PREFIX + group)}
+
+
+def load(target: str) -> Any:
+    """Import ``module:attribute``.
+
+    Raises:
+        ImportError, AttributeError: there is no such module, or it has no such attribute.
+    """
+    return importlib.metadata.EntryPoint(name="", value=target, group="").load()
+
+
+@cache
+def packages() -> frozenset[str]:
+    """The top packages that add something: whoever installed them chose to have their code run."""
+    targets = (target for group in GROUPS for target in plug_ins(group).values())
+    return frozenset(target.partition(":")[0].partition(".")[0] for target in targets)
+
+
+def folders(group: str) -> list[Path]:
+    """The folders of the packages that a group names, in the order of their names; one that is gone is left out."""
+    found = (importlib.util.find_spec(package) for _, package in sorted(plug_ins(group).items()))
+    return [Path(place) for spec in found if spec for place in spec.submodule_search_locations or ()]

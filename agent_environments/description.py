@@ -272,14 +272,13 @@ class Description:
 
 
 TOOLS_BEHAVIOR = "agent_environments.tools.behavior:ToolBehavior"
-QUESTIONS_BEHAVIOR = "agent_environments.colbench.behavior:QuestionBehavior"
 
 UNSAID = Description(
     score="TGC",
     group_score="SGC",
     groups="scenarios",
     group_pattern=NUMBERED,
-    behavior=("appworld_adapter.behavior:AppWorldBehavior", TOOLS_BEHAVIOR, QUESTIONS_BEHAVIOR),
+    behavior=("appworld_adapter.behavior:AppWorldBehavior", TOOLS_BEHAVIOR),
     environments=None,
 )
 """What stands for a folder of rollouts that says nothing of its environment: all did so once, most were AppWorld's."""

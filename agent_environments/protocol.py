@@ -274,20 +274,10 @@ async def acquire(pool: EnvironmentPool, episode_id: str, task_id: str) -> Envir
 
 ENVIRONMENTS: dict[str, str] = {
     "appworld": "appworld_adapter.pool.forked:AppWorldPool",
-    "colbench": "agent_environments.colbench.pool:ColBenchPool",
     "counter": "agent_environments.counter:CounterPool",
     "harness": "agent_environments.harness.pool:HarnessPool",
-    "babyai": "agent_environments.worlds.catalogue:BabyAIPool",
-    "agentgym": "agent_environments.services.agentgym_client:AgentGymPool",
-    "openenv": "agent_environments.services.openenv_client:OpenEnvPool",
-    "reasoning_gym": "agent_environments.worlds.reasoning_gym:ReasoningGymPool",
-    "scienceworld": "agent_environments.worlds.catalogue:ScienceWorldPool",
-    "tau2_telecom": "agent_environments.worlds.catalogue:Tau2TelecomPool",
-    "textcraft": "agent_environments.worlds.catalogue:TextCraftPool",
-    "textworldexpress": "agent_environments.worlds.catalogue:TextWorldExpressPool",
     "mixed": "agent_environments.mixed:MixedPool",
     "tools": "agent_environments.tools.environment:ToolPool",
-    "verifiers": "agent_environments.harness.verifiers:VerifiersPool",
 }
 """Short names of the core's environments: name -> "module:class". Installed packages add theirs by entry points of the
 group ``torchtune_loop.environments``."""
@@ -298,9 +288,14 @@ DEFAULT_ENVIRONMENT = "appworld"
 
 
 def is_harness(name: str) -> bool:
-    """Whether this is the name of an environment whose agent is a program. Only a node plays one: others would play its
-    world without its program."""
-    return ENVIRONMENTS.get(name, name) in {ENVIRONMENTS["harness"], ENVIRONMENTS["verifiers"]}
+    """Whether this is the name of an environment whose agent is a program: ``is_harness`` is true in its class. Only a
+    node plays one: others would play its world without its program."""
+    if name in ENVIRONMENTS or name not in plug_ins("environments"):
+        return ENVIRONMENTS.get(name, name) == ENVIRONMENTS["harness"]
+    try:
+        return getattr(pool_class(name), "is_harness", False)
+    except ValueError:  # whoever builds it says so
+        return False
 
 
 def flat_section(section: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ SUBJECTS = {
     "log": ["rollout_server/collecting/rollout_log.py", "loop_formats/rollout.py"],
     "endpoint": ["rollout_server/endpoint/messages.py", "rollout_server/endpoint/conversations.py"],
     "sandbox": ["agent_environments/sandbox/sandbox.py", "agent_environments/sandbox/syscalls.py"],
-    "grader": ["agent_environments/colbench/grader.py", "appworld_adapter/worker/grader.py"],
+    "grader": ["contrib/loop_contrib/colbench/grader.py", "appworld_adapter/worker/grader.py"],
     "resume": ["recipes/loop_recipes/engine/checkpoint.py"],
     "config": ["loop_formats/schema.py", "recipes/loop_recipes/config/files.py"],
 }

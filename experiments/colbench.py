@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_environments.colbench.expert import expert_play, hasty_play
-from agent_environments.colbench.pool import ColBenchPool
-from agent_environments.colbench.tasks import ColBenchTask
 from agent_environments.protocol import Grade
+from loop_contrib.colbench.expert import expert_play, hasty_play
+from loop_contrib.colbench.pool import ColBenchPool
+from loop_contrib.colbench.tasks import ColBenchTask
 
 PLAYERS: dict[str, Callable[[ColBenchTask], list[str]]] = {
     "expert": expert_play,

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_environments.protocol import Grade, create_pool
-from agent_environments.worlds.pool import WorldKind, WorldPool
+from loop_contrib.worlds.pool import WorldKind, WorldPool
 from loop_plumbing.process_guard import descendants
 
 REPOSITORY = Path(__file__).parents[1]

@@ -26,6 +26,8 @@ _NOT_THE_USERS = (
     ),
     f"{_PACKAGES / 'recipes' / 'loop_recipes'}/",
     f"{_PACKAGES / 'loop_recipes'}/",
+    f"{_PACKAGES / 'contrib' / 'loop_contrib'}/",
+    f"{_PACKAGES / 'loop_contrib'}/",
     *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     "<",
 )

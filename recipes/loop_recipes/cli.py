@@ -19,7 +19,6 @@ VERBS = {
     "eval": ("CONFIG", "score policies on held-out tasks", "loop_recipes.launch.recipe_cli:evaluate"),
     "check": ("CONFIG", "show what would run where, and whether it fits", "loop_recipes.launch.check_cli:main"),
     "node": ("CONFIG", "run a rollout node; or status URL, cancel URL ID", "loop_recipes.launch.node_cli:main"),
-    "serve": ("ENVIRONMENT", "offer an environment to other programs", "agent_environments.services.cli:main"),
     "view": ("RUN", "look at rollouts in a browser", "loop_recipes.viewer.cli:main"),
     "plot": ("RUN...", "draw learning curves", "loop_recipes.plots.curves:main"),
     "compare": ("A B", "compare two evaluations, task by task", "loop_recipes.evaluation.compare_cli:main"),

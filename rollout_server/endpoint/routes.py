@@ -20,7 +20,8 @@ from typing import Any
 from aiohttp import web
 
 from loop_plumbing.http_server import BadBody, read_agents_json, read_body, trust
-from rollout_server.endpoint.dialects import ANTHROPIC, CHAT, DIALECTS, Dialect
+from rollout_server.endpoint.dialects import CHAT, Route, routes
+from rollout_server.endpoint.dialects.dialect import Dialect
 from rollout_server.endpoint.session import Session
 from rollout_server.endpoint.sessions import Sessions
 from rollout_server.endpoint.wire import MODEL, ApiError, Asked
@@ -28,7 +29,6 @@ from rollout_server.endpoint.wire import MODEL, ApiError, Asked
 WRITE_DEADLINE_S = 60.0
 MAX_FIGURES = 64
 """Most figures of a kind with which an agent may finish."""
-COUNT_TOKENS = f"{ANTHROPIC.path}/count_tokens"
 
 SESSIONS: web.AppKey[Sessions] = web.AppKey("sessions", Sessions)
 
@@ -39,10 +39,10 @@ def add_routes(app: web.Application, sessions: Sessions) -> set[str]:
     """Add the endpoint's routes; returns their paths, which authenticate by themselves."""
     app[SESSIONS] = sessions
     paths = set()
-    calls: list[tuple[str, str, Handler]] = [("POST", one.path, partial(complete, one)) for one in DIALECTS]
+    calls: list[tuple[str, str, Handler]] = [("POST", one.path, partial(complete, one)) for one in routes()]
+    calls += [("POST", one.counts, partial(count_tokens, one)) for one in routes() if one.counts]
     for method, path, handler in (
         *calls,
-        ("POST", COUNT_TOKENS, count_tokens),
         ("GET", "/v1/models", models),
         ("GET", "/v1/models/{model}", model),
         ("GET", "/v1/episode", episode),
@@ -90,13 +90,13 @@ def not_served(request: web.Request) -> web.Response:
     """The refusal of a path that there is not, in the shape of the dialect that was meant."""
     known = request.match_info.http_exception
     status = 404 if known is None else known.status
-    served = ", ".join([*(dialect.path for dialect in DIALECTS), "/v1/models"])
+    served = ", ".join([*(one.path for one in routes()), "/v1/models"])
     return _refusal(request, ApiError(status, "not_served", f"this is not served here; what is: {served}"))
 
 
 def _refusal(request: web.Request, error: ApiError) -> web.Response:
-    anthropic = "anthropic-version" in request.headers or ANTHROPIC.path in request.path
-    dialect: Dialect = ANTHROPIC if anthropic else CHAT
+    meant = (one for one in routes() if one.header in request.headers or one.path in request.path)
+    dialect = next(meant, CHAT).dialect
     headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
     return web.json_response(dialect.refusal(error), status=error.status, headers=headers)
 
@@ -117,11 +117,12 @@ async def model(request: web.Request, session: Session) -> web.Response:
     return web.json_response(_listed(request.match_info["model"]))
 
 
-async def complete(dialect: Dialect, request: web.Request, session: Session) -> web.StreamResponse:
-    """One call, in a dialect."""
+async def complete(route: Route, request: web.Request, session: Session) -> web.StreamResponse:
+    """One call, in the dialect of a route."""
+    dialect = route.dialect
     asked, body = await _asked(dialect, request, session)
     same = request.headers.get("Idempotency-Key", "").encode(errors="surrogateescape") or body
-    identity = f"{dialect.path} {hashlib.sha256(same).hexdigest()}"
+    identity = f"{route.path} {hashlib.sha256(same).hexdigest()}"
     del body
     # What OpenAI's and Anthropic's own clients say of themselves.
     tried = request.headers.get("X-Stainless-Retry-Count", "0")
@@ -145,9 +146,9 @@ async def complete(dialect: Dialect, request: web.Request, session: Session) -> 
     return response
 
 
-async def count_tokens(request: web.Request, session: Session) -> web.Response:
-    """Count the tokens that a call of Anthropic's dialect would have; nothing is sampled."""
-    asked, _ = await _asked(ANTHROPIC, request, session)
+async def count_tokens(route: Route, request: web.Request, session: Session) -> web.Response:
+    """Count the tokens that a call would have; nothing is sampled."""
+    asked, _ = await _asked(route.dialect, request, session)
     return web.json_response({"input_tokens": await session.count(asked)})
 
 

@@ -19,6 +19,7 @@ from agent_environments.description import (
     description_of,
 )
 from agent_environments.protocol import ENVIRONMENTS, create_pool, pool_class
+from loop_plumbing.plug_ins import plug_ins
 from support.tool_modules import SUMS
 
 TOLD = {
@@ -55,7 +56,7 @@ def mixed(**environments):
 HARNESS = {"tasks": {"train": ["a"]}, "accept_reward": True}
 
 
-@pytest.mark.parametrize("name", sorted(set(ENVIRONMENTS) - {"mixed"}))
+@pytest.mark.parametrize("name", sorted({*ENVIRONMENTS, *plug_ins("environments")} - {"mixed"}))
 def test_every_environment_describes_itself_without_a_world_and_as_json(name):
     pool = pool_class(name) if name != "harness" else create_pool(name, HARNESS, lambda text: [])
     description = description_of(name, pool)

@@ -15,8 +15,8 @@ from agent_environments.counter import CounterEnvironment, CounterPool
 from agent_environments.harness.pool import HarnessPool
 from agent_environments.no_voiding import STEP_BROKE, NoVoiding
 from agent_environments.protocol import Broke, EnvironmentCrashed, Grade, Message, StepResult, ToolUse, create_pool
-from agent_environments.services.service_pool import TOKEN_VARIABLE
 from agent_environments.tools.environment import ToolPool
+from loop_contrib.services.service_pool import TOKEN_VARIABLE
 from support.adapter_support import word_spans
 from support.served_counter import TASK, TOKEN, client, serving
 from support.tool_modules import call, write

@@ -4,8 +4,8 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from agent_environments.protocol import create_pool
-from agent_environments.services.server import EnvironmentServer
-from agent_environments.services.service_pool import TOKEN_VARIABLE
+from loop_contrib.services.server import EnvironmentServer
+from loop_contrib.services.service_pool import TOKEN_VARIABLE
 from support.adapter_support import needs_world, word_spans
 from support.episodes import play_steps
 

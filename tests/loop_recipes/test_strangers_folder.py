@@ -16,6 +16,7 @@ from loop_formats.folder_lock import lock_folder
 from loop_formats.run_files import NODE_ADDRESS, NODE_LOCK, node_address
 from loop_formats.schema import ConfigError
 from loop_plumbing import trusted
+from loop_plumbing.plug_ins import plug_ins
 from loop_recipes.config.components import check_component, check_ours
 from loop_recipes.evaluation.compare_cli import main as compare
 from loop_recipes.paths import recipes_folder
@@ -113,10 +114,11 @@ def test_a_counter_that_the_reader_names_is_built(hostile, monkeypatch, how):
 
 
 def test_all_counters_of_the_project_are_known():
-    for name in ENVIRONMENTS:
+    ours = {*UNSAID.behavior, *plug_ins("behavior").values()}
+    for name in (*ENVIRONMENTS, *plug_ins("environments")):
         found = getattr(pool_class(name), "description", Description())
         if isinstance(found, Description):
-            assert set(found._all_behavior()) <= set(UNSAID.behavior), name
+            assert set(found._all_behavior()) <= ours, name
 
 
 COMPONENTS = [

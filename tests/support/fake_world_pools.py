@@ -8,8 +8,8 @@ from typing import Any
 
 from agent_environments.losses import Losses
 from agent_environments.remote.line import Line, RequestFailed
-from agent_environments.worlds.pool import WorldKind, WorldPool
-from agent_environments.worlds.workers.worker_loop import Worker
+from loop_contrib.worlds.pool import WorldKind, WorldPool
+from loop_contrib.worlds.workers.worker_loop import Worker
 from support.fake_world import FakeWorld
 
 FAKE_WORLD = Path(__file__).with_name("fake_world.py")

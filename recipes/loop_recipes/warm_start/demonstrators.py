@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from loop_formats.schema import ConfigError, require
+from loop_plumbing.breakage import told
+from loop_plumbing.plug_ins import load, plug_ins
 from loop_recipes.warm_start.appworld import AppWorldDemonstrator
-from loop_recipes.warm_start.colbench import ColBenchDemonstrator
 from loop_recipes.warm_start.config import WarmStartConfig
 from loop_recipes.warm_start.demonstrator import Demonstrator
-from loop_recipes.warm_start.expert import ExpertDemonstrator
-from loop_recipes.warm_start.mixed import MixedDemonstrator
 from rollout_server.config import EnvironmentConfig
 
 
 def demonstrator_of(config: WarmStartConfig) -> Demonstrator:
-    """AppWorld's reference solutions, ColBench's particulars, another world's expert, or a mixture of these two.
+    """AppWorld's reference solutions, or whoever plays the environment for an installed package.
 
     Raises:
-        ConfigError: an environment without an expert, AppWorld without a practice world, or another with one.
+        ConfigError: an environment that nobody demonstrates, AppWorld without a practice world, or another with one.
     """
     environment, world = config.environment, config.practice_world
     if environment.name == "appworld":
@@ -24,13 +23,26 @@ def demonstrator_of(config: WarmStartConfig) -> Demonstrator:
             raise ConfigError("practice_world must be given for environment.name appworld")
         return AppWorldDemonstrator(environment, world)
     require(world is None, f"practice_world is for environment.name appworld, not {environment.name}")
-    return _without_practice(environment)
+    return added_demonstrator(environment)
 
 
-def _without_practice(environment: EnvironmentConfig) -> Demonstrator:
-    match environment.name:
-        case "mixed":
-            return MixedDemonstrator(environment, _without_practice)
-        case "colbench":
-            return ColBenchDemonstrator(environment)
-    return ExpertDemonstrator(environment)
+def added_demonstrator(environment: EnvironmentConfig) -> Demonstrator:
+    """The demonstrator that an installed package has for an environment, by an entry point of the group
+    ``torchtune_loop.demonstrators``: a class, or a function, of the environment's section.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    known = plug_ins("demonstrators")
+    if environment.name not in known:
+        names = ", ".join(["appworld", *sorted(known)])
+        raise ConfigError(
+            f"environment.name: {environment.name!r} has no expert to learn from; there is one for {names}"
+        )
+    try:
+        make = load(known[environment.name])
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"environment.name: the expert of {environment.name} cannot be imported: {told(error)}"
+        ) from error
+    return make(environment)

@@ -1,13 +1,64 @@
-"""The chat APIs that clients speak, a file each: a dialect reads a call, and writes its answer or its refusal."""
+"""The chat APIs that clients speak, a file each: a dialect reads a call, and writes its answer or its refusal.
 
-from rollout_server.endpoint.dialects.anthropic import Anthropic
-from rollout_server.endpoint.dialects.chat import Chat
-from rollout_server.endpoint.dialects.completions import Completions
-from rollout_server.endpoint.dialects.dialect import Dialect
-from rollout_server.endpoint.dialects.responses import Responses
+A dialect is imported when its route is first asked for. Installed packages add routes by entry points of the group
+``torchtune_loop.dialects``, each a :class:`Route` or several.
+"""
 
-CHAT = Chat()
-ANTHROPIC = Anthropic()
-DIALECTS: tuple[Dialect, ...] = (CHAT, Responses(), ANTHROPIC, Completions())
+from __future__ import annotations
 
-__all__ = ["ANTHROPIC", "CHAT", "DIALECTS", "Dialect"]
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import TYPE_CHECKING
+
+from loop_plumbing.plug_ins import load, plug_ins
+
+if TYPE_CHECKING:
+    from rollout_server.endpoint.dialects.dialect import Dialect
+
+
+@dataclass(frozen=True)
+class Route:
+    """The place at which a dialect is asked.
+
+    Args:
+        path: of a call; aiohttp's patterns are taken.
+        target: ``module:Class`` of the dialect.
+        counts: the path at which the same call is counted and not sampled, where there is one.
+        header: one that only clients of this dialect send.
+    """
+
+    path: str
+    target: str
+    counts: str | None = None
+    header: str | None = None
+
+    @cached_property
+    def dialect(self) -> Dialect:
+        """The dialect, imported now."""
+        return load(self.target)()
+
+
+CHAT = Route("/v1/chat/completions", "rollout_server.endpoint.dialects.chat:Chat")
+RESPONSES = Route("/v1/responses", "rollout_server.endpoint.dialects.responses:Responses")
+ANTHROPIC = Route(
+    "/v1/messages",
+    "rollout_server.endpoint.dialects.anthropic:Anthropic",
+    counts="/v1/messages/count_tokens",
+    header="anthropic-version",
+)
+COMPLETIONS = Route("/v1/completions", "rollout_server.endpoint.dialects.completions:Completions")
+
+
+@cache
+def routes() -> tuple[Route, ...]:
+    """The project's own routes, and those that installed packages add.
+
+    Raises:
+        ImportError, AttributeError: an entry point leads nowhere.
+    """
+    added: list[Route] = []
+    for target in plug_ins("dialects").values():
+        found: Route | Iterable[Route] = load(target)
+        added += [found] if isinstance(found, Route) else found
+    return (CHAT, RESPONSES, ANTHROPIC, COMPLETIONS, *added)

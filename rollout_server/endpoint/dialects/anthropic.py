@@ -58,8 +58,6 @@ class _Body(Body):
 class Anthropic(Dialect):
     """Anthropic's messages. Images and documents are refused; the policy reads text."""
 
-    path = "/v1/messages"
-
     def _read(self, body: bytes, recall: Recall) -> Asked:
         given = _Body.parse(body)
         if given.compaction is not None:

@@ -41,8 +41,6 @@ class _Body(Body):
 class Chat(Dialect):
     """OpenAI's chat API."""
 
-    path = "/v1/chat/completions"
-
     def _read(self, body: bytes, recall: Recall) -> Asked:
         given = _Body.parse(body)
         if "functions" in (given.model_extra or {}):

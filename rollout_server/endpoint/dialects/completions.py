@@ -28,8 +28,6 @@ class _Body(Body):
 class Completions(Dialect):
     """OpenAI's text completions."""
 
-    path = "/v1/completions"
-
     def _read(self, body: bytes, recall: Recall) -> Asked:
         given = _Body.parse(body)
         if given.echo or given.suffix or (given.best_of or 1) > (given.n or 1):

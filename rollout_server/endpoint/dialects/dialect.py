@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
@@ -75,9 +75,7 @@ class Body(BaseModel):
 
 
 class Dialect(ABC):
-    """One chat API: ``path`` is where it is asked."""
-
-    path: ClassVar[str]
+    """One chat API."""
 
     def read(self, body: bytes, recall: Recall) -> Asked:
         """The call that a request makes.

@@ -43,8 +43,6 @@ class _Body(Body):
 class Responses(Dialect):
     """OpenAI's responses. Earlier answers of the episode can be referred to by their ids."""
 
-    path = "/v1/responses"
-
     def _read(self, body: bytes, recall: Recall) -> Asked:
         given = _Body.parse(body)
         if given.conversation is not None or given.prompt is not None or given.background:

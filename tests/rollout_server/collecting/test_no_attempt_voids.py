@@ -18,8 +18,8 @@ from agent_environments.losses import Loss, WorldLost
 from agent_environments.protocol import EnvironmentFault, Grade, Message, StepResult, UnknownTask
 from agent_environments.remote.line import Line, LineStuck, RequestFailed
 from agent_environments.remote.pool import RemotePool
-from agent_environments.services.service_pool import TOKEN_VARIABLE
 from agent_environments.tool_calls import ToolCall, render_tool_call, tools_section
+from loop_contrib.services.service_pool import TOKEN_VARIABLE
 from loop_formats.collection_request import CollectionRequest, Limits
 from model_families.chat.messages import ChatMessage
 from rollout_server.collecting.collector import EpisodeKey

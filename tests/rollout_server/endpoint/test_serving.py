@@ -7,9 +7,9 @@ import openai
 import pytest
 
 from agent_environments.chat_model import ChatEndpoint
-from agent_environments.colbench.human import EndpointHuman
-from agent_environments.colbench.tasks import ColBenchTask
 from agent_environments.protocol import Message
+from loop_contrib.colbench.human import EndpointHuman
+from loop_contrib.colbench.tasks import ColBenchTask
 from model_families.chat.messages import ChatMessage
 from rollout_server.endpoint import session as session_module
 from rollout_server.endpoint.session import Session

@@ -13,8 +13,10 @@ from loop_formats.collection_request import Limits
 from loop_plumbing.own_time import OwnTime
 from model_families.chat import open_chat
 from model_families.chat.chatml import ChatML
-from rollout_server.endpoint.dialects import ANTHROPIC, CHAT, Dialect
+from rollout_server.endpoint.dialects.anthropic import Anthropic
+from rollout_server.endpoint.dialects.chat import Chat
 from rollout_server.endpoint.dialects.completions import Completions
+from rollout_server.endpoint.dialects.dialect import Dialect
 from rollout_server.endpoint.dialects.responses import Responses
 from rollout_server.endpoint.session import Session
 from rollout_server.endpoint.wire import ApiError
@@ -24,7 +26,7 @@ from support.random_policy import write_tokenizer
 from support.random_turns import check_segments, sampled_turn
 from support.waiting import DEADLINE_S
 
-RESPONSES, COMPLETIONS = Responses(), Completions()
+CHAT, ANTHROPIC, RESPONSES, COMPLETIONS = Chat(), Anthropic(), Responses(), Completions()
 SCHEMA = {"type": "object", "properties": {}}
 FUNCTION = {"name": "add", "description": "Add.", "parameters": SCHEMA}
 TOOLS = {

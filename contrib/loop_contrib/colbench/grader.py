@@ -1,0 +1,205 @@
+"""Runs answers in the sandbox and compares what they give with what the reference gives.
+
+Each call of answer and reference has a process of its own, so an answer can learn nothing of the reference, nor of the
+other calls; the comparison is made here, of plain JSON. Where a reference's call gives no value, no answer passes its
+test.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_environments.protocol import EnvironmentCrashed
+from loop_contrib.colbench.tasks import ColBenchTask
+from loop_plumbing.moving import Stalled, while_moving
+
+logger = logging.getLogger(__name__)
+
+PROGRAM = Path(__file__).with_name("run_calls.py")
+LEVELS = ("none", "rlimits", "seccomp")
+"""Of agent_environments/sandbox; bubblewrap is for servers."""
+MAX_OUTPUT = 1 << 22
+"""Bytes of what one call gives."""
+ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    # Packages that are loaded before the process is sealed must start no threads, which would not be.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+
+Outcome = dict[str, Any]
+
+
+def base_python() -> str:
+    """The interpreter below this virtual environment: what is installed here is out of an answer's reach."""
+    return getattr(sys, "_base_executable", None) or sys.executable
+
+
+def packages_of(code: str) -> list[str]:
+    """The modules outside the standard library that ``code`` imports, and what of them may be modules too."""
+    names: dict[str, None] = {}
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.Import):
+                names |= dict.fromkeys(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names |= dict.fromkeys([node.module, *(f"{node.module}.{alias.name}" for alias in node.names)])
+    return [name for name in names if name.partition(".")[0] not in sys.stdlib_module_names]
+
+
+@dataclass(frozen=True)
+class GraderLimits:
+    """The resources that an answer may use."""
+
+    memory_mb: int = 256
+    """Memory, beyond that of an empty interpreter."""
+    call_cpu_s: float = 2.0
+    """Processor time of one call."""
+    answer_timeout_s: float = 300.0
+    """Time for all calls of an answer; those that are not over then have failed."""
+
+    def __post_init__(self) -> None:
+        if self.memory_mb < 1 or min(self.call_cpu_s, self.answer_timeout_s) <= 0:
+            raise ValueError("grader: memory_mb must be at least 1, and times above 0")
+
+
+class Grader:
+    """Grades answers; :meth:`open` finds the sandbox's level.
+
+    Args:
+        python: interpreter for answers and references.
+        minimum: refuse to open below this level of the sandbox.
+    """
+
+    def __init__(self, python: str, limits: GraderLimits, minimum: str) -> None:
+        if minimum not in LEVELS:
+            raise ValueError(f"sandbox_minimum is {minimum!r}; levels are {', '.join(LEVELS)}")
+        self._python = python
+        self._limits = limits
+        self._minimum = minimum
+        self._expected: dict[str, list[Outcome]] = {}
+        self.level = ""
+
+    async def open(self) -> None:
+        """Raises PermissionError below the minimum, and EnvironmentCrashed where the interpreter does not work."""
+        process = await self._start("probe")
+        try:
+            out, err = await while_moving(process.communicate(), process.pid)
+        except Stalled as error:
+            raise EnvironmentCrashed(f"{self._python} {error} while it probed the sandbox") from error
+        finally:
+            await _end(process)
+        self.level = out.decode(errors="replace").strip()
+        if self.level not in LEVELS:
+            raise EnvironmentCrashed(f"the grader does not run under {self._python}: {err.decode(errors='replace')}")
+        if LEVELS.index(self.level) < LEVELS.index(self._minimum):
+            raise PermissionError(
+                f"the strongest sandbox that works here is {self.level!r}, below sandbox_minimum {self._minimum!r}: "
+                "the kernel, or the container, refuses seccomp filters; or lower sandbox_minimum"
+            )
+
+    async def passed(self, task: ColBenchTask, code: str) -> list[bool]:
+        """Return for each of the task's calls whether ``code`` gives what the reference gives.
+
+        Raises:
+            EnvironmentCrashed: no process for them, by no doing of the answer's; or the reference was cut short.
+        """
+        packages = packages_of(task.reference)
+        if task.task_id not in self._expected:
+            expected = await self._outcomes(task.reference, task.calls, packages)
+            if {} in expected:  # not kept: the machine may have been too busy
+                raise EnvironmentCrashed(
+                    f"the reference of {task.task_id} did not end its calls in {self._limits.answer_timeout_s:g} s"
+                )
+            self._expected[task.task_id] = expected
+            if raised := [outcome["raised"] for outcome in expected if "raised" in outcome]:
+                logger.warning(
+                    "%s cannot be solved: its reference gives no value for %d of %d calls (%s)",
+                    *(task.task_id, len(raised), len(expected), ", ".join(sorted(set(raised)))),
+                )
+        found = await self._outcomes(code, task.calls, packages)
+        return [
+            "value" in wanted and given == wanted
+            for wanted, given in zip(self._expected[task.task_id], found, strict=True)
+        ]
+
+    async def _outcomes(self, code: str, calls: Sequence[str], packages: Sequence[str]) -> list[Outcome]:
+        """One for each call, ``{}`` where there is none."""
+        limits = self._limits
+        sizes = (limits.memory_mb, limits.call_cpu_s, len(calls))
+        process = await self._start(self.level, *map(str, sizes), *packages)
+        try:
+            stdin, stdout = process.stdin, process.stdout
+            if stdin is None or stdout is None:
+                raise ValueError("the process was started without pipes")
+            try:
+                ready = await while_moving(stdout.readline(), process.pid)
+            except Stalled:
+                ready = b""
+            if ready != b"ready\n":
+                said = ready.decode(errors="replace").strip() or "it said nothing"
+                raise EnvironmentCrashed(f"the grader's process did not start under {self._python}: {said}")
+            lines: list[bytes] = []
+            # From here on the answer's code runs: whatever happens is its doing.
+            with contextlib.suppress(TimeoutError, OSError, ValueError):
+                async with asyncio.timeout(limits.answer_timeout_s):
+                    request = {"code": code, "calls": list(calls), "longest": MAX_OUTPUT}
+                    stdin.write(json.dumps(request).encode())
+                    stdin.close()
+                    while len(lines) < len(calls) and (line := await stdout.readline()):
+                        lines.append(line)
+        finally:
+            await _end(process)
+        found = [_read(line) for line in lines]
+        return found + [{}] * (len(calls) - len(found))
+
+    async def _start(self, *arguments: str) -> asyncio.subprocess.Process:
+        try:
+            return await asyncio.create_subprocess_exec(
+                self._python,
+                "-I",
+                str(PROGRAM),
+                *arguments,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE if arguments == ("probe",) else asyncio.subprocess.DEVNULL,
+                env=ENVIRONMENT,
+                cwd="/",
+                start_new_session=True,
+                limit=MAX_OUTPUT + 1,
+            )
+        except OSError as error:
+            raise EnvironmentCrashed(f"the grader cannot start {self._python}: {error}") from error
+
+
+def _read(line: bytes) -> Outcome:
+    """A line of the process; an answer's code may have written it."""
+    try:
+        outcome = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return outcome if isinstance(outcome, dict) else {}
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Kill it and what it may have started, and return when it is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(
+            process.pid, signal.SIGKILL
+        )  # it leads its group; Process.kill() would race with asyncio for its status
+    await process.wait()

@@ -1,0 +1,126 @@
+"""A pool on a service that speaks AgentGym's HTTP protocol.
+
+The protocol is that of AgentGym's own servers: ``/create``, ``/reset``, ``/step``; an error is an answer with status
+200 and the key ``error``. Most servers list no tasks and have no ``/close`` and no grade; ours
+(:mod:`loop_contrib.services.server`) have all three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agent_environments.losses import Loss, WorldLost
+from agent_environments.protocol import TokenSpans
+from agent_environments.remote.line import Line
+from loop_contrib.services.service_pool import NoSuchPath, ServicePool, failure, flags_of, grade_of
+
+SCENARIO = "item"
+
+
+class AgentGymPool(ServicePool):
+    """Lends episodes of an AgentGym service. A task has the id that the service gives it, or else ``item_<data_idx>``.
+
+    Args:
+        options: as for :class:`ServicePool`; ``splits`` are of ``data_idx``.
+    """
+
+    def __init__(
+        self,
+        token_spans: TokenSpans,
+        url: str,
+        dataset: str,
+        observation_field: str = "observation",
+        **options: Any,
+    ) -> None:
+        super().__init__(token_spans, url, dataset, observation_field=observation_field, **options)
+        self.indices: dict[str, int] = {}
+        """Task id -> ``data_idx``."""
+        self.names_tasks = True
+        """Whether the service serves ``/tasks``; one that does has grades to give."""
+
+    async def _tasks(self) -> Mapping[str, list[str]]:
+        try:
+            named: Mapping[str, list[str]] = (await self.request("GET", "/tasks"))["tasks"]
+        except NoSuchPath:
+            self.names_tasks = False
+            if self._ranges is None:
+                raise ValueError("set splits to ranges of its data_idx") from None
+            ids = {index: f"{SCENARIO}_{index}" for limits in self._ranges.values() for index in range(*limits)}
+        else:
+            ids = dict(enumerate(task for tasks in named.values() for task in tasks))
+        self.indices = {task: index for index, task in ids.items()}
+        if self._ranges is None:
+            return named
+        missing = [split for split, (first, end) in self._ranges.items() if not ids.keys() >= set(range(first, end))]
+        if missing:
+            raise ValueError(f"splits.{missing[0]} goes beyond its {len(ids)} tasks")
+        return {split: [ids[index] for index in range(first, end)] for split, (first, end) in self._ranges.items()}
+
+    async def _connect(self) -> Line:
+        answer = await self.request("POST", "/create", json={})
+        number = answer.get("id") if isinstance(answer, dict) else answer  # some servers answer with the bare number
+        if not isinstance(number, int):
+            raise WorldLost(f"/create gives no session: {str(answer)[:200]}", Loss.REFUSED)
+        return AgentGymLine(self, number)
+
+
+class AgentGymLine(Line):
+    """A session of the service."""
+
+    def __init__(self, pool: AgentGymPool, number: int) -> None:
+        super().__init__(pool.losses)
+        self._pool = pool
+        self._number = number
+        self._reward: float | None = None
+        self._done = False
+        self._cut = False
+
+    @property
+    def alive(self) -> bool:
+        return not self._cut
+
+    def kill(self) -> None:
+        """Nothing more is sent; a session that was not closed ends at the service's own time."""
+        self._cut = True
+
+    async def _round_trip(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        match request["op"]:
+            case "start":
+                answer = await self._post("/reset", {"data_idx": self._pool.indices[request["task"]]})
+                return {**self._observed(answer), "messages": answer.get("messages", [])}
+            case "step":
+                return self._observed(await self._post("/step", {self._pool.action_field: request["command"]}))
+            case "grade":
+                return await self._grade()
+        await self._post("/close", {})
+        return {}
+
+    async def _grade(self) -> dict[str, Any]:
+        try:
+            return self._checked(await self._pool.request("GET", "/grade", params={"id": str(self._number)}))
+        except NoSuchPath:
+            if self._pool.names_tasks:  # it has grades: what answered is a proxy, or a service that still starts
+                raise
+            return grade_of(self._reward, self._done)
+
+    async def _post(self, path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return self._checked(await self._pool.request("POST", path, json={"id": self._number, **fields}))
+
+    @staticmethod
+    def _checked(answer: Any) -> dict[str, Any]:
+        match answer:
+            case {"error": error, **more}:
+                raise failure(str(error), more.get("reason"))
+            case dict():
+                return answer
+        raise WorldLost(f"the service's answer is no object: {str(answer)[:200]}", Loss.CUT)
+
+    def _observed(self, answer: dict[str, Any]) -> dict[str, Any]:
+        self._done = bool(answer.get("done", False))
+        self._reward = self._pool.reward_of(answer.get("reward"), self._reward)
+        return {
+            "observation": self._pool.text_of(answer),
+            "done": self._done,
+            **flags_of(answer),
+        }

@@ -1,0 +1,242 @@
+"""A pool on a service that speaks OpenEnv: tasks by its Task API or by seeds, one WebSocket an episode.
+
+Facts of the protocol are of the package ``openenv`` 0.10: only ``/ws`` holds an episode; plain HTTP makes a new one for
+each request. A server with as many sessions as it can have (one, unless it says otherwise) sends an error and closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+
+from agent_environments.losses import Loss, WorldLost
+from agent_environments.protocol import TokenSpans
+from agent_environments.remote.line import Line, RequestFailed
+from loop_contrib.services.service_pool import (
+    MAX_ERROR_CHARACTERS,
+    MAX_MESSAGE_BYTES,
+    NoPlace,
+    NoSuchPath,
+    ServicePool,
+    failure,
+    flags_of,
+    grade_of,
+)
+
+CLOSING = aiohttp.ClientWSTimeout(ws_close=5.0)
+NO_SESSION = "CAPACITY_REACHED"
+PLACE_PAUSE_S = 0.5
+"""Between two tries of who is the first to wait for a session."""
+
+
+class OpenEnvPool(ServicePool):
+    """Lends episodes of an OpenEnv service.
+
+    A task has the id that the service gives it and no other task, or else ``<split>_<index>``; it is started by split
+    and index. Where the service has no sessions left, episodes wait for one.
+
+    Args:
+        options: as for :class:`ServicePool`; ``splits`` are of seeds, for a service without tasks, whose tasks are
+            ``seed_<n>``.
+    """
+
+    def __init__(self, token_spans: TokenSpans, url: str, dataset: str, **options: Any) -> None:
+        super().__init__(token_spans, url, dataset, **options)
+        self.places: dict[str, dict[str, Any]] = {}
+        """Task id -> what it is started with."""
+        self.crowded = False
+        """Whether the service has refused a session because it had no more."""
+        self._queue = asyncio.Lock()
+
+    async def _tasks(self) -> Mapping[str, list[str]]:
+        if self._ranges is not None:
+            with contextlib.suppress(NoSuchPath):
+                await self.request("GET", "/health")
+            seeds = {split: range(*limits) for split, limits in self._ranges.items()}
+            self.places = {f"seed_{seed}": {"seed": seed} for split in seeds.values() for seed in split}
+            return {split: [f"seed_{seed}" for seed in each] for split, each in seeds.items()}
+        try:
+            (name, *_) = await self.request("GET", "/list_environments")
+            return await self._named_tasks(name)
+        except NoSuchPath:
+            raise ValueError("it has no Task API: set splits to ranges of its seeds") from None
+
+    async def _named_tasks(self, name: str) -> Mapping[str, list[str]]:
+        given: dict[str, list[str | None]] = {}
+        path = "/" + quote(name, safe="")  # a dataset's name may hold a slash
+        for split in await self.request("GET", f"{path}/splits"):
+            answer = await self.request("POST", f"{path}/tasks", json={"split": split["name"]})
+            given[split["name"]] = [_own_id(task) for task in answer["tasks"]]
+        times = Counter(known for ids in given.values() for known in ids)
+        splits = {
+            split: [
+                known if known is not None and times[known] == 1 else f"{split}_{index}"
+                for index, known in enumerate(ids)
+            ]
+            for split, ids in given.items()
+        }
+        self.places = {
+            task: {"split": split, "index": index} for split, ids in splits.items() for index, task in enumerate(ids)
+        }
+        return splits
+
+    async def lease(self) -> Line:
+        """As every service's; once that has refused a session, whoever comes waits for one, first come, first served.
+
+        While episodes of this pool hold sessions there is no deadline: theirs end.
+        """
+        if not self.crowded:
+            return await super().lease()
+        async with self._queue:
+            since = time.monotonic()
+            while True:
+                try:
+                    return await super().lease()
+                except WorldLost as error:
+                    since = time.monotonic() if self._lines else since
+                    late = time.monotonic() - since > self.rules.start_timeout_s
+                    if late or not isinstance(error.__cause__, NoPlace):
+                        raise
+                await self.losses.pause(PLACE_PAUSE_S)
+
+    async def _connect(self) -> Line:
+        try:
+            url = "ws" + self.url.removeprefix("http") + "/ws"
+            socket = await self.http.ws_connect(url, max_msg_size=MAX_MESSAGE_BYTES, timeout=CLOSING)
+        except (aiohttp.ClientError, OSError) as error:
+            raise WorldLost(repr(error), Loss.REFUSED) from error
+        line = OpenEnvLine(self, socket)
+        if self.crowded:
+            try:
+                await line.greet()
+            except BaseException:
+                await line.hang_up()
+                raise
+        return line
+
+
+def _is_refusal(text: str) -> bool:
+    try:
+        message = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    match message:
+        case {"type": "error", "data": {"code": code}}:
+            return bool(code == NO_SESSION)
+    return False
+
+
+def _own_id(task: Any) -> str | None:
+    known = task.get("id") if isinstance(task, dict) else None
+    return known if isinstance(known, str) else None
+
+
+class OpenEnvLine(Line):
+    """A WebSocket, and the episode it holds.
+
+    It is read all the time, also while the policy thinks: a socket that nobody reads answers no ping, and the service
+    ends its episode (uvicorn's after 40 s).
+    """
+
+    def __init__(self, pool: OpenEnvPool, socket: aiohttp.ClientWebSocketResponse) -> None:
+        super().__init__(pool.losses)
+        self._pool = pool
+        self._socket = socket
+        self._reward: float | None = None
+        self._done = False
+        self._cut = False
+        self._refused = False
+        self._answer: asyncio.Future[str] | None = None
+        self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        """Hand each message to the request that waits; what nobody asked for is dropped."""
+        try:
+            while True:
+                text = await self._socket.receive_str()
+                if NO_SESSION in text[:MAX_ERROR_CHARACTERS] and _is_refusal(text):
+                    self._refused = self._pool.crowded = True
+                if self._answer is not None and not self._answer.done():
+                    self._answer.set_result(text)
+        except (aiohttp.ClientError, OSError, TypeError, ValueError) as error:  # TypeError: a frame that is no text
+            if not self._cut:
+                self._cut = True
+                self._ended()
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_exception(WorldLost(f"the socket ended: {error!r}", Loss.CUT))
+
+    async def greet(self) -> None:
+        """Return once it is known that there is a session; raises NoPlace, or WorldLost."""
+        try:
+            await self._ask("state", {})
+        except RequestFailed:  # of an environment that has no state yet
+            pass
+        except WorldLost:
+            if not self._refused:
+                raise
+        if self._refused:
+            raise NoPlace("it has no sessions left")
+
+    @property
+    def alive(self) -> bool:
+        return not self._cut and not self._socket.closed
+
+    def kill(self) -> None:
+        self._cut = True
+
+    async def hang_up(self) -> None:
+        self.kill()
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+        await self._socket.close()
+        await super().hang_up()
+
+    async def _round_trip(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        match request["op"]:
+            case "start":
+                data = await self._ask("reset", self._pool.places[request["task"]])
+                return {**self._observed(data), "messages": data["observation"].get("messages", [])}
+            case "step":
+                return self._observed(await self._ask("step", {self._pool.action_field: request["command"]}))
+            case "grade":
+                state = await self._ask("state", {})
+                return state.get("grade") or grade_of(self._reward, self._done)
+        self.kill()  # "close": the session ends with its socket
+        return {}
+
+    def _observed(self, data: dict[str, Any]) -> dict[str, Any]:
+        shown = data["observation"]
+        self._done = bool(data["done"])
+        self._reward = self._pool.reward_of(data["reward"], self._reward)
+        return {
+            "observation": self._pool.text_of(shown),
+            "done": self._done,
+            **flags_of(shown),
+        }
+
+    async def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        message = {"type": kind, "data": data} if kind != "state" else {"type": kind}
+        self._answer = asyncio.get_running_loop().create_future()
+        try:
+            await self._socket.send_str(json.dumps(message))
+            answer = json.loads(await self._answer)
+        except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
+            raise WorldLost(f"the service ended at {kind!r}: {error!r}", Loss.CUT) from error
+        match answer:
+            case {"type": "error"} if self._refused:
+                raise NoPlace("the service has no sessions left")
+            case {"type": "error", "data": {"message": str(text), **more}}:
+                raise failure(text, more.get("reason"))
+            case {"type": "observation", "data": {"observation": dict(), "reward": _, "done": _}} if kind != "state":
+                return answer["data"]
+            case {"type": "state", "data": dict(state)} if kind == "state":
+                return state
+        raise WorldLost(f"the service's answer to {kind!r} is none: {str(answer)[:200]}", Loss.CUT)

@@ -1,0 +1,268 @@
+"""The common part of the clients of both protocols: HTTP, the token, and the words of a served episode."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from agent_environments.description import TOOLS_BEHAVIOR, Description
+from agent_environments.losses import Loss, WorldLost
+from agent_environments.protocol import EnvironmentCrashed, Message, TokenSpans
+from agent_environments.remote.line import Line, LineStuck, RequestFailed
+from agent_environments.remote.pool import RemotePool
+from loop_contrib.services.sessions import UNKNOWN_SESSION
+from loop_plumbing.secret import read_secret
+
+logger = logging.getLogger(__name__)
+
+TOKEN_VARIABLE = "SERVE_ENVIRONMENT_TOKEN"
+MAX_MESSAGE_BYTES = 16 << 20
+MAX_OPENING_CHARACTERS = 1 << 19
+"""Of all messages that open an episode: more than any policy here can read."""
+MAX_REMINDER_CHARACTERS = 4000
+"""A longer reminder is cut with the observation that it ends."""
+MAX_ERROR_CHARACTERS = 1000
+
+PROBE_S = 10.0
+"""For a new session, while one request is not answered."""
+
+
+class NoSuchPath(WorldLost):
+    """The service does not serve this."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why, Loss.CUT)
+
+
+class NoPlace(WorldLost):
+    """The service has as many sessions as it can."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why, Loss.REFUSED)
+
+
+class ServicePool(RemotePool):
+    """Lends episodes that a service plays; the service may be on another machine.
+
+    An assistant message is sent as it is. A service that does not name its own opening messages gives one text, which
+    follows ``instructions``. The token is read from :data:`TOKEN_VARIABLE`, if it is set.
+
+    Args:
+        token_spans: the policy's tokenizer, for cutting observations.
+        url: of the service, ``http://host:port``.
+        dataset: the name printed with every score.
+        splits: split -> [first, end) of the tasks' numbers in it, where the service names none.
+        instructions: system message where the service gives none.
+        action_field: name of an action's text, where the service has its own.
+        observation_field: name of an observation's text, where the service has its own.
+        max_worlds, observation_max_tokens: as for any remote pool.
+        step_timeout_s: time for one command, with the grade if it ends the episode, and for a grade.
+        start_timeout_s: time for a task to start, and for a service that went away, or cuts connections, to come back.
+    """
+
+    description = Description(behavior=(TOOLS_BEHAVIOR,))
+
+    def __init__(
+        self,
+        token_spans: TokenSpans,
+        url: str,
+        dataset: str,
+        splits: Mapping[str, tuple[int, int]] | None = None,
+        instructions: str = "",
+        action_field: str = "action",
+        observation_field: str = "text",
+        max_worlds: int = 64,
+        observation_max_tokens: int = 3000,
+        step_timeout_s: float = 180.0,
+        start_timeout_s: float = 300.0,
+    ) -> None:
+        super().__init__(dataset, token_spans, max_worlds, observation_max_tokens, step_timeout_s, start_timeout_s)
+        self.url = url.rstrip("/")
+        self.action_field = action_field
+        self.observation_field = observation_field
+        self._ranges = splits
+        self._instructions = instructions
+        self._http: aiohttp.ClientSession | None = None
+        self._lines: set[Line] = set()
+        self._warned_of_rewards = False
+
+    @property
+    def http(self) -> aiohttp.ClientSession:
+        if self._http is None:
+            raise EnvironmentCrashed("the pool is not open")
+        return self._http
+
+    async def open(self) -> None:
+        """Ask the service for its tasks.
+
+        Raises:
+            EnvironmentCrashed: it cannot be reached, or does not speak the protocol.
+        """
+        token = read_secret(TOKEN_VARIABLE)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        # No proxy, no time-out of its own (every call has a deadline), and no fewer connections than episodes.
+        self._http = aiohttp.ClientSession(
+            headers=headers, timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0)
+        )
+        try:
+            async with asyncio.timeout(self.rules.start_timeout_s):
+                self._know(await self._tasks())
+        except (WorldLost, TimeoutError, KeyError, TypeError, ValueError) as error:
+            await self.close()
+            raise EnvironmentCrashed(f"the environment service at {self.url} gives no tasks: {error!r}") from error
+
+    async def _tasks(self) -> Mapping[str, list[str]]:
+        """Split -> task ids."""
+        raise NotImplementedError
+
+    async def request(self, method: str, path: str, **arguments: Any) -> Any:
+        """One HTTP request; raises WorldLost (``CUT``) for whatever is no answer in JSON with status 200."""
+        try:
+            async with self.http.request(method, self.url + path, **arguments) as response:
+                if response.status in (404, 405, 501):
+                    raise NoSuchPath(f"{method} {path} is not served")
+                body = await _body(response)
+                if response.status != 200:
+                    shown = body[:200].decode(errors="replace")
+                    raise WorldLost(f"{method} {path} has status {response.status}: {shown}", Loss.CUT)
+                return json.loads(body)
+        except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
+            raise WorldLost(f"{method} {path}: {error!r}", Loss.CUT) from error
+
+    def opening(self, answer: dict[str, Any]) -> list[Message]:
+        system = [Message("system", self._instructions)] if self._instructions else []
+        own = [Message(message["role"], message["content"]) for message in answer["messages"]]
+        messages = own or [*system, Message("user", answer["observation"])]
+        size = sum(len(message.content) for message in messages)
+        if size > MAX_OPENING_CHARACTERS:
+            raise EnvironmentCrashed(
+                f"the service at {self.url} opens with {size} characters; {MAX_OPENING_CHARACTERS} are the most"
+            )
+        return messages
+
+    def text_of(self, observation: Mapping[str, Any]) -> str:
+        """The text in a service's observation; raises WorldLost, which names the fields there are."""
+        if self.observation_field not in observation:
+            there = ", ".join(sorted(observation))
+            raise WorldLost(
+                f"there is no {self.observation_field!r}: set observation_field to one of {there}", Loss.CUT
+            )
+        return str(observation[self.observation_field])
+
+    def reward_of(self, value: Any, before: float | None) -> float | None:
+        """A service's reward as ours: in [0, 1], of a number or a truth value; where it is missing, the one ``before``.
+        Raises WorldLost if it is none."""
+        if value is None:
+            return before
+        try:
+            reward = float(value)
+        except (TypeError, ValueError, OverflowError):
+            reward = math.nan
+        if not math.isfinite(reward):
+            raise WorldLost(f"the service's reward is no finite number: {str(value)[:200]}", Loss.CUT)
+        if reward > 1.0 and not self._warned_of_rewards:
+            self._warned_of_rewards = True
+            logger.warning(
+                "the service at %s gave the reward %g, and all above 1 count as 1: grades are wrong if its rewards are "
+                "on another scale, or are what each step adds to a score",
+                *(self.url, reward),
+            )
+        return min(1.0, max(0.0, reward))
+
+    def command(self, message: str) -> str:
+        """All of it; an empty message is an action too, which the service has to answer."""
+        return message
+
+    async def lease(self) -> Line:
+        """A line of its own for one episode.
+
+        Raises:
+            WorldLost: no connection. A service that is gone is gone for all: no episode is charged with it, whatever it
+                did last. What an agent can do to a service is the service's to prevent.
+            EnvironmentCrashed: the pool is closed.
+        """
+        if self._closing:
+            raise EnvironmentCrashed("the pool is closed")
+        deadline_s = self.rules.start_timeout_s
+        try:
+            async with asyncio.timeout(deadline_s):
+                line = await self._connect()
+        except TimeoutError as error:
+            raise WorldLost(f"no connection to {self.url} within {deadline_s:g} s", Loss.REFUSED) from error
+        except (WorldLost, RequestFailed) as error:
+            raise WorldLost(f"no connection to {self.url}: {error}", Loss.REFUSED) from error
+        self._lines.add(line)
+        return line
+
+    async def answers(self) -> bool:
+        """Whether the service still gives sessions, or has none left to give."""
+        try:
+            async with asyncio.timeout(PROBE_S):
+                line = await self._connect()
+        except NoPlace:
+            return True
+        except (WorldLost, RequestFailed, TimeoutError):
+            return False
+        with contextlib.suppress(WorldLost, LineStuck, RequestFailed):
+            await line.call(PROBE_S, "close")
+        await line.hang_up()
+        return True
+
+    async def _connect(self) -> Line:
+        """Raises WorldLost, or RequestFailed for a service that refuses."""
+        raise NotImplementedError
+
+    async def give_back(self, line: Line) -> None:
+        self._lines.discard(line)
+        await line.hang_up()
+
+    async def _close_lines(self) -> None:
+        for line in list(self._lines):
+            await self.give_back(line)
+        if self._http is not None:
+            await self._http.close()
+
+
+async def _body(response: aiohttp.ClientResponse) -> bytes:
+    """All of it; raises ValueError if it is too long."""
+    body = bytearray()
+    async for part in response.content.iter_chunked(1 << 16):
+        body += part
+        if len(body) > MAX_MESSAGE_BYTES:
+            raise ValueError(f"the answer has more than {MAX_MESSAGE_BYTES} bytes")
+    return bytes(body)
+
+
+def failure(message: str, reason: object) -> RequestFailed | WorldLost:
+    """Return the exception that a service's error means."""
+    message = message[:MAX_ERROR_CHARACTERS]
+    if reason == UNKNOWN_SESSION:  # the service was started again, or the session was idle for too long
+        return WorldLost(message, Loss.GONE)
+    return RequestFailed(message, reason if isinstance(reason, str) else None)
+
+
+def grade_of(reward: float | None, done: bool) -> dict[str, Any]:
+    """Return the grade of a service that has rewards and no grades: its last reward, 0 before there is any. An episode
+    that it has ended without one is ungradable: that is no 0 like any other."""
+    if reward is None and done:
+        return {"reward": 0.0, "success": False, "ungradable": "the service ended the episode without any reward"}
+    return {"reward": reward or 0.0, "success": (reward or 0.0) >= 1.0}
+
+
+def flags_of(observation: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the further fields of a step, besides text and reward, that a service of ours sends."""
+    reminder = str(observation.get("reminder", ""))
+    return {
+        "failed": bool(observation.get("failed", False)),
+        "empty_action": bool(observation.get("empty_action", False)),
+        "reminder": reminder if len(reminder) <= MAX_REMINDER_CHARACTERS else "",
+        "reason": observation.get("reason"),
+        "turn_reward": observation.get("turn_reward"),
+    }

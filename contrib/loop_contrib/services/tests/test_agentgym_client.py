@@ -1,0 +1,109 @@
+"""Where AgentGym's client takes a grade from: services that have grades, and services that have none."""
+
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from agent_environments.counter import CounterPool
+from agent_environments.losses import WorldLost
+from agent_environments.protocol import create_pool
+from loop_contrib.services.server import EnvironmentServer
+from loop_contrib.services.service_pool import TOKEN_VARIABLE
+from support.adapter_support import word_spans
+from support.episodes import play_steps
+
+TASK = "reach12_1"
+ACTION = "```python\nadd(9)\n```"
+
+
+def client(server, **options):
+    return create_pool("agentgym", {"url": str(server.make_url("")), "dataset": "mine", **options}, word_spans)
+
+
+async def test_a_grade_that_is_not_found_is_asked_for_again(monkeypatch):
+    monkeypatch.setenv(TOKEN_VARIABLE, "a-token")
+    application = EnvironmentServer(CounterPool(lambda text: []), ("train",), "a-token").application()
+    not_found = []
+
+    @web.middleware
+    async def proxy(request, handler):
+        if request.path == "/grade" and not not_found:
+            not_found.append(request)
+            return web.Response(status=404, text="404 page not found")
+        return await handler(request)
+
+    application.middlewares.insert(0, proxy)
+    server = TestServer(application)
+    await server.start_server()
+    service = client(server)
+    await service.open()
+    expected = await play_steps(CounterPool(word_spans), TASK, [ACTION])
+    for _ in range(2):
+        assert await play_steps(service, TASK, [ACTION]) == expected
+    assert not_found
+    await service.close()
+    await server.close()
+
+
+@asynccontextmanager
+async def service_of(answer):
+    """A pool that plays with a server of two tasks, which answers all requests by ``answer``."""
+    application = web.Application()
+    application.add_routes([web.post(path, answer) for path in ("/create", "/reset", "/step")])
+    server = TestServer(application)
+    await server.start_server()
+    service = client(server, splits={"train": (0, 2)})
+    await service.open()
+    yield service
+    await service.close()
+    await server.close()
+
+
+async def test_a_service_without_grades_has_the_reward_of_its_last_answer():
+    async def answer(request):
+        return web.json_response({"id": 1, "observation": "You see a ball.", "reward": 0.5, "done": False})
+
+    async with service_of(answer) as service:
+        for _ in range(2):
+            assert (await play_steps(service, "item_0", ["look"]))[-1].reward == 0.5
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), float("-inf"), "nan", "", "much", []], ids=str)
+async def test_a_reward_that_is_no_finite_number_is_no_reward_of_0(reward):
+    async def answer(request):
+        return web.json_response({"id": 1})
+
+    async with service_of(answer) as service:
+        with pytest.raises(WorldLost, match="the service's reward is no finite number: "):
+            service.reward_of(reward, None)
+        assert [service.reward_of(value, 0.25) for value in (None, True, 0.5, -3)] == [0.25, 1.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("done", [True, False])
+async def test_an_episode_that_a_service_ends_without_any_reward_has_no_grade(done):
+    """It would be a 0 like any other, that the rest of its group is compared with."""
+
+    async def answer(request):
+        return web.json_response({"id": 1, "observation": "You see a ball.", "done": done})
+
+    async with service_of(answer) as service:
+        grade = (await play_steps(service, "item_0", ["look"]))[-1]
+    assert grade.reward == 0.0
+    assert grade.ungradable == ("the service ended the episode without any reward" if done else None)
+
+
+async def test_rewards_on_another_scale_are_told_of(caplog):
+    """AgentGym's ScienceWorld gives what a step adds to a score of 100."""
+    gains = iter([8, 0, 17, 0, 0.5])
+
+    async def answer(request):
+        gain = next(gains) if request.path == "/step" else 0
+        return web.json_response({"id": 1, "observation": "The water boils.", "reward": gain, "done": False})
+
+    async with service_of(answer) as service:
+        rewards = [(await play_steps(service, "item_0", ["wait"]))[-1].reward for _ in range(5)]
+    assert rewards == [1.0, 0.0, 1.0, 0.0, 0.5]
+    (record,) = [record for record in caplog.records if "gave the reward" in record.getMessage()]
+    assert "gave the reward 8, and all above 1 count as 1" in record.getMessage()

@@ -1,0 +1,191 @@
+"""The network to a service is cut: the episode goes on, fails as an attempt, or ends with its reason."""
+
+import asyncio
+import dataclasses
+
+import pytest
+from aiohttp.test_utils import TestServer
+
+from agent_environments.counter import CounterPool
+from agent_environments.losses import LOSSES_PER_COMMAND, WorldLost
+from agent_environments.observation import TRUNCATION_NOTE
+from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, create_pool
+from loop_contrib.services.server import EnvironmentServer
+from loop_contrib.services.service_pool import TOKEN_VARIABLE
+from loop_contrib.services.sessions import Session
+from support.adapter_support import word_spans
+from support.network import Network
+from support.waiting import DEADLINE_S, wait_until
+
+TOKEN = "a-token"
+TASK = "reach8_1"
+
+
+def act(*calls):
+    return "```python\n" + "\n".join(calls) + "\n```"
+
+
+@pytest.fixture(params=["openenv", "agentgym"])
+async def served(request, monkeypatch):
+    """The pool behind a service, the network to it, and a pool of clients. No session outlives its client for long."""
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    monkeypatch.setattr("agent_environments.losses.PAUSE_S", 0.0)
+    monkeypatch.setattr("loop_contrib.services.service_pool.PROBE_S", 0.5)
+    monkeypatch.setattr("loop_contrib.services.server.HEARTBEAT_S", 1.0)
+    pool = CounterPool(lambda text: [])
+    server = TestServer(EnvironmentServer(pool, ["train"], TOKEN, idle_timeout_s=5.0).application())
+    await server.start_server()
+    async with Network(str(server.make_url(""))).open() as network:
+        clients = create_pool(request.param, {"url": network.url, "dataset": "counter"}, word_spans)
+        await clients.open()
+        yield pool, network, clients
+        assert clients.status().open_worlds == 0
+        await wait_until(lambda: pool.status().open_worlds == 0)
+        await clients.close()
+    await server.close()
+
+
+async def started(clients):
+    environment = await clients.acquire("episode")
+    await environment.start(TASK)
+    await environment.step(act("add(3)"))
+    return environment
+
+
+async def test_an_episode_goes_on_after_the_network_was_cut(served):
+    _, network, clients = served
+    environment = await started(clients)
+    network.cut()
+    assert (await environment.step(act("show()"))).observation.startswith("3")
+    network.cut()
+    assert (await environment.step(act("add(5)", "finish()"))).done
+    network.cut()
+    assert (await environment.grade()).success
+    await environment.close()
+
+
+async def test_without_a_network_the_attempt_has_failed(served):
+    """No agent had a part in it, so it is repeated."""
+    _, network, clients = served
+    environment = await started(clients)
+    clients.rules = environment._rules = dataclasses.replace(clients.rules, start_timeout_s=0.5)
+    network.go_down()
+    with pytest.raises(EnvironmentCrashed, match=r"no world lasted for 0\.5 s; the last: no connection to http"):
+        await environment.step(act("add(5)"))
+    await environment.close()
+
+
+async def test_a_network_that_falls_silent_is_the_machines_doing(served):
+    """Nothing else is answered either, so it is not the command that hangs."""
+    _, network, clients = served
+    environment = await started(clients)
+    network.fall_silent()
+    clients.rules = environment._rules = dataclasses.replace(clients.rules, step_timeout_s=0.5, start_timeout_s=0.5)
+    with pytest.raises(EnvironmentCrashed, match=r"no world lasted for 0\.5 s; the last: no connection to http"):
+        await environment.step(act("add(5)", "finish()"))
+    network.flow()
+    await environment.close()
+
+
+async def test_a_command_that_hangs_beside_an_answering_service_ends_the_episode_with_its_reason(served, monkeypatch):
+    """Whether the command was carried out nobody knows, so there is nothing to grade."""
+    _, _, clients = served
+    environment = await started(clients)
+
+    async def hang(self, action):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("agent_environments.counter.CounterEnvironment.step", hang)
+    monkeypatch.setattr("loop_contrib.services.service_pool.PROBE_S", DEADLINE_S)
+    clients.rules = environment._rules = dataclasses.replace(clients.rules, step_timeout_s=0.5)
+    with pytest.raises(EnvironmentTimeout, match=r"no answer to 'step' within 0\.5 s"):
+        await environment.step(act("add(5)", "finish()"))
+    grade = await environment.grade()
+    assert (grade.reward, "cut short" in grade.ungradable) == (0.0, True)
+    await environment.close()
+
+
+async def test_a_command_for_which_the_service_hangs_up_each_time_is_worth_nothing(served, monkeypatch):
+    """A service of others may say no more than that when an agent breaks its world. Its neighbours go on."""
+    _, _, clients = served
+    step = Session.step
+
+    async def hang_up(self, action):
+        if "break" in action:
+            raise ConnectionResetError("the world is broken")
+        return await step(self, action)
+
+    monkeypatch.setattr(Session, "step", hang_up)
+    breaking, neighbour = await started(clients), await started(clients)
+    result = await breaking.step(act("break()"))
+    assert (result.done, result.failed) == (True, True)
+    grade = await breaking.grade()
+    assert (grade.reward, grade.success) == (0.0, False)
+    assert f"{LOSSES_PER_COMMAND} worlds were lost over one command" in grade.ungradable
+    assert clients.status().losses == {"cut": LOSSES_PER_COMMAND}
+    assert (await neighbour.step(act("add(5)", "finish()"))).done
+    assert (await neighbour.grade()).success
+    await breaking.close()
+    await neighbour.close()
+
+
+async def test_cuts_that_reach_several_episodes_are_nobodys_failure(served, monkeypatch):
+    """Each of the two has its line cut over one command, twice as often as one of them alone would be allowed."""
+    _, network, clients = served
+    step = Session.step
+    cuts = 2 * LOSSES_PER_COMMAND
+    both_are_there = asyncio.Barrier(2)
+
+    async def cut_both(self, action):
+        nonlocal cuts
+        if "add(5)" in action and cuts:
+            await both_are_there.wait()
+            if cuts:
+                cuts -= 1
+                network.cut()
+            await asyncio.Event().wait()
+        return await step(self, action)
+
+    monkeypatch.setattr(Session, "step", cut_both)
+    environments = [await started(clients) for _ in range(2)]
+    results = await asyncio.gather(*(environment.step(act("add(5)", "finish()")) for environment in environments))
+    assert cuts == 0
+    assert all(result.done for result in results)
+    assert [(await environment.grade()).success for environment in environments] == [True, True]
+    for environment in environments:
+        await environment.close()
+
+
+async def test_what_a_service_sends_is_bounded(served, monkeypatch):
+    _, _, clients = served
+    environment = await started(clients)
+    long = "remember " * 30_000
+    step = Session.step
+
+    async def say(self, action):
+        answer = await step(self, action)
+        return dataclasses.replace(answer, observation="seen" + long, reminder=long)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "step", say)
+        result = await environment.step(act("show()"))
+    assert result.observation.startswith("seenremember")
+    assert result.observation.endswith(TRUNCATION_NOTE)
+    assert result.reminder == ""
+    await environment.close()
+
+
+async def test_an_opening_that_no_policy_can_read_fails_the_attempt(served, monkeypatch):
+    _, _, clients = served
+    monkeypatch.setattr("loop_contrib.services.service_pool.MAX_OPENING_CHARACTERS", 10)
+    environment = await clients.acquire("episode")
+    with pytest.raises(EnvironmentCrashed, match=r"opens with \d+ characters; 10 are the most"):
+        await environment.start(TASK)
+    await environment.close()
+
+
+async def test_an_answer_that_is_too_long_is_none(served, monkeypatch):
+    _, _, clients = served
+    monkeypatch.setattr("loop_contrib.services.service_pool.MAX_MESSAGE_BYTES", 10)
+    with pytest.raises(WorldLost, match="more than 10 bytes"):
+        await clients.request("GET", "/tasks")

@@ -1,0 +1,93 @@
+"""OpenEnv's own client on our server, and our client on OpenEnv's own server.
+
+Optional: the package has many dependencies, so it has an interpreter of its own (OPENENV_PYTHON). It needs there:
+
+    uv pip install --no-deps openenv==0.10.0 && uv pip install pydantic websockets requests fastapi uvicorn fastmcp
+"""
+
+import asyncio
+import json
+import os
+import socket
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp.test_utils import TestServer
+
+from agent_environments.counter import TARGETS, CounterPool
+from agent_environments.protocol import create_pool
+from loop_contrib.services.server import EnvironmentServer
+from support.adapter_support import word_spans
+from support.waiting import DEADLINE_S
+
+PYTHON = os.environ.get("OPENENV_PYTHON", "")
+PROGRAMS = Path(__file__).parents[4] / "tests" / "support" / "openenv_programs.py"
+TOKEN = "a-token"
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(not os.access(PYTHON, os.X_OK), reason="OPENENV_PYTHON names no Python with openenv 0.10"),
+]
+
+
+async def test_openenvs_client_on_our_server():
+    pool = CounterPool(lambda text: [])
+    server = TestServer(EnvironmentServer(pool, ["train"], TOKEN).application())
+    await server.start_server()
+    index = list(TARGETS["train"]).index("reach5_1")
+    actions = ["```python\nadd(3)\n```", "```python\nadd(2)\nfinish()\n```"]
+    process = await asyncio.create_subprocess_exec(
+        *(PYTHON, str(PROGRAMS), "client", str(server.make_url("")).rstrip("/"), TOKEN, "train", str(index), *actions),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    seen = json.loads(output)
+    assert seen["steps"][0][0].endswith("Bring the counter from 0 to 5.")
+    assert [step[1:] for step in seen["steps"]] == [[0.0, False], [0.0, False], [1.0, True]]
+    assert seen["state"]["step_count"] == 2
+    assert seen["state"]["grade"]["success"]
+    await server.close()
+    assert pool.status().open_worlds == 0
+
+
+@pytest.fixture
+async def guessing():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = await asyncio.create_subprocess_exec(PYTHON, str(PROGRAMS), "server", str(port))
+    url = f"http://127.0.0.1:{port}"
+    async with asyncio.timeout(DEADLINE_S), aiohttp.ClientSession() as http:
+        while True:
+            try:
+                async with http.get(f"{url}/health"):
+                    break
+            except aiohttp.ClientError:
+                await asyncio.sleep(0.1)
+    yield url
+    process.kill()
+    await process.wait()
+
+
+async def test_our_client_on_openenvs_server(guessing):
+    config = {"url": guessing, "dataset": "guessing", "action_field": "number", "observation_field": "hint"}
+    pool = create_pool("openenv", {**config, "instructions": "Reply with a number."}, word_spans)
+    await pool.open()
+    assert pool.tasks("test") == ["test_0", "test_1", "test_2"]
+    environment = await pool.acquire("episode")
+    opening = await environment.start("test_2")
+    assert [message.content for message in opening] == ["Reply with a number.", "Guess a number."]
+    steps = [await environment.step(guess) for guess in ("5", "12")]
+    assert [(step.observation, step.done) for step in steps] == [("More.", False), ("Yes.", True)]
+    grade = await environment.grade()
+    assert (grade.reward, grade.success) == (0.5, False)
+    await environment.close()
+    environment = await pool.acquire("episode")
+    await environment.start("train_0")
+    broken = await environment.step("no number")  # the server's own error ends the episode in a grade
+    assert broken.done
+    assert (await environment.grade()).reward == 0.0
+    await environment.close()
+    await pool.close()

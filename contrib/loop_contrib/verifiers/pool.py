@@ -1,0 +1,202 @@
+"""A taskset of the package ``verifiers`` (0.4), by its id: its tasks, its harness, its tools and its rewards.
+
+The package stays in an interpreter of its own, where it plays each episode in a process of its own
+(``workers/verifiers_worker.py``); the policy answers through the recording endpoint, as for any other program.
+The reward comes from the process, over a socket that the agent does not have.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from agent_environments.description import TOOLS_BEHAVIOR, Description
+from agent_environments.harness.program import program_environment
+from agent_environments.places import Places
+from agent_environments.program_config import variables as environment_variables
+from agent_environments.program_protocol import Connection, Ended, Figures, Offer
+from agent_environments.protocol import (
+    Broke,
+    EnvironmentCrashed,
+    Grade,
+    Message,
+    PoolStatus,
+    StepResult,
+    TokenSpans,
+    UnknownTask,
+)
+from agent_environments.scale import Scale
+from agent_environments.tools.tasks import SPLIT, TaskTable
+from loop_plumbing.breakage import Raised
+from loop_plumbing.forked_process import ForkedProcess, ForkServer, ProcessEnded
+
+WORKER = Path(__file__).with_name("workers") / "verifiers_worker.py"
+TASKS_DEADLINE_S = 600.0
+PLAY_DEADLINE_S = 24 * 3600.0
+"""Last resort: the node ends an episode whose time is used up, and the package has deadlines of its own."""
+
+
+class VerifiersEnvironment:
+    """One episode of a taskset: ``start``, ``run``, ``grade``."""
+
+    has_world = False
+
+    def __init__(self, pool: VerifiersPool, process: ForkedProcess) -> None:
+        self._pool = pool
+        self._process = process
+        self._task: dict[str, Any] = {}
+        self._played: dict[str, Any] = {"error": "the episode ended before its taskset had graded it", "broke": False}
+        self._closed = False
+
+    async def start(self, task_id: str) -> list[Message]:
+        """The taskset opens the conversation itself."""
+        self._task = self._pool.place_of(task_id)
+        return []
+
+    async def run(self, connection: Connection) -> Ended | None:
+        """Until the taskset has graded what its agent did, or something broke."""
+        told = {"base_url": connection.url_with_key, "max_turns": connection.max_turns}
+        try:
+            self._played = await self._process.ask("play", PLAY_DEADLINE_S, **self._task, **told)
+        except (Raised, ProcessEnded) as error:
+            self._played = {"error": str(error), "broke": True}
+        failed = self._played.get("error")
+        return Ended(0 if failed is None else 1, failed or "")
+
+    async def step(self, action: str) -> StepResult:
+        raise UnknownTask("a taskset has no world of ours to act in")
+
+    def finish(self, reward: float | None, figures: Figures = MappingProxyType({})) -> None:
+        """Nothing: the taskset says what the episode is worth."""
+
+    async def grade(self) -> Grade:
+        """The taskset's rewards, on the scale of the config."""
+        played = self._played
+        if "error" in played:
+            broke = Broke("taskset", played["error"]) if played["broke"] else None
+            return Grade.of_ungradable(played["error"], broke)
+        reward = self._pool.scale.share(played["reward"])
+        return Grade(reward, reward == 1.0, rewards=played["rewards"], metrics=played["metrics"])
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            await self._pool.take_back(self._process)
+
+
+class VerifiersPool:
+    """Lends episodes of a taskset, first come, first served.
+
+    Args:
+        taskset: its id, as the package takes it.
+        python: the interpreter that has the package and the taskset.
+        env: further parts of the package's own ``[env]`` section: ``taskset``, ``agent``, ``timeout``, ...
+        splits: split -> options of the taskset in it; None: one split, ``train``.
+        held_out: of the tasks of one split, so many are split ``held_out`` and no longer ``train``.
+        limit: so many of the first tasks of each split; None: all.
+        scale: the lowest and the highest sum of its rewards; None: [0, 1].
+        variables: more environment variables of its processes.
+        max_worlds: episodes at a time.
+    """
+
+    is_harness = True
+    description = Description(behavior=(TOOLS_BEHAVIOR,))
+    runs_elsewhere = False
+
+    def __init__(
+        self,
+        token_spans: TokenSpans,
+        taskset: str,
+        python: str,
+        env: Mapping[str, Any] | None = None,
+        splits: Mapping[str, Mapping[str, Any]] | None = None,
+        held_out: int | None = None,
+        limit: int | None = None,
+        scale: Sequence[float] | None = None,
+        variables: Mapping[str, str] | None = None,
+        max_worlds: int = 16,
+    ) -> None:
+        self.dataset = taskset
+        self.scale = Scale.of(scale)
+        self._python = python
+        self._held_out = held_out
+        self._table: TaskTable | None = None
+        told = {"taskset": taskset, "env": dict(env or {}), "splits": dict(splits or {SPLIT: {}}), "limit": limit}
+        own = {"PATH": f"{os.path.dirname(os.path.abspath(python))}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+        environment = program_environment({**own, **environment_variables("variables", variables or {})})
+        self._server = ForkServer(f"taskset {taskset}", (python, str(WORKER)), told, EnvironmentCrashed, environment)
+        self._places = Places(max_worlds)
+
+    async def open(self) -> None:
+        """Load the taskset, and ask for its tasks.
+
+        Raises:
+            FileNotFoundError: there is no such interpreter.
+            EnvironmentCrashed: it has no such package or taskset; one line.
+            ValueError: as :class:`~agent_environments.tools.tasks.TaskTable`.
+        """
+        if shutil.which(self._python) is None:
+            raise FileNotFoundError(f"no interpreter at {self._python}: make one with `verifiers` and the taskset")
+        try:
+            process = await self._server.fork()
+        except EnvironmentCrashed as error:
+            cure = "it needs the package verifiers 0.4 and the taskset"
+            raise EnvironmentCrashed(f"{error} (the interpreter is {self._python}: {cure})") from error
+        try:
+            splits = await process.ask("tasks", TASKS_DEADLINE_S)
+        finally:
+            process.kill()
+        self._table = TaskTable(
+            {
+                split: [{"id": task, "place": {"split": split, "number": number}} for number, task in enumerate(ids)]
+                for split, ids in splits.items()
+            }
+        )
+        if self._held_out is not None:
+            self._table.hold_out(self._held_out)
+
+    @property
+    def _tasks(self) -> TaskTable:
+        if self._table is None:
+            raise EnvironmentCrashed("the pool is not open")
+        return self._table
+
+    def tasks(self, split: str) -> list[str]:
+        return self._tasks.split(split)
+
+    def check_tasks(self, task_ids: Sequence[str]) -> None:
+        for task_id in task_ids:
+            self._tasks[task_id]
+
+    def place_of(self, task_id: str) -> dict[str, Any]:
+        """The split and the number of a task, as its taskset has it; raises UnknownTask."""
+        place: dict[str, Any] = self._tasks[task_id]["place"]
+        return place
+
+    async def acquire(self, episode_id: str) -> VerifiersEnvironment:
+        await self._places.take()
+        try:
+            return VerifiersEnvironment(self, await self._server.fork())
+        except BaseException:
+            self._places.give_back()
+            raise
+
+    async def take_back(self, process: ForkedProcess) -> None:
+        """End an episode's process, and all that it started."""
+        process.kill()
+        self._places.give_back()
+
+    async def take(self, task_id: str | None, timeout_s: float) -> Offer | None:
+        """Nothing waits for a program elsewhere."""
+        return None
+
+    def status(self) -> PoolStatus:
+        return PoolStatus(open_worlds=self._places.taken, waiting=self._places.waiting)
+
+    async def close(self) -> None:
+        self._places.close()
+        await self._server.close()

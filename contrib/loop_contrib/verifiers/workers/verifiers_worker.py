@@ -1,0 +1,159 @@
+"""Plays the episodes of a taskset of the package ``verifiers`` (0.4), one in each process that is forked.
+
+    python verifiers_worker.py SOCKET
+
+Runs under the interpreter that has the package and the taskset, below a node (:mod:`loop_plumbing.fork_server`).
+The package runs the harness, the tools and the taskset's scoring; each call to a model goes to the node's recording
+endpoint. Facts of the package: without a ``runtime`` an agent is played in a cloud, so a subprocess is asked for where
+nothing else is; without a ``harness`` it is given a shell, so the package's plain chat loop takes its place; the name
+of a variable holds the key of an endpoint, so the key is in the address instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+# Behind the packages of this interpreter.
+sys.path.append(next(str(folder) for folder in Path(__file__).parents if (folder / "loop_plumbing").is_dir()))
+
+from loop_plumbing import fork_server
+from loop_plumbing.breakage import told as told_of
+
+NO_KEY = "LOOP_THE_KEY_IS_IN_THE_ADDRESS"
+OF_THE_AGENT = ("HarnessError", "ProviderError")
+"""Errors that the agent's program, or an answer of the endpoint to it, ends with: they are no fault of the taskset."""
+
+
+class Taskset:
+    """A taskset in one of its splits.
+
+    Args:
+        env: the package's own config of an environment.
+        limit: so many of the first tasks; None: all.
+    """
+
+    def __init__(self, env: Mapping[str, Any], limit: int | None) -> None:
+        from verifiers.v1.utils.loaders import load_environment, resolve_env_config
+
+        self._env = load_environment(resolve_env_config(_with_defaults(env)))
+        tasks = self._env.taskset if limit is None else self._env.taskset.take(limit)
+        if not tasks.bounded:
+            raise ValueError(f"taskset {env['taskset']['id']} has no end: set limit to a number of tasks")
+        self.tasks = list(tasks)
+
+    def play(self, number: int, base_url: str, max_turns: int) -> dict[str, Any]:
+        """Play an episode; returns ``reward``, ``rewards`` and ``metrics``; or ``error``, and whether it ``broke``."""
+        for agent in _agents(self._env.config).values():
+            agent.max_turns = min(max_turns, agent.max_turns or max_turns)
+        return _outcome(asyncio.run(self._episode(self.tasks[number], base_url)))
+
+    async def _episode(self, task: Any, base_url: str) -> Any:
+        import verifiers.v1 as vf
+
+        _past_proxies(base_url)
+        client = vf.EvalClientConfig(base_url=base_url, api_key_var=NO_KEY)
+        async with self._env.serving():
+            return await self._env.run_episode(task, vf.ModelContext(model="policy", client=client))
+
+
+def _with_defaults(env: Mapping[str, Any]) -> dict[str, Any]:
+    """The config, with what this package would choose otherwise for an agent that says nothing.
+
+    Raises:
+        ValueError: there is not one agent.
+    """
+    from verifiers.v1.configs.agent import AgentConfig
+    from verifiers.v1.utils.loaders import default_harness_id, env_config_type
+
+    taskset = env["taskset"]["id"]
+    fields = env_config_type(taskset, env.get("id", "")).model_fields
+    agents = {name: field.default for name, field in fields.items() if isinstance(field.default, AgentConfig)}
+    if len(agents) != 1:
+        raise ValueError(f"taskset {taskset} is played by {len(agents)} agents; an episode here has one")
+    ((name, agent),) = agents.items()
+    ours: dict[str, Any] = {}
+    if "runtime" not in agent.model_fields_set:
+        ours["runtime"] = {"type": "subprocess"}
+    if agent.harness is None and default_harness_id(taskset) == "bash":
+        ours["harness"] = {"id": "null"}
+    return {**env, name: {**ours, **env.get(name, {})}}
+
+
+def _agents(config: Any) -> dict[str, Any]:
+    from verifiers.v1.configs.agent import agent_config_fields
+
+    return agent_config_fields(config)
+
+
+def _past_proxies(url: str) -> None:
+    """Have no proxy of the internet asked for the node."""
+    for name in ("no_proxy", "NO_PROXY"):
+        os.environ[name] = ",".join(filter(None, [os.environ.get(name), urlsplit(url).hostname]))
+
+
+def _outcome(episode: Any) -> dict[str, Any]:
+    errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+    if not episode.ok or len(episode.traces) != 1:
+        what = f"{errors[-1].type}: {errors[-1].message}" if errors else f"{len(episode.traces)} agents played"
+        return {"error": what, "broke": not errors or errors[-1].type not in OF_THE_AGENT}
+    (trace,) = episode.traces
+    missing = [name for name, reward in trace.rewards.items() if reward is None]
+    if missing or not trace.rewards:
+        return {"error": f"no reward {missing[0]}" if missing else "there is no reward", "broke": True}
+    metrics = {name: value for name, value in trace.metrics.items() if value is not None and math.isfinite(value)}
+    return {
+        "reward": trace.reward,
+        "rewards": {name: reward.score for name, reward in trace.rewards.items()},
+        "metrics": metrics,
+    }
+
+
+def _ids(taskset: str, tasks: list[Any], split: str) -> list[str]:
+    """The ids of a split's tasks: their own, or their names, where these tell them apart; else by their number."""
+    for own in ([task.data.id for task in tasks], [task.data.name for task in tasks]):
+        if all(own) and len(set(own)) == len(own):
+            return own
+    return [f"{taskset}_{split}_{task.data.idx}" for task in tasks]
+
+
+class Answers:
+    """The requests of the node: ``tasks`` once, ``play`` in each process."""
+
+    def __init__(self, told: Mapping[str, Any]) -> None:
+        self._taskset = told["taskset"]
+        env = {**told["env"], "taskset": {**told["env"].get("taskset", {}), "id": self._taskset}}
+        self._splits = {
+            split: Taskset({**env, "taskset": {**env["taskset"], **options}}, told["limit"])
+            for split, options in told["splits"].items()
+        }
+
+    def __call__(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        match request:
+            case {"op": "tasks"}:
+                splits = self._splits.items()
+                return {"result": {split: _ids(self._taskset, one.tasks, split) for split, one in splits}}
+            case {"op": "play", "split": split, "number": number, "base_url": base_url, "max_turns": max_turns}:
+                try:
+                    return {"result": self._splits[split].play(number, base_url, max_turns)}
+                except (Exception, SystemExit) as error:
+                    return {"raised": told_of(error)}
+        raise ValueError(f"no request: {request}")
+
+
+if __name__ == "__main__":
+    told = json.loads(sys.stdin.readline())
+
+    def prepare():
+        answers = Answers(told)
+        return fork_server.Prepared(fork_server.answers(lambda: answers))
+
+    fork_server.serve(socket.socket(fileno=int(sys.argv[1])), prepare)

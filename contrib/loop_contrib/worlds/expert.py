@@ -1,0 +1,135 @@
+"""Demonstrations of the worlds that have an expert of their own (``contrib/loop_contrib/worlds``)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from agent_environments.protocol import EnvironmentCrashed, UnknownTask, create_pool
+from loop_contrib.worlds import world_words
+from loop_contrib.worlds.pool import WorldPool
+from loop_contrib.worlds.world_words import WORDS, WorldWords
+from loop_formats.schema import ConfigError
+from loop_recipes.warm_start.demonstration import Demonstration, Script, play
+from loop_recipes.warm_start.demonstrator import draw
+from rollout_server.config import EnvironmentConfig
+
+CLAIM = "I have done it."
+GIVING_UP = "It does not work, so I give up."
+SAID_AGAIN = 2
+"""How often an agent that has stopped says so."""
+FLAWS = ("gave_up", "stopped_short", "skipped_step")
+
+Plan = tuple[str, ...]
+"""The expert's commands from one on, which is given now."""
+
+
+def turns_of(commands: Sequence[str]) -> list[Plan | str]:
+    return [tuple(commands[number:]) for number in range(len(commands))]
+
+
+def possible_flaws(turns: Sequence[Plan | str]) -> list[str]:
+    """The flaws for which an expert's turns leave room; a single one can only be left out."""
+    return list(FLAWS if len(turns) > 1 else FLAWS[:1])
+
+
+def flawed(turns: Sequence[Plan | str], flaw: str) -> list[Plan | str]:
+    """The expert's turns made wrong; a sentence among them gives no command, and the world says so.
+
+    - ``gave_up``: gives up before the first command.
+    - ``stopped_short``: says that it is done when the last command is missing.
+    - ``skipped_step``: leaves out the first command, plays the rest as if nothing were missing, and gives up.
+    """
+    match flaw:
+        case "gave_up":
+            return [GIVING_UP] * SAID_AGAIN
+        case "stopped_short":
+            return [*turns[:-1], *[CLAIM] * SAID_AGAIN]
+        case "skipped_step":
+            return [*turns[1:], *[GIVING_UP] * SAID_AGAIN]
+    raise ValueError(f"no flaw {flaw!r}; there are {', '.join(FLAWS)}")
+
+
+class ExpertDemonstrator:
+    """The play of a world's own expert; what the agent thinks is of :mod:`~loop_contrib.worlds.world_words`.
+
+    Raises:
+        ConfigError: the environment has no expert, or is not configured as it should be.
+    """
+
+    flaws = FLAWS
+
+    def __init__(self, environment: EnvironmentConfig) -> None:
+        self.environment = environment
+        self._words = WORDS.get(environment.name, WorldWords())
+        self._plans = cache(self._ask)
+        pool = self._pool()
+        self._worker, self._spoken = pool.kind.worker, pool.message
+
+    def prepare(self) -> None:
+        """The world's interpreter is asked for at the first script."""
+
+    def sources(self) -> list[Path]:
+        return [self._worker, Path(world_words.__file__), Path(__file__)]
+
+    def _pool(self) -> WorldPool:
+        try:
+            pool = create_pool(self.environment.name, self.environment.options, lambda text: [])
+        except ValueError as error:
+            raise ConfigError(f"environment: {error}") from error
+        if not isinstance(pool, WorldPool):
+            raise ConfigError(f"environment.name: {self.environment.name!r} has no expert to learn from")
+        return pool
+
+    def _ask(self, split: str) -> dict[str, list[str]]:
+        """The expert's commands for each task of a split that they solve: not every expert can solve all."""
+
+        async def ask() -> dict[str, list[str]]:
+            pool = self._pool()
+            await pool.open()
+            plans = {}
+            try:
+                for task in pool.tasks(split):
+                    commands = await pool.expert(task)
+                    if (await play(pool, Script(task, None, tuple(map(pool.message, commands))), task)).success:
+                        plans[task] = commands
+                return plans
+            finally:
+                await pool.close()
+
+        try:
+            return asyncio.run(ask())
+        except (EnvironmentCrashed, UnknownTask, FileNotFoundError) as error:
+            raise ConfigError(f"no demonstrations of {split}: {error}") from error
+
+    def scripts(
+        self, split: str, count: int, seed: int, flawed_share: float = 0.0, habits: Sequence[str] = ()
+    ) -> list[Script]:
+        rng = random.Random(f"demonstrations {seed}")
+        plans = self._plans(split)
+        turns = {task: turns_of(commands) for task, commands in plans.items()}
+        possible = {task: possible_flaws(turns[task]) for task in plans}
+        scripts = []
+        for task, flaw in draw(possible, count, rng, flawed_share, habits):
+            taken = turns[task] if flaw is None else flawed(turns[task], flaw)
+            scripts.append(Script(task, flaw, tuple(taken), self._message))
+        return scripts
+
+    def _message(self, task: str, shown: str, turn: Plan | str) -> str:
+        if isinstance(turn, str):
+            return turn
+        return f"{self._words.thought(task, shown, turn)}\n{self._spoken(turn[0])}".lstrip()
+
+    def renamed(self, demonstration: Demonstration, rng: random.Random) -> Demonstration:
+        return self._words.renamed(demonstration, rng)
+
+    def texts(self, demonstration: Demonstration) -> list[str]:
+        spoken = itertools.chain.from_iterable(demonstration.steps)
+        return [*(message.content for message in demonstration.opening), *spoken]
+
+    def group(self, task_id: str) -> str:
+        return self.environment.name

@@ -1,0 +1,68 @@
+"""Questions of the package ``reasoning-gym`` as an environment: a dataset by its name, one answer an episode."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from agent_environments.description import Description
+from agent_environments.observation import printable
+from agent_environments.protocol import Message, TokenSpans
+from agent_environments.tools.tasks import TaskTable
+from loop_contrib.worlds.pool import WORKERS_FOLDER, WorldKind, WorldPool
+
+
+class ReasoningGymPool(WorldPool):
+    """Lends questions of a dataset, each answered in one turn.
+
+    Args:
+        token_spans: the policy's tokenizer.
+        python: an interpreter that has the package.
+        dataset: its name in the package.
+        size, seed: how many tasks there are, and what they are drawn from.
+        options: of the dataset, such as its difficulty.
+        instructions: the name of one of the package's system prompts, or a text. The answer is what stands in the tags
+            <answer> where they speak of them, else the whole turn.
+        sandbox_minimum: refuse to open below this level (agent_environments/sandbox): some datasets evaluate an answer.
+        held_out: so many of the tasks are split ``held_out`` and no longer ``train``.
+        others: as for any world.
+    """
+
+    kind = WorldKind("reasoning_gym", WORKERS_FOLDER / "reasoning_gym_world.py", package="reasoning-gym")
+    description = Description()
+
+    def __init__(
+        self,
+        token_spans: TokenSpans,
+        python: str,
+        dataset: str,
+        size: int = 1000,
+        seed: int = 0,
+        options: Mapping[str, Any] | None = None,
+        instructions: str = "default",
+        sandbox_minimum: str = "seccomp",
+        held_out: int | None = None,
+        **others: Any,
+    ) -> None:
+        super().__init__(token_spans, python, **others)
+        self.dataset = f"reasoning_gym {dataset}"
+        self._held_out = held_out
+        told = {"dataset": dataset, "size": size, "seed": seed, "options": dict(options or {})}
+        told |= {"instructions": instructions, "sandbox_minimum": sandbox_minimum}
+        self.arguments = (json.dumps(told),)
+
+    def _learn(self, answer: dict[str, Any]) -> None:
+        table = TaskTable({split: [{"id": task} for task in tasks] for split, tasks in answer["splits"].items()})
+        if self._held_out is not None:
+            table.hold_out(self._held_out)
+        self._know({split: table.split(split) for split in table.splits})
+
+    def opening(self, answer: dict[str, Any]) -> list[Message]:
+        return [Message("system", answer["instructions"]), Message("user", printable(answer["observation"]))]
+
+    def command(self, message: str) -> str:
+        return message
+
+    def message(self, command: str) -> str:
+        return command

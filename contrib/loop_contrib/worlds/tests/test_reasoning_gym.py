@@ -1,0 +1,155 @@
+"""Questions of reasoning-gym, in a stand-in of the package; and the package itself, where REASONING_GYM_PYTHON has it.
+
+The drill needs an interpreter with `reasoning-gym` 0.1.25.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from agent_environments.no_voiding import NoVoiding
+from agent_environments.protocol import EnvironmentCrashed
+from loop_contrib.worlds.pool import WorldKind
+from loop_contrib.worlds.reasoning_gym import ReasoningGymPool
+from support.adapter_support import word_spans
+
+FAKE = Path(__file__).parents[4] / "tests" / "support" / "fake_reasoning_gym"
+REAL = os.environ.get("REASONING_GYM_PYTHON", "")
+ASK_THE_PACKAGE = """
+import json, sys, reasoning_gym
+name, size, answers = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+dataset = reasoning_gym.create_dataset(name, size=size, seed=42)
+entries = [dataset[number] for number in range(size)]
+scores = [[dataset.score_answer(answer=said, entry=entry) for said in [entry["answer"], *answers]] for entry in entries]
+print(json.dumps({"entries": [(entry["question"], entry["answer"]) for entry in entries], "scores": scores}))
+"""
+
+
+@dataclass(frozen=True)
+class FakeKind(WorldKind):
+    def environment(self):
+        return {"PYTHONPATH": str(FAKE)}
+
+
+class FakePool(ReasoningGymPool):
+    kind = FakeKind(ReasoningGymPool.kind.name, ReasoningGymPool.kind.worker, package="reasoning-gym")
+
+
+@pytest.fixture
+async def opened():
+    pools = []
+
+    async def open_pool(kind=FakePool, **options):
+        options = {"python": sys.executable, "dataset": "sums", "size": 4, **options}
+        pools.append(kind(word_spans, **options))
+        await pools[-1].open()
+        return pools[-1]
+
+    yield open_pool
+    for pool in pools:
+        await pool.close()
+
+
+async def answered(pool, task, text):
+    environment = NoVoiding(await pool.acquire("e"))
+    opening = await environment.start(task)
+    result = await environment.step(text)
+    grade = await environment.grade()
+    await environment.close()
+    return opening, result, grade
+
+
+async def test_a_question_is_answered_in_one_turn_and_scored_by_its_dataset(opened):
+    sums = await opened(seed=5, options={"step": 10})
+    assert (sums.dataset, sums.tasks("train")) == ("reasoning_gym sums", [f"sums_{number}" for number in range(4)])
+    (system, user), result, grade = await answered(sums, "sums_3", "It is <answer>36</answer>.")
+    assert (system.content, user.content) == ("Answer within <answer></answer>.", "What is 35 + 1?")
+    assert (result.done, grade.reward, grade.success) == (True, 1.0, True)
+    for text, reward in (("<answer>37</answer>", 0.01), ("36", 0.0), ("", 0.0)):
+        _, result, grade = await answered(sums, "sums_3", text)
+        assert (result.done, grade.reward, grade.success, grade.broke) == (True, reward, False, None)
+    assert await sums.expert("sums_0") == ["<answer>6</answer>"]
+
+
+async def test_the_whole_turn_is_the_answer_where_no_tags_are_asked_for(opened):
+    sums = await opened(seed=5, instructions="Be brief.")
+    (system, _), _, grade = await answered(sums, "sums_3", " 9\n")
+    assert (system.content, grade.reward) == ("Be brief.", 1.0)
+    assert (await answered(sums, "sums_3", "<answer>9</answer>"))[2].reward == 0.01
+    assert await sums.expert("sums_0") == ["6"]
+
+
+async def test_tasks_are_held_out_each_for_itself(opened):
+    sums = await opened(held_out=1)
+    assert len(sums.tasks("train")) == 3
+    assert sorted(sums.tasks("train") + sums.tasks("held_out")) == [f"sums_{number}" for number in range(4)]
+
+
+async def test_a_score_that_raises_is_told(opened):
+    _, result, grade = await answered(await opened(), "sums_0", "<answer>raise</answer>")
+    assert (result.done, grade.reward) == (True, 0.0)
+    assert "KeyError: 'answer'" in grade.broke.what
+
+
+HOSTILE = [
+    "open({file!r}, 'w').write('x')",
+    "__import__('os').system('touch {file}')",
+    "__import__('subprocess').run(['touch', {file!r}]).returncode + 1",
+    "__import__('pathlib').Path({file!r}).touch() or 1",
+    "__import__('os').mkdir({file!r}) or 1",
+    "__import__('os').fork() + 1",
+    "__import__('socket').socket() and 1",
+    "__import__('os').kill(__import__('os').getppid(), 0) or 1",
+    "len(open('/proc/self/environ').read())",
+    "__import__('os').symlink('/etc', {file!r}) or 1",
+]
+
+
+@pytest.mark.parametrize("code", HOSTILE)
+async def test_an_answer_that_is_evaluated_reaches_nothing(opened, tmp_path, code):
+    file = tmp_path / "left"
+    _, result, grade = await answered(await opened(), "sums_0", f"<answer>eval {code.format(file=str(file))}</answer>")
+    assert (result.done, grade.reward) == (True, 0.0)
+    assert grade.broke is not None or grade.ungradable is not None
+    assert not file.exists()
+
+
+async def test_an_answer_that_changes_the_dataset_changes_it_for_itself_alone(opened):
+    pool = await opened()
+    change = "setattr(type(self), 'score_answer', lambda *_, **__: 1.0) or 0.5"
+    assert (await answered(pool, "sums_0", f"<answer>eval {change}</answer>"))[2].reward == 0.5
+    assert (await answered(pool, "sums_0", "<answer>wrong</answer>"))[2].reward == 0.01
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"dataset": "products"}, "Dataset 'products' not registered .*; install reasoning-gym there"),
+        ({"options": {"stride": 1}}, "unexpected keyword argument 'stride'"),
+        ({"kind": ReasoningGymPool}, "No module named 'reasoning_gym'; install reasoning-gym there"),
+    ],
+)
+async def test_what_the_package_does_not_have_is_one_line(opened, options, why):
+    with pytest.raises(EnvironmentCrashed, match=why):
+        await opened(**options)
+
+
+@pytest.mark.drill
+@pytest.mark.skipif(not os.access(REAL, os.X_OK), reason="REASONING_GYM_PYTHON names no Python with reasoning-gym")
+@pytest.mark.parametrize("name", ["chain_sum", "leg_counting", "spell_backward"])
+async def test_questions_and_scores_are_the_packages_own(opened, name):
+    wrong = ["-1", "none"]
+    command = (REAL, "-c", ASK_THE_PACKAGE, name, "5", json.dumps(wrong))
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    said = json.loads((await process.communicate())[0])
+    pool = await opened(ReasoningGymPool, python=REAL, dataset=name, size=5, seed=42)
+    for task, (question, answer), scores in zip(pool.tasks("train"), said["entries"], said["scores"], strict=True):
+        for text, score in zip([answer, *wrong], scores, strict=True):
+            (_, user), _, grade = await answered(pool, task, f"<answer>{text}</answer>")
+            assert (user.content, grade.reward) == (question, pytest.approx(score))
+        assert scores[0] == 1.0

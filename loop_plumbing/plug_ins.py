@@ -6,8 +6,8 @@ A package adds an environment by a line of its own, and the project has no line 
     maze = "my_mazes.pool:MazePool"
 
 The groups are :data:`GROUPS`: counters of behaviour, packages with a folder ``configs``, demonstrators of an
-environment, dialects of the endpoint, environments, and verbs of ``loop``. The project's own ``contrib`` comes in by
-the same doors.
+environment, dialects of the endpoint, environments, parts that a key of a config asks for, and verbs of ``loop``. The
+project's own ``contrib`` comes in by the same doors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 PREFIX = "torchtune_loop."
-GROUPS = ("behavior", "configs", "demonstrators", "dialects", "environments", "verbs")
+GROUPS = ("behavior", "configs", "demonstrators", "dialects", "environments", "parts", "verbs")
 
 
 @cache
@@ -40,6 +40,21 @@ def load(target: str) -> Any:
         ImportError, AttributeError: there is no such module, or it has no such attribute.
     """
     return importlib.metadata.EntryPoint(name="", value=target, group="").load()
+
+
+def part(name: str) -> Any:
+    """Import what a key of a config, or an option, asks for and the core does not hold, such as a judge.
+
+    Raises:
+        ValueError: no installed package has it, or it cannot be imported; says which.
+    """
+    target = plug_ins("parts").get(name)
+    if target is None:
+        raise ValueError(f"{name}: no installed package has this part (contrib of torchtune-loop does)")
+    try:
+        return load(target)
+    except ImportError as error:
+        raise ValueError(f"{name}: {target} cannot be imported: {error}") from error
 
 
 @cache

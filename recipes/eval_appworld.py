@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 from rich.console import Console
@@ -25,6 +26,7 @@ from appworld_adapter.pool.experiments import FinalState, MissingState, split_na
 from loop_formats.folder_lock import lock_run
 from loop_formats.run_files import WriteFailed, writing
 from loop_formats.schema import ConfigError, made_folder
+from loop_plumbing.plug_ins import part
 from loop_recipes.config.command_line import parse
 from loop_recipes.engine.peft_export import write_empty_adapter
 from loop_recipes.evaluation.collect import (
@@ -42,8 +44,6 @@ from loop_recipes.evaluation.config import (
     find_policies,
     read_eval_config,
 )
-from loop_recipes.evaluation.endpoint import EndpointEpisodes
-from loop_recipes.evaluation.endpoint_speaker import check_reached
 from loop_recipes.evaluation.groups import task_groups
 from loop_recipes.evaluation.report import (
     Protocol,
@@ -108,7 +108,7 @@ class EvalAppWorldRecipe:
         self._cleanup.enter_context(lock_run(self._output_dir))
         for policy in self._policies:
             if policy.endpoint is not None:
-                check_reached(policy.endpoint)
+                self._endpoint_part().check_reached(policy.endpoint)
         if any(policy.endpoint is None for policy in self._policies):
             self._setup_node()
         if any(policy.endpoint is not None for policy in self._policies):
@@ -148,11 +148,19 @@ class EvalAppWorldRecipe:
         self._console.print(f"policy {policy.name} {other}", markup=False)
         return replace(policy, remark=other)
 
+    @staticmethod
+    def _endpoint_part() -> Any:
+        """The class that plays episodes of models behind endpoints."""
+        try:
+            return part("endpoint")
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
     def _setup_endpoints(self) -> None:
         """An environment pool in this process; a node, if there is one too, has its own."""
         node = child_node_config(self._config, self._worlds)
         model = node.model.path
-        self._endpoints = EndpointEpisodes(node.environment, model, self._output_dir / "endpoints")
+        self._endpoints = self._endpoint_part()(node.environment, model, self._output_dir / "endpoints")
         self._cleanup.callback(self._endpoints.close)
         self._dataset = self._endpoints.dataset
         if all(policy.endpoint is not None for policy in self._policies):

@@ -10,9 +10,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from agent_environments.chat_model import ChatEndpoint
 from agent_environments.description import TOOLS_BEHAVIOR, Description
 from agent_environments.observation import printable, truncate
 from agent_environments.protocol import (
@@ -37,9 +36,7 @@ from agent_environments.tools.right_answers import field_answers
 from agent_environments.tools.tool import DEADLINE_S
 from loop_plumbing.breakage import Raised, told
 from loop_plumbing.forked_process import ForkServer, ProcessEnded
-
-if TYPE_CHECKING:
-    from agent_environments.tools.mcp_server import McpServer
+from loop_plumbing.plug_ins import part
 
 logger = logging.getLogger(__name__)
 
@@ -197,8 +194,8 @@ class ToolPool:
         instance_deadline_s: for making, resetting and closing an instance.
         observation_max_tokens: a reply, or the results of a turn's calls together, are cut to this many tokens.
         mcp: MCP servers whose tools are offered too: name -> the other arguments of
-            :class:`~agent_environments.tools.mcp_server.McpServer`.
-        judge: the model that rewards may ask, the arguments of :class:`~agent_environments.chat_model.ChatEndpoint`.
+            :class:`~loop_contrib.mcp_tools.mcp_server.McpServer`.
+        judge: the model that rewards may ask, the arguments of :class:`~loop_contrib.chat_model.ChatEndpoint`.
         held_out: of tasks that come without a split, so many groups are split ``held_out`` and no longer ``train``.
 
     Raises:
@@ -225,7 +222,7 @@ class ToolPool:
         self.module = load_module(module, tasks)
         asking = [reward.name for reward in self.module.rewards if reward.takes_judge]
         if judge is not None:
-            ChatEndpoint.of("judge", judge)
+            part("judge").check_options(judge)
         elif asking:
             raise ValueError(
                 f"reward {asking[0]} asks a judge: say which in the environment's section (judge: {{url: ..., model: "
@@ -290,10 +287,9 @@ def _server(module: str, tasks: object, deadline_s: float, judge: Mapping[str, A
     return ForkServer("tool", (sys.executable, "-P", "-c", _PROGRAM), told, EnvironmentCrashed)
 
 
-def _mcp_servers(sections: Mapping[str, Mapping[str, Any]]) -> list[McpServer]:
-    from agent_environments.tools.mcp_server import McpServer  # the package mcp is an optional one
-
+def _mcp_servers(sections: Mapping[str, Mapping[str, Any]]) -> list[Any]:
+    server = part("mcp")
     try:
-        return [McpServer(name, **section) for name, section in sections.items()]
+        return [server(name, **section) for name, section in sections.items()]
     except TypeError as error:
         raise ValueError(f"mcp: {error}") from error

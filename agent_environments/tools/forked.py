@@ -12,7 +12,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import asdict
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 from agent_environments.plain_values import plain_grade
 from agent_environments.protocol import EnvironmentCrashed
@@ -24,13 +24,18 @@ from agent_environments.tools.reward import reward
 from agent_environments.tools.right_answers import Solving
 from agent_environments.tools.tool import DEADLINE_S, ToolError, WrongArguments, as_text
 from loop_plumbing import fork_server
-
-if TYPE_CHECKING:
-    from agent_environments.tools.judge import Judge
-
+from loop_plumbing.plug_ins import part
 
 REHEARSALS = 40
 """Calls after which Python adapts nothing any more."""
+
+
+class Judge(Protocol):
+    """What rewards may ask: a call with a text gives its answer."""
+
+    def answer_within(self, seconds: float) -> None: ...
+
+    def check(self) -> None: ...
 
 
 class Calls:
@@ -186,9 +191,8 @@ def serve(told: Mapping[str, Any], control: socket.socket) -> None:
         module = load_module(told["module"], told["tasks"], alone=True)
         judge = None
         if told["judge"] is not None:
-            from agent_environments.tools.judge import Judge  # and its HTTP client: other modules need none
-
-            judge = Judge(told["judge"])  # connects at its first text, in the process that asks
+            # And its HTTP client: other modules need none.
+            judge = part("judge")(told["judge"])  # connects at its first text, in the process that asks
         if told["mcp"]:
             importlib.import_module("agent_environments.tools.schema_check")  # once, and not in each process
         if any(map(_is_async, (*module.tools.values(), *module.rewards, module.reply, module.solve))):

@@ -161,7 +161,7 @@ def reward(
     Its parameters are filled by name: ``answer`` (what the terminal tool returned, or the text of the turn that called
     no tool; "" if there was neither), ``trajectory`` (the episode's messages, a list of {"role", "content"}),
     ``instance`` (the one that the episode's tools worked on), ``judge`` (asks the model that the config names, see
-    :class:`~agent_environments.tools.judge.Judge`), and any field of the task.
+    :class:`~loop_contrib.judge.judge.Judge`), and any field of the task.
 
     It returns a number in [0, 1], where 1 is success; True or False; or a :class:`~agent_environments.protocol.Grade`.
 

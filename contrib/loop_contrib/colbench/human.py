@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from agent_environments.chat_model import ChatEndpoint, ChatModel
 from agent_environments.observation import printable
 from agent_environments.protocol import Message
+from loop_contrib.chat_model import ChatEndpoint, ChatModel
 from loop_contrib.colbench.tasks import ColBenchTask
 
 MAX_CHARACTERS = 400

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_environments.chat_model import ChatEndpoint
 from agent_environments.description import Description
 from agent_environments.extraction import extract_code
 from agent_environments.places import Places
@@ -18,6 +17,7 @@ from agent_environments.protocol import (
     StepResult,
     TokenSpans,
 )
+from loop_contrib.chat_model import ChatEndpoint
 from loop_contrib.colbench.grader import Grader, GraderLimits, base_python
 from loop_contrib.colbench.human import EndpointHuman, Human, ScriptedHuman
 from loop_contrib.colbench.tasks import ColBenchTask, ColBenchTasks
@@ -99,7 +99,7 @@ class ColBenchPool:
     Args:
         tasks: the benchmark's JSONL file for each split; null generates tasks.
         seed: of the generated tasks.
-        human: a model, the arguments of :class:`~agent_environments.chat_model.ChatEndpoint`; null is the scripted
+        human: a model, the arguments of :class:`~loop_contrib.chat_model.ChatEndpoint`; null is the scripted
             human, who knows generated tasks only.
         rounds: messages that the agent may write.
         partial_reward: the reward is the share of tests passed, in place of 0 or 1.

@@ -23,9 +23,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from agent_environments.description import BehaviorFigure
+from loop_plumbing.plug_ins import part
 from loop_recipes.config.arguments import verb_parser
 from loop_recipes.paths import distinct_names
-from loop_recipes.plots.rollouts import write_rollout_figures
 from loop_recipes.plots.style import COLOURS, panels, save
 from loop_recipes.run.environment_file import read_description
 from loop_recipes.run.metrics import read_metrics
@@ -283,7 +283,7 @@ def main(arguments: list[str] | None = None) -> int:
     output = parsed.out or (first if first.is_dir() else first.parent)
     try:
         if parsed.rollouts:
-            written = write_rollout_figures(first, output, parsed.task)
+            written = part("rollout_figures")(first, output, parsed.task)
         else:
             written = write_figures(parse_curves(parsed.curves), output, parsed.smooth)
     except (ValueError, OSError) as error:

@@ -8,10 +8,10 @@ from omegaconf import OmegaConf
 
 from agent_environments.description import UNSAID
 from agent_environments.tools.behavior import ToolBehavior
+from loop_contrib.behavior_plots.rollouts import read_attempts
 from loop_formats.rollout import by_episode
 from loop_formats.run_files import read_rollouts
 from loop_recipes.evaluation.scores import TaskResult
-from loop_recipes.plots.rollouts import read_attempts
 from loop_recipes.run.metrics import CONDITIONAL_KEYS, METRICS, behavior_metrics, rollout_metrics
 from loop_recipes.viewer.run_data import RunData
 from support.small_runs import in_sequences, replay_config, train, write_logs

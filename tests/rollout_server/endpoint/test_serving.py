@@ -6,8 +6,8 @@ import aiohttp
 import openai
 import pytest
 
-from agent_environments.chat_model import ChatEndpoint
 from agent_environments.protocol import Message
+from loop_contrib.chat_model import ChatEndpoint
 from loop_contrib.colbench.human import EndpointHuman
 from loop_contrib.colbench.tasks import ColBenchTask
 from model_families.chat.messages import ChatMessage

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_environments import chat_client
-from agent_environments.chat_model import ChatEndpoint
 from agent_environments.protocol import EnvironmentCrashed, Message
+from loop_contrib.chat_model import ChatEndpoint
 from loop_contrib.colbench.expert import QUESTIONS
 from loop_contrib.colbench.generator import generate
 from loop_contrib.colbench.human import (

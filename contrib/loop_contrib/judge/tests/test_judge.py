@@ -4,12 +4,13 @@ import asyncio
 
 import pytest
 
-from agent_environments import chat_client, chat_model
+from agent_environments import chat_client
 from agent_environments.no_voiding import NoVoiding
 from agent_environments.protocol import EnvironmentCrashed
 from agent_environments.tools import deadline
 from agent_environments.tools.environment import ToolPool
-from agent_environments.tools.judge import Judge
+from loop_contrib import chat_model
+from loop_contrib.judge.judge import Judge
 from support.adapter_support import word_spans
 from support.chat_endpoint import FakeChatEndpoint
 from support.tool_modules import write

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent_environments.chat_model import ChatEndpoint, ChatModel
 from agent_environments.protocol import EnvironmentCrashed
+from loop_contrib.chat_model import ChatEndpoint, ChatModel
 
 
 async def test_one_that_is_not_open_is_away():

@@ -20,13 +20,13 @@ from agent_environments import chat_client
 from agent_environments.chat_client import ChatClient
 from agent_environments.description import description_of
 from agent_environments.protocol import EnvironmentFault, EnvironmentPool, create_pool
+from loop_contrib.endpoint_evaluation.endpoint_speaker import EndpointSpeaker, check_reached
 from loop_formats.collection_request import MAX_ATTEMPTS, failures_warning
 from loop_formats.run_files import append_to, log_path, writing
 from loop_formats.schema import ConfigError
 from loop_plumbing.retries import pauses
 from loop_recipes.config.loop_config import EndpointConfig
 from loop_recipes.evaluation.collect import Cell, EvaluationTimeout, NoScore, ResultStore
-from loop_recipes.evaluation.endpoint_speaker import EndpointSpeaker
 from loop_recipes.evaluation.scores import TaskResult
 from model_families.chat import open_chat
 from rollout_server.collecting.collector import EpisodeKey
@@ -48,6 +48,8 @@ class EndpointEpisodes:
         model_dir: folder of the tokenizer by which observations are cut, the same for all policies compared.
         log_folder: gets ``collections/<id>.jsonl``, for `loop view`.
     """
+
+    check_reached = staticmethod(check_reached)
 
     def __init__(self, environment: EnvironmentConfig, model_dir: str, log_folder: Path) -> None:
         tokens = open_chat(model_dir)

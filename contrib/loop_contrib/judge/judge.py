@@ -7,16 +7,16 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from agent_environments.chat_model import ChatEndpoint, ChatModel
 from agent_environments.protocol import EnvironmentCrashed
 from agent_environments.tools import deadline
+from loop_contrib.chat_model import ChatEndpoint, ChatModel
 
 
 class Judge:
     """Answers a text: ``said = await judge("...")``, in an async reward, whose own time stands meanwhile.
 
     Args:
-        options: the arguments of :class:`~agent_environments.chat_model.ChatEndpoint`.
+        options: the arguments of :class:`~loop_contrib.chat_model.ChatEndpoint`.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -24,6 +24,11 @@ class Judge:
         self._model: ChatModel | None = None
         self._crashed: EnvironmentCrashed | None = None
         self._until: float | None = None
+
+    @staticmethod
+    def check_options(options: Mapping[str, Any]) -> None:
+        """Raise ValueError for options that are none of an endpoint's; names the key."""
+        ChatEndpoint.of("judge", options)
 
     def answer_within(self, seconds: float) -> None:
         """Count one that has not answered by then as away."""

@@ -21,7 +21,7 @@ from mcp_types import (
 
 from agent_environments.conformance import check_conformance
 from agent_environments.tools.environment import ToolPool
-from agent_environments.tools.mcp_server import _text_of
+from loop_contrib.mcp_tools.mcp_server import _text_of
 from support.adapter_support import word_spans
 from support.processes import alive
 from support.tool_modules import call, write
@@ -157,7 +157,7 @@ async def test_a_server_that_hangs_as_it_starts_again_blocks_no_call_for_good(tm
     hang.touch()
     await observed(environment, call("die"))
     with monkeypatch.context() as patched:
-        patched.setattr("agent_environments.tools.mcp_server.START_DEADLINE_S", 0.5)
+        patched.setattr("loop_contrib.mcp_tools.mcp_server.START_DEADLINE_S", 0.5)
         told = await observed(environment, call("add", a=1, b=1))
     assert told == "Error: the tool failed: it did not start within 0.5 s"
     hang.unlink()
@@ -174,7 +174,7 @@ async def test_a_server_that_hangs_as_it_starts_again_blocks_no_call_for_good(tm
 OWNER = """
 import asyncio, sys
 sys.path[:0] = {path!r}
-from agent_environments.tools.mcp_server import McpServer
+from loop_contrib.mcp_tools.mcp_server import McpServer
 
 async def main():
     server = McpServer("numbers", [sys.executable, {server!r}])

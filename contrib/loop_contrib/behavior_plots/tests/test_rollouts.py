@@ -7,14 +7,14 @@ import pytest
 from matplotlib.patches import Rectangle
 
 from agent_environments.description import UNSAID
-from loop_formats.ids import evaluation_id, replay_id
-from loop_recipes.plots.curves import main
-from loop_recipes.plots.rollouts import (
+from loop_contrib.behavior_plots.rollouts import (
     behavior_change,
     behavior_interval,
     call_sequences,
     read_periods,
 )
+from loop_formats.ids import evaluation_id, replay_id
+from loop_recipes.plots.curves import main
 
 FIGURES = {figure.name: figure for figure in UNSAID.figures}
 FAILED = "Execution failed. Traceback:\nKeyError"

@@ -1,0 +1,1 @@
+"""Pictures of what agents wrote: ``loop plot --rollouts``."""

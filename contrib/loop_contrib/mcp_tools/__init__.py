@@ -1,0 +1,1 @@
+"""Tools of MCP servers, for a file of functions: the key ``mcp``."""

@@ -21,6 +21,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from agent_environments.protocol import EnvironmentCrashed
+from loop_plumbing.forked_process import ProcessEnded
 from loop_plumbing.own_time import not_the_agents
 
 LOSSES_PER_COMMAND = 5
@@ -61,6 +62,16 @@ class WorldLost(Exception):
     def __init__(self, why: str, loss: Loss) -> None:
         super().__init__(why)
         self.loss = loss
+
+
+async def answered(exchange: Awaitable[T], where: str) -> T:
+    """Return what a forked process answers; raises WorldLost, which begins with ``where``, if the process is gone."""
+    try:
+        return await exchange
+    except ProcessEnded as error:
+        raise WorldLost(f"{where}: {error}", Loss.KILLED if error.killed else Loss.ENDED) from error
+    except EnvironmentCrashed as error:
+        raise WorldLost(f"{where}: {error}", Loss.REFUSED) from error
 
 
 class CommandsDoing(Exception):

@@ -8,6 +8,7 @@ perhaps under another interpreter, so it needs the standard library only. They s
     {"fork": true} and one end of a socket  {"pid": n}, or {"error": why}
     {"kill": pid}
     {"interrupt": pid}                      (the process gets SIGALRM)
+    {"here": true}                          {"here": true}
                                             {"ready": ...}, or {"failed": why}, once
                                             {"ended": pid, "status": wait status}, once for each process
 
@@ -61,10 +62,12 @@ class Prepared:
     Attributes:
         play: what a process does, with the socket to its owner; the process ends when it returns.
         ready: what the owner is told, JSON.
+        needs: processes that the preparation started, and what each is: when one ends, so does the server.
     """
 
     play: Callable[[socket.socket], None]
     ready: Mapping[str, Any] = field(default_factory=dict)
+    needs: Mapping[int, str] = field(default_factory=dict)
 
 
 def answers(make: Callable[[], Answering]) -> Callable[[socket.socket], None]:
@@ -130,7 +133,7 @@ class _Server:
             if self._wake_read in events:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, MAX_MESSAGE)
-                self._reap()
+            self._reap()  # whoever is answered below is answered by a server that lacks nothing
             if self._control.fileno() not in events:
                 continue
             message, descriptors, _, _ = socket.recv_fds(self._control, MAX_MESSAGE, 1)
@@ -142,6 +145,8 @@ class _Server:
             match json.loads(message):
                 case {"fork": _}:
                     self._fork(descriptors[0])
+                case {"here": _}:
+                    self._send({"here": True})
                 case {"kill": int(pid)} if pid in self._processes:  # not reaped, so the number is nobody else's
                     _kill(pid)
                 case {"interrupt": int(pid)} if pid in self._processes:
@@ -198,6 +203,8 @@ class _Server:
     def _reap(self) -> None:
         """Collect what has ended; what a process has left behind ends with it."""
         for pid, status in process_guard.reap().items():
+            if pid in self._prepared.needs:
+                raise SystemExit(f"{self._prepared.needs[pid]} has ended")
             if pid in self._processes:
                 self._processes.remove(pid)
                 _kill(pid, group_only=True)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from loop_plumbing import process_guard
@@ -33,7 +35,22 @@ DEATH_SHOWS_S = 30.0
 """How long after the end of its answers a process is given to have ended."""
 TAIL_BYTES = 4096
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+
+def scrubbed_environment(**variables: str) -> dict[str, str]:
+    """The whole environment of a server, ``variables`` among it: nothing of the owner's, which may hold tokens."""
+    return {
+        "LANG": "C.UTF-8",
+        "PYTHONHASHSEED": "0",  # sets iterate in the same order in every process, and in one that takes its place
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONNOUSERSITE": "1",
+        "OMP_NUM_THREADS": "1",
+        "MALLOC_ARENA_MAX": "1",
+        **variables,
+    }
 
 
 class ProcessEnded(Exception):
@@ -62,7 +79,9 @@ class ForkServer:
         away: makes the exception, of a message, for a server that does not start or has ended, and for a process that
             says so of what it needs.
         environment: its variables; None: the owner's.
-        shows: whether what it and its processes print is handed on to the owner's standard error.
+        log: the file to which what it and its processes print is appended; None: the owner's standard error.
+
+    ``restarts`` counts how often another one took the place of one that had died.
     """
 
     def __init__(
@@ -72,16 +91,27 @@ class ForkServer:
         told: Mapping[str, Any],
         away: Callable[[str], Exception],
         environment: Mapping[str, str] | None = None,
-        shows: bool = True,
+        log: Path | None = None,
     ) -> None:
         self.name = name
         self.away = away
         self._command = command
         self._told = json.dumps(told).encode() + b"\n"
         self._environment = environment
-        self._shows = shows
+        self._log = log
+        self.restarts = 0
         self._running: _Running | None = None
         self._lock = asyncio.Lock()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._running is not None and not self._running.over.done()
+
+    @property
+    def pid(self) -> int:
+        """The process above the server and all that it forks; 0 where there is none."""
+        return 0 if self._running is None else self._running.pid
 
     async def start(self) -> Mapping[str, Any]:
         """Have it run; returns what it said when it was ready.
@@ -109,10 +139,10 @@ class ForkServer:
         try:
             with theirs:
                 server = await self._server()
-                answer = await server.fork(theirs.fileno())
+                answer = await server.ask({"fork": True}, theirs.fileno())
                 if server.over.done():  # it died on the way
                     server = await self._server()
-                    answer = await server.fork(theirs.fileno())
+                    answer = await server.ask({"fork": True}, theirs.fileno())
             if "error" in answer:
                 raise self.away(f"a {self.name} process cannot be started: {answer['error']}")
             reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE)
@@ -122,7 +152,9 @@ class ForkServer:
         return ForkedProcess(self, server, answer, reader, writer)
 
     async def close(self) -> None:
-        """End the server and every process."""
+        """End the server and every process, also one that is about to start."""
+        if self._running is not None:
+            self._running.kill()
         async with self._lock:
             running, self._running = self._running, None
             if running is not None:
@@ -136,20 +168,22 @@ class ForkServer:
             if self._running is not None and not self._running.over.done():
                 return self._running
             if self._running is not None:
+                logger.warning("the %s server died; starting another", self.name)
+                self.restarts += 1
                 await self._running.stop()
             self._running = None
-            running = await _Running.start(self._command, self._environment, self._shows)
+            running = self._running = await _Running.start(self._command, self._environment, self._log)
             try:
                 said = await running.prepared(self._told)
-            except (Stalled, OSError) as error:
+            except Stalled as error:
+                said = {"failed": f"it {error}"}
+            except OSError:
+                said = {}
+            if "ready" not in said:
+                self._running = None
                 await running.stop()
-                why = f"it {error}" if isinstance(error, Stalled) else running.last_words
-                raise self.away(f"the {self.name} server does not start: {why}") from error
-            if "failed" in said:
-                await running.stop()
-                raise self.away(f"the {self.name} server does not start: {said['failed']}")
+                raise self.away(f"the {self.name} server does not start: {said.get('failed', running.last_words)}")
             running.ready = said["ready"]
-            self._running = running
             return running
 
 
@@ -157,7 +191,7 @@ class _Running:
     """A server from its start to its end. ``over`` is done once it has ended."""
 
     def __init__(
-        self, guard: asyncio.subprocess.Process, control: socket.socket, stderr: asyncio.StreamReader, shows: bool
+        self, guard: asyncio.subprocess.Process, control: socket.socket, stderr: asyncio.StreamReader, log: Path | None
     ) -> None:
         self.ready: Mapping[str, Any] = {}
         self._guard = guard
@@ -167,12 +201,12 @@ class _Running:
         """Of those who wait for a process, in the order in which they asked."""
         self._processes: dict[int, asyncio.Future[int | None]] = {}
         self._unsent: deque[tuple[bytes, list[int]]] = deque()
-        self._printed = asyncio.ensure_future(self._drain(stderr, shows))
+        self._printed = asyncio.ensure_future(self._drain(stderr, log))
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._listening: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, command: Sequence[str], environment: Mapping[str, str] | None, shows: bool) -> _Running:
+    async def start(cls, command: Sequence[str], environment: Mapping[str, str] | None, log: Path | None) -> _Running:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         try:
@@ -191,7 +225,7 @@ class _Running:
         finally:
             theirs.close()
         assert guard.stderr is not None, "it was asked for"
-        return cls(guard, ours, guard.stderr, shows)
+        return cls(guard, ours, guard.stderr, log)
 
     async def prepared(self, told: bytes) -> dict[str, Any]:
         """Hand it its first line, and return its first message; raises OSError or Stalled where none comes."""
@@ -204,17 +238,18 @@ class _Running:
         self._listening = asyncio.ensure_future(self._listen())
         return said
 
-    async def fork(self, descriptor: int) -> dict[str, Any]:
-        """Ask for a process that is given this socket.
+    async def ask(self, message: Mapping[str, Any], *descriptors: int) -> dict[str, Any]:
+        """Send a message that is answered, such as the wish for a process that is given a socket.
 
         Returns:
-            ``pid``, and ``ended``, which will be its wait status, None where its server ends before; or ``error``.
+            The answer, ``error`` where there is none; with a ``pid`` also ``ended``, which will be the process's wait
+            status, None where its server ends before.
         """
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         if self.over.done():
             return SERVER_ENDED
         self._answers.append(answer)
-        self.send({"fork": True}, descriptor)
+        self.send(message, *descriptors)
         try:
             return await while_moving(answer, self.pid)
         except Stalled as error:
@@ -283,11 +318,13 @@ class _Running:
                 asked.set_result(SERVER_ENDED)
         self._answers.clear()
 
-    async def _drain(self, stderr: asyncio.StreamReader, shows: bool) -> None:
+    async def _drain(self, stderr: asyncio.StreamReader, log: Path | None) -> None:
         while part := await stderr.read(MAX_MESSAGE):
             self._tail = (self._tail + part)[-TAIL_BYTES:]
-            if shows:
+            if log is None:
                 sys.stderr.write(part.decode(errors="replace"))
+            else:
+                await asyncio.to_thread(_append, log, part)
 
     @property
     def last_words(self) -> str:
@@ -316,6 +353,11 @@ class _Running:
         self._control.close()
         await asyncio.wait([self._printed], timeout=1.0)
         self._printed.cancel()
+
+
+def _append(log: Path, part: bytes) -> None:
+    with contextlib.suppress(OSError), open(log, "ab") as file:  # its folder is gone, or the disk full
+        file.write(part)
 
 
 def _end_unwanted(forking: asyncio.Task[ForkedProcess]) -> None:
@@ -384,9 +426,26 @@ class ForkedProcess:
             ProcessEnded: the process ended, or sent what is no answer and was ended.
             away: the server ended.
         """
-        try:
+        with contextlib.suppress(OSError):  # it has ended, which is seen where its answer is read
             self._writer.write(json.dumps(request).encode() + b"\n")
             await self._writer.drain()
+        return await self.answer()
+
+    async def exchange_while_it_moves(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """:meth:`exchange` for what may take the server's processes a while; where they stand still, all are ended.
+
+        Raises:
+            ProcessEnded, away: as there; away also where they stood still.
+        """
+        try:
+            return await while_moving(self.exchange(request), self._running.pid)
+        except Stalled as error:
+            self._running.kill()
+            raise self._server.away(f"the {self._server.name} server {error}, and is ended") from error
+
+    async def answer(self) -> dict[str, Any]:
+        """The next answer, of a request that nobody waits for any more; raises as :meth:`exchange`."""
+        try:
             line = await self._reader.readline()
         except OSError:
             line = b""
@@ -403,6 +462,10 @@ class ForkedProcess:
         by_itself = self.ended.done() and not self.killed
         how = await self.end()
         raise ProcessEnded(f"its process ended with {how}", killed=by_itself and how == KILLED)
+
+    async def has_server(self) -> bool:
+        """Whether its server lives, and all that this needs; it looks before it answers, however slow the machine."""
+        return "error" not in await self._running.ask({"here": True})
 
     @property
     def busy(self) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_environments.description import UNSAID, Description
-from agent_environments.losses import CommandsDoing, Loss, Losses, Recovery, WorldLost
+from agent_environments.losses import CommandsDoing, Loss, Losses, Recovery, WorldLost, answered
 from agent_environments.observation import observation
 from agent_environments.places import Places
 from agent_environments.protocol import (
@@ -26,9 +26,10 @@ from agent_environments.unopened import Solution
 from appworld_adapter import dataset as task_lists
 from appworld_adapter.ground_truth import EXECUTION_SUCCESSFUL, load_solution
 from appworld_adapter.pool.episode import AppWorldEnvironment, EpisodeRules, World
-from appworld_adapter.pool.fork_client import Connection, ForkServer, ServerSpec
 from appworld_adapter.pool.run_folder import RunFolder
+from appworld_adapter.pool.servers import ServerSpec
 from appworld_adapter.prompt import Prompt, TaskCard, task_lines
+from loop_plumbing.forked_process import ForkedProcess, ForkServer
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +42,6 @@ GRADER_START_S = 400.0
 """For a grader server that is started again while a state waits for its grade."""
 GRADER_PATIENCE_S = 200.0
 """For a machine that loses graders over one state."""
-DYING_S = 5.0
-"""How long a server that gave no child is given to turn out dead."""
 
 
 class DatasetPool:
@@ -103,8 +102,6 @@ class DatasetPool:
         self._open: set[AppWorldEnvironment] = set()
         self._run_folder: RunFolder | None = None
         self._servers: dict[str, ForkServer] = {}
-        self._server_locks = {"world": asyncio.Lock(), "grader": asyncio.Lock()}
-        self._restarts = 0
         self._closing = False
 
     @classmethod
@@ -178,7 +175,7 @@ class DatasetPool:
         self._run_folder = await asyncio.to_thread(
             RunFolder.create, self._experiments_root, self.root, self._keep, self._max_worlds
         )
-        results = await asyncio.gather(self._open_worlds(), self._server("grader"), return_exceptions=True)
+        results = await asyncio.gather(self._open_worlds(), self._open_server("grader"), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 await self.close()
@@ -198,33 +195,16 @@ class DatasetPool:
         async with self._starting:
             return await self._bring_up(card, experiment)
 
-    async def _server(self, role: str) -> ForkServer:
-        """The running server of ``role``, started again if it died."""
-        async with self._server_locks[role]:
-            server = self._servers.get(role)
-            if server is not None and server.alive:
-                return server
-            if self._closing:
-                raise EnvironmentCrashed("the pool is closed")
-            if server is not None:
-                logger.warning("the %s server died; starting another", role)
-                self._restarts += 1
-                await server.stop()
-            server = self._servers[role] = await ForkServer.start(await self._server_spec(role))
-            return server
+    async def _open_server(self, role: str) -> Mapping[str, Any]:
+        """Start the server of ``role``; returns what it says of itself."""
+        server = self._servers[role] = (await self._server_spec(role)).server()
+        return await server.start()
 
-    async def _child(self, role: str) -> Connection:
-        """A child of the server of ``role``. A server that dies on the way is replaced, once.
-
-        Its socket fails a moment before its end is known. One that lives had no memory for a child, and is asked again.
-        """
-        server = await self._server(role)
-        try:
-            return await server.connect()
-        except EnvironmentCrashed as error:
-            logger.warning("%s; trying once more", error)
-            await server.wait_end(DYING_S)
-        return await (await self._server(role)).connect()
+    async def _child(self, role: str) -> ForkedProcess:
+        """A process of the server of ``role``, which is started again if it died."""
+        if self._closing:
+            raise EnvironmentCrashed("the pool is closed")
+        return await self._servers[role].fork()
 
     async def _server_spec(self, role: str) -> ServerSpec:
         run = self.run_folder
@@ -271,19 +251,18 @@ class DatasetPool:
     async def _graded_once(self, task_id: str, experiment: str | None) -> dict[str, Any]:
         await self._grader_server()
         try:
-            connection = await self._child("grader")
+            process = await self._child("grader")
         except EnvironmentCrashed as error:
             raise WorldLost(str(error), Loss.REFUSED) from error
         try:
             async with asyncio.timeout(GRADE_TIMEOUT_S):
-                return await connection.call({"task_id": task_id, "experiment": experiment})
+                return await answered(
+                    process.exchange({"task_id": task_id, "experiment": experiment}), "the grader was lost"
+                )
         except TimeoutError as error:
             raise EnvironmentTimeout(f"grading {task_id} took more than {GRADE_TIMEOUT_S:.0f} s") from error
-        except EnvironmentCrashed as error:
-            loss, how = await connection.how_it_ended()
-            raise WorldLost(f"the grader {how}", loss) from error
         finally:
-            connection.kill()
+            process.kill()
 
     async def _grader_server(self) -> None:
         """Return when it runs. It goes on starting, though nobody may wait for it any more.
@@ -292,11 +271,9 @@ class DatasetPool:
             EnvironmentCrashed: not in time. The protocol's own deadline for grades would make the state ungradable.
             WorldLost: it does not start.
         """
-        starting = asyncio.ensure_future(self._server("grader"))
-        starting.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             async with asyncio.timeout(GRADER_START_S):
-                await asyncio.shield(starting)
+                await self._servers["grader"].start()
         except TimeoutError as error:
             raise EnvironmentCrashed(f"no grader within {GRADER_START_S:g} s") from error
         except (EnvironmentCrashed, OSError) as error:
@@ -324,7 +301,8 @@ class DatasetPool:
     def status(self) -> PoolStatus:
         """Counters for the node's metrics page."""
         losses = dict(self.losses.counts)
-        return PoolStatus(len(self._open), self._places.waiting, self._restarts, {"replays": self.replays}, losses)
+        restarts = sum(server.restarts for server in self._servers.values())
+        return PoolStatus(len(self._open), self._places.waiting, restarts, {"replays": self.replays}, losses)
 
     async def close(self) -> None:
         """End all worlds and servers, and remove the run folder. May be called twice."""
@@ -335,7 +313,7 @@ class DatasetPool:
             await environment.close()
         await self._close_worlds()
         for server in self._servers.values():
-            await server.stop()
+            await server.close()
         if self._run_folder is not None:
             await asyncio.to_thread(self._run_folder.remove)
 

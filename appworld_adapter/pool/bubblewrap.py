@@ -8,18 +8,20 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import loop_plumbing
 from agent_environments.sandbox import SANDBOX_FOLDER
-from appworld_adapter.pool.fork_client import WORKER_FOLDER
 from appworld_adapter.pool.run_folder import RunFolder
+from appworld_adapter.pool.servers import WORKER_FOLDER
 
+PLUMBING_FOLDER = Path(loop_plumbing.__file__).resolve().parent
 INSTALL = "apt-get install bubblewrap (Debian, Ubuntu) or dnf install bubblewrap (Fedora, RHEL) on this machine"
 
 
 async def bubblewrap_prefix(python: str, run_folder: RunFolder) -> list[str]:
     """Arguments to put before the server's command.
 
-    Inside there are Python, the code of worker and sandbox, and the run folder but for the grader's; its own process
-    ids, network, IPC; no environment but the server's.
+    Inside there are Python, the code of worker, sandbox and plumbing, and the run folder but for the grader's; its own
+    process ids, network, IPC; no environment but the server's.
 
     Raises:
         OSError: what is missing, and the cure.
@@ -43,7 +45,7 @@ async def bubblewrap_prefix(python: str, run_folder: RunFolder) -> list[str]:
 
 
 def _arguments(program: str, python_folders: list[str], run_folder: Path, hidden: Sequence[Path] = ()) -> list[str]:
-    shown = [*python_folders, str(WORKER_FOLDER), str(SANDBOX_FOLDER)]
+    shown = [*python_folders, str(WORKER_FOLDER), str(SANDBOX_FOLDER), str(PLUMBING_FOLDER)]
     prefix = [program, "--unshare-all", "--die-with-parent", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
     for system in ("/usr", "/lib", "/lib64", "/bin"):
         if os.path.islink(system):

@@ -17,19 +17,20 @@ import hmac
 import json
 import logging
 import sqlite3
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent_environments.losses import Loss, Losses, WorldLost
+from agent_environments.losses import Loss, Losses, WorldLost, answered
 from agent_environments.protocol import EnvironmentCrashed, PoolStatus, TokenSpans
 from appworld_adapter.pool.base import DatasetPool
 from appworld_adapter.pool.bubblewrap import bubblewrap_prefix
 from appworld_adapter.pool.episode import Execution
-from appworld_adapter.pool.fork_client import Connection, ForkServer, ServerSpec
 from appworld_adapter.pool.run_folder import STATE_LIMIT
+from appworld_adapter.pool.servers import ServerSpec
 from appworld_adapter.prompt import TaskCard
-from loop_plumbing.moving import Stalled, while_moving
+from loop_plumbing.forked_process import ForkedProcess, ForkServer, ProcessEnded
 
 logger = logging.getLogger(__name__)
 
@@ -63,48 +64,43 @@ def token_key(root: Path) -> bytes:
 
 
 class ForkedWorld:
-    """A world process with its interpreter, at the other end of a connection."""
+    """A world process with its interpreter."""
 
-    def __init__(self, connection: Connection, losses: Losses) -> None:
-        self._connection = connection
+    def __init__(self, process: ForkedProcess, losses: Losses) -> None:
+        self._process = process
         self._losses = losses
-        self._busy = False
-        connection.ended.add_done_callback(self._ended)
+        self._waits = True
+        """Whether it waits for a program. One that does not is at work, was cut short or is at its end."""
+        process.ended.add_done_callback(self._ended)
 
-    def _ended(self, ended: asyncio.Future[int]) -> None:
-        if not self._busy:  # between two programs that is no program's doing
+    def _ended(self, ended: asyncio.Future[int | None]) -> None:
+        if self._waits and not self._process.killed:  # between two programs that is no program's doing
             self._losses.note(self)
 
     async def execute(self, code: str) -> Execution:
-        self._busy = True
+        self._waits = False
         try:
-            answer = await self._connection.call({"code": code})
-        except EnvironmentCrashed as error:
-            loss, how = await self._connection.how_it_ended()
-            if loss is Loss.ENDED:
-                return Execution(None, completed=False, unsaved=f"the world process {how}")
-            raise WorldLost(f"{error}: it {how}", loss) from error
-        finally:
-            self._busy = False
+            answer = await answered(self._process.exchange({"code": code}), "the world was lost")
+        except WorldLost as lost:
+            if lost.loss is Loss.ENDED:
+                return Execution(None, completed=False, unsaved=str(lost))
+            raise
         if answer["ok"]:
+            self._waits = True
             return Execution(answer["output"], answer["completed"])
         # All interpreters die at once when the server does, which is nobody's program's doing.
-        if not await self._connection.server.gives_children():
+        if not await self._process.has_server():
             raise WorldLost("the world server died", Loss.REFUSED)
         return Execution(None, completed=False, unsaved=_unsaved(answer))
 
     async def settle(self) -> str | None:
-        try:
-            answer = await self._connection.call({"end": True})
-            while "saved" not in answer:  # the answer to the program that came too late
-                answer = await self._connection.call(None)
-        except EnvironmentCrashed as error:
-            loss, how = await self._connection.how_it_ended()
-            raise WorldLost(f"{error}: it {how}", loss) from error
+        answer = await answered(self._process.exchange({"end": True}), "the world was lost")
+        while "saved" not in answer:  # the answer to the program that came too late
+            answer = await answered(self._process.answer(), "the world was lost")
         return _unsaved(answer)
 
     async def give_back(self, usable: bool) -> None:
-        self._connection.kill()
+        self._process.kill()
 
 
 def _unsaved(answer: dict[str, Any]) -> str | None:
@@ -144,8 +140,9 @@ class AppWorldPool(DatasetPool):
 
     async def _open_worlds(self) -> None:
         self._token_key = await asyncio.to_thread(token_key, self.root)
-        server = await self._server("world")
-        landlock = server.ready["landlock"]
+        ready = await self._open_server("world")
+        self._check_level(ready)
+        landlock = ready["landlock"]
         logger.info(
             "AppWorld pool is open: dataset %s, sandbox %s, %s%s",
             self.dataset,
@@ -154,19 +151,11 @@ class AppWorldPool(DatasetPool):
             ", paper parity: agent code may import any module, and forge log-in tokens" if self._paper_parity else "",
         )
 
-    async def _server(self, role: str) -> ForkServer:
-        """Raises PermissionError if the world server, or one that replaces it, is sealed less than the config says, or
+    def _check_level(self, ready: Mapping[str, Any]) -> None:
+        """Raise PermissionError if the world server, which says this of itself, is sealed less than the config says, or
         its interpreters can read the dataset.
         """
-        server = await super()._server(role)
-        if role == "world":
-            self._check_level(server)
-        return server
-
-    def _check_level(self, server: ForkServer) -> None:
-        level = server.ready["level"]
-        if level == "seccomp" and server.contained:
-            level = "bubblewrap"
+        level = ready["level"]
         lacks = [] if level in ("seccomp", "bubblewrap") else [SECCOMP_MISSING]
         missing = "; ".join([*lacks, *filter(None, [self._no_bubblewrap])])
         if SANDBOX_LEVELS.index(level) < SANDBOX_LEVELS.index(self._sandbox_minimum):
@@ -175,7 +164,7 @@ class AppWorldPool(DatasetPool):
                 f"{missing}; or lower sandbox_minimum"
             )
         tasks = (self.root / "data" / "tasks").resolve()  # where the ground truth is
-        for folder in [] if lacks else server.ready["readable"]:
+        for folder in [] if lacks else ready["readable"]:
             if tasks.is_relative_to(Path(folder).resolve()):
                 raise PermissionError(f"agent code may read {folder}: move the dataset elsewhere, it is at {self.root}")
         if level != self._level and level != "bubblewrap":
@@ -187,6 +176,11 @@ class AppWorldPool(DatasetPool):
             return await super()._server_spec(role)
         run = self.run_folder
         await asyncio.to_thread(run.show_task, self._first_task())
+        prefix: list[str] = []
+        try:
+            prefix = await bubblewrap_prefix(self._python, run)
+        except OSError as error:
+            self._no_bubblewrap = str(error)
         settings = {
             "execute_timeout_s": self.rules.execute_timeout_s,
             "paper_parity": self._paper_parity,
@@ -194,30 +188,25 @@ class AppWorldPool(DatasetPool):
             "state_limit": STATE_LIMIT,
             "output_limit": OUTPUT_CHARACTERS_PER_TOKEN * self.rules.observation_max_tokens,
             "sandbox": {"memory_mb": self._memory_limit_mb},
+            "contained": bool(prefix),
         }
-        prefix: list[str] = []
-        try:
-            prefix = await bubblewrap_prefix(self._python, run)
-            self._no_bubblewrap = ""
-        except OSError as error:
-            self._no_bubblewrap = str(error)
         return ServerSpec(role, self._python, run.path, run.agent, self._first_task(), settings, prefix)
 
     async def _bring_up(self, card: TaskCard, experiment: str) -> ForkedWorld:
         secret = None if self._paper_parity else self._token_secret(card.task_id)
         request = {"task_id": card.task_id, "experiment": experiment, "token_secret": secret}
-        connection = await self._child("world")
+        process = await self._child("world")
         try:
-            answer = await while_moving(connection.call(request), connection.server.pid)
+            self._check_level(process.ready)  # its server may have taken the place of one that died
+            answer = await process.exchange_while_it_moves(request)
             if not answer["ok"]:
                 raise EnvironmentCrashed(f"the interpreter died while it started: {answer['message']}")
         except BaseException as error:
-            connection.kill()
-            if isinstance(error, Stalled):
-                connection.server.kill()
-                raise EnvironmentCrashed(f"no world: its server {error}, and is ended") from error
+            process.kill()
+            if isinstance(error, ProcessEnded):
+                raise EnvironmentCrashed(f"the world died while it started: {error}") from error
             raise
-        return ForkedWorld(connection, self.losses)
+        return ForkedWorld(process, self.losses)
 
     def _token_secret(self, task_id: str) -> str:
         """Key for the log-in tokens of a task's worlds: the same in every run."""

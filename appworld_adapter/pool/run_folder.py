@@ -1,10 +1,10 @@
-"""The folder in which one pool keeps its sockets, its worlds' saved states, and two views of the dataset.
+"""The folder in which one pool keeps its worlds' saved states, its servers' logs, and two views of the dataset.
 
     <base>/torchtune-loop-<uid>/run-<random>/
         owner.lock          held by the pool's process for as long as it lives
         agent/              APPWORLD_ROOT of the world server: no ground truth, only the tasks in use
         grader-<random>/    APPWORLD_ROOT of the grader: the whole dataset
-        *.sock, *.log
+        *.log
 
 What the world server sees is a copy, so that nothing there says where the dataset is. The grader's view is links; its
 name cannot be guessed, and bubblewrap shows an empty folder in its place. The base is a tmpfs where there is one,
@@ -25,7 +25,6 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 KEEP_MARK = "keep"
-MAX_SOCKET_PATH = 100
 SHARED = ("api_docs", "base_dbs")
 """What all tasks need of the dataset."""
 STATE_LIMIT = 16 << 20
@@ -53,7 +52,7 @@ class RunFolder:
         Warns if the largest states of so many ``worlds`` would not fit in.
 
         Raises:
-            OSError: the base cannot be written or is too small, or its path is too long for a Unix socket.
+            OSError: the base cannot be written or is too small.
         """
         parent = Path(base or _fastest_base()) / f"torchtune-loop-{os.getuid()}"
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -64,9 +63,6 @@ class RunFolder:
         data = dataset_root.resolve() / "data"
         _require_room(parent, sum(_size(data / shared) for shared in SHARED), worlds)
         path = Path(tempfile.mkdtemp(prefix="run-", dir=parent)).resolve()
-        if len(os.fsencode(path / "world.sock")) > MAX_SOCKET_PATH:
-            path.rmdir()
-            raise OSError(f"experiments_root {parent} is too long a path for Unix sockets; choose a shorter one")
         lock = os.open(path / "owner.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
         if keep:
@@ -109,8 +105,6 @@ class RunFolder:
         if self._lock < 0:
             return
         if self._keep:
-            for socket in self.path.glob("*.sock"):
-                socket.unlink()
             shutil.rmtree(self.agent / "data", ignore_errors=True)
             shutil.rmtree(self.grader, ignore_errors=True)  # links only
         else:

@@ -13,7 +13,6 @@ from typing import Any
 
 _read = os.read
 _write = os.write
-_close = os.close
 _poll = select.poll
 
 MAX_LINE = 64 * 1024 * 1024
@@ -31,9 +30,8 @@ class ChannelGarbage(Exception):
 class Channel:
     """One end of a two-way connection that carries JSON objects, one a line."""
 
-    def __init__(self, descriptor: int, write_descriptor: int | None = None) -> None:
+    def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self._write_descriptor = descriptor if write_descriptor is None else write_descriptor
         self._pending = bytearray()
 
     def send(self, message: dict[str, Any]) -> None:
@@ -41,7 +39,7 @@ class Channel:
         view = memoryview(json.dumps(message, separators=(",", ":")).encode() + b"\n")
         try:
             while view:
-                view = view[_write(self._write_descriptor, view) :]
+                view = view[_write(self.descriptor, view) :]
         except OSError as error:
             raise ChannelClosed(str(error)) from error
 
@@ -73,11 +71,6 @@ class Channel:
     def has_pending(self) -> bool:
         """Whether a whole message has been read already, so that polling the descriptor would miss it."""
         return b"\n" in self._pending
-
-    def close(self) -> None:
-        _close(self.descriptor)
-        if self._write_descriptor != self.descriptor:
-            _close(self._write_descriptor)
 
 
 def readable(channel: Channel) -> bool:

@@ -11,7 +11,6 @@ import contextlib
 import gc
 import json
 import os
-import signal
 import socket
 import traceback
 from collections.abc import Sequence
@@ -61,9 +60,7 @@ class InterpreterServer:
     def _serve(self, task_id: str, options: dict[str, Any], programs: Sequence[str]) -> None:
         try:
             sandbox.die_with_parent()
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _silence((0, 1))
+            silence((0, 1))
             sandbox.close_descriptors_except({0, 1, 2, self._serving.fileno()})
             opened_files.install()
             _warm_up(task_id, options, programs, self._settings["output_limit"])
@@ -82,7 +79,7 @@ class InterpreterServer:
                 if pid == 0:
                     self._serving.close()
                     os.setpgid(0, request["group"])  # fails if the asking process is gone already
-                    _silence((0, 1, 2))
+                    silence((0, 1, 2))
 
                     from interpreter import run_interpreter
 
@@ -119,7 +116,7 @@ def _warm_up(task_id: str, options: dict[str, Any], programs: Sequence[str], out
     gc.freeze()
 
 
-def _silence(descriptors: Sequence[int]) -> None:
+def silence(descriptors: Sequence[int]) -> None:
     """Let each be /dev/null, opened for this process alone: an open file has an owner, flags and locks to share."""
     for descriptor in descriptors:
         null = os.open(os.devnull, os.O_RDWR)

@@ -89,7 +89,10 @@ class WorldServer:
         self._interpreters.wait_until_warm()
         landlock = sandbox.landlock_abi()
         readable = sandbox.readable_folders() if landlock else []
-        return {"level": self._settings["sandbox"]["level"], "landlock": landlock, "readable": readable}
+        level = self._settings["sandbox"]["level"]
+        if level == "seccomp" and self._settings["contained"]:
+            level = "bubblewrap"
+        return {"level": level, "landlock": landlock, "readable": readable}
 
     def _world_options(self, experiment: str) -> dict[str, Any]:
         return {

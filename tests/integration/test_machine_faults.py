@@ -34,7 +34,9 @@ RECALL = "assert remembered == 1"
 def counted(pool):
     """The shared pool, with counts of its own."""
     pool.losses.counts.clear()
-    pool.replays = pool._restarts = 0
+    pool.replays = 0
+    for server in pool._servers.values():
+        server.restarts = 0
     return pool
 
 

@@ -144,11 +144,13 @@ async def test_a_state_that_is_too_large_to_save_ends_its_own_episode_and_takes_
 async def test_a_state_that_is_too_large_to_grade_is_worth_nothing(pool, monkeypatch):
     card, _ = volume_task()
     monkeypatch.setattr(base, "GRADER_MEMORY_MB", 24)
-    await pool._servers["grader"].stop()  # the next one has the new limit
+    usual = pool._servers["grader"]
+    await pool._open_server("grader")  # with the new limit
     try:
         results, grade = await play(pool, card.task_id, [filling(3)])
     finally:
-        await pool._servers["grader"].stop()
+        await pool._servers["grader"].close()
+        pool._servers["grader"] = usual
     assert not results[0].done
     assert (grade.reward, grade.success) == (0.0, False)
     assert "memory" in grade.ungradable.lower()

@@ -149,7 +149,7 @@ def test_fork_server_killed(house):
     tasks = house.begin("worlds")
     reader = Reader(house.client(), "worlds")
     reader.wait_for(3)
-    killed = house.pids_of("fork_server.py", '"role": "world"')
+    killed = house.pids_of("serve.py", "\0world\0")
     assert killed
     for pid in killed:
         with contextlib.suppress(ProcessLookupError):

@@ -1,7 +1,9 @@
 """The fork machine: servers that are slow, hang, die or do not start, and processes that send what is no answer."""
 
 import asyncio
+import contextlib
 import os
+import random
 import signal
 import sys
 from pathlib import Path
@@ -9,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from loop_plumbing import forked_process, moving
-from loop_plumbing.forked_process import ForkServer, ProcessEnded
-from support.processes import parent_of
+from loop_plumbing.forked_process import MAX_LINE, ForkedProcess, ForkServer, ProcessEnded, scrubbed_environment
+from support.processes import alive, parent_of
 from support.waiting import wait_until
 
 ROOT = str(Path(__file__).parents[2])
 PROGRAM = """
-import os, signal, socket, sys, time
+import os, signal, socket, subprocess, sys, time
 sys.path.append({root!r})
 from loop_plumbing import fork_server
 
@@ -24,6 +26,10 @@ def answer(request):
     match request["op"]:
         case "say":
             return {{"result": request["text"]}}
+        case "variables":
+            return {{"result": dict(os.environ)}}
+        case "hang":
+            time.sleep(3600)
         case "leave":
             os._exit(3)
         case "killed":
@@ -40,8 +46,9 @@ def answer(request):
 
 
 def prepare():
+    needs = {{}}
     {preparing}
-    return fork_server.Prepared(fork_server.answers(lambda: answer), {{"told": told}})
+    return fork_server.Prepared(fork_server.answers(lambda: answer), {{"told": told, "needs": [*needs]}}, needs)
 
 
 told = sys.stdin.readline().strip()
@@ -57,9 +64,9 @@ class Away(Exception):
 async def serving():
     servers = []
 
-    def serve(preparing="pass"):
+    def serve(preparing="pass", **options):
         program = PROGRAM.format(root=ROOT, preparing=preparing)
-        servers.append(ForkServer("test", (sys.executable, "-c", program), {"a": 1}, Away))
+        servers.append(ForkServer("test", (sys.executable, "-c", program), {"a": 1}, Away, **options))
         return servers[-1]
 
     yield serve
@@ -80,7 +87,7 @@ async def test_a_server_that_computes_while_it_starts_is_waited_for_and_gives_si
     assert moving.signs() > before, "who waits for this process sees that it moves"
     go.touch()
     process = await forking
-    assert process.ready == {"told": '{"a": 1}'}
+    assert process.ready == {"told": '{"a": 1}', "needs": []}
     assert await process.ask("say", 60.0, text="x") == "x"
 
 
@@ -135,6 +142,119 @@ async def test_a_server_that_dies_is_started_again_and_its_processes_are_away(se
     with pytest.raises((Away, ProcessEnded)):
         await process.ask("say", 60.0, text="x")
     assert await (await server.fork()).ask("say", 60.0, text="x") == "x"
+    assert server.restarts == 1
+
+
+async def test_a_server_ends_with_what_it_needs(serving):
+    server = serving("needs = {subprocess.Popen(['sleep', '3600']).pid: 'the helper'}")
+    process, other = await server.fork(), await server.fork()
+    (helper,) = process.ready["needs"]
+    assert await process.has_server()
+    other.kill()
+    await other.ended
+    assert await process.has_server(), "one of its processes is nothing that it needs"
+    os.kill(helper, signal.SIGKILL)
+    await wait_until(lambda: not alive(helper))
+    assert not await process.has_server(), "it looks before it answers"
+    assert await (await server.fork()).ask("say", 60.0, text="x") == "x"
+
+
+async def test_a_server_that_stands_still_gives_no_process_and_is_ended(serving, monkeypatch):
+    server = serving()
+    process = await server.fork()
+    monkeypatch.setattr(moving, "POLL_S", 0.02)
+    monkeypatch.setattr(moving, "STALL_S", 0.2)
+    os.kill(parent_of(process.pid), signal.SIGSTOP)
+    with pytest.raises(Away, match=r"cannot be started: its server used no processor for 0\.2 s, and is ended"):
+        await server.fork()
+    await wait_until(lambda: not server.alive)
+
+
+async def test_a_process_that_stands_still_over_a_patient_request_ends_with_its_server(serving, monkeypatch):
+    server = serving()
+    process = await server.fork()
+    assert await process.exchange_while_it_moves({"op": "say", "text": "x"}) == {"result": "x"}
+    monkeypatch.setattr(moving, "POLL_S", 0.02)
+    monkeypatch.setattr(moving, "STALL_S", 0.2)
+    with pytest.raises(Away, match=r"the test server used no processor for 0\.2 s, and is ended"):
+        await process.exchange_while_it_moves({"op": "hang"})
+    await wait_until(lambda: not server.alive)
+
+
+async def test_a_server_that_is_closed_while_it_starts_is_not_waited_for(serving, tmp_path):
+    begun = tmp_path / "begun"
+    server = serving(f"open({str(begun)!r}, 'w').close(); time.sleep(3600)")
+    forking = asyncio.create_task(server.fork())
+    await wait_until(begun.exists)
+    await server.close()
+    with pytest.raises(Away, match="the test server does not start"):
+        await forking
+
+
+async def test_an_answer_that_was_not_waited_for_is_the_next_one(serving):
+    process = await (serving()).fork()
+    asked = asyncio.create_task(process.exchange({"op": "say", "text": "first"}))
+    await asyncio.sleep(0)
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+    assert await process.exchange({"op": "say", "text": "second"}) == {"result": "first"}
+    assert await process.answer() == {"result": "second"}
+
+
+async def test_a_log_has_what_is_printed_and_a_scrubbed_environment_nothing_of_the_owners(
+    serving, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TOKEN", "secret")
+    log = tmp_path / "log"
+    log.write_text("before\n")
+    server = serving("os.write(2, b'warm\\n')", log=log, environment=scrubbed_environment(PATH=os.defpath))
+    variables = await (await server.fork()).ask("variables", 60.0)
+    assert "secret" not in variables.values()
+    assert (variables["PATH"], variables["PYTHONHASHSEED"]) == (os.defpath, "0")
+    await wait_until(lambda: log.read_text() == "before\nwarm\n")
+
+
+class Writer:
+    """A connection that nobody reads."""
+
+    def close(self):
+        """Nothing is open."""
+
+
+async def received(data, limit=MAX_LINE):
+    """What a :class:`ForkedProcess` makes of bytes that its process has sent before it ended."""
+    reader = asyncio.StreamReader(limit=limit)
+    reader.feed_data(data)
+    reader.feed_eof()
+    ended = asyncio.get_running_loop().create_future()
+    ended.set_result(signal.SIGKILL)
+
+    class Running:
+        ready = None
+
+        def send(self, message):
+            """Nobody is there."""
+
+    return await ForkedProcess(None, Running(), {"pid": 0, "ended": ended}, reader, Writer()).answer()
+
+
+async def test_whatever_a_process_sends_is_an_answer_or_a_named_error():
+    rng = random.Random(0)
+    starts = [b"", b"[", b'{"ok":', b"9", b"-", b"NaN", b'"\\ud800', b"\xff", b'{"ok": true}']
+    for _ in range(20_000):
+        data = rng.choice(starts) * rng.randrange(1, 9) + rng.randbytes(rng.randrange(9)) + rng.choice([b"", b"\n"])
+        with contextlib.suppress(ProcessEnded):
+            assert isinstance(await received(data), dict)
+    for data in (b"[" * 100_000 + b"\n", b"9" * 5000 + b"\n", b"[1]\n"):
+        with pytest.raises(ProcessEnded, match="its process sent what is no answer"):
+            await received(data)
+    with pytest.raises(ProcessEnded, match="its process sent what is no answer"):
+        await received(b"x" * 5000, limit=1000)
+    for data in (b"{}", b""):
+        with pytest.raises(ProcessEnded, match="its process ended with signal 9") as ended:
+            await received(data)
+        assert ended.value.killed
+    assert await received(b'{"ok": true}\n') == {"ok": True}
 
 
 async def test_a_hundred_processes_at_once_come_and_go(serving):

@@ -22,7 +22,7 @@ from agent_environments.losses import Loss, WorldLost
 from agent_environments.protocol import EnvironmentCrashed
 from appworld_adapter.pool.base import DatasetPool
 from appworld_adapter.pool.episode import KILL_GRACE_S, Execution
-from appworld_adapter.pool.fork_client import scrubbed_environment
+from appworld_adapter.pool.servers import environment_of
 from appworld_adapter.prompt import TaskCard
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class HttpPool(DatasetPool):
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=scrubbed_environment(run.agent),
+                env=environment_of(run.agent),
                 cwd=run.path,
             )
         server = StockServer(process, f"http://127.0.0.1:{port}")

@@ -16,11 +16,12 @@ from agent_environments.protocol import EnvironmentCrashed, Message, TokenSpans
 from agent_environments.remote.line import Line, LineStuck, RequestFailed
 from agent_environments.remote.pool import RemotePool
 from loop_contrib.worlds.commands import COMMAND_FORMAT, command_of, message_of
-from loop_contrib.worlds.world_process import SYSTEM_PATH, WorldProcess, scrubbed_environment
-from loop_plumbing.forked_process import ForkServer
+from loop_contrib.worlds.world_process import WorldProcess
+from loop_plumbing.forked_process import ForkServer, scrubbed_environment
 
 WORKERS_FOLDER = Path(__file__).with_name("workers")
 EXPERT_TIMEOUT_S = 300.0
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,8 @@ class WorldPool(RemotePool):
                 f"{self.kind.name} needs Java: install it (Debian: apt-get install default-jre-headless)"
             )
         command = [self._python, str(self.kind.worker), str(self.kind.memory_mb), *self.arguments]
-        environment = scrubbed_environment(self.kind.environment())
-        self._server = ForkServer(self.kind.name, command, {}, EnvironmentCrashed, environment, shows=False)
+        environment = scrubbed_environment(**{"HOME": "/nonexistent", "PATH": SYSTEM_PATH, **self.kind.environment()})
+        self._server = ForkServer(self.kind.name, command, {}, EnvironmentCrashed, environment, Path(os.devnull))
         try:
             world = await self.lease()
             answer = await world.call(self.rules.start_timeout_s, "tasks")

@@ -6,30 +6,13 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from agent_environments.losses import Loss, Losses, WorldLost
-from agent_environments.protocol import EnvironmentCrashed
+from agent_environments.losses import Loss, Losses, WorldLost, answered
 from agent_environments.remote.line import Line, RequestFailed
-from loop_plumbing.forked_process import ForkedProcess, ProcessEnded
+from loop_plumbing.forked_process import ForkedProcess
 from loop_plumbing.moving import while_moving
 
 AGENTS_REQUESTS = ("step", "grade")
 """How long they take may be an agent's doing."""
-SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
-
-
-def scrubbed_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """The whole environment of a server of worlds: nothing of the owner's, which may hold tokens, gets near a world."""
-    return {
-        "HOME": "/nonexistent",
-        "PATH": SYSTEM_PATH,
-        "LANG": "C.UTF-8",
-        "PYTHONHASHSEED": "0",  # sets iterate in the same order in every world
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONNOUSERSITE": "1",
-        "OMP_NUM_THREADS": "1",
-        "MALLOC_ARENA_MAX": "1",
-        **extra,
-    }
 
 
 class WorldProcess(Line):
@@ -54,14 +37,7 @@ class WorldProcess(Line):
         return self._process.alive
 
     async def _round_trip(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        try:
-            answer = await self._process.exchange(request)
-        except ProcessEnded as error:
-            loss = Loss.KILLED if error.killed else Loss.ENDED
-            raise WorldLost(f"the world ended at {request['op']!r}: {error}", loss) from error
-        except EnvironmentCrashed as error:
-            raise WorldLost(f"the world ended at {request['op']!r}: {error}", Loss.REFUSED) from error
-        match answer:
+        match answer := await answered(self._process.exchange(request), f"the world ended at {request['op']!r}"):
             case {"ok": dict(result)}:
                 return result
             case {"error": str(message)}:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sqlite3
 import sys
-from types import SimpleNamespace
+import time
 
 import pytest
 
+from agent_environments.losses import Losses
 from agent_environments.sandbox import SANDBOX_FOLDER
 from appworld_adapter.pool import bubblewrap, forked
 from appworld_adapter.pool.forked import AppWorldPool, token_key
@@ -41,8 +43,9 @@ def pool_of(dataset, **options) -> AppWorldPool:
     return AppWorldPool(word_spans, python=sys.executable, root=str(dataset), **options)
 
 
-def server(level: str, contained: bool = False, readable: tuple[str, ...] = ("/usr/lib",)):
-    return SimpleNamespace(ready={"level": level, "landlock": 7, "readable": readable}, contained=contained)
+def server(level: str, readable: tuple[str, ...] = ("/usr/lib",)):
+    """What a world server says of itself."""
+    return {"level": level, "landlock": 7, "readable": readable}
 
 
 @pytest.mark.parametrize(
@@ -58,7 +61,7 @@ def test_a_level_below_bubblewrap_is_one_warning(dataset, caplog, level, contain
     pool._no_bubblewrap = "" if contained else f"bubblewrap is not installed: {bubblewrap.INSTALL}"
     with caplog.at_level(logging.WARNING):
         for _ in range(3):  # every world asks for its server
-            pool._check_level(server(level, contained))
+            pool._check_level(server(level))
     (record,) = caplog.records
     assert said in record.getMessage()
     assert pool.status().details["sandbox"] == level
@@ -66,7 +69,7 @@ def test_a_level_below_bubblewrap_is_one_warning(dataset, caplog, level, contain
 
 def test_bubblewrap_is_no_warning(dataset, caplog):
     pool = pool_of(dataset, sandbox_minimum="bubblewrap")
-    pool._check_level(server("seccomp", contained=True))
+    pool._check_level(server("bubblewrap"))
     assert caplog.records == []
     assert pool.status().details["sandbox"] == "bubblewrap"
 
@@ -75,20 +78,20 @@ def test_below_the_minimum_nothing_opens_and_a_restart_is_judged_too(dataset):
     with pytest.raises(PermissionError, match=r"'rlimits', below sandbox_minimum 'seccomp': the kernel .* refuses"):
         pool_of(dataset)._check_level(server("rlimits"))
     pool = pool_of(dataset, sandbox_minimum="bubblewrap")
-    pool._check_level(server("seccomp", contained=True))
+    pool._check_level(server("bubblewrap"))
     pool._no_bubblewrap = "bubblewrap does not work here"
     with pytest.raises(PermissionError, match="bubblewrap does not work here; or lower sandbox_minimum"):
-        pool._check_level(server("seccomp", contained=False))
+        pool._check_level(server("seccomp"))
 
 
 def test_a_dataset_that_agent_code_could_read_is_refused(dataset, tmp_path):
     lib = tmp_path / "lib"
     lib.symlink_to(tmp_path)
     pool = pool_of(dataset, sandbox_minimum="none")
-    for contained in (False, True):
+    for level in ("seccomp", "bubblewrap"):
         with pytest.raises(PermissionError, match=f"agent code may read {lib}: move the dataset elsewhere"):
-            pool._check_level(server("seccomp", contained, readable=("/usr/lib", str(lib))))
-        pool._check_level(server("seccomp", contained, readable=(str(tmp_path / "data"),)))
+            pool._check_level(server(level, readable=("/usr/lib", str(lib))))
+        pool._check_level(server(level, readable=(str(tmp_path / "data"),)))
     pool._check_level(server("rlimits", readable=(str(lib),)))  # which says by itself that agent code reads everything
 
 
@@ -135,6 +138,39 @@ def test_a_token_tests_no_guess_of_an_answer(dataset):
     (dataset / "data/base_dbs/admin.db").write_bytes(b"")
     with pytest.raises(FileNotFoundError, match=r"no passwords in .*make world"):
         token_key(dataset)
+
+
+class Process:
+    """A world process that gives one answer, and then ends."""
+
+    killed = False
+
+    def __init__(self, answer) -> None:
+        self._answer = answer
+        self.ended = asyncio.get_running_loop().create_future()
+
+    async def exchange(self, request):
+        return self._answer
+
+    async def has_server(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("answer", "noted"),
+    [
+        ({"ok": True, "output": "", "completed": False}, True),
+        ({"ok": False, "saved": True, "message": "InterpreterDied"}, False),
+    ],
+    ids=["between two programs", "as its program broke it"],
+)
+async def test_an_end_excuses_neighbours_unless_a_program_brought_it_about(answer, noted):
+    losses, process = Losses(), Process(answer)
+    world = forked.ForkedWorld(process, losses)
+    await world.execute("code")
+    process.ended.set_result(0)
+    await asyncio.sleep(0)
+    assert losses.alone("a neighbour", time.monotonic()) is not noted
 
 
 def test_levels_are_those_of_the_sandbox():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import pytest
 
@@ -11,6 +12,7 @@ from agent_environments.losses import LOSSES_PER_COMMAND, Loss
 from agent_environments.protocol import EnvironmentCrashed
 from appworld_adapter.pool import base
 from appworld_adapter.pool.base import DatasetPool
+from loop_plumbing.forked_process import ForkServer, ProcessEnded
 from support.waiting import DEADLINE_S
 
 GRADED = {"ok": True, "success": True, "num_tests": 1, "passes": [], "failures": []}
@@ -30,18 +32,28 @@ class Process:
     def __init__(self, fate: str) -> None:
         self._fate = fate
 
-    async def call(self, request: object) -> dict[str, object]:
-        if self._fate == "graded":
-            return GRADED
-        if self._fate == "fails":
-            return {"ok": False, "message": "MemoryError"}
-        raise EnvironmentCrashed("the connection to the process was lost")
-
-    async def how_it_ended(self) -> tuple[Loss, str]:
-        return LOSSES[self._fate], "died"
+    async def exchange(self, request: object) -> dict[str, object]:
+        match self._fate:
+            case "graded":
+                return GRADED
+            case "fails":
+                return {"ok": False, "message": "MemoryError"}
+            case "server":
+                raise EnvironmentCrashed("it died")
+            case fate:
+                raise ProcessEnded("it died", killed=fate == "killed")
 
     def kill(self) -> None:
         """There is none."""
+
+
+class Server:
+    """One that runs."""
+
+    restarts = 0
+
+    async def start(self) -> None:
+        """It runs."""
 
 
 def pool_of(fates: list[str], tmp_path) -> DatasetPool:
@@ -56,10 +68,8 @@ def pool_of(fates: list[str], tmp_path) -> DatasetPool:
             raise EnvironmentCrashed("the grader server is gone")
         return Process(fate)
 
-    async def server(role: str) -> None:
-        """It runs."""
-
-    pool._child, pool._server = child, server
+    pool._child = child
+    pool._servers = {"grader": Server()}
     return pool
 
 
@@ -81,7 +91,7 @@ def test_a_state_whose_graders_die_by_the_machine_is_graded_by_the_next(fates, t
 
 def test_graders_that_keep_dying_are_no_ones_failure(tmp_path, monkeypatch):
     monkeypatch.setattr(base, "GRADER_PATIENCE_S", 0.0)
-    with pytest.raises(EnvironmentCrashed, match="the grader died"):
+    with pytest.raises(EnvironmentCrashed, match="the grader was lost: it died"):
         asyncio.run(pool_of(["server"] * 9, tmp_path).grade("abc_1", "experiment"))
 
 
@@ -91,7 +101,7 @@ def test_a_state_that_ends_every_grader_beside_living_neighbours_is_worth_nothin
     pool = pool_of([*deaths, "graded", *deaths], tmp_path)
     grade = asyncio.run(pool.grade("abc_1", "experiment"))
     assert (grade.reward, grade.success) == (0.0, False)
-    assert f"{LOSSES_PER_COMMAND} worlds were lost over one command: the grader died" in grade.ungradable
+    assert f"{LOSSES_PER_COMMAND} worlds were lost over one command: the grader was lost: it died" in grade.ungradable
     assert pool.status().losses == {LOSSES[fate]: 2 * LOSSES_PER_COMMAND}
 
 
@@ -105,20 +115,25 @@ def test_a_grader_that_starts_slowly_is_no_states_failure_and_goes_on_starting(t
     pool = pool_of(["graded"], tmp_path)
 
     async def grades() -> None:
-        may_start, starts = asyncio.Event(), []
-
-        async def server(role: str) -> None:
-            starts.append(role)
-            await may_start.wait()
-            starts.append("warm")
-
-        pool._server = server
-        with pytest.raises(EnvironmentCrashed, match=r"no grader within 0\.01 s"):
-            await pool.grade("abc_1", "experiment")
-        may_start.set()
-        monkeypatch.setattr(base, "GRADER_START_S", DEADLINE_S)
-        assert (await pool.grade("abc_1", "experiment")).success
-        assert starts == ["grader", "warm", "grader", "warm"]
+        go, begun = tmp_path / "go", tmp_path / "begun"
+        program = (
+            "import json, os, socket, sys, time\n"
+            f"open({str(begun)!r}, 'x').close()\n"  # a second start would fail here
+            f"while not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
+            "socket.socket(fileno=int(sys.argv[1])).send(json.dumps({'ready': {}}).encode())\n"
+            "time.sleep(3600)\n"
+        )
+        server = ForkServer("grader", (sys.executable, "-c", program), {}, EnvironmentCrashed)
+        pool._servers = {"grader": server}
+        try:
+            with pytest.raises(EnvironmentCrashed, match=r"no grader within 0\.01 s"):
+                await pool.grade("abc_1", "experiment")
+            go.touch()
+            monkeypatch.setattr(base, "GRADER_START_S", DEADLINE_S)
+            assert (await pool.grade("abc_1", "experiment")).success
+            assert server.restarts == 0
+        finally:
+            await server.close()
 
     asyncio.run(grades())
 

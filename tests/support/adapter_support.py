@@ -41,24 +41,24 @@ def make_pool(backend: str = "appworld", **options: Any) -> Any:
 @contextlib.asynccontextmanager
 async def sealed_pool(level: str, agent_may_import_anything: bool = False, **options: Any) -> AsyncIterator[Any]:
     """An open pool at this level, "seccomp" or "bubblewrap"; skips the test where there is none."""
+    pool = make_pool(sandbox_minimum=level, **options)
+    settings_of = pool._server_spec
+
+    async def with_any_import(role: str) -> Any:
+        spec = await settings_of(role)
+        return dataclasses.replace(spec, settings={**spec.settings, "paper_parity": True})
+
+    if agent_may_import_anything:
+        pool._server_spec = with_any_import
     with pytest.MonkeyPatch.context() as patch:
         if level == "seccomp":
             patch.setattr(forked, "bubblewrap_prefix", _no_bubblewrap)
-        pool = make_pool(sandbox_minimum=level, **options)
-        settings_of = pool._server_spec
-
-        async def with_any_import(role: str) -> Any:
-            spec = await settings_of(role)
-            return dataclasses.replace(spec, settings={**spec.settings, "paper_parity": True})
-
-        if agent_may_import_anything:
-            pool._server_spec = with_any_import
         try:
             await pool.open()
         except PermissionError as error:
             pytest.skip(str(error))
-        yield pool
-        await pool.close()
+    yield pool
+    await pool.close()
 
 
 async def _no_bubblewrap(*_: object) -> list[str]:

@@ -7,45 +7,26 @@ tune run --nproc_per_node 8 sft_appworld --config sft_appworld/qwen2_5_32b rollo
 from __future__ import annotations
 
 import time
-import traceback
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import DictConfig
 from torchtune import utils
 
 from loop_contrib.sweet_rl.turn_critic import HiddenPrefix
-from loop_formats.folder_lock import lock_run
-from loop_formats.run_files import WriteFailed
-from loop_formats.schema import ConfigError, made_folder, require
+from loop_formats.schema import require
 from loop_recipes.algorithm.learner import Learner
 from loop_recipes.algorithm.losses import LogLikelihood
-from loop_recipes.algorithm.policy_update import NonFiniteLoss
+from loop_recipes.algorithm.training_recipe import TrainingRecipe, run_recipe
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.components import build
 from loop_recipes.config.preflight import check_learner
 from loop_recipes.config.sft_config import SftConfig, read_sft_config
-from loop_recipes.engine.checkpoint import TrainingState, load_latest, restore_generators
-from loop_recipes.engine.device_check import training_device
-from loop_recipes.engine.diagnostics import out_of_memory, peak_memory_gib
-from loop_recipes.engine.model import DTYPES, check_context, load_base, vocabulary
-from loop_recipes.engine.process_group import (
-    RemoteError,
-    any_rank,
-    destroy_process_group,
-    init_process_group,
-    launched_rank,
-    leave,
-    on_main_rank,
-    single_process,
-)
+from loop_recipes.engine.checkpoint import TrainingState, restore_generators
+from loop_recipes.engine.model import check_context, vocabulary
+from loop_recipes.engine.process_group import any_rank, leave, on_main_rank
 from loop_recipes.engine.samples import CreditedSample, Sample, check_token_ids
 from loop_recipes.rollouts.fixed_set import FixedSet, read_fixed_set
 from loop_recipes.run.metrics import rollout_metrics
-from loop_recipes.run.rests_on import compare, model_identity
-from loop_recipes.run.stop_request import StopRequest
 from rollout_server.config import as_keys
 
 log = utils.get_logger("INFO")
@@ -54,7 +35,7 @@ LONGEST_WAIT_S = 1800.0
 """For another rank, outside an update."""
 
 
-class SftAppWorldRecipe:
+class SftAppWorldRecipe(TrainingRecipe):
     """Trains a policy on stored rollouts or demonstrations (LOOP's rows RFT and SFT-GT; DPO and DMPO offline).
 
     Features:
@@ -82,54 +63,42 @@ class SftAppWorldRecipe:
         ConfigError: anything wrong with the config or what it names, before any work begins.
     """
 
+    name = "sft_appworld"
+    length_key = "update.max_tokens_per_rollout"
+    _config: SftConfig
+
     def __init__(self, cfg: DictConfig) -> None:
-        self._config: SftConfig = read_sft_config(cfg)
-        check_learner(self._config)
-        loss = build(self._config.loss)
+        config = read_sft_config(cfg)
+        check_learner(config)
+        loss = build(config.loss)
         require(
             isinstance(loss, LogLikelihood),
-            f"loss: {self._config.loss['_component_']} needs rollouts of the policy in training; a fixed set takes "
+            f"loss: {config.loss['_component_']} needs rollouts of the policy in training; a fixed set takes "
             "LogLikelihood, DPO, DMPO or TurnAdvantage",
         )
         require(
-            self._config.hidden_information is None or loss.sees_hidden_information,
-            f"hidden_information must be null: {self._config.loss['_component_']} trains an actor, not a critic",
+            config.hidden_information is None or loss.sees_hidden_information,
+            f"hidden_information must be null: {config.loss['_component_']} trains an actor, not a critic",
         )
-        self._pairs = loss.compares_pairs
+        self._pairs = loss.compares
         require(
-            self._pairs or self._config.rollouts.turn_pairs is None,
-            f"rollouts.turn_pairs: {self._config.loss['_component_']} compares no pairs; give "
+            self._pairs or config.rollouts.turn_pairs is None,
+            f"rollouts.turn_pairs: {config.loss['_component_']} compares no pairs; give "
             "loss._component_=loop_recipes.algorithm.preferences.DPO, or leave turn_pairs out",
         )
-        self._dtype = DTYPES[self._config.dtype]
-        self._device = training_device(self._config.device, self._dtype)
-        self._output_dir = Path(self._config.output_dir).resolve()
-        made_folder("output_dir", self._output_dir)
-        self._stop = StopRequest(self._output_dir / "stop")
-        self._cleanup = ExitStack()
-        self._together = False
-        self._iterations_done = 0
+        super().__init__(config)
         self._samples: list[CreditedSample] = []
 
     def setup(self) -> None:
         """Rollouts, model, optimizer and run state."""
         conf = self._config
-        if launched_rank() == 0:
-            self._lock = self._cleanup.enter_context(lock_run(self._output_dir))
         fixed_set = read_fixed_set(conf.rollouts)
         samples = fixed_set.samples(conf.update)
         prefix = HiddenPrefix.build(conf.hidden_information, conf.base_model)
         if prefix is not None:
             samples = prefix.before(samples)
-        init_process_group(self._device, LONGEST_WAIT_S, always=self._dtype != torch.float32)
-        self._rank = utils.get_world_size_and_rank()[1]
-        torch.manual_seed(conf.seed)
-        self._stop.listen()
-        checkpoint = load_latest(self._output_dir / "checkpoints", False) if conf.resume_from_checkpoint else None
-        self._model_identity = on_main_rank(lambda: model_identity(conf.base_model, conf.initial_adapter))
-        if checkpoint is not None:
-            compare(checkpoint.state, "model", self._model_identity, conf.accept_changes)
-        model, base = load_base(conf, self._dtype)
+        checkpoint = self._begin(LONGEST_WAIT_S)
+        model, base = self._load_base()
         check_context(model, max(sample.tokens for sample in samples), "rollouts.logs: the longest")
         check_token_ids(samples, vocabulary(model), "rollouts.logs")
         self._learner = Learner(conf, model, base, self._device, checkpoint)
@@ -158,10 +127,6 @@ class SftAppWorldRecipe:
         self._iterations_done = state["iteration"]
         restore_generators(checkpoint.rng, self._rank)
 
-    def _open_metrics(self) -> None:
-        self._metrics = self._learner.open_metrics(self._iterations_done)
-        self._cleanup.callback(self._metrics.close)
-
     def train(self) -> None:
         """Pass over the set, log, save and export until ``max_iterations`` or a request to stop."""
         conf = self._config
@@ -171,10 +136,8 @@ class SftAppWorldRecipe:
                 self._export(iteration)  # before it is saved: a resumed run would not come back to it
             self.save_checkpoint()
             if any_rank(bool(self._stop)) and iteration < conf.max_iterations:
-                utils.log_rank_zero(log, f"stopped after iteration {iteration}: asked to")
-                break
-        on_main_rank(self._stop.done)
-        self._together = True
+                return self._end(f"stopped after iteration {iteration}: asked to")
+        self._end(None)
 
     def update(self, iteration: int) -> dict[str, Any]:
         """``update.epochs`` passes over the set; the policy after it has the iteration's number as its version.
@@ -207,34 +170,18 @@ class SftAppWorldRecipe:
             }
         )
 
-    def out_of_memory(self, error: torch.OutOfMemoryError) -> str:
-        """The line to end with."""
-        longest = max((sample.tokens for sample in self._samples), default=0)
-        tokens = max(self._config.update.micro_batch_tokens, longest)
-        return out_of_memory(error, tokens, self._device, "update.max_tokens_per_rollout")
-
-    def cleanup(self) -> None:
-        """Close files; safe to call at any point, and twice. Waits for no other rank."""
-        self._cleanup.close()
-        if self._together or single_process():
-            destroy_process_group()
+    def longest(self) -> int:
+        return max((sample.tokens for sample in self._samples), default=0)
 
     def _export(self, version: int) -> None:
         adapter = self._learner.versions.full(version)
         on_main_rank(lambda: str(self._learner.export(version, adapter)))
 
     def _log(self, iteration: int, metrics: dict[str, Any]) -> None:
-        line = {
-            "iteration": iteration,
-            "policy_version": iteration,
-            "dataset": self._rollouts[0].dataset,
-            **rollout_metrics(self._rollouts),
-            **metrics,
-            "peak_memory_gib": peak_memory_gib(self._device),
-        }
-        on_main_rank(lambda: self._metrics.log(line))
-        utils.log_rank_zero(
-            log,
+        head = {"iteration": iteration, "policy_version": iteration, "dataset": self._rollouts[0].dataset}
+        line = {**head, **rollout_metrics(self._rollouts), **metrics}
+        self._write(
+            line,
             f"iteration {iteration:3d}/{self._config.max_iterations}  loss {line['loss']:.4f}  steps {line['steps']}  "
             f"grad {line['grad_norm']:.3f}  updating {line['seconds_updating']:.1f}s",
         )
@@ -243,25 +190,7 @@ class SftAppWorldRecipe:
 @parse(SftConfig)
 def recipe_main(cfg: DictConfig) -> int | str:
     """Entry point of `tune run sft_appworld`: ``cfg`` is what --config and the words after it compose."""
-    recipe: SftAppWorldRecipe | None = None
-    try:
-        recipe = SftAppWorldRecipe(cfg)
-        recipe.setup()
-        recipe.train()
-    except (ConfigError, NonFiniteLoss, WriteFailed) as error:
-        return f"sft_appworld: {error}"
-    except RemoteError:
-        return 1
-    except torch.OutOfMemoryError as error:
-        assert recipe is not None, "nothing is allocated before it is there"
-        return f"sft_appworld: {recipe.out_of_memory(error)}"
-    except Exception:  # perhaps on this rank alone: said before anything is waited for
-        traceback.print_exc()
-        return 1
-    finally:
-        if recipe is not None:
-            recipe.cleanup()
-    return 0
+    return run_recipe(SftAppWorldRecipe, cfg)
 
 
 if __name__ == "__main__":

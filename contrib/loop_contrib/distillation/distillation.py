@@ -28,8 +28,10 @@ from torch import Tensor
 
 from agent_environments.chat_client import EndpointClient, NoCompletion
 from loop_formats.rollout import POISONED_LOGPROB
-from loop_recipes.algorithm.learner import Learner
-from loop_recipes.config.loop_config import DistillationConfig, EndpointConfig
+from loop_formats.schema import from_mapping, require
+from loop_recipes.algorithm.credit import Credit, CreditFailed, TrainingRun, with_token_advantages
+from loop_recipes.config.loop_config import EndpointConfig, LoopConfig
+from loop_recipes.config.preflight import check_adapter_folder
 from loop_recipes.engine.adapter_versions import AdapterVersions
 from loop_recipes.engine.peft_export import load_adapter
 from loop_recipes.engine.process_group import on_main_rank
@@ -42,115 +44,152 @@ TeacherLogProbs = Callable[[Sequence[Sample]], Mapping[str, Tensor]]
 """The log-probs [n] of each rollout's sampled tokens by the teacher, by rollout id."""
 
 
-class NoTeacher(RuntimeError):
+class NoTeacher(CreditFailed):
     """The teacher gives no log-probs; the message says why."""
 
 
-class Distillation:
-    """Gives sampled tokens their advantages with a teacher's part in them, on every rank.
+class Distillation(Credit):
+    """Adds a teacher's part to the advantages of sampled tokens. The teacher is the base model unless one is named.
 
     Args:
-        teacher: whose log-probs.
+        strength: how much of (teacher's log-prob - sampling policy's) is added to each token's advantage; above 0.
+        alone: in place of the advantage: rewards are not learned from.
+        adapter: the teacher: a PEFT adapter of the same base model.
+        endpoint: the teacher: a model with the same token ids, whose endpoint echoes a prompt with log-probs, as
+            vLLM's; the keys are those of :class:`~loop_recipes.config.loop_config.EndpointConfig`.
     """
 
-    def __init__(self, config: DistillationConfig, teacher: TeacherLogProbs) -> None:
-        self._config = config
-        self._teacher = teacher
+    keeps_all = True
+    teacher: TeacherLogProbs
 
-    def __call__(self, samples: Sequence[ScoredSample]) -> tuple[list[Tensor], dict[str, float]]:
-        """Advantages [n] of each sample, float32, and the metric ``teacher_kl``."""
-        teachers = self._teacher(samples)
+    def __init__(
+        self,
+        strength: float = 1.0,
+        alone: bool = False,
+        adapter: str | None = None,
+        endpoint: Mapping[str, Any] | None = None,
+    ) -> None:
+        if strength <= 0:
+            raise ValueError(f"strength must be above 0, but is {strength}")
+        require(adapter is None or endpoint is None, "at most one of adapter and endpoint must be given")
+        self._strength, self._alone, self._adapter = strength, alone, adapter
+        self._endpoint = None if endpoint is None else from_mapping(EndpointConfig, endpoint, "endpoint")
+        self._metrics: dict[str, float] = {}
+
+    def check(self, config: LoopConfig) -> None:
+        check_adapter_folder(f"{self.key}.adapter", self._adapter, config)
+
+    def setup(self, run: TrainingRun) -> None:
+        scorer, endpoint = run.learner.update.scorer, self._endpoint
+        if endpoint is not None:
+            asked = _Asked(endpoint, f"{self.key}.endpoint", run.config.collection.deadline_s, run.stop_requested)
+            self.teacher = asked
+        elif self._adapter is not None:
+            versions = AdapterVersions(scorer.model)
+            versions.put(0, load_adapter(Path(self._adapter), run.learner.model))
+            self.teacher = lambda samples: scorer.logprobs(samples, 0, versions)
+        else:
+            self.teacher = lambda samples: scorer.logprobs(samples, None)
+
+    def credit(self, samples: list[ScoredSample]) -> list[ScoredSample]:
+        teachers = self.teacher(samples)
         gaps = [teachers[sample.rollout_id].double() - sample.old_logprobs.double() for sample in samples]
         advantages = [
-            (self._config.strength * gap + (0.0 if self._config.alone else _own(sample))).float()
+            (self._strength * gap + (0.0 if self._alone else _own(sample))).float()
             for sample, gap in zip(samples, gaps, strict=True)
         ]
-        return advantages, {"teacher_kl": -torch.cat(gaps).mean().item()}
+        self._metrics = {"teacher_kl": -torch.cat(gaps).mean().item()}
+        return with_token_advantages(samples, advantages)
+
+    def metrics(self) -> dict[str, float]:
+        return self._metrics
 
 
 def _own(sample: ScoredSample) -> Tensor | float:
     return sample.advantage if sample.token_advantages is None else sample.token_advantages.double()
 
 
-def distillation(
-    config: DistillationConfig, learner: Learner, deadline_s: float, stop_requested: Callable[[], bool]
-) -> Distillation:
-    """The component of a run; every rank must call it.
+class _Asked:
+    """A teacher behind an endpoint, which rank 0 asks for all.
 
     Args:
-        deadline_s: longest time in which an endpoint must have answered for a collection.
-        stop_requested: asked while an endpoint is waited for; true ends the wait with StopRequested.
+        key: of the config, which names the endpoint.
+        deadline_s: longest time in which it must have answered for a collection.
+        stop_requested: asked while it is waited for; true ends the wait with StopRequested.
 
     Raises:
-        ConfigError: the adapter does not fit the model, or the endpoint's key is missing.
+        ConfigError: its key is missing.
     """
-    endpoint = config.endpoint
-    if endpoint is not None:
-        headers = endpoint.headers()
-        return Distillation(config, lambda samples: _asked(endpoint, headers, samples, deadline_s, stop_requested))
-    if config.adapter is None:
-        return Distillation(config, lambda samples: learner.update.logprobs(samples, None))
-    versions = AdapterVersions(learner.model)
-    versions.put(0, load_adapter(Path(config.adapter), learner.model))
-    return Distillation(config, lambda samples: learner.update.logprobs(samples, 0, versions))
 
+    def __init__(
+        self, endpoint: EndpointConfig, key: str, deadline_s: float, stop_requested: Callable[[], bool]
+    ) -> None:
+        self._endpoint, self._key, self._headers = endpoint, key, endpoint.headers()
+        self._deadline_s, self._stop_requested = deadline_s, stop_requested
 
-def _asked(
-    endpoint: EndpointConfig,
-    headers: Mapping[str, str],
-    samples: Sequence[Sample],
-    deadline_s: float,
-    stop_requested: Callable[[], bool],
-) -> dict[str, Tensor]:
-    """Asked by rank 0, for all."""
+    def __call__(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
+        found = on_main_rank(lambda: asyncio.run(self._ask_all(samples)))
+        return {name: torch.tensor(values, dtype=torch.float64) for name, values in found.items()}
 
-    def ask() -> dict[str, list[float]]:
-        return asyncio.run(_ask_all(endpoint, headers, samples, deadline_s, stop_requested))
+    async def _ask_all(self, samples: Sequence[Sample]) -> dict[str, list[float]]:
+        endpoint = self._endpoint
+        at_once = asyncio.Semaphore(endpoint.max_concurrent)
+        timeout = aiohttp.ClientTimeout(total=endpoint.request_timeout_s)
+        async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session:
+            client = EndpointClient(session, f"{endpoint.url.rstrip('/')}/completions", _prompt_logprobs)
 
-    return {name: torch.tensor(values, dtype=torch.float64) for name, values in on_main_rank(ask).items()}
+            async def logprobs_of(sample: Sample) -> list[float]:
+                prompt = sample.token_ids.tolist()
+                body = {"model": endpoint.model, "prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 0}
+                try:
+                    async with at_once:
+                        return self._of_sampled_tokens(await client.ask({**body, **endpoint.request}), sample)
+                except NoCompletion as error:
+                    raise NoTeacher(f"{self._key}: rollout {sample.rollout_id}: {error}") from error
 
-
-async def _ask_all(
-    endpoint: EndpointConfig,
-    headers: Mapping[str, str],
-    samples: Sequence[Sample],
-    deadline_s: float,
-    stop_requested: Callable[[], bool],
-) -> dict[str, list[float]]:
-    at_once = asyncio.Semaphore(endpoint.max_concurrent)
-    timeout = aiohttp.ClientTimeout(total=endpoint.request_timeout_s)
-    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
-        client = EndpointClient(session, f"{endpoint.url.rstrip('/')}/completions", _prompt_logprobs)
-
-        async def logprobs_of(sample: Sample) -> list[float]:
-            prompt = sample.token_ids.tolist()
-            body = {"model": endpoint.model, "prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 0}
+            jobs = [asyncio.ensure_future(logprobs_of(sample)) for sample in samples]
             try:
-                async with at_once:
-                    return _of_sampled_tokens(await client.ask({**body, **endpoint.request}), sample, endpoint)
-            except NoCompletion as error:
-                raise NoTeacher(f"distillation.endpoint: rollout {sample.rollout_id}: {error}") from error
+                async with asyncio.timeout(self._deadline_s):
+                    waiting: set[asyncio.Future[list[float]]] = set(jobs)
+                    while waiting:
+                        done, waiting = await asyncio.wait(waiting, timeout=STOP_ASKED_EVERY_S)
+                        for job in done:
+                            job.result()
+                        if self._stop_requested():
+                            raise StopRequested("the teacher")
+            except TimeoutError:
+                raise NoTeacher(
+                    f"{self._key}: {endpoint.model} had not answered for {len(waiting)} of {len(jobs)} rollouts "
+                    f"after {self._deadline_s:.0f} s (collection.deadline_s)"
+                ) from None
+            finally:
+                for job in jobs:
+                    job.cancel()
+                await asyncio.gather(*jobs, return_exceptions=True)
+            return {sample.rollout_id: job.result() for sample, job in zip(samples, jobs, strict=True)}
 
-        jobs = [asyncio.ensure_future(logprobs_of(sample)) for sample in samples]
-        try:
-            async with asyncio.timeout(deadline_s):
-                waiting: set[asyncio.Future[list[float]]] = set(jobs)
-                while waiting:
-                    done, waiting = await asyncio.wait(waiting, timeout=STOP_ASKED_EVERY_S)
-                    for job in done:
-                        job.result()
-                    if stop_requested():
-                        raise StopRequested("the teacher")
-        except TimeoutError:
+    def _of_sampled_tokens(self, found: Sequence[Any], sample: Sample) -> list[float]:
+        """The log-probs [n] of the tokens that the policy sampled.
+
+        Raises:
+            NoTeacher: one of them is none.
+        """
+        model = self._endpoint.model
+        if len(found) < sample.tokens:
             raise NoTeacher(
-                f"distillation.endpoint: {endpoint.model} had not answered for {len(waiting)} of {len(jobs)} rollouts "
-                f"after {deadline_s:.0f} s (collection.deadline_s)"
-            ) from None
-        finally:
-            for job in jobs:
-                job.cancel()
-            await asyncio.gather(*jobs, return_exceptions=True)
-        return {sample.rollout_id: job.result() for sample, job in zip(samples, jobs, strict=True)}
+                f"{self._key}: {model} gives {len(found)} log-probs for the {sample.tokens} tokens of rollout "
+                f"{sample.rollout_id}"
+            )
+        chosen = [found[place] for place in sample.mask.nonzero().squeeze(1).tolist()]
+        for value in chosen:
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not (number and math.isfinite(value) and POISONED_LOGPROB < value <= 1e-3):
+                shown = json.dumps(value)[:40]
+                raise NoTeacher(
+                    f"{self._key}: {model} gives {shown} as a log-prob in rollout {sample.rollout_id}; nothing is "
+                    "learned from it"
+                )
+        return [float(value) for value in chosen]
 
 
 def _prompt_logprobs(data: Any, seconds: float) -> list[Any] | None:
@@ -159,26 +198,3 @@ def _prompt_logprobs(data: Any, seconds: float) -> list[Any] | None:
         case {"choices": [{"logprobs": {"token_logprobs": list(found)}}]}:
             return found
     return None
-
-
-def _of_sampled_tokens(found: Sequence[Any], sample: Sample, endpoint: EndpointConfig) -> list[float]:
-    """The log-probs [n] of the tokens that the policy sampled.
-
-    Raises:
-        NoTeacher: one of them is none.
-    """
-    if len(found) < sample.tokens:
-        raise NoTeacher(
-            f"distillation.endpoint: {endpoint.model} gives {len(found)} log-probs for the {sample.tokens} tokens of "
-            f"rollout {sample.rollout_id}"
-        )
-    chosen = [found[place] for place in sample.mask.nonzero().squeeze(1).tolist()]
-    for value in chosen:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (number and math.isfinite(value) and POISONED_LOGPROB < value <= 1e-3):
-            shown = json.dumps(value)[:40]
-            raise NoTeacher(
-                f"distillation.endpoint: {endpoint.model} gives {shown} as a log-prob in rollout {sample.rollout_id}; "
-                "nothing is learned from it"
-            )
-    return [float(value) for value in chosen]

@@ -114,4 +114,4 @@ def critic_over(
     tensors = load_adapter(adapter, learner.model)
     reference = None if conf.initial_adapter is None else load_adapter(Path(conf.initial_adapter), learner.model)
     prefix = HiddenPrefix.build(conf.hidden_information, conf.base_model)
-    return TurnCritic(learner.update, tensors, reference, prefix, loss.per_turn, reference_sees_hidden)
+    return TurnCritic(learner.update.scorer, tensors, reference, prefix, loss.per_turn, reference_sees_hidden)

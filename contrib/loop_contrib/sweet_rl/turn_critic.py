@@ -26,8 +26,8 @@ from agent_environments.hidden_information import HiddenInformation
 from agent_environments.protocol import UnknownTask
 from loop_formats.schema import ConfigError, require
 from loop_plumbing.breakage import told
-from loop_recipes.algorithm.policy_update import PolicyUpdate
 from loop_recipes.algorithm.preferences import PreferenceLoss
+from loop_recipes.algorithm.scoring import Scorer
 from loop_recipes.config.components import build, check_component
 from loop_recipes.engine.adapter_versions import AdapterVersions
 from loop_recipes.engine.model import check_context
@@ -126,7 +126,7 @@ class TurnCritic:
     """Gives the turns of rollouts their advantages.
 
     Args:
-        update: of the learner whose base model the critic and its reference stand on.
+        scorer: of the learner whose base model the critic and its reference stand on.
         adapter: the critic's full LoRA tensors by their torchtune names.
         reference: those of the policy that the critic's training began with; None is the base model.
         prefix: what the critic was trained to see; None for one that sees what the actor sees.
@@ -137,32 +137,35 @@ class TurnCritic:
 
     def __init__(
         self,
-        update: PolicyUpdate,
+        scorer: Scorer,
         adapter: Mapping[str, Tensor],
         reference: Mapping[str, Tensor] | None = None,
         prefix: HiddenPrefix | None = None,
         per_turn: PerTurn = "mean",
         reference_sees_hidden: bool = True,
     ) -> None:
-        self._update, self._prefix, self._per_turn = update, prefix, per_turn
+        self._scorer, self._prefix, self._per_turn = scorer, prefix, per_turn
         self._reference_sees_hidden = reference_sees_hidden
-        self._versions = AdapterVersions(update.model)
+        self._versions = AdapterVersions(scorer.model)
         self._versions.put(1, adapter)
         if reference is not None:
             self._versions.put(0, reference)
         self._reference = None if reference is None else 0
 
-    def check_room(self, tasks: Sequence[str], tokens: int) -> None:
+    def check_room(self, tasks: Sequence[str], tokens: int, key: str) -> None:
         """Check that rollouts of ``tokens`` tokens fit the model behind the hidden information of their tasks.
+
+        Args:
+            key: of the config, which names the critic.
 
         Raises:
             ConfigError: rollouts of ``tokens`` tokens do not fit the model behind what the tasks hide.
         """
         hidden = 0 if self._prefix is None else max(len(self._prefix.of(task)) for task in tasks)
-        longest = int(self._update.model.max_seq_len)  # type: ignore[arg-type]  # a module's attributes are untyped
+        longest = int(self._scorer.model.max_seq_len)  # type: ignore[arg-type]  # a module's attributes are untyped
         require(
             tokens + hidden <= longest,
-            f"turn_credit.critic: rollouts have up to {tokens} tokens, what their tasks hide up to {hidden}, and the "
+            f"{key}: rollouts have up to {tokens} tokens, what their tasks hide up to {hidden}, and the "
             f"model's max_seq_len is {longest}; make update.max_tokens_per_rollout at most {longest - hidden}",
         )
 
@@ -179,10 +182,10 @@ class TurnCritic:
         """
         with_hidden = samples if self._prefix is None else self._prefix.before(samples)
         longest = max((sample.tokens for sample in with_hidden), default=0)
-        check_context(self._update.model, longest, "the longest rollout with its hidden information")
-        critic = self._update.logprobs(with_hidden, 1, self._versions)
+        check_context(self._scorer.model, longest, "the longest rollout with its hidden information")
+        critic = self._scorer.logprobs(with_hidden, 1, self._versions)
         seen = with_hidden if self._reference_sees_hidden else samples
-        reference = self._update.logprobs(seen, self._reference, self._versions)
+        reference = self._scorer.logprobs(seen, self._reference, self._versions)
         return {
             sample.rollout_id: by_turn(
                 critic[sample.rollout_id].double() - reference[sample.rollout_id].double(),

@@ -12,34 +12,39 @@ tokens of a collection the standard deviation that the A_k have over them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from loop_contrib.sweet_rl.turn_critic import TurnCritic
-from loop_recipes.config.loop_config import TurnCreditConfig
-from loop_recipes.engine.samples import CreditedSample
+from loop_recipes.algorithm.credit import Credit, with_token_advantages
+from loop_recipes.engine.samples import CreditedSample, ScoredSample
 
 
-def spreader(
-    config: TurnCreditConfig | None, critic: TurnCritic | None, credits: Mapping[str, Sequence[float]]
-) -> Callable[[Sequence[CreditedSample]], list[Tensor]] | None:
-    """Return the function that spreads an update's advantages of rollouts with signal over their turns; None where
-    advantages are not spread.
+class TurnCredit(Credit):
+    """The base of what spreads the advantage of each rollout over its turns; each subclass says what a turn was worth.
 
     Args:
-        critic: where ``config`` asks for one.
-        credits: of the rollouts' turns, where continuations gave some; by rollout id.
+        strength: how much of it is added to the advantage; above 0.
     """
-    if config is None:
-        return None
-    strength = config.strength
-    if critic is not None:
-        return lambda samples: spread(samples, critic.advantages(samples), strength, same_scale=True)
-    of_turns = {rollout_id: torch.tensor(turns, dtype=torch.float64) for rollout_id, turns in credits.items()}
-    return partial(spread, credits=of_turns, strength=strength, same_scale=False)
+
+    begins = True
+    same_scale: ClassVar[bool]
+    """The ``s`` above; False is 1."""
+
+    def __init__(self, strength: float = 1.0) -> None:
+        if strength <= 0:
+            raise ValueError(f"strength must be above 0, but is {strength}")
+        self._strength = strength
+
+    def credits(self, samples: Sequence[ScoredSample]) -> Mapping[str, Tensor]:
+        """Return what each turn was worth [t], from the first turn on, by rollout id; some rollouts may lack it."""
+        raise NotImplementedError
+
+    def credit(self, samples: list[ScoredSample]) -> list[ScoredSample]:
+        own = spread(samples, self.credits(samples), self._strength, self.same_scale)
+        return with_token_advantages(samples, own)
 
 
 def spread(

@@ -9,65 +9,84 @@ gradient reaches the policy's weights, which the paper found to destabilise trai
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
 
-from loop_formats.schema import ConfigError
-from loop_recipes.config.components import build
+from loop_recipes.algorithm.credit import TrainedCredit, TrainingRun, with_token_advantages
+from loop_recipes.algorithm.scoring import Scorer
 from loop_recipes.engine.batching import MicroBatch, StepBatch
-from loop_recipes.engine.sharding import sharding_mesh
+from loop_recipes.engine.samples import ScoredSample
 
 
-class Critic(nn.Module):
+class Critic(TrainedCredit):
     """Value MLP with ReLU, float32, and the paper's schedule for its loss.
 
-    Sharded training: call ``fully_shard`` on it beside the policy, and treat its loss like the policy's.
-
     Args:
-        width: d of the policy's hidden states; the recipe gives it.
         hidden_sizes: by default the paper's 3072 and 2048 for its width of 5120, in proportion for others.
         coefficient: of the value loss, at iteration 0 and from ``decay_iterations`` on, linear between.
         decay_iterations: see ``coefficient``.
         warmup_iterations: how many first iterations train the critic alone.
         seed: of the initial weights, so that they do not depend on rank or order of construction.
+        lr, clip_grad_norm: see :class:`~loop_recipes.algorithm.credit.TrainedCredit`.
     """
+
+    keeps_all = True
+    begins = True
+    metric = "value_loss"
+    _scorer: Scorer
 
     def __init__(
         self,
-        width: int,
         hidden_sizes: Sequence[int] | None = None,
         coefficient: tuple[float, float] = (0.1, 0.001),
         decay_iterations: int = 200,
         warmup_iterations: int = 10,
         seed: int = 0,
+        lr: float | None = None,
+        clip_grad_norm: float | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(lr, clip_grad_norm)
         if decay_iterations < 1:
             raise ValueError(f"decay_iterations must be at least 1, but is {decay_iterations}")
         self.first_coefficient, self.last_coefficient = coefficient
         self.decay_iterations, self.warmup_iterations = decay_iterations, warmup_iterations
-        sizes = [width, *(hidden_sizes or (3 * width // 5, 2 * width // 5)), 1]
+        self._hidden_sizes, self._seed = hidden_sizes, seed
+
+    def make_weights(self, width: int) -> None:
+        sizes = [width, *(self._hidden_sizes or (3 * width // 5, 2 * width // 5)), 1]
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.manual_seed(self._seed)
             layers = [nn.Linear(i, o, dtype=torch.float32) for i, o in itertools.pairwise(sizes)]
         between = [module for layer in layers[:-1] for module in (layer, nn.ReLU())]
         self.mlp = nn.Sequential(*between, layers[-1])
+
+    def setup(self, run: TrainingRun) -> None:
+        self._scorer = run.learner.update.scorer
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Values [n] of detached hidden states [n, d]."""
         return self.mlp(hidden.float()).squeeze(-1)
 
+    def credit(self, samples: list[ScoredSample]) -> list[ScoredSample]:
+        """Give each token the return, less the critic's value before the update."""
+        model = self._scorer.model
+
+        def advantages(batch: MicroBatch) -> Tensor:
+            return token_advantages(self(model(**batch.inputs(), with_hidden=True).hidden), batch)
+
+        found = self._scorer.per_token(samples, advantages)
+        return with_token_advantages(samples, [found[sample.rollout_id] for sample in samples])
+
+    def further_loss(self, hidden: Tensor, batch: StepBatch) -> Tensor:
+        return value_loss(self(hidden), batch)
+
     def coefficient(self, iteration: int) -> float:
-        """Weight of the value loss at an iteration counted from 0."""
         progress = min(1.0, iteration / self.decay_iterations)
         return self.first_coefficient + progress * (self.last_coefficient - self.first_coefficient)
 
     def trains_alone(self, iteration: int) -> bool:
-        """Whether the policy rests at this iteration."""
         return iteration < self.warmup_iterations
 
 
@@ -81,28 +100,3 @@ def value_loss(values: Tensor, batch: StepBatch) -> Tensor:
     errors = (values - batch.rewards[batch.rollout_index]).square()
     sums = torch.zeros_like(batch.rewards).index_add(0, batch.rollout_index, errors)
     return sums / batch.episode_tokens
-
-
-def place_critic(
-    component: Mapping[str, Any], width: int, weights: Mapping[str, Tensor] | None, device: torch.device, shard: bool
-) -> Critic:
-    """Build a critic of hidden states [n, width], with full CPU ``weights`` if given.
-
-    It is sharded like the policy, so that their gradients are clipped as one.
-
-    Raises:
-        ConfigError: it cannot be built, or the weights are not its own.
-    """
-    try:
-        critic: Critic = build(component, width)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"critic: {error}") from error
-    if weights is not None:
-        expected = {name: tensor.shape for name, tensor in critic.state_dict().items()}
-        if expected != {name: tensor.shape for name, tensor in weights.items()}:
-            raise ConfigError("critic: the checkpoint's critic has other sizes; make critic what it was in that run")
-        critic.load_state_dict(dict(weights))
-    critic.to(device)
-    if shard:
-        fully_shard(critic, mesh=sharding_mesh(device))
-    return critic

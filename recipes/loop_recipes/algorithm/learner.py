@@ -15,7 +15,7 @@ from torchtune.utils import get_world_size_and_rank
 from agent_environments.description import BehaviorFigure
 from loop_formats.run_files import write_whole, writing
 from loop_formats.schema import ConfigError
-from loop_recipes.algorithm.critic import place_critic
+from loop_recipes.algorithm.credit import Credit, place_weights, trained
 from loop_recipes.algorithm.policy_update import PolicyUpdate
 from loop_recipes.algorithm.token_statistics import TokenStatistics
 from loop_recipes.config.components import build
@@ -50,7 +50,7 @@ class Learner:
         conf: the recipe's config.
         model: without storage, and ``base`` the weights for it (:func:`~loop_recipes.engine.model.load_base`).
         checkpoint: to go on from; None begins with ``initial_adapter`` or a new adapter.
-        critic, critic_lr: as in :class:`~loop_recipes.config.loop_config.LoopConfig`.
+        credit: what gives tokens advantages of their own, by name.
         token_statistics: keeps what happens to each token; None keeps nothing.
 
     Attributes:
@@ -61,7 +61,7 @@ class Learner:
         update: trains on rollouts.
 
     Raises:
-        ConfigError: the adapter or the critic does not fit, or a metric logger cannot be opened.
+        ConfigError: the adapter or a credit's weights do not fit, or a metric logger cannot be opened.
     """
 
     def __init__(
@@ -72,8 +72,7 @@ class Learner:
         device: torch.device,
         checkpoint: TrainingState | None,
         *,
-        critic: Mapping[str, Any] | None = None,
-        critic_lr: float | None = None,
+        credit: Mapping[str, Credit] | None = None,
         token_statistics: TokenStatistics | None = None,
     ) -> None:
         self.conf = conf
@@ -102,16 +101,16 @@ class Learner:
             shard=shard,
             attention=conf.attention if conf.update.packed else "fa2",
         )
-        self._critic = None
-        if critic is not None:
-            width = self.model.tok_embeddings.weight.shape[1]
-            weights = None if checkpoint is None else checkpoint.critic
-            self._critic = place_critic(critic, width, weights, device, shard)
-        self.parameters = trained_parameters(self.model, self._critic)
+        self._further = trained(credit or {})
+        width = self.model.tok_embeddings.weight.shape[1]
+        for name, each in self._further.items():
+            place_weights(each, width, None if checkpoint is None else checkpoint.further[name], device, shard)
+        self.parameters = trained_parameters(self.model, self._further)
         self.versions = AdapterVersions(self.model)
         for version, tensors in (checkpoint.adapters if checkpoint is not None else {0: adapter}).items():
             self.versions.put(version, tensors)
-        self.optimizer, self._lr_scheduler = build_optimizer(conf, self.model, self._critic, critic_lr, checkpoint)
+        rates = {name: each.lr for name, each in self._further.items() if each.lr is not None}
+        self.optimizer, self._lr_scheduler = build_optimizer(conf, self.model, self._further, rates, checkpoint)
         self.update = PolicyUpdate(
             model=self.model,
             optimizer=self.optimizer,
@@ -121,7 +120,7 @@ class Learner:
             config=conf.update,
             device=device,
             seed=conf.seed,
-            critic=self._critic,
+            credit=credit,
             token_statistics=token_statistics,
             part=Part.of_this_rank(conf.sequence_parallel),
         )
@@ -177,11 +176,11 @@ class Learner:
             state: what the recipe itself must remember, JSON-able, with ``iteration`` and ``policy_version``.
             keep: iterations whose checkpoints are kept however old they are.
         """
-        critic = {} if self._critic is None else full_tensors(dict(self._critic.named_parameters()))
+        further = {name: full_tensors(dict(each.named_parameters())) for name, each in self._further.items()}
         own = {"update": self.update.state_dict(), "lora_alpha": lora_scale(self.model)[1]}
         adapters = {version: self.versions.full(version) for version in self.versions.versions}
         optimizer = optimizer_tensors(self.optimizer, self.parameters)
-        saved = TrainingState({**state, **own}, adapters, optimizer, all_generators(), critic)
+        saved = TrainingState({**state, **own}, adapters, optimizer, all_generators(), further)
         root, keep_last = self._output_dir / "checkpoints", self.conf.keep_last_checkpoints
 
         def save() -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -18,10 +18,7 @@ from torch import Tensor, nn
 
 from loop_recipes.algorithm.sampler_correction import SamplerCorrection, Weights
 from loop_recipes.engine.batching import StepBatch
-from loop_recipes.engine.samples import ScoredSample
-
-if TYPE_CHECKING:  # preferences.py imports this module
-    from loop_recipes.algorithm.preferences import Preferences
+from loop_recipes.engine.samples import CreditedSample, ScoredSample
 
 Level = Literal["token", "turn", "trajectory", "geometric"]
 ClipForm = Literal["symmetric", "reciprocal", "cispo", "none"]
@@ -51,6 +48,32 @@ class LossOutput:
     weights: Weights | None = None
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """The rollouts of a minibatch compared with each other, as the policy stands now.
+
+    Attributes:
+        weights: for each rollout id the weights [n] of its sampled tokens' log-probs, whose weighted log-likelihood has
+            the gradient of the losses.
+        losses: [p], whose sum is the minibatch's loss, float64.
+        metrics: by name, values [p] whose mean over an iteration's steps is a metric.
+    """
+
+    weights: dict[str, Tensor]
+    losses: Tensor
+    metrics: dict[str, Tensor]
+
+    def weighted(self, samples: Sequence[ScoredSample]) -> list[ScoredSample]:
+        """The samples with their weights as token advantages."""
+        return [replace(sample, token_advantages=self.weights[sample.rollout_id]) for sample in samples]
+
+
+def comparison_metrics(steps: Sequence[Comparison]) -> dict[str, float]:
+    """The means of the metrics over some steps."""
+    names = steps[0].metrics if steps else ()
+    return {name: torch.cat([each.metrics[name] for each in steps]).mean().item() for name in names}
+
+
 class PolicyLoss(nn.Module):
     """The base of all policy losses: means over a rollout's tokens, and two options, both off unless given.
 
@@ -61,8 +84,8 @@ class PolicyLoss(nn.Module):
     :mod:`~loop_recipes.algorithm.sampler_correction`.
     """
 
-    compares_pairs = False
-    """Whether samples come in preference pairs, which the advantage finds, and :meth:`compare` is there."""
+    compares = False
+    """Whether it compares rollouts with each other, which the advantage brings together: :meth:`compare` is there."""
     sums_tokens = False
     """Whether a rollout's loss is a sum over its tokens, so that ``update.loss_divisor: tokens`` makes sense."""
     sees_hidden_information = False
@@ -79,13 +102,28 @@ class PolicyLoss(nn.Module):
         """Whether ``batch.ref_logprobs`` must be there."""
         return self.kl_coefficient > 0
 
-    def compare(self, samples: Sequence[ScoredSample], logprobs: Mapping[str, Tensor]) -> Preferences:
-        """The pairs of a minibatch, before its step; see :class:`~loop_recipes.algorithm.preferences.PreferenceLoss`.
+    def check_samples(self, samples: Sequence[CreditedSample]) -> None:
+        """Check that it may learn from the samples.
 
         Raises:
-            NotImplementedError: this loss compares no pairs.
+            ValueError: one has hidden information, which an actor must not see.
         """
-        raise NotImplementedError(f"{type(self).__name__} compares no pairs of rollouts")
+        informed = next((sample.rollout_id for sample in samples if sample.hidden_tokens), None)
+        if informed is not None and not self.sees_hidden_information:
+            raise ValueError(f"rollout {informed} begins with hidden information, which only a critic may learn from")
+
+    def compare(self, samples: Sequence[ScoredSample], logprobs: Mapping[str, Tensor]) -> Comparison:
+        """The rollouts of a minibatch, before its step; see
+        :class:`~loop_recipes.algorithm.preferences.PreferenceLoss`.
+
+        Args:
+            samples: with ``old_logprobs``.
+            logprobs: [n] of each rollout's sampled tokens under the policy in training, by rollout id.
+
+        Raises:
+            NotImplementedError: this loss compares no rollouts.
+        """
+        raise NotImplementedError(f"{type(self).__name__} compares no rollouts")
 
     def _weighed(
         self, advantage: Tensor, index: Tensor, logprobs: Tensor, batch: StepBatch

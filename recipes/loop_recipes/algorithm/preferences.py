@@ -19,13 +19,13 @@ A loss may add ``nll`` times the chosen rollout's cross-entropy, the mean over i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from loop_recipes.algorithm.losses import LogLikelihood
+from loop_recipes.algorithm.losses import Comparison, LogLikelihood
 from loop_recipes.engine.samples import ScoredSample, episodes
 
 
@@ -68,39 +68,6 @@ class ReturnPairs:
         return advantages
 
 
-def pair_names(episodes: Sequence[str], pairs: Sequence[tuple[int, int]]) -> list[str]:
-    """For each episode the name of its pair, empty without one; ``pairs`` are numbers of the chosen and the rejected
-    one among ``episodes``, which are ids."""
-    names = [""] * len(episodes)
-    for chosen, rejected in pairs:
-        names[chosen] = names[rejected] = f"{episodes[chosen]} > {episodes[rejected]}"
-    return names
-
-
-@dataclass(frozen=True)
-class Preferences:
-    """Pairs as the policy stands now.
-
-    Attributes:
-        weights: for each rollout id the weights [n] of its sampled tokens' log-probs.
-        margins: [p], Delta of each pair, float64; above 0 where the policy has learned the preference.
-        likelihood_losses: [p], what the chosen rollouts' cross-entropy adds to the loss of each pair, float64.
-    """
-
-    weights: dict[str, Tensor]
-    margins: Tensor
-    likelihood_losses: Tensor
-
-    @property
-    def losses(self) -> Tensor:
-        """[p], ``-log sigmoid(Delta)`` and what the cross-entropy adds, float64."""
-        return self.likelihood_losses - logsigmoid(self.margins)
-
-    def weighted(self, samples: Sequence[ScoredSample]) -> list[ScoredSample]:
-        """The samples with their weights as token advantages."""
-        return [replace(sample, token_advantages=self.weights[sample.rollout_id]) for sample in samples]
-
-
 class PreferenceLoss(LogLikelihood):
     """The base of losses on pairs; each subclass says how much a token counts.
 
@@ -109,7 +76,7 @@ class PreferenceLoss(LogLikelihood):
         nll: weight of the chosen rollout's cross-entropy; 0 leaves it out.
     """
 
-    compares_pairs = True
+    compares = True
     sums_tokens = False  # the loss of a pair is one number
 
     def __init__(self, beta: float = 0.1, nll: float = 0.0) -> None:
@@ -128,8 +95,9 @@ class PreferenceLoss(LogLikelihood):
         """
         raise NotImplementedError
 
-    def compare(self, samples: Sequence[ScoredSample], logprobs: Mapping[str, Tensor]) -> Preferences:
-        """Delta of every pair, and the weights that make a log-likelihood's gradient that of the pairs' loss.
+    def compare(self, samples: Sequence[ScoredSample], logprobs: Mapping[str, Tensor]) -> Comparison:
+        """The loss of every pair [p], its Delta as ``preference_margin``, and the weights that make a log-likelihood's
+        gradient that of the losses.
 
         Args:
             samples: whole pairs, with ``old_logprobs``, those of the reference policy.
@@ -162,7 +130,9 @@ class PreferenceLoss(LogLikelihood):
                 weights |= {s.rollout_id: own for s, own in zip(side, of_side.split(counts), strict=True)}
                 if chosen:
                     likelihood_losses.append(-self.nll * _of_episode(side, logprobs).mean())
-        return Preferences(weights, torch.stack(margins), torch.stack(likelihood_losses))
+        deltas = torch.stack(margins)
+        figures = {"preference_margin": deltas, "preference_accuracy": (deltas > 0).double()}
+        return Comparison(weights, torch.stack(likelihood_losses) - logsigmoid(deltas), figures)
 
 
 def _turns(side: Sequence[ScoredSample]) -> Tensor:
@@ -214,14 +184,3 @@ class DMPO(PreferenceLoss):
         if self.gamma == 1.0:
             return (turns - t) / turns
         return (self.gamma**t - self.gamma**turns) / (1.0 - self.gamma**turns)
-
-
-def preference_metrics(steps: Sequence[Preferences]) -> dict[str, float]:
-    """Of the pairs of some steps: their mean margin, and the share on which the policy prefers the chosen rollout."""
-    if not steps:
-        return {}
-    margins = torch.cat([preferences.margins for preferences in steps])
-    return {
-        "preference_margin": margins.mean().item(),
-        "preference_accuracy": (margins > 0).double().mean().item(),
-    }

@@ -236,7 +236,7 @@ class _Run:
             if file is not NOTHING and meant and not (common or special):
                 raise ConfigError(f"{kind} {file.name} is one of {' and '.join(meant)}, not of {self.recipe}")
         if verb == "sft":
-            foreign = sorted(algorithm[0].keys() & {"collection", "critic", "turn_credit"})
+            foreign = sorted(algorithm[0].keys() & {"collection", "credit"})
             require(
                 not foreign, f"algorithm {self.algorithm.name} is one of loop_appworld: it sets {', '.join(foreign)}"
             )

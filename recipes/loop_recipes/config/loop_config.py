@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Any, Literal
@@ -12,7 +13,6 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, P
 from pydantic.dataclasses import dataclass
 
 from agent_environments.chat_client import url_problem
-from agent_environments.protocol import is_harness
 from loop_formats.collection_request import Limits, check_temperature
 from loop_formats.schema import STRICT, ConfigError, Seed, require
 from loop_recipes.config.files import read_config
@@ -148,8 +148,6 @@ class UpdateConfig:
     over their sampled tokens, or a constant (the authors' code: 32, whatever the filter leaves)."""
     clip_grad_norm: PositiveFloat | None = 1.0
     """The largest norm of the gradient; null does not clip."""
-    clip_critic_grad_norm: PositiveFloat | None = None
-    """The largest norm of the critic's gradient; null takes the policy's and the critic's gradient as one."""
     unfinished_return: Literal["graded", "zero"] = "graded"
     """Return of a rollout that ran into its turns, context or deadline: what the grader gives, as in the authors' code,
     or 0."""
@@ -215,26 +213,6 @@ class GapConfig:
 
 
 @dataclass(frozen=True, config=STRICT)
-class TurnCreditConfig:
-    """Spreads the advantage of each rollout over its turns; null gives all of them the same."""
-
-    by: Literal["critic", "branches"]
-    """Who says what a turn was worth: a critic of turns, or Monte-Carlo continuations from every turn."""
-    strength: PositiveFloat = 1.0
-    """How much of it is added to the advantage; for a critic in standard deviations of the advantages."""
-    critic: str | None = None
-    """Folder of a run of ``sft_appworld`` with ``TurnAdvantage``, for ``critic``; the adapter that is its newest at the
-    start is used, also by a resumed run."""
-    continuations: PositiveInt = 4
-    """Episodes that are played from every turn, for ``branches``."""
-
-    def __post_init__(self) -> None:
-        require(
-            (self.critic is not None) == (self.by == "critic"), "critic must be given for by: critic, and only then"
-        )
-
-
-@dataclass(frozen=True, config=STRICT)
 class EndpointConfig:
     """An endpoint in OpenAI's protocol: ``POST <url>/chat/completions``, of a teacher ``POST <url>/completions``."""
 
@@ -274,24 +252,6 @@ class EndpointConfig:
                 f"the environment variable {self.api_key_env} must hold the endpoint's key (api_key_env: null for none)"
             )
         return {"Authorization": f"Bearer {key}"}
-
-
-@dataclass(frozen=True, config=STRICT)
-class DistillationConfig:
-    """On-policy distillation: a teacher's log-probs of what the policy sampled; null without. The teacher is the base
-    model unless one is named."""
-
-    strength: PositiveFloat = 1.0
-    """How much of (teacher's log-prob - sampling policy's) is added to each token's advantage."""
-    alone: bool = False
-    """In place of the advantage: rewards are not learned from."""
-    adapter: str | None = None
-    """The teacher: a PEFT adapter of the same base model."""
-    endpoint: EndpointConfig | None = None
-    """The teacher: a model with the same token ids, whose endpoint echoes a prompt with log-probs, as vLLM's."""
-
-    def __post_init__(self) -> None:
-        require(self.adapter is None or self.endpoint is None, "at most one of adapter and endpoint must be given")
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
@@ -365,12 +325,9 @@ class LoopConfig(LearnerConfig, WithNode):
 
     rollout_node: RolloutSourceConfig
     collection: CollectionConfig
-    critic: Component | None = None
-    """``loop_recipes.algorithm.critic.Critic`` gives each token its own advantage; null is leave-one-out."""
-    critic_lr: float | None = None
-    """Learning rate of the critic; null gives it the policy's."""
-    turn_credit: TurnCreditConfig | None = None
-    distillation: DistillationConfig | None = None
+    credit: dict[str, Component] = field(default_factory=dict)
+    """What gives tokens advantages of their own, one after the other, by names of your choice: subclasses of
+    ``loop_recipes.algorithm.credit.Credit``. Empty gives all tokens of a rollout its advantage."""
     stop: StopConfig = field(default_factory=StopConfig)
     dev_evaluation: DevEvaluationConfig = field(default_factory=DevEvaluationConfig)
     sampler_gap: GapConfig = field(default_factory=GapConfig)
@@ -390,30 +347,14 @@ class LoopConfig(LearnerConfig, WithNode):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_compaction("collection.limits", self.collection.limits)
-        if self.turn_credit is not None:
-            self._check_turn_credit(self.turn_credit)
+        for name in self.credit:  # which names a file of checkpoints too
+            fit = re.fullmatch("[a-z_]+", name) and name not in ("optimizer", "rng")
+            require(fit, f"credit: {name} is no name; take small letters and _, but not optimizer or rng")
         if self.rollout_node.replay is not None:
             require(self.dev_evaluation.every == 0, "dev_evaluation.every must be 0 with rollout_node.replay")
             require(self.collection.refill_budget == 1, "collection.refill_budget must be 1 with rollout_node.replay")
         if self.rollout_node.launch:
             self._check_child()
-
-    def _check_turn_credit(self, credit: TurnCreditConfig) -> None:
-        require(self.critic is None, "turn_credit must be null: critic gives each token its own advantage already")
-        if credit.by == "branches":
-            self.collection.limits.check_branching("collection.limits")
-            require(
-                self.rollout_node.replay is None, "turn_credit.by: stored rollouts cannot be gone on from; give critic"
-            )
-            require(
-                not self.collection.environments,
-                "turn_credit.by: branches of a mixture of environments have no turn limits of their own; give critic",
-            )
-            node = self.node
-            require(
-                node is None or not is_harness(node.environment.name),
-                "turn_credit.by: the node cannot go on from the turns of an agent that is a program; give critic",
-            )
 
     def _check_child(self) -> None:
         served, limits = self.child.model, self.collection.limits

@@ -20,7 +20,7 @@ from agent_environments.protocol import PoolWithPreflight, UnknownTask, create_p
 from loop_formats.run_files import ADAPTER_FILES, is_adapter, only_logs
 from loop_formats.schema import ConfigError, require
 from loop_recipes.config.components import build, check_component
-from loop_recipes.config.loop_config import FROM_ITS_FOLDER, LearnerConfig, LoopConfig, TurnCreditConfig
+from loop_recipes.config.loop_config import FROM_ITS_FOLDER, LearnerConfig, LoopConfig
 from loop_recipes.config.rollout_node import check_token
 from loop_recipes.paths import METRICS_FILE, loop_package
 from model_families.base_model import BaseModel
@@ -30,8 +30,10 @@ from rollout_server.inference.command import ServerStartError, check_libraries
 from rollout_server.policies.adapter_check import check_adapter, other_base
 
 log = utils.get_logger("INFO")
-_OF_A_LOSS = ("compares_pairs", "sums_tokens", "sees_hidden_information", "needs_reference", "compare", "forward")
+_OF_A_LOSS = ("compares", "sums_tokens", "sees_hidden_information", "needs_reference", "compare", "check_samples")
 """What the update asks of every loss beside its value."""
+_OF_A_CREDIT = ("credit", "keeps_all", "begins", "needs_reference", "check", "setup", "collected", "metrics", "saved")
+"""What a run asks of whatever gives tokens advantages of their own."""
 
 
 def check_run(config: LoopConfig, *, starts_now: bool = True) -> None:
@@ -45,42 +47,39 @@ def check_run(config: LoopConfig, *, starts_now: bool = True) -> None:
         ConfigError: one line that names the key and the cure.
     """
     check_learner(config, starts_now=starts_now)
-    for key in ("critic", "distillation", "turn_credit"):
-        if getattr(config, key) is not None:
-            level = getattr(build(config.loss), "level", "token")  # of a loss of one's own too, which has no such key
-            own = f"loss.level is {level!r}; {key} gives tokens advantages of their own: choose token"
-            require(level == "token", own)
-    if config.critic is not None:
-        check_component("critic", config.critic, positional=1)
-        require(
-            not build(config.loss).compares_pairs,
-            "critic must be null: the loss compares pairs of rollouts, which have no use for it",
-        )
-        per_token = hasattr(build(config.advantage), "token_advantages")
-        require(not per_token, "critic must be null: the advantage gives each token its own already")
-    if config.distillation is not None:
-        pairs = build(config.loss).compares_pairs
-        require(not pairs, "distillation must be null: the loss compares pairs of rollouts, which have no use for it")
-        _check_adapter_folder("distillation.adapter", config.distillation.adapter, config)
-    per_token = config.critic is not None or hasattr(build(config.advantage), "token_advantages")
-    per_token = per_token or config.distillation is not None
-    require(
-        not (per_token and config.collection.minds_signal),
-        "collection.refill_budget must be 1 and rest_iterations 0: where each token has its own advantage, no "
-        "rollout is without signal",
-    )
-    if config.turn_credit is not None:
-        _check_turn_credit(config, config.turn_credit)
+    _check_credit(config)
     check_rollout_node(config, starts_now)
 
 
-def _check_turn_credit(config: LoopConfig, credit: TurnCreditConfig) -> None:
-    advantage, loss = build(config.advantage), build(config.loss)
-    fit = not hasattr(advantage, "token_advantages") and not loss.compares_pairs
-    require(fit, "turn_credit must be null: it spreads the one advantage of a rollout, and there are others or none")
-    if credit.critic is not None:
-        file = Path(credit.critic) / "config.yaml"
-        require(file.is_file(), f"turn_credit.critic {credit.critic} is no folder of a run: it holds no config.yaml")
+def _check_credit(config: LoopConfig) -> None:
+    loss, advantage = build(config.loss), build(config.advantage)
+    level = getattr(loss, "level", "token")  # of a loss of one's own too, which has no such key
+    of_tokens = hasattr(advantage, "token_advantages")
+    keeps_all, before = of_tokens, "advantage" if of_tokens else None
+    for name, component in config.credit.items():
+        key = f"credit.{name}"
+        check_component(key, component)
+        credit = _built(key, component)
+        lacking = [part for part in _OF_A_CREDIT if not hasattr(credit, part)]
+        base = 'derive it from loop_recipes.algorithm.credit.Credit (docs/architecture.md, "How to add")'
+        require(not lacking, f"{key}: {component['_component_']} has no {', '.join(lacking)}; {base}")
+        own = f"loss.level is {level!r}; {key} gives tokens advantages of their own: choose token"
+        require(level == "token", own)
+        pairs = f"{key} must be left out: the loss compares pairs of rollouts, which have no use for it"
+        require(not loss.compares, pairs)
+        require(
+            before is None or not credit.begins,
+            f"{key} must be left out or come first: it starts from the one advantage of a rollout, and {before} gives "
+            "each token its own already",
+        )
+        credit.key = key
+        credit.check(config)
+        keeps_all, before = keeps_all or credit.keeps_all, key
+    require(
+        not (keeps_all and config.collection.minds_signal),
+        "collection.refill_budget must be 1 and rest_iterations 0: where each token has its own advantage, no "
+        "rollout is without signal",
+    )
 
 
 def check_learner(config: LearnerConfig, *, starts_now: bool = True) -> None:
@@ -141,10 +140,15 @@ def check_initial_adapter(config: LearnerConfig) -> None:
         ConfigError: ``initial_adapter`` is given, and is none that a rollout node would take, or was trained on other
             base weights, which ``accept_changes`` allows.
     """
-    _check_adapter_folder("initial_adapter", config.initial_adapter, config)
+    check_adapter_folder("initial_adapter", config.initial_adapter, config)
 
 
-def _check_adapter_folder(key: str, name: str | None, config: LearnerConfig) -> None:
+def check_adapter_folder(key: str, name: str | None, config: LearnerConfig) -> None:
+    """Check that the folder ``name``, if ``key`` names one, holds an adapter of the base model of ``config``.
+
+    Raises:
+        ConfigError: it does not, or was trained on other base weights, which ``accept_changes`` allows.
+    """
     if not name:
         return
     folder = Path(name)
@@ -232,15 +236,11 @@ def _check_components(config: LearnerConfig) -> None:
         "loop_recipes.algorithm.advantages",
     )
     require(
-        hasattr(built["advantage"], "token_advantages") or not hasattr(built["advantage"], "of_tokens"),
-        f"advantage: {config.advantage['_component_']} has a method of_tokens, which is called token_advantages now",
-    )
-    require(
         config.update.loss_divisor != "tokens" or built["loss"].sums_tokens,
         f"update.loss_divisor: tokens is for a sum over tokens, and {config.loss['_component_']} is none; give mean",
     )
     require(
-        not built["loss"].compares_pairs or hasattr(built["advantage"], "pairs"),
+        not built["loss"].compares or hasattr(built["advantage"], "pairs"),
         f"loss: {config.loss['_component_']} compares pairs of rollouts; it needs "
         "advantage._component_=loop_recipes.algorithm.preferences.ReturnPairs",
     )

@@ -13,12 +13,9 @@ from loop_formats.schema import STRICT, require
 from loop_recipes.config.files import read_config
 from loop_recipes.config.loop_config import Component, LearnerConfig
 
-REFUSED = tuple(
-    f"update.{name}"
-    for name in ("exact_entropy", "token_statistics", "max_trajectory_log_ratio", "clip_critic_grad_norm")
-)
+REFUSED = tuple(f"update.{name}" for name in ("exact_entropy", "token_statistics", "max_trajectory_log_ratio"))
 """Keys of the learner's sections that a fixed set has no use for."""
-WHY_REFUSED = "a fixed set is trained on without a critic, and without log-probs of the policy that sampled it"
+WHY_REFUSED = "a fixed set is trained on without log-probs of the policy that sampled it"
 
 
 @dataclass(frozen=True, config=STRICT)

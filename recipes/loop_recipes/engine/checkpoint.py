@@ -4,7 +4,7 @@
         state.json                 counters, sampler, loss scale, canary, config, collections under way
         adapter_v0007.safetensors  LoRA weights (float32, torchtune names), one file per policy version still needed
         optimizer.safetensors      "<parameter>/<attribute>" full tensors
-        critic.safetensors         the critic's weights, where there is one
+        <name>.safetensors         weights that are trained beside the policy's, by the name that ``credit`` gives them
         rng.safetensors            torch (and CUDA) generator states, one per rank
         SHA256SUMS                 of all of them; `sha256sum -c SHA256SUMS` there says which is damaged
 
@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 _told: set[Path] = set()
 """Folders that could not be removed, of which the log has told."""
 _FOLDER = re.compile(r"iteration_(\d+)")
+OWN_FILES = ("optimizer", "rng")
+"""Names of files that nothing trained beside the policy may have."""
 _ADAPTER = re.compile(r"adapter_v(\d+)\.safetensors")
 
 
@@ -46,7 +48,7 @@ class TrainingState:
     adapters: dict[int, dict[str, Tensor]]
     optimizer: dict[str, Tensor]
     rng: dict[str, Tensor]
-    critic: dict[str, Tensor] = field(default_factory=dict)
+    further: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
 
 def checkpoint_folder(root: Path, iteration: int) -> Path:
@@ -76,26 +78,30 @@ def save_training_state(root: Path, iteration: int, training: TrainingState) -> 
             save_file(adapter, partial / f"adapter_v{version:04d}.safetensors")
         save_file(training.optimizer, partial / "optimizer.safetensors")
         save_file(training.rng, partial / "rng.safetensors")
-        if training.critic:
-            save_file(training.critic, partial / "critic.safetensors")
+        for name, weights in training.further.items():
+            save_file(weights, partial / f"{name}.safetensors")
         (partial / "state.json").write_text(to_json(training.state, indent=1), encoding="utf-8")
         write_sums(partial)
     return final
 
 
-def load_latest(root: Path, critic: bool) -> TrainingState | None:
+def load_latest(root: Path, further: Collection[str] = ()) -> TrainingState | None:
     """The newest checkpoint under ``root``; None if the run was requeued before its first and so starts anew.
 
     Raises:
-        ConfigError: see :func:`load_training_state`; or ``critic``, whether the run has one, is not as it was.
+        ConfigError: see :func:`load_training_state`; or ``further``, the names of what the run trains beside the
+            policy, are not as they were.
     """
     folder = latest_checkpoint(root)
     if folder is None:
         return None
     checkpoint = load_training_state(folder)
-    if bool(checkpoint.critic) != critic:
-        kind = "with" if checkpoint.critic else "without"
-        raise ConfigError(f"checkpoint {folder} is of a run {kind} a critic; give critic as in that run")
+    if checkpoint.further.keys() != {*further}:
+        theirs, ours = (", ".join(sorted(names)) or "nothing" for names in (checkpoint.further, further))
+        raise ConfigError(
+            f"checkpoint {folder} is of a run that trained {theirs} beside the policy, and this one would train "
+            f"{ours}; give credit as in that run"
+        )
     return checkpoint
 
 
@@ -114,7 +120,8 @@ def load_training_state(folder: Path) -> TrainingState:
             if (match := _ADAPTER.fullmatch(path.name))
         }
         optimizer, rng = load_file(folder / "optimizer.safetensors"), load_file(folder / "rng.safetensors")
-        critic = load_file(folder / "critic.safetensors") if (folder / "critic.safetensors").exists() else {}
+        others = sorted(path for path in folder.glob("*.safetensors") if not _ADAPTER.fullmatch(path.name))
+        further = {path.stem: load_file(path) for path in others if path.stem not in OWN_FILES}
         if state["policy_version"] not in adapters:
             raise ValueError(f"it lacks the adapter of its policy version {state['policy_version']}")
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
@@ -122,7 +129,7 @@ def load_training_state(folder: Path) -> TrainingState:
         before = paths[paths.index(folder) - 1] if folder in paths[1:] else None
         begin = f"go on from {before.name}" if before else "start from the beginning: there is none before it"
         raise ConfigError(f"checkpoint {folder} cannot be read ({error}); remove it to {begin}") from error
-    return TrainingState(state, adapters, optimizer, rng, critic)
+    return TrainingState(state, adapters, optimizer, rng, further)
 
 
 def save_and_prune(

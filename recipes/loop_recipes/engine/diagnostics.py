@@ -42,7 +42,7 @@ def canary(
     With :func:`tolerances` they are the node's ``Canary``. Call on every rank with the same samples.
 
     Args:
-        logprobs: of samples under a version, by rollout id (``PolicyUpdate.logprobs``).
+        logprobs: of samples under a version, by rollout id (``Scorer.logprobs``).
     """
     start = _beginning(min(samples, key=lambda sample: (sample.tokens, sample.rollout_id)), CANARY_TOKENS)
     expected, *others = (logprobs([start], of)[start.rollout_id].tolist() for of in (version, version - 1, None))

@@ -254,9 +254,10 @@ def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name.replace(CHECKPOINT_WRAPPER, ""): parameter for name, parameter in get_adapter_params(model).items()}
 
 
-def trained_parameters(model: nn.Module, critic: nn.Module | None = None) -> dict[str, nn.Parameter]:
-    """Everything an optimizer updates: the adapter's weights and, under ``critic.*``, the critic's."""
-    named = {} if critic is None else {f"critic.{name}": p for name, p in critic.named_parameters()}
+def trained_parameters(model: nn.Module, further: Mapping[str, nn.Module] | None = None) -> dict[str, nn.Parameter]:
+    """Everything an optimizer updates: the adapter's weights and, under ``<name>.*``, those of further modules."""
+    modules = (further or {}).items()
+    named = {f"{name}.{inner}": p for name, module in modules for inner, p in module.named_parameters()}
     return adapter_parameters(model) | named
 
 

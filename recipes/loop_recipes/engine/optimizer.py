@@ -19,22 +19,26 @@ from loop_recipes.engine.sharding import full_tensors, like_parameter, local_par
 def build_optimizer(
     conf: LearnerConfig,
     model: nn.Module,
-    critic: nn.Module | None,
-    critic_lr: float | None,
+    further: Mapping[str, nn.Module],
+    rates: Mapping[str, float],
     checkpoint: TrainingState | None,
 ) -> tuple[Optimizer, LRScheduler]:
-    """The optimizer of the adapter and the critic, and its schedule, which goes by iterations; both go on where a
-    checkpoint left them. Learning rates and other options are the config's, which may have changed since."""
+    """The optimizer of the adapter and of further modules, and its schedule, which goes by iterations; both go on where
+    a checkpoint left them. Learning rates and other options are the config's, which may have changed since.
+
+    Args:
+        rates: learning rates of the modules that have one of their own, by name.
+    """
     groups: list[dict[str, Any]] = [{"params": list(adapter_parameters(model).values())}]
-    if critic is not None:
-        groups.append({"params": list(critic.parameters())})
-        if critic_lr is not None:
-            groups[-1]["lr"] = critic_lr
+    for name, module in further.items():
+        groups.append({"params": list(module.parameters())})
+        if name in rates:
+            groups[-1]["lr"] = rates[name]
     optimizer = build(conf.optimizer, groups)
     iterations_done = 0
     if checkpoint is not None:
         iterations_done = checkpoint.state["iteration"]
-        parameters = trained_parameters(model, critic)
+        parameters = trained_parameters(model, further)
         restore_optimizer(optimizer, parameters, checkpoint.optimizer)
         for group in optimizer.param_groups:
             group["initial_lr"] = group["lr"]  # a schedule that begins in the middle asks for it

@@ -39,8 +39,8 @@ class Sample:
         segment: which of them it is, from 0.
         turn_rewards: [t], what the environment gave for each turn by itself, 0 where it gave nothing; of all turns,
             also where the tokens are cut after some.
-        hidden_tokens: tokens at the beginning that only a critic of turns may see (SWEET-RL); an actor does not train
-            on a sample that has any.
+        hidden_tokens: tokens at the beginning that only a critic may see; an actor does not train on a sample that has
+            any.
     """
 
     rollout_id: str

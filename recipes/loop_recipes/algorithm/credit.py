@@ -1,0 +1,260 @@
+"""The first stage of an update: each rollout's advantage, and the hook for what gives tokens advantages of their own.
+
+An ``advantage`` compares the returns of a task's rollouts. A :class:`Credit`, which a config names by ``_component_``
+under ``credit``, then changes the advantages of single tokens; several do so one after the other. A
+:class:`TrainedCredit` also has weights of its own and a further loss, which are trained beside the policy's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+
+from loop_formats.rollout import Rollout
+from loop_formats.schema import ConfigError
+from loop_recipes.algorithm.advantages import Advantage, PairingAdvantage, TokenAdvantage
+from loop_recipes.config.components import build
+from loop_recipes.config.loop_config import Component, LoopConfig
+from loop_recipes.engine.batching import StepBatch
+from loop_recipes.engine.samples import CreditedSample, Sample, ScoredSample, credited, episodes
+from loop_recipes.engine.sharding import sharding_mesh
+
+if TYPE_CHECKING:  # learner.py imports this module
+    from loop_recipes.algorithm.learner import Learner
+
+
+class CreditFailed(RuntimeError):
+    """A credit cannot be had, through no fault of the trainer; the message says why, and the run ends with it."""
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """What a credit may use of the run that it is part of.
+
+    Attributes:
+        ask: has work done with the source of rollouts on rank 0 and returns its result, which must be JSON-able, on
+            every rank; None when the run was asked to stop meanwhile.
+        max_turns: how many turns an episode of an iteration may take.
+        stop_requested: asked while something is waited for; true ends the wait with ``StopRequested``.
+    """
+
+    config: LoopConfig
+    learner: Learner
+    ask: Callable[[Callable[[Any], Any]], Any]
+    max_turns: Callable[[int], int]
+    stop_requested: Callable[[], bool]
+
+
+class Credit:
+    """The base of what gives tokens advantages of their own. Every rank has one and calls each method."""
+
+    keeps_all: ClassVar[bool] = False
+    """Whether all rollouts are learned from then, also those whose advantage the filter would leave out."""
+    begins: ClassVar[bool] = False
+    """Whether it starts from the one advantage of a rollout, so that nothing may have changed a token's before."""
+    needs_reference: bool = False
+    """Whether it reads ``ref_logprobs``, which cost a pass."""
+    key = "credit"
+    """Where the config names it, for messages."""
+
+    def check(self, config: LoopConfig) -> None:
+        """Check that it fits ``config``, before any work begins.
+
+        Raises:
+            ConfigError: it does not; one line that names the key and the cure.
+        """
+
+    def setup(self, run: TrainingRun) -> None:
+        """Get ready, once the learner is there.
+
+        Raises:
+            ConfigError: something that its arguments name cannot be used.
+        """
+
+    def check_tasks(self, tasks: Sequence[str]) -> None:
+        """Check that it can give credit for rollouts of these tasks, once they are known.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+
+    def collected(self, rollouts: Sequence[Rollout], iteration: int) -> None:
+        """See a collection while the node is free, before the next one is asked for; texts are on rank 0 only.
+
+        Raises:
+            StopRequested: the run was asked to stop meanwhile.
+        """
+
+    def credit(self, samples: list[ScoredSample]) -> list[ScoredSample]:
+        """Return the samples with other ``token_advantages``, in their order.
+
+        Raises:
+            CreditFailed: there is no credit to be had.
+        """
+        raise NotImplementedError
+
+    def metrics(self) -> dict[str, float]:
+        """Return figures of the last :meth:`credit`, for ``metrics.jsonl``."""
+        return {}
+
+    def saved(self) -> dict[str, Any]:
+        """Return what a resumed run must know of it, JSON-able; :meth:`restore` gets it before :meth:`setup`."""
+        return {}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Take what :meth:`saved` gave in the run that is resumed."""
+
+
+class TrainedCredit(nn.Module, Credit):
+    """A credit with weights of its own: their loss is added to the policy's, from the policy's last hidden states.
+
+    Those states come detached, so nothing of that loss reaches the policy's weights. The weights are float32, in the
+    checkpoints, and sharded as the policy is.
+
+    Args:
+        lr: of its weights; None is the policy's.
+        clip_grad_norm: the largest norm of its gradient; None takes it and the policy's as one.
+    """
+
+    metric: ClassVar[str]
+    """The name of its loss among the metrics."""
+
+    def __init__(self, lr: float | None = None, clip_grad_norm: float | None = None) -> None:
+        super().__init__()
+        if lr is not None and lr < 0:
+            raise ValueError(f"lr must not be negative, but is {lr}")
+        if clip_grad_norm is not None and clip_grad_norm <= 0:
+            raise ValueError(f"clip_grad_norm must be above 0, but is {clip_grad_norm}")
+        self.lr, self.clip_grad_norm = lr, clip_grad_norm
+
+    def make_weights(self, width: int) -> None:
+        """Make its weights for hidden states [n, width], the same on every rank."""
+        raise NotImplementedError
+
+    def further_loss(self, hidden: Tensor, batch: StepBatch) -> Tensor:
+        """Return the loss of each rollout [b], from the hidden states [n, d] that predict the sampled tokens."""
+        raise NotImplementedError
+
+    def coefficient(self, iteration: int) -> float:
+        """Return the weight of its loss at an iteration counted from 0."""
+        return 1.0
+
+    def trains_alone(self, iteration: int) -> bool:
+        """Return whether the policy rests at an iteration counted from 0."""
+        return False
+
+
+class CreditOfAdvantage(Credit):
+    """The tokens' own advantages of an ``advantage`` that gives some."""
+
+    keeps_all = True
+    begins = True
+
+    def __init__(self, advantage: TokenAdvantage) -> None:
+        self._advantage = advantage
+        self.needs_reference = getattr(advantage, "needs_reference", True)
+
+    def credit(self, samples: list[ScoredSample]) -> list[ScoredSample]:
+        return with_token_advantages(samples, self._advantage.token_advantages(samples))
+
+
+def build_credit(components: Mapping[str, Component]) -> dict[str, Credit]:
+    """Build what a config names under ``credit``, by its names."""
+    found: dict[str, Credit] = {}
+    for name, component in components.items():
+        found[name] = build(component)
+        found[name].key = f"credit.{name}"
+    return found
+
+
+def trained(credit: Mapping[str, Credit]) -> dict[str, TrainedCredit]:
+    """Those with weights of their own."""
+    return {name: each for name, each in credit.items() if isinstance(each, TrainedCredit)}
+
+
+def place_weights(
+    further: TrainedCredit, width: int, weights: Mapping[str, Tensor] | None, device: torch.device, shard: bool
+) -> None:
+    """Make the weights of a credit for hidden states [n, width], or take full CPU ``weights`` if given.
+
+    They are sharded like the policy's, so that their gradients are clipped as one.
+
+    Raises:
+        ConfigError: they cannot be made, or those given are of other sizes.
+    """
+    try:
+        further.make_weights(width)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{further.key}: {error}") from error
+    if weights is not None:
+        expected = {name: tensor.shape for name, tensor in further.state_dict().items()}
+        if expected != {name: tensor.shape for name, tensor in weights.items()}:
+            key = further.key
+            raise ConfigError(f"{key}: the checkpoint's weights have other sizes; make {key} what it was in that run")
+        further.load_state_dict(dict(weights))
+    further.to(device)
+    if shard:
+        fully_shard(further, mesh=sharding_mesh(device))
+
+
+def with_token_advantages(samples: Sequence[ScoredSample], own: Sequence[Tensor]) -> list[ScoredSample]:
+    """The samples with these advantages [n] of their tokens."""
+    return [replace(sample, token_advantages=each) for sample, each in zip(samples, own, strict=True)]
+
+
+def credited_samples(samples: Sequence[Sample], advantage: Advantage) -> list[CreditedSample]:
+    """The samples with their advantages, in the order of their episodes.
+
+    An episode has one return and one advantage, which all its rollouts get.
+    """
+    every = episodes(sorted(samples, key=lambda sample: (sample.episode, sample.segment)))
+    first_segments = [members[0] for members in every]
+    numbers = {task: number for number, task in enumerate(sorted({sample.task_id for sample in first_segments}))}
+    rewards = torch.tensor([sample.reward for sample in first_segments])
+    groups = torch.tensor([numbers[sample.task_id] for sample in first_segments])
+    advantages = advantage(rewards, groups).tolist()
+    pairs = advantage.pairs(rewards, groups) if isinstance(advantage, PairingAdvantage) else []
+    names = _pair_names([first.episode for first in first_segments], pairs)
+    together = zip(every, advantages, names, strict=True)
+    return [sample for members, value, pair in together for sample in credited(members, value, pair)]
+
+
+def _pair_names(episodes: Sequence[str], pairs: Sequence[tuple[int, int]]) -> list[str]:
+    """For each episode the name of its pair, empty without one."""
+    names = [""] * len(episodes)
+    for chosen, rejected in pairs:
+        names[chosen] = names[rejected] = f"{episodes[chosen]} > {episodes[rejected]}"
+    return names
+
+
+def with_signal(samples: Sequence[CreditedSample], least: float, compared: bool) -> list[CreditedSample]:
+    """The samples that there is something to learn from.
+
+    Args:
+        least: absolute advantage.
+        compared: rollouts are compared with each other, so that those with a partner are meant, whatever ``least`` is.
+    """
+    if compared:  # the advantage of a rollout without a partner is 0, which the filter may let pass
+        return [sample for sample in samples if sample.pair]
+    return [sample for sample in samples if abs(sample.advantage) >= least]
+
+
+def signal_metrics(samples: Sequence[CreditedSample], kept: Sequence[ScoredSample]) -> dict[str, Any]:
+    """Figures of a collection's samples and of those that were learned from."""
+    tasks, learned = {sample.task_id for sample in samples}, {sample.task_id for sample in kept}
+    own = [sample.token_advantages for sample in kept if sample.token_advantages is not None]
+    if own:
+        advantages = torch.cat(own).double()
+    else:
+        advantages = torch.tensor([members[0].advantage for members in episodes(samples)], dtype=torch.float64)
+    return {
+        "kept_fraction": len(episodes(kept)) / len(episodes(samples)),
+        "groups": len(tasks),
+        "groups_without_signal": len(tasks - learned),
+        "advantage_std": advantages.std(correction=0).item(),
+    }

@@ -1,0 +1,107 @@
+"""The second stage of an update: what the learner computes for the tokens of rollouts before it learns from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torchtune.modules.peft import disable_adapter
+
+from loop_recipes.config.loop_config import UpdateConfig
+from loop_recipes.engine.adapter_versions import AdapterVersions
+from loop_recipes.engine.batching import MicroBatch
+from loop_recipes.engine.rank_batches import RankBatches, of_all_ranks
+from loop_recipes.engine.samples import CreditedSample, Sample, ScoredSample, scored
+
+
+class Scorer:
+    """Takes rollouts through the model without a gradient; every rank calls each method with the same rollouts.
+
+    Args:
+        model: a decoder with a log-prob head.
+        versions: the adapters that log-probs are computed with.
+        batches: of this rank.
+    """
+
+    def __init__(self, model: nn.Module, versions: AdapterVersions, config: UpdateConfig, batches: RankBatches) -> None:
+        self.model = model
+        self._versions, self._config, self._batches = versions, config, batches
+
+    def scored(
+        self, samples: Sequence[CreditedSample], version: int, reference: bool
+    ) -> tuple[list[ScoredSample], dict[str, float]]:
+        """Return the samples with each token's log-prob under the version that sampled it, and metrics.
+
+        Dropout is off and the adapter of each version is put in for its tokens only. The mean entropy there, if the
+        config asks for it, comes out of the same pass, as a metric.
+
+        Args:
+            version: of the adapter now in the model.
+            reference: whether log-probs under the base model are needed too.
+        """
+        needed = sorted({int(v) for sample in samples for v in sample.policy_versions.unique()})
+        compute = self._logprobs_and_entropy if self._config.exact_entropy else self._logprobs
+        old: dict[str, Tensor] = {}
+        for other in needed:
+            of_version = [sample for sample in samples if bool((sample.policy_versions == other).any())]
+            if other == version:
+                computed = self.per_token(of_version, compute)
+            else:
+                with self._versions.active(other):
+                    computed = self.per_token(of_version, compute)
+            for sample in of_version:
+                mine, values = sample.policy_versions == other, computed[sample.rollout_id]
+                old.setdefault(sample.rollout_id, torch.zeros_like(values))[mine] = values[mine]
+        metrics = {}
+        if self._config.exact_entropy and samples:
+            entropies = torch.cat([old[sample.rollout_id][:, 1] for sample in samples])
+            metrics["entropy"] = entropies.double().mean().item()
+            old = {rollout_id: values[:, 0] for rollout_id, values in old.items()}
+        under_base = self.logprobs(samples, None) if reference else {}
+        names = [(sample, sample.rollout_id) for sample in samples]
+        return [scored(sample, old[name], under_base.get(name)) for sample, name in names], metrics
+
+    def logprobs(
+        self, samples: Sequence[Sample], version: int | None, versions: AdapterVersions | None = None
+    ) -> dict[str, Tensor]:
+        """Return log-probs [n] of each rollout's sampled tokens, by rollout id.
+
+        Args:
+            version: one that is kept; None is the base model.
+            versions: other adapters of the same model than the policy's own.
+        """
+        with disable_adapter(self.model) if version is None else (versions or self._versions).active(version):
+            return self.per_token(samples, self._logprobs)
+
+    def current_logprobs(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
+        """Return log-probs [n] of each rollout's sampled tokens under the policy as it stands, by rollout id."""
+        return self.per_token(samples, self._logprobs)
+
+    def hidden_states(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
+        """Return last hidden states [n, d] at the positions that predict each rollout's sampled tokens, by rollout id;
+        of the adapter that is in the model."""
+        return self.per_token(samples, lambda batch: self.model(**batch.inputs(), with_hidden=True).hidden)
+
+    def _logprobs(self, batch: MicroBatch) -> Tensor:
+        return self.model(**batch.inputs()).logprobs
+
+    def _logprobs_and_entropy(self, batch: MicroBatch) -> Tensor:
+        outputs = self.model(**batch.inputs(), with_entropy=True)
+        return torch.stack([outputs.logprobs, outputs.entropy], dim=1)
+
+    @torch.no_grad()
+    def per_token(self, samples: Sequence[Sample], compute: Callable[[MicroBatch], Tensor]) -> dict[str, Tensor]:
+        """Return what ``compute`` gives for each rollout's sampled tokens, [n] or [n, k], by rollout id.
+
+        Args:
+            compute: takes a micro-batch; its result is of the micro-batch's sampled tokens.
+        """
+        if not samples:
+            return {}
+        self.model.eval()
+        parts: dict[str, Tensor] = {}
+        for batch in self._batches.without_loss(samples):
+            computed = compute(batch).cpu()
+            parts |= batch.split(computed) if self._batches.leads else {}
+        return of_all_ranks(parts, samples, computed)

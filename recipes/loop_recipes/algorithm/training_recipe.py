@@ -1,0 +1,176 @@
+"""What the recipes with a learner share: how a run begins, logs, ends, and says why."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+from torchtune import utils
+
+from agent_environments.description import BehaviorFigure
+from loop_formats.folder_lock import lock_run
+from loop_formats.run_files import WriteFailed
+from loop_formats.schema import ConfigError, made_folder
+from loop_recipes.algorithm.credit import CreditFailed
+from loop_recipes.algorithm.learner import Learner
+from loop_recipes.algorithm.policy_update import NonFiniteLoss
+from loop_recipes.config.loop_config import LearnerConfig
+from loop_recipes.engine.checkpoint import TrainingState, load_latest
+from loop_recipes.engine.device_check import training_device
+from loop_recipes.engine.diagnostics import out_of_memory, peak_memory_gib
+from loop_recipes.engine.model import DTYPES, AnyDecoder, load_base
+from loop_recipes.engine.process_group import (
+    RemoteError,
+    destroy_process_group,
+    init_process_group,
+    launched_rank,
+    on_main_rank,
+    single_process,
+)
+from loop_recipes.run.rests_on import compare, model_identity
+from loop_recipes.run.stop_request import StopRequest, StopRequested
+
+log = utils.get_logger("INFO")
+
+
+class TrainingRecipe:
+    """The base of a recipe with a learner, whose ``setup`` and ``train`` it has of its own.
+
+    Args:
+        config: the recipe's, already checked against this machine.
+
+    Raises:
+        ConfigError: the device cannot be used, or the output folder cannot be made.
+    """
+
+    name: ClassVar[str]
+    """As `tune run` knows it."""
+    errors: ClassVar[tuple[type[Exception], ...]] = (ConfigError, CreditFailed, NonFiniteLoss, WriteFailed)
+    """What ends a run with one line, and no traceback."""
+    length_key: ClassVar[str]
+    """The key that limits a rollout's tokens, to be lowered where memory runs out."""
+    _learner: Learner
+
+    def __init__(self, config: LearnerConfig) -> None:
+        self._config = config
+        self._dtype = DTYPES[config.dtype]
+        self._device = training_device(config.device, self._dtype)
+        self._output_dir = Path(config.output_dir).resolve()
+        made_folder("output_dir", self._output_dir)
+        self._stop = StopRequest(self._output_dir / "stop")
+        self._cleanup = ExitStack()
+        self._together = False
+        self._iterations_done = 0
+        # What the run rests on, by digests, as it is now.
+        self._model_identity: dict[str, str] = {}
+
+    def setup(self) -> None:
+        """Load everything that training needs.
+
+        Raises:
+            ConfigError: something that the config names cannot be used.
+        """
+        raise NotImplementedError
+
+    def train(self) -> None:
+        """Train until ``max_iterations`` or a reason to stop."""
+        raise NotImplementedError
+
+    def _begin(self, longest_wait_s: float, further: Collection[str] = ()) -> TrainingState | None:
+        """Lock the folder, meet the other ranks, seed, and read the checkpoint to go on from, if there is one.
+
+        Args:
+            longest_wait_s: for another rank.
+            further: names of what is trained beside the policy.
+        """
+        conf = self._config
+        if launched_rank() == 0:
+            self._lock = self._cleanup.enter_context(lock_run(self._output_dir))
+        init_process_group(self._device, longest_wait_s, always=self._dtype != torch.float32)
+        self._rank = utils.get_world_size_and_rank()[1]
+        torch.manual_seed(conf.seed)
+        self._stop.listen()
+        checkpoint = None
+        if conf.resume_from_checkpoint:
+            checkpoint = load_latest(self._output_dir / "checkpoints", further)
+            if checkpoint is None:
+                utils.log_rank_zero(log, f"no checkpoint in {self._output_dir}: starting from the beginning")
+        self._model_identity = on_main_rank(lambda: model_identity(conf.base_model, conf.initial_adapter))
+        if checkpoint is not None:
+            compare(checkpoint.state, "model", self._model_identity, conf.accept_changes)
+        return checkpoint
+
+    def _load_base(self) -> tuple[AnyDecoder, Mapping[str, Tensor]]:
+        return load_base(self._config, self._dtype)
+
+    def _open_metrics(self, figures: Sequence[BehaviorFigure] = ()) -> None:
+        """Open the run's metrics. For rank 0."""
+        self._metrics = self._learner.open_metrics(self._iterations_done, figures)
+        self._cleanup.callback(self._metrics.close)
+
+    def _write(self, line: dict[str, Any], summary: str) -> None:
+        """Log an iteration's line, and its summary to the terminal."""
+        on_main_rank(lambda: self._metrics.log({**line, "peak_memory_gib": peak_memory_gib(self._device)}))
+        utils.log_rank_zero(log, summary)
+
+    def longest(self) -> int:
+        """Return the tokens of the longest rollout that is trained on."""
+        raise NotImplementedError
+
+    def out_of_memory(self, error: torch.OutOfMemoryError) -> str:
+        """The line to end with, which names the keys to lower."""
+        tokens = max(self._config.update.micro_batch_tokens, self.longest())
+        return out_of_memory(error, tokens, self._device, self.length_key)
+
+    def stopped(self, waiting_for: str) -> None:
+        """Say that the run was asked to stop while it waited; every rank ends for that."""
+        if self._rank == 0:
+            print(f"{self.name}: stopped while waiting for {waiting_for}; a resumed run goes on", file=sys.stderr)
+            self._stop.done()
+        self._together = True
+
+    def _end(self, line: str | None) -> None:
+        """Say why the run ends, if before its time; a stop file has then done its work."""
+        if line is not None:
+            utils.log_rank_zero(log, line)
+        on_main_rank(self._stop.done)
+        self._together = True
+
+    def cleanup(self) -> None:
+        """Stop what was started and close files; safe to call at any point, and twice. Waits for no other rank."""
+        self._cleanup.close()
+        if self._together or single_process():
+            destroy_process_group()
+
+
+def run_recipe(recipe_class: type[TrainingRecipe], cfg: DictConfig) -> int | str:
+    """Set a recipe up, train and clean up; returns what the process ends with: 0, 1 or a line that says why."""
+    recipe: TrainingRecipe | None = None
+    try:
+        recipe = recipe_class(cfg)  # type: ignore[arg-type]  # a recipe takes the YAML, and hands on its own config
+        recipe.setup()
+        recipe.train()
+    except recipe_class.errors as error:
+        return f"{recipe_class.name}: {error}"
+    except StopRequested as error:
+        assert recipe is not None, "nothing is waited for before it is there"
+        recipe.stopped(str(error) or "the rollout node")
+    except RemoteError:
+        return 1
+    except torch.OutOfMemoryError as error:
+        assert recipe is not None, "nothing is allocated before it is there"
+        return f"{recipe_class.name}: {recipe.out_of_memory(error)}"
+    except Exception:  # perhaps on this rank alone: said before anything is waited for
+        traceback.print_exc()
+        return 1
+    finally:
+        if recipe is not None:
+            recipe.cleanup()
+    return 0

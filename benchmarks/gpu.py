@@ -278,7 +278,7 @@ def exactness(device: torch.device) -> dict[str, float]:
     optimizer = build(conf.optimizer, [{"params": list(parameters.values())}])
     update(optimizer, 2048).run(samples, 0, 1)  # so that the adapter is not zero
     versions.keep(1)
-    alone, packed = (update(optimizer, tokens).logprobs(samples, 1) for tokens in (1, 2048))
+    alone, packed = (update(optimizer, tokens).scorer.logprobs(samples, 1) for tokens in (1, 2048))
     difference = max((alone[name] - packed[name]).abs().max().item() for name in alone)
 
     state = {name: tensor.clone() for name, tensor in optimizer_tensors(optimizer, parameters).items()}

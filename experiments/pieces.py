@@ -33,6 +33,7 @@ BUDGET = ITERATIONS * TASKS * ROLLOUTS
 RECORDS = Path(__file__).parent / "results/tiny_policy.jsonl"
 WITHOUT, TEACHER = "none", "teacher"
 LOOP = Algorithm("LOOP")
+DISTILLATION = "loop_contrib.distillation.distillation.Distillation"
 
 
 def corrected(component: str) -> str:
@@ -42,7 +43,7 @@ def corrected(component: str) -> str:
 
 def distilled(output: Path) -> str:
     """The word that has what the run without a piece ended with as the teacher."""
-    return f"distillation={{adapter: {newest_policy(output / WITHOUT)}}}"
+    return f"credit.teacher={{_component_: {DISTILLATION}, adapter: {newest_policy(output / WITHOUT)}}}"
 
 
 @dataclass(frozen=True)

@@ -62,15 +62,15 @@ ALGORITHMS = {
     "grpo_no_kl": Algorithm("GRPO no KL", "algorithm=grpo_no_kl", rate=2.4e-3),
     # The paper's ten iterations of critic warm-up are a twentieth of its run.
     "ppo_critic": Algorithm(
-        "PPO (critic)", "algorithm=ppo_critic", ("critic.warmup_iterations={twentieth}",), rate=1.2e-3
+        "PPO (critic)", "algorithm=ppo_critic", ("credit.critic.warmup_iterations={twentieth}",), rate=1.2e-3
     ),
     "expert_iteration": Algorithm("EI", "algorithm=expert_iteration"),
     "dmpo": Algorithm("DMPO", "algorithm=dmpo"),
     "turn_credit": Algorithm("LOOP, credit by critic", "algorithm=turn_credit"),
     "turn_branches": Algorithm(
         "LOOP, credit by branches",
-        "algorithm=turn_credit",
-        ("turn_credit={{by: branches, critic: null, continuations: 1}}",),
+        "algorithm=turn_branches",
+        ("credit.turns.continuations=1",),
     ),
     "shuffled": Algorithm("shuffled (control)", None, ("advantage=loop_recipes.algorithm.advantages.Shuffled",)),
 }

@@ -260,7 +260,7 @@ def value_head(run: Path, learned_from: Sequence[Rollout], rollouts: Sequence[Ro
 def surprise(run: Path, rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
     """Mean log-prob of each turn under the base model of a critic's run, which the actor could see too."""
     samples = training_samples(rollouts, UpdateConfig())
-    logprobs = load_learner(run)[1].update.logprobs(samples, None)
+    logprobs = load_learner(run)[1].update.scorer.logprobs(samples, None)
     return {
         sample.rollout_id: by_turn(logprobs[sample.rollout_id].double(), sample.turn_ids[sample.mask]).tolist()
         for sample in samples

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from loop_contrib.sweet_rl.turn_critic import HiddenPrefix, by_turn
-from loop_recipes.algorithm.policy_update import PolicyUpdate
 from loop_recipes.algorithm.preferences import ReturnPairs
+from loop_recipes.algorithm.scoring import Scorer
 from loop_recipes.engine.samples import Sample
 
 
@@ -25,16 +25,16 @@ class TurnValueHead:
     Every rank calls every method with the same samples, those that the actor sees.
 
     Args:
-        update: of the learner whose model gives the hidden states, with the adapter that is in it.
+        scorer: of the learner whose model gives the hidden states, with the adapter that is in it.
         prefix: what the critic sees before the prompt; None for what the actor sees.
         beta: as in :class:`~loop_contrib.sweet_rl.turn_critic.TurnAdvantage`.
         weight_decay: of AdamW.
     """
 
     def __init__(
-        self, update: PolicyUpdate, prefix: HiddenPrefix | None = None, beta: float = 0.1, weight_decay: float = 0.01
+        self, scorer: Scorer, prefix: HiddenPrefix | None = None, beta: float = 0.1, weight_decay: float = 0.01
     ) -> None:
-        self._update, self._prefix, self._beta, self._weight_decay = update, prefix, beta, weight_decay
+        self._scorer, self._prefix, self._beta, self._weight_decay = scorer, prefix, beta, weight_decay
         self._head: nn.Linear | None = None
         self._centre: Tensor | None = None
 
@@ -84,7 +84,7 @@ class TurnValueHead:
     def _turn_states(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
         """Mean last hidden state over each turn's tokens, [t, d], by rollout id."""
         with_hidden = samples if self._prefix is None else self._prefix.before(samples)
-        hidden = self._update.hidden_states(with_hidden)
+        hidden = self._scorer.hidden_states(with_hidden)
         return {
             sample.rollout_id: by_turn(hidden[sample.rollout_id].float(), sample.turn_ids[sample.mask])
             for sample in samples

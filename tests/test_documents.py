@@ -46,7 +46,7 @@ def test_files_that_are_named_exist(page):
 
 
 SECTIONS = r"collection|dev_evaluation|endpoint|limits|node\.(?:model|servers)|rollouts|sampler_gap|servers|stop"
-SECTIONS += "|turn_credit|update"
+SECTIONS += "|update"
 """Sections all of whose keys are in a schema; those of a component are its class's arguments. A node's own YAML has its
 keys without ``node.``."""
 

@@ -31,7 +31,7 @@ def test_a_value_head_learns_the_pairs_and_its_turns_add_up():
         device=torch.device("cpu"),
         seed=0,
     )
-    head = load_experiment("turn_value_head").TurnValueHead(update)
+    head = load_experiment("turn_value_head").TurnValueHead(update.scorer)
     samples = make_samples([33, 41, 27, 38, 30, 36])
     with pytest.raises(RuntimeError, match="must be fitted"):
         head.advantages(samples)

@@ -66,7 +66,7 @@ def sampled(client: RolloutClient, version: int) -> list[Sample]:
 
 def gap(own: Learner, samples: list[Sample], version: int) -> float:
     """The largest difference between what the sampler said and what the learner says."""
-    found = own.update.logprobs(samples, version)
+    found = own.update.scorer.logprobs(samples, version)
     return max((found[s.rollout_id] - s.sampler_logprobs).abs().max().item() for s in samples)
 
 
@@ -77,7 +77,7 @@ def with_an_adapter(own: Learner, client: RolloutClient) -> tuple[Any, dict[str,
     assert gap(own, base, 0) < GAP
     adapter = random_adapter(own.versions.full(0), seed=1, scale=0.2)
     own.versions.put(1, adapter)
-    return adapter, canary(own.update.logprobs, base, 1) | tolerances(BOUNDS)
+    return adapter, canary(own.update.scorer.logprobs, base, 1) | tolerances(BOUNDS)
 
 
 @pytest.mark.parametrize("name", ["Qwen3-4B", "Mistral-Nemo-2407"])
@@ -176,7 +176,9 @@ def test_any_decoder_that_transformers_builds(tmp_path, monkeypatch, kind):
         adapter, proof = with_an_adapter(own, client)
         client.publish_policy(1, own.export(1, adapter), proof)
         samples = sampled(client, 1)
-        moved = max((own.update.logprobs(samples, 0)[s.rollout_id] - s.sampler_logprobs).abs().max() for s in samples)
+        moved = max(
+            (own.update.scorer.logprobs(samples, 0)[s.rollout_id] - s.sampler_logprobs).abs().max() for s in samples
+        )
         found = gap(own, samples, 1)
         print(f"{kind}: gap {found:.1e}, the adapter moves by {moved:.2f}")
         assert moved > 0.1

@@ -21,6 +21,7 @@ from support.waiting import COMMAND_S, DEADLINE_S
 
 pytestmark = pytest.mark.integration
 ITERATIONS = 3
+CRITIC = "loop_recipes.algorithm.critic.Critic"
 TUNE = [sys.executable, "-m", "torchtune._cli.tune", "run"]
 
 
@@ -58,17 +59,17 @@ def test_two_ranks_give_the_numbers_of_one_and_resume_exactly_after_sigkill(tmp_
 
 
 def test_a_sharded_critic_learns_what_a_whole_one_does(tmp_path):
-    critic = {"_component_": "loop_recipes.algorithm.critic.Critic", "hidden_sizes": [16, 8], "warmup_iterations": 1}
-    config = replay_config(tmp_path, iterations=2, critic=critic, critic_lr=1e-2)
+    critic = {"_component_": CRITIC, "hidden_sizes": [16, 8], "warmup_iterations": 1}
+    config = replay_config(tmp_path, iterations=2, credit={"critic": {**critic, "lr": 1e-2}})
     train_into(config, tmp_path / "one")
     on_ranks(2, train_into, config, tmp_path / "two")
     for one, two in zip(lines(tmp_path / "one"), lines(tmp_path / "two"), strict=True):
         for key in ("loss", "value_loss", "grad_norm"):
             assert two[key] == pytest.approx(one[key], rel=1e-4, abs=1e-7), (one["iteration"], key)
     one, two = (load_training_state(tmp_path / name / "checkpoints/iteration_0002") for name in ("one", "two"))
-    for name, tensor in one.critic.items():
-        assert two.critic[name].shape == tensor.shape
-        assert two.critic[name].numpy() == pytest.approx(tensor.numpy(), rel=1e-3, abs=1e-5), name
+    for name, tensor in one.further["critic"].items():
+        assert two.further["critic"][name].shape == tensor.shape
+        assert two.further["critic"][name].numpy() == pytest.approx(tensor.numpy(), rel=1e-3, abs=1e-5), name
 
 
 def test_ranks_that_share_rows_learn_what_one_does_and_resume_exactly(tmp_path):
@@ -76,7 +77,7 @@ def test_ranks_that_share_rows_learn_what_one_does_and_resume_exactly(tmp_path):
     shared = {"packed": True, "micro_batch_tokens": 150, "minibatch_rollouts": 4, "exact_entropy": True}
     changes = {
         "update": {**shared, "token_statistics": True},
-        "critic": {"_component_": "loop_recipes.algorithm.critic.Critic", "hidden_sizes": [8], "warmup_iterations": 1},
+        "credit": {"critic": {"_component_": CRITIC, "hidden_sizes": [8], "warmup_iterations": 1}},
         "lr_scheduler": {"_component_": "loop_recipes.algorithm.lr_schedules.constant_with_warmup"},
     }
     train_into(replay_config(tmp_path, iterations=2, **changes), tmp_path / "one")

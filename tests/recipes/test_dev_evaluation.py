@@ -142,7 +142,7 @@ def test_a_score_that_a_stop_cut_off_is_waited_for_by_the_resumed_run(tmp_path, 
     ]
     keys = ("iteration", "dev_iteration", "dev_success", "dev_reward", "dev_lost", "loss")
     assert [[line[key] for key in keys] for line in after] == [[line[key] for key in keys] for line in whole]
-    saved = [load_latest(each / "run/checkpoints", critic=False) for each in (tmp_path / "whole", folder)]
+    saved = [load_latest(each / "run/checkpoints") for each in (tmp_path / "whole", folder)]
     assert [state.state["best"] for state in saved] == [{"iteration": 1, "dev_success": 0.75}] * 2
     assert [list(state.adapters) for state in saved] == [[3], [3]], "no version is kept for what is scored"
 
@@ -203,7 +203,7 @@ def test_an_update_is_saved_before_the_node_is_asked_for_anything(tmp_path, monk
         folder = tmp_path / dies_in
         with pytest.raises(error):
             run(folder, monkeypatch, Away(logs(folder), [0, 3, 1, 2]), 3, every=1)
-        saved = load_latest(folder / "run/checkpoints", critic=False)
+        saved = load_latest(folder / "run/checkpoints")
         assert (saved.state["iteration"], saved.state["policy_version"]) == (1, 1)
         source = ScriptedSource(logs(folder), [0, 3, 1, 2])
         lines = run(folder, monkeypatch, source, 3, every=1, resume_from_checkpoint=True)

@@ -15,6 +15,7 @@ from loop_recipes.engine.checkpoint import load_latest
 from support.random_policy import write_adapter, write_model
 from support.small_runs import replay_config, train
 
+TEACHER = "loop_contrib.distillation.distillation.Distillation"
 pytestmark = pytest.mark.fault("an adapter on other base weights")
 
 
@@ -116,8 +117,8 @@ def on_changed(begun, tmp_path, change):
 
 def test_a_teacher_is_refused_too(begun, tmp_path):
     config = on_changed(begun, tmp_path, another_seed)
-    with pytest.raises(ConfigError, match=r"^distillation\.adapter \S+ was trained on other base weights"):
-        check_run(config(initial_adapter=None, distillation={"adapter": str(begun[1])}))
+    with pytest.raises(ConfigError, match=r"^credit\.teacher\.adapter \S+ was trained on other base weights"):
+        check_run(config(initial_adapter=None, credit={"teacher": {"_component_": TEACHER, "adapter": str(begun[1])}}))
 
 
 def test_what_others_have_written_says_nothing(begun, tmp_path):
@@ -132,7 +133,7 @@ def test_what_goes_on_knowingly_makes_adapters_of_its_own_base(begun, tmp_path, 
     on_changed(begun, tmp_path, another_seed)
     train(OmegaConf.merge(OmegaConf.load(tmp_path / "config.yaml"), {"accept_changes": True}))
     assert "going on though initial_adapter" in caplog.text
-    assert load_latest(tmp_path / "run/checkpoints", False).state["iteration"] == 1
+    assert load_latest(tmp_path / "run/checkpoints").state["iteration"] == 1
     made = tmp_path / "run/policies/policy-v0001"
     assert other_base(made, str(tmp_path / "base")) is None
     assert "was trained on other base weights" in (other_base(made, str(begun[0] / "base")) or "")

@@ -45,7 +45,7 @@ def test_a_resumed_run_publishes_what_was_saved(tmp_path, monkeypatch):
 
     with pytest.raises(RolloutNodeError, match="the canary differs"):
         train_on(Node(tmp_path / "logs", refused=1))
-    saved = load_latest(tmp_path / "run/checkpoints", critic=False)
+    saved = load_latest(tmp_path / "run/checkpoints")
     assert saved.state["policy_version"] == 1
 
     node = Node(tmp_path / "logs")
@@ -67,7 +67,7 @@ def test_a_gap_that_is_broken_ends_the_run_after_its_update_is_saved(tmp_path, m
     monkeypatch.setenv(TOKEN_ENV, "unused")
     monkeypatch.setattr(loop_appworld, "open_source", lambda *_: Node(tmp_path / "logs"))
     train(cfg)
-    assert load_latest(tmp_path / "run/checkpoints", critic=False).state["iteration"] == 1
+    assert load_latest(tmp_path / "run/checkpoints").state["iteration"] == 1
     (line,) = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["gap_verdict"] == "broken"
 

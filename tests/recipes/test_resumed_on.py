@@ -124,7 +124,7 @@ def test_what_is_as_it_was_goes_on_wherever_it_lies(begun, tmp_path):
     (folder / "base").rename(folder / "real")
     (folder / "base").symlink_to("real")
     train(cfg)
-    assert load_latest(folder / "run/checkpoints", False).state["iteration"] == 2
+    assert load_latest(folder / "run/checkpoints").state["iteration"] == 2
 
 
 def test_a_change_may_be_gone_on_with_knowingly(begun, tmp_path, caplog):
@@ -132,7 +132,7 @@ def test_a_change_may_be_gone_on_with_knowingly(begun, tmp_path, caplog):
     code(folder)
     train(OmegaConf.merge(cfg, {"accept_changes": True}))
     assert "going on though these have changed since the checkpoint: code" in caplog.text
-    state = load_latest(folder / "run/checkpoints", False).state
+    state = load_latest(folder / "run/checkpoints").state
     assert (state["iteration"], state["rests_on"]["environment"]["code"]) == (2, "2")
 
 
@@ -182,4 +182,4 @@ def test_a_node_that_is_started_again_on_another_grader_ends_the_run(tmp_path, m
     monkeypatch.setattr("loop_appworld.open_source", lambda *_: source)
     with pytest.raises(NoRollouts, match="the rollout node has another code than when the run began or was resumed"):
         train(cfg)
-    assert load_latest(tmp_path / "run/checkpoints", False).state["iteration"] == 1, "what was graded before is kept"
+    assert load_latest(tmp_path / "run/checkpoints").state["iteration"] == 1, "what was graded before is kept"

@@ -1,11 +1,12 @@
 """Small rollouts and models that several learner tests share."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 
-from loop_recipes.algorithm.preferences import pair_names
+from loop_recipes.algorithm.credit import TrainingRun, pair_names
 from loop_recipes.engine.samples import ScoredSample, episodes
 
 VOCAB = 97
@@ -144,3 +145,10 @@ def flash_attention(q, k, v, borders, seen, longest, __, window_size, enable_gqa
             last = {"attn_mask": torch.ones(own, keys).tril(keys - own).triu(keys - own - before) > 0}
         done.append(F.scaled_dot_product_attention(q, k, v, **last, scale=scale, enable_gqa=True))
     return torch.cat(done, dim=1).transpose(0, 1)
+
+
+def a_run(deadline_s=60.0, stop_requested=lambda: False, scorer=None) -> TrainingRun:
+    """What a credit is told of a run, as far as one that asks no node needs it."""
+    config = SimpleNamespace(collection=SimpleNamespace(deadline_s=deadline_s))
+    learner = SimpleNamespace(update=SimpleNamespace(scorer=scorer))
+    return TrainingRun(config, learner, lambda work: None, lambda iteration: 1, stop_requested)

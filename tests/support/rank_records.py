@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from loop_contrib.distillation.distillation import NoTeacher
 from loop_formats.collection_request import CollectionRequest
+from loop_recipes.algorithm.credit import CreditFailed
 from loop_recipes.algorithm.policy_update import PolicyUpdate, UpdateResult
 from loop_recipes.engine.process_group import RemoteError, launched_rank
 from loop_recipes.rollouts.shared_source import SharedSource
@@ -57,9 +57,9 @@ def records(output_dir: Path) -> list[dict[str, Any]]:
 
 
 def train_recorded(config: Path, output_dir: Path) -> None:
-    """:func:`support.small_runs.train_into` on each rank; where the teacher ends it, the record has ``ended``."""
+    """:func:`support.small_runs.train_into` on each rank; where a credit ends it, the record has ``ended``."""
     with recorded(output_dir) as record:
         try:
             train_into(config, output_dir)
-        except (NoTeacher, RemoteError) as error:
+        except (CreditFailed, RemoteError) as error:
             record["ended"] = [type(error).__name__, str(error)]

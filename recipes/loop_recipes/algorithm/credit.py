@@ -219,12 +219,12 @@ def credited_samples(samples: Sequence[Sample], advantage: Advantage) -> list[Cr
     groups = torch.tensor([numbers[sample.task_id] for sample in first_segments])
     advantages = advantage(rewards, groups).tolist()
     pairs = advantage.pairs(rewards, groups) if isinstance(advantage, PairingAdvantage) else []
-    names = _pair_names([first.episode for first in first_segments], pairs)
+    names = pair_names([first.episode for first in first_segments], pairs)
     together = zip(every, advantages, names, strict=True)
     return [sample for members, value, pair in together for sample in credited(members, value, pair)]
 
 
-def _pair_names(episodes: Sequence[str], pairs: Sequence[tuple[int, int]]) -> list[str]:
+def pair_names(episodes: Sequence[str], pairs: Sequence[tuple[int, int]]) -> list[str]:
     """For each episode the name of its pair, empty without one."""
     names = [""] * len(episodes)
     for chosen, rejected in pairs:

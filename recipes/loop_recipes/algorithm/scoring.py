@@ -26,7 +26,7 @@ class Scorer:
 
     def __init__(self, model: nn.Module, versions: AdapterVersions, config: UpdateConfig, batches: RankBatches) -> None:
         self.model = model
-        self._versions, self._config, self._batches = versions, config, batches
+        self.versions, self._config, self._batches = versions, config, batches
 
     def scored(
         self, samples: Sequence[CreditedSample], version: int, reference: bool
@@ -48,7 +48,7 @@ class Scorer:
             if other == version:
                 computed = self.per_token(of_version, compute)
             else:
-                with self._versions.active(other):
+                with self.versions.active(other):
                     computed = self.per_token(of_version, compute)
             for sample in of_version:
                 mine, values = sample.policy_versions == other, computed[sample.rollout_id]
@@ -71,7 +71,7 @@ class Scorer:
             version: one that is kept; None is the base model.
             versions: other adapters of the same model than the policy's own.
         """
-        with disable_adapter(self.model) if version is None else (versions or self._versions).active(version):
+        with disable_adapter(self.model) if version is None else (versions or self.versions).active(version):
             return self.per_token(samples, self._logprobs)
 
     def current_logprobs(self, samples: Sequence[Sample]) -> dict[str, Tensor]:

@@ -10,14 +10,20 @@ from loop_recipes.engine.logprobs import TiledLogProbs
 from support.learner_cases import make_samples, tiny_lora_model
 
 
+def a_critic(width, hidden_sizes=None, seed=0):
+    critic = Critic(hidden_sizes, seed=seed)
+    critic.make_weights(width)
+    return critic
+
+
 def test_the_papers_shape():
-    critic = Critic(width=5120)
+    critic = a_critic(5120)
     assert [list(p.shape) for p in critic.parameters() if p.ndim == 2] == [[3072, 5120], [2048, 3072], [1, 2048]]
     assert [type(m).__name__ for m in critic.mlp] == ["Linear", "ReLU", "Linear", "ReLU", "Linear"]
 
 
 def test_the_papers_schedule():
-    critic = Critic(width=4, hidden_sizes=(3, 2))
+    critic = a_critic(4, hidden_sizes=(3, 2))
     assert critic.coefficient(0) == pytest.approx(0.1)
     assert critic.coefficient(100) == pytest.approx((0.1 + 0.001) / 2)
     assert critic.coefficient(200) == critic.coefficient(500) == pytest.approx(0.001)
@@ -44,7 +50,7 @@ def test_advantages_and_loss_equal_the_formulas():
 
 def test_the_value_loss_reaches_the_critic_but_not_the_policy():
     decoder = attach_head(tiny_lora_model(True), TiledLogProbs())
-    critic = Critic(width=32, hidden_sizes=(16, 8))
+    critic = a_critic(32, hidden_sizes=(16, 8))
     batch = collate_step(make_samples([12, 20, 15]), 0, packed=True)
     outputs = decoder(**batch.inputs(), with_hidden=True)
     value_loss(critic(outputs.hidden), batch).sum().backward()
@@ -54,7 +60,7 @@ def test_the_value_loss_reaches_the_critic_but_not_the_policy():
 
 def test_the_critic_learns_a_return_that_the_states_tell():
     """States of rollouts with return 1 and 0 differ; a hundred steps of the paper's loss tell them apart."""
-    critic = Critic(width=8, hidden_sizes=(16, 8))
+    critic = a_critic(8, hidden_sizes=(16, 8))
     batch = collate_step(make_samples([20, 20]), 0, packed=False)
     batch.rewards.copy_(torch.tensor([1.0, 0.0]))
     hidden = torch.randn(len(batch.targets), 8) + (batch.rollout_index * 4.0 - 2.0)[:, None]
@@ -68,9 +74,9 @@ def test_the_critic_learns_a_return_that_the_states_tell():
 
 def test_initial_weights_depend_on_the_seed_alone():
     torch.manual_seed(1)
-    first = Critic(width=4, hidden_sizes=(3, 2), seed=5)
+    first = a_critic(4, hidden_sizes=(3, 2), seed=5)
     torch.manual_seed(2)
     state = torch.get_rng_state()
-    second = Critic(width=4, hidden_sizes=(3, 2), seed=5)
+    second = a_critic(4, hidden_sizes=(3, 2), seed=5)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))

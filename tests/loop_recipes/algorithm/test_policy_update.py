@@ -19,6 +19,7 @@ from loop_recipes.algorithm import policy_update
 from loop_recipes.algorithm.advantages import LeaveOneOut, ReturnToGo
 from loop_recipes.algorithm.losses import ClippedPolicyLoss
 from loop_recipes.algorithm.policy_update import NonFiniteLoss
+from loop_recipes.algorithm.scoring import Scorer
 from loop_recipes.engine.checkpoint import load_training_state
 from loop_recipes.engine.model import DTYPES
 from loop_recipes.engine.sharding import clip_grad_norm
@@ -266,15 +267,16 @@ def test_an_iteration_whose_first_step_is_forbidden_leaves_the_policy_alone(tmp_
 def test_the_critics_gradient_is_clipped_with_the_policys_or_by_itself(tmp_path, own_limit):
     """Plain gradient descent moves parameters by the learning rate times the clipped gradient."""
     cfg = OmegaConf.load(replay_config(tmp_path, iterations=1))
-    cfg.critic = {"_component_": "loop_recipes.algorithm.critic.Critic", "warmup_iterations": 0}
+    critic = {"_component_": "loop_recipes.algorithm.critic.Critic", "warmup_iterations": 0}
+    cfg.credit = {"critic": critic | {"clip_grad_norm": own_limit}}
     cfg.optimizer = {"_component_": "torch.optim.SGD", "lr": 1.0}
     cfg.lr_scheduler = {"_component_": "loop_recipes.algorithm.lr_schedules.constant_with_warmup"}
-    own = {"epochs": 1, "minibatch_rollouts": None, "clip_grad_norm": 0.001, "clip_critic_grad_norm": own_limit}
+    own = {"epochs": 1, "minibatch_rollouts": None, "clip_grad_norm": 0.001}
     cfg["update"] = OmegaConf.merge(cfg["update"], own)
     recipe = LoopAppWorldRecipe(cfg)
     try:
         recipe.setup()
-        critic = {id(parameter) for parameter in recipe._learner.update.critic.parameters()}
+        critic = {id(parameter) for parameter in recipe._credit["critic"].parameters()}
         before = {name: parameter.detach().clone() for name, parameter in recipe._learner.parameters.items()}
         recipe.train()
         moved = {True: 0.0, False: 0.0}
@@ -292,7 +294,7 @@ def test_the_critics_gradient_is_clipped_with_the_policys_or_by_itself(tmp_path,
 
 def test_the_value_loss_is_a_mean_whatever_the_losses_are_divided_by(tmp_path):
     config = replay_config(tmp_path, iterations=1)
-    critic = ["critic._component_=loop_recipes.algorithm.critic.Critic", "update.minibatch_rollouts=null"]
+    critic = ["credit.critic._component_=loop_recipes.algorithm.critic.Critic", "update.minibatch_rollouts=null"]
     ways = [
         run(config, f"output_dir={tmp_path / each}", *critic, "update.epochs=1", f"update.loss_divisor={each}")[0]
         for each in ("mean", "100.0")
@@ -399,8 +401,8 @@ def test_the_authors_divisor_and_clip_are_ours_with_a_limit_larger_by_the_root_o
     [
         ("loss.level=turn", "ReturnToGo gives each token its own; it needs loss.level=token"),
         (
-            "critic._component_=loop_recipes.algorithm.critic.Critic",
-            "critic must be null: the advantage gives",
+            "credit.critic._component_=loop_recipes.algorithm.critic.Critic",
+            "credit.critic must be left out or come first: .* and advantage gives each token its own already",
         ),
     ],
 )
@@ -418,13 +420,13 @@ def test_the_first_step_of_the_policy_that_sampled_gives_the_log_probs_of_its_ro
 ):
     """The same steps, gap and token statistics as with a pass over all rollouts before the first."""
     passes = []
-    recompute = policy_update.PolicyUpdate._scored
+    recompute = Scorer.scored
 
-    def counted(self, samples, version):
+    def counted(self, samples, version, reference):
         passes.append(len(samples))
-        return recompute(self, samples, version)
+        return recompute(self, samples, version, reference)
 
-    monkeypatch.setattr(policy_update.PolicyUpdate, "_scored", counted)
+    monkeypatch.setattr(Scorer, "scored", counted)
     update = {"minibatch_rollouts": minibatch, "epochs": 1, "micro_batch_tokens": 150, "token_statistics": True}
     component = {"_component_": f"loop_recipes.algorithm.losses.{loss}"}
     config = replay_config(tmp_path, iterations=1, loss=component, update=update)
@@ -461,9 +463,7 @@ def test_the_first_step_of_the_policy_that_sampled_gives_the_log_probs_of_its_ro
 )
 def test_more_than_that_step_needs_the_log_probs_before_it(tmp_path, monkeypatch, words):
     scored = []
-    monkeypatch.setattr(
-        policy_update.PolicyUpdate, "_scored", lambda _, samples, __: scored.append(samples) or ([], {})
-    )
+    monkeypatch.setattr(Scorer, "scored", lambda _, samples, *__: scored.append(samples) or ([], {}))
     monkeypatch.setattr(policy_update.PolicyUpdate, "train", lambda *_: ([], {"steps": 0}))
     run(replay_config(tmp_path, iterations=1), "update.minibatch_rollouts=null", "update.epochs=1", *words)
     assert len(scored) == 1

@@ -111,7 +111,7 @@ def test_an_episode_of_several_sequences_weighs_as_one_of_the_same_turns(loss):
     }
     expected, found = loss.compare(whole, logprobs), loss.compare(parts, own)
     assert len(parts) > len(whole)
-    torch.testing.assert_close(found.margins, expected.margins)
+    torch.testing.assert_close(found.metrics["preference_margin"], expected.metrics["preference_margin"])
     for sample in whole:
         weights = [found.weights[segment_id(sample.rollout_id, number)] for number in range(sample.turns)]
         torch.testing.assert_close(torch.cat(weights), expected.weights[sample.rollout_id])
@@ -152,7 +152,7 @@ def test_dmpo_weights_fall_from_one_and_of_one_turn_it_is_dpo():
 def test_where_the_policy_is_the_reference_every_margin_is_zero():
     samples = pairs_of([12, 20, 15, 9])
     preferences = DPO().compare(samples, {s.rollout_id: s.old_logprobs for s in samples})
-    assert preferences.margins.tolist() == [0.0, 0.0]
+    assert preferences.metrics["preference_margin"].tolist() == [0.0, 0.0]
     assert preferences.losses.tolist() == pytest.approx([math.log(2)] * 2)
 
 

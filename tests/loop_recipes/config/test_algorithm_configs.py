@@ -122,6 +122,8 @@ EXPECTED = {
     "ppo_critic": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, False, True),
     "expert_iteration": ("Solved", "LogLikelihood", None, 0.0, False, False),
     "dmpo": ("ReturnPairs", "DMPO", None, 0.0, False, False),
+    "distillation": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, False, False),
+    "turn_branches": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, False, False),
     "turn_credit": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, False, False),
     "horizon_curriculum": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, False, False),
 }
@@ -164,7 +166,7 @@ def test_every_algorithm_builds_over_every_model(name, base):
     if level is not None:
         assert config.loss["eps"] == plain.loss["eps"], "the clip range is the model's, not the algorithm's"
     assert (config.update.minibatch_rollouts is None and config.update.epochs == 1) == one_step
-    assert (config.critic is not None) == critic
+    assert ("critic" in config.credit) == critic
     check_component("optimizer", config.optimizer, positional=1)
 
 
@@ -196,7 +198,6 @@ REFUSED = (
     TOO_LONG,
     r"algorithm \w+ is one of (sft|loop)_appworld.*",
     r"preset \w+ is one of eval_appworld, not of (sft|loop)_appworld",
-    r"turn_credit.by: .*",
     r"update.max_trajectory_log_ratio must be left out: .*",
 )
 """The reasons for which a combination may be refused."""
@@ -296,7 +297,8 @@ def test_the_head_of_a_config_says_how_it_runs(file):
 def test_the_critic_has_the_papers_sizes_and_schedule():
     config = load("qwen2_5_32b algorithm=ppo_critic")
     with torch.device("meta"):
-        critic = build(config.critic, 5120)
+        critic = build(config.credit["critic"])
+        critic.make_weights(5120)
     assert isinstance(critic, Critic)
     assert [list(p.shape) for p in critic.parameters() if p.ndim == 2] == [[3072, 5120], [2048, 3072], [1, 2048]]
     assert [critic.coefficient(0), critic.coefficient(200)] == pytest.approx([0.1, 0.001])
@@ -312,13 +314,13 @@ def test_horizons_grow_up_to_the_papers_forty_turns():
     assert stages[-1][0] < config.max_iterations
 
 
-# turn_credit needs a critic of turns that was trained before: tests/recipes/test_turn_credit.py takes its steps.
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "turn_credit"])
+# The others need a critic of turns that was trained before, or a node: test_turn_credit.py takes their steps.
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if not name.startswith("turn_")])
 def test_every_algorithm_takes_a_step_on_stored_rollouts(tmp_path, name):
     """The algorithm's own sections on a random policy: one real iteration, and a second that the first one changed."""
     replay_config(tmp_path, iterations=2)
     words = [f"algorithm={name}", f"output_dir={tmp_path / 'run'}"]
-    words += ["critic.warmup_iterations=0"] if name == "ppo_critic" else []
+    words += ["credit.critic.warmup_iterations=0"] if name == "ppo_critic" else []
     recipe = LoopAppWorldRecipe(compose(str(tmp_path / "config.yaml"), words))
     recipe.setup()
     recipe.train()

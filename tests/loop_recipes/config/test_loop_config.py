@@ -140,7 +140,7 @@ def start(cfg):
         (
             "loss",
             "torch.nn.Identity",
-            "loss: torch.nn.Identity has no compares_pairs, sums_tokens, sees_hidden_informat",
+            "loss: torch.nn.Identity has no compares, sums_tokens, sees_hidden_informat",
         ),
         ("advantage", "fractions.Fraction", "advantage: fractions.Fraction cannot be called with returns and groups"),
     ],

@@ -77,8 +77,8 @@ class OfSequences(ClippedPolicyLoss):
     ("key", "value"),
     [
         ("critic", {"_component_": "loop_recipes.algorithm.critic.Critic"}),
-        ("distillation", {}),
-        ("turn_credit", {"by": "branches", "continuations": 2}),
+        ("teacher", {"_component_": "loop_contrib.distillation.distillation.Distillation"}),
+        ("turns", {"_component_": "loop_contrib.turn_credit.by_branches.ByBranches"}),
     ],
 )
 def test_a_loss_says_its_level_itself(tmp_path, monkeypatch, key, value):
@@ -87,6 +87,8 @@ def test_a_loss_says_its_level_itself(tmp_path, monkeypatch, key, value):
     cfg.loss = {"_component_": "loop_recipes.algorithm.losses.OfSequences"}
     cfg.rollout_node = {"url": "http://127.0.0.1:1", "token_env": "LOOP_TEST_TOKEN"}
     monkeypatch.setenv("LOOP_TEST_TOKEN", "x")
-    cfg[key] = value
-    with pytest.raises(ConfigError, match=f"^loss.level is 'trajectory'; {key} gives tokens advantages of their own"):
+    cfg.credit = {key: value}
+    with pytest.raises(
+        ConfigError, match=f"^loss.level is 'trajectory'; credit.{key} gives tokens advantages of their own"
+    ):
         check_run(read_loop_config(cfg))

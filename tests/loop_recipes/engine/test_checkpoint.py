@@ -94,8 +94,9 @@ def test_the_critic_learns_alone_first_and_resumes_with_the_run(tmp_path):
         "_component_": "loop_recipes.algorithm.critic.Critic",
         "hidden_sizes": [16, 8],
         "warmup_iterations": 2,
+        "lr": 1e-2,
     }
-    config = replay_config(tmp_path, iterations=4, critic=critic, critic_lr=1e-2, keep_last_checkpoints=4)
+    config = replay_config(tmp_path, iterations=4, credit={"critic": critic}, keep_last_checkpoints=4)
     run(config, f"output_dir={tmp_path / 'whole'}")
     with pytest.raises(Killed):
         run(config, f"output_dir={tmp_path / 'broken'}", die_at_step=15)
@@ -104,16 +105,17 @@ def test_the_critic_learns_alone_first_and_resumes_with_the_run(tmp_path):
     alone, still_alone, together = [state.adapters[state.state["policy_version"]] for state in states]
     assert all(torch.equal(tensor, still_alone[name]) for name, tensor in alone.items())
     assert any(not torch.equal(tensor, together[name]) for name, tensor in alone.items())
-    assert not torch.equal(states[0].critic["mlp.0.weight"], states[1].critic["mlp.0.weight"])
+    assert not torch.equal(states[0].further["critic"]["mlp.0.weight"], states[1].further["critic"]["mlp.0.weight"])
     metrics = deterministic(tmp_path / "whole/metrics.jsonl")
     assert metrics == deterministic(tmp_path / "broken/metrics.jsonl")
     assert metrics[-1]["value_loss"] < metrics[0]["value_loss"]
     assert metrics[0]["kept_fraction"] == 1.0
     resume = (f"output_dir={tmp_path / 'whole'}", "resume_from_checkpoint=True")
-    with pytest.raises(ConfigError, match="is of a run with a critic; give critic as in that run"):
-        run(config, *resume, "critic=null")
-    with pytest.raises(ConfigError, match="the checkpoint's critic has other sizes"):
-        run(config, *resume, "critic.hidden_sizes=[16,9]")
+    with pytest.raises(ConfigError, match=r"of a run that trained critic beside the policy, .* would train nothing"):
+        run(replay_config(tmp_path, iterations=4), *resume)
+    config = replay_config(tmp_path, iterations=4, credit={"critic": critic})
+    with pytest.raises(ConfigError, match=r"^credit\.critic: the checkpoint's weights have other sizes"):
+        run(config, *resume, "credit.critic.hidden_sizes=[16,9]")
 
 
 def test_a_stop_file_saves_and_ends_the_run(tmp_path, caplog):
@@ -207,7 +209,7 @@ def test_a_checkpoint_that_was_just_being_replaced_is_found_where_it_is(tmp_path
     save_training_state(tmp_path, 9999, training)
     folder = save_training_state(tmp_path, 10000, training)
     folder.rename(tmp_path / f".{folder.name}.replaced.partial")
-    assert load_latest(tmp_path, critic=False).state == {"policy_version": 1}
+    assert load_latest(tmp_path).state == {"policy_version": 1}
     assert latest_checkpoint(tmp_path).name == ".iteration_10000.replaced.partial"
     save_training_state(tmp_path, 10001, training)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["iteration_10000", "iteration_10001", "iteration_9999"]

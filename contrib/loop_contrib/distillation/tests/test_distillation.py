@@ -5,6 +5,7 @@ import contextlib
 import json
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,15 +13,14 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from omegaconf import OmegaConf
 
-import loop_appworld
 from loop_appworld import LoopAppWorldRecipe
-from loop_contrib.distillation.distillation import Distillation, NoTeacher, distillation
+from loop_contrib.distillation.distillation import Distillation, NoTeacher
 from loop_formats.run_files import read_rollouts
 from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.advantages import LeaveOneOut
 from loop_recipes.algorithm.losses import Reinforce
 from loop_recipes.algorithm.policy_update import PolicyUpdate
-from loop_recipes.config.loop_config import DistillationConfig, EndpointConfig, UpdateConfig
+from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.engine.adapter_versions import AdapterVersions
 from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.logprobs import FullLogProbs
@@ -28,11 +28,20 @@ from loop_recipes.engine.model import adapter_parameters
 from loop_recipes.engine.samples import Sample
 from loop_recipes.run.metrics import read_metrics
 from loop_recipes.run.stop_request import StopRequested
-from support.learner_cases import VOCAB, make_samples, tiny_lora_model
+from support.learner_cases import VOCAB, a_run, make_samples, tiny_lora_model
 from support.rank_records import records, train_recorded
 from support.ranks import on_ranks
 from support.small_runs import random_adapter, replay_config, train
 from support.waiting import DEADLINE_S
+
+
+def with_teacher(**arguments):
+    """``credit`` of a config."""
+    return {"teacher": {"_component_": "loop_contrib.distillation.distillation.Distillation", **arguments}}
+
+
+def advantages_of(distil, samples):
+    return [sample.token_advantages for sample in distil.credit(samples)]
 
 
 def test_the_expected_gradient_is_minus_that_of_the_reverse_kl():
@@ -46,16 +55,14 @@ def test_the_expected_gradient_is_minus_that_of_the_reverse_kl():
         replace(one, rollout_id=str(token), old_logprobs=log_p.detach()[token][None], token_advantages=None)
         for token in range(VOCAB)
     ]
-    distil = Distillation(
-        DistillationConfig(alone=True), lambda samples: {s.rollout_id: log_t[[int(s.rollout_id)]] for s in samples}
-    )
-    advantages, metrics = distil(every)
-    chosen = torch.cat(advantages).double()
+    distil = Distillation(alone=True)
+    distil.teacher = lambda samples: {s.rollout_id: log_t[[int(s.rollout_id)]] for s in samples}
+    chosen = torch.cat(advantages_of(distil, every)).double()
     (got,) = torch.autograd.grad((log_p.exp().detach() * chosen) @ log_p, logits, retain_graph=True)
     kl = (log_p.exp() * (log_p - log_t)).sum()
     (exact,) = torch.autograd.grad(-kl, logits)
     torch.testing.assert_close(got, exact, rtol=1e-5, atol=1e-8)
-    assert metrics["teacher_kl"] == pytest.approx((log_p - log_t).mean().item())
+    assert distil.metrics()["teacher_kl"] == pytest.approx((log_p - log_t).mean().item())
 
 
 def test_it_is_added_to_the_advantages_or_stands_alone():
@@ -63,8 +70,9 @@ def test_it_is_added_to_the_advantages_or_stands_alone():
     second = replace(second, token_advantages=torch.arange(len(second.old_logprobs), dtype=torch.float32))
     teachers = {s.rollout_id: s.old_logprobs + 0.5 for s in (first, second)}
     for alone, expected in ((False, [first.advantage, second.token_advantages]), (True, [0.0, 0.0])):
-        distil = Distillation(DistillationConfig(strength=2.0, alone=alone), lambda samples: teachers)
-        for got, own in zip(distil([first, second])[0], expected, strict=True):
+        distil = Distillation(strength=2.0, alone=alone)
+        distil.teacher = lambda samples: teachers
+        for got, own in zip(advantages_of(distil, [first, second]), expected, strict=True):
             torch.testing.assert_close(got, torch.zeros_like(got) + own + 1.0, rtol=1e-5, atol=1e-5)
 
 
@@ -117,6 +125,7 @@ def test_the_policy_comes_closer_to_its_teacher_without_any_reward():
     shapes = {name: p.detach() for name, p in adapter_parameters(model).items()}
     versions = AdapterVersions(model)
     versions.put(0, random_adapter(shapes, seed=1, scale=0.3))
+    distil = Distillation()
     update = PolicyUpdate(
         model=model,
         optimizer=torch.optim.AdamW(adapter_parameters(model).values(), lr=0.02, weight_decay=0.0),
@@ -126,8 +135,9 @@ def test_the_policy_comes_closer_to_its_teacher_without_any_reward():
         config=UpdateConfig(minibatch_rollouts=None, micro_batch_tokens=400, packed=False),
         device=torch.device("cpu"),
         seed=0,
+        credit={"teacher": distil},
     )
-    distil = Distillation(DistillationConfig(), lambda samples: update.logprobs(samples, 0, versions))
+    distil.teacher = lambda samples: update.scorer.logprobs(samples, 0, versions)
 
     def log_teacher(tokens, places):
         with versions.active(0):
@@ -137,7 +147,7 @@ def test_the_policy_comes_closer_to_its_teacher_without_any_reward():
     fresh = sampled(model, generator, count=48)
     before = exact_kl(model, fresh, log_teacher)
     for iteration in range(1, 31):
-        _, _, metrics = update.run(sampled(model, generator), 0, iteration, distil=distil)
+        _, _, metrics = update.run(sampled(model, generator), 0, iteration)
         assert (metrics["kept_fraction"], metrics["steps"]) == (1.0, 1), "none is without signal"
         told.append(metrics["teacher_kl"])
     assert told[0] == pytest.approx(before, rel=0.3), "the estimate is of the exact one"
@@ -171,8 +181,10 @@ async def teaching(answer):
 
 
 def asking(url, deadline_s=DEADLINE_S, stop=lambda: False, **options):
-    endpoint = EndpointConfig(url, "teacher", api_key_env=None, **options)
-    return distillation(DistillationConfig(endpoint=endpoint, alone=True), None, deadline_s, stop)
+    """Advantages [n] of samples by the teacher at ``url`` alone."""
+    distil = Distillation(alone=True, endpoint={"url": url, "model": "teacher", "api_key_env": None, **options})
+    distil.setup(a_run(deadline_s, stop))
+    return partial(advantages_of, distil)
 
 
 async def test_an_endpoint_is_asked_for_the_tokens_as_they_were_sampled():
@@ -182,7 +194,7 @@ async def test_an_endpoint_is_asked_for_the_tokens_as_they_were_sampled():
         return echoing([None, *(-token / 100 for token in body["prompt"][1:])])
 
     async with teaching(answer) as (url, asked):
-        advantages, _ = await asyncio.to_thread(asking(url, request={"user": "me"}), samples)
+        advantages = await asyncio.to_thread(asking(url, request={"user": "me"}), samples)
     for sample, got in zip(samples, advantages, strict=True):
         expected = -sample.token_ids[sample.mask] / 100 - sample.old_logprobs
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
@@ -227,7 +239,7 @@ def test_a_run_with_a_teacher_and_one_without(tmp_path):
     train(cfg)
     teacher = str(tmp_path / "run/policies/policy-v0002")
     for name, section in (("adapter", {"adapter": teacher}), ("of_base", {"strength": 0.5})):
-        train(OmegaConf.merge(cfg, {"output_dir": str(tmp_path / name), "distillation": section}))
+        train(OmegaConf.merge(cfg, {"output_dir": str(tmp_path / name), "credit": with_teacher(**section)}))
         lines = read_metrics(tmp_path / name)
         assert [line["kept_fraction"] for line in lines] == [1.0, 1.0]
         assert all(line["teacher_kl"] for line in lines[name == "of_base" :])
@@ -247,7 +259,7 @@ def taught(tmp_path):
 
     async def trained(url, name, ranks, **changes):
         section = {"endpoint": {"url": url, "model": "teacher", "api_key_env": None}}
-        config = replay_config(tmp_path, iterations=2, distillation=section, **changes)
+        config = replay_config(tmp_path, iterations=2, credit=with_teacher(**section), **changes)
         await asyncio.to_thread(on_ranks, ranks, train_recorded, config, tmp_path / name)
         return records(tmp_path / name)
 
@@ -306,12 +318,12 @@ def test_what_does_not_fit_is_refused_before_work(tmp_path):
         with pytest.raises(ConfigError, match=message):
             LoopAppWorldRecipe(OmegaConf.merge(cfg, changes))
 
-    refused(r"distillation\.adapter .*nowhere is no PEFT adapter", distillation={"adapter": "nowhere"})
-    refused("loss.level is 'turn'; distillation gives tokens", distillation={}, loss={"level": "turn"})
+    refused(r"credit\.teacher\.adapter .*nowhere is no PEFT adapter", credit=with_teacher(adapter="nowhere"))
+    refused("loss.level is 'turn'; credit.teacher gives tokens", credit=with_teacher(), loss={"level": "turn"})
     endpoint = {"url": "http://127.0.0.1:1/v1", "model": "m"}
-    refused("at most one of adapter and endpoint", distillation={"adapter": "a", "endpoint": endpoint})
-    refused("url 'nowhere' must begin with", distillation={"endpoint": {**endpoint, "url": "nowhere"}})
+    refused("at most one of adapter and endpoint", credit=with_teacher(adapter="a", endpoint=endpoint))
+    refused("url 'nowhere' must begin with", credit=with_teacher(endpoint={**endpoint, "url": "nowhere"}))
     node = {"replay": None, "url": "http://127.0.0.1:1", "token_env": "LOOP_TEST_TOKEN"}
     refill = {"refill_budget": 1.5}
-    refused("no rollout is without signal", distillation={}, rollout_node=node, collection=refill)
-    assert loop_appworld.NoTeacher is NoTeacher
+    refused("no rollout is without signal", credit=with_teacher(), rollout_node=node, collection=refill)
+    assert issubclass(NoTeacher, LoopAppWorldRecipe.errors), "it ends a run with one line"

@@ -70,7 +70,7 @@ def test_a_turns_advantage_is_the_mean_log_ratio_after_the_prefix(
     adapter = random_adapter(shapes, seed=1)
     reference = random_adapter(shapes, seed=2) if from_adapter else None
     critic = TurnCritic(
-        an_update(model, ClippedPolicyLoss(), packed=packed),
+        an_update(model, ClippedPolicyLoss(), packed=packed).scorer,
         adapter,
         reference,
         PREFIX,
@@ -131,9 +131,9 @@ def test_hidden_information_that_breaks_is_one_line(tmp_path, secret, complaint)
 def test_no_actor_trains_on_what_is_hidden(loss):
     model = attach_head(tiny_lora_model(tied=True, max_seq_len=SEQUENCE), TiledLogProbs(16, 32))
     samples = make_samples([33, 41, 27])
-    advantage = ReturnPairs() if loss.compares_pairs else LeaveOneOut()
+    advantage = ReturnPairs() if loss.compares else LeaveOneOut()
     update = an_update(model, loss, advantage)
-    update.versions.keep(0)
+    update.scorer.versions.keep(0)
     told = PREFIX.before(samples)
     with pytest.raises(ValueError, match="begins with hidden information, which only a critic may learn from"):
         update.run(told, 0, 1)
@@ -141,5 +141,5 @@ def test_no_actor_trains_on_what_is_hidden(loss):
         update.train(update.prepare(told), 1)
     assert update.run(samples, 0, 1).metrics["steps"] == 1
     critic = an_update(model, TurnAdvantage(), ReturnPairs())
-    critic.versions.keep(0)
+    critic.scorer.versions.keep(0)
     assert critic.train(critic.prepare(told), 1)[1]["steps"] == 1

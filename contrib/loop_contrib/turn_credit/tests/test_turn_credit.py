@@ -6,9 +6,9 @@ import shutil
 import pytest
 from omegaconf import OmegaConf
 
-import loop_appworld
 from loop_appworld import LoopAppWorldRecipe
 from loop_contrib.sweet_rl.stored_critic import critic_over
+from loop_contrib.turn_credit import by_critic
 from loop_formats.run_files import find_logs, read_rollouts
 from loop_formats.schema import ConfigError, fields_of
 from loop_recipes.config.sft_config import SftConfig
@@ -20,6 +20,12 @@ from support.waiting import DEADLINE_S
 
 TOKEN_ENV = "LOOP_TEST_TOKEN"
 SECRETS = {"_component_": "support.hidden_tasks.MadeUpSecrets"}
+
+
+def by(what, **arguments):
+    """``credit`` of a config."""
+    component = f"loop_contrib.turn_credit.by_{what}.By{what.capitalize()}"
+    return {"turns": {"_component_": component, **arguments}}
 
 
 def a_critic(folder, loop):
@@ -77,7 +83,7 @@ def check_spread(updates, rollouts):
 def test_a_critic_that_sees_secrets_spreads_the_advantages_of_an_actor_that_does_not(tmp_path):
     loop = OmegaConf.load(replay_config(tmp_path, iterations=2))
     rollouts = [rollout for log in sorted((tmp_path / "logs").glob("*.jsonl")) for rollout in read_rollouts(log)]
-    loop.turn_credit = {"by": "critic", "critic": str(a_critic(tmp_path, loop))}
+    loop.credit = by("critic", critic=str(a_critic(tmp_path, loop)))
     updates = trained(loop)
     assert len(updates) == 2
     check_spread(updates, rollouts)
@@ -88,14 +94,14 @@ def test_a_critic_that_sees_secrets_spreads_the_advantages_of_an_actor_that_does
 def test_a_resumed_run_keeps_its_critic_though_that_was_trained_on(tmp_path, monkeypatch):
     loop = OmegaConf.load(replay_config(tmp_path, iterations=2))
     critic = a_critic(tmp_path, loop)
-    loop.turn_credit = {"by": "critic", "critic": str(critic)}
+    loop.credit = by("critic", critic=str(critic))
     used = []
 
     def watched(learner, run, adapter):
         used.append(adapter.name)
         return critic_over(learner, run, adapter)
 
-    monkeypatch.setattr(loop_appworld, "critic_over", watched)
+    monkeypatch.setattr(by_critic, "critic_over", watched)
     trained(OmegaConf.merge(loop, {"max_iterations": 1}))
     policies = critic / "policies"
     shutil.copytree(policies / "policy-v0001", policies / "policy-v0002")
@@ -106,7 +112,7 @@ def test_a_resumed_run_keeps_its_critic_though_that_was_trained_on(tmp_path, mon
 
 def test_rollouts_that_could_outgrow_the_critic_are_refused_before_work(tmp_path):
     loop = OmegaConf.load(replay_config(tmp_path, iterations=1))
-    loop.turn_credit = {"by": "critic", "critic": str(a_critic(tmp_path, loop))}
+    loop.credit = by("critic", critic=str(a_critic(tmp_path, loop)))
     loop.model.max_seq_len = loop.collection.limits.max_context
     with pytest.raises(ConfigError, match=r"max_seq_len is 512; make update\.max_tokens_per_rollout at most"):
         trained(loop)
@@ -117,7 +123,7 @@ def test_two_ranks_spread_the_advantages_as_one_does(tmp_path, monkeypatch):
     monkeypatch.setenv("LOOP_TRUST", "support")  # the critic's hidden information, which only its own config names
     config = replay_config(tmp_path, iterations=2)
     loop = OmegaConf.load(config)
-    loop.turn_credit = {"by": "critic", "critic": str(a_critic(tmp_path, loop))}
+    loop.credit = by("critic", critic=str(a_critic(tmp_path, loop)))
     OmegaConf.save(loop, config)
     train_into(config, tmp_path / "one")
     on_ranks(2, train_into, config, tmp_path / "two")
@@ -132,7 +138,7 @@ async def test_continuations_on_a_node_spread_the_advantages(policy, tmp_path, m
     monkeypatch.setenv(TOKEN_ENV, TOKEN)
     async with local_node(policy, tmp_path / "node", publish=False) as local:
         cfg = OmegaConf.load(config_over(local.url, policy, tmp_path, TOKEN_ENV, DEADLINE_S))
-        cfg.turn_credit = {"by": "branches", "continuations": 2}
+        cfg.credit = by("branches", continuations=2)
         cfg.sampler_gap = {"ok": 1e6, "broken": 1e6}  # what the scripted servers claim is made up
         updates = await local.call(trained, cfg)
     rollouts = [rollout for log in find_logs(tmp_path / "node") for rollout in read_rollouts(log)]
@@ -148,22 +154,31 @@ def test_what_does_not_fit_is_refused_before_work(tmp_path):
         with pytest.raises(ConfigError, match=message):
             LoopAppWorldRecipe(OmegaConf.merge(cfg, changes))
 
-    critic = {"by": "critic", "critic": str(tmp_path / "nowhere")}
-    refused("critic must be given for by: critic, and only then", turn_credit={"by": "critic"})
-    refused("turn_credit.by: stored rollouts cannot be gone on from", turn_credit={"by": "branches"})
+    critic = by("critic", critic=str(tmp_path / "nowhere"))
+    refused("missing a required argument: 'critic'", credit=by("critic"))
+    refused("credit.turns must be left out: stored rollouts cannot be gone on from", credit=by("branches"))
+    refused("strength must be above 0", credit=by("branches", strength=0.0))
     shortened = {"limits": {"compaction": "drop"}}
     harness = {"root": "node", "model": {"path": "base"}, "environment": {"name": "harness"}}
     node = {"replay": None, "url": "http://127.0.0.1:1"}
     refused(
-        r"turn_credit\.by: the node cannot go on from the turns of an agent that is a program; give critic",
-        turn_credit={"by": "branches"},
+        r"credit\.turns must be left out: the node cannot go on from the turns of an agent that is a program",
+        credit=by("branches"),
         rollout_node=node,
         node=harness,
     )
-    by_branches = {"rollout_node": node, "turn_credit": {"by": "branches"}}
+    by_branches = {"rollout_node": node, "credit": by("branches")}
     refused("collection.limits.compaction must be null where", collection=shortened, **by_branches)
     refused("must be null: an agent of your own", rollout_node=node, node=harness, collection=shortened)
-    refused(r"turn_credit\.critic .* is no folder of a run", turn_credit=critic)
-    refused("loss.level is 'turn'; turn_credit gives", turn_credit=critic, loss={"level": "turn"})
+    refused(r"credit\.turns\.critic .* is no folder of a run", credit=critic)
+    refused("loss.level is 'turn'; credit.turns gives", credit=critic, loss={"level": "turn"})
     to_go = {"_component_": "loop_recipes.algorithm.advantages.ReturnToGo"}
-    refused("turn_credit must be null: it spreads the one advantage", turn_credit=critic, advantage=to_go)
+    refused("credit.turns must be left out or come first: .* and advantage gives", credit=critic, advantage=to_go)
+    ppo = {"critic": {"_component_": "loop_recipes.algorithm.critic.Critic"}}
+    refused("credit.turns must be left out or come first: .* and credit.critic gives", credit={**ppo, **critic})
+    refused("credit: rng is no name", credit={"rng": ppo["critic"]})
+    other = {"own": {"_component_": "torch.nn.Identity"}}
+    refused("credit.own: torch.nn.Identity has no credit, keeps_all, begins.* derive it from", credit=other)
+    cfg.loss = {"_component_": "loop_recipes.algorithm.preferences.DMPO"}
+    cfg.advantage = {"_component_": "loop_recipes.algorithm.preferences.ReturnPairs"}
+    refused("credit.critic must be left out: the loss compares pairs", credit=ppo)

@@ -44,11 +44,13 @@ TRAIN += ["update.epochs=2", "optimizer.lr=3e-3"]  # so that ratios are clipped
 SFT = ["update.micro_batch_tokens=200", "update.minibatch_rollouts=3"]
 CASES = {
     "loop": ("loop_appworld", TRAIN),
-    "critic": ("loop_appworld", [*TRAIN, "algorithm=ppo_critic", "critic.warmup_iterations=1"]),
+    "critic": ("loop_appworld", [*TRAIN, "algorithm=ppo_critic", "credit.critic.warmup_iterations=1"]),
     "sft": ("sft_appworld", SFT),
     "dpo": ("sft_appworld", [*SFT, "algorithm=dpo"]),
 }
 """A case -> its recipe and the words of its command line, beside those that name the files."""
+BEFORE_CREDIT = {"credit.critic.warmup_iterations=1": "critic.warmup_iterations=1"}
+"""Words as a BASE takes them that has no section ``credit`` yet."""
 
 MODULE = '''"""A task of one's own, whose stored rollouts are replayed."""
 
@@ -237,6 +239,8 @@ def replay(checkout: Path, inputs: Path, outputs: Path, cases: list[str]) -> Non
 
     for case in cases:
         recipe, words = CASES[case]
+        if not (checkout / "recipes/loop_recipes/algorithm/credit.py").is_file():
+            words = [BEFORE_CREDIT.get(word, word) for word in words]
         replayed = {"loop_appworld": f"rollout_node.replay={inputs / 'stored/collections'}"}
         files = [f"output_dir={outputs / case}", replayed.get(recipe, f"rollouts.logs=[{inputs / 'stored'}]")]
         parts = vars(importlib.import_module(recipe)).values()
@@ -257,7 +261,7 @@ def replay(checkout: Path, inputs: Path, outputs: Path, cases: list[str]) -> Non
 
 def run_checkout(checkout: Path, inputs: Path, outputs: Path, cases: list[str]) -> str | None:
     """Replay in a child under ``checkout``; returns why that failed, None where it did not."""
-    path = os.pathsep.join([str(checkout), str(checkout / "recipes")])
+    path = os.pathsep.join(str(checkout / folder) for folder in (".", "recipes", "contrib"))
     environment = os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
     words = ["--checkout", str(checkout), "--inputs", str(inputs), "--outputs", str(outputs)]
     command = [sys.executable, str(Path(__file__).resolve()), str(checkout), *words, "--cases", *cases]

@@ -20,7 +20,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import aiohttp
 import torch
@@ -60,6 +60,10 @@ class Distillation(Credit):
     """
 
     keeps_all = True
+    figures: ClassVar[Mapping[str, str]] = {
+        "teacher_kl": "mean over sampled tokens of the log-prob by the policy that sampled less the teacher's: an "
+        "estimate of KL(policy || teacher) per token"
+    }
     teacher: TeacherLogProbs
 
     def __init__(

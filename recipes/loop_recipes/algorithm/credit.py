@@ -59,6 +59,8 @@ class Credit:
     """Whether it starts from the one advantage of a rollout, so that nothing may have changed a token's before."""
     needs_reference: bool = False
     """Whether it reads ``ref_logprobs``, which cost a pass."""
+    figures: ClassVar[Mapping[str, str]] = {}
+    """The keys that it adds to ``metrics.jsonl``, each with its sentence."""
     key = "credit"
     """Where the config names it, for messages."""
 
@@ -99,7 +101,7 @@ class Credit:
         raise NotImplementedError
 
     def metrics(self) -> dict[str, float]:
-        """Return figures of the last :meth:`credit`, for ``metrics.jsonl``."""
+        """Return the ``figures`` of the last :meth:`credit`."""
         return {}
 
     def saved(self) -> dict[str, Any]:
@@ -122,7 +124,7 @@ class TrainedCredit(nn.Module, Credit):
     """
 
     metric: ClassVar[str]
-    """The name of its loss among the metrics."""
+    """The key of its loss, which is one of ``figures``."""
 
     def __init__(self, lr: float | None = None, clip_grad_norm: float | None = None) -> None:
         super().__init__()

@@ -9,7 +9,8 @@ gradient reaches the policy's weights, which the paper found to destabilise trai
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,7 @@ class Critic(TrainedCredit):
     keeps_all = True
     begins = True
     metric = "value_loss"
+    figures: ClassVar[Mapping[str, str]] = {"value_loss": "mean squared error of the critic's values"}
     _scorer: Scorer
 
     def __init__(

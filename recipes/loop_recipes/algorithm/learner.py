@@ -101,7 +101,8 @@ class Learner:
             shard=shard,
             attention=conf.attention if conf.update.packed else "fa2",
         )
-        self._further = trained(credit or {})
+        self._credit = credit or {}
+        self._further = trained(self._credit)
         width = self.model.tok_embeddings.weight.shape[1]
         for name, each in self._further.items():
             place_weights(each, width, None if checkpoint is None else checkpoint.further[name], device, shard)
@@ -142,12 +143,13 @@ class Learner:
         Args:
             figures: the environment's, of behaviour.
         """
+        keys = {figure.key for figure in figures}.union(*(each.figures for each in self._credit.values()))
         config = as_config(as_keys(self.conf))
         with writing(self._output_dir / "config.yaml"):
             write_whole(self._output_dir / "config.yaml", OmegaConf.to_yaml(config))
         for logger in self._loggers:
             logger.log_config(config)
-        return RunMetrics(self._output_dir / METRICS_FILE, self._loggers, after_iteration, figures)
+        return RunMetrics(self._output_dir / METRICS_FILE, self._loggers, after_iteration, keys)
 
     def end_iteration(self) -> None:
         """Move the learning rate's schedule on, which goes by iterations."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_environments.description import UNSAID, Behavior, BehaviorFigure, Description, episode_counts
+from agent_environments.description import UNSAID, Behavior, Description, episode_counts
 from loop_formats.rollout import Rollout, by_episode, sequence_texts
 from loop_formats.run_files import append_to, read_lines, to_json, write_whole, writing
 from loop_formats.schema import ConfigError
@@ -81,9 +81,6 @@ METRICS: dict[str, str] = {
     "reference_kl": "mean KL term against the base model, where the loss has one",
     "correction_weight": "mean weight of a sampled token by loss.sampler_correction",
     "correction_cut": "share of sampled tokens whose ratio of learner to sampler it truncated or masked",
-    "teacher_kl": "mean over sampled tokens of the log-prob by the policy that sampled less the teacher's: an estimate "
-    "of KL(policy || teacher) per token; with distillation",
-    "value_loss": "mean squared error of the critic's values, where there is a critic",
     "preference_margin": "mean over all steps' pairs of Delta before the step; 0 while the policy is the reference",
     "preference_accuracy": "share of them with Delta above 0",
     "entropy_estimate": "mean of -log p over sampled tokens, as the sampler reported it",
@@ -117,12 +114,12 @@ METRICS: dict[str, str] = {
 that is not finite stands there as null."""
 
 CONDITIONAL_KEYS = frozenset(
-    {"reference_kl", "thinking_tokens", "cut_in_thinking", "value_loss", "entropy", "model_flops_utilization"}
+    {"reference_kl", "thinking_tokens", "cut_in_thinking", "entropy", "model_flops_utilization"}
     | {f"{when}dev_{name}" for when in ("", "earlier_") for name in _DEV}
     | {"correction_weight", "correction_cut", "preference_margin", "preference_accuracy", "left_out_rollouts"}
-    | {"environments", "broken_figures", "stated", "teacher_kl"}
+    | {"environments", "broken_figures", "stated"}
 )
-"""Keys that only some runs write: with a KL term, a sampler correction, a critic, a loss on pairs, or what the sentence
+"""Keys that only some runs write: with a KL term, a sampler correction, a loss on pairs, or what the sentence
 names. All others are in every line of an iteration that took a step."""
 
 MACHINE_KEYS = ("tokens_per_second", "model_flops_utilization", "peak_memory_gib")
@@ -149,18 +146,18 @@ class RunMetrics:
     """Appends one line per iteration to ``metrics.jsonl`` and hands numbers to torchtune's loggers."""
 
     def __init__(
-        self, path: Path, loggers: Sequence[Any], after_iteration: int, figures: Sequence[BehaviorFigure] = ()
+        self, path: Path, loggers: Sequence[Any], after_iteration: int, more_keys: Collection[str] = ()
     ) -> None:
         """Lines of iterations after ``after_iteration`` (of a run that died before its checkpoint) are removed.
 
         Args:
-            figures: the environment's, whose keys a line may hold too.
+            more_keys: those that the environment and a credit document, which a line may hold too.
 
         Raises:
             ConfigError: the file is damaged; names the line.
         """
         self._path, self._loggers = path, list(loggers)
-        self._keys = METRICS.keys() | {figure.key for figure in figures}
+        self._keys = METRICS.keys() | {*more_keys}
         with writing(path):
             append_to(path).close()
         if path.stat().st_size:
@@ -175,7 +172,7 @@ class RunMetrics:
         """Write one iteration.
 
         Raises:
-            KeyError: a key that neither :data:`METRICS` nor the environment documents.
+            KeyError: a key that nothing documents: :data:`METRICS`, the environment or ``figures`` of a credit.
         """
         for key in metrics:
             if key not in self._keys:

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -22,6 +23,8 @@ PAGE = Path(__file__).parents[3] / "docs/architecture.md"
 
 class Plus(Credit):
     """Adds so much to each token, and counts how often it was asked, also in the run before."""
+
+    figures: ClassVar = {"calls": "how often it was asked"}
 
     def __init__(self, more: float) -> None:
         self.more, self.calls = more, 0
@@ -46,6 +49,7 @@ class Bias(TrainedCredit):
     """One number that learns the mean return."""
 
     metric = "bias_loss"
+    figures: ClassVar = {"bias_loss": "mean squared error of the bias"}
 
     def make_weights(self, width):
         self.bias = nn.Parameter(torch.zeros(1))

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from agent_environments.protocol import TokenSpans
+from loop_plumbing.visible import printable
 
 TRUNCATION_NOTE = "\n...\nExecution output is too long and is not fully shown."
 REMINDER_HEAD = "\nAs a reminder\n\n"
 FAILURE_HEAD = "Execution failed."
-
-
-def printable(text: str) -> str:
-    """``text`` with lone surrogates, which no encoder and no tokenizer takes, replaced by question marks."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def truncate(output: str, max_tokens: int, token_spans: TokenSpans) -> str:

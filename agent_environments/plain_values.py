@@ -16,9 +16,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, get_args
 
-from agent_environments.observation import printable
 from agent_environments.protocol import Broke, Grade, Message, Requirement, Role, StepResult, ToolUse
-from loop_plumbing.visible import visible
+from loop_plumbing.visible import printable, visible
 
 MOST_ITEMS = 1000
 """Of each kind in a grade: an agent's words may be in any of them, and each sequence's record has them all."""

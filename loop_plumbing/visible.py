@@ -1,4 +1,4 @@
-"""Text from outside as a terminal or a log may hold it: what would steer a terminal is spelled out."""
+"""Text from outside as others can take it: no lone surrogates, and nothing that steers a terminal."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ _STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u206
 def visible(text: str, most: int | None = None) -> str:
     """Return ``text`` with each character that steers a terminal as its escape, cut to ``most`` characters."""
     return _STEERS.sub(lambda found: ascii(found[0])[1:-1], text[:most])[:most]
+
+
+def printable(text: str) -> str:
+    """``text`` with lone surrogates, which no encoder and no tokenizer takes, replaced by question marks."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def show_all_text() -> None:

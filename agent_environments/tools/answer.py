@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_environments.observation import printable, truncate
+from agent_environments.observation import truncate
 from agent_environments.protocol import TokenSpans, ToolUse
 from agent_environments.tool_calls import BadCall, ToolCall, render_tool_response
 from agent_environments.tools.deadline import DeadlinePassed
@@ -18,6 +18,7 @@ from agent_environments.tools.instances import Lease
 from agent_environments.tools.tool import Tool, ToolError, WrongArguments
 from loop_plumbing.breakage import Raised, told
 from loop_plumbing.forked_process import ProcessEnded
+from loop_plumbing.visible import printable
 
 BAD_CALL = "Error: this is no tool call: "
 UNKNOWN_TOOL = "Error: there is no tool "

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from agent_environments.description import TOOLS_BEHAVIOR, Description
-from agent_environments.observation import printable, truncate
+from agent_environments.observation import truncate
 from agent_environments.protocol import (
     Broke,
     EnvironmentCrashed,
@@ -37,6 +37,7 @@ from agent_environments.tools.tool import DEADLINE_S
 from loop_plumbing.breakage import Raised, told
 from loop_plumbing.forked_process import ForkServer, ProcessEnded
 from loop_plumbing.plug_ins import part
+from loop_plumbing.visible import printable
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import aiohttp
 
-from agent_environments.chat_client import ChatClient, NoCompletion, Patience, url_problem
 from agent_environments.protocol import EnvironmentCrashed
+from loop_plumbing.chat_client import ChatClient, NoCompletion, Patience, url_problem
 from loop_plumbing.own_time import not_the_agents
 from loop_plumbing.secret import read_secret
 

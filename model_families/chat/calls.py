@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from agent_environments.observation import printable
 from agent_environments.tool_calls import CALL_CLOSES, CALL_OPENS, ToolCall, render_tool_call
+from loop_plumbing.visible import printable
 
 CALLED = ToolCall("qwname", {"qwkey": "qwvalue"})
 OFFERED = {

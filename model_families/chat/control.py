@@ -18,7 +18,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from agent_environments.observation import printable
+from loop_plumbing.visible import printable
 from model_families.chat.format import ChatFormat
 from model_families.chat.tokenizer import MOST_CACHED_CHARACTERS, read_tokenizer
 

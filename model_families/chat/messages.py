@@ -11,7 +11,6 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agent_environments.observation import printable
 from agent_environments.protocol import Message
 from agent_environments.tool_calls import (
     CALL_OPENS,
@@ -24,6 +23,7 @@ from agent_environments.tool_calls import (
     split_tools_section,
     tools_section,
 )
+from loop_plumbing.visible import printable
 
 ChatRole = Literal["system", "user", "assistant", "tool"]
 Tools = Sequence[Mapping[str, Any]]

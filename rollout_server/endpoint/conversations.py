@@ -16,8 +16,8 @@ import json
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
-from agent_environments.observation import printable
 from loop_formats.rollout import Turn
+from loop_plumbing.visible import printable
 from model_families.chat.format import ChatFormat, ReadTurn
 from model_families.chat.messages import ChatMessage, Tools, as_texts
 from rollout_server.inference.router import Generation

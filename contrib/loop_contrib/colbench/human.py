@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from agent_environments.observation import printable
 from agent_environments.protocol import Message
 from loop_contrib.chat_model import ChatEndpoint, ChatModel
 from loop_contrib.colbench.tasks import ColBenchTask
+from loop_plumbing.visible import printable
 
 MAX_CHARACTERS = 400
 MAX_ANSWERS = 2

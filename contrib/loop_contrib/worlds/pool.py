@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 
 from agent_environments.description import Description
 from agent_environments.losses import Loss, WorldLost
-from agent_environments.observation import printable
 from agent_environments.protocol import EnvironmentCrashed, Message, TokenSpans
 from agent_environments.remote.line import Line, LineStuck, RequestFailed
 from agent_environments.remote.pool import RemotePool
 from loop_contrib.worlds.commands import COMMAND_FORMAT, command_of, message_of
 from loop_contrib.worlds.world_process import WorldProcess
 from loop_plumbing.forked_process import ForkServer, scrubbed_environment
+from loop_plumbing.visible import printable
 
 WORKERS_FOLDER = Path(__file__).with_name("workers")
 EXPERT_TIMEOUT_S = 300.0

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_environments.description import Description
-from agent_environments.observation import printable
 from agent_environments.protocol import Message, TokenSpans
 from agent_environments.tools.tasks import TaskTable
 from loop_contrib.worlds.pool import WORKERS_FOLDER, WorldKind, WorldPool
+from loop_plumbing.visible import printable
 
 
 class ReasoningGymPool(WorldPool):

@@ -11,7 +11,6 @@ import json
 from typing import Any
 
 from agent_environments.description import TOOLS_BEHAVIOR
-from agent_environments.observation import printable
 from agent_environments.protocol import Message
 from agent_environments.tool_calls import (
     BadCall,
@@ -22,6 +21,7 @@ from agent_environments.tool_calls import (
 )
 from agent_environments.tools.answer import BAD_CALL, FAILED, NO_CALL, UNKNOWN_TOOL, shown_together
 from loop_contrib.worlds.pool import WorldPool
+from loop_plumbing.visible import printable
 
 
 class ToolWorldPool(WorldPool):

@@ -12,9 +12,9 @@ from omegaconf import DictConfig
 from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from agent_environments.chat_client import url_problem
 from loop_formats.collection_request import Limits, check_temperature
 from loop_formats.schema import STRICT, ConfigError, Seed, require
+from loop_plumbing.chat_client import url_problem
 from loop_recipes.config.files import read_config
 from loop_recipes.config.rollout_node import RolloutNodeConfig, WithNode, read_token
 from model_families.hub import local_path

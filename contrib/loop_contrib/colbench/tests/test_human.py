@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_environments import chat_client
 from agent_environments.protocol import EnvironmentCrashed, Message
 from loop_contrib.chat_model import ChatEndpoint
 from loop_contrib.colbench.expert import QUESTIONS
@@ -20,6 +19,7 @@ from loop_contrib.colbench.human import (
     ScriptedHuman,
     shows_code,
 )
+from loop_plumbing import chat_client
 from support.chat_endpoint import FakeChatEndpoint
 
 TASKS = [task for tasks in generate(0).values() for task in tasks]

@@ -11,7 +11,6 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from omegaconf import OmegaConf
 
-from agent_environments import chat_client
 from agent_environments.protocol import Message
 from eval_appworld import EvalAppWorldRecipe
 from loop_contrib.endpoint_evaluation.endpoint import EndpointEpisodes
@@ -19,6 +18,7 @@ from loop_contrib.endpoint_evaluation.endpoint_speaker import EndpointSpeaker
 from loop_formats.collection_request import MAX_ATTEMPTS, CollectionRequest
 from loop_formats.run_files import read_rollouts
 from loop_formats.schema import ConfigError
+from loop_plumbing import chat_client
 from loop_recipes.config.loop_config import EndpointConfig
 from loop_recipes.evaluation.collect import EvaluationTimeout, NoScore
 from loop_recipes.viewer.run_data import RunData

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from agent_environments import chat_client
 from agent_environments.no_voiding import NoVoiding
 from agent_environments.protocol import EnvironmentCrashed
 from agent_environments.tools import deadline
 from agent_environments.tools.environment import ToolPool
 from loop_contrib import chat_model
 from loop_contrib.judge.judge import Judge
+from loop_plumbing import chat_client
 from support.adapter_support import word_spans
 from support.chat_endpoint import FakeChatEndpoint
 from support.tool_modules import write

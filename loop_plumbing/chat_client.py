@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from agent_environments.observation import printable
 from loop_plumbing.http_server import one_line
 from loop_plumbing.retries import TRANSIENT, asked_to_wait, pauses
+from loop_plumbing.visible import printable
 
 FIRST_PAUSE_S = 1.0
 WARN_AFTER_S = 60.0

@@ -11,8 +11,8 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_environments import chat_client
-from agent_environments.chat_client import (
+from loop_plumbing import chat_client
+from loop_plumbing.chat_client import (
     ODD_TRIES,
     ChatClient,
     Completion,

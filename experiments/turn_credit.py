@@ -40,7 +40,7 @@ from agent_environments.protocol import create_pool
 from appworld_adapter.dataset import dataset_name, load_split
 from loop_contrib.ground_truth.scripted import scripted_rollout
 from loop_contrib.sweet_rl.stored_critic import load_learner, load_turn_critic
-from loop_contrib.sweet_rl.turn_critic import HiddenPrefix, by_turn
+from loop_contrib.sweet_rl.turn_critic import by_turn, prefix_of
 from loop_contrib.turn_credit import turn_values_cli
 from loop_contrib.turn_credit.branch_credit import value_changes
 from loop_formats.collection_request import CollectionRequest
@@ -62,7 +62,7 @@ from sft_appworld import SftAppWorldRecipe
 
 CRITICS = {
     "sweet": (),
-    "sweet, nothing hidden": ("hidden_information=null",),
+    "sweet, nothing hidden": ("samples=null",),
     "sweet, sum": ("loss.per_turn=sum",),
 }
 """Overrides of ``sft_appworld`` with ``algorithm=turn_critic``."""
@@ -250,7 +250,7 @@ def interval(found: Mapping[str, Sequence[float]], draws: int = 10_000) -> tuple
 def value_head(run: Path, learned_from: Sequence[Rollout], rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
     """A head on the base model of a critic's run, which is told what the critic is."""
     conf, learner = load_learner(run)
-    prefix = HiddenPrefix.build(conf.hidden_information, conf.base_model)
+    prefix = prefix_of(conf)
     head = TurnValueHead(learner.update, prefix)
     head.fit(training_samples(learned_from, UpdateConfig()), ReturnPairs())
     found = head.advantages(training_samples(rollouts, UpdateConfig()))

@@ -12,7 +12,6 @@ from typing import Any
 from omegaconf import DictConfig
 from torchtune import utils
 
-from loop_contrib.sweet_rl.turn_critic import HiddenPrefix
 from loop_formats.schema import require
 from loop_recipes.algorithm.learner import Learner
 from loop_recipes.algorithm.losses import LogLikelihood
@@ -25,7 +24,7 @@ from loop_recipes.engine.checkpoint import TrainingState, restore_generators
 from loop_recipes.engine.model import check_context, vocabulary
 from loop_recipes.engine.process_group import any_rank, leave, on_main_rank
 from loop_recipes.engine.samples import CreditedSample, Sample, check_token_ids
-from loop_recipes.rollouts.fixed_set import FixedSet, read_fixed_set
+from loop_recipes.rollouts.fixed_set import FixedSet, read_fixed_set, sample_maker
 from loop_recipes.run.metrics import rollout_metrics
 from rollout_server.config import as_keys
 
@@ -44,8 +43,8 @@ class SftAppWorldRecipe(TrainingRecipe):
           ``ReturnPairs`` pairs those of a task.
         - **Losses.** ``LogLikelihood`` (cross-entropy with ``update.loss_divisor: tokens``), ``DPO`` and ``DMPO``. The
           reference of pairs is the policy that the run began with.
-        - **Critics.** With ``TurnAdvantage`` what is trained and exported is SWEET-RL's critic of turns, which
-          ``hidden_information`` tells what the agent does not see.
+        - **Samples of one's own.** ``samples`` names what makes samples of the rollouts: of some turns, or with more
+          before them.
         - **The learner of** ``loop_appworld``. LoRA, FSDP2, packing, log-prob heads, half precision, torchtune's
           loggers.
         - **Policies.** After every ``export_every`` iterations an adapter in PEFT's format under
@@ -74,29 +73,19 @@ class SftAppWorldRecipe(TrainingRecipe):
         require(
             isinstance(loss, LogLikelihood),
             f"loss: {config.loss['_component_']} needs rollouts of the policy in training; a fixed set takes "
-            "LogLikelihood, DPO, DMPO or TurnAdvantage",
+            "LogLikelihood, or a loss of pairs such as DPO",
         )
-        require(
-            config.hidden_information is None or loss.sees_hidden_information,
-            f"hidden_information must be null: {config.loss['_component_']} trains an actor, not a critic",
-        )
-        self._pairs = loss.compares
-        require(
-            self._pairs or config.rollouts.turn_pairs is None,
-            f"rollouts.turn_pairs: {config.loss['_component_']} compares no pairs; give "
-            "loss._component_=loop_recipes.algorithm.preferences.DPO, or leave turn_pairs out",
-        )
+        self._compares = loss.compares
+        self._maker = sample_maker(config.samples)
+        self._maker.check(config, loss)
         super().__init__(config)
         self._samples: list[CreditedSample] = []
 
     def setup(self) -> None:
         """Rollouts, model, optimizer and run state."""
         conf = self._config
-        fixed_set = read_fixed_set(conf.rollouts)
-        samples = fixed_set.samples(conf.update)
-        prefix = HiddenPrefix.build(conf.hidden_information, conf.base_model)
-        if prefix is not None:
-            samples = prefix.before(samples)
+        fixed_set = read_fixed_set(conf.rollouts, self._maker)
+        samples = fixed_set.samples(conf.update, conf.base_model)
         checkpoint = self._begin(LONGEST_WAIT_S)
         model, base = self._load_base()
         check_context(model, max(sample.tokens for sample in samples), "rollouts.logs: the longest")
@@ -114,8 +103,8 @@ class SftAppWorldRecipe(TrainingRecipe):
         self._rollouts = fixed_set.used(self._samples)
         self._digest = fixed_set.digest
         tasks = len({rollout.task_id for rollout in self._rollouts})
-        turns = f"{len(self._samples)} turns of " if fixed_set.pairs else ""
-        utils.log_rank_zero(log, f"training on {turns}{len(self._rollouts)} of {read} rollouts, of {tasks} tasks")
+        parts = f"{len(self._samples)} parts of " if len(self._samples) != len(self._rollouts) else ""
+        utils.log_rank_zero(log, f"training on {parts}{len(self._rollouts)} of {read} rollouts, of {tasks} tasks")
 
     def _restore(self, checkpoint: TrainingState) -> None:
         state = checkpoint.state
@@ -152,7 +141,7 @@ class SftAppWorldRecipe(TrainingRecipe):
         versions = self._learner.versions
         versions.keep(iteration)
         for version in versions.versions[:-1]:
-            if version > 0 or not self._pairs:  # version 0 is the reference of pairs
+            if version > 0 or not self._compares:  # version 0 is what pairs are compared under
                 versions.forget(version)
         self._iterations_done = iteration
         tokens = sum(tokens - shared for tokens, shared in step_tokens)

@@ -17,7 +17,10 @@ PAIRS = {
 }
 CRITIC = PAIRS | {
     "loss": {"_component_": "loop_contrib.sweet_rl.turn_critic.TurnAdvantage", "beta": 1.0},
-    "hidden_information": {"_component_": "support.hidden_tasks.MadeUpSecrets"},
+    "samples": {
+        "_component_": "loop_contrib.sweet_rl.turn_critic.WithHidden",
+        "information": {"_component_": "support.hidden_tasks.MadeUpSecrets"},
+    },
     "update": {"minibatch_rollouts": 4, "micro_batch_tokens": 300},
 }
 

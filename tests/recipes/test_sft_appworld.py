@@ -31,7 +31,10 @@ PAIRS = {
 CRITIC = {
     "advantage": PAIRS["advantage"],
     "loss": {"_component_": "loop_contrib.sweet_rl.turn_critic.TurnAdvantage", "beta": 1.0},
-    "hidden_information": {"_component_": "support.hidden_tasks.MadeUpSecrets"},
+    "samples": {
+        "_component_": "loop_contrib.sweet_rl.turn_critic.WithHidden",
+        "information": {"_component_": "support.hidden_tasks.MadeUpSecrets"},
+    },
 }
 STEP = {"minibatch_rollouts": None, "micro_batch_tokens": 150}
 STEPS = {"minibatch_rollouts": 3, "micro_batch_tokens": 150}
@@ -166,14 +169,14 @@ def test_a_critic_of_turns_is_read_back_as_it_was_trained(tmp_path):
     blind = load_turn_critic(tmp_path / "run", reference_sees_hidden=False).advantages(samples)
     newest = load_turn_critic(tmp_path / "run").advantages(samples)
     assert any(not torch.equal(blind[name], newest[name]) for name in newest)
-    train(cfg, "hidden_information=null", f"output_dir={tmp_path / 'without'}", "max_iterations=1")
+    train(cfg, "samples=null", f"output_dir={tmp_path / 'without'}", "max_iterations=1")
     train(sft_config(tmp_path / "actor", **PAIRS, update=STEP, max_iterations=1))
     with pytest.raises(ConfigError, match=r"DPO; a critic of turns comes from TurnAdvantage"):
         load_turn_critic(tmp_path / "actor/run")
 
 
 def test_an_actor_is_not_told_what_is_hidden(tmp_path):
-    with pytest.raises(ConfigError, match=r"hidden_information must be null: .*DPO trains an actor"):
+    with pytest.raises(ConfigError, match=r"samples must be null: .*DPO trains an actor"):
         train(sft_config(tmp_path, **{**CRITIC, "loss": PAIRS["loss"]}, update=STEP))
 
 

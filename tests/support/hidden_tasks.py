@@ -10,3 +10,8 @@ class MadeUpSecrets:
         if "unknown" in task_id:
             raise UnknownTask(f"nothing is known of {task_id}")
         return f"the answer of {task_id} is {sum(map(ord, task_id))}"
+
+
+def breaks(task_id: str) -> str:
+    """A file of a user's own that is wrong."""
+    return {}["x"]

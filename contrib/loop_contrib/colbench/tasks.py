@@ -84,7 +84,7 @@ def read_tasks(path: Path, split: str) -> list[ColBenchTask]:
 
 
 class ColBenchTasks(Mapping[str, ColBenchTask]):
-    """The tasks of a pool, by id. As a config's ``hidden_information`` it tells a critic the human's code.
+    """The tasks of a pool, by id. As a config's ``samples.information`` it tells a critic the human's code.
 
     Args:
         files: a JSONL file for each split; null generates tasks.

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loop_contrib.dpo_mcts.turn_tree import TURNS_OF_A_STATE, State, TurnTree
+from loop_contrib.turn_pairs import PAIRS_FILE, PairBuffer, turns_of, write_named
 from loop_formats.branch import Branch
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.ids import branch_id
@@ -25,7 +26,6 @@ from loop_formats.rollout import Rollout
 from loop_formats.schema import require
 from loop_recipes.rollouts.branching import HowToSample, branch_requests
 from loop_recipes.rollouts.source import CollectionSource, NoRollouts, read_what_there_is
-from loop_recipes.rollouts.turn_pairs import PAIRS_FILE, PairBuffer, turns_of, write_named
 
 
 def check_search(iterations: int, exploration: float, threshold: float) -> None:

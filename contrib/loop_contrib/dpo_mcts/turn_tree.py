@@ -20,7 +20,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from loop_recipes.rollouts.turn_pairs import TurnIds, TurnPair
+from loop_contrib.turn_pairs import TurnIds, TurnPair
 
 TURNS_OF_A_STATE = 2
 

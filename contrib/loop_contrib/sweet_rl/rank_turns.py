@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from loop_contrib.served_policy import POLICY_VERSION, served_policy
+from loop_contrib.turn_pairs import PAIRS_FILE, TURN_PAIRS, TurnPair, write_named
 from loop_formats.collection_request import Sampling
 from loop_formats.run_files import write_whole
 from loop_formats.schema import require
@@ -26,7 +27,6 @@ from loop_recipes.config.sft_config import FixedSetConfig
 from loop_recipes.launch.resumable import exit_status
 from loop_recipes.rollouts.branching import HowToSample
 from loop_recipes.rollouts.source import SOURCE_ERRORS
-from loop_recipes.rollouts.turn_pairs import PAIRS_FILE, TURN_PAIRS, TurnPair, write_named
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from loop_contrib.sweet_rl.turn_critic import HiddenPrefix, TurnAdvantage, TurnCritic
+from loop_contrib.sweet_rl.turn_critic import TurnAdvantage, TurnCritic, prefix_of
 from loop_formats.run_files import newest_adapter
 from loop_formats.schema import ConfigError, require
 from loop_recipes.algorithm.learner import Learner
@@ -113,5 +113,5 @@ def critic_over(
     check_trained_on(f"the critic in {run}: adapter", adapter, learner.conf)
     tensors = load_adapter(adapter, learner.model)
     reference = None if conf.initial_adapter is None else load_adapter(Path(conf.initial_adapter), learner.model)
-    prefix = HiddenPrefix.build(conf.hidden_information, conf.base_model)
+    prefix = prefix_of(conf)
     return TurnCritic(learner.update.scorer, tensors, reference, prefix, loss.per_turn, reference_sees_hidden)

@@ -3,7 +3,7 @@
 For a turn of a stored rollout the policy samples candidates after exactly the token ids that were served before it
 (a branch, :mod:`loop_formats.branch`). The critic of turns ranks them. The chosen turn of a pair is drawn from the
 better half and the rejected one from the worse half, without replacement; both follow the same ids, so they are a pair
-as :mod:`~loop_recipes.rollouts.turn_pairs` keeps it, with the critic's advantages as values.
+as :mod:`~loop_contrib.turn_pairs` keeps it, with the critic's advantages as values.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
+from loop_contrib.turn_pairs import TurnPair, turns_of
 from loop_formats.branch import Branch
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.rollout import Rollout
 from loop_recipes.rollouts.branching import HowToSample, branch_requests, read_continuations
 from loop_recipes.rollouts.source import CollectionSource
-from loop_recipes.rollouts.turn_pairs import TurnPair, turns_of
 from rollout_server.client import CollectionFailed
 
 logger = logging.getLogger(__name__)

@@ -16,22 +16,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from agent_environments.hidden_information import HiddenInformation
 from agent_environments.protocol import UnknownTask
+from loop_formats.rollout import Rollout
 from loop_formats.schema import ConfigError, require
 from loop_plumbing.breakage import told
+from loop_recipes.algorithm.losses import PolicyLoss
 from loop_recipes.algorithm.preferences import PreferenceLoss
 from loop_recipes.algorithm.scoring import Scorer
-from loop_recipes.config.components import build, check_component
+from loop_recipes.config.loop_config import UpdateConfig
+from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.engine.adapter_versions import AdapterVersions
 from loop_recipes.engine.model import check_context
 from loop_recipes.engine.samples import Sample
+from loop_recipes.rollouts.fixed_set import SampleMaker, sample_maker
 from model_families.chat import open_chat
 from model_families.chat.format import ChatFormat
 
@@ -71,21 +74,6 @@ class HiddenPrefix:
     information: HiddenInformation
     tokens: ChatFormat
 
-    @classmethod
-    def build(cls, component: Mapping[str, Any] | None, model_dir: str | Path) -> HiddenPrefix | None:
-        """Of a config's ``hidden_information``, in the tokens of the model in ``model_dir``; None for None.
-
-        Raises:
-            ConfigError: no such component, or no tokenizer.
-        """
-        if component is None:
-            return None
-        check_component("hidden_information", component)
-        try:
-            return cls(build(component), open_chat(model_dir))
-        except ValueError as error:
-            raise ConfigError(f"hidden_information: {error}") from error
-
     def of(self, task_id: str) -> list[int]:
         """The ids that come before the prompt; none where the task hides nothing.
 
@@ -106,6 +94,41 @@ class HiddenPrefix:
         """The samples as a critic sees them; the same tokens are the sampled ones."""
         prefixes = {task_id: torch.tensor(self.of(task_id), dtype=torch.long) for task_id in _tasks(samples)}
         return [_after(prefixes[sample.task_id], sample) for sample in samples]
+
+
+class WithHidden(SampleMaker):
+    """Tells a critic what each task hides, as a prefix of the task's rollouts.
+
+    Args:
+        information: says what a task hides, such as its reference solution.
+    """
+
+    def __init__(self, information: HiddenInformation) -> None:
+        self._information = information
+
+    def check(self, config: SftConfig, loss: PolicyLoss) -> None:
+        actor = f"samples must be null: {config.loss['_component_']} trains an actor, not a critic"
+        require(loss.sees_hidden_information, actor)
+
+    def samples(self, rollouts: Sequence[Rollout], update: UpdateConfig, model_dir: str) -> list[Sample]:
+        return self.prefix(model_dir).before(super().samples(rollouts, update, model_dir))
+
+    def prefix(self, model_dir: str) -> HiddenPrefix:
+        """Return what comes before rollouts, in the tokens of the model in ``model_dir``.
+
+        Raises:
+            ConfigError: the model has no tokenizer.
+        """
+        try:
+            return HiddenPrefix(self._information, open_chat(model_dir))
+        except ValueError as error:
+            raise ConfigError(f"samples: {error}") from error
+
+
+def prefix_of(config: SftConfig) -> HiddenPrefix | None:
+    """What a critic's run saw before its rollouts; None for one that saw what the actor sees."""
+    maker = None if config.samples is None else sample_maker(config.samples)
+    return maker.prefix(config.base_model) if isinstance(maker, WithHidden) else None
 
 
 def _tasks(samples: Sequence[Sample]) -> list[str]:

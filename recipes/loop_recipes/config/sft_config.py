@@ -27,9 +27,6 @@ class FixedSetConfig:
     also those on dev, are left out."""
     most_per_task: PositiveInt | None = None
     """Solved rollouts of a task that are used, those first in the order of logs and lines; null uses all."""
-    turn_pairs: str | None = None
-    """The file of pairs that ``loop method trees`` or ``rank-turns`` wrote: trains on these turns alone, each
-    after all that came before it; ``logs`` holds their rollouts. Needs a loss on pairs."""
 
     def __post_init__(self) -> None:
         require(self.logs, "logs must name at least one log or folder")
@@ -40,10 +37,9 @@ class SftConfig(LearnerConfig):
     """All keys of the recipe `sft_appworld`. An iteration is ``update.epochs`` passes over the set."""
 
     rollouts: FixedSetConfig
-    hidden_information: Component | None = None
-    """What a critic sees and the agent does not, such as the reference solutions of its tasks; for the
-    loss ``loop_contrib.sweet_rl.turn_critic.TurnAdvantage`` only. Null trains a critic that sees what the agent
-    sees."""
+    samples: Component | None = None
+    """What makes the samples of the rollouts: a subclass of ``loop_recipes.rollouts.fixed_set.SampleMaker``. Null makes
+    one of each rollout."""
     export_every: PositiveInt = 1
     """Iterations between two policies in ``policies/``; the last one is always exported."""
 
@@ -51,8 +47,6 @@ class SftConfig(LearnerConfig):
         for key in REFUSED:
             value = getattr(self.update, key.removeprefix("update."))
             require(not value, f"{key} must be left out: {WHY_REFUSED}")
-        alone = self.hidden_information is None or self.rollouts.turn_pairs is None
-        require(alone, "hidden_information must be null with rollouts.turn_pairs, which are for an actor")
 
 
 def read_sft_config(cfg: DictConfig | Mapping[str, Any]) -> SftConfig:

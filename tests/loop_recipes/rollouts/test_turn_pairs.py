@@ -8,13 +8,13 @@ from dataclasses import asdict
 
 import pytest
 
-from loop_recipes.rollouts.turn_pairs import PairBuffer, TurnPair, read_pairs
+from loop_contrib.turn_pairs import PairBuffer, TurnPair, read_pairs
 from support.waiting import COMMAND_S
 
 WRITER = """
 import os, signal, sys
 from pathlib import Path
-from loop_recipes.rollouts.turn_pairs import PairBuffer, TurnPair
+from loop_contrib.turn_pairs import PairBuffer, TurnPair
 with PairBuffer(Path(sys.argv[1])) as buffer:
     for number in range(int(sys.argv[2])):
         buffer.add([TurnPair("t", number, "a", "b", 1.0, 0.0, 1, 1)])

@@ -9,11 +9,11 @@ import torch
 from omegaconf import OmegaConf
 
 from loop_contrib.dpo_mcts import search_trees
+from loop_contrib.turn_pairs import TurnPairs, read_pairs
 from loop_formats.schema import ConfigError, fields_of
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.config.sft_config import FixedSetConfig, SftConfig
 from loop_recipes.rollouts.fixed_set import FixedSet, read_fixed_set
-from loop_recipes.rollouts.turn_pairs import read_pairs
 from sft_appworld import SftAppWorldRecipe
 from support.counter_node import TOKEN, local_node
 from support.small_runs import model_section, replay_config
@@ -55,7 +55,8 @@ def sft_section(file, folder, output_dir, **changes):
     loop = OmegaConf.load(file)
     own = {
         "output_dir": str(output_dir),
-        "rollouts": {"logs": [str(folder)], "turn_pairs": str(folder / "pairs.jsonl")},
+        "rollouts": {"logs": [str(folder)]},
+        "samples": {"_component_": "loop_contrib.turn_pairs.TurnPairs", "file": str(folder / "pairs.jsonl")},
         "advantage": {"_component_": "loop_recipes.algorithm.preferences.ReturnPairs"},
         "loss": {"_component_": "loop_recipes.algorithm.preferences.DPO", "beta": 1.0},
         "update": {"minibatch_rollouts": 4, "micro_batch_tokens": 4000},
@@ -90,10 +91,12 @@ async def test_the_policy_learns_the_turns_that_were_worth_more(trees, tmp_path)
 
 async def test_a_sample_is_one_turn_after_all_that_came_before_it(trees):
     folder, _ = trees
-    fixed_set = read_fixed_set(FixedSetConfig(logs=[str(folder)], turn_pairs=str(folder / "pairs.jsonl")))
+    fixed_set = read_fixed_set(FixedSetConfig(logs=[str(folder)]), TurnPairs(str(folder / "pairs.jsonl")))
     rollouts = {rollout.rollout_id: rollout for rollout in fixed_set.rollouts}
-    samples = fixed_set.samples(UpdateConfig())
-    for pair, (chosen, rejected) in zip(fixed_set.pairs, zip(samples[::2], samples[1::2], strict=True), strict=True):
+    samples = fixed_set.samples(UpdateConfig(), "")
+    for pair, (chosen, rejected) in zip(
+        read_pairs(folder / "pairs.jsonl"), zip(samples[::2], samples[1::2], strict=True), strict=True
+    ):
         assert chosen.task_id == rejected.task_id
         assert chosen.reward > rejected.reward
         for sample, name in ((chosen, pair.chosen), (rejected, pair.rejected)):
@@ -103,26 +106,27 @@ async def test_a_sample_is_one_turn_after_all_that_came_before_it(trees):
             assert sample.mask.nonzero().flatten().tolist() == list(range(turn.start, turn.end))
             assert sample.turns == 1
             assert torch.equal(sample.sampler_logprobs, torch.tensor(rollout.sampler_logprobs[turn.start : turn.end]))
-    again = FixedSet(fixed_set.rollouts, fixed_set.pairs[:1] * 2)
-    twice = again.samples(UpdateConfig())
+    longest = max(sample.tokens for sample in samples)
+    assert len(fixed_set.samples(UpdateConfig(max_tokens_per_rollout=longest - 1), "")) < len(samples)
+    with pytest.raises(ConfigError, match="no pair of turns is so early"):
+        fixed_set.samples(UpdateConfig(max_tokens_per_rollout=1), "")
+    fixed_set.maker._pairs = fixed_set.maker._pairs[:1] * 2
+    again = FixedSet(fixed_set.rollouts, fixed_set.maker)
+    twice = again.samples(UpdateConfig(), "")
     assert len({sample.episode for sample in twice}) == len({sample.rollout_id for sample in twice}) == 4
     assert len({sample.task_id for sample in twice}) == 2, "a turn of two pairs is compared in each by itself"
     assert len(again.used(twice)) == 2
-    longest = max(sample.tokens for sample in samples)
-    assert len(fixed_set.samples(UpdateConfig(max_tokens_per_rollout=longest - 1))) < len(samples)
-    with pytest.raises(ConfigError, match="no pair of turns is so early"):
-        fixed_set.samples(UpdateConfig(max_tokens_per_rollout=1))
 
 
 async def test_pairs_that_cannot_be_learned_are_refused_by_name(trees, tmp_path):
     folder, file = trees
     likelihood = {"_component_": "loop_recipes.algorithm.losses.LogLikelihood"}
-    with pytest.raises(ConfigError, match=r"turn_pairs: .*LogLikelihood compares no pairs"):
+    with pytest.raises(ConfigError, match=r"samples: .*LogLikelihood compares no pairs"):
         train(sft_section(file, folder, tmp_path / "trained", loss=likelihood))
-    absent = {"logs": [str(folder)], "turn_pairs": str(folder / "none.jsonl")}
-    with pytest.raises(ConfigError, match=r"turn_pairs: .*none\.jsonl does not exist; loop method trees writes"):
-        train(sft_section(file, folder, tmp_path / "trained", rollouts=absent))
-    elsewhere = {"logs": [str(tmp_path / "other")], "turn_pairs": str(folder / "pairs.jsonl")}
+    absent = {"_component_": "loop_contrib.turn_pairs.TurnPairs", "file": str(folder / "none.jsonl")}
+    with pytest.raises(ConfigError, match=r"samples\.file: .*none\.jsonl does not exist; loop method trees writes"):
+        train(sft_section(file, folder, tmp_path / "trained", samples=absent))
+    elsewhere = {"logs": [str(tmp_path / "other")]}
     (tmp_path / "other").mkdir()
     (tmp_path / "logs").rename(tmp_path / "other/collections")
     with pytest.raises(ConfigError, match=r"names rollout .*, which is not in rollouts\.logs"):

@@ -3,6 +3,7 @@
 import pytest
 
 from loop_contrib.dpo_mcts.tree_search import TreeSearch
+from loop_contrib.turn_pairs import read_pairs, turns_of
 from loop_formats.collection_request import Limits, Sampling
 from loop_formats.run_files import find_logs, read_rollouts
 from loop_formats.schema import ConfigError
@@ -10,7 +11,6 @@ from loop_recipes.rollouts import branching
 from loop_recipes.rollouts.branching import HowToSample
 from loop_recipes.rollouts.node_source import NodeSource
 from loop_recipes.rollouts.source import NoRollouts
-from loop_recipes.rollouts.turn_pairs import read_pairs, turns_of
 from support.counter_node import local_node
 from support.waiting import COMMAND_S, DEADLINE_S
 

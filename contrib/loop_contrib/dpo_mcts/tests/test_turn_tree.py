@@ -6,7 +6,7 @@ import random
 import pytest
 
 from loop_contrib.dpo_mcts.turn_tree import TurnTree
-from loop_recipes.rollouts.turn_pairs import TurnIds
+from loop_contrib.turn_pairs import TurnIds
 
 
 def said(words, answer=0):

@@ -9,11 +9,11 @@ from omegaconf import OmegaConf
 from loop_contrib.sweet_rl import rank_turns
 from loop_contrib.sweet_rl.turn_candidates import pairs_of
 from loop_contrib.sweet_rl.turn_critic import HiddenPrefix
+from loop_contrib.turn_pairs import read_pairs
 from loop_formats.run_files import find_logs, read_rollouts
 from loop_formats.schema import fields_of
 from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.engine.peft_export import write_empty_adapter
-from loop_recipes.rollouts.turn_pairs import read_pairs
 from model_families.chat.chatml import ChatML
 from sft_appworld import SftAppWorldRecipe
 from support.counter_node import TOKEN, counter_request, local_node
@@ -55,8 +55,9 @@ async def test_a_critic_ranks_what_a_node_samples_and_nobody_else_sees_what_is_h
         loop = OmegaConf.load(file)
         loss = {"_component_": "loop_contrib.sweet_rl.turn_critic.TurnAdvantage", "beta": 1.0}
         stored = {"logs": [str(log)]}
-        secrets = {"_component_": "support.hidden_tasks.MadeUpSecrets"}
-        await local.call(lambda: train(loop, tmp_path / "critic", stored, loss=loss, hidden_information=secrets))
+        information = {"_component_": "support.hidden_tasks.MadeUpSecrets"}
+        secrets = {"_component_": "loop_contrib.sweet_rl.turn_critic.WithHidden", "information": information}
+        await local.call(lambda: train(loop, tmp_path / "critic", stored, loss=loss, samples=secrets))
         command = [str(file), f"output_dir={tmp_path / 'ranked'}", "--logs", str(log), "--most", "3"]
         command += ["--critic", str(tmp_path / "critic"), "--candidates", "6", "--pairs", "2"]
         assert await local.call(rank_turns.main, command) == 0, capsys.readouterr().err
@@ -80,8 +81,8 @@ async def test_a_critic_ranks_what_a_node_samples_and_nobody_else_sees_what_is_h
             assert candidate.branch_of == chosen.branch_of
 
     loss = {"_component_": "loop_recipes.algorithm.preferences.DPO", "nll": 0.01}
-    ranked = {"logs": [str(folder)], "turn_pairs": str(folder / "pairs.jsonl")}
-    samples = train(loop, tmp_path / "actor", ranked, loss=loss)
+    turns = {"_component_": "loop_contrib.turn_pairs.TurnPairs", "file": str(folder / "pairs.jsonl")}
+    samples = train(loop, tmp_path / "actor", {"logs": [str(folder)]}, loss=loss, samples=turns)
     assert len(samples) == 2 * len(pairs)
     tokens = ChatML(policy / "model")
     (told, *_) = HiddenPrefix(MadeUpSecrets(), tokens).before(samples)

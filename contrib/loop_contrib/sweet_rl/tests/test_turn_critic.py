@@ -18,7 +18,7 @@ from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.logprobs import TiledLogProbs
 from loop_recipes.engine.model import adapter_parameters
 from model_families.chat.chatml import ChatML
-from support.hidden_tasks import MadeUpSecrets
+from support.hidden_tasks import MadeUpSecrets, breaks
 from support.learner_cases import VOCAB, make_samples, tiny_lora_model
 from support.random_policy import write_model
 from support.small_runs import random_adapter
@@ -114,8 +114,8 @@ def test_the_prefix_stands_before_the_served_ids_and_changes_nothing_else(tmp_pa
     ("secret", "complaint"),
     [
         (
-            lambda task_id: {}["x"],
-            r"hidden_information broke over task task-0: KeyError: 'x' \(.*test_turn_critic.py:\d+\)",
+            breaks,
+            r"hidden_information broke over task task-0: KeyError: 'x' \(.*hidden_tasks.py:\d+\)",
         ),
         (lambda task_id: None, "hidden_information of task task-0 is no text but of type NoneType"),
     ],

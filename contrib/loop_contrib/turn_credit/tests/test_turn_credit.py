@@ -19,7 +19,10 @@ from support.small_runs import config_over, replay_config, train_into
 from support.waiting import DEADLINE_S
 
 TOKEN_ENV = "LOOP_TEST_TOKEN"
-SECRETS = {"_component_": "support.hidden_tasks.MadeUpSecrets"}
+SECRETS = {
+    "_component_": "loop_contrib.sweet_rl.turn_critic.WithHidden",
+    "information": {"_component_": "support.hidden_tasks.MadeUpSecrets"},
+}
 
 
 def by(what, **arguments):
@@ -33,7 +36,7 @@ def a_critic(folder, loop):
     own = {
         "output_dir": str(folder / "critic"),
         "rollouts": {"logs": [str(file) for file in sorted((folder / "logs").glob("*.jsonl"))]},
-        "hidden_information": SECRETS,
+        "samples": SECRETS,
         "advantage": {"_component_": "loop_recipes.algorithm.preferences.ReturnPairs"},
         "loss": {"_component_": "loop_contrib.sweet_rl.turn_critic.TurnAdvantage", "beta": 1.0},
         "update": {"minibatch_rollouts": 4, "micro_batch_tokens": 300},

@@ -1,6 +1,6 @@
-"""One policy update on the same 48 rollouts: ours against a straightforward transformers + peft loop.
+"""One policy update on the same rollouts: ours against a straightforward transformers + peft loop.
 
-    python benchmarks/update.py [--vocab 4096 --width 128 --layers 4] [--json results.json]
+    python benchmarks/update.py [--vocab 4096 --width 128 --layers 4 --rollouts 48] [--json results.json]
 
 Both start from the same Qwen2-architecture weights and LoRA adapter (rank 16 on all projections, float32), recompute
 the old log-probs without gradient, then take one epoch of clipped steps (AdamW) over minibatches of 16 rollouts.
@@ -52,11 +52,11 @@ from loop_recipes.engine.sharding import place_model
 from model_families.base_model import BaseModel
 from model_families.weight_names import peft_name
 
-ROLLOUTS, GROUP, MINIBATCH, EPS, RANK, ALPHA, LR = 48, 6, 16, 0.1, 16, 32, 1e-3
+GROUP, MINIBATCH, EPS, RANK, ALPHA, LR = 6, 16, 0.1, 16, 32, 1e-3
 PROMPT, TRL_ROWS = 300, 8
 
 
-def make_rollouts(vocab: int) -> list[CreditedSample]:
+def make_rollouts(vocab: int, rollouts: int) -> list[CreditedSample]:
     """Episodes of about 1,000 tokens in groups of six, one quarter to one third of them sampled."""
     generator = torch.Generator().manual_seed(0)
 
@@ -64,7 +64,7 @@ def make_rollouts(vocab: int) -> list[CreditedSample]:
         return int(torch.randint(low, high, (), generator=generator))
 
     samples = []
-    for number in range(ROLLOUTS):
+    for number in range(rollouts):
         if number % GROUP == 0:
             prompt = torch.randint(0, vocab, (PROMPT,), generator=generator)
         pieces, turn_ids = [prompt], [torch.full((PROMPT,), -1)]
@@ -313,7 +313,7 @@ CASES: dict[str, Callable[[argparse.Namespace], tuple[nn.Module, Callable, Calla
 
 def measure(args: argparse.Namespace) -> dict[str, float | list[float]]:
     """One case in this process: a small warm-up, then the update."""
-    samples = make_rollouts(args.vocab)
+    samples = make_rollouts(args.vocab, args.rollouts)
     model, old_logprobs, gradient = CASES[args.case](args)
     model.train()
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -324,8 +324,8 @@ def measure(args: argparse.Namespace) -> dict[str, float | list[float]]:
     peak, losses, norms = PeakMemory(torch.device("cpu")), [], []
     started, cpu_started = time.perf_counter(), time.process_time()
     samples = old_logprobs(samples)
-    order = torch.randperm(ROLLOUTS, generator=torch.Generator().manual_seed(2)).tolist()
-    for start in range(0, ROLLOUTS, MINIBATCH):
+    order = torch.randperm(args.rollouts, generator=torch.Generator().manual_seed(2)).tolist()
+    for start in range(0, args.rollouts, MINIBATCH):
         losses.append(gradient([samples[i] for i in order[start : start + MINIBATCH]]))
         norms.append(torch.nn.utils.clip_grad_norm_(parameters, 1.0).item())
         optimizer.step()
@@ -344,6 +344,7 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=4096)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--rollouts", type=int, default=48)
     parser.add_argument("--micro-batch-tokens", type=int, default=4096)
     parser.add_argument("--case", choices=list(CASES), help="measure this one in this process and print JSON")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), help="these alone")
@@ -353,10 +354,10 @@ def main() -> None:
         print(json.dumps(measure(args)))
         return
 
-    samples = make_rollouts(args.vocab)
+    samples = make_rollouts(args.vocab, args.rollouts)
     tokens, sampled = sum(s.tokens for s in samples), sum(len(s.sampler_logprobs) for s in samples)
     print(
-        f"{ROLLOUTS} rollouts, {tokens:,} tokens of which {sampled:,} sampled; v={args.vocab:,} d={args.width} ", end=""
+        f"{args.rollouts} rollouts, {tokens:,} tokens of which {sampled:,} sampled; v={args.vocab:,} d={args.width} ", end=""
     )
     print(f"{args.layers} layers, float32, torch {torch.__version__}, {torch.get_num_threads()} thread(s)")
     print(f"{'case':<20}{'tokens/s':>10}{'tokens/CPU s':>14}{'peak MiB':>10}")
@@ -366,7 +367,7 @@ def main() -> None:
         if interpreter is None:
             continue
         command = [interpreter, __file__, "--case", case]
-        for name in ("vocab", "width", "layers", "micro_batch_tokens"):
+        for name in ("vocab", "width", "layers", "rollouts", "micro_batch_tokens"):
             command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=3600, check=True)
         result = results[case] = json.loads(done.stdout.strip().splitlines()[-1])

@@ -147,6 +147,8 @@ the node works around is one of them: without its cure the kind fails."""
 
 ASKED_FOR = {"lfm2": {"conv_dim": 128, "block_dim": 128}}
 """Keys of config.json that published folders have, transformers does not write, and vLLM asks for."""
+MIXERS = {"granitemoehybrid": {"mamba_d_head": 64}}
+"""Sizes that follow from the width."""
 
 
 def write(kind, folder, monkeypatch):
@@ -157,6 +159,8 @@ def write(kind, folder, monkeypatch):
     with monkeypatch.context() as as_served:
         for key, value in (sizes | {"max_position_embeddings": 2048}).items():
             as_served.setitem(tiny_models.PLAIN, key, value)
+        for key, value in MIXERS.get(kind, {}).items():
+            as_served.setitem(tiny_models.KINDS[kind], key, value)
         written = random_model(kind)
     with torch.no_grad():  # Gemma's are multiplied by the root of the width: it would repeat its last token for ever
         written.get_input_embeddings().weight.mul_(0.2 if kind.startswith("gemma") else 1.0)

@@ -357,7 +357,8 @@ def main() -> None:
     samples = make_rollouts(args.vocab, args.rollouts)
     tokens, sampled = sum(s.tokens for s in samples), sum(len(s.sampler_logprobs) for s in samples)
     print(
-        f"{args.rollouts} rollouts, {tokens:,} tokens of which {sampled:,} sampled; v={args.vocab:,} d={args.width} ", end=""
+        f"{args.rollouts} rollouts, {tokens:,} tokens of which {sampled:,} sampled; v={args.vocab:,} d={args.width} ",
+        end="",
     )
     print(f"{args.layers} layers, float32, torch {torch.__version__}, {torch.get_num_threads()} thread(s)")
     print(f"{'case':<20}{'tokens/s':>10}{'tokens/CPU s':>14}{'peak MiB':>10}")

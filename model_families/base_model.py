@@ -17,7 +17,15 @@ from typing import Any
 
 from model_families import llama, mistral, qwen2, qwen3
 from model_families.family import Family, NotBuilt, Rope, read_rope
-from model_families.general_model import attention_layers, layer_of, module_of, shapes_on_disk, takes_lora, text_config
+from model_families.general_model import (
+    is_expert,
+    is_of_tower,
+    layer_of,
+    module_of,
+    shapes_on_disk,
+    takes_lora,
+    text_config,
+)
 from model_families.weight_names import EMBEDDING, HEAD
 
 FAMILIES = {each.FAMILY.architecture: each.FAMILY for each in (qwen2, qwen3, llama, mistral)}
@@ -26,6 +34,10 @@ MAX_HEADER_BYTES = 16 << 20
 _MODEL_FILES = (".json", ".jinja", ".safetensors", ".bin")
 _DIGESTED_BYTES = 1 << 20
 _BLOCKS, _BLOCK_BYTES = 256, 4096
+_KEYS = ("k_proj", "qkv_proj", "kv_a_proj_with_mqa")
+"""Last parts of the names of layers that make what attention keeps of a token."""
+_MXFP4_BYTES = 17 / 32
+"""Of a weight in MXFP4: blocks of 32 numbers of four bits have a scale of a byte."""
 _GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
 
@@ -62,6 +74,7 @@ class BaseModel:
     as it attends over: of a family, a context that a sliding window does not cut is as without one.
 
     ``family`` is None where transformers builds it. ``weights`` are all, by their names on disk: [out, in] of a layer.
+    ``mxfp4``: routed experts are stored in MXFP4, which the learner reads as bf16 and vLLM serves as it is.
     """
 
     model_type: str
@@ -77,10 +90,10 @@ class BaseModel:
     positions: int
     norm_eps: float
     rope: Rope
-    attention_layers: int
     weights: Mapping[str, tuple[int, ...]] = field(repr=False)
     blanks: tuple[str, ...] = ()
     """Keys of config.json that say nothing and that vLLM would take for settings."""
+    mxfp4: bool = False
 
     @classmethod
     def read(cls, folder: str | Path, general: bool = False) -> BaseModel:
@@ -95,7 +108,9 @@ class BaseModel:
             architecture = (config.get("architectures") or ["none"])[0]
             family = FAMILIES.get(architecture)
             quantised = [
-                f"{key} is {config[key]}" for key in ("quantization_config", "quantization") if config.get(key)
+                f"{key} is {config[key]}"
+                for key in ("quantization_config", "quantization")
+                if config.get(key) and not _is_mxfp4(config)
             ]
             decoder = "num_hidden_layers" in text_config(config) and not config.get("is_encoder_decoder")
         except (OSError, AttributeError, TypeError, KeyError, ValueError, RecursionError) as error:
@@ -131,17 +146,20 @@ class BaseModel:
             positions=positions if window is None else min(positions, window),
             norm_eps=float(config.get("rms_norm_eps") or 1e-6),
             rope=rope,
-            attention_layers=sizes["layers"],
             weights=_weights_of_family(family, tied, **sizes),
             blanks=tuple(key for key in ("quantization_config",) if config.get(key) == {}),
+            mxfp4=False,
         )
 
     @classmethod
     def _general(cls, folder: Path, config: dict[str, Any]) -> BaseModel:
         text, weights = text_config(config), shapes_on_disk(folder)
         inner = text.get("intermediate_size") or text.get("moe_intermediate_size") or 0
+        sizes = _sizes(text, None)
+        if text.get("kv_lora_rank"):  # latent attention keeps the same of all heads
+            sizes["kv_heads"] = 1
         return cls(
-            **_sizes(text, None),
+            **sizes,
             feed_forward=int(max(inner) if isinstance(inner, list) else inner),
             model_type=str(config.get("model_type")),
             tied=not any(name.endswith(HEAD) for name in weights),
@@ -149,9 +167,9 @@ class BaseModel:
             positions=int(text.get("max_position_embeddings") or 32_768),
             norm_eps=float(text.get("rms_norm_eps") or 1e-6),
             rope=Rope(10_000.0),
-            attention_layers=attention_layers(text),
             weights=weights,
             blanks=(),
+            mxfp4=_is_mxfp4(config),
         )
 
     @cached_property
@@ -185,26 +203,56 @@ class BaseModel:
         """Size of the largest weights file there can be: all modules, fp32, and its header."""
         return 4 * self.adapter_parameters(rank_limit) + MAX_HEADER_BYTES
 
+    @cached_property
+    def _by_layer(self) -> Mapping[int | None, int]:
+        """Parameters of each layer of the text's decoder, under None of what is in none; without norms and biases."""
+        found: dict[int | None, int] = {}
+        for name, shape in self.weights.items():
+            if len(shape) > 1 and not is_of_tower(name):
+                found[layer_of(name)] = found.get(layer_of(name), 0) + math.prod(shape)
+        return found
+
     @property
     def parameters(self) -> int:
-        """Norms and biases are left out."""
-        return sum(math.prod(shape) for shape in self.weights.values() if len(shape) > 1)
+        """Of the text's decoder. Norms and biases are left out."""
+        return sum(self._by_layer.values())
 
     @property
     def layer_parameters(self) -> int:
-        """Of one decoder layer."""
-        return (self.parameters - self.outer_parameters) // self.layers
+        """Of the decoder layer that has most."""
+        return max(count for layer, count in self._by_layer.items() if layer is not None)
 
     @property
     def outer_parameters(self) -> int:
         """Of what is in no decoder layer: the embedding and the head, which are one matrix if they are tied."""
-        outer = (shape for name, shape in self.weights.items() if layer_of(name) is None)
-        return sum(math.prod(shape) for shape in outer if len(shape) > 1)
+        return self._by_layer[None]
+
+    @property
+    def served_bytes(self) -> float:
+        """Of the weights in a server: bf16, and MXFP4 where they are stored so."""
+        experts = sum(math.prod(shape) for name, shape in self.weights.items() if is_expert(name, shape))
+        return 2 * self.parameters - (2 - _MXFP4_BYTES) * experts * self.mxfp4
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """In bf16, over all layers."""
-        return 2 * 2 * self.attention_layers * self.kv_heads * self.head_width
+        """In bf16, over all layers, each as if it had no window. The states of mixers do not grow with the tokens."""
+        kept = 0
+        for name, (rows, *_) in self.weights.items():
+            module = module_of(name).rpartition(".")[2]
+            if module not in _KEYS or not name.endswith(".weight") or layer_of(name) is None:
+                continue
+            if module == "k_proj":  # values are the keys where they have no weight of their own
+                rows += self.weights.get(name.replace("k_proj", "v_proj"), (rows,))[0]
+            elif module == "qkv_proj":
+                rows -= self.heads * self.head_width
+            kept += rows
+        return 2 * kept
+
+
+def _is_mxfp4(config: Mapping[str, Any]) -> bool:
+    """Whether the folder holds gpt-oss as it was published, the one kind that transformers reads of MXFP4."""
+    method = (config.get("quantization_config") or {}).get("quant_method")
+    return method == "mxfp4" and config.get("model_type") == "gpt_oss"
 
 
 def _sizes(config: Mapping[str, Any], head_width: int | None) -> dict[str, int]:

@@ -32,12 +32,12 @@ _LAYER = re.compile(r"layers\.(\d+)\.")
 _BEFORE_4_52 = re.compile(r"^language_model\.model\.")
 TOWERS = ("vision", "visual", "audio", "mtp.")
 """Parts of names of what is not the text's decoder."""
-_LINEAR_LAYERS = ("linear_attention", "conv", "mamba")
-"""What ``layer_types`` calls layers that keep no keys."""
+_BLOCKS, _SCALES = "_blocks", "_scales"
+"""Ends of the names of the two parts of a weight in MXFP4: [..., g, 16] bytes of two numbers each, [..., g] scales."""
 
 
 def shapes_on_disk(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The shape of each weight in ``folder`` by its name there.
+    """The shape of each weight in ``folder`` by its name there, of one in MXFP4 as it is when it is read.
 
     Raises:
         ValueError: there are none, or a file is damaged.
@@ -45,13 +45,28 @@ def shapes_on_disk(folder: Path) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weight_files(folder):
         shapes |= {name: tensor.shape for name, tensor in read_header(file).items()}
+    for name in [name for name in shapes if is_mxfp4(name)]:
+        *outer, groups, size = shapes.pop(name)
+        if shapes.pop(name.removesuffix(_BLOCKS) + _SCALES, None) != (*outer, groups):
+            raise ValueError(f"{folder}: {name} has no scale for each block; are the files of one model?")
+        shapes[name.removesuffix(_BLOCKS)] = (*outer, groups * size * 2)
     return shapes
+
+
+def is_mxfp4(name: str) -> bool:
+    """Whether a weight of this name holds the blocks of one in MXFP4."""
+    return name.endswith(f"_proj{_BLOCKS}")
 
 
 def layer_of(name: str) -> int | None:
     """The number of the text's decoder layer that has the weight of this name."""
     match = _LAYER.search(name)
     return None if match is None or is_of_tower(name) else int(match[1])
+
+
+def is_expert(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a weight of this name is of routed experts: of one of them, or of all of a layer's together."""
+    return ".experts." in name or (len(shape) == 3 and "conv" not in name and layer_of(name) is not None)
 
 
 def is_of_tower(name: str) -> bool:
@@ -76,11 +91,3 @@ def module_of(weight: str) -> str:
     """The name, in transformers and vLLM, of the layer that has this weight. It is that on disk, but for folders which
     transformers wrote before 4.52, as Gemma 3's."""
     return _BEFORE_4_52.sub("model.language_model.", weight.removesuffix(".weight"))
-
-
-def attention_layers(text: Mapping[str, Any]) -> int:
-    """The number of layers that keep keys and values."""
-    kinds = text.get("layer_types")
-    if not kinds:
-        return int(text["num_hidden_layers"])
-    return sum(not str(kind).startswith(_LINEAR_LAYERS) for kind in kinds)

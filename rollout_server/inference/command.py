@@ -23,6 +23,8 @@ VLLM_RELEASE = "0.32"
 """The token-in/token-out route, its response and the prefix-cache key of adapters are as tried with this release."""
 
 BASE_MODEL_NAME = "base"
+CPU_FLAGS = Path("/proc/cpuinfo")
+"""Says what this machine's CPU can do."""
 _OF_QWEN3_5 = "qwen3_5"
 """How ``model_type`` begins of models whose code in vLLM 0.32 imports torchvision, pictures or not."""
 RANKS_OF_VLLM = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -129,12 +131,16 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
     ]
 
 
-def check_libraries(folder: str, base: BaseModel) -> None:
-    """Check that what vLLM 0.32 needs for this model is installed beside it.
+def check_serves(folder: str, base: BaseModel) -> None:
+    """Check that what vLLM 0.32 needs for this model is there.
 
     Raises:
-        ServerStartError: a library is missing; one line.
+        ServerStartError: a library is missing, or this machine's CPU cannot compute with its weights; one line.
     """
+    if base.mxfp4 and installed_vllm().cpu and "amx_tile" not in CPU_FLAGS.read_text(encoding="utf-8"):
+        raise ServerStartError(
+            f"{folder} is in MXFP4, with which vLLM computes on GPUs and on CPUs with AMX alone: take a copy in bf16"
+        )
     asked = base.family is None and (base.model_type.startswith(_OF_QWEN3_5) or _reads_pictures(folder))
     if asked and importlib.util.find_spec("torchvision") is None:
         raise ServerStartError(
@@ -154,11 +160,11 @@ def _of_any_decoder(folder: str, base: BaseModel, cpu: bool) -> list[str]:
     """What vLLM 0.32 has to be told of a model that no family here describes.
 
     Raises:
-        ServerStartError: a library that vLLM needs for it is not installed.
+        ServerStartError: vLLM cannot serve it here.
     """
     # Of a model that reads pictures or sound, no memory is taken for what no conversation here holds.
     flags = ["--language-model-only"] if _reads_pictures(folder) else []
-    check_libraries(folder, base)
+    check_serves(folder, base)
     if not cpu:
         return flags
     # Its rotary operator for CPUs writes wrong values where queries are three-dimensional, as LFM2's and all MLA's are:

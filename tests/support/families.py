@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from model_families.base_model import FAMILIES
 from support.random_policy import write_tokenizer
 
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "rope_theta": 1e6, "rms_norm_eps": 1e-6}
@@ -43,6 +44,69 @@ def _sizes(width: int, inner: int, layers: int, heads: int, keys: int, words: in
     }
 
 
+PUBLISHED_GENERAL: dict[str, dict[str, Any]] = {
+    "Qwen3.5-4B": {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "tie_word_embeddings": True,
+        "text_config": {
+            "model_type": "qwen3_5_text",
+            "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"] * 8,
+            "head_dim": 256,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 32,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "linear_conv_kernel_dim": 4,
+            "max_position_embeddings": 262_144,
+            **_sizes(2560, 9216, 32, 16, 4, 248_320, True),
+        },
+        "vision_config": {
+            "depth": 24,
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_heads": 16,
+            "out_hidden_size": 2560,
+        },
+    },
+    "Qwen3-30B-A3B-Instruct-2507": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "rope_theta": 1e7,
+        "max_position_embeddings": 262_144,
+        **_sizes(2048, 6144, 48, 32, 4, 151_936, False),
+    },
+    "gpt-oss-20b": {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "head_dim": 64,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "layer_types": ["sliding_attention", "full_attention"] * 12,
+        "attention_bias": True,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 150_000,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        "quantization_config": {"quant_method": "mxfp4"},
+        **_sizes(2880, 2880, 24, 64, 8, 201_088, False),
+    },
+}
+"""The same of models that transformers builds."""
 PUBLISHED: dict[str, dict[str, Any]] = {
     "Qwen2.5-0.5B": QWEN2 | _sizes(896, 4864, 24, 14, 2, 151_936, True),
     "Qwen2.5-1.5B": QWEN2 | _sizes(1536, 8960, 28, 12, 2, 151_936, True),
@@ -95,7 +159,7 @@ def write_config(folder: Path, config: dict[str, Any]) -> Path:
 
 
 def with_config(model: Mapping[str, Any]) -> dict[str, Any]:
-    """A ``model`` section whose folder has the published config.json, where its own is not there."""
+    """A ``model`` section whose folder has the published config.json and headers, where its own is not there."""
     if (Path(model["path"]) / "config.json").is_file():
         return dict(model)
     return {**model, "path": _written(Path(model["path"]).name.removesuffix("-Instruct"))}
@@ -103,7 +167,8 @@ def with_config(model: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def _written(name: str) -> str:
-    return str(write_config(Path(tempfile.mkdtemp(prefix="loop-config-")), PUBLISHED[name]))
+    folder = Path(tempfile.mkdtemp(prefix="loop-config-"))
+    return str(write_headers(write_config(folder, (PUBLISHED | PUBLISHED_GENERAL)[name])))
 
 
 def shapes_of(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -127,16 +192,37 @@ def shapes_of(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return shapes if config.get("tie_word_embeddings") else {**shapes, "lm_head.weight": (config["vocab_size"], width)}
 
 
+def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The weights of the model that transformers builds of a folder's config.json, by their names in its files."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.core_model_loading import revert_weight_conversion
+
+    config = AutoConfig.from_pretrained(folder)
+    auto = AutoModelForImageTextToText if hasattr(config, "text_config") else AutoModelForCausalLM
+    with torch.device("meta"):
+        model = auto.from_config(config)
+    stored = revert_weight_conversion(model, dict(model.named_parameters()))
+    shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
+    if getattr(config, "quantization_config", None):
+        for name in [name for name in shapes if name.endswith("_proj") and len(shapes[name]) == 3]:
+            experts, inputs, outputs = shapes.pop(name)
+            shapes[f"{name}_blocks"] = (experts, outputs, inputs // 32, 16)
+            shapes[f"{name}_scales"] = (experts, outputs, inputs // 32)
+    return shapes
+
+
 def write_headers(folder: Path, files: int = 1) -> Path:
     """Files of weights in bf16 that are whole by their headers, and of which no byte is written."""
-    shapes = shapes_of(json.loads((folder / "config.json").read_text()))
+    config = json.loads((folder / "config.json").read_text())
+    shapes = shapes_of(config) if config["architectures"][0] in FAMILIES else stored_shapes(folder)
     parts = [f"model-{number:05}-of-{files:05}.safetensors" for number in range(1, files + 1)]
     index = {}
     for number, part in enumerate(parts if files > 1 else ["model.safetensors"]):
         header, end = {}, 0
         for name in list(shapes)[number::files]:
-            begin, end = end, end + 2 * math.prod(shapes[name])
-            header[name] = {"dtype": "BF16", "shape": shapes[name], "data_offsets": [begin, end]}
+            packed = name.endswith(("_blocks", "_scales"))
+            begin, end = end, end + (1 if packed else 2) * math.prod(shapes[name])
+            header[name] = {"dtype": "U8" if packed else "BF16", "shape": shapes[name], "data_offsets": [begin, end]}
             index[name] = part
         content = json.dumps(header).encode()
         with (folder / part).open("wb") as file:

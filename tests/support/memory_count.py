@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import weakref
 from typing import Any
 from unittest import mock
 
@@ -26,9 +25,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.weak import WeakIdKeyDictionary
 
 from loop_recipes.engine import logprobs
 from loop_recipes.engine.batching import collate_step
@@ -37,58 +33,12 @@ from loop_recipes.engine.diagnostics import made_up
 from loop_recipes.engine.model import adapter_parameters, meta_model
 from loop_recipes.engine.sequence_parallel import Part
 from loop_recipes.engine.sharding import local_part, place_model
+from loop_recipes.launch.layer_memory import LiveBytes
 from support.on_cuda import as_on_cuda, norms_of_one_kernel
 
 GIB = 2**30
 LONGEST = 16_384
 CPU = torch.device("cpu")
-
-
-class LiveBytes(TorchDispatchMode):
-    """``live`` and ``peak`` bytes of the storages made inside, or given to :meth:`add`; FSDP's resizing included."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.live = self.peak = 0
-        self._sizes = WeakIdKeyDictionary()
-
-    def __enter__(self) -> LiveBytes:
-        resize = torch.UntypedStorage.resize_
-
-        def counted(storage: torch.UntypedStorage, size: int) -> None:
-            resize(storage, size)
-            if storage in self._sizes:
-                self._count(storage, self._sizes[storage])
-
-        self._patch = mock.patch.object(torch.UntypedStorage, "resize_", counted)
-        self._patch.start()
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self._patch.stop()
-        super().__exit__(*error)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for value in tree_leaves(result):
-            if isinstance(value, Tensor):
-                self.add(value)
-        return result
-
-    def add(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        if storage not in self._sizes:
-            size = self._sizes[storage] = [0]
-            self._count(storage, size)
-            weakref.finalize(storage, self._gone, size)
-
-    def _count(self, storage: torch.UntypedStorage, size: list[int]) -> None:
-        self.live += storage.nbytes() - size[0]
-        size[0] = storage.nbytes()
-        self.peak = max(self.peak, self.live)
-
-    def _gone(self, size: list[int]) -> None:
-        self.live -= size[0]
 
 
 def count(builder: str, ranks: int, layers: int, tokens: int, sharers: int) -> float:

@@ -26,7 +26,7 @@ from loop_recipes.paths import METRICS_FILE, loop_package
 from model_families.base_model import BaseModel
 from model_families.opening import check_positions, open_model_chat, open_weights
 from rollout_server.config import HIGHEST_RANK, ModelConfig, NodeConfig
-from rollout_server.inference.command import ServerStartError, check_libraries
+from rollout_server.inference.command import ServerStartError, check_serves
 from rollout_server.policies.adapter_check import check_adapter, other_base
 
 log = utils.get_logger("INFO")
@@ -346,7 +346,7 @@ def _check_child(config: LoopConfig, node: NodeConfig, starts_now: bool) -> None
     check_served(node.model)
     if starts_now and node.servers.urls is None:
         try:
-            check_libraries(node.model.path, BaseModel.read(node.model.path))
+            check_serves(node.model.path, BaseModel.read(node.model.path))
         except ServerStartError as error:
             raise ConfigError(f"node.model: {error}") from error
     tasks_ahead(config, node)

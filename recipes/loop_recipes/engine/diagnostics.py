@@ -12,6 +12,7 @@ from torch import Tensor
 from torchtune.utils import get_world_size_and_rank
 
 from loop_recipes.config.loop_config import GapConfig
+from loop_recipes.engine.general_decoder import GeneralDecoder
 from loop_recipes.engine.model import AnyDecoder
 from loop_recipes.engine.samples import Sample, ScoredSample, made_up
 
@@ -85,12 +86,20 @@ def _training_flops(model: AnyDecoder, length: int, shared: int) -> float:
     """Model FLOPs of one forward and backward pass over a rollout of ``length`` tokens, the first ``shared`` of which
     are another's; recomputation not counted.
 
-    Per token two FLOPs a weight forward and two backward (frozen weights get no gradient of their own; the head
-    is left out), and for causal attention half of 4 * length * width a layer forward, twice that backward.
+    Per token two FLOPs a weight that it meets forward and two backward (frozen weights get no gradient of their own;
+    the head is left out), and for attention 4 * width forward for each token that it looks at, twice that backward.
     """
-    weights = sum(parameter.numel() for parameter in model.layers.parameters())
-    width = model.num_heads * model.head_dim
-    return 4.0 * weights * (length - shared) + 6.0 * len(model.layers) * width * (length**2 - shared**2)
+    if isinstance(model, GeneralDecoder):
+        weights, windows = model.parameters_of_a_token(), model.windows()
+    else:
+        weights, windows = sum(p.numel() for p in model.layers.parameters()), [None] * len(model.layers)
+    looks = sum(_looks(length, window) - _looks(shared, window) for window in windows)
+    return 4.0 * weights * (length - shared) + 12.0 * model.num_heads * model.head_dim * looks
+
+
+def _looks(length: int, window: int | None) -> float:
+    """The number of pairs of a token and one that it looks at."""
+    return length**2 / 2 if window is None or length <= window else window * (length - window / 2)
 
 
 def peak_memory_gib(device: torch.device) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
 from loop_recipes.engine.batching import Documents
@@ -22,6 +23,8 @@ NAME = "loop_documents"
 BLOCK = 512
 """Queries that are computed together where a window, a cap or sinks need scores of their own: with a window they meet
 the keys of their block and of the window before it alone."""
+SCORES = 1 << 27
+"""Scores of a block that are kept at a time where a cap or sinks need them; of fewer queries where keys are many."""
 WIDEST = 256
 """Width of a head up to which ``varlen_attn`` computes on CUDA."""
 
@@ -124,15 +127,21 @@ def _attend(
     if not scores and own == tokens and (window is None or tokens <= window):
         return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     before, done = tokens - own, []
-    for begin in range(0, own, BLOCK):
-        end = min(begin + BLOCK, own)
+    width = tokens if window is None else min(tokens, window + BLOCK)
+    rows = min(BLOCK, max(1, SCORES // (q.shape[0] * q.shape[1] * width))) if scores else BLOCK
+    for begin in range(0, own, rows):
+        end = min(begin + rows, own)
         first = 0 if window is None else max(0, before + begin + 1 - window)
         last = before + end
         places, keys = (torch.arange(*ends, device=q.device) for ends in ((before + begin, last), (first, last)))
         distance = places[:, None] - keys
         mask = distance >= 0 if window is None else (distance >= 0) & (distance < window)
         block = q[:, :, begin:end], k[:, :, first:last], v[:, :, first:last], mask, scale
-        done.append(_by_scores(*block, cap, sinks) if scores else _by_mask(*block))
+        if scores:
+            # Computed again in the backward pass: kept, those of all blocks would be quadratic in the tokens.
+            done.append(checkpoint(_by_scores, *block, cap, sinks, use_reentrant=False, preserve_rng_state=False))
+        else:
+            done.append(_by_mask(*block))
     return torch.cat(done, dim=2)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torchtune.modules.peft import LoRALinear
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.utils import logging as transformers_logging
+from transformers.utils.quantization_config import Mxfp4Config
 
 from loop_recipes.engine.batching import Documents
 from loop_recipes.engine.cuda_layers import FoldedLoRALinear
@@ -24,8 +25,10 @@ from loop_recipes.engine.decoder import CHECKPOINT_WRAPPER, TokenOutputs, check_
 from loop_recipes.engine.general_attention import NAME, row_of
 from loop_recipes.engine.logprobs import Head
 from model_families.base_model import BaseModel
-from model_families.general_model import COMPARED
+from model_families.general_model import COMPARED, is_expert
 
+_STATES = ("linear_attention", "conv", "mamba")
+"""What ``layer_types`` calls layers with a state along the row in place of attention."""
 _READ_BY_NOBODY = ("mtp.", "model.mtp", "rotary_emb.inv_freq")
 """Parts of names of weights that a folder may hold beside those of the decoder."""
 
@@ -75,6 +78,34 @@ class GeneralDecoder(nn.Module):
     @property
     def tok_embeddings(self) -> nn.Embedding:
         return cast(nn.Embedding, self.text.get_input_embeddings())
+
+    def first_of_each_kind(self) -> list[int]:
+        """The numbers of the first layers of each kind."""
+        types = getattr(self.text.config, "layer_types", None) or [None] * len(self.layers)
+        found: dict[Any, int] = {}
+        for number, (kind, layer) in enumerate(zip(types, self.layers, strict=True)):
+            inside = frozenset((name, type(module).__name__) for name, module in layer.named_modules())
+            found.setdefault((kind, inside), number)
+        return list(found.values())
+
+    def windows(self) -> list[int | None]:
+        """The tokens that each layer with attention looks at, its own among them; None is all before it."""
+        config = self.text.config
+        window = getattr(config, "sliding_window", None)
+        types = getattr(config, "layer_types", None)
+        if not types:
+            return [window] * len(self.layers)
+        return [window if kind == "sliding_attention" else None for kind in types if kind not in _STATES]
+
+    def parameters_of_a_token(self) -> float:
+        """The number of weights of the layers that a token meets: of routed experts, those that it goes to."""
+        config = self.text.config
+        chosen = getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None)
+        met = 0.0
+        for name, parameter in self.layers.named_parameters():
+            share = chosen / parameter.shape[0] if chosen and is_expert(f"layers.{name}", parameter.shape) else 1.0
+            met += parameter.numel() * share
+        return met
 
     def train(self, mode: bool = True) -> Self:
         super().train(False)
@@ -189,7 +220,7 @@ def add_lora(model: GeneralDecoder, rank: int, alpha: float, dropout: float = 0.
 def read_weights(path: str, base: BaseModel, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Read all weights, by the decoder's names, and the buffers that are in no file; CPU tensors.
 
-    transformers reads them: it renames weights and puts those of experts together.
+    transformers reads them: it renames weights, puts those of experts together, and MXFP4 into bf16, which is exact.
 
     Raises:
         ValueError: weights are missing, or there are others than the model's.
@@ -198,11 +229,16 @@ def read_weights(path: str, base: BaseModel, dtype: torch.dtype) -> tuple[dict[s
     transformers_logging.set_verbosity_error()  # its table of what is missing says what is raised here
     try:
         options: dict[str, Any] = {"dtype": dtype, "attn_implementation": NAME, "trust_remote_code": False}
+        if base.mxfp4:
+            options["quantization_config"] = Mxfp4Config(dequantize=True)
         whole, found = _auto(_config(path)).from_pretrained(path, output_loading_info=True, **options)
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise ValueError(f"{path}: transformers cannot read the weights: {str(error).splitlines()[0]}") from error
     finally:
         transformers_logging.set_verbosity(before)
+    if base.mxfp4:  # which transformers leaves in bf16 whatever it is told
+        for parameter in whole.parameters():
+            parameter.data = parameter.data.to(dtype)
     strange = [name for name in found["unexpected_keys"] if not any(part in name for part in _READ_BY_NOBODY)]
     problems = {"lacks": found["missing_keys"], "has no place for": strange, "misfits": found["mismatched_keys"]}
     for problem, names in problems.items():

@@ -55,7 +55,7 @@ def probe(path: str, base: BaseModel, weights: Mapping[str, Tensor], device: tor
     Raises:
         ValueError: names what is not exact, and by how much.
     """
-    layers = _layers(GeneralDecoder(_small(path, NAME), base))
+    layers = GeneralDecoder(_small(path, NAME), base).first_of_each_kind()[-1] + 1
     ours = GeneralDecoder(_small(path, NAME, layers), base)
     with torch.device("meta"):
         add_lora(ours, RANK, 2.0 * RANK)
@@ -127,19 +127,6 @@ def _small(path: str, attention: str, layers: int | None = None) -> PreTrainedMo
         decoder = model.get_decoder()
         decoder.layers = decoder.layers[:layers]
     return model
-
-
-def _layers(model: GeneralDecoder) -> int:
-    """As many layers as hold one of each kind."""
-    kinds = getattr(model.text.config, "layer_types", None) or [None] * len(model.layers)
-    seen = set()
-    last = 1
-    for number, (kind, layer) in enumerate(zip(kinds, model.layers, strict=True), start=1):
-        inside = frozenset((name, type(module).__name__) for name, module in layer.named_modules())
-        if (kind, inside) not in seen:
-            seen.add((kind, inside))
-            last = number
-    return last
 
 
 def _filled(model: GeneralDecoder, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -21,10 +21,11 @@ from loop_recipes.engine.checkpoint import latest_checkpoint
 from loop_recipes.engine.general_decoder import read_weights
 from loop_recipes.engine.general_probe import probe
 from loop_recipes.engine.model import DTYPES, check_built, check_context, meta_model
+from loop_recipes.launch.layer_memory import LayerBytes, layer_bytes
 from loop_recipes.launch.memory_plan import GIB, USABLE, plan_rollout_server, plan_trainer
 from model_families.base_model import BaseModel
 from rollout_server.config import ModelConfig, NodeConfig, ServersConfig
-from rollout_server.inference.command import ServerStartError, compile_cache
+from rollout_server.inference.command import ServerStartError, check_serves, compile_cache
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Report:
         if sound:
             report.problems.append(f"model: {error}")
         return report
-    _served(report, node.model)
+    _served(report, node.model, shape, cuda)
     if sound:
         _sizes(report, config, shape)
     lora_rank = config.model.get("lora_rank", 16)
@@ -136,7 +137,8 @@ def _memory(
         report.problems.append(str(error))
     tokens = max(-(-config.collection.limits.max_context // sharers), config.update.micro_batch_tokens)
     keeps, offloads = config.keep_attention, config.enable_activation_offloading
-    trainer = plan_trainer(shape, rank, tokens, ranks, machines.gpu_gib, keeps, sharers, offloads)
+    counted = None if shape.family is not None else _counted(report, config)
+    trainer = plan_trainer(shape, rank, tokens, ranks, machines.gpu_gib, keeps, sharers, offloads, counted)
     server = plan_rollout_server(shape, node, machines.gpu_gib)
     for plan in (trainer, server):
         report.lines.append(plan.table())
@@ -148,6 +150,18 @@ def _memory(
             f"trainer and vLLM server need about {together:.0f} GiB of the {machines.gpu_gib:.0f} of the GPU that they "
             "share: lower servers.kv_cache_bytes, update.micro_batch_tokens or collection.limits.max_context"
         )
+
+
+def _counted(report: Report, config: LoopConfig) -> LayerBytes | None:
+    """What a layer takes of a model that transformers builds; None where it cannot be built or does not run."""
+    try:
+        return layer_bytes(meta_model(config.model, DTYPES[config.dtype]))
+    except ConfigError as error:
+        if str(error) not in report.problems:
+            report.problems.append(str(error))
+    except ValueError as error:
+        report.row("memory", f"{error}; it is planned as a layer of a dense decoder is")
+    return None
 
 
 def _placement(
@@ -251,11 +265,13 @@ def _environment(report: Report, node: NodeConfig) -> None:
         report.problems.append(f"node.environment: {said}")
 
 
-def _served(report: Report, model: ModelConfig) -> None:
-    """Say of the node's model what an earlier problem of the run left unsaid."""
+def _served(report: Report, model: ModelConfig, shape: BaseModel, cuda: bool) -> None:
+    """Say of the node's model what an earlier problem of the run left unsaid; of a CPU's, whether vLLM serves it."""
     try:
         check_served(model)
-    except ConfigError as error:
+        if not cuda:
+            check_serves(model.path, shape)
+    except (ConfigError, ServerStartError) as error:
         if str(error) not in report.problems:
             report.problems.append(str(error))
 

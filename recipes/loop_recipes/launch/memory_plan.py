@@ -1,12 +1,14 @@
 """Memory arithmetic for a job before it runs: what a trainer rank and a vLLM server hold, by kind.
 
-Estimates from shapes, no measurement; the recipe's own stress test measures. All sizes in GiB (2**30 bytes).
+Estimates from shapes, no measurement; the recipe's own stress test measures. All sizes in GiB (2**30 bytes), where
+nothing else is said.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from loop_recipes.launch.layer_memory import LayerBytes
 from model_families.base_model import BaseModel
 from rollout_server.config import NodeConfig
 
@@ -45,6 +47,7 @@ def plan_trainer(
     keep_attention: bool = False,
     sharers: int = 1,
     offloads: bool = False,
+    counted: LayerBytes | None = None,
 ) -> MemoryPlan:
     """One rank of the trainer where it holds most, in the backward pass through a layer, of ``tokens`` at once.
 
@@ -55,19 +58,24 @@ def plan_trainer(
     model's width and four of the keys' width. ``keep_attention`` keeps its output and fp32 normalisers of each layer.
     Where several ranks are ``sharers`` of each row, what attention exchanges is one more tensor of the queries' width.
     A rank that ``offloads`` has two of the layers' inputs on its GPU, the one at work and one on its way.
+    ``counted`` is the layer at work of a model that transformers builds, in the place of these tensors.
 
     A test compares this with a count on the recipe's own code (tests/support/memory_count.py).
     """
     queries, keys = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
     inputs = tokens * shape.width * 2 / GIB  # of one layer
-    layer = tokens * (6 * shape.width + 6 * shape.feed_forward + 4 * keys + (queries if sharers > 1 else 0))
+    layer = tokens * (6 * shape.width + 6 * shape.feed_forward + 4 * keys) * 2.0
+    if counted is not None:
+        layer = tokens * counted.token + counted.block
+    if sharers > 1:
+        layer += tokens * queries * 2
     parts = {
         "base weights, bf16, sharded": shape.parameters * 2 / ranks / GIB,
         "adapter, gradient, Adam moments, fp32, sharded": shape.adapter_parameters(lora_rank) * 16 / ranks / GIB,
         "embedding and head gathered, bf16": shape.outer_parameters * 2 / GIB,
         "layers gathered, bf16": min(ranks, 2) * shape.layer_parameters * 2 / GIB,
         "checkpointed inputs of the layers, bf16": inputs * (2 if offloads else shape.layers),
-        "one layer recomputed and differentiated, bf16": layer * 2 / GIB,
+        "one layer recomputed and differentiated, bf16": layer / GIB,
     }
     if keep_attention:
         kept = shape.heads * (shape.head_width * 2 + 4)
@@ -83,19 +91,23 @@ def plan_trainer(
         )
     title = f"trainer, one of {ranks} ranks, micro-batches of {tokens} tokens"
     title += "" if sharers == 1 else f" a rank, rows of {sharers} ranks"
-    host = f"inputs of the layers on the host, pinned: {shape.layers * inputs:.1f} GiB for each rank"
-    notes = (host,) if offloads else ()
-    return MemoryPlan(title, gpu_gib, parts, over, notes)
+    notes = [f"inputs of the layers on the host, pinned: {shape.layers * inputs:.1f} GiB for each rank"] * offloads
+    if counted is not None:
+        notes += [
+            f"rank 0 reads all weights into the host's memory: {shape.parameters * 2 / GIB:.1f} GiB",
+            "the layer is transformers' own PyTorch code; kernels that it finds installed take less",
+        ]
+    return MemoryPlan(title, gpu_gib, parts, over, tuple(notes))
 
 
 def plan_rollout_server(shape: BaseModel, node: NodeConfig, gpu_gib: float) -> MemoryPlan:
-    """One GPU of one vLLM server: bf16 weights and adapter slots over the tensor-parallel GPUs, and the KV cache, which
-    is what ``servers.kv_cache_bytes`` says, else the rest of ``servers.gpu_memory_utilization``."""
+    """One GPU of one vLLM server: weights as stored and adapter slots over the tensor-parallel GPUs, and the KV cache,
+    which is what ``servers.kv_cache_bytes`` says, else the rest of ``servers.gpu_memory_utilization``."""
     gpus = node.servers.tensor_parallel_size
     adapter = shape.adapter_parameters(node.model.lora_rank)
     usable = gpu_gib * (node.servers.gpu_memory_utilization or 0.9)
     parts = {
-        "weights, bf16": shape.parameters * 2 / gpus / GIB,
+        "weights, bf16 and MXFP4" if shape.mxfp4 else "weights, bf16": shape.served_bytes / gpus / GIB,
         "adapters loaded, bf16": node.servers.max_loras * adapter * 2 / gpus / GIB,
         "CUDA context, activations and graphs (allowance)": 3.0 if shape.width < 3000 else 4.0,
     }

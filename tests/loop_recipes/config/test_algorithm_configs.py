@@ -47,6 +47,9 @@ PARAMETERS = {
     "qwen3_8b": 8.23e9,
     "qwen3_14b": 14.8e9,
     "qwen3_32b": 32.9e9,
+    "qwen3_5_4b_one_gpu": 4.24e9,
+    "qwen3_30b_a3b": 30.5e9,
+    "gpt_oss_20b": 20.9e9,
 }
 """Of the base model and its adapter; None where a warm start builds the model first."""
 PRESETS = {

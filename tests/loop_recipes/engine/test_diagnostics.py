@@ -1,15 +1,21 @@
 """The canary that a new version is published with, as transformers and peft compute it, and the line of a full GPU."""
 
+import json
+
 import pytest
 import torch
 from omegaconf import OmegaConf
 
 from loop_appworld import LoopAppWorldRecipe
-from loop_recipes.engine.diagnostics import CANARY_TOKENS, out_of_memory
+from loop_recipes.engine.diagnostics import CANARY_TOKENS, flops_metrics, out_of_memory
+from loop_recipes.engine.model import meta_model
 from loop_recipes.rollouts.replay_source import ReplaySource
 from rollout_server.policies.canary import Canary
+from support import tiny_models
+from support.families import section
 from support.random_policy import reference_logprobs
 from support.small_runs import replay_config
+from support.tiny_models import write_random
 
 
 def test_each_new_version_comes_with_the_log_probs_of_its_own_weights(tmp_path, monkeypatch):
@@ -42,3 +48,38 @@ def test_a_gpu_that_is_full_of_others_memory_says_so(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 3.5 * 2**30)
     line = out_of_memory(torch.OutOfMemoryError("Tried to allocate 20.00 MiB."), 16384, torch.device("cuda:0"))
     assert "peak 3.5 GiB of 80.0, of which CUDA and other programs hold 75.5 (Tried to allocate 20.00 MiB)" in line
+
+
+def _flops(model, length, shared=0):
+    return flops_metrics(model, [(length, shared)], 1.0, 1e-12)["model_flops_utilization"]
+
+
+def _built(kind, folder, **changes):
+    write_random(kind, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return meta_model(section(folder), torch.float32)
+
+
+@pytest.mark.parametrize(("kind", "key"), [("qwen3_moe", "num_experts_per_tok"), ("gpt_oss", "num_experts_per_tok")])
+def test_flops_of_a_mixture_are_those_of_the_experts_that_a_token_goes_to(kind, key, tmp_path):
+    """Two experts more of four: half of what all weights of the experts would be."""
+    two, four = (_built(kind, tmp_path / str(chosen), **{key: chosen}) for chosen in (2, 4))
+    routed = sum(p.numel() for name, p in four.layers.named_parameters() if ".experts." in name)
+    assert _flops(four, 100) - _flops(two, 100) == pytest.approx(4 * 100 * routed / 2)
+    assert two.parameters_of_a_token() == sum(p.numel() for p in two.layers.parameters()) - routed / 2
+
+
+def test_flops_of_attention_are_those_of_what_a_token_looks_at(tmp_path):
+    """Within windows, and in layers that have attention."""
+    windowed, hybrid = (_built(kind, tmp_path / kind) for kind in ("gemma3_text", "lfm2"))
+    assert (windowed.windows(), hybrid.windows()) == ([tiny_models.WINDOW, None], [None])
+    width, window = windowed.num_heads * windowed.head_dim, tiny_models.WINDOW
+    rest = 4 * windowed.parameters_of_a_token()
+    pairs = 100**2 / 2 + (window * 100 - window**2 / 2)
+    assert _flops(windowed, 100) == pytest.approx(100 * rest + 12 * width * pairs)
+    assert _flops(windowed, 100, 100) == 0
+    short = window // 2
+    assert _flops(windowed, short) == pytest.approx(short * rest + 12 * width * 2 * short**2 / 2)
+    attention = 6 * hybrid.num_heads * hybrid.head_dim * 100**2
+    assert _flops(hybrid, 100) == pytest.approx(400 * hybrid.parameters_of_a_token() + attention)

@@ -2,10 +2,12 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AttentionInterface
 
 from loop_formats.schema import ConfigError
@@ -18,10 +20,12 @@ from loop_recipes.engine.peft_export import load_adapter
 from loop_recipes.engine.process_group import FromMainRank
 from model_families.base_model import BaseModel
 from model_families.general_model import COMPARED
+from model_families.opening import open_weights
 from rollout_server.policies.adapter_check import check_adapter
 from support.families import section
 from support.general_models import adapted, exported, ours, samples_of, theirs
 from support.learner_cases import flash_attention
+from support.mxfp4 import write_mxfp4
 from support.on_cuda import as_on_cuda
 from support.tiny_models import KINDS, SEVERAL, write_random
 
@@ -226,3 +230,55 @@ def test_what_rank_0_read_is_a_mapping_of_names():
     assert list(given) == ["a", "b"]
     assert len(given) == 2
     assert given["a"] is tensors["a"]
+
+
+@pytest.fixture
+def published(tmp_path):
+    """A gpt-oss in MXFP4, and its experts."""
+    return tmp_path / "model", write_mxfp4(tmp_path / "model")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_mxfp4_is_read_bit_for_bit(published, dtype):
+    """By the definition of the format, and by transformers' own function."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    folder, experts = published
+    base = open_weights(folder, 512)
+    weights, _ = read_weights(str(folder), base, dtype)
+    stored = load_file(folder / "model.safetensors")
+    assert len(experts) == 4
+    for name, expected in experts.items():
+        found = weights["text." + name.removeprefix("model.")]
+        assert found.dtype == dtype
+        assert torch.equal(found.float(), expected)
+        theirs = convert_moe_packed_tensors(stored[f"{name}_blocks"], stored[f"{name}_scales"])
+        assert torch.equal(found.bfloat16(), theirs)
+        assert base.weights[name] == tuple(expected.transpose(1, 2).shape)
+
+
+def test_the_learner_of_mxfp4_is_that_of_its_copy_in_bf16(published, tmp_path):
+    """Log-probs, and the names of its adapter; the first look passes."""
+    folder, experts = published
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    kept = {name: t for name, t in load_file(folder / "model.safetensors").items() if t.dtype != torch.uint8}
+    save_file(kept | {name: t.bfloat16().contiguous() for name, t in experts.items()}, copy / "model.safetensors")
+    config = json.loads((copy / "config.json").read_text())
+    del config["quantization_config"]
+    (copy / "config.json").write_text(json.dumps(config))
+    one, other = adapted(folder), adapted(copy)
+    found, expected = (ours(model, samples_of(), packed=True) for model in (one, other))
+    assert found.error(expected) == (0.0, 0.0)
+    check_adapter(exported(one, tmp_path / "adapter", folder), BaseModel.read(folder), rank_limit=4)
+    weights, buffers = read_weights(str(folder), one.base, torch.float32)
+    assert probe(str(folder), one.base, weights | buffers, torch.device("cpu")).error < EXACT
+
+
+def test_blocks_without_their_scales_are_one_line(published):
+    folder, _ = published
+    stored = load_file(folder / "model.safetensors")
+    del stored["model.layers.1.mlp.experts.down_proj_scales"]
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"^\S+: model\.layers\.1\S+\.down_proj_blocks has no scale for each block"):
+        BaseModel.read(folder)

@@ -11,10 +11,11 @@ from loop_recipes.engine.model import meta_model
 from loop_recipes.launch import job_check
 from loop_recipes.launch.check_cli import main
 from loop_recipes.launch.job_check import Report
+from loop_recipes.launch.layer_memory import layer_bytes
 from loop_recipes.paths import loop_package
 from rollout_server.config import ModelConfig
 from support.configs import files_read_once  # noqa: F401 - a fixture for all tests here
-from support.families import PUBLISHED, write_config, write_headers
+from support.families import PUBLISHED, PUBLISHED_GENERAL, write_config, write_headers
 from support.small_runs import replay_config
 from support.tool_modules import SUMS, write
 
@@ -32,13 +33,16 @@ PUBLISHED_AS = {
     "qwen3_8b": "Qwen3-8B",
     "qwen3_14b": "Qwen3-14B",
     "qwen3_32b": "Qwen3-32B",
+    "qwen3_5_4b": "Qwen3.5-4B",
+    "qwen3_30b_a3b": "Qwen3-30B-A3B-Instruct-2507",
+    "gpt_oss_20b": "gpt-oss-20b",
 }
 
 
 @pytest.fixture(autouse=True, scope="module")
 def every_model_is_built_once():
-    """A model does not depend on the GPUs and nodes that a job has."""
-    built = {}
+    """A model does not depend on the GPUs and nodes that a job has, nor what its layers take."""
+    built, counted = {}, {}
 
     def once(component, dtype):
         key = (repr(component), dtype)
@@ -46,8 +50,14 @@ def every_model_is_built_once():
             built[key] = meta_model(component, dtype)
         return built[key]
 
+    def counted_once(model):
+        if id(model) not in counted:
+            counted[id(model)] = layer_bytes(model)
+        return counted[id(model)]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(job_check, "meta_model", once)
+        patch.setattr(job_check, "layer_bytes", counted_once)
         yield
 
 
@@ -63,7 +73,8 @@ def models(tmp_path_factory):
         content |= {"max_position_embeddings": 4096 if model == "tiny" else 131_072}
         write_headers(write_config(folders[model], content), SHARDS.get(model, 1))
     for model, name in PUBLISHED_AS.items():
-        folders[model] = write_headers(write_config(tmp_path_factory.mktemp(model), PUBLISHED[name]))
+        config = (PUBLISHED | PUBLISHED_GENERAL)[name]
+        folders[model] = write_headers(write_config(tmp_path_factory.mktemp(model), config))
     return folders
 
 
@@ -135,6 +146,9 @@ CONFIGS = {
     "qwen3_8b": "qwen3_8b",
     "qwen3_14b": "qwen3_14b",
     "qwen3_32b": "qwen3_32b",
+    "qwen3_5_4b_one_gpu": "qwen3_5_4b",
+    "qwen3_30b_a3b": "qwen3_30b_a3b",
+    "gpt_oss_20b": "gpt_oss_20b",
 }
 # Nodes and GPUs of a node on which a config needs no change.
 SOUND = {
@@ -150,6 +164,9 @@ SOUND = {
     "qwen3_8b": {(1, 8), (2, 8), (3, 8)},
     "qwen3_14b": {(1, 8), (2, 8), (3, 8)},
     "qwen3_32b": {(2, 8), (3, 8)},
+    "qwen3_5_4b_one_gpu": {(nodes, gpus) for nodes in (1, 2, 3) for gpus in (1, 2, 4, 8)},
+    "qwen3_30b_a3b": {(1, 8), (2, 8), (3, 8)},
+    "gpt_oss_20b": {(1, 8), (2, 8), (3, 8)},
 }
 
 

@@ -6,15 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from model_families.base_model import BaseModel
 from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference import command as vllm_command
 from rollout_server.inference.command import (
     ServerStartError,
+    Vllm,
+    check_serves,
     compile_cache,
     installed_vllm,
     server_command,
     server_environment,
 )
+from support.mxfp4 import write_mxfp4
 from support.random_policy import MODEL_CONFIG
 from support.tiny_models import write_random
 
@@ -213,3 +217,19 @@ def test_code_is_compiled_where_it_can_run(monkeypatch, tmp_path):
     named = ServersConfig(env={"TORCHINDUCTOR_CACHE_DIR": str(noexec / "not made yet")})
     with pytest.raises(ServerStartError, match=r"CACHE_DIR .*not made yet is mounted noexec.*name another"):
         server_environment(named, 0, "k", root, cpu=True)
+
+
+def test_mxfp4_on_a_cpu_that_cannot_compute_with_it_is_one_line(tmp_path, monkeypatch):
+    """vLLM 0.32 would say so after its start: MXFP4's kernels for CPUs need AMX. Its build for GPUs is not asked."""
+    write_mxfp4(tmp_path / "model")
+    base = BaseModel.read(tmp_path / "model")
+    monkeypatch.setattr(vllm_command, "installed_vllm", lambda: Vllm("0.32.0+cpu", cpu=True))
+    monkeypatch.setattr(vllm_command, "CPU_FLAGS", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text("flags : avx512f avx512_bf16")
+    with pytest.raises(ServerStartError, match=r"is in MXFP4, .*: take a copy in bf16$"):
+        check_serves("model", base)
+    (tmp_path / "cpuinfo").write_text("flags : avx512f amx_tile amx_bf16")
+    check_serves(str(tmp_path / "model"), base)
+    monkeypatch.setattr(vllm_command, "installed_vllm", lambda: Vllm("0.32.0", cpu=False))
+    (tmp_path / "cpuinfo").write_text("")
+    check_serves(str(tmp_path / "model"), base)

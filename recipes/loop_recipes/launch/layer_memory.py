@@ -1,0 +1,124 @@
+"""Bytes that a layer of a model takes at work, counted on shapes: no weights, no GPU.
+
+What transformers' layers keep for their backward pass differs from kind to kind: experts have a copy of each token for
+each one that it goes to, delta nets chunks in fp32. So the layers run, on fake tensors.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from loop_recipes.engine.batching import Documents
+from loop_recipes.engine.general_attention import SCORES
+from loop_recipes.engine.general_decoder import GeneralDecoder
+
+DOCUMENT, LONG = 64, 256
+"""Tokens of each document of a row, so few that scores of attention are little, and of the one that shows them."""
+
+
+class LiveBytes(TorchDispatchMode):
+    """``live`` and ``peak`` bytes of the storages made inside, or given to :meth:`add`; FSDP's resizing included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._sizes = WeakIdKeyDictionary()
+
+    def __enter__(self) -> LiveBytes:
+        resize = torch.UntypedStorage.resize_
+
+        def counted(storage: torch.UntypedStorage, size: int) -> None:
+            resize(storage, size)
+            if storage in self._sizes:
+                self._count(storage, self._sizes[storage])
+
+        self._patch = mock.patch.object(torch.UntypedStorage, "resize_", counted)
+        self._patch.start()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._patch.stop()
+        super().__exit__(*error)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in tree_leaves(result):
+            if isinstance(value, Tensor):
+                self.add(value)
+        return result
+
+    def add(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage not in self._sizes:
+            size = self._sizes[storage] = [0]
+            self._count(storage, size)
+            weakref.finalize(storage, self._gone, size)
+
+    def _count(self, storage: torch.UntypedStorage, size: list[int]) -> None:
+        self.live += storage.nbytes() - size[0]
+        size[0] = storage.nbytes()
+        self.peak = max(self.peak, self.live)
+
+    def _gone(self, size: list[int]) -> None:
+        self.live -= size[0]
+
+
+@dataclass(frozen=True)
+class LayerBytes:
+    """The peak of a layer's forward and backward pass: ``token`` for each token, and ``block``, which does not grow."""
+
+    token: float
+    block: float
+
+
+def layer_bytes(model: GeneralDecoder) -> LayerBytes:
+    """Count what a layer takes, of the kind that takes most.
+
+    Args:
+        model: without storage; it is of no use afterwards.
+
+    Raises:
+        ValueError: a layer cannot be run on shapes alone.
+    """
+    kinds = model.first_of_each_kind()
+    model.text.layers = model.layers[: kinds[-1] + 1]
+    runs = [layer.forward for layer in model.layers]
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+            model.to_empty(device="cpu")
+            tokens, blocks = [], []
+            for kind in kinds:
+                for number, layer in enumerate(model.layers):
+                    layer.forward = runs[number] if number == kind else _passed_on
+                few, many, one = (_peak(model, lengths, fake) for lengths in ([DOCUMENT] * 2, [DOCUMENT] * 4, [LONG]))
+                tokens.append((many - few) / (2 * DOCUMENT))
+                pairs = LONG**2 - 4 * DOCUMENT**2
+                blocks.append(max(0, one - many) / pairs * SCORES / model.num_heads)
+    except RuntimeError as error:
+        raise ValueError(f"a layer of a {model.base.model_type} does not run on shapes alone: {error}") from error
+    return LayerBytes(max(tokens), max(blocks))
+
+
+def _passed_on(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return hidden_states
+
+
+def _peak(model: GeneralDecoder, lengths: list[int], fake: FakeTensorMode) -> int:
+    """Of a row of such documents."""
+    ids = fake.from_tensor(torch.zeros(1, sum(lengths), dtype=torch.long))
+    places = fake.from_tensor(torch.cat([torch.arange(length) for length in lengths])[None])
+    begin = model.tok_embeddings.register_forward_hook(lambda module, given, out: out.requires_grad_())
+    with LiveBytes() as counted, begin:
+        row = {"position_ids": places, "documents": Documents.of(lengths)}
+        model.text(input_ids=ids, use_cache=False, **row).last_hidden_state.sum().backward()
+    return counted.peak

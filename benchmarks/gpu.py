@@ -163,7 +163,8 @@ def released_cce(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 def heads(size: Size, device: torch.device, name: str) -> dict[str, float]:
     """Errors of one head against full logits in fp32, and how many repeats differ from the first."""
-    from loop_recipes.engine.logprobs import CutCrossEntropyLogProbs, FullLogProbs, TensorCoreLogProbs, TiledLogProbs
+    from loop_recipes.engine.cut_cross_entropy import CutCrossEntropyLogProbs
+    from loop_recipes.engine.logprobs import FullLogProbs, TensorCoreLogProbs, TiledLogProbs
 
     all_heads: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
         "ours_tensor_cores": TensorCoreLogProbs(),

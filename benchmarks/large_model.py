@@ -40,9 +40,10 @@ from loop_recipes.config.components import build
 from loop_recipes.config.files import compose, read_config
 from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.engine.adapter_versions import AdapterVersions
+from loop_recipes.engine.cut_cross_entropy import CutCrossEntropyLogProbs
 from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.diagnostics import flops_metrics
-from loop_recipes.engine.logprobs import AutoLogProbs, CutCrossEntropyLogProbs, FullLogProbs, Head, TiledLogProbs
+from loop_recipes.engine.logprobs import AutoLogProbs, FullLogProbs, Head, TiledLogProbs
 from loop_recipes.engine.model import DTYPES, meta_model, new_adapter, trained_parameters, vocabulary
 from loop_recipes.engine.process_group import destroy_process_group, init_process_group
 from loop_recipes.engine.samples import Sample, ScoredSample

@@ -28,7 +28,8 @@ from torch import Tensor
 from torch.nn import LinearCrossEntropyOptions
 from torchtune.modules.loss import CEWithChunkedOutputLoss
 
-from loop_recipes.engine.logprobs import CutCrossEntropyLogProbs, TensorCoreLogProbs, TiledLogProbs
+from loop_recipes.engine.cut_cross_entropy import CutCrossEntropyLogProbs
+from loop_recipes.engine.logprobs import TensorCoreLogProbs, TiledLogProbs
 
 TRL_VERSION = "1.16.0"
 Head = Callable[[Tensor, Tensor, Tensor], Tensor]

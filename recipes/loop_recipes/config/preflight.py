@@ -224,6 +224,12 @@ def _check_components(config: LearnerConfig) -> None:
     for path in ("advantage", "loss", "log_probs"):
         check_component(path, getattr(config, path))
         built[path] = _built(path, getattr(config, path))  # cheap, and they check their own arguments
+    half_on_cuda = config.dtype in ("bf16", "fp16") and config.device.startswith("cuda")
+    require(
+        half_on_cuda or not getattr(built["log_probs"], "needs_half_on_cuda", False),
+        f"log_probs: {config.log_probs['_component_']} computes in half precision on CUDA alone, and this is "
+        f"{config.dtype} on {config.device}; give log_probs=loop_recipes.engine.logprobs.AutoLogProbs",
+    )
     lacking = [name for name in _OF_A_LOSS if not hasattr(built["loss"], name)]
     require(
         not lacking,

@@ -3,11 +3,11 @@
 A head maps ``(hidden [n, d], weight [v, d], targets [n], scale, cap)`` to fp32 log-probs [n] of the targets under the
 softmax of the logits ``scale * hidden @ weight.T``, or of ``cap * tanh(that / cap)`` where there is a cap: Gemma's
 final_logit_softcapping. Granite's logits_scaling is a divisor, one over ``scale``; Cohere's logit_scale is ``scale``.
-Four of them, equal to rounding:
+They are equal to rounding:
 
 - :class:`TiledLogProbs`: any device, in fp32; never holds [n, v], one pass, no gradient for the frozen head.
 - :class:`TensorCoreLogProbs`: the same for bf16 or fp16 on CUDA, with products of half precision that add in fp32.
-- :class:`CutCrossEntropyLogProbs`: Apple's kernels, for the same tensors.
+- :class:`~loop_recipes.engine.cut_cross_entropy.CutCrossEntropyLogProbs`: Apple's kernels, for the same tensors.
 - :class:`FullLogProbs`: all logits at once; the plain formula, and the one that trains the head too.
 
 :class:`AutoLogProbs` picks.
@@ -16,7 +16,7 @@ Four of them, equal to rounding:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -83,7 +83,7 @@ class TiledLogProbs:
     def __call__(
         self, hidden: Tensor, weight: Tensor, targets: Tensor, scale: float = 1.0, cap: float | None = None
     ) -> Tensor:
-        _refuse_trained_head(weight, type(self).__name__)
+        refuse_trained_head(weight, type(self).__name__)
         want_gradient = torch.is_grad_enabled() and hidden.requires_grad
         return _TiledFunction.apply(hidden, weight, targets, scale, cap, self, want_gradient)
 
@@ -186,13 +186,14 @@ class TensorCoreLogProbs(TiledLogProbs):
         ValueError: (on call) tensors not on CUDA, of different or full precision, or a head that wants a gradient.
     """
 
+    needs_half_on_cuda: ClassVar[bool] = True
     token_tile: int = 4096
     vocab_tile: int = 8192
 
     def __call__(
         self, hidden: Tensor, weight: Tensor, targets: Tensor, scale: float = 1.0, cap: float | None = None
     ) -> Tensor:
-        _require_half_on_cuda(hidden, weight, type(self).__name__)
+        require_half_on_cuda(hidden, weight, type(self).__name__)
         return super().__call__(hidden, weight, targets, scale, cap)
 
     def tile(self, weight: Tensor, vocab: int) -> Tensor:
@@ -208,41 +209,6 @@ class TensorCoreLogProbs(TiledLogProbs):
 
     def add_weights(self, sums: Tensor, probs: Tensor, tile: Tensor) -> None:
         sums.add_(torch.mm(probs, tile, out_dtype=torch.float32))
-
-
-@dataclass(frozen=True)
-class CutCrossEntropyLogProbs:
-    """Apple's Cut Cross-Entropy (arXiv 2411.09009): logits live in on-chip memory only. CUDA; bf16 or fp16 only.
-
-    The kernels' gradient filter, which skips blocks where softmax - onehot is small, is off: it would bias the ratios'
-    gradient. The target's logit and the sums over the vocabulary are in fp32, and no update gets lost, neither of which
-    holds for the package's own function (see cce_kernels.py). With a scale other than 1 it is the hidden state that is
-    multiplied, and rounded. The last bits of the gradient differ from run to run.
-
-    Raises:
-        ValueError: (on call) tensors not on CUDA, hidden states in fp32, or a head that wants a gradient.
-        ImportError: (on call) cut-cross-entropy or triton is not installed.
-    """
-
-    def __call__(
-        self, hidden: Tensor, weight: Tensor, targets: Tensor, scale: float = 1.0, cap: float | None = None
-    ) -> Tensor:
-        _refuse_trained_head(weight, type(self).__name__)
-        _require_half_on_cuda(hidden, weight, type(self).__name__)
-        try:
-            from loop_recipes.engine.cce_kernels import CutCrossEntropyFunction
-        except ImportError as error:
-            raise ImportError(
-                f"CutCrossEntropyLogProbs: {error}; install cut-cross-entropy and triton, or use TiledLogProbs"
-            ) from error
-        if not len(hidden):
-            return hidden.float().sum(-1)
-        scaled = hidden if scale == 1.0 else hidden * scale
-        return CutCrossEntropyFunction.apply(scaled.contiguous(), weight, targets, cap)
-
-    def entropy(self, hidden: Tensor, weight: Tensor, scale: float = 1.0, cap: float | None = None) -> Tensor:
-        """As :meth:`TiledLogProbs.entropy`; the kernels do not give it."""
-        return TensorCoreLogProbs().entropy(hidden, weight, scale, cap)
 
 
 @dataclass(frozen=True)
@@ -262,12 +228,22 @@ class AutoLogProbs:
         return TensorCoreLogProbs() if hidden.is_cuda and hidden.dtype in HALF else TiledLogProbs()
 
 
-def _refuse_trained_head(weight: Tensor, name: str) -> None:
+def refuse_trained_head(weight: Tensor, name: str) -> None:
+    """Check that the head called ``name`` need not give a gradient for its weight.
+
+    Raises:
+        ValueError: the weight wants one.
+    """
     if torch.is_grad_enabled() and weight.requires_grad:
         raise ValueError(f"{name} computes no gradient for the head, but its weight wants one; use FullLogProbs")
 
 
-def _require_half_on_cuda(hidden: Tensor, weight: Tensor, name: str) -> None:
+def require_half_on_cuda(hidden: Tensor, weight: Tensor, name: str) -> None:
+    """Check that the head called ``name`` is given tensors of one half precision on CUDA.
+
+    Raises:
+        ValueError: it is not.
+    """
     if not hidden.is_cuda or hidden.dtype not in HALF:
         raise ValueError(
             f"{name} needs bf16 or fp16 hidden states on CUDA, not {hidden.dtype} on {hidden.device.type}; use "

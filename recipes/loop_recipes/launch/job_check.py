@@ -5,6 +5,7 @@ Looks at this machine's file system, which is the nodes' too on a cluster with s
 
 from __future__ import annotations
 
+import inspect
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from omegaconf import DictConfig
 from agent_environments.protocol import create_pool
 from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import told
+from loop_recipes.config.components import check_component
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
 from loop_recipes.config.preflight import check_run, check_served, check_sharers, port_problem, tasks_ahead
 from loop_recipes.engine.checkpoint import latest_checkpoint
@@ -107,6 +109,7 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Report:
         report.problems.append(str(error))
         return report
     sound = _run(report, config)
+    _head(report, config)
     if sound:
         _dataset(report, config, node)
         _run_state(report, config)
@@ -231,6 +234,16 @@ def _run(report: Report, config: LoopConfig) -> bool:
         report.problems.append(str(error))
         return False
     return True
+
+
+def _head(report: Report, config: LoopConfig) -> None:
+    """Say which head gives the log-probs, in the words of its class."""
+    try:
+        head = check_component("log_probs", config.log_probs)
+    except ConfigError:  # which has been said
+        return
+    first = " ".join((inspect.getdoc(head) or "").split()).partition(". ")[0]
+    report.row("log-probs", f"{head.__name__}{f', {first}' if first else ''}")
 
 
 def _dataset(report: Report, config: LoopConfig, node: NodeConfig) -> None:

@@ -66,6 +66,7 @@ PRESETS = {
         "collection.limits.max_tokens_per_turn": 1500,
         "collection.limits.max_context": 32000,
         "loss.clip": "symmetric",
+        "log_probs._component_": "loop_recipes.engine.cut_cross_entropy.CutCrossEntropyLogProbs",
         "update.min_abs_advantage": 0.01,
         "update.loss_divisor": "mean",
         "update.clip_grad_norm": 1.0,

@@ -9,14 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from loop_recipes.engine import logprobs as logprobs_module
 from loop_recipes.engine.batching import collate_step
+from loop_recipes.engine.cut_cross_entropy import CutCrossEntropyLogProbs
 from loop_recipes.engine.decoder import TokenOutputs, attach_head
-from loop_recipes.engine.logprobs import (
-    AutoLogProbs,
-    CutCrossEntropyLogProbs,
-    FullLogProbs,
-    TensorCoreLogProbs,
-    TiledLogProbs,
-)
+from loop_recipes.engine.logprobs import AutoLogProbs, FullLogProbs, TensorCoreLogProbs, TiledLogProbs
 from support.learner_cases import VOCAB, adapter_gradient, make_samples, tiny_lora_model
 
 
@@ -140,7 +135,7 @@ def tensor_cores(monkeypatch):
     """What ``torch.mm(..., out_dtype=torch.float32)`` computes on CUDA, and on no CPU: exact products, sums in fp32."""
     real = torch.mm
     monkeypatch.setattr(torch, "mm", lambda a, b, *, out_dtype: real(a.to(out_dtype), b.to(out_dtype)))
-    monkeypatch.setattr(logprobs_module, "_require_half_on_cuda", lambda *_: None)
+    monkeypatch.setattr(logprobs_module, "require_half_on_cuda", lambda *_: None)
 
 
 # The largest relative error of rounding once; the gradient is rounded in two places.

@@ -200,6 +200,33 @@ def test_a_trainer_and_a_server_share_one_gpu(check_config, config, gpu_gib, gpu
     assert "of the GPU that they share: lower servers.kv_cache_bytes" in problems[0]
 
 
+@pytest.mark.parametrize(
+    ("words", "head"),
+    [
+        (("qwen2_5_32b", "32b"), "CutCrossEntropyLogProbs, Apple's Cut Cross-Entropy"),
+        (("qwen2_5_32b", "32b", "log_probs=loop_recipes.engine.logprobs.AutoLogProbs"), "AutoLogProbs, Tiles"),
+        (("qwen2_5_32b_one_node", "32b", "--nodes", "1"), "AutoLogProbs, Tiles"),
+        (("qwen2_5_7b", "7b", "--nodes", "1"), "AutoLogProbs, Tiles"),
+        (("qwen2_5_7b", "7b", "preset=paper", "--nodes", "1"), "CutCrossEntropyLogProbs, Apple's Cut Cross-Entropy"),
+        (("tiny_cpu", "tiny"), "TiledLogProbs, Log-probs by tiles"),
+    ],
+)
+def test_it_says_which_head_gives_the_log_probs(check_config, words, head):
+    _, shown, problems = check_config(*words)
+    assert re.search(rf"^log-probs +{head}", shown, flags=re.M), (shown, problems)
+    assert not [problem for problem in problems if "log_probs" in problem]
+
+
+def test_a_head_for_half_precision_on_cuda_is_refused_elsewhere(check_config):
+    cut = "log_probs=loop_recipes.engine.cut_cross_entropy.CutCrossEntropyLogProbs"
+    cores = "log_probs=loop_recipes.engine.logprobs.TensorCoreLogProbs"
+    for words in (("tiny_cpu", "tiny", cut), ("tiny_cpu", "tiny", cores), ("qwen2_5_7b", "7b", cut, "dtype=fp32")):
+        _, _, problems = check_config(*words)
+        [problem] = [problem for problem in problems if problem.startswith("log_probs: ")]
+        assert "half precision on CUDA alone" in problem
+        assert "give log_probs=loop_recipes.engine.logprobs.AutoLogProbs" in problem
+
+
 def test_an_adapter_of_two_bytes_takes_half_the_disk(check_32b):
     def disk(dtype):
         _, shown, _ = check_32b(f"adapter_dtype={dtype}", "max_iterations=1000")

@@ -283,10 +283,6 @@ ENVIRONMENTS: dict[str, str] = {
 group ``torchtune_loop.environments``."""
 
 
-DEFAULT_ENVIRONMENT = "appworld"
-"""The environment that a command means where it names none."""
-
-
 def is_harness(name: str) -> bool:
     """Whether this is the name of an environment whose agent is a program: ``is_harness`` is true in its class. Only a
     node plays one: others would play its world without its program."""

@@ -6,11 +6,10 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent_environments.description import UNSAID, Description
+from agent_environments.description import NUMBERED, Description
 from agent_environments.losses import CommandsDoing, Loss, Losses, Recovery, WorldLost, answered
 from agent_environments.observation import observation
 from agent_environments.places import Places
@@ -63,8 +62,12 @@ class DatasetPool:
         experiments_root: folder for states and sockets; None: a tmpfs where there is one.
     """
 
-    description: Description = replace(
-        UNSAID, behavior=("appworld_adapter.behavior:AppWorldBehavior",), environments={}
+    description = Description(
+        score="TGC",
+        group_score="SGC",
+        groups="scenarios",
+        group_pattern=NUMBERED,
+        behavior=("appworld_adapter.behavior:AppWorldBehavior",),
     )
 
     def __init__(

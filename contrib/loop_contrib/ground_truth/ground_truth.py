@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from agent_environments.protocol import DEFAULT_ENVIRONMENT, EnvironmentFault
+from agent_environments.protocol import EnvironmentFault
 from agent_environments.unopened import solutions_of
 from loop_contrib.ground_truth.scripted import scripted_rollout
 from loop_formats.run_files import COLLECTIONS, write_rollouts
@@ -30,9 +30,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--prompt", default="loop", help="the prompt that the policy is served with (loop)")
     parser.add_argument(
         "--environment",
-        default=DEFAULT_ENVIRONMENT,
+        default="appworld",
         metavar="NAME",
-        help=f"whose tasks they are ({DEFAULT_ENVIRONMENT})",
+        help="whose tasks they are (appworld)",
     )
     options = parser.parse_args(arguments)
     try:

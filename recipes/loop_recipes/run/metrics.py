@@ -46,8 +46,8 @@ METRICS: dict[str, str] = {
     "broken_rollouts": "rollouts in which the environment itself broke (a step, the grade, the reward); the terminal "
     "says of what, and a share above collection.max_broken_share ends the run",
     "broken_figures": "figures of behaviour that could not be computed, and are left out; the terminal says of what",
-    "reward": "mean reward: the fraction of a task's unit tests that passed",
-    "success": "share of rollouts whose task is solved: all unit tests passed",
+    "reward": "mean reward: in AppWorld the fraction of a task's unit tests that passed",
+    "success": "share of rollouts whose grader says that the task is solved",
     "completed": "share of rollouts that the agent itself ended",
     "turns": "mean agent turns per rollout",
     "tokens": "mean tokens per rollout, prompt and observations included",

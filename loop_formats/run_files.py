@@ -269,7 +269,8 @@ def write_rollouts(folder: Path, collection_id: str, rollouts: Iterable[Rollout]
 def whole_folder(path: Path) -> Iterator[Path]:
     """A new folder beside ``path`` to fill: it takes the place of ``path`` when the block ends. For one writer.
 
-    What is in it is on disk before it has its name. What an earlier writer left unfinished is removed.
+    What is in it is on disk before it has its name, and may be read by whoever may read the folder: safetensors gives
+    its files to their owner alone. What an earlier writer left unfinished is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     bring_back(path.parent)
@@ -279,6 +280,10 @@ def whole_folder(path: Path) -> Iterator[Path]:
     partial.mkdir()
     try:
         yield partial
+        readable = partial.stat().st_mode & 0o666
+        for file in partial.iterdir():
+            if file.is_file():
+                file.chmod(readable)
         for file in (*partial.iterdir(), partial):
             sync(file)
         if not path.exists():

@@ -39,6 +39,7 @@ from loop_recipes.warm_start.demonstration import Demonstration
 from loop_recipes.warm_start.demonstrators import demonstrator_of
 from loop_recipes.warm_start.held_out import HeldOut, measure
 from model_families.chat import open_chat
+from model_families.own_tokenizer import CODE
 
 
 class WarmStartRecipe:
@@ -256,7 +257,7 @@ class WarmStartRecipe:
     def _write_policy(self, folder: Path) -> None:
         marks = {"pad_id": self._tokens.pad_id, "stop_id": self._tokens.turn_end}
         tiny_model.save(self._model, self._architecture, folder, **marks)
-        for name in ("tokenizer.json", "tokenizer_config.json"):
+        for name in ("tokenizer.json", "tokenizer_config.json", CODE):
             (folder / name).write_bytes((self._cache / name).read_bytes())
 
     def _log(self, **values: Any) -> None:

@@ -125,6 +125,17 @@ def test_what_is_written_at_the_end_never_follows_a_torn_line(tmp_path, before):
     assert path.read_text() == ("a\nc\n" if before is not None and before.startswith("a") else "c\n")
 
 
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o002, 0o664), (0o077, 0o600)])
+def test_files_of_a_folder_are_for_whoever_may_read_it(tmp_path, mask, mode):
+    before = os.umask(mask)
+    try:
+        with whole_folder(tmp_path / "adapter") as partial:
+            (partial / "weights").touch(0o600)  # as safetensors makes its files
+    finally:
+        os.umask(before)
+    assert (tmp_path / "adapter/weights").stat().st_mode & 0o777 == mode
+
+
 def test_a_file_appears_whole_or_not_at_all(tmp_path):
     path = write_whole(tmp_path / "report.md", "old")
 

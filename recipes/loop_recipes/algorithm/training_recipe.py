@@ -36,6 +36,7 @@ from loop_recipes.engine.process_group import (
 )
 from loop_recipes.run.rests_on import compare, model_identity
 from loop_recipes.run.stop_request import StopRequest, StopRequested
+from model_families.own_tokenizer import differing_ids
 
 log = utils.get_logger("INFO")
 
@@ -105,6 +106,8 @@ class TrainingRecipe:
         self._model_identity = on_main_rank(lambda: model_identity(conf.base_model, conf.initial_adapter))
         if checkpoint is not None:
             compare(checkpoint.state, "model", self._model_identity, conf.accept_changes)
+        if self._rank == 0 and (other := differing_ids(conf.base_model)) is not None:
+            log.warning(f"{other}; training and its servers go by tokenizer.json, and so does what loop export writes")
         return checkpoint
 
     def _load_base(self) -> tuple[AnyDecoder, Mapping[str, Tensor]]:
@@ -140,6 +143,7 @@ class TrainingRecipe:
         """Say why the run ends, if before its time; a stop file has then done its work."""
         if line is not None:
             utils.log_rank_zero(log, line)
+        utils.log_rank_zero(log, f"to serve, merge or share the policy: loop export {self._output_dir}")
         on_main_rank(self._stop.done)
         self._together = True
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from model_families.own_tokenizer import read_as_written
+
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 PAD_TOKEN, STOP_TOKEN = "<|endoftext|>", "<|im_end|>"
 
@@ -70,11 +72,10 @@ def train(texts: Iterable[str], vocab_size: int, min_frequency: int) -> Tokenize
 
 
 def save(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
-    """Write tokenizer.json and tokenizer_config.json (with the chat template) into ``folder``."""
+    """Write tokenizer.json and its settings (with the chat template) into ``folder``, for everybody's hands."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_length,
         "bos_token": None,
         "eos_token": STOP_TOKEN,
@@ -84,3 +85,4 @@ def save(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
         "chat_template": CHAT_TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    read_as_written(folder)

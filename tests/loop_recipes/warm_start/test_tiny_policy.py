@@ -105,6 +105,7 @@ def test_committed_policy_is_small_and_of_the_stated_shape():
         "config.json",
         "generation_config.json",
         "model.safetensors",
+        "own_tokenizer.py",
         "tokenizer.json",
         "tokenizer_config.json",
     }

@@ -13,21 +13,23 @@ from support import random_policy
 TEXT = "x = 10_1; apis.login('joe')\n\n  # naïve"
 
 
-def write_folder(folder, kind):
-    """A tokenizer that cuts between any two letters, in a folder of a model of this kind."""
+def write_folder(folder, kind, named):
+    """A tokenizer that cuts between any two letters, in a folder of a model of this kind, under this class's name."""
     random_policy.write_tokenizer(folder)
     words = json.loads((folder / "tokenizer.json").read_text())
     words["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": "[a-z]"}
     (folder / "tokenizer.json").write_text(json.dumps(words))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"tokenizer_class": named}))
     (folder / "config.json").write_text(json.dumps({"model_type": kind}))
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+@pytest.mark.parametrize(("kind", "named"), [("qwen2", "PreTrainedTokenizerFast"), ("qwen3", "Qwen2Tokenizer")])
 @pytest.mark.parametrize("trusted", [False, True])
-def test_a_tokenizer_of_ones_own_is_told_apart_and_cured(tmp_path, monkeypatch, kind, trusted):
+def test_a_tokenizer_of_ones_own_is_told_apart_and_cured(tmp_path, monkeypatch, kind, named, trusted):
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     folder = tmp_path / f"{kind}_{trusted}"
-    write_folder(folder, kind)
+    write_folder(folder, kind, named)
     assert "other ids" in differing_ids(folder)
     read_as_written(folder)
     assert differing_ids(folder) is None

@@ -68,7 +68,8 @@ def load_base(config: LearnerConfig, dtype: torch.dtype) -> tuple[AnyDecoder, Ma
     try:
         described = BaseModel.read(config.base_model)
         if isinstance(model, GeneralDecoder):
-            return model, _of_main_rank(model, config.base_model, described, dtype)
+            device = utils.get_device(config.device)
+            return model, _of_main_rank(model, config.base_model, described, dtype, device)
         check_built(model, described, config)
         if config.checkpointer is None:
             base: dict[str, Tensor] = load_weights(config.base_model, described)
@@ -80,7 +81,9 @@ def load_base(config: LearnerConfig, dtype: torch.dtype) -> tuple[AnyDecoder, Ma
     return model, base
 
 
-def _of_main_rank(model: GeneralDecoder, path: str, described: BaseModel, dtype: torch.dtype) -> Mapping[str, Tensor]:
+def _of_main_rank(
+    model: GeneralDecoder, path: str, described: BaseModel, dtype: torch.dtype, device: torch.device
+) -> Mapping[str, Tensor]:
     """The weights of a model that transformers reads, and its buffers that are in no file."""
     read: dict[str, Tensor] = {}
 
@@ -88,7 +91,7 @@ def _of_main_rank(model: GeneralDecoder, path: str, described: BaseModel, dtype:
         weights, buffers = read_weights(path, described, dtype)
         check_shapes(model, weights, path)
         read.update(weights | buffers)
-        utils.log_rank_zero(log, f"model: {probe(path, described, read, torch.device('cpu'))}")
+        utils.log_rank_zero(log, f"model: {probe(path, described, read, dtype, device)}")
         return {name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for name, tensor in read.items()}
 
     return FromMainRank(read, on_main_rank(work))

@@ -307,7 +307,7 @@ def probe_model(report: Report, path: str) -> None:
             report.row("exact", f"a {base.model_type} is built by torchtune's modules, which tests compare")
             return
         weights, buffers = read_weights(path, base, torch.float32)
-        report.row("exact", str(probe(path, base, weights | buffers, torch.device("cpu"))))
+        report.row("exact", str(probe(path, base, weights | buffers, torch.float32, torch.device("cpu"))))
     except (OSError, ValueError) as error:
         report.problems.append(f"model: {error}")
 

@@ -127,10 +127,10 @@ def test_a_kind_that_nobody_compared_is_taken_with_a_key(tmp_path):
         meta_model(section(tmp_path, untried=True, apply_lora_to_mlp=False), torch.float32)
 
 
-def probed(folder):
+def probed(folder, dtype=torch.float32):
     base = BaseModel.read(folder)
-    weights, buffers = read_weights(str(folder), base, torch.float32)
-    return probe(str(folder), base, weights | buffers, torch.device("cpu"))
+    weights, buffers = read_weights(str(folder), base, dtype)
+    return probe(str(folder), base, weights | buffers, dtype, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "gpt_oss", "lfm2", "gemma4", "deepseek_v3"])
@@ -169,6 +169,33 @@ def test_the_first_look_refuses_what_is_not_exact(kind, wrong, where, tmp_path, 
     folder = write_random(kind, tmp_path)
     with pytest.raises(ValueError, match=rf"log-probs {where} differ from transformers' own by \d.* nats"):
         probed(folder)
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "qwen3_moe", "lfm2", "qwen3_5"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_first_look_in_half_precision_is_held_to_the_models_own_rounding(kind, dtype, tmp_path):
+    found = probed(write_random(kind, tmp_path), dtype)
+    assert found.error < 1e-4, "in fp32, of the weights as they are rounded"
+    assert found.packed < found.rounding / 5
+    assert "rounding to half precision moves them by" in str(found)
+
+
+@pytest.mark.parametrize(("kind", "wrong"), [("gemma3_text", "window"), ("gpt_oss", "sinks"), ("gemma2", "cap")])
+def test_rows_that_are_packed_wrongly_in_half_precision_alone_are_refused(kind, wrong, tmp_path, monkeypatch):
+    """As by a kernel for CUDA that passes something over."""
+    right = general_attention._packed
+
+    def packed(q, k, v, documents, scale, window, cap, sinks):
+        others = {"window": window, "cap": cap, "sinks": sinks}
+        return right(q, k, v, documents, scale, **(others if q.dtype == torch.float32 else {**others, wrong: None}))
+
+    monkeypatch.setattr(general_attention, "_packed", packed)
+    folder = write_random(kind, tmp_path)
+    assert probed(folder).error < EXACT
+    with pytest.raises(
+        ValueError, match=r"in bfloat16 log-probs in a packed row are \S+ nats from those one sequence at"
+    ):
+        probed(folder, torch.bfloat16)
 
 
 def test_a_decoder_of_another_shape_is_one_line(tmp_path):
@@ -272,7 +299,7 @@ def test_the_learner_of_mxfp4_is_that_of_its_copy_in_bf16(published, tmp_path):
     assert found.error(expected) == (0.0, 0.0)
     check_adapter(exported(one, tmp_path / "adapter", folder), BaseModel.read(folder), rank_limit=4)
     weights, buffers = read_weights(str(folder), one.base, torch.float32)
-    assert probe(str(folder), one.base, weights | buffers, torch.device("cpu")).error < EXACT
+    assert probe(str(folder), one.base, weights | buffers, torch.float32, torch.device("cpu")).error < EXACT
 
 
 def test_blocks_without_their_scales_are_one_line(published):

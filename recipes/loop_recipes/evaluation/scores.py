@@ -19,6 +19,7 @@ from typing import Any
 from agent_environments.description import UNSAID, Description
 from loop_formats.rollout import Rollout, sequence_texts
 from loop_recipes.evaluation.goal_completion import GoalCompletion, goal_completion
+from loop_recipes.evaluation.pass_at_k import PassAtK, passes
 from loop_recipes.evaluation.statistics import Interval, rate_interval
 
 
@@ -127,9 +128,9 @@ class Score:
     over the tasks that it has.
 
     ``reward`` is a mean as that of a :class:`Figure`. ``behavior`` holds the environment's figures by name, None where
-    one is not defined, and the number of ``rollouts``. ``interactions`` is the mean number of agent turns;
-    ``over_budget`` names rollouts as (task id, run), ``lost`` those that are in no figure, with the reason. ``bounds``
-    is None where nothing was lost.
+    one is not defined, and the number of ``rollouts``. ``interactions`` is the mean number of agent turns; ``passes``
+    holds pass@k and pass^k, nothing where there is one run. ``over_budget`` names rollouts as (task id, run), ``lost``
+    those that are in no figure, with the reason. ``bounds`` is None where nothing was lost.
     """
 
     runs: int
@@ -145,6 +146,7 @@ class Score:
     lost: list[tuple[str, int, str]]
     bounds: Bounds | None
     behavior: dict[str, float | None] | None
+    passes: list[PassAtK] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -247,6 +249,7 @@ def score(
         lost=lost,
         bounds=score_bounds(results, environment) if lost else None,
         behavior=_behavior(made, environment),
+        passes=passes(runs, environment.group_of, **bootstrap),
     )
 
 

@@ -175,7 +175,7 @@ class CollectionPlan:
         return replace(request, max_lost=math.floor(self._config.max_lost_share * request.episodes))
 
     def evaluation(self, iteration: int, policy_version: int, adapter: str) -> CollectionRequest | None:
-        """One greedy (or as configured) rollout of every dev task by the policy that stands after ``iteration`` (0:
+        """The rollouts of every dev task by the policy that stands after ``iteration`` (0:
         before the first), whose adapter has the digest ``adapter``; None where it is not to be scored."""
         every = self._evaluation.every
         if not every or iteration % every:
@@ -183,10 +183,10 @@ class CollectionPlan:
         request = CollectionRequest(
             id="unnamed",
             tasks=self._dev_tasks,
-            rollouts_per_task=1,
+            rollouts_per_task=self._evaluation.runs,
             policy_version=policy_version,
             seed=self._seed,
-            sampling=Sampling(temperature=self._evaluation.temperature),
+            sampling=Sampling(temperature=self._evaluation.temperature, top_p=self._evaluation.top_p),
             limits=replace(self._config.limits, max_turns=self._evaluation.max_turns),
             environment_turns=self._evaluation.environment_turns,
         )

@@ -23,7 +23,14 @@ from loop_recipes.paths import METRICS_FILE
 
 logger = logging.getLogger(__name__)
 
-_DEV = ("iteration", "reward", "success", "lost")
+_PASSES = {
+    "pass_at_k": "share of its tasks that any of dev_evaluation.runs rollouts solved; only with several",
+    "pass_all_k": "share of its tasks that all of dev_evaluation.runs rollouts solved; only with several",
+}
+_DEV = (
+    *("iteration", "reward", "success", "lost"),
+    *(f"{name}{end}" for name in _PASSES for end in ("", "_low", "_high")),
+)
 
 METRICS: dict[str, str] = {
     "iteration": "number of the iteration, from 1: one collection and one update",
@@ -104,6 +111,12 @@ METRICS: dict[str, str] = {
     "dev_reward": "mean reward of that policy on dev_evaluation.split",
     "dev_success": "share of its tasks solved, as the environment says it; each task by the mean of its rollouts",
     "dev_lost": "rollouts of that evaluation that could not be had, and are in no other figure of it",
+    **{f"dev_{name}": text for name, text in _PASSES.items()},
+    **{
+        f"dev_{name}_{end}": f"the {'lower' if end == 'low' else 'upper'} end of its interval"
+        for name in _PASSES
+        for end in ("low", "high")
+    },
     **{
         f"earlier_dev_{name}": f"dev_{name} of the policy before, where the run's last line has two of them"
         for name in _DEV

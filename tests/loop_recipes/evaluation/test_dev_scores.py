@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 
+import pytest
+
 from agent_environments.description import Description
 from loop_formats.collection_request import CollectionEnd, LostRollout
 from loop_recipes.evaluation.dev_scores import dev_scores
 from loop_recipes.evaluation.scores import TaskResult
 from loop_recipes.rollouts.source import Collected, StopRequested
+from loop_recipes.run.metrics import METRICS
 from rollout_server.client import CollectionFailed
 from support.counter_node import counter_request
 from support.small_runs import in_sequences, stored_rollout
@@ -48,6 +51,20 @@ def test_an_episode_of_several_sequences_counts_once():
         "dev_success": 0.5,
         "dev_lost": 0,
     }
+
+
+def test_with_several_rollouts_of_a_task_any_and_all_of_them_are_told():
+    rewards = {"t_1": (1.0, 0.0), "t_2": (1.0, 1.0), "t_3": (0.0, 0.0)}
+    rollouts = [
+        stored_rollout("c", task, run, 0, reward, 300, seed=run)
+        for task, both in rewards.items()
+        for run, reward in enumerate(both)
+    ]
+    scores = dev_scores(Evaluated(rollouts), counter_request(rollouts_per_task=2))
+    figures = (scores["dev_success"], scores["dev_pass_at_k"], scores["dev_pass_all_k"])
+    assert figures == pytest.approx((1 / 2, 2 / 3, 1 / 3))
+    assert scores["dev_pass_all_k_low"] < scores["dev_pass_all_k"] < scores["dev_pass_all_k_high"] <= 1
+    assert {key for key in scores if key not in METRICS} == set()
 
 
 def test_lost_rollouts_are_in_no_figure_but_their_own(caplog):

@@ -29,7 +29,6 @@ from agent_environments.protocol import (
     TokenSpans,
     UnknownTask,
     create_pool,
-    flat_section,
     is_harness,
 )
 
@@ -96,7 +95,7 @@ class MixedPool:
             if is_harness(section["name"]):
                 raise ValueError(f"environments.{name}: a harness is no part of a mixture; its world may be one")
             try:
-                options = flat_section(section)
+                options = dict(section)
                 self._splits[name] = options.pop("splits", None) or {}
                 self._names[name] = options.pop("name")
                 self._pools[name] = create_pool(self._names[name], options, token_spans)

@@ -294,25 +294,6 @@ def is_harness(name: str) -> bool:
         return False
 
 
-def flat_section(section: Mapping[str, Any]) -> dict[str, Any]:
-    """An environment's section of a config: ``name``, and its options beside it, in the environments within it too.
-
-    In configs of the last release the options stand under ``config``, which is read until the next one.
-    """
-    options = section.get("config")
-    if not isinstance(options, Mapping | None):
-        raise ValueError(f"environment {section.get('name')!r}: config must be a mapping of its options")
-    beside = {key: value for key, value in section.items() if key != "config"}
-    flat = beside | {key: value for key, value in (options or {}).items() if key not in beside}
-    if isinstance(world := flat.get("world"), Mapping):
-        flat["world"] = flat_section(world)
-    if isinstance(inner := flat.get("environments"), Mapping):
-        flat["environments"] = {
-            name: flat_section(part) if isinstance(part, Mapping) else part for name, part in inner.items()
-        }
-    return flat
-
-
 def create_pool(name: str, options: Mapping[str, Any], token_spans: TokenSpans) -> EnvironmentPool:
     """Build (not yet open) the pool named in a config: ``class(token_spans=..., **options)``.
 

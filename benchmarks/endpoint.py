@@ -91,7 +91,7 @@ async def measure(episodes: int, turns: int) -> list[dict[str, object]]:
             "port": 0,
             "model": {"path": str(folder / "model"), "dtype": "float32", "max_context": CONTEXT, "lora_rank": 8},
             "servers": {"urls": [vllm]},
-            "environment": {"name": "harness", "config": {"tasks": {"train": tasks}, "accept_reward": True}},
+            "environment": {"name": "harness", "tasks": {"train": tasks}, "accept_reward": True},
         }
         node = NodeProcess(from_mapping(NodeConfig, config), folder, TOKEN)
         await asyncio.to_thread(node.start)

@@ -145,7 +145,7 @@ async def compare(folder: Path, server: VllmServer, concurrent: int, repeats: in
         "root": str(folder / f"node{concurrent}"),
         "model": {"path": str(folder / "model"), "dtype": "float32", "max_context": CONTEXT, "lora_rank": 8},
         "servers": {"urls": [server.url], "max_num_seqs": 32},
-        "environment": {"name": "counter", "config": {}},
+        "environment": {"name": "counter"},
         "max_concurrent_episodes": concurrent,
     }
     rounds: list[Round] = []

@@ -14,8 +14,6 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 from pydantic.dataclasses import dataclass
 
-from agent_environments.protocol import flat_section
-from loop_formats.old_keys import present_key, present_keys
 from loop_formats.run_files import write_whole
 from loop_formats.schema import STRICT, ConfigError, from_mapping, require
 from model_families.hub import local_path
@@ -122,7 +120,7 @@ class EnvironmentConfig:
     def _options_beside_the_name(cls, keys: Any) -> Any:
         if not isinstance(keys, dict):  # a call in Python
             return keys
-        flat = flat_section(keys)
+        flat = dict(keys)
         return {name: flat.pop(name) for name in ("name",) if name in flat} | {"options": flat}
 
 
@@ -165,8 +163,8 @@ def load_node_config(file: str | Path, overrides: Sequence[str] = ()) -> NodeCon
     except Exception as error:  # the YAML parser's own errors, whose class depends on the parser in use
         raise ConfigError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
     require(isinstance(content, DictConfig), f"{file}: a config must be a mapping of keys to values")
-    keys = present_keys(as_written(cast(DictConfig, content)))
-    words = [f"{present_key(key)}={as_yaml(value)}" for key, _, value in (word.partition("=") for word in overrides)]
+    keys = as_written(cast(DictConfig, content))
+    words = [f"{key}={as_yaml(value)}" for key, _, value in (word.partition("=") for word in overrides)]
     try:
         merged = OmegaConf.merge(OmegaConf.create(keys), OmegaConf.from_dotlist(words))
     except Exception as error:  # the parser's, and a list in the place of a section

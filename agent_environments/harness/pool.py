@@ -41,7 +41,6 @@ from agent_environments.protocol import (
     UnknownTask,
     acquire,
     create_pool,
-    flat_section,
     is_harness,
 )
 
@@ -224,7 +223,7 @@ class HarnessPool:
         if world is not None:
             if is_harness(world["name"]):
                 raise ValueError("the world of a harness cannot be a harness")
-            options = flat_section(world)
+            options = dict(world)
             self._world_name = options.pop("name")
             self._world = create_pool(self._world_name, options, token_spans)
         self.dataset = dataset if self._world is None else self._world.dataset

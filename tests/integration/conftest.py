@@ -60,7 +60,7 @@ class SharedVllm:
             "root": str(root),
             "model": {"path": str(self.model), "dtype": "float32", "max_context": MAX_CONTEXT, "lora_rank": 16},
             "servers": {"urls": [self.url], "max_num_seqs": 32, "max_loras": 4},
-            "environment": {"name": "counter", "config": {}},
+            "environment": {"name": "counter"},
             "max_concurrent_episodes": 12,
             **changes,
         }

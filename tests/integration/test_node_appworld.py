@@ -20,14 +20,12 @@ pytestmark = [pytest.mark.integration, needs_world, pytest.mark.asyncio(loop_sco
 
 ENVIRONMENT = {
     "name": "appworld",
-    "config": {
-        "python": PYTHON,
-        "root": str(ROOT),
-        "prompt": "tiny",
-        "observation_max_tokens": 200,
-        "max_worlds": 6,
-        "sandbox_minimum": "none",
-    },
+    "python": PYTHON,
+    "root": str(ROOT),
+    "prompt": "tiny",
+    "observation_max_tokens": 200,
+    "max_worlds": 6,
+    "sandbox_minimum": "none",
 }
 LIMITS = Limits(max_turns=4, max_tokens_per_turn=400, max_context=4000, episode_deadline_s=DEADLINE_S)
 MODEL = {"dtype": "float32", "max_context": 4096, "lora_rank": 8}

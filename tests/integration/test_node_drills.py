@@ -54,13 +54,11 @@ class House:
             "servers": {"count": 2, "max_num_seqs": 8, "kv_cache_bytes": 128 << 20, "start_timeout_s": START_S},
             "environment": {
                 "name": "appworld",
-                "config": {
-                    "python": PYTHON,
-                    "root": str(ROOT),
-                    "prompt": "tiny",
-                    "observation_max_tokens": 60,
-                    "max_worlds": 6,
-                },
+                "python": PYTHON,
+                "root": str(ROOT),
+                "prompt": "tiny",
+                "observation_max_tokens": 60,
+                "max_worlds": 6,
             },
             "max_concurrent_episodes": 6,
         }

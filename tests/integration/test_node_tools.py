@@ -54,8 +54,8 @@ async def test_64_stateful_episodes_at_once_in_the_nodes_loop(tmp_path):
 
 
 def test_tools_and_a_mixture_on_a_real_server(shared_vllm, tmp_path):
-    sums = {"name": "tools", "config": {"module": write(tmp_path, ANSWER)}}
-    environment = {"name": "mixed", "config": {"environments": {"sums": sums, "counter": {"name": "counter"}}}}
+    sums = {"name": "tools", "module": write(tmp_path, ANSWER)}
+    environment = {"name": "mixed", "environments": {"sums": sums, "counter": {"name": "counter"}}}
     config = shared_vllm.node_config(tmp_path / "node", environment=environment)
     with ready_node(config, tmp_path) as (_, client):
         client.publish_policy(0, shared_vllm.adapter(0))

@@ -123,7 +123,7 @@ TASKS = [{{"id": f"q{{n}}", "question": "What?", "target": "x"}} for n in range(
 async def test_a_mended_grader_begins_a_new_column(policy, tmp_path, capsys):
     """A comment changes nothing. Scores of two graders are not compared."""
     module = tmp_path / "graded.py"
-    environment = {"name": "tools", "config": {"module": str(module)}}
+    environment = {"name": "tools", "module": str(module)}
     found = []
     for test, tasks, comment in [("==", 2, ""), ("!=", 2, ""), ("!=", 2, "# mended\n"), ("!=", 3, "")]:
         module.write_text(comment + FILE.format(test=test, tasks=tasks))

@@ -365,7 +365,7 @@ def yaml(policy, tmp_path):
         ("model.path=/nowhere", "/nowhere/config.json cannot be read as a model's configuration: FileNotFoundError"),
         ("model.max_context=5000", "model.max_context is 5000, and the model in"),
         ("environment.name=atari", "unknown environment 'atari'"),
-        ("environment.config.speed=3", "environment 'counter' was given options it does not take"),
+        ("environment.speed=3", "environment 'counter' was given options it does not take"),
         ("root=${oc.env:NOT_SET_ANYWHERE}", "NOT_SET_ANYWHERE"),
         ("max_concurrent_episodes", "must be key=value"),
         ("servers=[1]", "rollout-server: servers=[1]: Cannot merge incompatible container types"),

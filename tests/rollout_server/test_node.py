@@ -347,7 +347,7 @@ class PoolWithATypo(CounterPool):
 
 async def test_an_environment_that_breaks_is_in_every_record_and_counted(policy, tmp_path):
     typo = f"{__file__}:{WithATypo.step.__code__.co_firstlineno + 1}"
-    environment = {"name": f"{__name__}:PoolWithATypo", "config": {}}
+    environment = {"name": f"{__name__}:PoolWithATypo"}
     async with local_node(policy, tmp_path / "node", environment=environment) as local:
         rollouts, end = await local.collect(counter_request())
         assert (end.reason, len(rollouts)) == ("complete", 12)
@@ -368,7 +368,7 @@ class EndsLikeACancelledAttempt(CounterPool):
 
 
 async def test_an_attempt_that_nobody_ended_leaves_a_trace(policy, tmp_path):
-    environment = {"name": f"{__name__}:EndsLikeACancelledAttempt", "config": {}}
+    environment = {"name": f"{__name__}:EndsLikeACancelledAttempt"}
     async with local_node(policy, tmp_path / "node", environment=environment) as local:
         rollouts, end = await local.collect(counter_request())
         assert (end.reason, len(rollouts), end.failures) == ("complete", 12, {"environment_error": 12})

@@ -72,7 +72,7 @@ async def local_node(policy: Path, root: Path, publish: bool = True, **changes: 
         "port": 0,
         "model": {"path": str(policy / "model"), "dtype": "float32", "max_context": 1024, "lora_rank": 8},
         "servers": {"urls": [vllm_url], "max_num_seqs": 16},
-        "environment": {"name": "counter", "config": {}},
+        "environment": {"name": "counter"},
         "max_concurrent_episodes": 6,
         **changes,
     }

@@ -32,9 +32,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 import loop_recipes.config.resolvers  # noqa: F401 - registers the resolvers that configs use
-from loop_formats.old_keys import is_gone, present_key, present_keys
 from loop_formats.schema import ConfigError, fields_of, from_mapping, require
-from loop_recipes.config.old_names import OldName, found_under_old_name
 from loop_recipes.paths import KINDS, RECIPES, config_files, recipes_folder
 from model_families.hub import is_hub_name, pinned
 from rollout_server.config import as_written, as_yaml
@@ -42,14 +40,14 @@ from rollout_server.config import as_written, as_yaml
 Section = TypeVar("Section")
 Tree = dict[str, Any]
 CONFIGS = recipes_folder() / "configs"
-_NOT_KEYS = (*KINDS, "extends")
+_NOT_KEYS = KINDS
 """What chooses files, and is no key of a recipe; ``${machine}`` refers to it."""
 _UNREADABLE = (OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError)
 _MERGE_ERRORS = (OmegaConfBaseException, YAMLError, TypeError, ValueError, AssertionError)
 
 
 def read_file(file: Path) -> Tree:
-    """A YAML's content under its present keys.
+    """A YAML's content.
 
     Raises:
         ConfigError: it cannot be read, or is no mapping.
@@ -59,7 +57,7 @@ def read_file(file: Path) -> Tree:
     except _UNREADABLE as error:
         raise ConfigError(f"{file}: {' '.join(str(error).split())}") from error
     require(isinstance(content, DictConfig), f"{file}: a config must be a mapping of keys to values")
-    return present_keys(_plain(cast(DictConfig, content)))
+    return _plain(cast(DictConfig, content))
 
 
 def compose(name: str, overrides: Sequence[str] = (), recipe: str = "loop_appworld") -> DictConfig:
@@ -180,7 +178,7 @@ def _together(files: Sequence[_File]) -> _File:
 
 @dataclass(frozen=True)
 class _Run:
-    """The files of a run. ``label`` names its output folder, where an old name of a config has one of its own."""
+    """The files of a run."""
 
     recipe: str
     machine: _File
@@ -188,7 +186,6 @@ class _Run:
     preset: _File
     algorithm: _File
     own: _File
-    label: str | None
 
     def tree(self) -> Tree:
         """All of them merged for the recipe, with interpolations as they are."""
@@ -223,7 +220,7 @@ class _Run:
             named = not alone or ("output_dir" not in machine_only and "rollouts" not in self.machine.content)
         if not named or verb == "warm_start":
             return {}
-        return {"run" if verb == "eval" else "output_dir": f"${{loop_home:}}/runs/{self.label or '_'.join(names)}"}
+        return {"run" if verb == "eval" else "output_dir": f"${{loop_home:}}/runs/{'_'.join(names)}"}
 
     def _check(self, verb: str, preset: tuple[Tree, Tree], algorithm: tuple[Tree, Tree]) -> None:
         """Refuse a preset or an algorithm that is meant for other recipes."""
@@ -245,32 +242,21 @@ class _Run:
 def _run(name: str, words: Mapping[str, str], recipe: str) -> _Run:
     """Find and read the files of a run. ``words`` are those of the command line that choose some."""
     known = config_files(recipe, CONFIGS)
-    stem = name.removeprefix(f"{recipe}/")
-    extends = words.get("extends")
-    label: str | None = None
     chosen: dict[str, tuple[Path, ...]] = {}
     own = NOTHING
-    old = (
-        OldName({}) if stem in known["machine"] or Path(name).is_file() else found_under_old_name(stem, extends, recipe)
-    )
-    if old.files:
-        label = old.label
-        chosen |= {kind: _chosen(kind, value, Path(), recipe) for kind, value in old.files.items()}
+    file = _file_of_run(name, name.removeprefix(f"{recipe}/"), recipe)
+    first = _read(file, recipe)
+    if "machine" in first.chosen and file not in known["machine"].values():
+        own = first
+        chosen |= first.chosen
     else:
-        require(extends is None, "extends is machine now: name the machine first, then algorithm=, preset= or world=")
-        file = _file_of_run(name, stem, recipe)
-        first = _read(file, recipe)
-        if "machine" in first.chosen and file not in known["machine"].values():
-            own = first
-            chosen |= first.chosen
-        else:
-            chosen["machine"] = (file,)
+        chosen["machine"] = (file,)
     chosen |= {kind: _chosen(kind, value, Path(), recipe) for kind, value in words.items() if kind in KINDS}
     require(len(chosen["machine"]) == 1, "machine must be one")
     machine = _machine(chosen["machine"][0], recipe)
     chosen = {**machine.chosen, **chosen}
     others = {kind: _together([_read(path, recipe) for path in chosen.get(kind, ())]) for kind in KINDS[1:]}
-    return _Run(recipe, machine, **others, own=own, label=label)
+    return _Run(recipe, machine, **others, own=own)
 
 
 def _file_of_run(name: str, stem: str, recipe: str) -> Path:
@@ -315,16 +301,6 @@ def _machine(file: Path, recipe: str, above: tuple[Path, ...] = ()) -> _File:
 def _read(file: Path, recipe: str) -> _File:
     content = read_file(file)
     chosen = {kind: _chosen(kind, content.pop(kind), file.parent, recipe) for kind in KINDS if kind in content}
-    if (extends := content.get("extends")) is not None:
-        if Path(str(extends)).is_file():  # as it was: relative to the working folder
-            files: dict[str, Any] = {"machine": Path(str(extends)).resolve()}
-        else:
-            stem = str(extends).removeprefix(f"{recipe}/").removeprefix("rollout_node/")
-            files = found_under_old_name(stem, None, recipe, "extends: ").files or {"machine": stem}
-        try:
-            chosen = {kind: _chosen(kind, value, Path(), recipe) for kind, value in files.items()} | chosen
-        except ConfigError as error:
-            raise ConfigError(f"extends: {error}") from error
     return _File(file.stem, content, chosen)
 
 
@@ -337,10 +313,9 @@ def with_words(tree: Tree, words: Iterable[str]) -> Tree:
     result = tree
     for word in words:
         if word.startswith("~"):
-            _leave_out(result, present_key(word[1:]).split("."), word)
+            _leave_out(result, word[1:].split("."), word)
             continue
         key, _, value = word.partition("=")
-        key = present_key(key)
         if isinstance(section := result.get(key), dict) and "_component_" in section and not value.startswith("{"):
             key += "._component_"
         value = "!!null" if value == "None" else f"!!str {value}" if "max_filename" in key else as_yaml(value)
@@ -348,8 +323,7 @@ def with_words(tree: Tree, words: Iterable[str]) -> Tree:
             given = _plain(OmegaConf.from_dotlist([f"{key}={value}"]))
         except _MERGE_ERRORS as error:
             raise ConfigError(f"{word}: {' '.join(str(error).split())}") from error
-        if not is_gone(key, _at(given, key)):
-            result = _merged(result, given, ("name",))
+        result = _merged(result, given, ("name",))
     return result
 
 
@@ -370,7 +344,7 @@ def _leave_out(keys: Tree, path: Sequence[str], word: str) -> None:
         _leave_out(section, rest, word)
         if section:
             return
-    elif isinstance(section, dict) and "_component_" in section:
+    elif isinstance(section, dict) and "_component_" in section and "." not in word:
         raise ConfigError(f"{word} is a component, which cannot be left out")
     del keys[outer]
 

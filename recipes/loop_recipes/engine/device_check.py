@@ -8,17 +8,14 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from pathlib import Path
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
 from loop_formats.schema import ConfigError, require
 
-OLDEST_DRIVER = {12: 525, 13: 580}
-"""NVIDIA's oldest driver, by the major version of the CUDA that torch was built with."""
 OLDEST_CAPABILITY = (8, 0)
-DRIVER_VERSION = Path("/sys/module/nvidia/version")
 ALL_REDUCE_DEADLINE_S = 120.0
 """For the ranks' first collective, in which NCCL connects them."""
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -33,9 +30,10 @@ def training_device(name: str, dtype: torch.dtype = torch.float32) -> torch.devi
     from torchtune import utils  # takes seconds, which those spare who ask only for this module's other functions
 
     if torch.device(name).type == "cuda":
-        check_driver(torch.version.cuda, DRIVER_VERSION, works=torch.cuda.is_available())
+        require(torch.version.cuda, "device: torch is a CPU build here; install the CUDA one with `make setup GPU=1`")
         check_count(torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         use_expandable_segments()
+        check_starts(torch.cuda.init)
     try:
         device = utils.get_device(name)
     except (RuntimeError, AssertionError) as error:
@@ -59,27 +57,19 @@ def use_expandable_segments() -> None:
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
-def check_driver(cuda: str | None, version_file: Path, works: bool) -> None:
-    """Whether the NVIDIA driver is new enough for the CUDA that torch was built with.
+def check_starts(start: Callable[[], None]) -> None:
+    """Whether torch can begin to use CUDA; what is wrong with a driver, torch says itself.
 
     Args:
-        cuda: ``torch.version.cuda``.
-        version_file: what the loaded driver says its version is.
-        works: torch could begin to use it. An older one may, by CUDA's forward compatibility.
+        start: ``torch.cuda.init``.
 
     Raises:
-        ConfigError: torch is a CPU build, or the driver does not work and is too old.
+        ConfigError: it cannot.
     """
-    require(cuda is not None, "device: torch is a CPU build here; install the CUDA one with `make setup GPU=1`")
-    if works or not version_file.is_file():
-        # WSL and some containers hide it; whether there is a device is asked next.
-        return
-    driver, major = version_file.read_text(encoding="utf-8").strip(), int(str(cuda).split(".")[0])
-    oldest = OLDEST_DRIVER.get(major, max(OLDEST_DRIVER.values()))
-    require(
-        int(driver.split(".")[0]) >= oldest,
-        f"device: NVIDIA driver {driver} is too old for torch's CUDA {cuda}; install driver {oldest} or newer",
-    )
+    try:
+        start()
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device: CUDA cannot be used: {_first_line(error)}; look at nvidia-smi") from error
 
 
 def check_count(found: int, ranks: int) -> None:

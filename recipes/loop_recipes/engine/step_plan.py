@@ -6,15 +6,17 @@ them. What counts is therefore not how much each rank has in all, but the sum ov
 
 from __future__ import annotations
 
+import itertools
 import math
-import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 EQUAL_COST_LENGTH = 98_304
 """Tokens at which causal attention costs what the linear layers do: parameters / (width * layers), Qwen2.5-32B's."""
 
-MOVES_PER_ROLLOUT = 3_000
-ENOUGH = 0.985
+ENOUGH = 0.98
+"""The share of the ranks' time in which they compute at which a plan is good."""
+LEAST_GAIN = 1.0
+"""Tokens that a change of a plan must save."""
 
 StepPlan = list[list[list[int]]]
 """For each micro-batch, for each rank, the indices of its rollouts; an empty list is an all-ignored micro-batch."""
@@ -62,8 +64,8 @@ def plan_step(lengths: Sequence[int], world_size: int, token_budget: int, packed
 
     Every rank gets the same number of them, and the largest come first. For one rank, and for padded rows, rollouts are
     dealt to ranks and each rank's are packed for themselves. For packed rows of several ranks that is one start, bins
-    of equal cost are another, and from the better one simulated annealing with a fixed seed moves and exchanges
-    rollouts (some tenths of a second for 32 of them) as long as that lowers the sum of the costliest.
+    of equal cost are others. From each of them rollouts are moved and exchanged as long as that lowers the sum of the
+    costliest, and the best plan is taken (in a tenth of a second for 32 rollouts).
 
     Raises:
         ValueError: the budget is not positive.
@@ -71,8 +73,13 @@ def plan_step(lengths: Sequence[int], world_size: int, token_budget: int, packed
     plan = _dealt(lengths, world_size, token_budget, packed)
     if world_size == 1 or not packed or not plan:
         return plan
-    plan = max((plan, *_even(lengths, world_size, token_budget)), key=lambda plan: step_efficiency(plan, lengths))
-    plan = _annealed(plan, lengths, token_budget)
+    starts = sorted((plan, *_even(lengths, world_size, token_budget)), key=lambda each: -step_efficiency(each, lengths))
+    plan = starts[0]
+    for start in starts:
+        better = _exchanged(start, lengths, token_budget)
+        plan = max(plan, better, key=lambda each: step_efficiency(each, lengths))
+        if step_efficiency(plan, lengths) >= ENOUGH:
+            break
     return sorted(plan, key=lambda call: -max(sum(lengths[i] for i in part) for part in call))
 
 
@@ -125,63 +132,40 @@ def _calls(bins: list[list[int]], world_size: int) -> StepPlan:
     return [call for call in calls if any(call)]
 
 
-def _annealed(plan: StepPlan, lengths: Sequence[int], token_budget: int) -> StepPlan:
-    """Lower the sum of the costliest micro-batches by random moves and exchanges within the budget."""
-    ranks, bins = len(plan[0]), [part for call in plan for part in call]
+def _exchanged(plan: StepPlan, lengths: Sequence[int], token_budget: int) -> StepPlan:
+    """Lower the sum of the costliest micro-batches: move a rollout of one to any other micro-batch, or exchange it
+    for one there, always the change that gains most, until none gains or the ranks compute nearly all of the time."""
+    ranks, bins = len(plan[0]), [list(part) for call in plan for part in call]
     costs = [cost(length) for length in lengths]
-    place = [0] * len(lengths)
-    for number, part in enumerate(bins):
-        for i in part:
-            place[i] = number
-    count = [len(part) for part in bins]
-    tokens = [sum(lengths[i] for i in part) for part in bins]
-    load = [sum(costs[i] for i in part) for part in bins]
+    tokens, loads = ([sum(of[i] for i in part) for part in bins] for of in (lengths, costs))
+    enough = sum(costs) / ranks / ENOUGH
 
-    def costliest(call: int) -> float:
-        return max(load[call * ranks : (call + 1) * ranks])
+    def costliest(call: int, changed: Mapping[int, float]) -> float:
+        return max(changed.get(b, loads[b]) for b in range(call * ranks, (call + 1) * ranks))
 
-    tops = [costliest(call) for call in range(len(plan))]
-    now = best = sum(tops)
-    kept, enough, hottest = list(place), sum(costs) / ranks / ENOUGH, max(costs) / 8
-    draw, moves = random.Random(0).random, MOVES_PER_ROLLOUT * len(lengths)
-    for move in range(moves):
-        if best <= enough:
+    def gains() -> Iterator[tuple[float, int, int, int, int | None]]:
+        for call in range(len(plan)):
+            source = max(range(call * ranks, (call + 1) * ranks), key=loads.__getitem__)
+            for target in (b for b in range(len(bins)) if b != source):
+                calls = {call, target // ranks}
+                before = sum(costliest(each, {}) for each in calls)
+                for i, j in itertools.product(bins[source], (None, *bins[target])):
+                    more = lengths[i] - (0 if j is None else lengths[j])
+                    dearer = costs[i] - (0.0 if j is None else costs[j])
+                    fits_there = tokens[target] + more <= token_budget or len(bins[target]) == (j is not None)
+                    fits_here = tokens[source] - more <= token_budget or (j is not None and len(bins[source]) == 1)
+                    if dearer > 0 and fits_there and fits_here:
+                        changed = {source: loads[source] - dearer, target: loads[target] + dearer}
+                        yield before - sum(costliest(each, changed) for each in calls), source, i, target, j
+
+    while sum(costliest(call, {}) for call in range(len(plan))) > enough:
+        gain, source, i, target, j = max(gains(), key=lambda each: each[0], default=(0.0, 0, 0, 0, None))
+        if gain < LEAST_GAIN:
             break
-        one, other = int(draw() * len(place)), -1
-        source = place[one]
-        if draw() < 0.4:
-            target = int(draw() * len(bins))
-            more, dearer, alone = lengths[one], costs[one], count[target] == 0
-        else:
-            other = int(draw() * len(place))
-            target = place[other]
-            more, dearer, alone = lengths[one] - lengths[other], costs[one] - costs[other], count[target] == 1
-        fits_there = tokens[target] + more <= token_budget or alone
-        fits_here = other < 0 or tokens[source] - more <= token_budget or count[source] == 1
-        if source == target or not (fits_there and fits_here):
-            continue
-        load[source] -= dearer
-        load[target] += dearer
-        changed = {source // ranks, target // ranks}
-        then = now + sum(costliest(call) - tops[call] for call in changed)
-        if then > now and draw() >= math.exp((now - then) / (hottest * (1 - move / moves) ** 3 + 1.0)):
-            load[source] += dearer
-            load[target] -= dearer
-            continue
-        now = then
-        for call in changed:
-            tops[call] = costliest(call)
-        tokens[source] -= more
-        tokens[target] += more
-        place[one] = target
-        if other < 0:
-            count[source] -= 1
-            count[target] += 1
-        else:
-            place[other] = source
-        if now < best - 1e-6:
-            best, kept = now, list(place)
-    found: list[list[int]] = [[] for _ in bins]
-    for i in _longest_first(lengths):
-        found[kept[i]].append(i)
-    return _calls(found, ranks)
+        for one, other, place in ((i, source, target), *([] if j is None else [(j, target, source)])):
+            bins[other].remove(one)
+            bins[place].append(one)
+        for b in (source, target):
+            tokens[b], loads[b] = (sum(of[i] for i in bins[b]) for of in (lengths, costs))
+    order = {i: number for number, i in enumerate(_longest_first(lengths))}
+    return _calls([sorted(part, key=order.__getitem__) for part in bins], ranks)

@@ -214,7 +214,7 @@ class CollectionPlan:
         """
         try:
             self._sampler.load_state_dict(state)
-            self._rests_until = dict(state.get("rests_until", {}))  # earlier versions knew no rest
+            self._rests_until = dict(state["rests_until"])
         except ValueError as error:
             if not accept_changes:
                 cure = "give the config the run was started with, or go on knowingly with accept_changes=True"

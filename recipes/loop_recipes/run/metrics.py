@@ -254,7 +254,7 @@ def _stated(rollouts: list[Rollout]) -> dict[str, dict[str, dict[str, float]]]:
     values: dict[str, dict[str, list[float]]] = {}
     for rollout in rollouts:
         for kind in ("rewards", "metrics"):
-            stated = rollout.extra.get("stated", rollout.extra.get("harness", {}))  # it was there in the last release
+            stated = rollout.extra.get("stated", {})
             for name, value in stated.get(kind, {}).items():
                 values.setdefault(kind, {}).setdefault(name, []).append(value)
     means = {kind: {name: sum(of) / len(of) for name, of in by_name.items()} for kind, by_name in values.items()}

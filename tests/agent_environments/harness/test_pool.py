@@ -60,8 +60,8 @@ def test_a_config_without_a_grader_or_tasks_is_refused(options, why):
 
 
 async def test_a_world_that_is_a_mixture_is_waited_for_before_the_episode_begins():
-    counter = {"name": "counter", "config": {"max_worlds": 1}}
-    mixture = {"name": "mixed", "config": {"environments": {"one": counter, "two": counter}}}
+    counter = {"name": "counter", "max_worlds": 1}
+    mixture = {"name": "mixed", "environments": {"one": counter, "two": counter}}
     mixed = pool(world=mixture, tasks=None, accept_reward=False)
     first = await acquire(mixed, "e1", "one/reach3_1")
     second = asyncio.create_task(acquire(mixed, "e2", "one/reach3_1"))

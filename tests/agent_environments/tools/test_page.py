@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from agent_environments.conformance import check_conformance
-from agent_environments.protocol import create_pool, flat_section
+from agent_environments.protocol import create_pool
 from support.adapter_support import word_spans
 from support.tool_modules import call, write
 
@@ -31,7 +31,7 @@ async def test_the_twenty_lines(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, FUNCTIONS, "my_tools")
     assert len([line for line in FUNCTIONS.splitlines() if line]) <= 20
-    options = flat_section(yaml.safe_load(CONFIG)["node"]["environment"])
+    options = dict(yaml.safe_load(CONFIG)["node"]["environment"])
     pool = create_pool(options.pop("name"), options, word_spans)
     _, grade = await play(pool, "product7", call("multiply", a=7, b=37), call("answer", value=259))
     assert grade.success

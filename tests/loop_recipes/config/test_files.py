@@ -159,7 +159,6 @@ def test_an_evaluation_is_of_the_run_that_the_same_words_train():
         ("loop_appworld", ["tiny_cpu", "seed"], "'seed' is not understood; after the config come key=value"),
         ("loop_appworld", ["tiny_cpu", "~loss"], "~loss is a component, which cannot be left out"),
         ("loop_appworld", ["tiny_cpu", "~stop.kl"], "~stop.kl: there is no such key"),
-        ("loop_appworld", ["tiny_cpu", "extends=grpo"], "extends is machine now"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path, recipe, words, message):

@@ -2,7 +2,6 @@
 
 import math
 import random
-from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -31,9 +30,8 @@ def test_a_plan_uses_every_rollout_once_and_keeps_to_the_budget(packed, lengths,
 @given(lengths=many_lengths, world_size=st.integers(1, 8), budget=st.integers(10, 150))
 @settings(max_examples=40)
 def test_a_step_of_several_ranks_does_too_and_is_the_same_each_time(packed, lengths, world_size, budget):
-    with mock.patch.object(step_plan, "MOVES_PER_ROLLOUT", 100):  # a plan need not be good here
-        plan = plan_step(lengths, world_size, budget, packed)
-        assert plan == plan_step(lengths, world_size, budget, packed)
+    plan = plan_step(lengths, world_size, budget, packed)
+    assert plan == plan_step(lengths, world_size, budget, packed)
     assert {len(call) for call in plan} == {world_size}
     assert all(any(call) for call in plan), "no call in which every rank is idle"
     assert sorted(i for call in plan for part in call for i in part) == list(range(len(lengths)))
@@ -50,8 +48,7 @@ def test_one_rank_packs_first_fit_longest_first():
 
 def test_the_largest_micro_batch_comes_first():
     lengths = drawn(12_000, 64, 1)
-    with mock.patch.object(step_plan, "MOVES_PER_ROLLOUT", 300):
-        plan = plan_step(lengths, 8, 32_768, True)
+    plan = plan_step(lengths, 8, 32_768, True)
     sizes = [max(sum(lengths[i] for i in part) for part in call) for call in plan]
     assert sizes == sorted(sizes, reverse=True)
 

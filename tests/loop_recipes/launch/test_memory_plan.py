@@ -42,7 +42,7 @@ def _node(tensor_parallel_size):
             "root": "runs/x/node",
             "model": {"path": "/models/x", "dtype": "bfloat16", "max_context": 32768, "lora_rank": 16},
             "servers": {"count": 2, "tensor_parallel_size": tensor_parallel_size, "gpu_memory_utilization": 0.9},
-            "environment": {"name": "counter", "config": {}},
+            "environment": {"name": "counter"},
         },
     )
 

@@ -41,8 +41,8 @@ def test_metrics_holds_what_a_run_writes_and_nothing_else(tmp_path):
         rollout["turns"] = [turn | own | {"message": 2 + 2 * number} for number, turn in enumerate(rollout["turns"])]
         if rollout["index"] == 1:
             rollout["extra"] = {"stated": {"rewards": {"form": 0.25}, "metrics": {"steps": 3.0}}}
-        if rollout["index"] == 2:  # as the last release wrote them
-            rollout["extra"] = {"harness": {"metrics": {"steps": 5.0}}}
+        if rollout["index"] == 2:
+            rollout["extra"] = {"stated": {"metrics": {"steps": 5.0}}}
         rollout["task_id"] = f"{'sums' if rollout['index'] else 'craft'}/{rollout['task_id']}"
     log.write_text("".join(json.dumps(rollout) + "\n" for rollout in rollouts))
     cfg = OmegaConf.load(config)

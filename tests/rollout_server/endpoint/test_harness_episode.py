@@ -32,7 +32,7 @@ SAME = (
 
 
 def harness(**config):
-    return {"name": "harness", "config": {"command": AGENT, "world": {"name": "counter"}, **config}}
+    return {"name": "harness", "command": AGENT, "world": {"name": "counter"}, **config}
 
 
 def request(**changes):
@@ -81,7 +81,7 @@ ask("plan"), ask("a title"), ask("plan", "more")
 async def test_an_episode_of_three_sequences_is_delivered_whole_and_counts_once(policy, tmp_path):
     config = {"command": [sys.executable, "-c", SUB_AGENTS], "world": None, "tasks": {"train": ["t_1"]}}
     config["grade_command"] = [sys.executable, "-c", "print('{\"reward\": 0.5}')"]
-    async with local_node(policy, tmp_path / "node", environment={"name": "harness", "config": config}) as running:
+    async with local_node(policy, tmp_path / "node", environment={"name": "harness", **config}) as running:
         rollouts, end = await running.collect(request(tasks=["t_1"], rollouts_per_task=2, seed=4))
         assert end.finished == 2
         assert await running.call(running.client.tasks, "train")
@@ -135,7 +135,7 @@ DELETES_ITS_FOLDER = ONE_TURN + "import shutil; shutil.rmtree(os.environ['EPISOD
 async def test_after_a_turn_a_grade_that_fails_is_no_second_try(policy, tmp_path, agent, grader):
     config = {"command": [sys.executable, "-c", agent], "world": None, "tasks": {"train": ["t_1"]}}
     config["grade_command"] = [sys.executable, "-c", grader]
-    async with local_node(policy, tmp_path / "node", environment={"name": "harness", "config": config}) as running:
+    async with local_node(policy, tmp_path / "node", environment={"name": "harness", **config}) as running:
         [rollout], end = await running.collect(request(tasks=["t_1"], rollouts_per_task=1))
     assert (end.reason, end.failures) == ("complete", {})
     assert rollout.reward == 0.0
@@ -143,7 +143,7 @@ async def test_after_a_turn_a_grade_that_fails_is_no_second_try(policy, tmp_path
 
 
 async def test_turns_are_limited_by_environment(policy, tmp_path):
-    mixed = {"name": "mixed", "config": {"environments": {"cnt": {"name": "counter", "config": {}}}}}
+    mixed = {"name": "mixed", "environments": {"cnt": {"name": "counter"}}}
     turns = []
     for name, environment in (("own", mixed), ("harness", harness(world=mixed))):
         async with local_node(policy, tmp_path / name, environment=environment) as running:

@@ -33,7 +33,7 @@ async def serve(monkeypatch):
         servers.append(TestServer(EnvironmentServer(pool, ["train"], TOKEN).application()))
         await servers[-1].start_server()
         config = {"url": str(servers[-1].make_url("")), "dataset": pool.dataset, **options}
-        return {name: {"name": name, "config": config} for name in SERVICES}
+        return {name: {"name": name, **config} for name in SERVICES}
 
     yield serve
     for server in servers:
@@ -60,7 +60,7 @@ def without_times(rollout):
 async def test_a_served_environment_gives_the_same_rollouts(policy, tmp_path, serve, service):
     services = await serve(CounterPool(lambda text: []), observation_max_tokens=200)
     request = counter_request(seed=3)
-    own = await recorded(policy, tmp_path / "own", {"name": "counter", "config": {}}, request)
+    own = await recorded(policy, tmp_path / "own", {"name": "counter"}, request)
     assert len(own) == 12
     assert await recorded(policy, tmp_path / "served", services[service], request) == own
 
@@ -69,10 +69,10 @@ async def test_a_served_environment_gives_the_same_rollouts(policy, tmp_path, se
 async def test_the_rollouts_are_the_same_though_the_network_to_the_service_is_cut(policy, tmp_path, serve, service):
     services = await serve(CounterPool(lambda text: []), observation_max_tokens=200)
     request = counter_request(seed=3)
-    own = await recorded(policy, tmp_path / "own", {"name": "counter", "config": {}}, request)
+    own = await recorded(policy, tmp_path / "own", {"name": "counter"}, request)
     section = services[service]
-    async with Network(section["config"]["url"]).open() as network:
-        section["config"]["url"] = network.url
+    async with Network(section["url"]).open() as network:
+        section["url"] = network.url
         turns = itertools.count(1)
 
         def cutting(rng):
@@ -96,8 +96,8 @@ async def test_a_world_is_the_same_in_process_under_its_own_interpreter_and_behi
     await pool.open()
     try:
         places = {
-            "in process": {"name": "support.fake_world_pools:InProcessFakePool", "config": config},
-            "own interpreter": {"name": "support.fake_world_pools:FakePool", "config": config},
+            "in process": {"name": "support.fake_world_pools:InProcessFakePool", **config},
+            "own interpreter": {"name": "support.fake_world_pools:FakePool", **config},
             **(await serve(pool, observation_max_tokens=1000)),
         }
         found = {
@@ -124,7 +124,7 @@ async def test_textcraft_is_the_same_under_its_own_interpreter_and_behind_a_serv
         request = counter_request(tasks=["crossbow_1", "acacia-stairs_1"], seed=3, limits=limits)
         services = await serve(pool, observation_max_tokens=1000)
         speak = commands("inventory", "get 2 stick", "get 1 iron ingot", "craft 4 stick using 2 bamboo")
-        in_workers = {"name": "textcraft", "config": config}
+        in_workers = {"name": "textcraft", **config}
         own = await recorded(policy, tmp_path / "own", in_workers, request, speak, model=model)
         assert len(own) == 8
         for service in SERVICES:

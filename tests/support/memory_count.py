@@ -94,7 +94,7 @@ def main() -> None:
         with contextlib.ExitStack() as stack:
             for context in (as_on_cuda(), norms_of_one_kernel()):
                 stack.enter_context(context)
-            stack.enter_context(mock.patch.object(logprobs, "_require_half_on_cuda", any_device))
+            stack.enter_context(mock.patch.object(logprobs, "require_half_on_cuda", any_device))
             # Made outside, since a fake tensor holds no ranks.
             stack.enter_context(mock.patch.object(dist.device_mesh, "init_device_mesh", return_value=mesh))
             gib = count(builder, int(ranks), int(layers), int(tokens), int((sharers or ["1"])[0]))

@@ -8,23 +8,26 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch._dynamo.testing import CompileCounter
 from transformers import AttentionInterface
 
 from loop_formats.schema import ConfigError
 from loop_recipes.engine import general_attention
 from loop_recipes.engine import general_decoder as general_decoder_module
+from loop_recipes.engine.batching import collate_step
 from loop_recipes.engine.general_decoder import read_weights
 from loop_recipes.engine.general_probe import probe
 from loop_recipes.engine.model import check_shared, meta_model
 from loop_recipes.engine.peft_export import load_adapter
 from loop_recipes.engine.process_group import FromMainRank
+from loop_recipes.engine.sharding import compile_each_layer
 from model_families.base_model import BaseModel
 from model_families.general_model import COMPARED
 from model_families.opening import open_weights
 from rollout_server.policies.adapter_check import check_adapter
 from support.families import section
 from support.general_models import adapted, exported, ours, samples_of, theirs
-from support.learner_cases import flash_attention
+from support.learner_cases import flash_attention, make_samples
 from support.mxfp4 import write_mxfp4
 from support.on_cuda import as_on_cuda
 from support.tiny_models import KINDS, SEVERAL, write_random
@@ -77,14 +80,28 @@ def test_layers_that_are_computed_again_have_their_own_row(kind, tmp_path):
     one, other = samples_of(), samples_of(shared=True)
     found = []
     for model in (plain, again):
-        from loop_recipes.engine.batching import collate_step
-
         batches = [collate_step(samples, 0, True) for samples in (one, other)]
         total = sum(model(**batch.inputs()).logprobs.sum() for batch in batches)
         total.backward()  # the first row's layers are computed again after the second's
         found.append([p.grad for p in model.parameters() if p.grad is not None])
     assert len(found[0]) == len(found[1]) > 0
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "graphs"), [("gpt_oss", 11), ("lfm2", 12)])
+def test_other_rows_need_no_further_graphs(kind, graphs, tmp_path):
+    """Attention and mixers are left to run as they are, so that a layer is compiled around them."""
+    torch._dynamo.reset()
+    model, counter, counts = adapted(write_random(kind, tmp_path)), CompileCounter(), []
+    compile_each_layer(model, counter)
+    for samples in (make_samples([31, 9]), make_samples([17, 8, 40]), samples_of(shared=True)):
+        batch = collate_step(samples, 0, packed=True)
+        with torch.no_grad():
+            model(**batch.inputs())
+        model(**batch.inputs()).logprobs.sum().backward()
+        counts.append(counter.frame_count)
+    assert counts == [graphs] * len(counts)
 
 
 def test_blocks_of_queries_are_the_whole(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from loop_recipes.launch.job_check import Report
 from loop_recipes.launch.layer_memory import layer_bytes
 from loop_recipes.paths import loop_package
 from rollout_server.config import ModelConfig
+from rollout_server.inference import command
 from support.configs import files_read_once  # noqa: F401 - a fixture for all tests here
 from support.families import PUBLISHED, PUBLISHED_GENERAL, write_config, write_headers
 from support.small_runs import replay_config
@@ -468,3 +469,15 @@ def test_a_model_is_compared_with_transformers_on_demand(tmp_path):
     assert second.endswith("a qwen3 is built by torchtune's modules, which tests compare")
     (problem,) = report.problems
     assert problem.startswith(f"model: {tmp_path}/config.json cannot be read")
+
+
+def test_a_cpu_that_cannot_serve_mxfp4_is_a_problem_and_a_gpu_none(check_config, tmp_path, monkeypatch):
+    (tmp_path / "cpuinfo").write_text("flags : avx512f")
+    monkeypatch.setattr(command, "CPU_FLAGS", tmp_path / "cpuinfo")
+    found = {}
+    for config in ("tiny_cpu", "gpt_oss_20b"):
+        _, printed, problems = check_config(config, "gpt_oss_20b", "--nodes", "1", "--gpus", "8")
+        found[config] = [problem for problem in problems if "MXFP4" in problem]
+        assert ("weights, bf16 and MXFP4" in printed) == (config == "gpt_oss_20b")
+    assert [len(problems) for problems in found.values()] == [1, 0]
+    assert found["tiny_cpu"][0].endswith("take a copy in bf16")

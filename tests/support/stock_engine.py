@@ -155,7 +155,6 @@ class HttpPool(DatasetPool):
         if usable and server.process.returncode is None and not self._closing:
             self._idle.append(server)
             return
-        self._restarts += 1
         self._all.remove(server)
         await server.end()
 

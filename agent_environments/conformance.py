@@ -29,7 +29,7 @@ from agent_environments.protocol import (
     UnknownTask,
 )
 from loop_plumbing.breakage import told
-from loop_plumbing.own_task import RaisedThere, in_own_task
+from loop_plumbing.separate_task import RaisedThere, in_separate_task
 
 
 def _fenced(code: str) -> str:
@@ -112,7 +112,7 @@ async def _play(pool: EnvironmentPool, task_id: str, actions: Sequence[str]) -> 
         _check_messages(await environment.start(task_id))
         for action in actions:
             try:
-                result = await in_own_task(partial(environment.step, action))
+                result = await in_separate_task(partial(environment.step, action))
             except RaisedThere as raised:
                 if isinstance(raised.error, EnvironmentTimeout):
                     break
@@ -121,7 +121,7 @@ async def _play(pool: EnvironmentPool, task_id: str, actions: Sequence[str]) -> 
             if result.done:
                 break
         try:
-            return await in_own_task(environment.grade)
+            return await in_separate_task(environment.grade)
         except RaisedThere as raised:
             _refuse("grade()", raised.error)
     finally:

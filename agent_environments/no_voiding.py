@@ -23,7 +23,7 @@ from agent_environments.protocol import (
     ToolUse,
 )
 from loop_plumbing.breakage import last_line, told
-from loop_plumbing.own_task import RaisedThere, in_own_task
+from loop_plumbing.separate_task import RaisedThere, in_separate_task
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class NoVoiding:
             return plain_messages(await self._environment.start(task_id))
 
         try:
-            return await in_own_task(started)
+            return await in_separate_task(started)
         except RaisedThere as raised:
             if isinstance(raised.error, EnvironmentFault):
                 raise raised.error from None
@@ -69,7 +69,7 @@ class NoVoiding:
             return plain_result(await self._environment.step(action))
 
         try:
-            result = await in_own_task(plain_step)
+            result = await in_separate_task(plain_step)
         except RaisedThere as raised:
             error = raised.error
             if isinstance(error, EnvironmentCrashed | EnvironmentTimeout):
@@ -88,7 +88,7 @@ class NoVoiding:
 
         try:
             async with asyncio.timeout(GRADE_DEADLINE_S):
-                grade = await in_own_task(graded)
+                grade = await in_separate_task(graded)
         except TimeoutError:
             what = f"no grade within {GRADE_DEADLINE_S:g} s"
             grade = Grade.of_ungradable(what, Broke("grade", what))
@@ -110,6 +110,6 @@ class NoVoiding:
 
     async def close(self) -> None:
         try:
-            await in_own_task(self._environment.close)
+            await in_separate_task(self._environment.close)
         except RaisedThere as raised:
             raise EnvironmentCrashed(f"the environment broke as it closed: {told(raised.error)}") from raised.error

@@ -29,7 +29,7 @@ class RaisedThere(Exception):
         self.error = error
 
 
-async def in_own_task(work: Callable[[], Awaitable[T]]) -> T:
+async def in_separate_task(work: Callable[[], Awaitable[T]]) -> T:
     """The result of ``await work()``.
 
     Raises:

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from loop_plumbing import own_task
-from loop_plumbing.own_task import RaisedThere, in_own_task
+from loop_plumbing import separate_task
+from loop_plumbing.separate_task import RaisedThere, in_separate_task
 
 
 async def cancels_the_task_that_runs_it():
@@ -41,7 +41,7 @@ ERRORS = [
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 async def test_whatever_is_raised_is_known_to_be_theirs(error):
     with pytest.raises(RaisedThere) as raised:
-        await in_own_task(lambda: fails_with(error))
+        await in_separate_task(lambda: fails_with(error))
     assert raised.value.error is error
     assert asyncio.current_task().cancelling() == 0
 
@@ -49,7 +49,7 @@ async def test_whatever_is_raised_is_known_to_be_theirs(error):
 @pytest.mark.parametrize("work", [cancels_the_task_that_runs_it, cancels_and_returns])
 async def test_who_cancels_its_own_task_cancels_nobody_else(work):
     with pytest.raises(RaisedThere) as raised:
-        await in_own_task(work)
+        await in_separate_task(work)
     assert isinstance(raised.value.error, asyncio.CancelledError)
     assert asyncio.current_task().cancelling() == 0
 
@@ -59,13 +59,13 @@ async def test_who_cancels_its_own_task_cancels_nobody_else(work):
 )
 async def test_what_is_no_coroutine_or_ends_nowhere_is_theirs_too(work, kind):
     with pytest.raises(RaisedThere) as raised:
-        await in_own_task(work)
+        await in_separate_task(work)
     assert isinstance(raised.value.error, kind)
 
 
 async def test_the_result_is_handed_on():
-    assert await in_own_task(lambda: asyncio.sleep(0, "seen")) == "seen"
-    assert await in_own_task(lambda: asyncio.sleep(0)) is None
+    assert await in_separate_task(lambda: asyncio.sleep(0, "seen")) == "seen"
+    assert await in_separate_task(lambda: asyncio.sleep(0)) is None
 
 
 async def test_who_is_cancelled_waits_for_the_work_to_end():
@@ -79,7 +79,7 @@ async def test_who_is_cancelled_waits_for_the_work_to_end():
             await asyncio.sleep(0)
             ended.set()
 
-    task = asyncio.create_task(in_own_task(work))
+    task = asyncio.create_task(in_separate_task(work))
     await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -90,11 +90,11 @@ async def test_who_is_cancelled_waits_for_the_work_to_end():
 async def test_a_deadline_of_the_callers_is_the_callers():
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
-            await in_own_task(asyncio.Event().wait)
+            await in_separate_task(asyncio.Event().wait)
 
 
 async def test_work_that_will_not_be_cancelled_is_left_behind(monkeypatch):
-    monkeypatch.setattr(own_task, "LEAVE_S", 0.01)
+    monkeypatch.setattr(separate_task, "LEAVE_S", 0.01)
     begun, over = asyncio.Event(), asyncio.Event()
 
     async def stubborn():
@@ -105,7 +105,7 @@ async def test_work_that_will_not_be_cancelled_is_left_behind(monkeypatch):
             except asyncio.CancelledError:
                 continue
 
-    task = asyncio.create_task(in_own_task(stubborn))
+    task = asyncio.create_task(in_separate_task(stubborn))
     await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

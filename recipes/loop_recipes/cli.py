@@ -21,6 +21,7 @@ VERBS = {
     "node": ("CONFIG", "run a rollout node; or status URL, cancel URL ID", "loop_recipes.launch.node_cli:main"),
     "view": ("RUN", "look at rollouts in a browser", "loop_recipes.viewer.cli:main"),
     "plot": ("RUN...", "draw learning curves", "loop_recipes.plots.curves:main"),
+    "export": ("RUN", "a policy to serve, merge or share", "loop_recipes.launch.export_cli:main"),
     "compare": ("A B", "compare two evaluations, task by task", "loop_recipes.evaluation.compare_cli:main"),
 }
 """Verb -> its main argument, a summary, and the function that is called with the words after the verb. Installed

@@ -12,8 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +28,7 @@ from rollout_server.inference.command import server_command, server_environment
 from rollout_server.inference.server import free_port
 from support.adapter_support import PYTHON, ROOT, make_pool, sealed_pool
 from support.random_policy import write_adapter, write_model
-from support.waiting import COMMAND_S, DEADLINE_S
+from support.waiting import DEADLINE_S, wait_until_healthy
 
 MAX_CONTEXT = 2048
 ALARM_S = 20
@@ -107,7 +105,7 @@ def shared_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedVllm
             env=environment,
         )
     try:
-        _wait_until_healthy(process, f"http://127.0.0.1:{port}/health", log_path)
+        wait_until_healthy(process, f"http://127.0.0.1:{port}/health", log_path)
         yield SharedVllm(f"http://127.0.0.1:{port}", policy, tokenizer, scratch)
     finally:
         process.send_signal(signal.SIGTERM)
@@ -142,14 +140,3 @@ async def unguarded() -> AsyncIterator[Any]:
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the half minute that a program has between the engine's alarm and its end a few seconds are left."""
     monkeypatch.setattr(episode, "KILL_GRACE_S", 3.0)
-
-
-def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, log_path: Path) -> None:
-    give_up = time.monotonic() + COMMAND_S
-    while process.poll() is None and time.monotonic() < give_up:
-        try:
-            with urllib.request.urlopen(url, timeout=DEADLINE_S):
-                return
-        except OSError:
-            time.sleep(0.25)
-    pytest.fail(f"vLLM did not start:\n{log_path.read_text()[-4000:]}")

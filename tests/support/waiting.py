@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import time
+import urllib.request
 from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 
 DEADLINE_S = 300.0
 """For what takes seconds where nothing else runs."""
@@ -35,3 +40,15 @@ def block_until(holds: Callable[[], object], deadline_s: float = DEADLINE_S) -> 
     while not holds():
         assert time.monotonic() < give_up, f"not within {deadline_s:g} s"
         time.sleep(0.02)
+
+
+def wait_until_healthy(process: subprocess.Popen[bytes], url: str, log_path: Path) -> None:
+    """Wait for a server that was started; the test fails with the end of its log if it ends before it answers."""
+    give_up = time.monotonic() + COMMAND_S
+    while process.poll() is None and time.monotonic() < give_up:
+        try:
+            with urllib.request.urlopen(url, timeout=DEADLINE_S):
+                return
+        except OSError:
+            time.sleep(0.25)
+    pytest.fail(f"vLLM did not start:\n{log_path.read_text()[-4000:]}")

@@ -324,6 +324,7 @@ def show(run: Path) -> list[str]:
         f"table:    {run / 'evaluation' / 'report.md'}",
         f"curve:    {first}",
         f"rollouts: loop view {run}",
+        f"to serve: loop export {run}",
     ]
 
 

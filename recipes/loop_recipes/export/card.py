@@ -1,0 +1,153 @@
+"""The card of an exported policy: the README.md of its folder, as the Hugging Face hub reads it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from loop_formats.run_files import adapter_digest
+from loop_recipes.evaluation.goal_completion import score_names
+from loop_recipes.evaluation.report import package_versions, read_report
+from loop_recipes.paths import METRICS_FILE
+from loop_recipes.run.environment_file import read_description
+from loop_recipes.run.metrics import read_metrics
+
+_CACHED = re.compile(r"models--(?P<owner>.+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})$")
+UNSAID = "not said by the base model's folder"
+
+
+@dataclass(frozen=True)
+class Base:
+    """The base model: its ``name`` for a reader, what a server is told to serve, and its licence."""
+
+    name: str
+    served: str
+    licence: str | None
+
+    @classmethod
+    def of(cls, folder: Path) -> Base:
+        """What its folder says of it: the place in the hub's cache, and the licence in README.md or a LICENSE file."""
+        found = _CACHED.search(folder.absolute().as_posix())
+        if found is None:
+            return cls(folder.name, str(folder), _licence(folder))
+        name = f"{found['owner']}/{found['name']}"
+        return cls(name, f"{name} --revision {found['commit']}", _licence(folder))
+
+
+def _licence(folder: Path) -> str | None:
+    card = folder / "README.md"
+    if card.is_file():
+        _, _, rest = card.read_text(encoding="utf-8", errors="replace").partition("---\n")
+        said = re.search(r"^license:\s*(\S.*)$", rest.partition("\n---")[0], re.MULTILINE)
+        if said is not None:
+            return said[1].strip()
+    for file in sorted(folder.glob("LICENSE*")):
+        first = (line.strip() for line in file.read_text(encoding="utf-8", errors="replace").splitlines())
+        return next((line for line in first if line), None)
+    return None
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a card says; ``stored`` is the run's config.yaml, ``check`` what a merge was compared by."""
+
+    title: str
+    run: Path
+    adapter: Path
+    base: Base
+    stored: Mapping[str, Any]
+    merged: str | None
+    serve: Sequence[str]
+    check: str | None = None
+    further: Sequence[str] = field(default_factory=tuple)
+
+    def text(self) -> str:
+        """The card.
+
+        Raises:
+            ValueError: an evaluation in the run's folder is damaged.
+        """
+        head = {
+            "base_model": self.base.name,
+            "library_name": "transformers" if self.merged else "peft",
+            "pipeline_tag": "text-generation",
+            "tags": ["reinforcement-learning", "agent", *([] if self.merged else ["lora"])],
+        }
+        if self.base.licence is not None and re.fullmatch(r"[a-z0-9.-]+", self.base.licence):
+            head["license"] = self.base.licence
+        what = f"merged into its base model in {self.merged}" if self.merged else "a LoRA adapter in PEFT's format"
+        lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in head.items()), "---", ""]
+        lines += [f"# {self.title}", "", f"A policy trained with torchtune-loop: {what}.", ""]
+        lines += [f"- {name}: {text}" for name, text in self._facts().items()]
+        if self.check is not None:
+            lines.append(f"- merge: {self.check}")
+        lines += [f"- {text}" for text in self.further]
+        lines += ["", "## Scores", "", *self._scores(), "", "## Serve", "", "```bash", *self.serve, "```", ""]
+        lines += ["A server samples by the folder's generation_config.json unless a request says otherwise. The policy"]
+        lines += [f"was trained on what it sampled {self._sampling()}, with top-p 1.", ""]
+        return "\n".join(lines)
+
+    def _facts(self) -> dict[str, str]:
+        versions = ", ".join(f"{name} {number}" for name, number in package_versions(None).items())
+        return {
+            "base model": f"{self.base.name} (licence: {self.base.licence or UNSAID})",
+            "data": self._data(),
+            "algorithm": self._algorithm(),
+            "version": self.adapter.name,
+            "exported with": versions,
+        }
+
+    def _data(self) -> str:
+        lines = read_metrics(self.run) if (self.run / METRICS_FILE).exists() else []
+        dataset = next((str(line["dataset"]) for line in reversed(lines) if line.get("dataset")), None)
+        split = (self.stored.get("collection") or {}).get("split")
+        rollouts = sum(int(line.get("rollouts") or 0) for line in lines)
+        said = [
+            *([dataset] if dataset else ["stored rollouts"]),
+            *([f"split {split}"] if split else []),
+            *([f"{rollouts} rollouts in {len(lines)} iterations"] if rollouts else []),
+        ]
+        return ", ".join(said)
+
+    def _algorithm(self) -> str:
+        parts = {key: self.stored.get(key) for key in ("advantage", "loss", "optimizer")}
+        named = [
+            f"{key} {str(part['_component_']).rpartition('.')[2]}"
+            for key, part in parts.items()
+            if isinstance(part, Mapping) and "_component_" in part
+        ]
+        return f"{', '.join(named)}, {self.stored.get('max_iterations')} iterations, seed {self.stored.get('seed', 0)}"
+
+    def _sampling(self) -> str:
+        sampling = (self.stored.get("collection") or {}).get("sampling") or {}
+        return f"at temperature {float(sampling.get('temperature', 1.0)):g}"
+
+    def _scores(self) -> list[str]:
+        rows: list[str] = []
+        for file in sorted(self.run.glob("evaluation*/report.json")):
+            report, _ = read_report(file.parent)
+            names = score_names(read_description(file.parent))
+            digest = adapter_digest(self.adapter)
+            ours = {each["name"]: each for each in report["policies"] if each["sha256"] in (digest, None)}
+            ours = {name: each for name, each in ours.items() if each.get("endpoint") is None}
+            if not any(each["sha256"] == digest for each in ours.values()):
+                continue
+            level, tasks = f"{report['level']:.0%}", len(report["tasks"])
+            head = ["policy", "sampling", "runs", *(f"{name} [{level} interval]" for name in names.values())]
+            rows += [f"{report['dataset']}, split {report['split']} ({tasks} tasks):", ""]
+            rows += [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+            for score in report["scores"]:
+                if score["policy"] in ours:
+                    cells = [score["policy"], score["sampling"]["label"], str(score["runs"])]
+                    cells += [_figure(score[key]) for key in names]
+                    rows.append(f"| {' | '.join(cells)} |")
+            rows.append("")
+        return rows[:-1] or ["This version has not been scored on held-out tasks (`loop eval`)."]
+
+
+def _figure(figure: Mapping[str, Any]) -> str:
+    return f"{figure['mean']:.1f} [{figure['interval']['low']:.1f}, {figure['interval']['high']:.1f}]"

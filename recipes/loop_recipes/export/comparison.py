@@ -1,0 +1,154 @@
+"""Whether a merged model is the policy that was trained: the log-probs that both give what the run sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from loop_formats.run_files import find_logs, read_rollouts
+from loop_recipes.algorithm.scoring import Scorer
+from loop_recipes.config.components import build
+from loop_recipes.config.loop_config import LearnerConfig
+from loop_recipes.engine.adapter_versions import AdapterVersions
+from loop_recipes.engine.decoder import attach_head
+from loop_recipes.engine.device_check import training_device
+from loop_recipes.engine.general_decoder import GeneralDecoder, read_weights
+from loop_recipes.engine.model import DTYPES, adapter_parameters, load_base, meta_model
+from loop_recipes.engine.peft_export import load_adapter
+from loop_recipes.engine.process_group import destroy_process_group, init_process_group
+from loop_recipes.engine.rank_batches import RankBatches
+from loop_recipes.engine.samples import Sample
+from loop_recipes.engine.sharding import place_model
+from model_families.base_model import BaseModel
+from model_families.decoder.weights import load_weights
+
+LEAST_MOVED = 0.1
+"""The adapter must move some log-prob of the base by so much, or a merge that adds nothing would look right."""
+MOST_LOST = 0.25
+"""The share of the adapter's mean movement by which a merged model's log-probs may differ in the mean."""
+_WAIT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of two policies' log-probs: the mean and the largest distance over all tokens."""
+
+    mean: float
+    most: float
+
+    @classmethod
+    def between(cls, one: Tensor, other: Tensor) -> Difference:
+        """Of log-probs [n] of the same tokens."""
+        apart = (one.double() - other.double()).abs()
+        return cls(apart.mean().item(), apart.max().item())
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2g} in the mean, {self.most:.2g} at most"
+
+
+@dataclass(frozen=True)
+class MergeCheck:
+    """A merged model against base and adapter: how far it is ``apart`` from them, and they from the base (``moved``),
+    over ``tokens`` sampled tokens of ``rollouts`` stored rollouts."""
+
+    rollouts: int
+    tokens: int
+    apart: Difference
+    moved: Difference
+
+    @property
+    def telling(self) -> bool:
+        """The adapter changes enough for its loss to be seen."""
+        return self.moved.most >= LEAST_MOVED
+
+    @property
+    def holds(self) -> bool:
+        """What the adapter changed is in the merged model."""
+        return self.apart.mean <= MOST_LOST * self.moved.mean or not self.telling
+
+    @property
+    def line(self) -> str:
+        """What was found."""
+        found = (
+            f"log-probs of {self.tokens} sampled tokens in {self.rollouts} stored rollouts: the merged model is "
+            f"{self.apart} from base and adapter, which are {self.moved} from the base"
+        )
+        small = f"; that says nothing, because the adapter moves no log-prob by {LEAST_MOVED:g}"
+        return found if self.telling else found + small
+
+
+def stored_samples(run: Path, most: int, longest: int) -> list[Sample]:
+    """At most ``most`` rollouts of the run's logs, at even distances in their order, up to ``longest`` tokens each.
+
+    Raises:
+        ValueError: a log is damaged.
+    """
+    rollouts = [rollout for log in find_logs(run) for rollout in read_rollouts(log)]
+    fit = [rollout for rollout in rollouts if not rollout.text_only and len(rollout.token_ids) <= longest]
+    count = min(most, len(fit))
+    return [Sample.from_rollout(fit[number * len(fit) // count]) for number in range(count)]
+
+
+def sampled_logprobs(
+    conf: LearnerConfig, samples: Sequence[Sample], adapter: Path, merged: Path | None = None, dtype: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Log-probs [n] of all sampled tokens under a policy and under its base, by the learner's own packed forward pass.
+
+    Args:
+        conf: of the run.
+        adapter: the policy's.
+        merged: a model to take in place of base and adapter; its base is then itself.
+        dtype: to compute in; None is the run's.
+
+    Raises:
+        ConfigError: the device cannot be used, or the model is not as ``conf`` says.
+    """
+    name = dtype or conf.dtype
+    conf, kind = replace(conf, sequence_parallel=1), DTYPES[name]
+    device = training_device(conf.device, kind)
+    init_process_group(device, _WAIT_S, always=kind != torch.float32)
+    try:
+        model, base = load_base(conf, kind)
+        if merged is not None:
+            del base
+            model = meta_model(conf.model, kind)
+            described = BaseModel.read(merged)
+            if isinstance(model, GeneralDecoder):
+                weights, buffers = read_weights(str(merged), described, kind)
+                base = weights | buffers
+            else:
+                base = load_weights(merged, described)
+        tensors = load_adapter(adapter, model)
+        if merged is not None:
+            tensors = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+        packed = conf.attention if conf.update.packed else "fa2"
+        model = attach_head(model, build(conf.log_probs))
+        model = place_model(model, base, tensors, device, kind, shard=kind != torch.float32, attention=packed)
+        assert adapter_parameters(model), "of a model with LoRA"
+        versions = AdapterVersions(model)
+        scorer = Scorer(model, versions, conf.update, RankBatches(conf.update, device))
+        found = [scorer.current_logprobs(samples), scorer.logprobs(samples, None)]
+        policy, bare = (torch.cat([each[sample.rollout_id] for sample in samples]) for each in found)
+        return policy, bare
+    finally:
+        destroy_process_group()
+
+
+def check_merge(conf: LearnerConfig, samples: Sequence[Sample], adapter: Path, merged: Path, dtype: str) -> MergeCheck:
+    """Load a merged model as anybody would, and compare it with base and adapter.
+
+    Args:
+        dtype: of the merged weights; "fp32" is compared in that, since half precision would hide what it keeps.
+
+    Raises:
+        ConfigError: as :func:`sampled_logprobs`.
+    """
+    compute = "fp32" if dtype == "fp32" else None
+    policy, base = sampled_logprobs(conf, samples, adapter, dtype=compute)
+    again, _ = sampled_logprobs(conf, samples, adapter, merged, compute)
+    apart, moved = Difference.between(again, policy), Difference.between(policy, base)
+    return MergeCheck(len(samples), len(policy), apart, moved)

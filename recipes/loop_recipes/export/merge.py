@@ -1,0 +1,103 @@
+"""A base model with an adapter added to its weights, written file by file: no more than one is in memory."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from loop_recipes.engine.model import DTYPES
+from loop_recipes.engine.peft_export import read_adapter
+from model_families.base_model import BaseModel
+from model_families.general_model import module_of
+from model_families.weight_files import INDEX, SAFETENSORS, weight_files
+
+_BESIDE = ("*.json", "*.jinja", "*.model", "*.txt", "*.py", "LICENSE*", "NOTICE*", "additional_chat_templates")
+"""What of a base model's folder is a merged model's too."""
+
+
+def merge(base_folder: Path, adapter_folder: Path, folder: Path, dtype: str) -> None:
+    """Fill ``folder`` with the base model, its weights those that the adapter makes of them: W + alpha / r B A.
+
+    The sum is taken in float32 and rounded once. A weight that the adapter leaves alone keeps its type where that is a
+    half one and ``dtype`` is too: some models hold a few weights in float32 on purpose.
+
+    Args:
+        dtype: "bf16" or "fp32", of the merged weights.
+
+    Raises:
+        ValueError: a file cannot be read, or the adapter has a module whose weight is in none; one line.
+    """
+    described = BaseModel.read(base_folder)
+    tensors, rank, alpha = read_adapter(adapter_folder)
+    left = {name.removeprefix("base_model.model.").partition(".lora_")[0] for name in tensors}
+    settings = json.loads((base_folder / "config.json").read_text(encoding="utf-8"))
+    wide = dtype == "fp32" or _stored_type(settings) in (None, "float32")
+    target = DTYPES[dtype]
+
+    def merged(name: str, weight: Tensor) -> Tensor:
+        module = module_of(name)
+        if module not in left or not name.endswith(".weight"):
+            return weight.to(target) if wide and weight.is_floating_point() else weight
+        left.discard(module)
+        a, b = (tensors[f"base_model.model.{module}.lora_{part}.weight"].float() for part in "AB")
+        return torch.addmm(weight.float(), b, a, alpha=alpha / rank).to(target)
+
+    files = weight_files(base_folder)
+    places: dict[str, str] = {}
+    size = 0
+    for number, file in enumerate(files, start=1):
+        name = SAFETENSORS if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        written = {key: merged(key, tensor).contiguous() for key, tensor in _tensors(file)}
+        save_file(written, folder / name, metadata={"format": "pt"})
+        places |= dict.fromkeys(written, name)
+        size += sum(tensor.nbytes for tensor in written.values())
+    if left:
+        raise ValueError(
+            f"{base_folder} holds no weight {min(left)} of its own, to which the adapter could be added "
+            f"({described.model_type}): export the adapter as it is, without merge"
+        )
+    if len(files) > 1:
+        index = {"metadata": {"total_size": size}, "weight_map": places}
+        (folder / f"{SAFETENSORS}{INDEX}").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    for pattern in _BESIDE:
+        for path in base_folder.glob(pattern):
+            if not path.name.endswith(INDEX):
+                (shutil.copytree if path.is_dir() else shutil.copyfile)(path, folder / path.name)
+    _set_type(settings, str(target).removeprefix("torch."))
+    (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor of a file by its name, one after the other; views of one memory become tensors of their own."""
+    try:
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt", device="cpu") as content:
+                for name in content.keys():  # noqa: SIM118
+                    yield name, content.get_tensor(name)
+        else:
+            state = torch.load(file, map_location="cpu", mmap=zipfile.is_zipfile(file), weights_only=True)
+            for name, tensor in state.items():
+                yield name, tensor.clone()
+    except (RuntimeError, SafetensorError) as error:
+        raise ValueError(f"{file} cannot be read: {str(error).splitlines()[0]}; copy it anew") from error
+
+
+def _stored_type(settings: dict[str, object]) -> object:
+    return settings.get("dtype") or settings.get("torch_dtype")
+
+
+def _set_type(settings: dict[str, object], dtype: str) -> None:
+    """Write the type of the weights into a config.json, and into its parts that name one."""
+    settings["torch_dtype" if "torch_dtype" in settings else "dtype"] = dtype
+    for part in settings.values():
+        if isinstance(part, dict):
+            for key in {"dtype", "torch_dtype"} & part.keys():
+                part[key] = dtype

@@ -1,0 +1,180 @@
+"""A policy out of a run's folder: the adapter with what a server needs beside it, or the merged model; and its card."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import NonNegativeInt
+from pydantic.dataclasses import dataclass as checked
+
+from loop_formats.run_files import ADAPTER_FILES, is_adapter, newest_adapter, whole_folder, writing
+from loop_formats.schema import STRICT, ConfigError, fields_of, require
+from loop_recipes.config.components import check_ours
+from loop_recipes.config.files import read_config, read_file
+from loop_recipes.config.loop_config import LearnerConfig
+from loop_recipes.export.card import Base, Card
+from model_families.own_tokenizer import differing_ids, read_as_written
+from rollout_server.policies.adapter_check import read_adapter_config
+
+_BESIDE = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "generation_config.json",
+    "own_tokenizer.py",
+)
+"""Files of a base model's folder that say how its texts become ids and how it is sampled."""
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM's --max-lora-rank may be."""
+
+
+@checked(frozen=True, config=STRICT)
+class ExportConfig:
+    """The keys of ``loop export``."""
+
+    merge: Literal["bf16", "fp32"] | None = None
+    """Adds the adapter to the base model's weights, which are then of this type; null leaves it an adapter."""
+    policy: str | None = None
+    """The folder of a version in the run's ``policies``, such as policy-v0007, or any adapter; null is the newest."""
+    to: str | None = None
+    """The folder to write, which must not exist; null is ``export/<policy>`` in the run, with the type of a merge."""
+    rollouts: NonNegativeInt = 64
+    """Stored rollouts by which a merged model is compared with the adapter; 0 compares nothing."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An exported ``folder``, what is to be said of it, and the commands that serve it."""
+
+    folder: Path
+    notes: list[str]
+    serve: list[str]
+
+    def lines(self) -> list[str]:
+        """What the terminal shows."""
+        return [f"written: {self.folder}", *self.notes, *(f"serve:   {line}" for line in self.serve)]
+
+
+def export(run: Path, config: ExportConfig) -> Exported:
+    """Write a run's policy as a folder of its own; it appears at once or not at all.
+
+    Raises:
+        ConfigError: there is no such run or policy, the folder exists, or the merged model is not the policy that was
+            trained; one line.
+        WriteFailed: the disk is full.
+    """
+    stored, conf = config_of_run(run)
+    adapter, base_folder = _adapter_of(run, config.policy), Path(conf.base_model)
+    folder = Path(config.to or run / "export" / "-".join(filter(None, (adapter.name, config.merge)))).absolute()
+    require(not folder.exists(), f"{folder} exists; remove it, or give to=FOLDER")
+    require(base_folder.is_dir(), f"the base model {base_folder} is not there any more")
+    base, check = Base.of(base_folder), None
+    title = f"{run.resolve().name}-{adapter.name}"
+    with writing(folder), whole_folder(folder) as partial:
+        if config.merge is None:
+            for name in ADAPTER_FILES:
+                shutil.copyfile(adapter / name, partial / name)
+            for name in _BESIDE:
+                if (base_folder / name).is_file():
+                    shutil.copyfile(base_folder / name, partial / name)
+            if (templates := base_folder / "additional_chat_templates").is_dir():
+                shutil.copytree(templates, partial / templates.name)
+        else:
+            check = _merged(run, conf, config, adapter, partial)
+        notes = _same_ids(base_folder, partial)
+        own = bool(notes)
+        serve = _serve(base, adapter, folder, title, config.merge, own)
+        card = Card(title, run, adapter, base, stored, config.merge, serve, check, notes)
+        try:
+            (partial / "README.md").write_text(card.text(), encoding="utf-8")
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+    return Exported(folder, [*notes, *([f"merge:   {check}"] if check else [])], serve)
+
+
+def config_of_run(run: Path) -> tuple[dict[str, Any], LearnerConfig]:
+    """The config.yaml of a training run as it is stored, and what all recipes with a learner share of it.
+
+    Raises:
+        ConfigError: there is none, or it is no config of a training run.
+    """
+    file = run / "config.yaml"
+    require(file.is_file(), f"{run} is no folder of a training run: it holds no config.yaml")
+    stored = read_file(file)
+    check_ours(stored)
+    try:
+        return stored, read_config(
+            {key: stored[key] for key in fields_of(LearnerConfig) if key in stored}, LearnerConfig
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{file} is no config of a training run: {error}") from error
+
+
+def _adapter_of(run: Path, named: str | None) -> Path:
+    if named is None:
+        newest = newest_adapter(run)
+        require(newest, f"{run} holds no policy yet: there is no adapter in {run / 'policies'}")
+        assert newest is not None
+        return newest
+    found = next((each for each in (run / "policies" / named, Path(named)) if is_adapter(each)), None)
+    there = ", ".join(sorted(path.name for path in run.glob("policies/policy-v*"))) or "none"
+    require(found, f"policy: {named} is no adapter; {run / 'policies'} holds {there}")
+    assert found is not None
+    return found
+
+
+def _merged(run: Path, conf: LearnerConfig, config: ExportConfig, adapter: Path, folder: Path) -> str:
+    """Fill ``folder`` with the merged model; returns what it was compared by.
+
+    Raises:
+        ConfigError: it is not the policy that was trained.
+    """
+    from loop_recipes.export.comparison import check_merge, stored_samples  # torch, and all of the engine
+    from loop_recipes.export.merge import merge
+    from model_families.base_model import BaseModel
+
+    assert config.merge is not None
+    try:
+        merge(Path(conf.base_model), adapter, folder, config.merge)
+        samples = stored_samples(run, config.rollouts, BaseModel.read(conf.base_model).positions)
+    except ValueError as error:
+        raise ConfigError(f"merge: {error}") from error
+    if not samples:
+        return "not compared with the adapter: " + (
+            "rollouts=0" if not config.rollouts else f"no rollout lies in {run}"
+        )
+    check = check_merge(conf, samples, adapter, folder, config.merge)
+    finer = "merge=fp32 keeps it" if config.merge == "bf16" else "please report it"
+    require(check.holds, f"merge: {check.line}: too much of the adapter is lost; {finer}")
+    return check.line
+
+
+def _same_ids(base_folder: Path, folder: Path) -> list[str]:
+    """Have everybody read the exported tokenizer as it is written; returns what there is to say of it."""
+    other = differing_ids(base_folder)
+    if other is None:
+        return []
+    read_as_written(folder)
+    left = differing_ids(folder)
+    cure = "the exported folder says that it is to be read as it is" if left is None else f"and still: {left}"
+    return [f"ids:     {other}; {cure}"]
+
+
+def _serve(base: Base, adapter: Path, folder: Path, title: str, merged: str | None, own: bool) -> list[str]:
+    if merged is not None:
+        return [f"vllm serve {folder} --served-model-name {title}"]
+    rank = read_adapter_config(adapter).rank
+    allowed = next((each for each in _RANKS if each >= rank), rank)
+    # The base's own folder is read otherwise than training read it.
+    tokenizer = f" --tokenizer {folder}" if own else ""
+    return [
+        f"vllm serve {base.served}{tokenizer} --enable-lora --max-lora-rank {allowed} --lora-modules {title}={folder}"
+    ]

@@ -12,20 +12,13 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
-from loop_formats.ids import paired_turn_id
 from loop_formats.rollout import Rollout
 from loop_formats.run_files import COLLECTIONS, append_to, read_lines, write_rollouts
-from loop_formats.schema import ConfigError, require
-from loop_recipes.algorithm.losses import PolicyLoss
-from loop_recipes.config.loop_config import UpdateConfig
-from loop_recipes.config.sft_config import SftConfig
-from loop_recipes.engine.samples import Sample
-from loop_recipes.rollouts.fixed_set import SampleMaker
 
 TURN_PAIRS = "turn_pairs"
 """The folder of the pairs and their rollouts, in the output folder of the command that made them."""
@@ -137,75 +130,3 @@ class PairBuffer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
-
-
-class TurnPairs(SampleMaker):
-    """Trains on pairs of turns alone, each turn after all that came before it. It needs a loss on pairs.
-
-    The turns of a pair are a group by themselves, and the return of each is its value. So ``ReturnPairs`` finds the
-    pair again, if its values differ by more than its own threshold too.
-
-    Args:
-        file: of pairs, which ``loop method trees`` or ``rank-turns`` wrote; ``rollouts.logs`` holds their rollouts.
-    """
-
-    reads_branches = True
-
-    def __init__(self, file: str) -> None:
-        self._file = Path(file)
-        self._pairs: list[TurnPair] = []
-
-    def check(self, config: SftConfig, loss: PolicyLoss) -> None:
-        require(
-            loss.compares,
-            f"samples: {config.loss['_component_']} compares no pairs; give "
-            "loss._component_=loop_recipes.algorithm.preferences.DPO, or leave samples out",
-        )
-
-    def see(self, rollouts: Sequence[Rollout]) -> None:
-        file = self._file
-        require(file.is_file(), f"samples.file: {file} does not exist; loop method trees writes such a file")
-        try:
-            self._pairs = read_pairs(file)
-        except ValueError as error:
-            raise ConfigError(f"samples.file: {error}") from error
-        require(self._pairs, f"samples.file: {file} holds no pair; search more iterations, or with a lower threshold")
-        known = {rollout.rollout_id: rollout for rollout in rollouts}
-        for pair in self._pairs:
-            for name in (pair.chosen, pair.rejected):
-                require(name in known, f"samples.file: {file} names rollout {name}, which is not in rollouts.logs")
-                own = pair.turn - known[name].turns_before
-                sampled = 0 <= own < len(known[name].turns)
-                require(sampled, f"samples.file: {file}: rollout {name} did not sample turn {pair.turn}")
-
-    def samples(self, rollouts: Sequence[Rollout], update: UpdateConfig, model_dir: str) -> list[Sample]:
-        length, known = update.max_tokens_per_rollout, {rollout.rollout_id: rollout for rollout in rollouts}
-        samples: list[Sample] = []
-        for number in range(len(self._pairs)):
-            turns = self._turns_of(number, known)
-            if length is None or max(turn.tokens for turn in turns) <= length:
-                samples += turns
-        require(samples, f"update.max_tokens_per_rollout is {length}, and no pair of turns is so early")
-        return samples
-
-    def _turns_of(self, number: int, rollouts: Mapping[str, Rollout]) -> list[Sample]:
-        pair = self._pairs[number]
-        turns = []
-        for name, value in ((pair.chosen, pair.chosen_value), (pair.rejected, pair.rejected_value)):
-            turn = Sample.from_rollout(rollouts[name]).only_turn(pair.turn - rollouts[name].turns_before)
-            turn_name = paired_turn_id(number, name, pair.turn)
-            turns.append(
-                replace(turn, rollout_id=turn_name, episode_id=turn_name, task_id=f"pair {number}", reward=value)
-            )
-        return turns
-
-    def sources(self, samples: Sequence[Sample]) -> set[str]:
-        made = {sample.rollout_id for sample in samples}
-        found: set[str] = set()
-        for number, pair in enumerate(self._pairs):
-            if paired_turn_id(number, pair.chosen, pair.turn) in made:
-                found |= {pair.chosen, pair.rejected}
-        return found
-
-    def identity(self) -> list[str]:
-        return [str(pair) for pair in self._pairs]

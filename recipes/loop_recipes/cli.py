@@ -22,6 +22,7 @@ VERBS = {
     "view": ("RUN", "look at rollouts in a browser", "loop_recipes.viewer.cli:main"),
     "plot": ("RUN...", "draw learning curves", "loop_recipes.plots.curves:main"),
     "export": ("RUN", "a policy to serve, merge or share", "loop_recipes.launch.export_cli:main"),
+    "doctor": ("RUN", "say what is wrong with a run", "loop_recipes.launch.doctor_cli:main"),
     "compare": ("A B", "compare two evaluations, task by task", "loop_recipes.evaluation.compare_cli:main"),
 }
 """Verb -> its main argument, a summary, and the function that is called with the words after the verb. Installed

@@ -2,7 +2,7 @@
 
     loop method rank-turns tiny_cpu output_dir=runs/tiny_cpu_ranked --logs runs/demo \\
         --critic runs/tiny_cpu_turn_critic
-    loop sft sweet_rl
+    loop sft tiny_cpu algorithm=sweet_rl
 
 Node, limits, sampling and policy (the base model, or initial_adapter) are those of a training config; the critic is the
 newest of a run of algorithm=turn_critic. The pairs and their rollouts are in OUTPUT_DIR/turn_pairs. The same command

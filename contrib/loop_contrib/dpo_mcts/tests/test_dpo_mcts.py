@@ -9,7 +9,8 @@ import torch
 from omegaconf import OmegaConf
 
 from loop_contrib.dpo_mcts import search_trees
-from loop_contrib.turn_pairs import TurnPairs, read_pairs
+from loop_contrib.paired_samples import TurnPairs
+from loop_contrib.turn_pairs import read_pairs
 from loop_formats.schema import ConfigError, fields_of
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.config.sft_config import FixedSetConfig, SftConfig
@@ -56,7 +57,7 @@ def sft_section(file, folder, output_dir, **changes):
     own = {
         "output_dir": str(output_dir),
         "rollouts": {"logs": [str(folder)]},
-        "samples": {"_component_": "loop_contrib.turn_pairs.TurnPairs", "file": str(folder / "pairs.jsonl")},
+        "samples": {"_component_": "loop_contrib.paired_samples.TurnPairs", "file": str(folder / "pairs.jsonl")},
         "advantage": {"_component_": "loop_recipes.algorithm.preferences.ReturnPairs"},
         "loss": {"_component_": "loop_recipes.algorithm.preferences.DPO", "beta": 1.0},
         "update": {"minibatch_rollouts": 4, "micro_batch_tokens": 4000},
@@ -123,7 +124,7 @@ async def test_pairs_that_cannot_be_learned_are_refused_by_name(trees, tmp_path)
     likelihood = {"_component_": "loop_recipes.algorithm.losses.LogLikelihood"}
     with pytest.raises(ConfigError, match=r"samples: .*LogLikelihood compares no pairs"):
         train(sft_section(file, folder, tmp_path / "trained", loss=likelihood))
-    absent = {"_component_": "loop_contrib.turn_pairs.TurnPairs", "file": str(folder / "none.jsonl")}
+    absent = {"_component_": "loop_contrib.paired_samples.TurnPairs", "file": str(folder / "none.jsonl")}
     with pytest.raises(ConfigError, match=r"samples\.file: .*none\.jsonl does not exist; loop method trees writes"):
         train(sft_section(file, folder, tmp_path / "trained", samples=absent))
     elsewhere = {"logs": [str(tmp_path / "other")]}

@@ -81,7 +81,7 @@ async def test_a_critic_ranks_what_a_node_samples_and_nobody_else_sees_what_is_h
             assert candidate.branch_of == chosen.branch_of
 
     loss = {"_component_": "loop_recipes.algorithm.preferences.DPO", "nll": 0.01}
-    turns = {"_component_": "loop_contrib.turn_pairs.TurnPairs", "file": str(folder / "pairs.jsonl")}
+    turns = {"_component_": "loop_contrib.paired_samples.TurnPairs", "file": str(folder / "pairs.jsonl")}
     samples = train(loop, tmp_path / "actor", {"logs": [str(folder)]}, loss=loss, samples=turns)
     assert len(samples) == 2 * len(pairs)
     tokens = ChatML(policy / "model")

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from loop_recipes.engine import logprobs
+from loop_recipes.engine import logprobs, sharding
 from loop_recipes.engine.batching import collate_step
 from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.diagnostics import made_up
@@ -96,7 +96,7 @@ def main() -> None:
                 stack.enter_context(context)
             stack.enter_context(mock.patch.object(logprobs, "require_half_on_cuda", any_device))
             # Made outside, since a fake tensor holds no ranks.
-            stack.enter_context(mock.patch.object(dist.device_mesh, "init_device_mesh", return_value=mesh))
+            stack.enter_context(mock.patch.object(sharding, "init_device_mesh", return_value=mesh))
             gib = count(builder, int(ranks), int(layers), int(tokens), int((sharers or ["1"])[0]))
             print(json.dumps({"case": case, "gib": gib}), flush=True)
         dist.destroy_process_group()

@@ -176,6 +176,13 @@ def _together(files: Sequence[_File]) -> _File:
     return _File("_".join(file.name for file in files), content, {}) if files else NOTHING
 
 
+def _evaluated(trained: Tree) -> Tree:
+    """What a training's keys mean for its evaluation: its ``output_dir`` is the ``run`` to evaluate."""
+    if not trained.keys() <= _training_keys() or "output_dir" not in trained:
+        return trained
+    return {("run" if key == "output_dir" else key): value for key, value in trained.items()}
+
+
 @dataclass(frozen=True)
 class _Run:
     """The files of a run."""
@@ -189,38 +196,45 @@ class _Run:
 
     def tree(self) -> Tree:
         """All of them merged for the recipe, with interpolations as they are."""
+        names = {kind: getattr(self, kind).name for kind in KINDS if getattr(self, kind) is not NOTHING}
+        return functools.reduce(_merged, self._layers(), cast(Tree, {})) | names
+
+    def _layers(self) -> list[Tree]:
+        """What the run is made of, each over those before it."""
         verb = RECIPES[self.recipe]
         traits = self.machine.content.get("traits") or []
-        (machine, machine_only), (world, world_only), preset, algorithm, own = (
+        (machine, machine_only), (world, world_only), preset, algorithm, (own, own_only) = (
             file.parts(verb, traits) for file in (self.machine, self.world, self.preset, self.algorithm, self.own)
         )
-        result = _merged(machine, world)
         self._check(verb, preset, algorithm)
-        if verb in ("sft", "eval") and result.keys() <= _training_keys():
-            if verb == "eval":
-                result["run"] = result.get("output_dir")
-            result = _merged(result, read_file(CONFIGS / verb / "base.yaml"))
-        layers = [machine_only, world_only, *preset, *algorithm, self._folder(verb, world, machine_only, preset), *own]
-        if verb == "eval" and own[0].keys() <= _training_keys() and "output_dir" in own[0]:
-            layers[-2] = {**own[0], "run": own[0]["output_dir"]}
-            del layers[-2]["output_dir"]
-        names = {kind: getattr(self, kind).name for kind in KINDS if getattr(self, kind) is not NOTHING}
-        return functools.reduce(_merged, layers, result) | names
+        trained = _merged(machine, world)
+        base = verb in ("sft", "eval") and trained.keys() <= _training_keys()
+        return [
+            _evaluated(trained) if verb == "eval" else trained,
+            read_file(CONFIGS / verb / "base.yaml") if base else {},
+            machine_only,
+            world_only,
+            *preset,
+            *algorithm,
+            self._folder(verb, world, machine_only, preset),
+            _evaluated(own) if verb == "eval" else own,
+            own_only,
+        ]
 
     def _folder(self, verb: str, world: Tree, machine_only: Tree, preset: tuple[Tree, Tree]) -> Tree:
         """The output folder of a run that is more than its machine: named by all that it is made of."""
-        files = [self.machine, self.world, self.preset if verb != "eval" or preset[0] else NOTHING, self.algorithm]
-        names = [file.name for file in (*files, self.own) if file is not NOTHING]
-        if verb == "sft" and self.algorithm is NOTHING:
-            names.append("rft")
-        named = (self.world is not NOTHING and "output_dir" not in world) or files[2:] != [NOTHING, NOTHING]
-        named = named or self.own is not NOTHING  # two files over one machine are two runs
+        preset_counts = verb != "eval" or preset[0]  # a preset of evaluations alone is none of the run's
+        more = [self.world, self.preset if preset_counts else NOTHING, self.algorithm, self.own]
+        more = [file for file in more if file is not NOTHING]
         if verb == "sft":
-            alone = [*files[1:], self.own] == [NOTHING] * 4
-            named = not alone or ("output_dir" not in machine_only and "rollouts" not in self.machine.content)
+            named = more or ("output_dir" not in machine_only and "rollouts" not in self.machine.content)
+        else:
+            named = [file for file in more if file is not self.world or "output_dir" not in world]
         if not named or verb == "warm_start":
             return {}
-        return {"run" if verb == "eval" else "output_dir": f"${{loop_home:}}/runs/{'_'.join(names)}"}
+        rft = ["rft"] if verb == "sft" and self.algorithm is NOTHING else []
+        names = "_".join([self.machine.name, *(file.name for file in more), *rft])
+        return {"run" if verb == "eval" else "output_dir": f"${{loop_home:}}/runs/{names}"}
 
     def _check(self, verb: str, preset: tuple[Tree, Tree], algorithm: tuple[Tree, Tree]) -> None:
         """Refuse a preset or an algorithm that is meant for other recipes."""

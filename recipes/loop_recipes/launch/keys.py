@@ -97,6 +97,8 @@ def _kind(annotation: Any, metadata: list[Any]) -> str:
     if origin is dict:
         if COMPONENT in metadata:
             return "component"
+        if COMPONENT in getattr(arguments[1], "__metadata__", ()):
+            return "components by name"
         return "sections by name" if dataclasses.is_dataclass(arguments[1]) else "mapping"
     if hasattr(annotation, "__metadata__"):
         return _kind(annotation.__origin__, list(annotation.__metadata__))

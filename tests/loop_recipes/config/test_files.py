@@ -97,6 +97,16 @@ def test_a_component_named_by_a_string_keeps_the_arguments():
     }
 
 
+def test_a_component_within_a_section_may_be_left_out_and_one_that_every_run_has_may_not():
+    assert "credit" not in plain(compose("tiny_cpu", ["algorithm=ppo_critic", "~credit.critic"]))
+    both = compose("tiny_cpu", ["algorithm=[ppo_critic,distillation]", "~credit.critic"])
+    assert list(both.credit) == ["teacher"]
+    correction = "loss.sampler_correction={_component_: loop_recipes.algorithm.sampler_correction.RatioMask}"
+    assert plain(compose("tiny_cpu", [correction, "~loss.sampler_correction"])) == plain(compose("tiny_cpu"))
+    with pytest.raises(ConfigError, match="~loss is a component, which cannot be left out"):
+        compose("tiny_cpu", ["~loss"])
+
+
 def test_a_file_serves_several_recipes(tmp_path):
     mine = written(
         tmp_path,

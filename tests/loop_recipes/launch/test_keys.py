@@ -26,6 +26,7 @@ def test_keys_are_listed_by_their_beginning(capsys):
     assert printed[0] == "# loop train"
     assert "node.servers.max_loras: int = `2`" in printed
     assert "    Policy versions that can be sampled from at the same time; at least 2." in printed
+    assert key_lines("credit")[2].startswith("credit: components by name")
     assert all(line.startswith(("#", " ", "node.servers.max")) for line in printed if line)
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import torch
 from omegaconf import DictConfig
 from torchtune import utils
 
-from loop_formats.schema import require
+from loop_formats.run_files import COLLECTIONS, write_rollouts, writing
+from loop_formats.schema import ConfigError, require
 from loop_recipes.algorithm.learner import Learner
 from loop_recipes.algorithm.losses import LogLikelihood
 from loop_recipes.algorithm.training_recipe import TrainingRecipe, run_recipe
@@ -23,9 +25,12 @@ from loop_recipes.config.sft_config import SftConfig, read_sft_config
 from loop_recipes.engine.checkpoint import TrainingState, restore_generators
 from loop_recipes.engine.model import check_context, vocabulary
 from loop_recipes.engine.process_group import any_rank, leave, on_main_rank
-from loop_recipes.engine.samples import CreditedSample, Sample, check_token_ids
+from loop_recipes.engine.samples import CreditedSample, Sample, check_token_ids, training_samples
+from loop_recipes.rollouts.chats import ChatSet, read_chat_set
 from loop_recipes.rollouts.fixed_set import FixedSet, read_fixed_set, sample_maker
 from loop_recipes.run.metrics import rollout_metrics
+from model_families.base_model import BaseModel
+from model_families.opening import open_model_chat
 from rollout_server.config import as_keys
 
 log = utils.get_logger("INFO")
@@ -38,6 +43,8 @@ class SftAppWorldRecipe(TrainingRecipe):
     """Trains a policy on stored rollouts or demonstrations (LOOP's rows RFT and SFT-GT; DPO and DMPO offline).
 
     Features:
+        - **Conversations.** ``data`` names files of them (OpenAI's messages, ShareGPT, ATIF, verifiers' traces), which
+          the model's own chat format writes; ``held_out`` of them give a loss that is not trained on.
         - **A fixed set.** Logs of rollouts from any run, of ``loop method solved``, or of demonstrations
           (``loop method ground-truth``). ``advantage`` says which count: ``Solved`` keeps the successful ones,
           ``ReturnPairs`` pairs those of a task.
@@ -80,21 +87,49 @@ class SftAppWorldRecipe(TrainingRecipe):
         self._maker.check(config, loss)
         super().__init__(config)
         self._samples: list[CreditedSample] = []
+        self._held_out: list[Sample] = []
+        self._chats = ChatSet()
 
     def setup(self) -> None:
         """Rollouts, model, optimizer and run state."""
         conf = self._config
-        fixed_set = read_fixed_set(conf.rollouts, self._maker)
+        fixed_set = self._read_set()
         samples = fixed_set.samples(conf.update, conf.base_model)
         checkpoint = self._begin(LONGEST_WAIT_S)
+        on_main_rank(self._write_chats)
         model, base = self._load_base()
-        check_context(model, max(sample.tokens for sample in samples), "rollouts.logs: the longest")
-        check_token_ids(samples, vocabulary(model), "rollouts.logs")
+        every, key = [*samples, *self._held_out], "data" if conf.data_files else "rollouts.logs"
+        check_context(model, max(sample.tokens for sample in every), f"{key}: the longest")
+        check_token_ids(every, vocabulary(model), key)
         self._learner = Learner(conf, model, base, self._device, checkpoint)
         self._setup_set(fixed_set, samples)
         if checkpoint is not None:
             self._restore(checkpoint)
         on_main_rank(self._open_metrics)
+
+    def _read_set(self) -> FixedSet:
+        """The rollouts of the logs, or those that the model's chat format makes of conversations."""
+        conf = self._config
+        if not conf.data_files:
+            return read_fixed_set(conf.rollouts, self._maker)
+        try:
+            chat = open_model_chat(conf.base_model, BaseModel.read(conf.base_model))
+        except ValueError as error:
+            raise ConfigError(f"data: {error}") from error
+        found = read_chat_set(conf.data_files, chat, conf.turns, conf.held_out)
+        for note in found.notes:
+            utils.log_rank_zero(log, f"data: {note}")
+        self._held_out = training_samples(found.held_out, conf.update) if found.held_out else []
+        self._chats = found
+        self._maker.see(found.rollouts)
+        return FixedSet(found.rollouts, self._maker)
+
+    def _write_chats(self) -> None:
+        """Write the rollouts that were made of conversations, for `loop view`. For rank 0."""
+        folder = self._output_dir / COLLECTIONS
+        with writing(folder):
+            for rollouts in filter(None, (self._chats.rollouts, self._chats.held_out)):
+                write_rollouts(folder, rollouts[0].collection_id, rollouts)
 
     def _setup_set(self, fixed_set: FixedSet, samples: list[Sample]) -> None:
         self._samples = self._learner.update.prepare(samples)
@@ -145,6 +180,9 @@ class SftAppWorldRecipe(TrainingRecipe):
                 versions.forget(version)
         self._iterations_done = iteration
         tokens = sum(tokens - shared for tokens, shared in step_tokens)
+        if self._held_out:
+            found = torch.cat([*self._learner.update.scorer.current_logprobs(self._held_out).values()])
+            metrics["held_out_loss"] = -found.double().mean().item()
         return metrics | {"seconds_updating": seconds, "tokens_per_second": tokens / seconds}
 
     def save_checkpoint(self) -> None:
@@ -169,9 +207,11 @@ class SftAppWorldRecipe(TrainingRecipe):
     def _log(self, iteration: int, metrics: dict[str, Any]) -> None:
         head = {"iteration": iteration, "policy_version": iteration, "dataset": self._rollouts[0].dataset}
         line = {**head, **rollout_metrics(self._rollouts), **metrics}
+        held_out = f"held-out loss {line['held_out_loss']:.4f}  " if self._held_out else ""
         self._write(
             line,
-            f"iteration {iteration:3d}/{self._config.max_iterations}  loss {line['loss']:.4f}  steps {line['steps']}  "
+            f"iteration {iteration:3d}/{self._config.max_iterations}  loss {line['loss']:.4f}  {held_out}"
+            f"steps {line['steps']}  "
             f"grad {line['grad_norm']:.3f}  updating {line['seconds_updating']:.1f}s",
         )
 

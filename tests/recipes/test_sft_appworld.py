@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 import sft_appworld
 from loop_contrib.sweet_rl.stored_critic import load_turn_critic
 from loop_formats.ids import branch_id, dev_id, evaluation_id, replay_id, share_id
+from loop_formats.run_files import find_logs, read_rollouts
 from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.learner import Learner
 from loop_recipes.algorithm.preferences import ReturnPairs
@@ -233,3 +234,46 @@ def test_out_of_memory_is_one_line_with_the_key_to_lower(tmp_path, monkeypatch):
     said = sft_appworld.recipe_main.__wrapped__(cfg)
     assert said.startswith("sft_appworld: out of memory on cpu of rank 0, in micro-batches of up to 150 tokens")
     assert "lower update.micro_batch_tokens, then update.max_tokens_per_rollout; " in said
+
+
+def write_chats(folder: Path, count: int = 20) -> Path:
+    """Made-up conversations that all end in the same way."""
+    file = folder / "chats.jsonl"
+    said = {"role": "assistant", "content": "counter done: add(3)"}
+    lines = [json.dumps({"messages": [{"role": "user", "content": f"add {n}"}, said]}) for n in range(count)]
+    file.write_text("\n".join(lines))
+    return file
+
+
+def test_conversations_are_trained_on_and_seen_and_some_are_held_out(tmp_path):
+    cfg = sft_config(tmp_path, data=str(write_chats(tmp_path)), held_out=0.3, optimizer={"lr": 0.01})
+    cfg.optimizer["_component_"] = "torch.optim.AdamW"
+    lines = train(cfg)
+    losses = [line["held_out_loss"] for line in lines]
+    assert losses[0] > losses[1] > losses[2]
+    logs = [read_rollouts(log) for log in find_logs(tmp_path / "run")]
+    assert sum(map(len, logs)) == 20
+    assert {rollout.collection_id for log in logs for rollout in log} == {"data_trained", "data_held_out"}
+    assert lines[0]["dataset"] == "chats"
+
+
+def test_a_resumed_run_on_conversations_is_the_same_run(tmp_path):
+    cfg = sft_config(tmp_path, data=[str(write_chats(tmp_path))], held_out=0.3)
+    whole = train(cfg)
+    with pytest.raises(Killed):
+        train(cfg, f"output_dir={tmp_path / 'again'}", die_at_step=7)
+    assert train(cfg, f"output_dir={tmp_path / 'again'}", "resume_from_checkpoint=True") == whole
+
+
+@pytest.mark.parametrize("words", [{"held_out": 0.2}, {"turns": "last"}])
+def test_keys_of_conversations_without_any_are_refused(tmp_path, words):
+    with pytest.raises(ConfigError, match="turns and held_out are for conversations: give data"):
+        SftAppWorldRecipe(sft_config(tmp_path, **words))
+
+
+def test_a_conversation_that_cannot_be_read_is_refused_before_the_model_is_loaded(tmp_path, monkeypatch):
+    file = tmp_path / "chats.jsonl"
+    file.write_text('{"messages": [{"role": "boss"}]}')
+    monkeypatch.setattr(SftAppWorldRecipe, "_load_base", lambda self: pytest.fail("the model was loaded"))
+    with pytest.raises(ConfigError, match=r"data: .*chats\.jsonl:1: messages\[0\]\.role is 'boss'"):
+        SftAppWorldRecipe(sft_config(tmp_path, data=str(file))).setup()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from loop_formats.schema import STRICT, require
@@ -37,6 +37,13 @@ class SftConfig(LearnerConfig):
     """All keys of the recipe `sft_appworld`. An iteration is ``update.epochs`` passes over the set."""
 
     rollouts: FixedSetConfig
+    data: str | list[str] | None = None
+    """Files of conversations (JSONL, JSON or parquet) to train on in place of ``rollouts.logs``: OpenAI's messages,
+    ShareGPT, ATIF trajectories or verifiers' traces. The model's own chat format writes them."""
+    turns: Literal["all", "last"] = "all"
+    """Of the conversations in ``data``, the assistant's turns that are learned from."""
+    held_out: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Share of the conversations in ``data`` that are not trained on; the metric ``held_out_loss`` is theirs."""
     samples: Component | None = None
     """What makes the samples of the rollouts: a subclass of ``loop_recipes.rollouts.fixed_set.SampleMaker``. Null makes
     one of each rollout."""
@@ -47,6 +54,13 @@ class SftConfig(LearnerConfig):
         for key in REFUSED:
             value = getattr(self.update, key.removeprefix("update."))
             require(not value, f"{key} must be left out: {WHY_REFUSED}")
+        given = self.data is not None or (self.turns == "all" and not self.held_out)
+        require(given, "turns and held_out are for conversations: give data, or leave them out")
+
+    @property
+    def data_files(self) -> list[str]:
+        """The files of ``data``."""
+        return [self.data] if isinstance(self.data, str) else list(self.data or ())
 
 
 def read_sft_config(cfg: DictConfig | Mapping[str, Any]) -> SftConfig:

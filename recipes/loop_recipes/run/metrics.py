@@ -74,6 +74,7 @@ METRICS: dict[str, str] = {
     "steps": "optimizer steps taken",
     "steps_left_out": "steps that update.max_trajectory_log_ratio forbade",
     "loss": "mean over the steps of the minibatch loss",
+    "held_out_loss": "with held_out of loop sft: mean cross-entropy on conversations that are not trained on, after it",
     "grad_norm": "mean over the steps of the gradient norm before clipping",
     "grad_norm_max": "the largest of them",
     "learning_rate": "learning rate of the update",

@@ -151,7 +151,7 @@ class EnvironmentCrashed(EnvironmentFault):
 
 
 class EnvironmentTimeout(EnvironmentFault):
-    """A per-execute or per-episode deadline passed. Out of ``step``: the episode is over, and what it did is graded."""
+    """A deadline of a step or an episode passed. Out of ``step``: the episode is over, and what it did is graded."""
 
     reason = "environment_timeout"
 
@@ -165,7 +165,7 @@ class Environment(Protocol):
         ...
 
     async def step(self, action: str) -> StepResult:
-        """Run the code in one assistant message and return what it showed.
+        """Do what one assistant message says and return what it showed.
 
         Raises:
             EnvironmentTimeout: it took too long; the episode is graded.

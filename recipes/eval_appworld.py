@@ -1,4 +1,4 @@
-"""Evaluates policies on AppWorld tasks: TGC and SGC over several runs, with their spread and protocol.
+"""Evaluates policies on the tasks of any environment: scores over several runs, with their spread and protocol.
 
 tune run eval_appworld --config eval_appworld/tiny_cpu
 tune run eval_appworld --config eval_appworld/qwen2_5_32b rollout_node.launch=False rollout_node.url=http://node:8700
@@ -48,7 +48,6 @@ from loop_recipes.evaluation.groups import task_groups
 from loop_recipes.evaluation.report import (
     Protocol,
     compare_cells,
-    package_versions,
     score_cells,
     terminal_table,
     write_report,
@@ -59,6 +58,7 @@ from loop_recipes.rollouts.open import open_nodes
 from loop_recipes.rollouts.source import NoRollouts
 from loop_recipes.rollouts.waiting import Waiting
 from loop_recipes.run.environment_file import write_description
+from loop_recipes.run.starts import package_versions
 from model_families.base_model import model_digest
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutNodeError
 from rollout_server.node_process import NodeDied

@@ -1,4 +1,4 @@
-r"""LOOP on AppWorld: reinforcement learning of an LLM agent with leave-one-out advantages and a clipped objective.
+r"""LOOP, on AppWorld or any other environment: an LLM agent learns by leave-one-out advantages and a clipped objective.
 
 tune run loop_appworld --config loop_appworld/tiny_cpu
 tune run --nproc_per_node 8 loop_appworld --config loop_appworld/qwen2_5_32b \

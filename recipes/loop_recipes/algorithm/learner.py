@@ -39,6 +39,7 @@ from loop_recipes.engine.sequence_parallel import Part
 from loop_recipes.engine.sharding import full_tensors, place_model
 from loop_recipes.paths import METRICS_FILE
 from loop_recipes.run.metrics import RunMetrics
+from loop_recipes.run.starts import record_start
 from model_families.stored_weights import weights_digest
 from rollout_server.config import as_config, as_keys
 
@@ -138,13 +139,15 @@ class Learner:
                 raise ConfigError(f"metric_logger[{number}]: {logger['_component_']}: {error}") from error
 
     def open_metrics(self, after_iteration: int, figures: Sequence[BehaviorFigure] = ()) -> RunMetrics:
-        """The run's metrics with the loggers of its config, which is written to ``config.yaml``. For rank 0.
+        """The run's metrics with the loggers of its config, which is written to ``config.yaml``, and to
+        ``starts.jsonl`` beside what else there is to know of this start. For rank 0.
 
         Args:
             figures: the environment's, of behaviour.
         """
         keys = {figure.key for figure in figures}.union(*(each.figures for each in self._credit.values()))
         config = as_config(as_keys(self.conf))
+        record_start(self._output_dir, after_iteration, as_keys(self.conf))
         with writing(self._output_dir / "config.yaml"):
             write_whole(self._output_dir / "config.yaml", OmegaConf.to_yaml(config))
         for logger in self._loggers:

@@ -10,9 +10,10 @@ The same in a file of one's own, whose paths are relative to it:
     algorithm: grpo              # or several: [rloo, horizon_curriculum]
     update: {epochs: 2}          # and keys of its own
 
-Each wins over those before it: machine, world, preset, algorithm, the file's own keys, the command line. A file that
-names no machine is one. Sections are merged key by key, but a section that names another ``_component_``, or an
-environment of another ``name``, replaces the one below, whose arguments would mean nothing to it.
+Each wins over those before it: machine, world, preset, algorithm, the file's own keys, the command line. A file
+without the key ``machine`` is itself a machine's config. Sections are merged key by key, but a section that names
+another ``_component_``, or an environment of another ``name``, replaces the one below, whose arguments would mean
+nothing to it.
 
 One file serves several recipes: the sections ``train``, ``sft``, ``eval`` and ``warm_start`` hold what is meant for one
 of them alone, and each recipe passes over the others' keys. The section ``when`` holds what is meant for machines with

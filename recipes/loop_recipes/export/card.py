@@ -11,10 +11,11 @@ from typing import Any
 
 from loop_formats.run_files import adapter_digest
 from loop_recipes.evaluation.goal_completion import score_names
-from loop_recipes.evaluation.report import package_versions, read_report
+from loop_recipes.evaluation.report import read_report
 from loop_recipes.paths import METRICS_FILE
 from loop_recipes.run.environment_file import read_description
 from loop_recipes.run.metrics import read_metrics
+from loop_recipes.run.starts import package_versions
 
 _CACHED = re.compile(r"models--(?P<owner>.+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})$")
 UNSAID = "not said by the base model's folder"
@@ -92,7 +93,7 @@ class Card:
         return "\n".join(lines)
 
     def _facts(self) -> dict[str, str]:
-        versions = ", ".join(f"{name} {number}" for name, number in package_versions(None).items())
+        versions = ", ".join(f"{name} {number}" for name, number in package_versions().items())
         return {
             "base model": f"{self.base.name} (licence: {self.base.licence or UNSAID})",
             "data": self._data(),

@@ -107,8 +107,8 @@ METRICS: dict[str, str] = {
     "tokens_per_second": "tokens through forward and backward, per second of updating, all ranks together",
     "model_flops_utilization": "share of device_peak_tflops that model FLOPs of the update make up, recomputation not "
     "counted; only where device_peak_tflops is given",
-    "dev_iteration": "the policy that stood after so many iterations was evaluated during this one: the one before it, "
-    "in the run's last line its own",
+    "dev_iteration": "the iteration after which the scored policy stood: the one before this line's; in the run's last "
+    "line, its own",
     "dev_reward": "mean reward of that policy on dev_evaluation.split",
     "dev_success": "share of its tasks solved, as the environment says it; each task by the mean of its rollouts",
     "dev_lost": "rollouts of that evaluation that could not be had, and are in no other figure of it",
@@ -124,8 +124,8 @@ METRICS: dict[str, str] = {
     },
     "peak_memory_gib": "peak memory of rank 0's device so far (CUDA only, else 0)",
 }
-"""Every key that may stand in metrics.jsonl beside the environment's figures of behaviour, and what it means. A number
-that is not finite stands there as null."""
+"""Every key that may stand in metrics.jsonl, and what it means, beside the environment's figures of behaviour and those
+of a credit, which say it themselves. A number that is not finite stands there as null."""
 
 CONDITIONAL_KEYS = frozenset(
     {"reference_kl", "thinking_tokens", "cut_in_thinking", "entropy", "model_flops_utilization"}

@@ -138,8 +138,8 @@ class LoopAppWorldRecipe(TrainingRecipe):
             stop_requested=self._stop.__bool__,
         )
         for name, credit in self._credit.items():
-            if checkpoint is not None:
-                credit.restore(checkpoint.state["credit"].get(name, {}))
+            if checkpoint is not None and name in checkpoint.state["credit"]:
+                credit.restore(checkpoint.state["credit"][name])
             credit.setup(run)
 
     def _stress_test(self) -> None:

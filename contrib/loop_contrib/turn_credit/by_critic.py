@@ -55,4 +55,4 @@ class ByCritic(TurnCredit):
         return {"adapter": self._adapter}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        self._before = saved.get("adapter")
+        self._before = saved["adapter"]

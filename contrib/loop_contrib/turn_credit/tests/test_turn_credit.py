@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 from omegaconf import OmegaConf
@@ -9,11 +10,15 @@ from omegaconf import OmegaConf
 from loop_appworld import LoopAppWorldRecipe
 from loop_contrib.sweet_rl.stored_critic import critic_over
 from loop_contrib.turn_credit import by_critic
+from loop_contrib.turn_credit.by_branches import ByBranches
 from loop_formats.run_files import find_logs, read_rollouts
 from loop_formats.schema import ConfigError, fields_of
+from loop_recipes.config.loop_config import read_loop_config
 from loop_recipes.config.sft_config import SftConfig
+from loop_recipes.run.stop_request import StopRequested
 from sft_appworld import SftAppWorldRecipe
 from support.counter_node import TOKEN, local_node
+from support.learner_cases import a_run
 from support.ranks import on_ranks
 from support.small_runs import config_over, replay_config, train_into
 from support.waiting import DEADLINE_S
@@ -148,6 +153,15 @@ async def test_continuations_on_a_node_spread_the_advantages(policy, tmp_path, m
     check_spread(updates, [rollout for rollout in rollouts if rollout.branch_of is None])
     gone_on_from = {rollout.branch_of.rollout_id for rollout in rollouts if rollout.branch_of is not None}
     assert {sample.rollout_id for samples in updates for sample in samples} <= gone_on_from
+
+
+def test_a_stop_while_continuations_are_played_ends_the_run(tmp_path):
+    config = read_loop_config(OmegaConf.load(replay_config(tmp_path, iterations=1)))
+    [log] = (tmp_path / "logs").glob("*.jsonl")
+    credit = ByBranches(continuations=2)
+    credit.setup(replace(a_run(), config=config))  # whose source was asked to stop: it answers None
+    with pytest.raises(StopRequested, match="what goes on from the iteration's rollouts"):
+        credit.collected(read_rollouts(log), 1)
 
 
 def test_what_does_not_fit_is_refused_before_work(tmp_path):

@@ -88,8 +88,10 @@ class Card:
             lines.append(f"- merge: {self.check}")
         lines += [f"- {text}" for text in self.further]
         lines += ["", "## Scores", "", *self._scores(), "", "## Serve", "", "```bash", *self.serve, "```", ""]
-        lines += ["A server samples by the folder's generation_config.json unless a request says otherwise. The policy"]
-        lines += [f"was trained on what it sampled {self._sampling()}, with top-p 1.", ""]
+        lines += [
+            f"A server samples by its generation_config.json unless a request says otherwise.{self._sampling()}",
+            "",
+        ]
         return "\n".join(lines)
 
     def _facts(self) -> dict[str, str]:
@@ -106,7 +108,8 @@ class Card:
         lines = read_metrics(self.run) if (self.run / METRICS_FILE).exists() else []
         dataset = next((str(line["dataset"]) for line in reversed(lines) if line.get("dataset")), None)
         split = (self.stored.get("collection") or {}).get("split")
-        rollouts = sum(int(line.get("rollouts") or 0) for line in lines)
+        each = [int(line.get("rollouts") or 0) for line in lines]
+        rollouts = sum(each) if split else max(each, default=0)  # a fixed set is the same in every iteration
         said = [
             *([dataset] if dataset else ["stored rollouts"]),
             *([f"split {split}"] if split else []),
@@ -124,8 +127,9 @@ class Card:
         return f"{', '.join(named)}, {self.stored.get('max_iterations')} iterations, seed {self.stored.get('seed', 0)}"
 
     def _sampling(self) -> str:
-        sampling = (self.stored.get("collection") or {}).get("sampling") or {}
-        return f"at temperature {float(sampling.get('temperature', 1.0)):g}"
+        if "collection" not in self.stored:
+            return ""
+        return " The policy was trained on what it sampled at temperature 1, with top-p 1."
 
     def _scores(self) -> list[str]:
         rows: list[str] = []

@@ -52,14 +52,17 @@ class StoredTokens:
 class Chat:
     """A conversation: ``place`` names its file and line.
 
-    ``left_out`` are the places of assistant messages that are not to be learned from. ``reward`` is in [0, 1].
+    ``left_out`` are the places of assistant messages that are not to be learned from. ``tokens`` are the sequences in
+    which the learned ones were sampled, () where the file does not have the ids of all of them (``in_part``: of some).
+    ``reward`` is in [0, 1].
     """
 
     place: str
     messages: list[ChatMessage]
     tools: list[dict[str, Any]] = field(default_factory=list)
     left_out: frozenset[int] = frozenset()
-    tokens: StoredTokens | None = None
+    tokens: tuple[StoredTokens, ...] = ()
+    in_part: bool = False
     reward: float = 1.0
 
 
@@ -258,9 +261,11 @@ def _of_sharegpt(place: str, record: Mapping[str, Any], key: str) -> Chat:
 
 
 def _of_atif(place: str, record: Mapping[str, Any]) -> Chat:
+    """A trajectory. A step whose prompt does not go on from the ids before it begins another sequence."""
     messages: list[ChatMessage] = []
-    ids: list[int] = []
-    spans, places, logprobs, left_out, whole = [], [], [0.0], set(), True
+    stored: list[StoredTokens] = []
+    left_out: set[int] = set()
+    without = 0
     for number, step in enumerate(_list(record, "steps")):
         where = f"steps[{number}]"
         role = ROLES.get(str(step.get("source")))
@@ -274,26 +279,37 @@ def _of_atif(place: str, record: Mapping[str, Any]) -> Chat:
                 ToolCall(call["function_name"], _arguments(f"{where}.tool_calls[{n}].arguments", call.get("arguments")))
                 for n, call in enumerate(step.get("tool_calls") or ())
             ]
+            metrics = step.get("metrics") or {}
             if step.get("is_copied_context"):
                 left_out.add(len(messages))
-            metrics = step.get("metrics") or {}
-            prompt, sampled = metrics.get("prompt_token_ids"), metrics.get("completion_token_ids")
-            if prompt and sampled and prompt[: len(ids)] == ids and len(messages) not in left_out:
-                start = len(prompt)
-                logprobs = [*logprobs[: len(ids)], *[0.0] * (start - len(ids))]
-                logprobs += metrics.get("logprobs") or [0.0] * len(sampled)
-                ids = [*prompt, *sampled]
-                spans.append((start, len(ids)))
-                places.append(len(messages))
+            elif metrics.get("prompt_token_ids") and metrics.get("completion_token_ids"):
+                _add_tokens(where, stored, len(messages), metrics)
             else:
-                whole = False
+                without += 1
             messages.append(ChatMessage(role, text, tuple(calls), step.get("reasoning_content") or ""))
         for n, result in enumerate((step.get("observation") or {}).get("results") or ()):
             content = _text(f"{where}.observation.results[{n}].content", result.get("content"))
             messages.append(ChatMessage("tool", content))
-    agent = record.get("agent") or {}
-    tokens = StoredTokens(ids, spans, places, logprobs) if whole and spans else None
-    return Chat(place, messages, _tools(agent, "tool_definitions"), frozenset(left_out), tokens)
+    tools = _tools(record.get("agent") or {}, "tool_definitions")
+    tokens = () if without else tuple(stored)
+    return Chat(place, messages, tools, frozenset(left_out), tokens, bool(without and stored))
+
+
+def _add_tokens(where: str, stored: list[StoredTokens], place: int, metrics: Mapping[str, Any]) -> None:
+    """Add a step's ids to the sequence that its prompt goes on from, or as another one."""
+    prompt, sampled = metrics["prompt_token_ids"], metrics["completion_token_ids"]
+    found = metrics.get("logprobs") or [0.0] * len(sampled)
+    if len(found) != len(sampled):
+        raise ValueError(f"{where}.metrics: {len(sampled)} completion_token_ids and {len(found)} logprobs")
+    before = stored[-1] if stored else None
+    if before is None or prompt[: len(before.token_ids)] != before.token_ids:
+        before = StoredTokens([], [], [], [])
+    else:
+        stored.pop()
+    ids = [*prompt, *sampled]
+    blank = [0.0] * (len(prompt) - len(before.token_ids))
+    spans, places = [*before.spans, (len(prompt), len(ids))], [*before.messages, place]
+    stored.append(StoredTokens(ids, spans, places, [*before.logprobs, *blank, *found]))
 
 
 # verifiers
@@ -326,34 +342,37 @@ def _of_path(place: str, trace: Mapping[str, Any], path: Sequence[int], seen: se
     nodes = trace["nodes"]
     messages, left_out, spans, places = list[ChatMessage](), set[int](), list[tuple[int, int]](), list[int]()
     ids, logprobs = list[int](), list[float]()
-    whole = True
+    known, without = True, 0
     for number in path:
         node = nodes[number]
         where = f"nodes[{number}]"
         message = _message(f"{where}.message", node.get("message"))
-        if message.role == "assistant" and (number in seen or not node.get("sampled")):
+        learned = message.role == "assistant" and number not in seen and bool(node.get("sampled"))
+        if message.role == "assistant" and not learned:
             left_out.add(len(messages))
         given, mask = node.get("token_ids") or [], node.get("mask") or []
-        if given and len(mask) != len(given):
-            raise ValueError(f"{where}: {len(given)} token_ids and {len(mask)} of mask")
         own = sum(map(bool, mask))
+        found = node.get("logprobs") or [0.0] * own
+        if len(mask) != len(given) or len(found) != own:
+            raise ValueError(
+                f"{where}: {len(given)} token_ids, {len(mask)} of mask, {own} sampled, {len(found)} logprobs"
+            )
         if own and not all(mask[-own:]):
             raise ValueError(f"{where}.mask: what was sampled does not stand at the end")
-        whole = whole and bool(given)
-        start = len(ids) + len(given) - own
-        ids += given
-        found = node.get("logprobs") or [0.0] * own
-        logprobs += [0.0] * (len(given) - own)
-        if own and len(messages) not in left_out:
-            spans.append((start, len(ids)))
-            places.append(len(messages))
-            logprobs += found[-own:]
-        else:
-            logprobs += [0.0] * own
+        known = known and bool(given)  # what follows the last answer was never encoded
+        if known:
+            start = len(ids) + len(given) - own
+            ids = [*ids, *given]
+            sampled = learned and own > 0
+            logprobs = [*logprobs, *[0.0] * (len(given) - own), *(found if sampled else [0.0] * own)]
+            if sampled:
+                spans.append((start, len(ids)))
+                places.append(len(messages))
+        without += learned and not (known and own > 0)
         messages.append(message)
     tools = _tools(nodes[path[0]]) or _tools(trace)
-    tokens = StoredTokens(ids, spans, places, logprobs) if whole and spans else None
-    return Chat(place, messages, tools, frozenset(left_out), tokens, reward)
+    tokens = (StoredTokens(ids, spans, places, logprobs),) if spans and not without else ()
+    return Chat(place, messages, tools, frozenset(left_out), tokens, bool(spans and without), reward)
 
 
 def _list(record: Mapping[str, Any], key: str) -> list[Any]:

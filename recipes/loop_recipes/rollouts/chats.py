@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,72 +45,83 @@ def read_chat_set(files: Sequence[str], tokens: ChatFormat, turns: Literal["all"
     Raises:
         ConfigError: a file, or a conversation in it; names file, line and field.
     """
+    chats: list[Chat] = []
     found = ChatSet()
-    count, empty, thoughts, spoken, exact, stored = 0, 0, 0, 0, 0, 0
     dataset = "+".join(dict.fromkeys(Path(file).stem for file in files))
-    for file in files:
-        try:
-            for chat in read_chats(Path(file)):
-                apart = _held_out(chat, held_out)
-                rollouts = _rollouts(chat, tokens, turns, f"chat{count:06d}", dataset, HELD_OUT if apart else TRAINED)
-                count += 1
-                empty += not rollouts
-                (found.held_out if apart else found.rollouts).extend(rollouts)
-                assistants = [message for message in chat.messages if message.role == "assistant"]
-                spoken += len(assistants)
-                thoughts += sum(bool(message.reasoning) for message in assistants)
-                if chat.tokens is not None:
-                    stored += 1
-                    exact += _as_written(chat, tokens)
-        except (ValueError, OSError) as error:
-            raise ConfigError(f"data: {error}") from error
-    require(found.rollouts, f"data: none of {count} conversations has a turn to learn from")
-    if empty:
-        found.notes.append(f"{empty} of {count} conversations have no turn to learn from, and are left out")
-    if thoughts:
-        found.notes.append(
-            f"the thinking of {thoughts} of {spoken} turns ({thoughts / spoken:.0%}) is not learned: turns are written "
-            "as answers"
-        )
-    if stored:
-        found.notes.append(
-            f"{stored} of {count} conversations have token ids, which are taken as they are; {stored - exact} of them "
-            f"({(stored - exact) / stored:.0%}) would have others if their texts were encoded again"
-        )
+    learned = 0
+    try:
+        for file in files:
+            chats += read_chats(Path(file))
+        apart = _held_out(chats, held_out)
+        for number, chat in enumerate(chats):
+            side = (HELD_OUT, found.held_out) if _asked(chat) in apart else (TRAINED, found.rollouts)
+            rollouts = _rollouts(chat, tokens, turns, f"chat{number:06d}", dataset, side[0])
+            side[1].extend(rollouts)
+            learned += bool(rollouts)
+        require(found.rollouts, f"data: none of {len(chats)} conversations has a turn to learn from")
+        found.notes = [*_notes(chats, learned, tokens)]
+    except ConfigError:
+        raise
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"data: {error}") from error
     return found
 
 
-def _held_out(chat: Chat, share: float) -> bool:
-    """By what is said before the first answer, so that two answers to one question are on the same side."""
-    first = next(
-        n for n, message in enumerate([*chat.messages, None]) if message is None or message.role == "assistant"
-    )
-    text = "\0".join(f"{message.role} {message.content}" for message in chat.messages[:first])
-    return int.from_bytes(hashlib.sha256(text.encode(errors="replace")).digest()[:8], "big") < share * 2**64
+def _notes(chats: Sequence[Chat], learned: int, tokens: ChatFormat) -> Iterator[str]:
+    """What is not learned as the files have it."""
+    if learned < len(chats):
+        yield f"{len(chats) - learned} of {len(chats)} conversations have no turn to learn from, and are left out"
+    stored = [chat for chat in chats if chat.tokens]
+    texts = [message for chat in chats if not chat.tokens for message in chat.messages if message.role == "assistant"]
+    if thoughts := sum(bool(message.reasoning) for message in texts):
+        share = f"{thoughts} of {len(texts)} turns ({thoughts / len(texts):.0%})"
+        yield f"the thinking of {share} is not learned: turns are written as answers"
+    if stored:
+        other = sum(not _as_written(chat, tokens) for chat in stored)
+        yield (
+            f"{len(stored)} of {len(chats)} conversations have token ids, which are taken as they are; {other} of them "
+            f"({other / len(stored):.0%}) would have others if their texts were encoded again"
+        )
+    if in_part := sum(chat.in_part for chat in chats):
+        yield f"{in_part} of {len(chats)} conversations have ids of some turns alone, and are encoded from their texts"
+
+
+def _asked(chat: Chat) -> bytes:
+    """A digest of what is said before the first answer: two answers to one question are on the same side."""
+    before = itertools.takewhile(lambda message: message.role != "assistant", chat.messages)
+    text = "\0".join(f"{message.role} {message.content}" for message in before)
+    return hashlib.sha256(text.encode(errors="replace")).digest()
+
+
+def _held_out(chats: Sequence[Chat], share: float) -> set[bytes]:
+    """So large a share of what is asked, at least one where it is above 0: the same for the same conversations."""
+    asked = sorted({*map(_asked, chats)})
+    return set(asked[: max(1, round(share * len(asked)))] if share else [])
 
 
 def _rollouts(chat: Chat, tokens: ChatFormat, turns: str, task: str, dataset: str, collection: str) -> list[Rollout]:
     """The sequences of a conversation that have a turn to learn from."""
-    places = [n for n, message in enumerate(chat.messages) if message.role == "assistant"]
-    if not places:
+    spoken = [n for n, message in enumerate(chat.messages) if message.role == "assistant"]
+    if not spoken:
         raise ValueError(f"{chat.place}: there is no assistant message to learn from")
-    learned = {place for place in (places if turns == "all" else places[-1:]) if place not in chat.left_out}
-    written: list[_Written]
-    if chat.tokens is not None:
-        spans = [(place, *span) for place, span in zip(chat.tokens.messages, chat.tokens.spans, strict=True)]
-        written = [(chat.tokens.token_ids, spans)]
+    learned = {place for place in (spoken if turns == "all" else spoken[-1:]) if place not in chat.left_out}
+    written: list[tuple[list[int], list[tuple[int, int, int]], list[float]]]
+    if chat.tokens:
+        places = [[(p, *span) for p, span in zip(each.messages, each.spans, strict=True)] for each in chat.tokens]
+        written = [(each.token_ids, own, each.logprobs) for each, own in zip(chat.tokens, places, strict=True)]
     else:
-        written = [*_sequences(chat, tokens)]
-    kept = [(ids, own) for ids, spans in written if (own := [span for span in spans if span[0] in learned])]
+        written = [(ids, own, [0.0] * len(ids)) for ids, own in _sequences(chat, tokens)]
+    kept = [
+        (ids, found, own) for ids, spans, found in written if (own := [each for each in spans if each[0] in learned])
+    ]
     name = rollout_id(collection, task, 0, 0)
     messages = [*_record(chat)]
     rollouts = []
-    for segment, (ids, own) in enumerate(kept):
+    for segment, (ids, found, own) in enumerate(kept):
         mask, logprobs = [False] * len(ids), [0.0] * len(ids)
         for _, start, end in own:
             mask[start:end] = [True] * (end - start)
-            if chat.tokens is not None:
-                logprobs[start:end] = chat.tokens.logprobs[start:end]
+            logprobs[start:end] = found[start:end]
         rollout = Rollout(
             rollout_id=name,
             collection_id=collection,
@@ -203,10 +215,9 @@ def _record(chat: Chat) -> Iterator[dict[str, str]]:
 
 def _as_written(chat: Chat, tokens: ChatFormat) -> bool:
     """Whether the ids of a conversation that has some are those of its texts."""
-    assert chat.tokens is not None
     try:
-        written = [*_sequences(chat, tokens)]
+        written = [ids for ids, _ in _sequences(chat, tokens)]
     except ValueError:
         return False
-    ids = chat.tokens.token_ids
-    return len(written) == 1 and written[0][0][: len(ids)] == ids
+    stored = [each.token_ids for each in chat.tokens]
+    return len(written) == len(stored) and all(a[: len(b)] == b for a, b in zip(written, stored, strict=True))

@@ -8,6 +8,7 @@ from loop_formats.schema import ConfigError
 from loop_recipes.rollouts.chats import read_chat_set
 from model_families.chat import open_chat
 from support import random_policy
+from support.chat_templates import FORMS
 
 ADD = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
 TOOL = {"type": "function", "function": ADD}
@@ -81,6 +82,21 @@ def test_openais_messages(tmp_path, chat, name, tools):
     assert ("<tools>" in chat.decode(rollout.token_ids)) == bool(tools)
     assert rollout.token_ids.count(chat.im_start) == rollout.token_ids.count(chat.turn_end), "text forged a turn"
     assert {rollout.messages[turn.message]["role"] for turn in rollout.turns} == {"assistant"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_every_conversation_has_a_form_in_every_familys_chat(tmp_path, form):
+    FORMS[form].write(tmp_path / "model")
+    chat = open_chat(tmp_path / "model")
+    for messages, turns in OPENAI.values():
+        for tools in ([], [TOOL]):
+            found = read(tmp_path, chat, {"messages": messages, "tools": tools}).rollouts
+            said = [text for rollout in found for text in learned(chat, rollout)]
+            assert len(said) == len(turns)
+            for text, expected in zip(said, turns, strict=True):
+                assert ("Done." in text) == ("Done." in expected)
+                assert "Add." not in text, "the user's own words are learned"
 
 
 def test_a_conversation_has_the_templates_own_text(tmp_path, chat):

@@ -140,6 +140,9 @@ OTHERS = {
     "gpt_oss": "gpt-oss",
     "lfm2": "LFM2",
     "granitemoehybrid": "Granite 4",
+    "olmo3": "OLMo",
+    "granite": "Granite 4",
+    "phi3": "OLMo",
 }
 """``model_type`` of decoders that no family describes -> the form of their chat template. Each fault of vLLM 0.32 that
 the node works around is one of them: without its cure the kind fails."""

@@ -143,6 +143,7 @@ OTHERS = {
     "olmo3": "OLMo",
     "granite": "Granite 4",
     "phi3": "OLMo",
+    "glm4": "OLMo",
 }
 """``model_type`` of decoders that no family describes -> the form of their chat template. Each fault of vLLM 0.32 that
 the node works around is one of them: without its cure the kind fails."""

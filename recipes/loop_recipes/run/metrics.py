@@ -53,7 +53,7 @@ METRICS: dict[str, str] = {
     "broken_rollouts": "rollouts in which the environment itself broke (a step, the grade, the reward); the terminal "
     "says of what, and a share above collection.max_broken_share ends the run",
     "broken_figures": "figures of behaviour that could not be computed, and are left out; the terminal says of what",
-    "reward": "mean reward: in AppWorld the fraction of a task's unit tests that passed",
+    "reward": "mean reward, from 0 to 1, as the environment's grader gives it",
     "success": "share of rollouts whose grader says that the task is solved",
     "completed": "share of rollouts that the agent itself ended",
     "turns": "mean agent turns per rollout",

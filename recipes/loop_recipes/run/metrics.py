@@ -131,7 +131,7 @@ CONDITIONAL_KEYS = frozenset(
     {"reference_kl", "thinking_tokens", "cut_in_thinking", "entropy", "model_flops_utilization"}
     | {f"{when}dev_{name}" for when in ("", "earlier_") for name in _DEV}
     | {"correction_weight", "correction_cut", "preference_margin", "preference_accuracy", "left_out_rollouts"}
-    | {"environments", "broken_figures", "stated"}
+    | {"environments", "broken_figures", "stated", "held_out_loss"}
 )
 """Keys that only some runs write: with a KL term, a sampler correction, a loss on pairs, or what the sentence
 names. All others are in every line of an iteration that took a step."""

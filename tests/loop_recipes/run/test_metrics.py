@@ -52,7 +52,9 @@ def test_metrics_holds_what_a_run_writes_and_nothing_else(tmp_path):
     (line,) = [json.loads(text) for text in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     elsewhere = {"preference_margin", "preference_accuracy"}
     elsewhere |= {key for key in METRICS if key.startswith(("dev_", "earlier_dev_"))}
-    written = set(line) | elsewhere | {"left_out_rollouts", "broken_figures"}  # which tests of their own look at
+    written = (
+        set(line) | elsewhere | {"left_out_rollouts", "broken_figures", "held_out_loss"}
+    )  # which tests of their own look at
     assert written == set(METRICS) | {figure.key for figure in UNSAID.figures}
     assert set(METRICS) - CONDITIONAL_KEYS <= set(line)
     assert 0 < line["correction_weight"] <= 2

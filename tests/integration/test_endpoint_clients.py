@@ -86,7 +86,7 @@ async def test_what_each_call_was_served_is_the_beginning_of_the_one_sequence(cl
     }
     limits = Limits(max_turns=9, max_tokens_per_turn=200, max_context=4000, episode_deadline_s=DEADLINE_S)
     model = {"path": str(policy / "model"), "dtype": "float32", "max_context": 4096, "lora_rank": 8}
-    environment = {"name": "harness", "config": config}
+    environment = {"name": "harness", **config}
     async with local_node(policy, tmp_path / "node", environment=environment, model=model) as running:
         first = OWN_QUESTIONS.get(client, [])
         running.vllm.speak = lambda rng: [*first, *SPOKEN][len(running.vllm.requests) - 1]
@@ -122,7 +122,7 @@ async def test_tau2_benchs_own_agent_solves_a_ticket_in_one_sequence(ticket, pol
     context = 1 << 18
     limits = Limits(max_turns=40, max_tokens_per_turn=400, max_context=context, episode_deadline_s=DEADLINE_S)
     model = {"path": str(policy / "model"), "dtype": "float32", "max_context": context, "lora_rank": 8}
-    environment = {"name": "harness", "config": config}
+    environment = {"name": "harness", **config}
     async with local_node(policy, tmp_path / "node", environment=environment, model=model) as running:
         running.vllm.speak = lambda rng: spoken[len(running.vllm.requests) - 1]
         request = counter_request(tasks=["t_1"], rollouts_per_task=1, limits=limits)

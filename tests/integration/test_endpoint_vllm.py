@@ -103,7 +103,7 @@ def recomputed(model, adapters, rollouts, folder) -> list[ScoredSample]:
 def test_the_learner_agrees_with_vllm_on_what_random_harnesses_were_served(shared_vllm, tmp_path):
     """Over several sequences of an episode, across a swap of the policy, token for token."""
     adapters = [shared_vllm.adapter(0), shared_vllm.adapter(1)]
-    config = shared_vllm.node_config(tmp_path / "node", environment={"name": "harness", "config": ELSEWHERE})
+    config = shared_vllm.node_config(tmp_path / "node", environment={"name": "harness", **ELSEWHERE})
     with ready_node(config, tmp_path) as (_, client), ThreadPoolExecutor(EPISODES) as threads:
         client.publish_policy(0, adapters[0])
         tasks, count = ["t_1", "t_2"], EPISODES // 2

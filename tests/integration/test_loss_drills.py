@@ -129,7 +129,7 @@ async def test_training_ends_with_one_line_when_two_fifths_are_lost_and_goes_on_
 
 def mixture(**more):
     """COPIES counters, whose dev tasks are the counters' training tasks."""
-    counter = {"name": "counter", "splits": {"dev": "train"}, "config": more}
+    counter = {"name": "counter", "splits": {"dev": "train"}, **more}
     return {"name": "mixed", "environments": {f"n{number}": counter for number in range(COPIES)}}
 
 

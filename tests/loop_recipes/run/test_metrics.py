@@ -50,7 +50,7 @@ def test_metrics_holds_what_a_run_writes_and_nothing_else(tmp_path):
     cfg.loss.sampler_correction = {"_component_": "loop_recipes.algorithm.sampler_correction.TruncatedWeights"}
     train(cfg)
     (line,) = [json.loads(text) for text in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    elsewhere = {"preference_margin", "preference_accuracy"}
+    elsewhere = {"preference_margin", "preference_accuracy", "held_out_loss"}
     elsewhere |= {key for key in METRICS if key.startswith(("dev_", "earlier_dev_"))}
     written = (
         set(line) | elsewhere | {"left_out_rollouts", "broken_figures", "held_out_loss"}

@@ -112,7 +112,9 @@ def test_a_change_is_refused_in_one_line_before_anything_is_loaded(begun, tmp_pa
     folder, cfg = copied(begun, tmp_path)
     change(folder)
     if change not in (code, tasks, no_more_said, dataset):
-        monkeypatch.setattr("loop_recipes.algorithm.training_recipe.load_base", lambda *_: pytest.fail("the weights are loaded"))
+        monkeypatch.setattr(
+            "loop_recipes.algorithm.training_recipe.load_base", lambda *_: pytest.fail("the weights are loaded")
+        )
     with pytest.raises(
         ConfigError, match=f"has changed since its checkpoint: {CHANGES[change]}; .*accept_changes=True"
     ):

@@ -239,4 +239,5 @@ def test_at_the_end_it_is_said_where_everything_is(tmp_path):
         f"table:    {tmp_path / 'evaluation/report.md'}",
         f"curve:    {tmp_path / 'learning_curve.png'}",
         f"rollouts: loop view {tmp_path}",
+        f"to serve: loop export {tmp_path}",
     ]

@@ -155,7 +155,7 @@ drills: setup world ## failure drills of the sbatch scripts on a real Slurm of t
 QUICK_pure := tests/loop_formats $(wildcard tests/agent_environments/test_*.py tests/appworld_adapter/test_*.py) \
   tests/rollout_server/collecting tests/rollout_server/endpoint/test_messages.py \
   tests/loop_recipes/evaluation
-QUICK_contrib := $(wildcard contrib/loop_contrib/*/tests)
+QUICK_contrib := $(patsubst %,contrib/loop_contrib/%/tests,agent_evol dpo_mcts ground_truth rft sweet_rl turn_credit)
 QUICK_torch := tests/loop_recipes/algorithm tests/loop_recipes/engine tests/loop_recipes/rollouts
 
 quick: .venv/.installed-$(BUILDS) ## tests of the core's logic alone, for whoever edits: 20 CPU seconds, half on each of two cores

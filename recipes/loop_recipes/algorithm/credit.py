@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
 
 from loop_formats.rollout import Rollout
 from loop_formats.schema import ConfigError
@@ -22,7 +21,6 @@ from loop_recipes.config.components import build
 from loop_recipes.config.loop_config import Component, LoopConfig
 from loop_recipes.engine.batching import StepBatch
 from loop_recipes.engine.samples import CreditedSample, Sample, ScoredSample, credited, episodes
-from loop_recipes.engine.sharding import sharding_mesh
 
 if TYPE_CHECKING:  # learner.py imports this module
     from loop_recipes.algorithm.learner import Learner
@@ -201,6 +199,11 @@ def place_weights(
         further.load_state_dict(dict(weights))
     further.to(device)
     if shard:
+        # Its import takes seconds, and most who import this module shard nothing.
+        from torch.distributed.fsdp import fully_shard
+
+        from loop_recipes.engine.sharding import sharding_mesh
+
         fully_shard(further, mesh=sharding_mesh(device))
 
 

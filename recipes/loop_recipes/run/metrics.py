@@ -130,14 +130,7 @@ of a credit, which say it themselves. A number that is not finite stands there a
 CONDITIONAL_KEYS = frozenset(
     {"reference_kl", "thinking_tokens", "cut_in_thinking", "entropy", "model_flops_utilization"}
     | {f"{when}dev_{name}" for when in ("", "earlier_") for name in _DEV}
-    | {
-        "correction_weight",
-        "correction_cut",
-        "preference_margin",
-        "preference_accuracy",
-        "left_out_rollouts",
-        "held_out_loss",
-    }
+    | {"correction_weight", "correction_cut", "preference_margin", "preference_accuracy", "left_out_rollouts"}
     | {"environments", "broken_figures", "stated", "held_out_loss"}
 )
 """Keys that only some runs write: with a KL term, a sampler correction, a loss on pairs, or what the sentence

@@ -64,8 +64,8 @@ class LoopAppWorldRecipe(TrainingRecipe):
           the same command line goes on exactly (bit for bit on a CPU). A file ``<output_dir>/stop`` ends the run after
           the update in hand, or at once while it waits for rollouts, which are not lost. SIGTERM and Ctrl-C do the same
           to a run of one process; several ranks are killed soon after by torchrun (docs/training.md).
-        - **Numbers.** ``<output_dir>/metrics.jsonl`` (keys: ``loop_recipes.run.metrics.METRICS``) and torchtune's
-          loggers.
+        - **Numbers.** ``<output_dir>/metrics.jsonl`` (keys: ``loop_recipes.run.metrics.METRICS``) and
+          trackers.
 
     Args:
         cfg (DictConfig): the recipe's YAML merged with the command line; the keys are those of
@@ -340,6 +340,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
         if self._unscored is not None:
             keep.add(parse_collection_id(self._unscored.id).iteration)
         self._learner.save_checkpoint(state, keep)
+        self._tell_trackers()
 
     def _score(self) -> None:
         """Wait for the evaluation that is due, if one is; its scores go into the last line that was logged.

@@ -196,6 +196,7 @@ class SftAppWorldRecipe(TrainingRecipe):
                 "config": as_keys(self._config),
             }
         )
+        self._tell_trackers()
 
     def longest(self) -> int:
         return max((sample.tokens for sample in self._samples), default=0)

@@ -14,7 +14,6 @@ from torchtune.utils import get_world_size_and_rank
 
 from agent_environments.description import BehaviorFigure
 from loop_formats.run_files import write_whole, writing
-from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.credit import Credit, place_weights, trained
 from loop_recipes.algorithm.policy_update import PolicyUpdate
 from loop_recipes.algorithm.token_statistics import TokenStatistics
@@ -40,6 +39,7 @@ from loop_recipes.engine.sharding import full_tensors, place_model
 from loop_recipes.paths import METRICS_FILE
 from loop_recipes.run.metrics import RunMetrics
 from loop_recipes.run.starts import record_start
+from loop_recipes.run.trackers import Trackers
 from model_families.stored_weights import weights_digest
 from rollout_server.config import as_config, as_keys
 
@@ -62,7 +62,7 @@ class Learner:
         update: trains on rollouts.
 
     Raises:
-        ConfigError: the adapter or a credit's weights do not fit, or a metric logger cannot be opened.
+        ConfigError: the adapter or a credit's weights do not fit, or a tracker can never be opened.
     """
 
     def __init__(
@@ -128,31 +128,29 @@ class Learner:
         )
         if checkpoint is not None:
             self.update.load_state_dict(checkpoint.state["update"])
-        self._loggers: list[Any] = []
-        on_main_rank(self._open_loggers)
+        on_main_rank(lambda: self._open_trackers(resumed=checkpoint is not None))
 
-    def _open_loggers(self) -> None:
-        for number, logger in enumerate(self.conf.metric_logger):
-            try:
-                self._loggers.append(build(logger))
-            except (ImportError, OSError) as error:
-                raise ConfigError(f"metric_logger[{number}]: {logger['_component_']}: {error}") from error
+    def _open_trackers(self, resumed: bool) -> None:
+        self._trackers = Trackers(
+            self.conf.tracker,
+            self.conf.metric_logger,
+            output_dir=self._output_dir,
+            config=as_config(as_keys(self.conf)),
+            resumed=resumed,
+        )
 
     def open_metrics(self, after_iteration: int, figures: Sequence[BehaviorFigure] = ()) -> RunMetrics:
-        """The run's metrics with the loggers of its config, which is written to ``config.yaml``, and to
+        """The run's metrics with the trackers of its config, which is written to ``config.yaml``, and to
         ``starts.jsonl`` beside what else there is to know of this start. For rank 0.
 
         Args:
             figures: the environment's, of behaviour.
         """
         keys = {figure.key for figure in figures}.union(*(each.figures for each in self._credit.values()))
-        config = as_config(as_keys(self.conf))
         record_start(self._output_dir, after_iteration, as_keys(self.conf))
         with writing(self._output_dir / "config.yaml"):
-            write_whole(self._output_dir / "config.yaml", OmegaConf.to_yaml(config))
-        for logger in self._loggers:
-            logger.log_config(config)
-        return RunMetrics(self._output_dir / METRICS_FILE, self._loggers, after_iteration, keys)
+            write_whole(self._output_dir / "config.yaml", OmegaConf.to_yaml(as_config(as_keys(self.conf))))
+        return RunMetrics(self._output_dir / METRICS_FILE, self._trackers, after_iteration, keys)
 
     def end_iteration(self) -> None:
         """Move the learning rate's schedule on, which goes by iterations."""

@@ -117,11 +117,16 @@ class TrainingRecipe:
         """Open the run's metrics. For rank 0."""
         self._metrics = self._learner.open_metrics(self._iterations_done, figures)
         self._cleanup.callback(self._metrics.close)
+        self._metrics.tell()  # what a run that was killed had saved and not told
 
     def _write(self, line: dict[str, Any], summary: str) -> None:
         """Log an iteration's line, and its summary to the terminal."""
         on_main_rank(lambda: self._metrics.log({**line, "peak_memory_gib": peak_memory_gib(self._device)}))
         utils.log_rank_zero(log, summary)
+
+    def _tell_trackers(self) -> None:
+        """Have the trackers told what is new; only what is saved may be."""
+        on_main_rank(lambda: self._metrics.tell())
 
     def longest(self) -> int:
         """Return the tokens of the longest rollout that is trained on."""

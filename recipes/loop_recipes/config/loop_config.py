@@ -21,6 +21,9 @@ from model_families.hub import local_path
 
 COMPONENT = "component"
 Component = Annotated[dict[str, Any], COMPONENT]
+TrackerNames = Annotated[
+    list[Literal["tensorboard"]], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)
+]
 """What to build, by ``_component_``, and its arguments."""
 
 
@@ -314,8 +317,10 @@ class LearnerConfig:
     checkpoint, and a run begins with an adapter that was trained on other base weights; the log says which."""
     keep_last_checkpoints: PositiveInt = 2
     """Checkpoints that are kept, beside the best of ``dev_evaluation`` and the one it is scoring."""
+    tracker: TrackerNames = field(default_factory=list)
+    """Shows the figures of ``metrics.jsonl`` elsewhere: ``tensorboard`` (docs/training.md)."""
     metric_logger: list[Component] = field(default_factory=list)
-    """torchtune's metric loggers, beside ``metrics.jsonl``."""
+    """torchtune's metric loggers, as further trackers."""
 
     @property
     def base_model(self) -> str:

@@ -1,4 +1,4 @@
-"""The numbers of a run: documented keys, one JSON line per iteration, and torchtune's loggers beside it.
+"""The numbers of a run: documented keys, one JSON line per iteration, and the points that trackers are told.
 
 Figures of behaviour are an environment's own (:mod:`agent_environments.description`).
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from loop_formats.run_files import append_to, read_lines, to_json, write_whole, 
 from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import told
 from loop_recipes.paths import METRICS_FILE
+from loop_recipes.run.trackers import Point, Trackers
 
 logger = logging.getLogger(__name__)
 
@@ -156,12 +157,35 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-class RunMetrics:
-    """Appends one line per iteration to ``metrics.jsonl`` and hands numbers to torchtune's loggers."""
+def points(lines: Iterable[Mapping[str, Any]]) -> list[Point]:
+    """The lines' numbers by flat names, as trackers are told them: an iteration's own, then the dev scores in its line.
 
-    def __init__(
-        self, path: Path, loggers: Sequence[Any], after_iteration: int, more_keys: Collection[str] = ()
-    ) -> None:
+    A line that gets dev scores later leaves the points before them as they are.
+    """
+    found, seconds = [], 0.0
+    for line in lines:
+        numbers = {key: value for key, value in line.items() if isinstance(value, int | float)}
+        for name, figures in {**line.get("environments", {}), **line.get("stated", {})}.items():
+            numbers |= {f"{name}/{key}": value for key, value in figures.items() if value is not None}
+        seconds += numbers.get("seconds", numbers.get("seconds_updating", 0.0))
+        scores = [_taken(numbers, beginning) for beginning in ("earlier_dev_", "dev_")]
+        found.append(Point(line["iteration"], seconds, numbers))
+        for score in filter(None, scores):
+            dev = {f"dev_{key}": value for key, value in score.items()}
+            found.append(Point(int(score["iteration"]), seconds, dev))
+    return found
+
+
+def _taken(numbers: dict[str, float], beginning: str) -> dict[str, float]:
+    """Take what begins so out of ``numbers``, without that beginning."""
+    keys = [key for key in numbers if key.startswith(beginning)]
+    return {key.removeprefix(beginning): numbers.pop(key) for key in keys}
+
+
+class RunMetrics:
+    """Appends one line per iteration to ``metrics.jsonl`` and has trackers told its numbers."""
+
+    def __init__(self, path: Path, trackers: Trackers, after_iteration: int, more_keys: Collection[str] = ()) -> None:
         """Lines of iterations after ``after_iteration`` (of a run that died before its checkpoint) are removed.
 
         Args:
@@ -170,17 +194,17 @@ class RunMetrics:
         Raises:
             ConfigError: the file is damaged; names the line.
         """
-        self._path, self._loggers = path, list(loggers)
+        self._path, self._trackers = path, trackers
         self._keys = METRICS.keys() | {*more_keys}
+        self._lines: list[dict[str, Any]] = []
         with writing(path):
             append_to(path).close()
         if path.stat().st_size:
             try:
-                kept = [line for line in read_metrics(path) if line["iteration"] <= after_iteration]
+                self._lines = [line for line in read_metrics(path) if line["iteration"] <= after_iteration]
             except ValueError as error:
                 raise ConfigError(f"resume_from_checkpoint: {error}; remove that line") from error
-            with writing(path):
-                write_whole(path, "".join(f"{to_json(line)}\n" for line in kept))
+            self._write_all()
 
     def log(self, metrics: Mapping[str, Any]) -> None:
         """Write one iteration.
@@ -191,32 +215,32 @@ class RunMetrics:
         for key in metrics:
             if key not in self._keys:
                 raise KeyError(f"metric {key} is not documented in METRICS of loop_recipes/run/metrics.py")
+        text = to_json(metrics)
         with writing(self._path), append_to(self._path) as file:
-            file.write(f"{to_json(metrics)}\n")
-        self._to_loggers(metrics, metrics["iteration"])
+            file.write(f"{text}\n")
+        self._lines.append(json.loads(text))
 
     def amend(self, metrics: Mapping[str, Any]) -> None:
         """Add the dev scores of a policy to the line written last. Those of another policy that are there already are
         kept, as ``earlier_dev_*``."""
-        *lines, last = self._path.read_text(encoding="utf-8").splitlines()
-        line = json.loads(last)
+        line = self._lines[-1]
         if line.get("dev_iteration", metrics["dev_iteration"]) != metrics["dev_iteration"]:
             line |= {f"earlier_{key}": line[key] for key in metrics if key in line}
-        line |= metrics
-        with writing(self._path):
-            write_whole(self._path, "".join(f"{text}\n" for text in [*lines, to_json(line)]))
-        self._to_loggers(metrics, line["iteration"])
+        line |= json.loads(to_json(metrics))
+        self._write_all()
+
+    def tell(self) -> None:
+        """Have the trackers told what they have not been told. What a run that died would not have again must not be
+        told: call it when the checkpoint is saved."""
+        self._trackers.tell(points(self._lines))
 
     def close(self) -> None:
-        for logger in self._loggers:
-            logger.close()
+        """Have the trackers told the rest and closed. Raises nothing."""
+        self._trackers.close()
 
-    def _to_loggers(self, metrics: Mapping[str, Any], iteration: int) -> None:
-        numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
-        for name, figures in {**metrics.get("environments", {}), **metrics.get("stated", {})}.items():
-            numbers |= {f"{name}/{key}": value for key, value in figures.items()}
-        for logger in self._loggers:
-            logger.log_dict(numbers, step=iteration)
+    def _write_all(self) -> None:
+        with writing(self._path):
+            write_whole(self._path, "".join(f"{to_json(line)}\n" for line in self._lines))
 
 
 def rollout_metrics(rollouts: list[Rollout]) -> dict[str, Any]:

@@ -1,0 +1,293 @@
+"""Trackers show a run's figures elsewhere: TensorBoard, and torchtune's loggers.
+
+``metrics.jsonl`` has every figure; a tracker is told them from there, in a thread of its own, once the checkpoint is
+saved. So a tracker that fails, hangs or is away ends no run, and what it was not told then it is told later: with the
+next figures, or by a resumed run. ``<output_dir>/trackers/NAME.json`` remembers how far each was told, as which run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from omegaconf import DictConfig, OmegaConf
+
+from loop_formats.run_files import write_whole
+from loop_formats.schema import ConfigError
+from loop_plumbing.breakage import told as said_of
+from loop_recipes.config.components import build
+
+logger = logging.getLogger(__name__)
+
+OPENING_S = 30.0
+"""So long a run waits at its start for a tracker to open; it opens on while the run goes on."""
+HANG_S = 300.0
+"""A tracker that takes longer for one point hangs; clients try again for minutes by themselves."""
+CLOSING_S = 30.0
+"""So long a run waits at its end for what its trackers have not been told yet."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """Figures of one step.
+
+    Attributes:
+        step: the iteration; of dev scores, the one after which the policy stood.
+        seconds: of the run, up to it.
+        numbers: by flat names.
+    """
+
+    step: int
+    seconds: float
+    numbers: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a tracker was told.
+
+    Attributes:
+        run: the tracker's own name of the run.
+        points: the first so many.
+    """
+
+    run: str | None = None
+    points: int = 0
+
+
+class Tracker(Protocol):
+    """A tracker. All calls come from one thread; whatever they raise costs one line on the terminal."""
+
+    def open(self, folder: Path, config: DictConfig, told: Told) -> Told:
+        """Begin a run, or go on with ``told.run``, and tell its config; called again after it failed.
+
+        Args:
+            folder: the tracker's own, in the run's folder.
+
+        Returns:
+            the run, and how many points it really has.
+        """
+
+    def tell(self, number: int, point: Point) -> None:
+        """Take the point with this number, from 0."""
+
+    def close(self) -> None:
+        """End; what was told must be safe afterwards."""
+
+
+class Trackers:
+    """The trackers of a run.
+
+    Args:
+        names: keys of :data:`TRACKERS`.
+        loggers: torchtune's, as components.
+        output_dir: the run's folder.
+        config: the run's, told to each.
+        resumed: from a checkpoint; else what an earlier run in the folder told is forgotten.
+
+    Raises:
+        ConfigError: one is not installed, or cannot write the path that it is given.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str] = (),
+        loggers: Sequence[Mapping[str, Any]] = (),
+        *,
+        output_dir: Path = Path(),
+        config: DictConfig | None = None,
+        resumed: bool = False,
+    ) -> None:
+        chosen: list[tuple[str, str, Tracker]] = [(f"tracker: {name}", name, TRACKERS[name]()) for name in names]
+        for number, component in enumerate(loggers):
+            title = f"metric_logger[{number}]: {component['_component_']}"
+            name = f"{component['_component_'].rpartition('.')[2]}-{number}"
+            chosen.append((title, name, TorchtuneLogger(component)))
+        config = OmegaConf.create() if config is None else config
+        self._followers = [
+            Follower(title, tracker, output_dir / "trackers" / name, config, resumed) for title, name, tracker in chosen
+        ]
+        deadline = time.monotonic() + OPENING_S
+        for follower in self._followers:
+            follower.check_opening(deadline - time.monotonic())
+
+    def tell(self, points: Sequence[Point]) -> None:
+        """Have every tracker told all points of the run that it has not been told; does not wait for that."""
+        for follower in self._followers:
+            follower.tell(points)
+
+    def close(self) -> None:
+        """Have the trackers told the rest and closed, in :data:`CLOSING_S` at most. Raises nothing."""
+        for follower in self._followers:
+            follower.end()
+        deadline = time.monotonic() + CLOSING_S
+        for follower in self._followers:
+            follower.join(deadline - time.monotonic())
+
+
+class Follower:
+    """Tells one tracker, in a thread of its own, what it has not been told.
+
+    Args:
+        title: what the terminal calls it.
+        folder: the tracker's own; what it was told stands beside it.
+    """
+
+    def __init__(self, title: str, tracker: Tracker, folder: Path, config: DictConfig, resumed: bool) -> None:
+        self._title, self._tracker, self._folder, self._config = title, tracker, folder, config
+        self._file = folder.with_suffix(".json")
+        self._told, self._opened = self._remembered(resumed), False
+        self._points: Sequence[Point] = ()
+        self._news, self._ending = True, False
+        self._wake = threading.Condition()
+        self._tried, self._ended = threading.Event(), threading.Event()
+        self._error: BaseException | None = None
+        self._complained = False
+        self._busy_since: float | None = None
+        # A daemon: a tracker that hangs must not keep the process.
+        threading.Thread(target=self._work, name=title, daemon=True).start()
+
+    def check_opening(self, seconds: float) -> None:
+        """Wait until the tracker has opened, failed to, or the time is up.
+
+        Raises:
+            ConfigError: it can never open as it is asked for.
+        """
+        if not self._tried.wait(max(seconds, 0.0)):
+            self._complain(f"it has not opened within {OPENING_S:.0f} s")
+        elif _never_opens(self._error):
+            raise ConfigError(f"{self._title}: {self._error}") from self._error
+
+    def tell(self, points: Sequence[Point]) -> None:
+        """Hand over all points of the run."""
+        with self._wake:
+            self._points, self._news = points, True
+            self._wake.notify()
+        since = self._busy_since
+        if since is not None and time.monotonic() - since > HANG_S:
+            self._complain(f"it has not answered for {HANG_S:.0f} s")
+
+    def end(self) -> None:
+        """Ask the thread to tell the rest, to close the tracker and to end."""
+        with self._wake:
+            self._ending = True
+            self._wake.notify()
+
+    def join(self, seconds: float) -> None:
+        """Wait for that, and say what could not be told."""
+        ended = self._ended.wait(max(seconds, 0.0))
+        if (told := self._told.points) < len(self._points):
+            logger.warning(
+                "%s was told %d of %d points; the same command with resume_from_checkpoint=True tells it the rest",
+                *(self._title, told, len(self._points)),
+            )
+        elif not ended:
+            self._complain(f"it has not closed within {CLOSING_S:.0f} s")
+
+    def _work(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._news or self._ending)
+                self._news, points, ending = False, self._points, self._ending
+            self._attempt(self._catch_up, points)
+            self._tried.set()
+            if ending:
+                if self._opened:
+                    self._attempt(self._tracker.close)
+                return self._ended.set()
+
+    def _attempt(self, work: Callable[..., None], *args: Any) -> None:
+        try:
+            work(*args)
+        except (Exception, SystemExit) as error:  # somebody else's code: nothing of it may end a run
+            self._error = error
+            if self._tried.is_set() or not _never_opens(error):
+                self._complain(said_of(error))
+        finally:
+            self._busy_since = None
+
+    def _catch_up(self, points: Sequence[Point]) -> None:
+        self._busy_since = time.monotonic()
+        if not self._opened:
+            self._folder.parent.mkdir(parents=True, exist_ok=True)
+            self._told = self._tracker.open(self._folder, self._config, self._told)
+            self._opened = True
+            self._remember()
+        while self._told.points < len(points):
+            self._busy_since = time.monotonic()
+            self._tracker.tell(self._told.points, points[self._told.points])
+            self._told = replace(self._told, points=self._told.points + 1)
+            self._remember()
+
+    def _complain(self, why: str) -> None:
+        if not self._complained:
+            self._complained = True
+            logger.warning("%s: %s; the run goes on, and metrics.jsonl has every figure", self._title, why)
+
+    def _remember(self) -> None:
+        write_whole(self._file, json.dumps(asdict(self._told)))
+
+    def _remembered(self, resumed: bool) -> Told:
+        try:
+            told = Told(**json.loads(self._file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):  # none, or of no use
+            return Told()
+        return told if resumed or not told.points else Told()
+
+
+def _never_opens(error: BaseException | None) -> bool:
+    """A package or a path is wrong: that is the config's fault, not that of a service which may come back."""
+    return isinstance(error, ImportError) or getattr(error, "filename", None) is not None
+
+
+class TorchtuneLogger:
+    """One of torchtune's metric loggers, by its component."""
+
+    def __init__(self, component: Mapping[str, Any]) -> None:
+        self._component = component
+
+    def open(self, folder: Path, config: DictConfig, told: Told) -> Told:
+        self._logger = build(self._component)
+        self._logger.log_config(config)
+        return told
+
+    def tell(self, number: int, point: Point) -> None:
+        self._logger.log_dict(point.numbers, step=point.step)
+
+    def close(self) -> None:
+        self._logger.close()
+
+
+class TensorBoard:
+    """TensorBoard's event files in ``<output_dir>/trackers/tensorboard``.
+
+    A resumed run writes all points anew and has readers drop the older ones (``purge_step``): none is there twice, and
+    none is lost that a killed process had not written out. Scalars are of the old style, because TensorBoard's
+    ``EventAccumulator`` drops nothing of the new one.
+    """
+
+    def open(self, folder: Path, config: DictConfig, told: Told) -> Told:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._began = float(told.run or time.time())
+        self._writer = SummaryWriter(str(folder), purge_step=0)
+        self._writer.add_text("config", f"```\n{OmegaConf.to_yaml(config)}\n```", 0, self._began)
+        return Told(str(self._began), 0)
+
+    def tell(self, number: int, point: Point) -> None:
+        for name, value in point.numbers.items():
+            self._writer.add_scalar(name, value, point.step, self._began + point.seconds)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard}
+"""By the words of the key ``tracker``."""

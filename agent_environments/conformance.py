@@ -28,7 +28,7 @@ from agent_environments.protocol import (
     StepResult,
     UnknownTask,
 )
-from loop_plumbing.breakage import told
+from loop_plumbing.breakage import error_line
 from loop_plumbing.separate_task import RaisedThere, in_separate_task
 
 
@@ -130,7 +130,7 @@ async def _play(pool: EnvironmentPool, task_id: str, actions: Sequence[str]) -> 
 
 
 def _refuse(call: str, error: BaseException) -> NoReturn:
-    raise NotConforming(f"{call} raises {told(error)}: the agent voids its episode") from error
+    raise NotConforming(f"{call} raises {error_line(error)}: the agent voids its episode") from error
 
 
 def _check_messages(messages: Sequence[Message]) -> None:
@@ -167,7 +167,7 @@ def _plain(rebuild: Callable[[Any], object], value: Any, what: str) -> None:
     try:
         rebuild(value)
     except Exception as error:
-        raise NotConforming(f"{what}: {told(error)}") from error
+        raise NotConforming(f"{what}: {error_line(error)}") from error
 
 
 async def _check_ends(pool: EnvironmentPool, task_id: str) -> None:

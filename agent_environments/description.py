@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any, Protocol, cast
 
 from agent_environments.agent_turns import AgentTurn
-from loop_plumbing.breakage import told
+from loop_plumbing.breakage import error_line
 from loop_plumbing.plug_ins import plug_ins
 from loop_plumbing.trusted import VARIABLE, is_trusted, trust
 from loop_plumbing.visible import visible
@@ -305,7 +305,7 @@ def description_of(name: str, pool: object) -> Description:
     try:
         described = getattr(pool, "description", Description())
     except Exception as error:
-        raise ValueError(f"environment {name!r} does not describe itself: {told(error)}") from error
+        raise ValueError(f"environment {name!r} does not describe itself: {error_line(error)}") from error
     if not isinstance(described, Description):
         raise ValueError(f"environment {name!r}: its description is {type(described).__name__}, not a Description")
     trust_environment({"name": name})
@@ -355,5 +355,5 @@ def _behavior(path: str) -> Behavior | None:
             raise TypeError(f"{path} is no class of counters")
         return cast(Behavior, found())
     except (Exception, SystemExit) as error:
-        logger.warning("the figures of %s cannot be had here, and are left out: %s", path, told(error))
+        logger.warning("the figures of %s cannot be had here, and are left out: %s", path, error_line(error))
         return None

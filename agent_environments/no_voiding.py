@@ -22,7 +22,7 @@ from agent_environments.protocol import (
     StepResult,
     ToolUse,
 )
-from loop_plumbing.breakage import last_line, told
+from loop_plumbing.breakage import error_line, last_line
 from loop_plumbing.separate_task import RaisedThere, in_separate_task
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class NoVoiding:
                 raise raised.error from None
             logger.error("the environment broke as it started %s", task_id, exc_info=raised.error)
             raise EnvironmentCrashed(
-                f"the environment broke as it started {task_id}: {told(raised.error)}"
+                f"the environment broke as it started {task_id}: {error_line(raised.error)}"
             ) from raised.error
 
     async def step(self, action: str) -> StepResult:
@@ -78,7 +78,7 @@ class NoVoiding:
                 said = last_line(error).partition(": ")[2]
                 raise EnvironmentTimeout(said or "a step took too long") from error
             logger.error("the environment broke in a step: it ends the episode, which is graded", exc_info=error)
-            result = StepResult(STEP_BROKE, done=True, failed=True, broke=Broke("step", told(error)))
+            result = StepResult(STEP_BROKE, done=True, failed=True, broke=Broke("step", error_line(error)))
         self._note(result)
         return result
 
@@ -97,7 +97,7 @@ class NoVoiding:
             if isinstance(error, EnvironmentCrashed):
                 raise error from None
             logger.error("the environment broke as it graded", exc_info=error)
-            what = told(error)
+            what = error_line(error)
             grade = Grade.of_ungradable(what, Broke("grade", what))
         return replace(grade, broke=self._broke or grade.broke, tools=grade.tools or tuple(self._tools.values()))
 
@@ -112,4 +112,6 @@ class NoVoiding:
         try:
             await in_separate_task(self._environment.close)
         except RaisedThere as raised:
-            raise EnvironmentCrashed(f"the environment broke as it closed: {told(raised.error)}") from raised.error
+            raise EnvironmentCrashed(
+                f"the environment broke as it closed: {error_line(raised.error)}"
+            ) from raised.error

@@ -12,7 +12,7 @@ No voiding
     cannot be graded has an ``ungradable`` :class:`Grade` of reward 0, which is no more than doing nothing is worth.
     That includes a grade that holds what no grade can hold, or contradicts itself
     (:mod:`agent_environments.plain_values`). Where the environment itself broke, the grade says so (``broke``).
-    Nor is an agent charged with what the machine does: :mod:`agent_environments.losses` tells the two apart.
+    Nor is an agent charged with what the machine does: :mod:`agent_environments.lost_worlds` tells the two apart.
     :mod:`agent_environments.no_voiding` holds any environment to this from outside, and
     :mod:`agent_environments.conformance` tests it.
 """
@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from loop_plumbing.breakage import told
+from loop_plumbing.breakage import error_line
 from loop_plumbing.plug_ins import plug_ins
 
 Role = Literal["system", "user", "assistant"]
@@ -188,7 +188,7 @@ class Environment(Protocol):
 
 @dataclass(frozen=True)
 class PoolStatus:
-    """Counters for the node's metrics page. ``losses`` are worlds lost, by kind (:mod:`agent_environments.losses`)."""
+    """Counters for the node's metrics page; ``losses`` by kind (:mod:`agent_environments.lost_worlds`)."""
 
     open_worlds: int = 0
     waiting: int = 0
@@ -321,7 +321,7 @@ def pool_class(name: str) -> Callable[..., EnvironmentPool]:
     try:
         found = import_module(module)
     except (Exception, SystemExit) as error:
-        raise ValueError(f"environment {name!r} cannot be imported: {told(error)}") from error
+        raise ValueError(f"environment {name!r} cannot be imported: {error_line(error)}") from error
     if not hasattr(found, attribute):
         raise ValueError(f"environment {name!r} cannot be imported: {module} has no {attribute!r}")
     return getattr(found, attribute)

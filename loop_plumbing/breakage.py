@@ -69,7 +69,7 @@ def place_of(error: BaseException) -> str:
     return found
 
 
-def told(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """One line on an error: what it says, and where the user finds it."""
     raised = error if isinstance(error, Raised) else Raised.by(error)
     said = traceback.format_exception_only(error)[-1] if isinstance(error, SyntaxError) else str(raised)

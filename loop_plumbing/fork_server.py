@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from loop_plumbing import process_guard
-from loop_plumbing.breakage import told
+from loop_plumbing.breakage import error_line
 
 MAX_MESSAGE = 1 << 16
 MAX_LINE = 64 << 20
@@ -100,7 +100,7 @@ def serve(control: socket.socket, prepare: Callable[[], Prepared]) -> None:
     try:
         prepared = prepare()
     except (Exception, SystemExit) as error:
-        control.send(json.dumps({"failed": told(error)}).encode())
+        control.send(json.dumps({"failed": error_line(error)}).encode())
         return
     gc.collect()
     gc.freeze()

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_environments import losses, no_voiding
+from agent_environments import lost_worlds, no_voiding
 from agent_environments.counter import CounterEnvironment, CounterPool
 from agent_environments.harness.pool import HarnessPool
-from agent_environments.losses import Loss, WorldLost
+from agent_environments.lost_worlds import Loss, WorldLost
 from agent_environments.protocol import EnvironmentFault, Grade, Message, StepResult, UnknownTask
 from agent_environments.remote.line import Line, LineStuck, RequestFailed
 from agent_environments.remote.pool import RemotePool
@@ -260,7 +260,7 @@ def test_a_coin_earns_a_coins_worth_whatever_breaks_where_it_fell_wrong(formats,
     def tried(fault, name, compaction, cut, coins):
         with pytest.MonkeyPatch.context() as patched:
             patched.setenv(TOKEN_VARIABLE, TOKEN)
-            patched.setattr(losses, "PAUSE_S", 0.0)
+            patched.setattr(lost_worlds, "PAUSE_S", 0.0)
             patched.setattr(no_voiding, "GRADE_DEADLINE_S", 0.05 if fault.how == "hang" else 600.0)
             for coin in coins:
                 rollouts = asyncio.run(attempt(kind, formats[name], fault, coin, cut, compaction, patched))

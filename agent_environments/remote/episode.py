@@ -11,7 +11,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agent_environments.losses import CommandsDoing, Loss, Losses, Recovery, WorldLost
+from agent_environments.lost_worlds import CommandsDoing, Loss, Losses, Recovery, WorldLost
 from agent_environments.observation import FAILURE_HEAD
 from agent_environments.protocol import (
     Broke,
@@ -87,9 +87,9 @@ class RemoteEnvironment:
     """One episode.
 
     A line that is lost is replaced, and the episode's commands are run again on the new one: the observations must be
-    the same. :mod:`agent_environments.losses` says which losses count against a command. An agent cannot undo what it
-    did: a command over which too many are lost, or one that takes too long, ends the episode, and what cannot be had
-    any more is ungradable.
+    the same. :mod:`agent_environments.lost_worlds` says which losses count against a command. An agent cannot undo
+    what it did: a command over which too many are lost, or one that takes too long, ends the episode, and what cannot
+    be had any more is ungradable.
     """
 
     def __init__(self, pool: EpisodeHost) -> None:

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from agent_environments.losses import Loss, Losses, WorldLost
+from agent_environments.lost_worlds import Loss, Losses, WorldLost
 from loop_plumbing.own_time import not_the_agents
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_environments.losses import Losses
+from agent_environments.lost_worlds import Losses
 from agent_environments.observation import observation as cut_observation
 from agent_environments.places import Places
 from agent_environments.protocol import Message, PoolStatus, TokenSpans, UnknownTask

@@ -16,7 +16,7 @@ from agent_environments.tool_calls import BadCall, ToolCall, render_tool_respons
 from agent_environments.tools.deadline import DeadlinePassed
 from agent_environments.tools.instances import Lease
 from agent_environments.tools.tool import Tool, ToolError, WrongArguments
-from loop_plumbing.breakage import Raised, told
+from loop_plumbing.breakage import Raised, error_line
 from loop_plumbing.forked_process import ProcessEnded
 from loop_plumbing.visible import printable
 
@@ -60,7 +60,9 @@ async def answer(call: ToolCall | BadCall, tools: Mapping[str, Tool], lease: Lea
     except WrongArguments as error:
         return _mistake(f"{WRONG_ARGUMENTS}{tool.name}: {error}")
     except (ToolError, DeadlinePassed) as error:
-        return _failure(tool, str(error), told(error.__cause__) if isinstance(error.__cause__, Raised) else str(error))
+        return _failure(
+            tool, str(error), error_line(error.__cause__) if isinstance(error.__cause__, Raised) else str(error)
+        )
     except ProcessEnded as error:
         return _failure(tool, str(error), str(error), over=lease.holds_instance)
     ended_with = printable(result) if tool.terminal else None

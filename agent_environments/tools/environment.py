@@ -34,7 +34,7 @@ from agent_environments.tools.reward import DEADLINE_S as REWARD_DEADLINE_S
 from agent_environments.tools.reward import Reward, together
 from agent_environments.tools.right_answers import field_answers
 from agent_environments.tools.tool import DEADLINE_S
-from loop_plumbing.breakage import Raised, told
+from loop_plumbing.breakage import Raised, error_line
 from loop_plumbing.forked_process import ForkServer, ProcessEnded
 from loop_plumbing.plug_ins import part
 from loop_plumbing.visible import printable
@@ -158,7 +158,7 @@ class ToolEnvironment:
             return _grade(answered)
         except (Raised, DeadlinePassed, ProcessEnded, ValueError) as error:
             logger.error("reward %s gives no grade", reward.name, exc_info=error)
-            what = told(error)
+            what = error_line(error)
             return Grade.of_ungradable(what, Broke(f"reward {reward.name}", what))
 
     async def close(self) -> None:

@@ -19,7 +19,7 @@ from agent_environments.tools.reward import Reward
 from agent_environments.tools.right_answers import SOLVE, solver_of
 from agent_environments.tools.tasks import TaskTable, read_tasks
 from agent_environments.tools.tool import Tool
-from loop_plumbing.breakage import told
+from loop_plumbing.breakage import error_line
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _import(name: str, file: Path | None) -> ModuleType:
         spec.loader.exec_module(module)
         return module
     except (Exception, SystemExit) as error:  # of a main() that nobody guarded, or of argparse
-        raise ValueError(f"module {name} cannot be imported: {told(error)}") from error
+        raise ValueError(f"module {name} cannot be imported: {error_line(error)}") from error
 
 
 def _parts(module: ModuleType, tasks: object) -> ToolModule:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_environments.description import NUMBERED, Description
-from agent_environments.losses import CommandsDoing, Loss, Losses, Recovery, WorldLost, answered
+from agent_environments.lost_worlds import CommandsDoing, Loss, Losses, Recovery, WorldLost, answered
 from agent_environments.observation import observation
 from agent_environments.places import Places
 from agent_environments.protocol import (

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Protocol
 
 from agent_environments.extraction import extract_code
-from agent_environments.losses import CommandsDoing, Loss, Losses, Recovery, WorldLost
+from agent_environments.lost_worlds import CommandsDoing, Loss, Losses, Recovery, WorldLost
 from agent_environments.observation import FAILURE_HEAD, observation, reminder_end
 from agent_environments.protocol import (
     EnvironmentCrashed,
@@ -97,10 +97,11 @@ class EpisodeHost(Protocol):
 class AppWorldEnvironment:
     """One episode. A world that is lost is brought back by running the episode's code from the start.
 
-    :mod:`agent_environments.losses` says which losses count against a program. The agent cannot undo what it did: a
-    program that ends its interpreter, or is cut short by a deadline, ends the episode with all it did until then; where
-    that cannot be saved, there is nothing to grade. That no further world can be had is a fault of the machine (no
-    memory, no room, a weaker sandbox): worlds are bounded, so no agent causes it, and the attempt is repeated.
+    :mod:`agent_environments.lost_worlds` says which losses count against a program. The agent cannot undo what it
+    did: a program that ends its interpreter, or is cut short by a deadline, ends the episode with all it did until
+    then; where that cannot be saved, there is nothing to grade. That no further world can be had is a fault of the
+    machine (no memory, no room, a weaker sandbox): worlds are bounded, so no agent causes it, and the attempt is
+    repeated.
     """
 
     def __init__(self, pool: EpisodeHost, episode_id: str) -> None:

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent_environments.losses import Loss, Losses, WorldLost, answered
+from agent_environments.lost_worlds import Loss, Losses, WorldLost, answered
 from agent_environments.protocol import EnvironmentCrashed, PoolStatus, TokenSpans
 from appworld_adapter.pool.base import DatasetPool
 from appworld_adapter.pool.bubblewrap import bubblewrap_prefix

@@ -16,7 +16,7 @@ from agent_environments.protocol import Broke, EnvironmentFault, EnvironmentPool
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.ids import rollout_id
 from loop_formats.rollout import Rollout
-from loop_plumbing.breakage import told
+from loop_plumbing.breakage import error_line
 from loop_plumbing.own_time import OwnTime
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.speaker import EpisodeFailed
@@ -108,7 +108,7 @@ class Attempt(ABC):
             raise EpisodeFailed(error.reason, str(error) or type(error).__name__) from error
         except Exception as error:
             logger.exception("%s failed in an unforeseen way", self.rollout_id)
-            raise EpisodeFailed("environment_error", told(error)) from error
+            raise EpisodeFailed("environment_error", error_line(error)) from error
         finally:
             try:
                 await self._to_the_end(self._let_go)
@@ -128,7 +128,7 @@ class Attempt(ABC):
             if not self.turns:
                 raise
             logger.exception("%s broke after a turn: it ends here, and is graded", self.rollout_id)
-            self._broke = Broke("node", told(error))
+            self._broke = Broke("node", error_line(error))
             return "completed"
 
     async def _acquire(self) -> NoVoiding:

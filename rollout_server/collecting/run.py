@@ -21,7 +21,7 @@ from loop_formats.branch import BranchStart
 from loop_formats.collection_request import CollectionEnd, CollectionRequest, failures_warning
 from loop_formats.rollout import BRANCH_DIFFERS, Failure, Rollout
 from loop_formats.run_files import log_path, meta_path
-from loop_plumbing.breakage import MOST_CHARACTERS, told
+from loop_plumbing.breakage import MOST_CHARACTERS, error_line
 from loop_plumbing.visible import visible
 from rollout_server.collecting.attempt import Attempt
 from rollout_server.collecting.collector import Collector, EpisodeKey, Gone
@@ -217,7 +217,7 @@ class CollectionRun:
             if self._running[key].ended_from_outside:
                 raise
             logger.exception("%s failed in an unforeseen way", episode.rollout_id)
-            await self._fail(episode, "environment_error", told(error), time.monotonic() - began)
+            await self._fail(episode, "environment_error", error_line(error), time.monotonic() - began)
 
     def _leave(self, key: EpisodeKey) -> None:
         """The episode's task is over, however: its slot is free."""

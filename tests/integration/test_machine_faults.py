@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agent_environments.losses import LOSSES_PER_COMMAND, Loss
+from agent_environments.lost_worlds import LOSSES_PER_COMMAND, Loss
 from agent_environments.protocol import Grade
 from loop_plumbing.process_guard import descendants
 from support.adapter_support import fenced, honest_code, make_pool, needs_world, volume_task

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from loop_plumbing.breakage import MOST_CHARACTERS, Raised, last_line, place_of, told
+from loop_plumbing.breakage import MOST_CHARACTERS, Raised, error_line, last_line, place_of
 
 
 def raised_by(function):
@@ -39,7 +39,7 @@ def line_of(function):
 
 def test_the_last_line_and_the_users_own_file_and_line():
     error = raised_by(bad_index)
-    assert told(error) == f"IndexError: list index out of range ({line_of(bad_index)})"
+    assert error_line(error) == f"IndexError: list index out of range ({line_of(bad_index)})"
 
 
 def test_a_frame_of_pythons_own_is_not_the_users():
@@ -52,13 +52,13 @@ def test_an_error_of_ours_is_traced_to_what_it_came_of():
     wrapped.__cause__ = cause
     assert place_of(wrapped) == line_of(bad_index)
     assert place_of(RuntimeError("raised nowhere")) == ""
-    assert told(RuntimeError("raised nowhere")) == "RuntimeError: raised nowhere"
+    assert error_line(RuntimeError("raised nowhere")) == "RuntimeError: raised nowhere"
 
 
 def test_what_a_function_raised_keeps_its_place():
     raised = Raised.by(raised_by(bad_index))
     assert str(raised) == "IndexError: list index out of range"
-    assert told(raised) == f"IndexError: list index out of range ({line_of(bad_index)})"
+    assert error_line(raised) == f"IndexError: list index out of range ({line_of(bad_index)})"
 
 
 class Mute(Exception):
@@ -70,7 +70,7 @@ class Mute(Exception):
 
 @pytest.mark.parametrize("error", [Mute(), ValueError("\ud800"), ValueError("a\nb"), ValueError("long" * 10_000)])
 def test_whatever_an_error_says_is_one_line_of_text(error):
-    said = told(raised_by(in_spite_of(error)))
+    said = error_line(raised_by(in_spite_of(error)))
     assert len(said.splitlines()) == 1
     assert len(said.encode()) < MOST_CHARACTERS + 2 * len(__file__)
     assert last_line(error)

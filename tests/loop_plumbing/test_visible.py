@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from loop_plumbing.breakage import MOST_CHARACTERS, told
+from loop_plumbing.breakage import MOST_CHARACTERS, error_line
 from loop_plumbing.visible import VisibleFormatter, visible
 
 STEERS = {
@@ -25,14 +25,14 @@ STEERS = {
 @pytest.mark.parametrize("text", STEERS)
 def test_what_steers_a_terminal_is_spelled_out(text):
     assert visible(text) == STEERS[text]
-    assert told(ValueError(f"answer {text!s}!")).isprintable()
+    assert error_line(ValueError(f"answer {text!s}!")).isprintable()
 
 
 def test_ordinary_text_stays_as_it_is():
     text = "é 你好 👩‍👩‍👧\n\tprint('x')"
     assert visible(text) == text
     assert visible("\x1b" * 9, 5) == "\\x1b\\"
-    assert len(told(ValueError("x" * 10**7))) <= MOST_CHARACTERS
+    assert len(error_line(ValueError("x" * 10**7))) <= MOST_CHARACTERS
 
 
 def test_a_log_line_with_its_traceback_steers_no_terminal():

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agent_environments.losses import Losses
+from agent_environments.lost_worlds import Losses
 from agent_environments.remote.line import Line, RequestFailed
 from loop_contrib.worlds.pool import WorldKind, WorldPool
 from loop_contrib.worlds.workers.worker_loop import Worker

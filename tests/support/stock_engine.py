@@ -18,7 +18,7 @@ import urllib.request
 from dataclasses import dataclass
 from typing import Any
 
-from agent_environments.losses import Loss, WorldLost
+from agent_environments.lost_worlds import Loss, WorldLost
 from agent_environments.protocol import EnvironmentCrashed
 from appworld_adapter.pool.base import DatasetPool
 from appworld_adapter.pool.episode import KILL_GRACE_S, Execution

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agent_environments.losses import Loss, WorldLost
+from agent_environments.lost_worlds import Loss, WorldLost
 from agent_environments.protocol import TokenSpans
 from agent_environments.remote.line import Line
 from loop_contrib.services.service_pool import NoSuchPath, ServicePool, failure, flags_of, grade_of

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import aiohttp
 
-from agent_environments.losses import Loss, WorldLost
+from agent_environments.lost_worlds import Loss, WorldLost
 from agent_environments.protocol import TokenSpans
 from agent_environments.remote.line import Line, RequestFailed
 from loop_contrib.services.service_pool import (

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 
 from agent_environments.description import TOOLS_BEHAVIOR, Description
-from agent_environments.losses import Loss, WorldLost
+from agent_environments.lost_worlds import Loss, WorldLost
 from agent_environments.protocol import EnvironmentCrashed, Message, TokenSpans
 from agent_environments.remote.line import Line, LineStuck, RequestFailed
 from agent_environments.remote.pool import RemotePool

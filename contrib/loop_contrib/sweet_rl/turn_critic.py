@@ -25,7 +25,7 @@ from agent_environments.hidden_information import HiddenInformation
 from agent_environments.protocol import UnknownTask
 from loop_formats.rollout import Rollout
 from loop_formats.schema import ConfigError, require
-from loop_plumbing.breakage import told
+from loop_plumbing.breakage import error_line
 from loop_recipes.algorithm.losses import PolicyLoss
 from loop_recipes.algorithm.preferences import PreferenceLoss
 from loop_recipes.algorithm.scoring import Scorer
@@ -85,7 +85,7 @@ class HiddenPrefix:
         except (UnknownTask, ValueError, OSError) as error:
             raise ConfigError(f"hidden_information: {error}") from error
         except Exception as error:
-            raise ConfigError(f"hidden_information broke over task {task_id}: {told(error)}") from error
+            raise ConfigError(f"hidden_information broke over task {task_id}: {error_line(error)}") from error
         if not isinstance(text, str):
             raise ConfigError(f"hidden_information of task {task_id} is no text but of type {type(text).__name__}")
         return self.tokens.aside(HIDDEN_HEAD + text) if text else []

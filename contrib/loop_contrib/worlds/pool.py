@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from agent_environments.description import Description
-from agent_environments.losses import Loss, WorldLost
+from agent_environments.lost_worlds import Loss, WorldLost
 from agent_environments.protocol import EnvironmentCrashed, Message, TokenSpans
 from agent_environments.remote.line import Line, LineStuck, RequestFailed
 from agent_environments.remote.pool import RemotePool

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from agent_environments.losses import Loss, Losses, WorldLost, answered
+from agent_environments.lost_worlds import Loss, Losses, WorldLost, answered
 from agent_environments.remote.line import Line, RequestFailed
 from loop_plumbing.forked_process import ForkedProcess
 from loop_plumbing.moving import while_moving

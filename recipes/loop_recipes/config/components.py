@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from agent_environments.protocol import ENVIRONMENTS
 from loop_formats.schema import ConfigError, nearest
-from loop_plumbing.breakage import told
+from loop_plumbing.breakage import error_line
 from loop_plumbing.plug_ins import packages
 from loop_plumbing.trusted import VARIABLE, is_trusted, trust
 from loop_plumbing.visible import visible
@@ -105,7 +105,7 @@ def check_component(
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ConfigError(f"{path}._component_: cannot use {name!r}: {error}") from error
     except (Exception, SystemExit) as error:  # of a module of the user's own
-        raise ConfigError(f"{path}._component_: {name!r} cannot be imported: {told(error)}") from error
+        raise ConfigError(f"{path}._component_: {name!r} cannot be imported: {error_line(error)}") from error
     parameters = signature.parameters.values()
     known = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     arguments = {key: value for key, value in component.items() if key != "_component_"}

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from agent_environments.protocol import create_pool
 from loop_formats.schema import ConfigError
-from loop_plumbing.breakage import told
+from loop_plumbing.breakage import error_line
 from loop_recipes.config.components import check_component
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
 from loop_recipes.config.preflight import check_run, check_served, check_sharers, port_problem, tasks_ahead
@@ -274,7 +274,7 @@ def _environment(report: Report, node: NodeConfig) -> None:
     try:
         create_pool(settings.name, settings.options, lambda text: [])
     except Exception as error:
-        said = str(error) if isinstance(error, ValueError | OSError) else told(error)
+        said = str(error) if isinstance(error, ValueError | OSError) else error_line(error)
         report.problems.append(f"node.environment: {said}")
 
 

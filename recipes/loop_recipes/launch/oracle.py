@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 from agent_environments.protocol import Environment, EnvironmentFault, EnvironmentPool, Message
-from loop_plumbing.breakage import told
+from loop_plumbing.breakage import error_line
 from loop_recipes.launch.play import Agent, Played, play_task
 
 PATIENCE_S = 60.0
@@ -176,7 +176,7 @@ def _solving(environment: Environment) -> Agent:
         except EnvironmentFault:
             raise
         except Exception as error:
-            said = told(error)
+            said = error_line(error)
             raise _SolveBroke(said if said.startswith("solve ") else f"solve raised {said}") from error
 
     return agent

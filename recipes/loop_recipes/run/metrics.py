@@ -18,7 +18,7 @@ from agent_environments.description import UNSAID, Behavior, Description, episod
 from loop_formats.rollout import Rollout, by_episode, sequence_texts
 from loop_formats.run_files import append_to, read_lines, to_json, write_whole, writing
 from loop_formats.schema import ConfigError
-from loop_plumbing.breakage import told
+from loop_plumbing.breakage import error_line
 from loop_recipes.paths import METRICS_FILE
 from loop_recipes.run.trackers import Point, Trackers
 
@@ -315,7 +315,7 @@ def behavior_metrics(rollouts: list[Rollout], environment: Description = UNSAID)
             values = {figure.key: figure.value(counts) for figure in behavior.figures}
         except Exception as error:
             broken += 1
-            logger.warning("the figures of %s could not be computed: %s", behavior.name, told(error))
+            logger.warning("the figures of %s could not be computed: %s", behavior.name, error_line(error))
             continue
         metrics |= {key: value for key, value in values.items() if value is not None}
     return metrics | ({"broken_figures": broken} if broken else {})

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from loop_formats.run_files import write_whole
 from loop_formats.schema import ConfigError
-from loop_plumbing.breakage import told as said_of
+from loop_plumbing.breakage import error_line
 from loop_recipes.config.components import build
 
 logger = logging.getLogger(__name__)
@@ -208,7 +208,7 @@ class Follower:
         except (Exception, SystemExit) as error:  # somebody else's code: nothing of it may end a run
             self._error = error
             if self._tried.is_set() or not _never_opens(error):
-                self._complain(said_of(error))
+                self._complain(error_line(error))
         finally:
             self._busy_since = None
 

@@ -26,7 +26,7 @@ from loop_formats.ids import parse_collection_id
 from loop_formats.rollout import BranchOf
 from loop_formats.run_files import find_logs, meta_path, read_lines
 from loop_formats.turn_values import read_turn_values, values_file
-from loop_plumbing.breakage import told
+from loop_plumbing.breakage import error_line
 from loop_recipes.algorithm.token_statistics import TOKEN_STATISTICS, statistics_files
 from loop_recipes.paths import METRICS_FILE
 from loop_recipes.run.environment_file import FOLDERS_ABOVE, read_description
@@ -313,7 +313,7 @@ def _as_rollout(path: Path, number: int) -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, AttributeError, ArithmeticError, ValueError) as error:
-        raise ValueError(f"{path}, line {number}, is no rollout: {told(error)}") from error
+        raise ValueError(f"{path}, line {number}, is no rollout: {error_line(error)}") from error
 
 
 @lru_cache(maxsize=64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loop_formats.schema import ConfigError, require
-from loop_plumbing.breakage import told
+from loop_plumbing.breakage import error_line
 from loop_plumbing.plug_ins import load, plug_ins
 from loop_recipes.warm_start.appworld import AppWorldDemonstrator
 from loop_recipes.warm_start.config import WarmStartConfig
@@ -43,6 +43,6 @@ def added_demonstrator(environment: EnvironmentConfig) -> Demonstrator:
         make = load(known[environment.name])
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"environment.name: the expert of {environment.name} cannot be imported: {told(error)}"
+            f"environment.name: the expert of {environment.name} cannot be imported: {error_line(error)}"
         ) from error
     return make(environment)

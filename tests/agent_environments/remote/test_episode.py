@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from agent_environments import losses as rule
+from agent_environments import lost_worlds as rule
 from agent_environments import plain_values
-from agent_environments.losses import LOSSES_PER_COMMAND, Loss, WorldLost
+from agent_environments.lost_worlds import LOSSES_PER_COMMAND, Loss, WorldLost
 from agent_environments.no_voiding import NoVoiding
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, Message
 from agent_environments.remote import episode as episodes

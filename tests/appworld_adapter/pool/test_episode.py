@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_environments import losses as rule
-from agent_environments.losses import LOSSES_PER_COMMAND, Loss, Losses, WorldLost
+from agent_environments import lost_worlds as rule
+from agent_environments.lost_worlds import LOSSES_PER_COMMAND, Loss, Losses, WorldLost
 from agent_environments.no_voiding import NoVoiding
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, Grade
 from appworld_adapter.pool import episode as episodes

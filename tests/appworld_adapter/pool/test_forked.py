@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from agent_environments.losses import Losses
+from agent_environments.lost_worlds import Losses
 from agent_environments.sandbox import SANDBOX_FOLDER
 from appworld_adapter.pool import bubblewrap, forked
 from appworld_adapter.pool.forked import AppWorldPool, token_key

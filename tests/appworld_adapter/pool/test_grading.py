@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from agent_environments import losses as rule
-from agent_environments.losses import LOSSES_PER_COMMAND, Loss
+from agent_environments import lost_worlds as rule
+from agent_environments.lost_worlds import LOSSES_PER_COMMAND, Loss
 from agent_environments.protocol import EnvironmentCrashed
 from appworld_adapter.pool import base
 from appworld_adapter.pool.base import DatasetPool

@@ -7,7 +7,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from agent_environments.counter import CounterPool
-from agent_environments.losses import WorldLost
+from agent_environments.lost_worlds import WorldLost
 from agent_environments.protocol import create_pool
 from loop_contrib.services.server import EnvironmentServer
 from loop_contrib.services.service_pool import TOKEN_VARIABLE

@@ -7,7 +7,7 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from agent_environments.counter import CounterPool
-from agent_environments.losses import LOSSES_PER_COMMAND, WorldLost
+from agent_environments.lost_worlds import LOSSES_PER_COMMAND, WorldLost
 from agent_environments.observation import TRUNCATION_NOTE
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, create_pool
 from loop_contrib.services.server import EnvironmentServer
@@ -29,7 +29,7 @@ def act(*calls):
 async def served(request, monkeypatch):
     """The pool behind a service, the network to it, and a pool of clients. No session outlives its client for long."""
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-    monkeypatch.setattr("agent_environments.losses.PAUSE_S", 0.0)
+    monkeypatch.setattr("agent_environments.lost_worlds.PAUSE_S", 0.0)
     monkeypatch.setattr("loop_contrib.services.service_pool.PROBE_S", 0.5)
     monkeypatch.setattr("loop_contrib.services.server.HEARTBEAT_S", 1.0)
     pool = CounterPool(lambda text: [])

@@ -86,7 +86,7 @@ async def test_a_service_without_tasks_needs_splits(serve):
 @pytest.mark.parametrize("refuses_late", [False, True])
 async def test_episodes_wait_for_the_one_session_and_none_is_lost(serve, monkeypatch, refuses_late):
     monkeypatch.setattr("loop_contrib.services.openenv_client.PLACE_PAUSE_S", 0.01)
-    monkeypatch.setattr("agent_environments.losses.PAUSE_S", 0.01)
+    monkeypatch.setattr("agent_environments.lost_worlds.PAUSE_S", 0.01)
     service, url = await serve(refuses_late)
     pool = pool_on(url, splits={"train": [3, 8], "dev": [8, 9]}, start_timeout_s=5.0)
     await pool.open()
@@ -110,7 +110,7 @@ async def test_episodes_wait_for_the_one_session_and_none_is_lost(serve, monkeyp
 
 async def test_a_session_that_somebody_else_keeps_is_waited_for_only_so_long(serve, monkeypatch):
     monkeypatch.setattr("loop_contrib.services.openenv_client.PLACE_PAUSE_S", 0.01)
-    monkeypatch.setattr("agent_environments.losses.PAUSE_S", 0.01)
+    monkeypatch.setattr("agent_environments.lost_worlds.PAUSE_S", 0.01)
     service, url = await serve()
     service.open = 1
     pool = pool_on(url, splits={"train": [3, 4]}, start_timeout_s=0.3)

@@ -305,7 +305,7 @@ async def start_service(port=0):
 async def test_a_killed_service(protocol, monkeypatch):
     """One that comes back: the episode goes on. One that does not: the attempt has failed."""
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-    monkeypatch.setattr("agent_environments.losses.PAUSE_S", 0.01)
+    monkeypatch.setattr("agent_environments.lost_worlds.PAUSE_S", 0.01)
     process, url = await start_service()
     service = client(protocol, url)
     await service.open()
@@ -334,7 +334,7 @@ async def test_a_killed_service(protocol, monkeypatch):
 @pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
 async def test_a_service_that_restarts_amid_many_episodes_costs_none_of_them(protocol, monkeypatch):
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-    monkeypatch.setattr("agent_environments.losses.PAUSE_S", 0.01)
+    monkeypatch.setattr("agent_environments.lost_worlds.PAUSE_S", 0.01)
     process, url = await start_service()
     port, service, made = int(url.rpartition(":")[2]), client(protocol, url), 0
     await service.open()

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 sys.path.append(next(str(folder) for folder in Path(__file__).parents if (folder / "loop_plumbing").is_dir()))
 
 from loop_plumbing import fork_server
-from loop_plumbing.breakage import told as told_of
+from loop_plumbing.breakage import error_line
 
 NO_KEY = "LOOP_THE_KEY_IS_IN_THE_ADDRESS"
 OF_THE_AGENT = ("HarnessError", "ProviderError")
@@ -145,7 +145,7 @@ class Answers:
                 try:
                     return {"result": self._splits[split].play(number, base_url, max_turns)}
                 except (Exception, SystemExit) as error:
-                    return {"raised": told_of(error)}
+                    return {"raised": error_line(error)}
         raise ValueError(f"no request: {request}")
 
 

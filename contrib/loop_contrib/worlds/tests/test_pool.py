@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent_environments.conformance import HOSTILE_ACTIONS, check_conformance
-from agent_environments.losses import LOSSES_PER_COMMAND, Losses
+from agent_environments.lost_worlds import LOSSES_PER_COMMAND, Losses
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, UnknownTask
 from agent_environments.remote.line import LineStuck
 from loop_contrib.worlds.pool import WorldKind
@@ -140,8 +140,8 @@ async def test_worlds_whose_server_is_killed_are_replayed(make_pool):
 
 async def test_worlds_that_the_machine_kills_again_and_again_cost_no_episode_anything(make_pool, monkeypatch):
     """As a kernel without memory does: more often than a command that does it would be allowed."""
-    monkeypatch.setattr("agent_environments.losses.PAUSE_S", 0.01)
-    monkeypatch.setattr("agent_environments.losses.NEAR_S", DEADLINE_S)
+    monkeypatch.setattr("agent_environments.lost_worlds.PAUSE_S", 0.01)
+    monkeypatch.setattr("agent_environments.lost_worlds.NEAR_S", DEADLINE_S)
     pool = await make_pool()
     environments = [await started(pool, "to_5") for _ in range(4)]
     round_trip, kills = WorldProcess._round_trip, 4 * LOSSES_PER_COMMAND

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from agent_environments import losses as rule
-from agent_environments.losses import LOSSES_PER_COMMAND, NEAR_S, CommandsDoing, Loss, Losses, Recovery, WorldLost
+from agent_environments import lost_worlds as rule
+from agent_environments.lost_worlds import LOSSES_PER_COMMAND, NEAR_S, CommandsDoing, Loss, Losses, Recovery, WorldLost
 from agent_environments.protocol import EnvironmentCrashed
 
 PATIENCE_S = 300.0

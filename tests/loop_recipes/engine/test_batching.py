@@ -1,7 +1,6 @@
 """Micro-batches: what goes where, and that splitting, padding, packing and ranks change no loss and no gradient."""
 
 from dataclasses import replace
-from unittest import mock
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loop_recipes.algorithm.losses import ClippedPolicyLoss
-from loop_recipes.engine import batching, step_plan
+from loop_recipes.engine import batching
 from loop_recipes.engine.batching import Documents, collate, collate_step, micro_batches, step_batches
 from loop_recipes.engine.samples import credited
 from loop_recipes.engine.sequence_parallel import Part
@@ -62,8 +61,7 @@ def test_each_part_of_a_row_points_at_its_own_tokens_and_all_parts_at_all(ranks)
 @settings(max_examples=60)
 def test_every_rank_makes_the_same_number_of_calls_and_no_rollout_is_lost(packed, lengths, world_size, budget):
     samples = make_samples(lengths)
-    with mock.patch.object(step_plan, "MOVES_PER_ROLLOUT", 100):  # a plan need not be good here
-        batches = [micro_batches(samples, budget, 0, packed, world_size, rank) for rank in range(world_size)]
+    batches = [micro_batches(samples, budget, 0, packed, world_size, rank) for rank in range(world_size)]
     assert len({len(rank) for rank in batches}) == 1
     ids = [rollout for rank in batches for batch in rank for rollout in batch.rollout_ids]
     assert sorted(ids) == sorted(sample.rollout_id for sample in samples)

@@ -13,6 +13,7 @@ from loop_recipes.launch.check_cli import main
 from loop_recipes.launch.job_check import Report
 from loop_recipes.launch.layer_memory import layer_bytes
 from loop_recipes.paths import loop_package
+from model_families.base_model import BaseModel
 from rollout_server.config import ModelConfig
 from rollout_server.inference import command
 from support.configs import files_read_once  # noqa: F401 - a fixture for all tests here
@@ -341,7 +342,8 @@ def test_a_module_of_tools_is_looked_at(tmp_path, change, problem):
 def test_a_way_of_thinking_that_the_model_has_not_is_named():
     report = Report()
     for settings in ({}, {"thinking": "kept"}, {"chat_format": "qwen3"}, {"chat_format": "no such"}):
-        job_check._served(report, ModelConfig(path=str(loop_package("tiny_policy")), max_context=4096, **settings))
+        model = ModelConfig(path=str(loop_package("tiny_policy")), max_context=4096, **settings)
+        job_check._served(report, model, BaseModel.read(model.path, general=True), cuda=False)
     assert [problem.partition(":")[0] for problem in report.problems] == ["node.model"] * 3
     assert "chat format chatml does not think: leave model.thinking null" in report.problems[0]
     assert "does not fit chat format qwen3: Special token '<tool_call>' not found" in report.problems[1]

@@ -20,7 +20,7 @@ def command(monkeypatch):
     ("verb", "words", "tune"),
     [
         (train, ["tiny_cpu"], "tune run loop_appworld --config loop_appworld/tiny_cpu"),
-        (train, ["loop_appworld/grpo", "seed=1"], "tune run loop_appworld --config loop_appworld/grpo seed=1"),
+        (train, ["loop_appworld/tiny_gpu", "seed=1"], "tune run loop_appworld --config loop_appworld/tiny_gpu seed=1"),
         (
             train,
             ["qwen2_5_32b", "--nproc-per-node", "4", "seed=1", "~stop.max_approx_kl"],

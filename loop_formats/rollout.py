@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn
 
@@ -141,6 +141,59 @@ class Rollout:
     def __post_init__(self) -> None:
         if not self.episode_id:
             object.__setattr__(self, "episode_id", self.rollout_id)
+
+    @classmethod
+    def written(
+        cls,
+        rollout_id: str,
+        *,
+        collection_id: str,
+        task_id: str,
+        dataset: str,
+        speaker: str,
+        token_ids: list[int],
+        spans: Sequence[tuple[int, int, int]],
+        messages: list[dict[str, str]],
+        reward: float,
+        success: bool,
+        logprobs: Sequence[float] | None = None,
+        **more: Any,
+    ) -> Rollout:
+        """A conversation that was written down, as the record of an episode: the turns to learn from count as sampled.
+
+        Args:
+            speaker: what the turns name as their server.
+            spans: (message, start, end) of each turn to learn from.
+            logprobs: [s], of which those within the turns are kept; None for 0 everywhere.
+            more: further fields.
+        """
+        mask, kept = [False] * len(token_ids), [0.0] * len(token_ids)
+        for _, start, end in spans:
+            mask[start:end] = [True] * (end - start)
+            if logprobs is not None:
+                kept[start:end] = logprobs[start:end]
+        fields: dict[str, Any] = {"index": 0, **more}
+        return cls(
+            rollout_id=rollout_id,
+            collection_id=collection_id,
+            task_id=task_id,
+            attempt=0,
+            seed=0,
+            dataset=dataset,
+            token_ids=token_ids,
+            mask=mask,
+            sampler_logprobs=kept,
+            turns=[Turn(start, end, 0, "stop", speaker, 0.0, 0.0, message=place) for place, start, end in spans],
+            messages=messages,
+            reward=reward,
+            success=success,
+            requirements=[],
+            end_reason="completed",
+            temperature=0.0,
+            started_at=0.0,
+            seconds=0.0,
+            **fields,
+        )
 
     @property
     def policy_versions(self) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from agent_environments.protocol import Message
 from loop_formats.ids import rollout_id
-from loop_formats.rollout import Rollout, Turn
+from loop_formats.rollout import Rollout
 from model_families.chat.format import ChatFormat
 
 
@@ -31,31 +31,22 @@ def scripted_rollout(
     """
     messages = [{"role": message.role, "content": message.content} for message in opening]
     token_ids, spans = tokens.scripted(opening, steps)
-    mask, turns = [False] * len(token_ids), []
+    turns = []
     for number, (start, end) in enumerate(spans):
         if number:
             messages.append({"role": "user", "content": steps[number - 1][1]})
         messages.append({"role": "assistant", "content": steps[number][0]})
-        turns.append(Turn(start, end, 0, "stop", speaker, 0.0, 0.0, message=len(messages) - 1))
-        mask[start:end] = [True] * (end - start)
-    return Rollout(
-        rollout_id=rollout_id(collection, task_id, index, 0),
+        turns.append((len(messages) - 1, start, end))
+    return Rollout.written(
+        rollout_id(collection, task_id, index, 0),
         collection_id=collection,
         task_id=task_id,
         index=index,
-        attempt=0,
-        seed=0,
         dataset=dataset,
+        speaker=speaker,
         token_ids=token_ids,
-        mask=mask,
-        sampler_logprobs=[0.0] * len(token_ids),
-        turns=turns,
+        spans=turns,
         messages=messages,
         reward=reward,
         success=success,
-        requirements=[],
-        end_reason="completed",
-        temperature=0.0,
-        started_at=0.0,
-        seconds=0.0,
     ).validate()

@@ -70,7 +70,8 @@ def check_ours(stored: Any, path: str = "") -> None:
 
 def _is_ours(name: object) -> bool:
     """Whether a component is a class, or makes a schedule or a model, in a package that configs name parts of."""
-    if not isinstance(name, str) or not name.startswith(ours := (*_OURS, *(f"{one}." for one in packages()))):
+    ours = (*_OURS, *(f"{package}." for package in packages()))
+    if not isinstance(name, str) or not name.startswith(ours):
         return False
     try:
         found = pkgutil.resolve_name(name)

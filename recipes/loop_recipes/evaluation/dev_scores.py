@@ -8,7 +8,7 @@ from statistics import fmean
 from agent_environments.description import UNSAID, Description
 from loop_formats.collection_request import CollectionRequest
 from loop_recipes.evaluation.pass_at_k import PassAtK, passes
-from loop_recipes.evaluation.scores import task_means
+from loop_recipes.evaluation.scores import success_rates, task_means
 from loop_recipes.rollouts.source import CollectionSource, collect
 from rollout_server.client import CollectionFailed
 
@@ -33,9 +33,6 @@ def dev_scores(
         return None
     first = [rollout for rollout in collected.rollouts if rollout.segment == 0]
     rewards = task_means((each.task_id, each.reward) for each in first)
-    solved = task_means(
-        (each.task_id, environment.solved(each.task_id, each.success, each.end_reason)) for each in first
-    )
     runs: dict[int, dict[str, bool]] = {}
     for each in first:
         success = environment.solved(each.task_id, each.success, each.end_reason)
@@ -43,7 +40,7 @@ def dev_scores(
     return {
         **_several(passes(list(runs.values()), environment.group_of), request.rollouts_per_task),
         "dev_reward": fmean(rewards.values()),
-        "dev_success": fmean(solved.values()),
+        "dev_success": fmean(success_rates(list(runs.values())).values()),
         "dev_lost": len(collected.end.lost),
     }
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from agent_environments.tool_calls import render_tool_call, render_tool_response, tools_section
 from loop_formats.ids import rollout_id, segment_id
-from loop_formats.rollout import Rollout, Turn
+from loop_formats.rollout import Rollout
 from loop_formats.schema import ConfigError, require
 from loop_recipes.rollouts.chat_files import Chat, read_chats
 from model_families.chat.format import ChatFormat
@@ -118,30 +118,18 @@ def _rollouts(chat: Chat, tokens: ChatFormat, turns: str, task: str, dataset: st
     messages = [*_record(chat)]
     rollouts = []
     for segment, (ids, found, own) in enumerate(kept):
-        mask, logprobs = [False] * len(ids), [0.0] * len(ids)
-        for _, start, end in own:
-            mask[start:end] = [True] * (end - start)
-            logprobs[start:end] = found[start:end]
-        rollout = Rollout(
-            rollout_id=name,
+        rollout = Rollout.written(
+            name,
             collection_id=collection,
             task_id=task,
-            index=0,
-            attempt=0,
-            seed=0,
             dataset=dataset,
+            speaker=SPEAKER,
             token_ids=ids,
-            mask=mask,
-            sampler_logprobs=logprobs,
-            turns=[Turn(start, end, 0, "stop", SPEAKER, 0.0, 0.0, message=place) for place, start, end in own],
+            spans=own,
             messages=messages,
             reward=chat.reward,
             success=chat.reward >= 1.0,
-            requirements=[],
-            end_reason="completed",
-            temperature=0.0,
-            started_at=0.0,
-            seconds=0.0,
+            logprobs=found,
             extra={"place": chat.place},
             episode_id=name,
         )

@@ -59,7 +59,10 @@ class ScriptedSource(ReplaySource):
         assert (request.tasks, request.rollouts_per_task) == (DEV_TASKS, 1)
         example = super().read(replace(request, id="made-up-i0001")).rollouts[0]
         solved = [i < self.solved[request.policy_version] for i in range(len(DEV_TASKS))]
-        rollouts = [replace(example, success=success, reward=0.5 + 0.5 * success) for success in solved]
+        rollouts = [
+            replace(example, task_id=task, success=success, reward=0.5 + 0.5 * success)
+            for task, success in zip(DEV_TASKS, solved, strict=True)
+        ]
         # Tests that pass at the turn limit solve nothing; without this one, one policy would look better than it is.
         rollouts[-1] = replace(rollouts[-1], success=True, end_reason="turn_limit")
         return Collected(rollouts, CollectionEnd("complete", len(rollouts), 0, 0, {}, 0.0), 0.0)

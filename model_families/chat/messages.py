@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agent_environments.protocol import Message
@@ -33,12 +33,17 @@ THOUGHT_OPENS, THOUGHT_CLOSES = "<think>", "</think>"
 
 @dataclass(frozen=True)
 class ChatMessage:
-    """One message: ``calls`` and ``reasoning`` are those of an assistant's, ``content`` is all the rest."""
+    """One message: ``calls`` and ``reasoning`` are those of an assistant's, ``content`` is all the rest.
+
+    ``call_ids`` are the names by which a client refers to the calls, "" for one without; no policy reads them, and
+    messages that differ in them alone are equal.
+    """
 
     role: ChatRole
     content: str
     calls: tuple[ToolCall, ...] = ()
     reasoning: str = ""
+    call_ids: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def key(self) -> Hashable:

@@ -6,6 +6,11 @@ is encoded. A history that was changed, cut or summarised leaves the tree at the
 do sub-agents, and calls made at the same time. Where the chat format cannot go on from a turn, the whole history is
 encoded, and a new sequence begins.
 
+A turn with tool calls is known by the ids that its calls were given, and by its text: many programs fill in, convert or
+drop arguments before they hand a call back, and some rename a tool that there is not. The policy is shown what it said
+itself. A turn without calls is known by its text alone. An id tells nothing where it is not at the place in the history
+at which it was given.
+
 At the end each way from a first turn to a last one is one sequence that was served, token for token.
 """
 
@@ -13,21 +18,33 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Hashable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from agent_environments.tool_calls import ToolCall
 from loop_formats.rollout import Turn
 from loop_plumbing.visible import printable
 from model_families.chat.format import ChatFormat, ReadTurn
 from model_families.chat.messages import ChatMessage, Tools, as_texts
 from rollout_server.inference.router import Generation
 
+EDITS = {
+    "arguments": "its calls have other arguments: the policy is shown its own",
+    "names": "its calls name other tools: the policy is shown its own, and the result that it got",
+    "calls": "its calls are fewer, or in another order: the policy is shown what came back",
+    "text": "its text beside its calls is another: the policy is shown what came back",
+}
+"""The ways in which a turn that is known by its call ids comes back changed, and what the policy is shown then."""
+
 
 @dataclass(frozen=True)
 class Prompt:
     """A prompt: ``token_ids`` is all of it, ``new`` the messages that follow the turn that it goes on from.
 
-    ``text`` is given where the prompt is a text without messages.
+    ``text`` is given where the prompt is a text without messages. ``edited`` are the turns that came back otherwise
+    than they were told, each with the kind of the change (:data:`EDITS`).
     """
 
     token_ids: list[int]
@@ -36,6 +53,7 @@ class Prompt:
     goes_on_from: _SampledTurn | None
     new: tuple[ChatMessage, ...]
     text: str | None = None
+    edited: frozenset[tuple[_SampledTurn, str]] = frozenset()
 
 
 @dataclass(eq=False)
@@ -92,6 +110,9 @@ class Conversations:
         """(length, digest) of a text -> the turn whose last id ends it; texts would fill the memory."""
         self._unended: dict[int, list[tuple[str, _SampledTurn]]] = {}
         """(text, turn) of those that a stop text or a limit cut, by the place before them."""
+        self._callers: dict[str, tuple[int, _SampledTurn]] = {}
+        """The turn that a call id was given in, and its place."""
+        self._edited: set[tuple[_SampledTurn, str]] = set()
         self._sampled: list[_SampledTurn] = []
 
     @property
@@ -99,21 +120,29 @@ class Conversations:
         """Turns sampled so far."""
         return len(self._sampled)
 
+    @property
+    def edits(self) -> dict[str, int]:
+        """How many turns came back changed in each of the ways of :data:`EDITS`, without those of which none did."""
+        return dict(Counter(kind for _, kind in self._edited))
+
     def prompt(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> Prompt:
         """The ids to sample after; nothing is kept until :meth:`add`.
 
         Raises:
             ValueError: the chat format has no form for these messages.
         """
-        known, found, place = list(messages), None, self._places.get((0, _offered(tools)))
+        path, known, found = list(messages), list(messages), None
+        place, edited = self._places.get((0, _offered(tools))), set[tuple[_SampledTurn, str]]()
         end, written = 0, ""
         for number, message in enumerate(messages):
             if place is None:
                 break
+            known_by_ids, message = self._as_told(place, message, edited)
+            path[number] = message
             before, place = place, self._places.get((place, message.key))
             if message.role != "assistant":
                 continue
-            turn, rest = (None, "") if place is None else (self._turns.get(place), "")
+            turn, rest = (None, "") if place is None else (known_by_ids or self._turns.get(place), "")
             if turn is None:
                 turn, rest = self._written_on(before, message)
             if turn is not None:
@@ -126,8 +155,31 @@ class Conversations:
             between = self._tokens.extension(prompt, [*sampled, *more], new, tools)
             if between is not None:
                 new = (ChatMessage("assistant", written), *new) if written else new
-                return Prompt([*prompt, *sampled, *more, *between], tuple(messages), tools, found, new)
-        return Prompt(self._tokens.opening(known, tools), tuple(messages), tools, None, tuple(known))
+                served = [*prompt, *sampled, *more, *between]
+                return Prompt(served, tuple(path), tools, found, new, edited=frozenset(edited))
+        opening = self._tokens.opening(known, tools)
+        return Prompt(opening, tuple(path), tools, None, tuple(known), edited=frozenset(edited))
+
+    def _as_told(
+        self, place: int, message: ChatMessage, edited: set[tuple[_SampledTurn, str]]
+    ) -> tuple[_SampledTurn | None, ChatMessage]:
+        """The turn after ``place`` that a message is by its call ids, and the message with the calls of that turn.
+
+        Without such a turn, the message as it is. Changes are added to ``edited``.
+        """
+        named = (self._callers[name] for name in message.call_ids if name in self._callers)
+        at, turn = next(named, (0, None))
+        if turn is None or self._messages[at][0] != place:
+            return None, message
+        told = replace(message, calls=turn.spoken.calls)
+        if message.call_ids != turn.spoken.call_ids:
+            edited.add((turn, "calls"))
+        elif self._places.get((place, told.key)) != at:
+            edited.add((turn, "text"))
+        else:
+            edited.update((turn, kind) for kind in _edits(turn.spoken.calls, message.calls))
+            return turn, told
+        return None, message
 
     def _written_on(self, place: int, message: ChatMessage) -> tuple[_SampledTurn | None, str]:
         """The turn after ``place`` that a message begins with, if it had not ended, and what the harness wrote on."""
@@ -188,6 +240,8 @@ class Conversations:
             texts = {spoken.content + (stopped_by or ""), turn.answer} - {""}
             self._unended.setdefault(place, []).extend((text, sampled) for text in sorted(texts, key=len))
         self._turns[at] = sampled
+        self._callers.update(dict.fromkeys(spoken.call_ids, (at, sampled)))
+        self._edited |= prompt.edited
         return at
 
     def messages(self, place: int) -> list[ChatMessage]:
@@ -218,6 +272,18 @@ class Conversations:
                 segments.append(_segment(leaf.path(), recorded))
                 recorded.update(leaf.path())
         return segments
+
+
+def _edits(told: Sequence[ToolCall], calls: Sequence[ToolCall]) -> Iterator[str]:
+    """The ways in which calls came back changed."""
+    if [call.name for call in calls] != [call.name for call in told]:
+        yield "names"
+    if [_spelled(call.arguments) for call in calls] != [_spelled(call.arguments) for call in told]:
+        yield "arguments"
+
+
+def _spelled(arguments: Mapping[str, Any]) -> str:
+    return json.dumps(arguments, sort_keys=True)
 
 
 def _digest(text: str) -> bytes:

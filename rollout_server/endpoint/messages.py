@@ -2,7 +2,8 @@
 
 A harness hands a policy's turn back as it understood it: calls with other blanks in their arguments, without its white
 space at the ends, without its thoughts. :meth:`~model_families.chat.messages.ChatMessage.key` does not see such
-differences.
+differences; what a harness does to the arguments themselves is seen through by the ids of calls
+(:mod:`rollout_server.endpoint.conversations`).
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def read_message(message: Mapping[str, Any], where: str) -> ChatMessage:
             return ChatMessage(role, content)
         case "assistant":
             calls = message.get("tool_calls") or []
-            return ChatMessage("assistant", content, tuple(_call(call, where) for call in calls))
+            read = tuple(_call(call, where) for call in calls)
+            return ChatMessage("assistant", content, read, call_ids=tuple(call_id(call.get("id")) for call in calls))
     raise BadMessages(f"{where}.role {role!r} is none of system, developer, user, assistant, tool")
 
 
@@ -82,6 +84,11 @@ def _call(call: object, where: str) -> ToolCall:
         case {"function": {"name": str(name), "arguments": arguments}}:
             return read_call(name, arguments, where)
     raise _no_call(where)
+
+
+def call_id(given: object) -> str:
+    """The id that a call comes back with, "" for none."""
+    return given if isinstance(given, str) else ""
 
 
 def read_call(name: str, arguments: object, where: str) -> ToolCall:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
@@ -40,6 +41,7 @@ READERS = ThreadPoolExecutor(2, "request")
 """The threads for larger ones: apart from all others, so that no agent keeps the logs or a world waiting."""
 MOST_REFUSED = 1024
 """Refused calls that are remembered."""
+NONCE_BYTES = 6
 CUT = "cut"
 """The finish reason of a turn that a stop text ended."""
 
@@ -102,7 +104,9 @@ class Session:
         self._sampler = sampler
         self._tokens = tokens
         self._conversations = Conversations(tokens)
-        self._answered: dict[int, tuple[int, str | None, Tools]] = {}
+        self._nonce = secrets.token_hex(NONCE_BYTES)
+        """In the ids of turns and calls: those of another session's are unknown here."""
+        self._answered: dict[str, tuple[int, str | None, Tools]] = {}
         """Of each turn, its place among the conversations, and the instructions and tools of its call."""
         self._record = record
         self._calls: dict[str, _Call] = {}
@@ -215,7 +219,8 @@ class Session:
 
     def notes(self) -> dict[str, Any]:
         """For the record: what the harness asked for and did not get, the last value of each, and counts of calls."""
-        return {"calls": dict(self._counts), "not_applied": self._not_applied}
+        edited = {f"edited.{kind}": turns for kind, turns in self._conversations.edits.items()}
+        return {"calls": {**self._counts, **edited}, "not_applied": self._not_applied}
 
     async def complete(self, asked: Asked, identity: str, retried: bool, listens: Callable[[], bool]) -> Answer:
         """Answer a call.
@@ -338,7 +343,6 @@ class Session:
         sampled = sum(tokens for _, tokens in choices)
         self._sampled_tokens += sampled
         return Answer(
-            number=numbers.start,
             model=asked.model,
             choices=tuple(choice for choice, _ in choices),
             prompt_tokens=len(prompt.token_ids),
@@ -356,11 +360,14 @@ class Session:
             turn = self._tokens.read(prompt.token_ids, generation.token_ids, with_tools)
         else:
             turn = ReadTurn(self._tokens.decode(self._tokens.without_stop(generation.token_ids)))
+        turn_id = f"{self._nonce}_{number}"
         spoken = spoken_message(_before(turn.answer, asked.stops), with_tools, turn.reasoning)
+        spoken = replace(spoken, call_ids=tuple(f"call_{turn_id}_{place}" for place in range(len(spoken.calls))))
         if self._record:
             place = self._conversations.add(prompt, spoken, turn, version, generation, stopped_by)
-            self._answered[number] = place, asked.instructions, asked.tools
+            self._answered[turn_id] = place, asked.instructions, asked.tools
         choice = Choice(
+            turn_id=turn_id,
             spoken=spoken,
             finish=_finish(spoken, generation),
             stopped_by=stopped_by,
@@ -376,9 +383,9 @@ class Session:
             for token, logprob in zip(token_ids, generation.logprobs, strict=False)
         )
 
-    def recall(self, number: int) -> Recalled | None:
-        """Turn ``number``; None where there was none, or none of messages."""
-        place, instructions, tools = self._answered.get(number, (0, None, ()))
+    def recall(self, turn_id: str) -> Recalled | None:
+        """The turn of this id; None where there was none, or none of messages."""
+        place, instructions, tools = self._answered.get(turn_id, (0, None, ()))
         messages = self._conversations.messages(place)
         if not messages:
             return None

@@ -83,10 +83,12 @@ class Recalled:
 class Choice:
     """One turn that answers a call.
 
-    ``spoken`` is what the harness is told, ``stopped_by`` the stop text that ended it. ``tokens`` are (text, log-prob)
-    of what was sampled, without the end of the turn, where the call asked for them.
+    ``turn_id`` is that of no other turn, of no other episode either. ``spoken`` is what the harness is told,
+    ``stopped_by`` the stop text that ended it. ``tokens`` are (text, log-prob) of what was sampled, without the end of
+    the turn, where the call asked for them.
     """
 
+    turn_id: str
     spoken: ChatMessage
     finish: Literal["stop", "length", "tool_calls"]
     stopped_by: str | None = None
@@ -96,18 +98,19 @@ class Choice:
 
 @dataclass(frozen=True)
 class Answer:
-    """One answered call: ``choices`` have the numbers ``number``, ``number + 1``, ... among the turns of the episode.
+    """One answered call. ``created`` is in seconds since 1970: a retry is told the same."""
 
-    ``created`` is in seconds since 1970: a retry is told the same.
-    """
-
-    number: int
     model: str
     choices: tuple[Choice, ...]
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def id(self) -> str:
+        """The id of its first turn."""
+        return self.choices[0].turn_id
 
 
 def _recorded(value: Any) -> bool | int | float | str:

@@ -46,10 +46,17 @@ def append_turn(history: list[dict], said: dict, rng: random.Random) -> None:
 
 
 def respelled(message: dict, rng: random.Random) -> dict:
-    """An assistant message with the same content in other letters."""
+    """An assistant message in other letters, and with other arguments of its calls."""
     message = json.loads(json.dumps(message))
     for call in message.get("tool_calls") or []:
         arguments = json.loads(call["function"]["arguments"])
+        match rng.randrange(6):  # it is known by its id
+            case 0:
+                arguments["replace_all"] = False
+            case 1:
+                arguments = {name: value for name, value in arguments.items() if name != "a"}
+            case 2:
+                call["function"]["name"] = "invalid"
         call["function"]["arguments"] = json.dumps(
             arguments, indent=rng.choice([None, 2]), sort_keys=rng.random() < 0.5
         )

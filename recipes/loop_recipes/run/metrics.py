@@ -65,6 +65,8 @@ METRICS: dict[str, str] = {
     "cut_in_thinking": "share of turns that ended before their thinking did, by a limit or by the policy itself; "
     "only of a model that thinks",
     "environments": "for each environment of a mixture: its rollouts, reward, success, completed, turns and tokens",
+    "endpoint": "of agent programs, means over episodes: calls answered and repeated, settings not applied, turns that "
+    "came back edited (docs/your_own_task.md)",
     "stated": "mean of each reward and metric by name that a grade holds (docs/your_own_task.md)",
     "kept_fraction": "share of rollouts whose abs(advantage) is at least update.min_abs_advantage",
     "left_out_rollouts": "rollouts without a sampled token among their first update.max_tokens_per_rollout; only where "
@@ -132,7 +134,7 @@ CONDITIONAL_KEYS = frozenset(
     {"reference_kl", "thinking_tokens", "cut_in_thinking", "entropy", "model_flops_utilization"}
     | {f"{when}dev_{name}" for when in ("", "earlier_") for name in _DEV}
     | {"correction_weight", "correction_cut", "preference_margin", "preference_accuracy", "left_out_rollouts"}
-    | {"environments", "broken_figures", "stated", "held_out_loss"}
+    | {"environments", "broken_figures", "endpoint", "stated", "held_out_loss"}
 )
 """Keys that only some runs write: with a KL term, a sampler correction, a loss on pairs, or what the sentence
 names. All others are in every line of an iteration that took a step."""
@@ -165,7 +167,8 @@ def points(lines: Iterable[Mapping[str, Any]]) -> list[Point]:
     found, seconds = [], 0.0
     for line in lines:
         numbers = {key: value for key, value in line.items() if isinstance(value, int | float)}
-        for name, figures in {**line.get("environments", {}), **line.get("stated", {})}.items():
+        parts = {**line.get("environments", {}), **line.get("stated", {}), "endpoint": line.get("endpoint", {})}
+        for name, figures in parts.items():
             numbers |= {f"{name}/{key}": value for key, value in figures.items() if value is not None}
         seconds += numbers.get("seconds", numbers.get("seconds_updating", 0.0))
         scores = [_taken(numbers, beginning) for beginning in ("earlier_dev_", "dev_")]
@@ -269,9 +272,18 @@ def rollout_metrics(rollouts: list[Rollout]) -> dict[str, Any]:
         "tokens_max": max(len(rollout.token_ids) for rollout in rollouts),
         "sampled_tokens": sampled / count,
         **(thinking_figures if thinking else {}),
+        **_endpoint(first_segments),
         **_stated(first_segments),
         "entropy_estimate": -sum(sum(rollout.sampler_logprobs) for rollout in rollouts) / sampled,
     }
+
+
+def _endpoint(rollouts: list[Rollout]) -> dict[str, dict[str, float]]:
+    """Of rollouts that programs played, the mean of each count of their calls."""
+    counts = [rollout.extra["harness"]["calls"] for rollout in rollouts if "harness" in rollout.extra]
+    names = sorted({name for of in counts for name in of})
+    means = {name: sum(of.get(name, 0) for of in counts) / len(counts) for name in names}
+    return {"endpoint": means} if means else {}
 
 
 def _stated(rollouts: list[Rollout]) -> dict[str, dict[str, dict[str, float]]]:

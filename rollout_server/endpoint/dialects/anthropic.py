@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 from model_families.chat.messages import ChatMessage
 from rollout_server.endpoint.dialects.dialect import (
     MAX_STOPS,
+    TURN_ID,
     Body,
     Dialect,
     Recall,
@@ -18,7 +19,7 @@ from rollout_server.endpoint.dialects.dialect import (
     event,
     offered_tools,
 )
-from rollout_server.endpoint.messages import BadMessages, read_call, read_text
+from rollout_server.endpoint.messages import BadMessages, call_id, read_call, read_text
 from rollout_server.endpoint.wire import CONTEXT_EXCEEDED, Answer, ApiError, Asked, Choice, Recalled
 
 ACCOUNTING = "x-anthropic-billing-header"
@@ -33,7 +34,7 @@ ERROR_TYPES = {
 }
 
 
-_MESSAGE = re.compile(r"msg_(\d{1,9})")
+_MESSAGE = re.compile(rf"msg_({TURN_ID})")
 
 
 class _Thread(BaseModel):
@@ -81,7 +82,7 @@ class Anthropic(Dialect):
         stopped = choice.finish == "stop" and choice.stopped_by is not None
         return {
             **_head(answer),
-            "content": _blocks(answer.number, choice),
+            "content": _blocks(choice),
             "stop_reason": "stop_sequence" if stopped else STOP_REASONS[choice.finish],
             "stop_sequence": choice.stopped_by if stopped else None,
             "usage": _usage(answer, answer.completion_tokens),
@@ -114,7 +115,7 @@ def _before(thread: _Thread | None, recall: Recall) -> Recalled | None:
     if thread is None or thread.type == "create":
         return None
     found = _MESSAGE.fullmatch(thread.previous_message_id)
-    known = recall(int(found[1])) if found else None
+    known = recall(found[1]) if found else None
     if known is None:  # by this code clients send their whole history
         raise ApiError(404, "thread_not_found", f"no message {thread.previous_message_id[:40]!r} in this episode")
     return known
@@ -137,16 +138,17 @@ def _read_messages(messages: Sequence[dict[str, Any]]) -> Iterator[ChatMessage]:
 
 def _turn(blocks: Sequence[Any], where: str) -> ChatMessage:
     """An assistant's message; its thinking is known from the turn that was sampled."""
-    texts, calls = [], []
+    texts, calls, names = [], [], []
     for block in blocks:
         match block:
             case {"type": "tool_use", "name": str(name), "input": given}:
                 calls.append(read_call(name, given, where))
+                names.append(call_id(block.get("id")))
             case {"type": "thinking" | "redacted_thinking"}:
                 pass
             case _:
                 texts.append(read_text([block], where))
-    return ChatMessage("assistant", "\n".join(texts), tuple(calls))
+    return ChatMessage("assistant", "\n".join(texts), tuple(calls), call_ids=tuple(names))
 
 
 def _heard(role: Any, blocks: Sequence[Any], where: str) -> Iterator[ChatMessage]:
@@ -173,18 +175,17 @@ def _system_text(system: str | list[Any] | None, before: Recalled | None) -> str
 
 
 def _head(answer: Answer) -> dict[str, Any]:
-    return {"id": f"msg_{answer.number}", "type": "message", "role": "assistant", "model": answer.model}
+    return {"id": f"msg_{answer.id}", "type": "message", "role": "assistant", "model": answer.model}
 
 
-def _blocks(number: int, choice: Choice) -> list[dict[str, Any]]:
+def _blocks(choice: Choice) -> list[dict[str, Any]]:
     spoken, blocks = choice.spoken, list[dict[str, Any]]()
     if spoken.reasoning:
         blocks.append({"type": "thinking", "thinking": spoken.reasoning, "signature": ""})
     if spoken.content or not spoken.calls:
         blocks.append({"type": "text", "text": spoken.content})
-    for place, call in enumerate(spoken.calls):
-        named = {"id": f"toolu_{number}_{place}", "name": call.name}
-        blocks.append({"type": "tool_use", **named, "input": call.arguments})
+    for name, call in zip(spoken.call_ids, spoken.calls, strict=True):
+        blocks.append({"type": "tool_use", "id": name, "name": call.name, "input": call.arguments})
     return blocks
 
 

@@ -67,7 +67,7 @@ class Chat(Dialect):
         choices = [
             {
                 "index": index,
-                "message": said_message(answer.number + index, choice.spoken),
+                "message": said_message(choice.spoken),
                 "logprobs": _logprobs(asked, choice),
                 "finish_reason": choice.finish,
             }
@@ -78,7 +78,7 @@ class Chat(Dialect):
     def events(self, asked: Asked, answer: Answer) -> Iterator[bytes]:
         head = _head("chat.completion.chunk", answer)
         for index, choice in enumerate(answer.choices):
-            for delta in _deltas(answer.number + index, choice.spoken):
+            for delta in _deltas(choice.spoken):
                 told = {"index": index, "delta": delta, "finish_reason": None}
                 if asked.logprobs and delta.keys() & {"content"} and "role" not in delta:
                     told["logprobs"] = _logprobs(asked, choice)
@@ -104,34 +104,34 @@ def usage(answer: Answer) -> dict[str, Any]:
     }
 
 
-def said_message(number: int, spoken: ChatMessage) -> dict[str, Any]:
-    """The assistant's message of turn ``number``."""
+def said_message(spoken: ChatMessage) -> dict[str, Any]:
+    """An assistant's message as it is told."""
     message: dict[str, Any] = {"role": "assistant", "content": spoken.content}
     if spoken.reasoning:
         message["reasoning_content"] = spoken.reasoning
     if spoken.calls:
-        message |= {"content": spoken.content or None, "tool_calls": _calls(number, spoken)}
+        message |= {"content": spoken.content or None, "tool_calls": _calls(spoken)}
     return message
 
 
-def _calls(number: int, spoken: ChatMessage) -> list[dict[str, Any]]:
+def _calls(spoken: ChatMessage) -> list[dict[str, Any]]:
     return [
         {
-            "id": f"call_{number}_{place}",
+            "id": name,
             "type": "function",
             "function": {"name": call.name, "arguments": arguments_text(call.arguments)},
         }
-        for place, call in enumerate(spoken.calls)
+        for name, call in zip(spoken.call_ids, spoken.calls, strict=True)
     ]
 
 
-def _deltas(number: int, spoken: ChatMessage) -> Iterator[dict[str, Any]]:
+def _deltas(spoken: ChatMessage) -> Iterator[dict[str, Any]]:
     yield {"role": "assistant", "content": ""}
     if spoken.reasoning:
         yield {"reasoning_content": spoken.reasoning}
     if spoken.content:
         yield {"content": spoken.content}
-    for place, call in enumerate(_calls(number, spoken)):
+    for place, call in enumerate(_calls(spoken)):
         yield {"tool_calls": [{"index": place, **call}]}
 
 
@@ -140,4 +140,4 @@ def _logprobs(asked: Asked, choice: Choice) -> dict[str, Any] | None:
 
 
 def _head(kind: str, answer: Answer) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{answer.number}", "object": kind, "created": answer.created, "model": answer.model}
+    return {"id": f"chatcmpl-{answer.id}", "object": kind, "created": answer.created, "model": answer.model}

@@ -70,5 +70,5 @@ def _choice(index: int, asked: Asked, choice: Choice) -> dict[str, Any]:
 
 
 def _head(answer: Answer) -> dict[str, Any]:
-    head = {"id": f"cmpl-{answer.number}", "object": "text_completion", "created": answer.created}
+    head = {"id": f"cmpl-{answer.id}", "object": "text_completion", "created": answer.created}
     return {**head, "model": answer.model}

@@ -21,6 +21,8 @@ MAX_STOPS = 16
 MODEL_CHARACTERS = 200
 """Of a model's name, which is kept with each answer, and stands in each event of a stream."""
 MAX_CHOICES = 8
+TURN_ID = r"[0-9a-f]{1,32}_\d{1,9}"
+"""A pattern of the ids of turns."""
 WISHES = (
     "temperature",
     "top_p",
@@ -42,8 +44,8 @@ WISHES = (
 )
 """Fields of a request, in whatever dialect, that are recorded and not applied."""
 
-Recall = Callable[[int], "Recalled | None"]
-"""An earlier answer of the episode by its number."""
+Recall = Callable[[str], "Recalled | None"]
+"""An earlier turn of the episode by its id."""
 
 
 class Body(BaseModel):

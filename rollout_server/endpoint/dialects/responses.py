@@ -11,6 +11,7 @@ from pydantic import Field
 
 from model_families.chat.messages import ChatMessage
 from rollout_server.endpoint.dialects.dialect import (
+    TURN_ID,
     Body,
     Dialect,
     Recall,
@@ -19,12 +20,12 @@ from rollout_server.endpoint.dialects.dialect import (
     offered_tools,
     token_logprobs,
 )
-from rollout_server.endpoint.messages import BadMessages, read_call, read_message, read_text
+from rollout_server.endpoint.messages import BadMessages, call_id, read_call, read_message, read_text
 from rollout_server.endpoint.wire import Answer, ApiError, Asked, Choice
 
 LOGPROBS = "message.output_text.logprobs"
-_RESPONSE = re.compile(r"resp_(\d{1,9})")
-_ITEM = re.compile(r"(rs|msg|fc)_(\d{1,9})(?:_(\d{1,9}))?")
+_RESPONSE = re.compile(rf"resp_({TURN_ID})")
+_ITEM = re.compile(rf"(rs|msg|fc)_({TURN_ID})(?:_(\d{{1,9}}))?")
 
 
 class _Body(Body):
@@ -69,7 +70,7 @@ class Responses(Dialect):
         [choice] = answer.choices
         cut = choice.finish == "length"
         return {
-            "id": f"resp_{answer.number}",
+            "id": f"resp_{answer.id}",
             "object": "response",
             "created_at": answer.created,
             "model": answer.model,
@@ -78,7 +79,7 @@ class Responses(Dialect):
             "error": None,
             "instructions": asked.instructions,
             "metadata": {},
-            "output": _items(answer.number, choice, asked.logprobs),
+            "output": _items(choice, asked.logprobs),
             "parallel_tool_calls": True,
             "temperature": None,
             "top_p": None,
@@ -117,7 +118,7 @@ def _before(response_id: str | None, recall: Recall) -> Sequence[ChatMessage]:
     if response_id is None:
         return ()
     found = _RESPONSE.fullmatch(response_id)
-    known = recall(int(found[1])) if found else None
+    known = recall(found[1]) if found else None
     if known is None:
         raise ApiError(404, "previous_response_not_found", f"no response {response_id[:40]!r} in this episode")
     return [*known.said, known.spoken]
@@ -134,7 +135,9 @@ def _read_items(items: Sequence[dict[str, Any]], recall: Recall) -> Iterator[Cha
             case {"type": "reasoning"}:
                 part = ChatMessage("assistant", "")
             case {"type": "function_call", "name": str(name), "arguments": given}:
-                part = ChatMessage("assistant", "", (read_call(name, given, where),))
+                part = ChatMessage(
+                    "assistant", "", (read_call(name, given, where),), call_ids=(call_id(item.get("call_id")),)
+                )
             case {"type": "function_call_output"}:
                 part = ChatMessage("tool", read_text(item.get("output"), where))
             case {"type": "message"} | {"role": _}:
@@ -151,7 +154,8 @@ def _read_items(items: Sequence[dict[str, Any]], recall: Recall) -> Iterator[Cha
         elif turn is None:
             turn = part
         else:
-            turn = ChatMessage("assistant", turn.content or part.content, turn.calls + part.calls)
+            text = turn.content or part.content
+            turn = ChatMessage("assistant", text, turn.calls + part.calls, call_ids=turn.call_ids + part.call_ids)
     if turn is not None:
         yield turn
 
@@ -159,7 +163,7 @@ def _read_items(items: Sequence[dict[str, Any]], recall: Recall) -> Iterator[Cha
 def _referred(name: object, where: str, recall: Recall) -> dict[str, Any]:
     """The item of an earlier answer that has this id."""
     found = _ITEM.fullmatch(str(name))
-    known = recall(int(found[2])) if found else None
+    known = recall(found[2]) if found else None
     if found and known:
         kind, place, spoken = found[1], int(found[3] or 0), known.spoken
         if kind == "rs":
@@ -168,23 +172,24 @@ def _referred(name: object, where: str, recall: Recall) -> dict[str, Any]:
             return {"role": "assistant", "content": spoken.content}
         if place < len(spoken.calls):
             call = spoken.calls[place]
-            return {"type": "function_call", "name": call.name, "arguments": call.arguments}
+            named = {"call_id": spoken.call_ids[place], "name": call.name}
+            return {"type": "function_call", **named, "arguments": call.arguments}
     raise BadMessages(f"{where}: no item {str(name)[:40]!r} in this episode; send it whole")
 
 
-def _items(number: int, choice: Choice, logprobs: bool) -> list[dict[str, Any]]:
-    spoken, items = choice.spoken, list[dict[str, Any]]()
+def _items(choice: Choice, logprobs: bool) -> list[dict[str, Any]]:
+    turn_id, spoken, items = choice.turn_id, choice.spoken, list[dict[str, Any]]()
     status = "incomplete" if choice.finish == "length" else "completed"
     if spoken.reasoning:
         thought = [{"type": "reasoning_text", "text": spoken.reasoning}]
-        items.append({"id": f"rs_{number}", "type": "reasoning", "summary": [], "content": thought, "status": status})
+        items.append({"id": f"rs_{turn_id}", "type": "reasoning", "summary": [], "content": thought, "status": status})
     if spoken.content or not spoken.calls:
         told = token_logprobs(choice) if logprobs else []
         text = {"type": "output_text", "text": spoken.content, "annotations": [], "logprobs": told}
-        message = {"id": f"msg_{number}", "type": "message", "role": "assistant", "content": [text]}
+        message = {"id": f"msg_{turn_id}", "type": "message", "role": "assistant", "content": [text]}
         items.append({**message, "status": status})
     for place, call in enumerate(spoken.calls):
-        named = {"id": f"fc_{number}_{place}", "call_id": f"call_{number}_{place}", "name": call.name}
+        named = {"id": f"fc_{turn_id}_{place}", "call_id": spoken.call_ids[place], "name": call.name}
         arguments = arguments_text(call.arguments)
         items.append({**named, "type": "function_call", "arguments": arguments, "status": "completed"})
     return items

@@ -12,7 +12,7 @@ from loop_contrib.behavior_plots.rollouts import read_attempts
 from loop_formats.rollout import by_episode
 from loop_formats.run_files import read_rollouts
 from loop_recipes.evaluation.scores import TaskResult
-from loop_recipes.run.metrics import CONDITIONAL_KEYS, METRICS, behavior_metrics, rollout_metrics
+from loop_recipes.run.metrics import CONDITIONAL_KEYS, METRICS, behavior_metrics, points, rollout_metrics
 from loop_recipes.viewer.run_data import RunData
 from support.small_runs import in_sequences, replay_config, train, write_logs
 
@@ -43,6 +43,9 @@ def test_metrics_holds_what_a_run_writes_and_nothing_else(tmp_path):
             rollout["extra"] = {"stated": {"rewards": {"form": 0.25}, "metrics": {"steps": 3.0}}}
         if rollout["index"] == 2:
             rollout["extra"] = {"stated": {"metrics": {"steps": 5.0}}}
+        calls = {0: {"answered": 4}, 3: {"answered": 2, "edited.arguments": 1}}
+        if rollout["index"] in calls:
+            rollout["extra"] = {"harness": {"calls": calls[rollout["index"]]}}
         rollout["task_id"] = f"{'sums' if rollout['index'] else 'craft'}/{rollout['task_id']}"
     log.write_text("".join(json.dumps(rollout) + "\n" for rollout in rollouts))
     cfg = OmegaConf.load(config)
@@ -61,6 +64,8 @@ def test_metrics_holds_what_a_run_writes_and_nothing_else(tmp_path):
     assert line["behavior_turns"] > 0
     assert line["tool_calls"] > 0
     assert line["stated"] == {"rewards": {"form": 0.25}, "metrics": {"steps": 4.0}}
+    assert line["endpoint"] == {"answered": 3.0, "edited.arguments": 0.5}
+    assert points([line])[0].numbers["endpoint/answered"] == 3.0
     parts = line["environments"]
     assert {name: part["rollouts"] for name, part in parts.items()} == {"craft": 3, "sums": 9}
     assert sum(part["rollouts"] * part["reward"] for part in parts.values()) / 12 == pytest.approx(line["reward"])

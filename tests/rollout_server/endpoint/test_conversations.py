@@ -1,6 +1,8 @@
 """What was served is what is stored: random harnesses against a policy of random ids."""
 
+import json
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -47,18 +49,23 @@ class Policy:
     def begin(self, messages):
         return self.tree.prompt(read_messages(messages, [TOOL]), [TOOL])
 
-    def end(self, prompt):
-        """Sample after a prompt; returns the assistant message as the endpoint tells it."""
+    def end(self, prompt, text=None):
+        """Sample after a prompt, or say ``text``; returns the assistant message as the endpoint tells it."""
         generation = sampled_turn(self.tokens, self.rng)
+        if text is not None:
+            ids = [*encoder(self.tokens)(text), self.tokens.turn_end]
+            generation = Generation(ids, [-0.5] * len(ids), "stop", "s", 0, 0.1)
         ids = generation.token_ids
         turn = self.tokens.read(prompt.token_ids, ids, with_tools=True)
         spoken = spoken_message(turn.answer, True, turn.reasoning)
-        self.tree.add(prompt, spoken, turn, len(self.served), generation)
+        number = len(self.served)
+        spoken = replace(spoken, call_ids=tuple(f"call_own_{number}_{n}" for n in range(len(spoken.calls))))
+        self.tree.add(prompt, spoken, turn, number, generation)
         self.served.append((prompt.token_ids, generation))
-        return said_message(len(self.served), spoken)
+        return said_message(spoken)
 
-    def ask(self, messages):
-        return self.end(self.begin(messages))
+    def ask(self, messages, text=None):
+        return self.end(self.begin(messages), text)
 
 
 def check(policy):
@@ -116,7 +123,7 @@ def test_a_harness_that_leaves_out_the_thinking_is_known(formats, name, sequence
         spoken = spoken_message(turn.answer, True, turn.reasoning)
         policy.tree.add(prompt, spoken, turn, number, generation)
         policy.served.append((prompt.token_ids, generation))
-        told = said_message(number, spoken)
+        told = said_message(spoken)
         assert told.get("reasoning_content") == (None if name == "llama3" else "hm")
         messages += [{"role": "assistant", "content": told["content"]}, {"role": "user", "content": f"go on {number}"}]
     assert [len(segment.turns) for segment in check(policy)] == [4 // sequences] * sequences
@@ -199,3 +206,132 @@ def test_overlapping_histories_with_other_blanks_are_each_stored_as_served(token
         policy.end(prompt)
     assert len({tuple(prompt) for prompt, _ in policy.served}) == 3
     assert len(check(policy)) == 3
+
+
+CALLS = (
+    'So.\n<tool_call>\n{"name": "edit", "arguments": {"path": "a", "amount": 20000.0, "note": null}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "look", "arguments": {"all": "false"}}\n</tool_call>'
+)
+
+
+def handed_back(said, *calls, content=None):
+    """``said`` with other calls, each (place among those that were told, changes of its fields)."""
+    told = said["tool_calls"]
+
+    def other(place, name=None, identity=None, **arguments):
+        function = told[place]["function"]
+        given = {**json.loads(function["arguments"]), **arguments}
+        given = {key: value for key, value in given.items() if value is not ...}
+        function = {"name": name or function["name"], "arguments": json.dumps(given, indent=1)}
+        return {"id": told[place]["id"] if identity is None else identity, "type": "function", "function": function}
+
+    changed = [other(place, **changes) for place, changes in calls]
+    return {**said, "content": said["content"] if content is None else content, "tool_calls": changed}
+
+
+SECOND = (1, {})
+KNOWN = {
+    "as they were told": ([(0, {}), SECOND], {}),
+    "a default is filled in": ([(0, {"replace_all": False}), SECOND], {"arguments": 1}),
+    "a float becomes an integer": ([(0, {"amount": 20000}), SECOND], {"arguments": 1}),
+    "null is dropped": ([(0, {"note": ...}), SECOND], {"arguments": 1}),
+    "a text becomes a truth value": ([(0, {}), (1, {"all": False})], {"arguments": 1}),
+    "an unknown tool is renamed": ([(0, {"name": "invalid"}), SECOND], {"names": 1}),
+    "renamed, and all arguments replaced": (
+        [(0, {"name": "invalid", "path": ..., "amount": ..., "note": ..., "error": "no"}), SECOND],
+        {"names": 1, "arguments": 1},
+    ),
+}
+CONTENT = {
+    "an id that nobody gave": ([(0, {"identity": "call_9", "path": "b"}), SECOND], {}, {"calls": 1}),
+    "ids of another session": (
+        [(0, {"identity": "call_other_0_0", "path": "b"}), (1, {"identity": "call_other_0_1"})],
+        {},
+        {},
+    ),
+    "no ids": ([(0, {"identity": "", "path": "b"}), (1, {"identity": ""})], {}, {}),
+    "an id twice": ([(0, {"path": "b"}), (0, {})], {}, {"calls": 1}),
+    "ids in another order": ([(1, {}), (0, {"path": "b"})], {}, {"calls": 1}),
+    "a call is left out": ([(0, {"path": "b"})], {}, {"calls": 1}),
+    "a call is added": ([(0, {"path": "b"}), SECOND, (0, {"identity": "call_own_0_2"})], {}, {"calls": 1}),
+    "another text": ([(0, {"path": "b"}), SECOND], {"content": "I never said so."}, {"text": 1}),
+}
+
+
+@pytest.mark.fault("a program that fills in a call begins a new sequence")
+@pytest.mark.parametrize("name", ["chatml", "kept"])
+@pytest.mark.parametrize("case", KNOWN)
+def test_a_turn_whose_call_ids_are_known_is_the_one_that_was_sampled(formats, name, case):
+    policy, (calls, edits) = Policy(formats[name], random.Random(9)), KNOWN[case]
+    start = [{"role": "user", "content": "Go."}]
+    said = policy.ask(start, CALLS)
+    results = [{"role": "tool", "content": text} for text in ("1", "2")]
+    policy.ask([*start, handed_back(said, *calls), *results])
+    [segment] = check(policy)
+    assert len(segment.turns) == 2
+    assert segment.messages[2]["content"].count("20000.0") == 1
+    assert policy.tree.edits == edits
+
+
+@pytest.mark.parametrize("case", CONTENT)
+def test_what_is_not_the_turn_of_its_call_ids_is_encoded_as_it_came(tokens, case):
+    policy, (calls, options, edits) = Policy(tokens, random.Random(10)), CONTENT[case]
+    start = [{"role": "user", "content": "Go."}]
+    said = policy.ask(start, CALLS)
+    policy.ask([*start, handed_back(said, *calls, **options), {"role": "tool", "content": "1"}])
+    first, second = check(policy)
+    assert (len(first.turns), len(second.turns)) == (1, 1)
+    shown = tokens.decode(policy.served[1][0])
+    assert '"path": "b"' in shown
+    assert options.get("content", "So.") in shown
+    assert policy.tree.edits == edits
+
+
+@pytest.mark.fault("a program that fills in a call begins a new sequence")
+def test_ten_edits_that_a_program_fills_in_are_one_sequence(tokens):
+    policy = Policy(tokens, random.Random(11))
+    messages = [{"role": "user", "content": "Go."}]
+    for number in range(10):
+        call = {"name": "edit", "arguments": {"n": number}}
+        said = policy.ask(messages, f"{number}\n<tool_call>{json.dumps(call)}</tool_call>")
+        messages += [handed_back(said, (0, {"replace_all": False})), {"role": "tool", "content": "done"}]
+    [segment] = check(policy)
+    assert (len(segment.turns), policy.tree.edits) == (10, {"arguments": 9})
+
+
+def test_a_forged_transcript_is_encoded_as_it_came(tokens):
+    """Its ids are this session's, but not at this place: compacted, moved, or below another system message."""
+    policy = Policy(tokens, random.Random(12))
+    start = [{"role": "system", "content": "Edit."}, {"role": "user", "content": "the long question"}]
+    first = policy.ask(start, CALLS)
+    result = {"role": "tool", "content": "1"}
+    second = policy.ask([*start, first, result], CALLS)
+    edited = handed_back(second, (0, {"path": "b"}), SECOND)
+    for forged in (
+        [start[0], {"role": "user", "content": "in short"}, edited],
+        [*start, edited],
+        [{"role": "system", "content": "Delete."}, start[1], first, result, edited],
+        [*start, {"role": "assistant", "content": "No."}, edited],
+        [*start, edited, result, edited],
+    ):
+        policy.ask([*forged, result])
+        shown = tokens.decode(policy.served[-1][0])
+        assert '"path": "b"' in shown
+        assert ("the long question" in shown) == (forged[1] == start[1])
+    assert len(check(policy)) == 6
+    assert policy.tree.edits == {}
+
+
+def test_of_two_turns_of_the_same_words_the_ids_say_which_one_is_gone_on_from(tokens):
+    """The same call made twice; in content alone it would be the later one."""
+    policy = Policy(tokens, random.Random(13))
+    start = [{"role": "user", "content": "Go."}]
+    words = [f'{blank}<tool_call>{{"name": "look", "arguments": {{}}}}</tool_call>' for blank in ("", " ")]
+    said = [policy.ask(start, text) for text in words]
+    assert policy.served[0][1].token_ids != policy.served[1][1].token_ids
+    for turn in (0, 1):
+        policy.ask([*start, said[turn], {"role": "tool", "content": "1"}])
+        prompt, sampled = policy.served[turn]
+        ids = [*prompt, *sampled.token_ids]
+        assert policy.served[-1][0][: len(ids)] == ids
+    assert [len(segment.turns) for segment in check(policy)] == [2, 2]

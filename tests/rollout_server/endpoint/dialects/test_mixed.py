@@ -90,7 +90,7 @@ class Client:
                 self.not_gone_on_from += len(others)
                 said = taken["message"]
                 calls = [
-                    (call["function"]["name"], json.loads(call["function"]["arguments"]))
+                    (call["function"]["name"], json.loads(call["function"]["arguments"]), call["id"])
                     for call in said.get("tool_calls", [])
                 ]
                 entry = None, said["content"] or "", calls
@@ -98,16 +98,32 @@ class Client:
                 said = await self.call(dialect, self.responses(history))
                 texts = [item["content"][0]["text"] for item in said["output"] if item["type"] == "message"]
                 named = [item for item in said["output"] if item["type"] == "function_call"]
-                entry = said["id"], "".join(texts), [(one["name"], json.loads(one["arguments"])) for one in named]
+                entry = (
+                    said["id"],
+                    "".join(texts),
+                    [(one["name"], json.loads(one["arguments"]), one["call_id"]) for one in named],
+                )
             case dialect:
                 said = await self.call(dialect, self.anthropic(history))
                 texts = [block["text"] for block in said["content"] if block["type"] == "text"]
                 named = [block for block in said["content"] if block["type"] == "tool_use"]
-                entry = None, "".join(texts), [(one["name"], one["input"]) for one in named]
+                entry = None, "".join(texts), [(one["name"], one["input"], one["id"]) for one in named]
+        entry = entry[0], entry[1], [self.rewritten(*call) for call in entry[2]]
         if self.writes_on and not entry[2] and self.rng.random() < 0.2:
             entry = entry[0], entry[1] + "Yes\nCalling tools:", []
         results = [("tool", self.rng.choice(ODD)) for _ in entry[2]]
         history += [entry, *(results or [("user", self.rng.choice(ODD))])]
+
+    def rewritten(self, name, arguments, identity):
+        """A call as some agent keeps it: without its id as it was told, or with it and otherwise."""
+        match self.rng.randrange(4):
+            case 0:
+                return name, arguments, "c"
+            case 1:
+                return name, {**arguments, "more": None}, identity
+            case 2:
+                return "invalid", {}, identity
+        return name, arguments, identity
 
     def stops(self):
         return ["Yes"] if self.rng.random() < 0.2 and not self.overlapping else []
@@ -119,8 +135,8 @@ class Client:
                 messages.append({"role": entry[0], "content": entry[1]})
                 continue
             calls = [
-                {"id": "c", "type": "function", "function": {"name": name, "arguments": json.dumps(given, indent=1)}}
-                for name, given in entry[2]
+                {"id": own, "type": "function", "function": {"name": name, "arguments": json.dumps(given, indent=1)}}
+                for name, given, own in entry[2]
             ]
             messages.append({"role": "assistant", "content": entry[1], **({"tool_calls": calls} if calls else {})})
         more = {"n": 3} if self.rng.random() < 0.1 else {"stop": self.stops()}
@@ -145,8 +161,8 @@ class Client:
             if content or not calls:
                 part = {"type": "output_text", "text": content, "annotations": []}
                 items.append({"type": "message", "role": "assistant", "content": [part]})
-            for called, wish in calls:
-                items.append({"type": "function_call", "call_id": "c", "name": called, "arguments": json.dumps(wish)})
+            for called, wish, own in calls:
+                items.append({"type": "function_call", "call_id": own, "name": called, "arguments": json.dumps(wish)})
         asked = {"input": items, "instructions": system, "tools": TOOLS[RESPONSES]}
         last = next((place for place in range(len(history) - 1, 0, -1) if len(history[place]) == 3), None)
         if last is not None and history[last][0] is not None and self.rng.random() < 0.3:
@@ -166,7 +182,9 @@ class Client:
         messages = []
         for entry in history[1:]:
             if len(entry) == 3:
-                blocks = [{"type": "tool_use", "id": "c", "name": name, "input": given} for name, given in entry[2]]
+                blocks = [
+                    {"type": "tool_use", "id": own, "name": name, "input": given} for name, given, own in entry[2]
+                ]
                 text = [{"type": "text", "text": entry[1]}] if entry[1] else []
                 messages.append({"role": "assistant", "content": [*text, *blocks]})
             elif entry[0] == "tool":

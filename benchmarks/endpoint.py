@@ -80,7 +80,7 @@ async def replay(http: aiohttp.ClientSession, vllm: str, rollout: Rollout) -> fl
 async def measure(episodes: int, turns: int) -> list[dict[str, object]]:
     with tempfile.TemporaryDirectory(prefix="endpoint-benchmark-") as name:
         folder = Path(name)
-        write_model(folder / "model")
+        write_model(folder / "model", positions=CONTEXT)
         write_adapter(folder / "adapter", seed=0)
         fake = FakeVllm()
         vllm = await fake.start()

@@ -224,11 +224,7 @@ class ForkedProcess:
             ProcessEnded: the process ended.
             away: the server ended, or something else that the call needs is away.
         """
-        try:
-            answer = await _to_its_end(self._in_time({"op": op, **arguments}, deadline_s))
-        except asyncio.CancelledError:
-            self.interrupt()
-            raise
+        answer = await self.answer_within({"op": op, **arguments}, deadline_s)
         if "crashed" in answer:
             raise self._server.away(answer["crashed"])
         if "late" in answer:
@@ -238,6 +234,20 @@ class ForkedProcess:
         if "wrong" in answer:
             raise WrongArguments(answer["wrong"])
         return answer["result"]
+
+    async def answer_within(self, request: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
+        """Send a request and return its answer, whatever that says. A call that is cancelled is interrupted.
+
+        Raises:
+            DeadlinePassed: it took longer and could not be interrupted; the process was ended.
+            ProcessEnded: the process ended, or sent what is no answer and was ended.
+            away: the server ended.
+        """
+        try:
+            return await _to_its_end(self._in_time(request, deadline_s))
+        except asyncio.CancelledError:
+            self.interrupt()
+            raise
 
     async def exchange(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request and return its answer, however long it takes.
@@ -325,7 +335,7 @@ class ForkedProcess:
         code = os.waitstatus_to_exitcode(status)
         return f"signal {-code}" if code < 0 else f"status {code}"
 
-    async def _in_time(self, request: dict[str, Any], deadline_s: float) -> dict[str, Any]:
+    async def _in_time(self, request: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
         async with self._lock:
             if not self.alive:
                 raise ProcessEnded("it had ended before")

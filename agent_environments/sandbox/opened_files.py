@@ -1,11 +1,11 @@
-"""``os.stat``, ``os.fstat`` and ``os.listdir`` for a process that may open files but may ask nothing about them.
+"""``os.stat``, ``fstat``, ``listdir`` and ``scandir`` for a process that may open files but may ask nothing about them.
 
 The sandbox refuses every call that asks about a path, since nothing in the kernel confines those, and ``fstat``, which
 tells when a file was last read: a word from whoever read it (syscalls.py). Python asks before it imports a module or
-prints a source line. Here it opens the file and finds out what it is, and how long; times, owner and number are 0, so a
-module's compiled file is taken without a look at its source's time. The C library asks before it loads a shared
-library, which therefore cannot be loaded there if it was not before; :func:`install` loads those of the standard
-library.
+prints a source line. Here it opens the file and finds out what it is, and how long; owner and number are 0, and times
+the same for all, so a module's compiled file is taken without a look at its source's time. The C library asks before it
+loads a shared library, which therefore cannot be loaded there if it was not before; :func:`install` loads those of the
+standard library.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import posix
 import stat as modes
 import struct
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import syscalls
@@ -33,6 +33,8 @@ _READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 _NOT_LOADED = ("_test", "_xx", "xx", "_ctypes_test", "_tkinter", "_curses", "readline", "ossaudiodev", "nis")
 _DIRECTORY_ENTRY = struct.Struct("=QqHB")
 _BLOCK = 512
+_TIME = 315_619_200
+"""2 January 1980: a ZIP file cannot say an earlier year, in any time zone."""
 
 
 def install() -> None:
@@ -42,6 +44,7 @@ def install() -> None:
         module.stat = module.lstat = stat
         module.fstat = fstat
         module.listdir = listdir
+        module.scandir = scandir
     importing._validate_timestamp_pyc = lambda *_: None
 
 
@@ -66,8 +69,71 @@ def listdir(path: Any = ".") -> list[Any]:
     return names if in_bytes else [_fsdecode(name) for name in names]
 
 
+def scandir(path: Any = ".") -> _Entries:
+    """The entries of a folder that may be opened, as :func:`os.scandir` gives them to a ``with`` or a loop."""
+    names = listdir(path)
+    at = os.path.join
+    return _Entries(_Entry(name, name if isinstance(path, int) else at(_fspath(path), name), path) for name in names)
+
+
+class _Entries:
+    """An iterator that can be closed."""
+
+    def __init__(self, entries: Iterator[_Entry]) -> None:
+        self._entries = entries
+
+    def __iter__(self) -> Iterator[_Entry]:
+        return self._entries
+
+    def __next__(self) -> _Entry:
+        return next(self._entries)
+
+    def __enter__(self) -> _Entries:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _Entry:
+    """What :class:`os.DirEntry` tells. A link is what it leads to."""
+
+    def __init__(self, name: Any, path: Any, folder: Any) -> None:
+        self.name = name
+        self.path = path
+        self._folder = folder
+
+    def __fspath__(self) -> Any:
+        return self.path
+
+    def __repr__(self) -> str:
+        return f"<DirEntry {self.name!r}>"
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        return stat(self.name, dir_fd=self._folder) if isinstance(self._folder, int) else stat(self.path)
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        return self._is(modes.S_ISDIR)
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        return self._is(modes.S_ISREG)
+
+    def _is(self, kind: Callable[[int], bool]) -> bool:
+        try:
+            return kind(self.stat().st_mode)
+        except OSError:
+            return False
+
+    def is_symlink(self) -> bool:
+        return False
+
+    def inode(self) -> int:
+        return 0
+
+
 def fstat(descriptor: int) -> os.stat_result:
-    """Kind and size of what is open; everything else is 0."""
+    """Kind and size of what is open; everything else is the same for all."""
     mode, size = modes.S_IFDIR | 0o555, 0
     if not _is_folder(descriptor):
         mode = modes.S_IFREG | 0o444
@@ -80,8 +146,9 @@ def fstat(descriptor: int) -> os.stat_result:
                 raise
             mode = modes.S_IFIFO | 0o444
     # As CPython fills it: ten items, the same times as floats and as ns, then what the platform has besides.
-    ten = (mode, 0, 0, 1, 0, 0, size, 0, 0, 0)
-    return os.stat_result([*ten, 0.0, 0.0, 0.0, 0, 0, 0, _BLOCK, -(-size // _BLOCK), 0])
+    ten = (mode, 0, 0, 1, 0, 0, size, _TIME, _TIME, _TIME)
+    times = (*[float(_TIME)] * 3, *[_TIME * 10**9] * 3)
+    return os.stat_result([*ten, *times, _BLOCK, -(-size // _BLOCK), 0])
 
 
 def _is_folder(descriptor: int) -> bool:

@@ -6,7 +6,8 @@ Levels, each with all that the one before it has:
     rlimits      bounded memory, files and file sizes; no capabilities; no new privileges; memory unreadable to others
     seccomp      only the system calls that an interpreter needs (syscalls.py): no new processes or threads, no exec, no
                  sockets, no signals to others, no locks, no writing to any file system, no question about a path;
-                 reading only below the Python installation (Landlock; on kernels without it no file can be opened)
+                 reading only below the Python installation (Landlock; on kernels without it no file can be opened).
+                 A folder to write to may be granted
     bubblewrap   the whole world server runs in namespaces of its own, in which nothing but Python and the dataset's
                  agent view exists (started that way by the pool; in here it is "seccomp")
 """
@@ -24,6 +25,7 @@ import socket
 import struct
 import sys
 import sysconfig
+from collections.abc import Sequence
 from typing import Any
 
 import syscalls
@@ -34,6 +36,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 24, 38
 _SECCOMP_MODE_FILTER = 2
+WRITING_ABI = 3
+"""Of Landlock, from which on (Linux 6.2) it refuses to cut a file short that may not be written to."""
+WRITING_MISSING = "a folder to write to needs a kernel from Linux 6.2 on, with Landlock"
+_READ = (1 << 2) | (1 << 3)
+"""Landlock's rights to read a file, and to list a folder."""
+_WRITE = (1 << 1) | (1 << 4) | (1 << 5) | (1 << 7) | (1 << 8) | (1 << 13) | (1 << 14)
+"""To write and to cut a file, to make and remove files and folders, to move them between folders. No links, devices,
+sockets or pipes."""
 
 
 def _check(result: int, what: str) -> int:
@@ -66,19 +76,33 @@ def close_descriptors_except(kept: set[int]) -> None:
     os.closerange(first, 2**31 - 1)
 
 
+def silence(descriptors: Sequence[int]) -> None:
+    """Let each be /dev/null, opened for this process alone: an open file has an owner, flags and locks to share."""
+    for descriptor in descriptors:
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, descriptor)
+        os.close(null)
+
+
 def confine(settings: dict[str, Any]) -> None:
-    """Give up, for good, what ``settings["level"]`` says; raises OSError if the kernel refuses."""
+    """Give up, for good, what ``settings["level"]`` says; raises OSError if the kernel refuses.
+
+    ``settings["folder"]``, if there is one, may be read and written at "seccomp", with files of ``file_bytes`` at most.
+    """
+    folder = settings.get("folder")
     level = LEVELS.index(settings["level"])
     if level >= LEVELS.index("rlimits"):
-        _limit_resources(settings["memory_mb"])
+        _limit_resources(settings["memory_mb"], settings["file_bytes"] if folder else 2**20)
         _drop_capabilities()
         undumpable()
         _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "PR_SET_NO_NEW_PRIVS")
     if level >= LEVELS.index("seccomp"):
         restricted = landlock_abi() > 0
+        if folder and landlock_abi() < WRITING_ABI:
+            raise OSError(errno.ENOSYS, WRITING_MISSING)
         if restricted:
-            _restrict_files(readable_folders())
-        _install_filter(may_open=restricted)
+            _restrict_files(readable_folders(), folder)
+        _install_filter(restricted, folder is not None)
 
 
 def limit_memory(memory_mb: int) -> None:
@@ -93,11 +117,11 @@ def limit_files(size: int) -> None:
     _lower({resource.RLIMIT_FSIZE: size})
 
 
-def _limit_resources(memory_mb: int) -> None:
+def _limit_resources(memory_mb: int, file_bytes: int) -> None:
     limit_memory(memory_mb)
     limits = {
         resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_FSIZE: 2**20,
+        resource.RLIMIT_FSIZE: file_bytes,
         resource.RLIMIT_NOFILE: 64,
         resource.RLIMIT_NPROC: 1,  # not enforced for uid 0; there it is seccomp that forbids new processes
         resource.RLIMIT_MEMLOCK: 0,
@@ -134,7 +158,7 @@ def readable_folders() -> list[str]:
     return sorted(folder for folder in folders if os.path.isdir(folder))
 
 
-def _restrict_files(readable: list[str]) -> None:
+def _restrict_files(readable: list[str], writable: str | None) -> None:
     abi = landlock_abi()
     # All file-system rights this kernel knows are handled, that is, denied unless granted below; from version 4 on also
     # TCP, from 6 on signals and abstract sockets to processes outside.
@@ -144,20 +168,19 @@ def _restrict_files(readable: list[str]) -> None:
     ruleset = _check(
         _libc.syscall(syscalls.LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(size), 0), "landlock_create_ruleset"
     )
-    read_file_and_folder = (1 << 2) | (1 << 3)
-    for folder in readable:
+    for folder in [*readable, *filter(None, [writable])]:
         descriptor = os.open(folder, os.O_PATH | os.O_CLOEXEC)
-        rule = struct.pack("=Qi", read_file_and_folder, descriptor)
+        rule = struct.pack("=Qi", _READ | _WRITE if folder == writable else _READ, descriptor)
         _check(_libc.syscall(syscalls.LANDLOCK_ADD_RULE, ruleset, 1, rule, 0), "landlock_add_rule")
         os.close(descriptor)
     _check(_libc.syscall(syscalls.LANDLOCK_RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
     os.close(ruleset)
 
 
-def _install_filter(may_open: bool) -> None:
+def _install_filter(may_open: bool, has_folder: bool) -> None:
     machine = platform.machine()
     try:
-        program = syscalls.filter_program(syscalls.table(machine, may_open))
+        program = syscalls.filter_program(syscalls.table(machine, may_open, has_folder))
     except KeyError as error:
         raise OSError(errno.ENOSYS, f"no seccomp filter is written for {machine}") from error
     instructions = ctypes.create_string_buffer(program, len(program))

@@ -43,6 +43,12 @@ _CALLS = {
     "prlimit64": (302, 261), "uname": (63, 160), "getrandom": (318, 278), "exit": (60, 93), "exit_group": (231, 94),
 }  # fmt: skip
 
+_CALLS_OF_A_FOLDER = {
+    "ftruncate": (77, 46), "mkdir": (83, None), "mkdirat": (258, 34), "rmdir": (84, None), "unlink": (87, None),
+    "unlinkat": (263, 35), "rename": (82, None), "renameat": (264, 38), "renameat2": (316, 276),
+}  # fmt: skip
+"""What else a process may call that has a folder to write to. Landlock refuses each of them outside of that folder."""
+
 
 @dataclass(frozen=True)
 class OneOf:
@@ -71,6 +77,8 @@ _READING = {
     "x86_64": 0o400 | 0o4000 | 0o2000000 | 0o200000 | 0o400000 | 0o100000,
     "aarch64": 0o400 | 0o4000 | 0o2000000 | 0o40000 | 0o100000 | 0o400000,
 }
+# O_WRONLY, O_RDWR, O_CREAT, O_EXCL, O_TRUNC and O_APPEND. Not among them: O_TMPFILE.
+_WRITING = 0o1 | 0o2 | 0o100 | 0o200 | 0o1000 | 0o2000
 _FUTEX_WAIT, _FUTEX_WAKE, _FUTEX_REQUEUE, _FUTEX_CMP_REQUEUE, _FUTEX_WAKE_OP = 0, 1, 3, 4, 5
 _FUTEX_WAIT_BITSET, _FUTEX_WAKE_BITSET = 9, 10
 _FUTEX_PRIVATE, _FUTEX_CLOCK_REALTIME = 128, 256
@@ -96,21 +104,28 @@ class Table:
     allowed: dict[int, tuple[Condition, ...]]
 
 
-def table(architecture: str, may_open: bool) -> Table:
-    """Raises KeyError for an architecture that nobody has written down. ``may_open``: whether Landlock holds."""
+def table(architecture: str, may_open: bool, has_folder: bool = False) -> Table:
+    """Raises KeyError for an architecture that nobody has written down.
+
+    Args:
+        may_open: whether Landlock holds.
+        has_folder: whether there is a folder that may be written to, which Landlock of version 3 or later holds.
+    """
+    writing = _WRITING if has_folder else 0
     conditions: dict[str, tuple[Condition, ...]] = {
         # Not F_SETOWN, F_SETSIG and F_SETFL (signals to any process of the user), nor locks and leases.
         "fcntl": (OneOf(1, (_F_GETFD, _F_SETFD, _F_GETFL)),),
         "ioctl": (OneOf(1, (_TCGETS, _FIONCLEX, _FIOCLEX, _TIOCGWINSZ)),),
         "prlimit64": (OneOf(0, (0,)), OneOf(2, (0,), wide=True)),  # to read one's own limits
-        "openat": (Within(2, _READING[architecture]),),
+        "openat": (Within(2, _READING[architecture] | writing),),
         "futex": (OneOf(1, _PRIVATE_FUTEXES),),
         "mmap": (Within(3, _PRIVATE_MAPPING),),
         "madvise": (OneOf(2, _ADVICE),),
     }
     column = _ARCHITECTURES.index(architecture)
+    calls = _CALLS | (_CALLS_OF_A_FOLDER if has_folder else {})
     allowed = {
-        numbers[column]: conditions.get(name, ()) for name, numbers in _CALLS.items() if may_open or name != "openat"
+        numbers[column]: conditions.get(name, ()) for name, numbers in calls.items() if may_open or name != "openat"
     }
     return Table(_AUDIT_ARCH[architecture], {number: each for number, each in allowed.items() if number is not None})
 

@@ -13,10 +13,10 @@ from typing import Any
 from agent_environments.observation import truncate
 from agent_environments.protocol import TokenSpans, ToolUse
 from agent_environments.tool_calls import BadCall, ToolCall, render_tool_response
-from agent_environments.tools.deadline import DeadlinePassed
 from agent_environments.tools.instances import Lease
 from agent_environments.tools.tool import Tool, ToolError, WrongArguments
 from loop_plumbing.breakage import Raised, error_line
+from loop_plumbing.deadline import DeadlinePassed
 from loop_plumbing.forked_process import ProcessEnded
 from loop_plumbing.visible import printable
 

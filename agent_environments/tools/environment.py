@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import os
 import re
@@ -26,15 +27,15 @@ from agent_environments.protocol import (
 )
 from agent_environments.tool_calls import parse_tool_calls, tools_section
 from agent_environments.tools.answer import NO_CALL, Answer, answer, shown_together
-from agent_environments.tools.deadline import DeadlinePassed
 from agent_environments.tools.identity import digest, identity
 from agent_environments.tools.instances import InstancePool, Lease
 from agent_environments.tools.module import ToolModule, load_module
 from agent_environments.tools.reward import DEADLINE_S as REWARD_DEADLINE_S
 from agent_environments.tools.reward import Reward, together
 from agent_environments.tools.right_answers import field_answers
-from agent_environments.tools.tool import DEADLINE_S
+from agent_environments.tools.tool import DEADLINE_S, Tool
 from loop_plumbing.breakage import Raised, error_line
+from loop_plumbing.deadline import DeadlinePassed
 from loop_plumbing.forked_process import ForkServer, ProcessEnded
 from loop_plumbing.plug_ins import part
 from loop_plumbing.visible import printable
@@ -53,6 +54,22 @@ serve(told, socket.socket(fileno=int(sys.argv[1])))
 """
 
 
+class CodeSession(Tool):
+    """A tool that runs code of the agent in a session of its own, which begins with files and leaves files."""
+
+    def give(self, files: Mapping[str, str]) -> None:
+        """Begin with these: name -> text."""
+        raise NotImplementedError
+
+    async def left_files(self) -> dict[str, bytes]:
+        """The files that it left, by name."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """End it; may be called twice."""
+        raise NotImplementedError
+
+
 class ToolEnvironment:
     """One episode: the agent calls tools, or says something, until it has an answer.
 
@@ -61,9 +78,13 @@ class ToolEnvironment:
     episode, and its text is the answer; where a tool is terminal, it is a mistake.
     """
 
-    def __init__(self, module: ToolModule, lease: Lease, max_tokens: int, token_spans: TokenSpans) -> None:
+    def __init__(
+        self, module: ToolModule, lease: Lease, code: CodeSession | None, max_tokens: int, token_spans: TokenSpans
+    ) -> None:
         self._module = module
         self._lease = lease
+        self._code = code
+        self._tools = module.tools if code is None else {**module.tools, code.name: code}
         self._cut: dict[str, Any] = {"max_tokens": max_tokens, "token_spans": token_spans}
         self._task_id = ""
         self._answer = ""
@@ -75,6 +96,8 @@ class ToolEnvironment:
         module = self._module
         self._task_id = task_id
         shown = [str(module.tasks[task_id].get("question", ""))]
+        if self._code is not None:
+            self._code.give(module.tasks[task_id].get("files", {}))
         if module.instance_class is not None:
             shown.append(await self._lease.reset(task_id))
         tools = tools_section([tool.schema for tool in module.tools.values()]) if module.tools else ""
@@ -90,7 +113,7 @@ class ToolEnvironment:
             return await self._said(action)
         answers: list[Answer] = []
         for call in calls:
-            answers.append(await answer(call, self._module.tools, self._lease))
+            answers.append(await answer(call, self._tools, self._lease))
             last = answers[-1]
             self._answer = last.ended_with or ""
             if last.over or last.ended_with is not None:
@@ -153,6 +176,9 @@ class ToolEnvironment:
             return Grade.of_ungradable("the instance is gone: a tool that was called ended its process")
         judge_s = max(0.0, self._judge_until - time.monotonic()) if reward.takes_judge else 0.0
         episode = {"task_id": self._task_id, "answer": self._answer, "trajectory": self._trajectory, "judge_s": judge_s}
+        if reward.takes_code_folder and self._code is not None:
+            left = await self._code.left_files()
+            episode["code_folder"] = {name: base64.b64encode(content).decode() for name, content in left.items()}
         try:
             answered = await process.ask("grade", REWARD_DEADLINE_S + judge_s, reward=reward.name, **episode)
             return _grade(answered)
@@ -163,6 +189,8 @@ class ToolEnvironment:
 
     async def close(self) -> None:
         await self._lease.end()
+        if self._code is not None:
+            await self._code.close()
 
 
 def _grade(fields: dict[str, Any]) -> Grade:
@@ -197,6 +225,8 @@ class ToolPool:
         mcp: MCP servers whose tools are offered too: name -> the other arguments of
             :class:`~loop_contrib.mcp_tools.mcp_server.McpServer`.
         judge: the model that rewards may ask, the arguments of :class:`~loop_contrib.chat_model.ChatEndpoint`.
+        code: ``python``: the agent may run Python in a sealed session; or the options of
+            :class:`~loop_contrib.code_tool.python_tool.CodeLimits`.
         held_out: of tasks that come without a split, so many groups are split ``held_out`` and no longer ``train``.
 
     Raises:
@@ -217,6 +247,7 @@ class ToolPool:
         mcp: Mapping[str, Mapping[str, Any]] | None = None,
         held_out: int | None = None,
         judge: Mapping[str, Any] | None = None,
+        code: object = None,
     ) -> None:
         if max_worlds < 1 or observation_max_tokens < 1:
             raise ValueError("max_worlds and observation_max_tokens must be at least 1")
@@ -229,6 +260,14 @@ class ToolPool:
                 f"reward {asking[0]} asks a judge: say which in the environment's section (judge: {{url: ..., model: "
                 "...}), or after the file as node.environment.judge.url=URL node.environment.judge.model=NAME"
             )
+        self._code = None if code is None else part("code")(code)
+        if self._code is not None:
+            self._join_code()
+        elif reading := [reward.name for reward in self.module.rewards if reward.takes_code_folder]:
+            raise ValueError(
+                f"reward {reading[0]} reads code_folder: say `code: python` in the environment's section, or after the "
+                "file as node.environment.code=python"
+            )
         if held_out is not None:
             self.module.tasks.hold_out(held_out)
         self.dataset = dataset or self.module.name
@@ -239,7 +278,17 @@ class ToolPool:
         self._cut = (observation_max_tokens, token_spans)
         self._servers = _mcp_servers(mcp) if mcp else []
 
+    def _join_code(self) -> None:
+        self.module = self.module.with_tools([self._code.session()])
+        for task in self.module.tasks.all():
+            try:
+                self._code.check_files(task)
+            except ValueError as error:
+                raise ValueError(f"task {task['id']}: {error}") from error
+
     async def open(self) -> None:
+        if self._code is not None:
+            await self._code.open()
         for server in self._servers:
             self.module = self.module.with_tools(await server.open())
         self._describe()
@@ -271,14 +320,16 @@ class ToolPool:
             self.module.tasks[task_id]
 
     async def acquire(self, episode_id: str) -> ToolEnvironment:
-        return ToolEnvironment(self.module, await self._instances.acquire(), *self._cut)
+        lease = await self._instances.acquire()
+        return ToolEnvironment(self.module, lease, None if self._code is None else self._code.session(), *self._cut)
 
     def status(self) -> PoolStatus:
         pool = self._instances
         return PoolStatus(open_worlds=pool.lent, waiting=pool.waiting, restarts=pool.replaced)
 
     async def close(self) -> None:
-        await asyncio.gather(self._instances.close(), *(server.close() for server in self._servers))
+        others = [*self._servers, *([] if self._code is None else [self._code])]
+        await asyncio.gather(self._instances.close(), *(server.close() for server in others))
 
 
 def _server(module: str, tasks: object, deadline_s: float, judge: Mapping[str, Any] | None, mcp: bool) -> ForkServer:

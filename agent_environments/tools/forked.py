@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import functools
 import importlib
@@ -16,14 +17,13 @@ from typing import Any, Protocol, cast
 
 from agent_environments.plain_values import plain_grade
 from agent_environments.protocol import EnvironmentCrashed
-from agent_environments.tools import deadline
 from agent_environments.tools.function_tool import FunctionTool, tool
 from agent_environments.tools.identity import tasks_digest
 from agent_environments.tools.module import ToolModule, load_module
 from agent_environments.tools.reward import reward
 from agent_environments.tools.right_answers import Solving
 from agent_environments.tools.tool import DEADLINE_S, ToolError, WrongArguments, as_text
-from loop_plumbing import fork_server
+from loop_plumbing import deadline, fork_server
 from loop_plumbing.plug_ins import part
 
 REHEARSALS = 40
@@ -127,14 +127,27 @@ class Calls:
         return turn
 
     def grade(
-        self, reward: str, task_id: str, answer: str, trajectory: list[dict[str, str]], judge_s: float
+        self,
+        reward: str,
+        task_id: str,
+        answer: str,
+        trajectory: list[dict[str, str]],
+        judge_s: float,
+        code_folder: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """The fields of the grade that the reward of this name gives; a judge has ``judge_s`` seconds to answer."""
+        """The fields of the grade that the reward of this name gives.
+
+        Args:
+            judge_s: seconds that a judge has to answer.
+            code_folder: the files that the agent's code left, name -> base64.
+        """
         if self._judge is not None:
             self._judge.answer_within(judge_s)
         task = copy.deepcopy(self._module.tasks[task_id])
         (found,) = (each for each in self._module.rewards if each.name == reward)
-        episode = {"answer": answer, "trajectory": trajectory, "instance": self._instance, "judge": self._judge}
+        left = {name: base64.b64decode(content) for name, content in (code_folder or {}).items()}
+        episode = {"answer": answer, "trajectory": trajectory, "code_folder": left}
+        episode |= {"instance": self._instance, "judge": self._judge}
         try:
             grade = found.grade(task, **episode)
         finally:

@@ -18,8 +18,8 @@ from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 
-from agent_environments.tools import deadline
 from agent_environments.tools.tool import DEADLINE_S, MAX_CHARACTERS, Tool, ToolError, WrongArguments, as_text
+from loop_plumbing import deadline
 
 if TYPE_CHECKING:
     from loop_plumbing.forked_process import ForkedProcess

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 
 from agent_environments.places import Places
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout
-from agent_environments.tools.deadline import DeadlinePassed, Raised
 from agent_environments.tools.forked import digests
 from agent_environments.tools.identity import tasks_digest
 from agent_environments.tools.module import ToolModule
+from loop_plumbing.deadline import DeadlinePassed, Raised
 from loop_plumbing.forked_process import ForkedProcess, ForkServer, ProcessEnded
 
 logger = logging.getLogger(__name__)

@@ -6,9 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from agent_environments.tools import deadline
 from agent_environments.tools.function_tool import OwnFunction
 from agent_environments.tools.tool import DEADLINE_S, ToolError, as_text
+from loop_plumbing import deadline
 
 
 class Reply(OwnFunction):

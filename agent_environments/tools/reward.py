@@ -11,14 +11,15 @@ from typing import Any, overload
 from agent_environments.plain_values import scalar
 from agent_environments.protocol import Grade
 from agent_environments.scale import Scale
-from agent_environments.tools import deadline
 from agent_environments.tools.function_tool import callable_of, name_of, parameters_of
+from loop_plumbing import deadline
 
 OWN_NAMES = {
     "answer": "what the agent answered",
     "trajectory": "the episode's messages",
     "instance": "what the tools worked on",
     "judge": "the model that it may ask",
+    "code_folder": "the files that the agent's code left",
 }
 """Parameters that are filled from the episode, and what each is; all others from the task's fields."""
 DEADLINE_S = 600.0
@@ -65,6 +66,11 @@ class Reward:
     def takes_judge(self) -> bool:
         """Whether it asks the model that the config names."""
         return "judge" in self._parameters
+
+    @property
+    def takes_code_folder(self) -> bool:
+        """Whether it reads the files that the agent's code left."""
+        return "code_folder" in self._parameters
 
     @property
     def task_fields(self) -> list[str]:
@@ -161,7 +167,8 @@ def reward(
     Its parameters are filled by name: ``answer`` (what the terminal tool returned, or the text of the turn that called
     no tool; "" if there was neither), ``trajectory`` (the episode's messages, a list of {"role", "content"}),
     ``instance`` (the one that the episode's tools worked on), ``judge`` (asks the model that the config names, see
-    :class:`~loop_contrib.judge.judge.Judge`), and any field of the task.
+    :class:`~loop_contrib.judge.judge.Judge`), ``code_folder`` (the files that the agent's code left, name -> bytes),
+    and any field of the task.
 
     It returns a number in [0, 1], where 1 is success; True or False; or a :class:`~agent_environments.protocol.Grade`.
 

@@ -8,7 +8,7 @@ agent code has no use for (sandbox.py).
 from __future__ import annotations
 
 import contextlib
-import io
+import functools
 import os
 import signal
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ import sandbox
 from appworld import AppWorld, environment, requester
 from appworld.common.utils import get_stack_trace_from_exception
 from appworld.task import Task
+from bounded_text import BoundedText
 from channel import Channel, ChannelClosed
 from fastapi.testclient import TestClient
 from IPython.core.interactiveshell import InteractiveShell
@@ -49,16 +50,7 @@ def run_interpreter(channel: Channel, task_id: str, options: dict[str, Any], set
 def make_world(channel: Channel, task_id: str, options: dict[str, Any], output_limit: int) -> AppWorld:
     """The engine's world object with everything that would touch a database taken out."""
 
-    class BoundedText(io.StringIO):
-        """Drops what is written beyond the limit, while it is written; observations show far less than that."""
-
-        def write(self, text: str) -> int:
-            room = output_limit - self.tell()
-            if room > 0:
-                super().write(text[:room])
-            return len(text)
-
-    IPython.utils.capture.StringIO = BoundedText
+    IPython.utils.capture.StringIO = functools.partial(BoundedText, output_limit)  # observations show far less
     # The shell would keep a copy of all that is printed, for a history that nobody reads.
     InteractiveShell._tee = lambda shell, channel: contextlib.nullcontext()
     client = TestClient(_no_app)

@@ -60,7 +60,7 @@ class InterpreterServer:
     def _serve(self, task_id: str, options: dict[str, Any], programs: Sequence[str]) -> None:
         try:
             sandbox.die_with_parent()
-            silence((0, 1))
+            sandbox.silence((0, 1))
             sandbox.close_descriptors_except({0, 1, 2, self._serving.fileno()})
             opened_files.install()
             _warm_up(task_id, options, programs, self._settings["output_limit"])
@@ -79,7 +79,7 @@ class InterpreterServer:
                 if pid == 0:
                     self._serving.close()
                     os.setpgid(0, request["group"])  # fails if the asking process is gone already
-                    silence((0, 1, 2))
+                    sandbox.silence((0, 1, 2))
 
                     from interpreter import run_interpreter
 
@@ -114,14 +114,6 @@ def _warm_up(task_id: str, options: dict[str, Any], programs: Sequence[str], out
     clock.freeze()
     gc.collect()
     gc.freeze()
-
-
-def silence(descriptors: Sequence[int]) -> None:
-    """Let each be /dev/null, opened for this process alone: an open file has an owner, flags and locks to share."""
-    for descriptor in descriptors:
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, descriptor)
-        os.close(null)
 
 
 def _reap() -> None:

@@ -23,7 +23,6 @@ sys.path.append(os.path.abspath(os.path.join(__file__, "../../..")))  # behind t
 
 import sandbox
 from channel import Channel, ChannelClosed
-from interpreter_server import silence
 
 from loop_plumbing import fork_server
 
@@ -43,7 +42,7 @@ def prepare(role: str, told: dict[str, Any]) -> fork_server.Prepared:
 
     def play(connection: socket.socket) -> None:
         owner = Channel(connection.detach())
-        silence((0, 1))
+        sandbox.silence((0, 1))
         sandbox.close_descriptors_except({0, 1, 2, owner.descriptor} | ({helper.descriptor} if helper else set()))
         with contextlib.suppress(ChannelClosed):  # the owner hung up
             server.serve(owner)

@@ -9,11 +9,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from agent_environments.tools import deadline
 from agent_environments.tools.forked import Calls
 from agent_environments.tools.identity import tasks_digest
 from agent_environments.tools.module import load_module
 from agent_environments.tools.tool import WrongArguments
+from loop_plumbing import deadline
 from loop_plumbing.breakage import Raised
 
 

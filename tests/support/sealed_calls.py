@@ -2,7 +2,8 @@
 
 Run as a program with one argument, JSON: ``sandbox`` (the folder of sandbox.py), ``landlock`` (at most this version),
 ``secret`` (a file it must learn nothing of), ``victim`` (a process of the same user), ``queue`` and ``segment`` (ids of
-System V). An attempt is a function that raises OSError where it is refused.
+System V), ``folder`` (one that it may write to, or null). An attempt is a function that raises OSError where it is
+refused.
 """
 
 from __future__ import annotations
@@ -107,6 +108,17 @@ def attempts(told: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         "a shared mapping of a library": lambda: mmap.mmap(library, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ),
         "an emptied page cache": lambda: c("madvise", page, ctypes.c_size_t(mmap.PAGESIZE), MADV_PAGEOUT),
         "when a library was last read": lambda: c("syscall", FSTAT[os.uname().machine], library, buffer),
+        "a file made elsewhere": lambda: os.open(told["secret"] + ".new", os.O_WRONLY | os.O_CREAT),
+        "a file cut short": lambda: os.open(told["secret"], os.O_RDONLY | os.O_TRUNC),
+        "a file written to": lambda: os.open(told["secret"], os.O_WRONLY | os.O_APPEND),
+        "a folder made elsewhere": lambda: os.mkdir(told["secret"] + ".d"),
+        "a file removed": lambda: os.unlink(told["secret"]),
+        "a file taken": lambda: os.rename(told["secret"], os.path.join(told["folder"] or "/tmp", "taken")),
+        "a link": lambda: os.symlink(told["secret"], os.path.join(told["folder"] or "/tmp", "link")),
+        "a second name": lambda: os.link(told["secret"], os.path.join(told["folder"] or "/tmp", "name")),
+        "a named pipe": lambda: os.mkfifo(os.path.join(told["folder"] or "/tmp", "pipe")),
+        "a file without a name": lambda: os.open(told["folder"] or "/tmp", os.O_TMPFILE | os.O_RDWR),
+        "a lock in its folder": lambda: fcntl.flock(os.open(told["folder"] or "/tmp", os.O_RDONLY), fcntl.LOCK_EX),
         "a pipe, whose memory is counted for the user": os.pipe,
     }
 
@@ -125,7 +137,8 @@ def main() -> None:
         opened_files.install()
     except ImportError:
         pass  # an older worker, to see what it let through
-    sandbox.confine({"level": "seccomp", "memory_mb": 256})
+    folder = {"folder": told["folder"], "file_bytes": 2**20} if told["folder"] else {}
+    sandbox.confine({"level": "seccomp", "memory_mb": 256, **folder})
     through = []
     for name, attempt in tried.items():
         try:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_environments.protocol import EnvironmentCrashed
-from agent_environments.tools import deadline
 from loop_contrib.chat_model import ChatEndpoint, ChatModel
+from loop_plumbing import deadline
 
 
 class Judge:

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from agent_environments.program_config import variables as environment_variables
 from agent_environments.program_config import words
-from agent_environments.tools.deadline import DeadlinePassed
 from agent_environments.tools.tool import DEADLINE_S, Tool, ToolError
 from loop_plumbing import process_guard
 from loop_plumbing.breakage import Raised
+from loop_plumbing.deadline import DeadlinePassed
 from loop_plumbing.moving import give_sign
 
 try:

@@ -56,10 +56,13 @@ def segment():
     _libc.shmctl(number, IPC_RMID, None)
 
 
+@pytest.mark.parametrize("folder", [False, True], ids=["", "a folder of its own"])
 @pytest.mark.parametrize("landlock", [0, 4, 7])
 @pytest.mark.parametrize("user", ["root", "nobody"])
 @pytest.mark.parametrize("contained", [False, True], ids=["seccomp", "bubblewrap"])
-def test_no_call_reaches_out(contained, user, landlock, secret, queue, segment):
+def test_no_call_reaches_out(contained, user, landlock, folder, secret, queue, segment):
+    if folder and (contained or landlock == 0):
+        pytest.skip("a folder is given by Landlock, and by no one else")
     if user == "root" and os.getuid() != 0:
         pytest.skip("needs root")
     identity = {"user": NOBODY, "group": NOBODY, "extra_groups": ()} if user == "nobody" and os.getuid() == 0 else {}
@@ -69,14 +72,20 @@ def test_no_call_reaches_out(contained, user, landlock, secret, queue, segment):
     )
     victim = subprocess.Popen(["sleep", "600"], **identity)
     told = {"sandbox": str(SANDBOX_FOLDER), "landlock": landlock, "secret": str(secret), "victim": victim.pid}
-    told |= {"queue": queue, "segment": segment}
+    told |= {"queue": queue, "segment": segment, "folder": None}
+    if folder:
+        own = secret.parent / "own"
+        own.mkdir()
+        own.chmod(0o777)
+        told["folder"] = str(own)
     try:
         command += [sealed_calls.__file__, json.dumps(told)]
         result = subprocess.run(command, input="", capture_output=True, text=True, timeout=COMMAND_S, **identity)
         assert result.returncode == 0, result.stderr
         report = json.loads(result.stdout)
         assert report["through"] == []
-        assert report["tried"] >= 40
+        assert report["tried"] >= 50
+        assert secret.read_text() == '"42"'
         assert victim.poll() is None
         assert _libc.msgrcv(queue, ctypes.create_string_buffer(64), 16, 0, 0o4000) == 5  # IPC_NOWAIT; nobody took it
     finally:

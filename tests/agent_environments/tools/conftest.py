@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from agent_environments.tools import deadline
 from agent_environments.tools.environment import ToolPool
+from loop_plumbing import deadline
 from support.adapter_support import word_spans
 from support.tool_modules import COUNTER, write
 

@@ -7,8 +7,8 @@ import pytest
 from pydantic import BaseModel
 
 from agent_environments.tools import tool
-from agent_environments.tools.deadline import DeadlinePassed, Raised
 from agent_environments.tools.tool import WrongArguments
+from loop_plumbing.deadline import DeadlinePassed, Raised
 
 
 @pytest.fixture(autouse=True)

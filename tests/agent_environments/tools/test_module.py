@@ -9,10 +9,10 @@ import pytest
 
 from agent_environments.protocol import Grade, UnknownTask, pool_class
 from agent_environments.tools import reward
-from agent_environments.tools.deadline import Raised
 from agent_environments.tools.module import load_module
 from agent_environments.tools.reward import together
 from agent_environments.tools.tasks import read_tasks
+from loop_plumbing.deadline import Raised
 from support.tool_modules import COUNTER, SUMS, write
 
 

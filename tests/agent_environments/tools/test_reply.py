@@ -6,9 +6,9 @@ from agent_environments.conformance import check_conformance
 from agent_environments.no_voiding import NoVoiding
 from agent_environments.protocol import EnvironmentTimeout, Message
 from agent_environments.tools import reply
-from agent_environments.tools.deadline import Raised
 from agent_environments.tools.environment import ToolPool
 from agent_environments.tools.tool import ToolError
+from loop_plumbing.deadline import Raised
 from support.adapter_support import word_spans
 from support.tool_modules import call, write
 

@@ -1,0 +1,285 @@
+"""Sessions of the tool ``python``: what ordinary code does in them, what bounds them, what an episode makes of them.
+
+What attacks come to is in tests/integration/test_adapter_attacks.py, by AppWorld's own list.
+"""
+
+import asyncio
+import json
+import sys
+
+import pytest
+
+from agent_environments.protocol import EnvironmentCrashed
+from agent_environments.tools.environment import ToolPool
+from agent_environments.tools.tool import ToolError, WrongArguments
+from loop_contrib.code_tool.python_tool import PythonSessions
+from support.adapter_support import word_spans
+from support.tool_modules import call, write
+
+pytestmark = pytest.mark.slow
+
+
+async def opened(**limits):
+    sessions = PythonSessions(limits or "python")
+    try:
+        await sessions.open()
+    except ValueError as error:
+        await sessions.close()
+        if "Linux 6.2" in str(error) or "seccomp" in str(error):
+            pytest.skip(str(error))
+        raise
+    return sessions
+
+
+class Agent:
+    """Calls the tool of one episode."""
+
+    def __init__(self, sessions, **files):
+        self.session = sessions.session()
+        self.session.give(files)
+
+    async def __call__(self, code):
+        return (await self.session.call({"code": code}, None)).strip()
+
+
+@pytest.fixture
+async def agent():
+    sessions = await opened(folder_mb=1, memory_mb=128, deadline_s=1)
+    agent = Agent(sessions, **{"data/prices.csv": "name,price\nnut,3\nbolt,4\n"})
+    yield agent
+    await agent.session.close()
+    await sessions.close()
+
+
+ORDINARY = {
+    "an expression": ("6 * 7", "42"),
+    "what is printed, and a value": ("print('a')\n'b'", "a\n'b'"),
+    "nothing": ("x = 1", "(nothing was printed)"),
+    "standard error": ("import sys; print('oh', file=sys.stderr)", "oh"),
+    "a file that was given": (
+        "import csv\nsum(int(row['price']) for row in csv.DictReader(open('data/prices.csv')))",
+        "7",
+    ),
+    "pathlib": ("import pathlib\npathlib.Path('a').mkdir()\npathlib.Path('a/b').write_text('hi')", "2"),
+    "glob": ("import glob\nglob.glob('**/*.csv', recursive=True)", "['data/prices.csv']"),
+    "os.walk": ("import os\n[names for _, _, names in os.walk('data')]", "[['prices.csv']]"),
+    "os.path": ("import os\nos.path.isfile('data/prices.csv'), os.path.getsize('data/prices.csv')", "(True, 24)"),
+    "shutil": (
+        "import os, shutil\nshutil.copy('data/prices.csv', 'x')\nshutil.copytree('data', 'd')\n"
+        "shutil.move('x', 'd/x')\nfound = sorted(os.listdir('d'))\nshutil.rmtree('d')\nfound, os.path.exists('d')",
+        "(['prices.csv', 'x'], False)",
+    ),
+    "tempfile": (
+        "import tempfile\nwith tempfile.TemporaryDirectory() as at, open(at + '/x', 'w') as f: print(f.write('a'))",
+        "1",
+    ),
+    "json": ("import json\njson.dump([1], open('x.json', 'w'))\njson.load(open('x.json'))", "[1]"),
+    "append and truncate": ("f = open('x', 'a+')\nf.write('abc'); f.truncate(2); f.close()\nopen('x').read()", "'ab'"),
+    "zipfile": (
+        "import zipfile\nwith zipfile.ZipFile('x.zip', 'w') as z: z.write('data/prices.csv')\n"
+        "zipfile.ZipFile('x.zip').namelist()",
+        "['data/prices.csv']",
+    ),
+    "sqlite in memory": ("import sqlite3\nsqlite3.connect(':memory:').execute('select 1').fetchall()", "[(1,)]"),
+    "decorators and classes": (
+        "import dataclasses\n@dataclasses.dataclass\nclass P:\n    x: int\nP(3)",
+        "P(x=3)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+async def test_ordinary_code(agent, name):
+    code, shown = ORDINARY[name]
+    assert await agent(code) == shown
+
+
+async def test_variables_stay_and_an_error_is_shown_with_its_lines(agent):
+    await agent("def half(x):\n    return x / n")
+    assert await agent("half(1)") == (
+        'Traceback (most recent call last):\n  File "<call 2>", line 1, in <module>\n    half(1)\n'
+        "  File \"<call 1>\", line 2, in half\n    return x / n\n               ^\nNameError: name 'n' is not defined"
+    )
+    await agent("n = 2")
+    assert await agent("half(1)") == "0.5"
+    assert (await agent("if x")).endswith("SyntaxError: expected ':'")
+    assert await agent("raise SystemExit(3)") == "SystemExit: 3"
+
+
+async def test_what_is_printed_is_bounded_and_a_call_in_time_is_interrupted(agent):
+    assert len(await agent("while True: print('x' * 1000)")) <= 2049  # the tool's answer cuts at 2048
+    assert await agent("n = 5\nimport time; time.sleep(100)") == "TimeoutError: the code took longer than 1 s"
+    assert await agent("n") == "5"
+
+
+async def test_a_session_that_ended_is_told_and_its_files_stay(agent):
+    await agent("n = 1\nopen('kept', 'w').write('yes')")
+    with pytest.raises(ToolError, match="status 3; variables are gone, files are kept"):
+        await agent("import os; os._exit(3)")
+    assert "NameError" in await agent("n")
+    assert await agent("open('kept').read()") == "'yes'"
+    assert (await agent.session.left_files())["kept"] == b"yes"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "for i in range(10**9): open(f'f{i}', 'w').write('x' * 1000)",
+        "for name in 'abc':\n    with open(name, 'wb') as f: f.write(bytes(5 * 10**5))",
+    ],
+)
+async def test_files_are_bounded_together(agent, code):
+    with pytest.raises(ToolError, match="variables and files are gone"):
+        await agent(code)
+    assert await agent("import os\nos.listdir('.')") == "['data']"
+
+
+async def test_one_file_and_memory_are_bounded(agent):
+    assert (await agent("with open('big', 'wb') as f: f.write(bytes(10**7))")).endswith("File too large")
+    assert (await agent("x = bytearray(10**9)")).endswith("MemoryError")
+
+
+LIES = {
+    "a number": "b'7\\n'",
+    "no output": "b'{}\\n'",
+    "a crash of what it needs": 'b\'{"crashed": "the server"}\\n\'',
+    "output that is no text": "b'{\"output\": [1]}\\n'",
+    "deep nesting": "b'[' * 10**5 + b'\\n'",
+    "no JSON": "b'\\x00\\n'",
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_an_answer_that_code_forges_ends_the_session_and_never_the_episode(agent, lie):
+    forging = f"import os\nfor d in range(3, 30):\n    try: os.write(d, {LIES[lie]})\n    except OSError: pass"
+    with pytest.raises(ToolError, match=r"was ended|no answer"):
+        await agent(forging)
+    assert await agent("1 + 1") == "2"
+
+
+async def test_sessions_are_apart_and_leave_nothing():
+    sessions = await opened()
+    one, two = Agent(sessions, x="1"), Agent(sessions, x="2")
+    assert await asyncio.gather(one("open('x').read()"), two("open('x').read()")) == ["'1'", "'2'"]
+    folders = [each.session._folder for each in (one, two)]
+    assert "PermissionError" in await one(f"open({str(folders[1] / 'x')!r}).read()")
+    assert "PermissionError" in await one(f"import os; os.listdir({str(folders[0].parent)!r})")
+    assert await Agent(sessions, x="3").session.left_files() == {"x": b"3"}, "one that never began"
+    for each in (one, two):
+        await each.session.close()
+    assert not any(folder.exists() for folder in folders)
+    await sessions.close()
+    await asyncio.sleep(0)
+    assert not folders[0].parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("shell", "say `code: python`"),
+        ({"memory": 1}, "unexpected keyword argument 'memory'"),
+        ({"deadline_s": 0}, "must be above 0"),
+        ({"packages": "numpy"}, r"code.packages is a list: \[numpy\]"),
+    ],
+)
+async def test_a_wrong_section_is_one_line(given, words):
+    with pytest.raises(ValueError, match=words):
+        PythonSessions(given)
+
+
+async def test_a_package_that_is_missing_is_said_before_anything_starts():
+    sessions = PythonSessions({"packages": ["no_such_package"]})
+    with pytest.raises(
+        ValueError,
+        match=r"^code: the code server does not start: .*No module named 'no_such_package'",
+    ):
+        await sessions.open()
+    await sessions.close()
+
+
+async def test_a_package_with_compiled_code_is_used():
+    sessions = await opened(packages=["numpy"], python=sys.executable, memory_mb=512)
+    agent = Agent(sessions)
+    assert await agent("import numpy\nint(numpy.arange(5).sum())") == "10"
+    await agent.session.close()
+    await sessions.close()
+
+
+TABLES = '''
+from agent_environments.tools import reward, tool
+
+@tool(terminal=True)
+def done() -> str:
+    """End."""
+    return "done"
+
+@reward
+def summed(code_folder: dict, total: int) -> bool:
+    return code_folder.get("total.txt", b"").decode().strip() == str(total)
+
+TASKS = [
+    {"id": f"t{n}", "question": "Sum the prices into total.txt.", "files": {"p.csv": f"{n}\\n4\\n"}, "total": n + 4}
+    for n in range(3)
+]
+'''
+
+
+async def test_an_episode_is_graded_by_the_files_that_it_left(tmp_path):
+    pool = ToolPool(word_spans, write(tmp_path, TABLES), code="python", max_worlds=2)
+    try:
+        await pool.open()
+        environment = await pool.acquire("episode")
+        opening = await environment.start("t2")
+        assert '"name": "python"' in opening[0].content
+        code = "total = sum(int(line) for line in open('p.csv'))\nopen('total.txt', 'w').write(f'{total}')"
+        step = await environment.step(call("python", code=code))
+        assert ("1" in step.observation, step.failed, step.tools[0].tool) == (True, False, "python")
+        step = await environment.step(call("python", cod="1"))
+        assert "wrong arguments for python: it takes one argument, code, a text" in step.observation
+        assert (await environment.step(call("done"))).done
+        assert (await environment.grade()).reward == 1.0
+        await environment.close()
+
+        environment = await pool.acquire("another")
+        await environment.start("t2")
+        await environment.step(call("done"))
+        assert (await environment.grade()).reward == 0.0
+        await environment.close()
+    finally:
+        await pool.close()
+
+
+async def test_a_session_whose_server_is_gone_repeats_the_attempt(agent):
+    await agent("1")
+    agent.session._server._running.kill()
+    with pytest.raises(EnvironmentCrashed, match="the code server has ended"):
+        await agent("while True: pass")
+
+
+async def test_a_tool_takes_code_and_nothing_else(agent):
+    for arguments in ({}, {"code": 3}, {"code": "1", "x": 2}):
+        with pytest.raises(WrongArguments):
+            await agent.session.call(arguments, None)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (["a"], "must map the names of files to their text"),
+        ({"/etc/x": "a"}, "a path within the session's folder"),
+        ({"../x": "a"}, "a path within the session's folder"),
+        ({"": "a"}, "a path within the session's folder"),
+        ({"x": 3}, "must be text, not int"),
+        ({"x": "a" * 2**21}, "take more than 1 MiB: raise code.folder_mb"),
+    ],
+)
+async def test_files_that_cannot_be_given_are_refused_with_the_task(tmp_path, files, words):
+    source = TABLES.replace('{"p.csv": f"{n}\\n4\\n"}', json.dumps(files))
+    assert source != TABLES
+    with pytest.raises(ValueError, match=f"task t0: its .*{words}"):
+        ToolPool(word_spans, write(tmp_path, source), code={"folder_mb": 1})
+
+
+async def test_a_reward_that_reads_the_folder_asks_for_the_tool(tmp_path):
+    with pytest.raises(ValueError, match=r"reward summed reads code_folder: say `code: python`"):
+        ToolPool(word_spans, write(tmp_path, TABLES))

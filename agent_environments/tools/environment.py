@@ -262,7 +262,7 @@ class ToolPool:
             )
         self._code = None if code is None else part("code")(code)
         if self._code is not None:
-            self._join_code()
+            self._join_code(self._code)
         elif reading := [reward.name for reward in self.module.rewards if reward.takes_code_folder]:
             raise ValueError(
                 f"reward {reading[0]} reads code_folder: say `code: python` in the environment's section, or after the "
@@ -278,11 +278,12 @@ class ToolPool:
         self._cut = (observation_max_tokens, token_spans)
         self._servers = _mcp_servers(mcp) if mcp else []
 
-    def _join_code(self) -> None:
-        self.module = self.module.with_tools([self._code.session()])
+    def _join_code(self, code: Any) -> None:
+        """Offer the tool, and look at the files that tasks give it."""
+        self.module = self.module.with_tools([code.session()])
         for task in self.module.tasks.all():
             try:
-                self._code.check_files(task)
+                code.check_files(task)
             except ValueError as error:
                 raise ValueError(f"task {task['id']}: {error}") from error
 

@@ -146,7 +146,7 @@ class Calls:
         task = copy.deepcopy(self._module.tasks[task_id])
         (found,) = (each for each in self._module.rewards if each.name == reward)
         left = {name: base64.b64decode(content) for name, content in (code_folder or {}).items()}
-        episode = {"answer": answer, "trajectory": trajectory, "code_folder": left}
+        episode: dict[str, Any] = {"answer": answer, "trajectory": trajectory, "code_folder": left}
         episode |= {"instance": self._instance, "judge": self._judge}
         try:
             grade = found.grade(task, **episode)

@@ -11,7 +11,7 @@ A request is ``{"op": ..., ...}``, and gets one answer, ``{"ok": {...}}`` or ``{
 op       fields                    answer
 =======  ========================  =====================================
 tasks                              ``splits``: split -> task ids; ``tools``: schemas
-start    episode, task             ``instructions``, ``observation``
+start    episode, task             ``instructions``, ``observation``, ``tools``
 step     episode, command          ``observation``, ``done``, ``failed``
 grade    episode                   ``reward`` in [0, 1], ``success``
 expert   task                      ``commands``: a solution of the task
@@ -115,7 +115,8 @@ class Worker:
 
     def _start(self, request: dict[str, Any]) -> dict[str, Any]:
         episode = self._episodes[request["episode"]] = self._world.start(request["task"])
-        return {"instructions": self._world.instructions, "observation": episode.opening}
+        tools = getattr(episode, "tools", [])  # of this task alone
+        return {"instructions": self._world.instructions, "observation": episode.opening, "tools": tools}
 
     def _grade(self, request: dict[str, Any]) -> dict[str, Any]:
         reward, success = self._episodes[request["episode"]].grade()

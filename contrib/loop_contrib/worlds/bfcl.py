@@ -1,0 +1,47 @@
+"""The multi-turn tasks of BFCL v4 (``bfcl-eval``): what makes them differ from other worlds of tools.
+
+A task has the functions of its own services, and a turn without a call is an answer to the user, who may ask for more.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from agent_environments.description import TOOLS_BEHAVIOR, Description
+from agent_environments.observation import truncate
+from agent_environments.protocol import Message
+from agent_environments.tool_calls import tools_section
+from loop_contrib.worlds.pool import WORKERS_FOLDER, WorldKind
+from loop_contrib.worlds.tool_world import ToolWorldPool
+from loop_plumbing.visible import printable
+
+ANSWER = "Done."
+"""What stands for the expert's turns without a call."""
+
+
+class BfclPool(ToolWorldPool):
+    """Requests of a user that take several calls each, of eight services with a state (``bfcl-eval``)."""
+
+    kind = WorldKind(
+        "bfcl",
+        WORKERS_FOLDER / "bfcl_world.py",
+        package="bfcl-eval without what it depends on (--no-deps), and mpmath",
+    )
+    description = Description(group_pattern=r"[a-z-]+_(\d+)", groups="scenarios", behavior=(TOOLS_BEHAVIOR,))
+
+    def opening(self, answer: dict[str, Any]) -> list[Message]:
+        system = Message("system", f"{answer['instructions']}\n\n{tools_section(answer['tools'])}")
+        return [system, Message("user", printable(answer["observation"]))]
+
+    def command(self, message: str) -> str:
+        return super().command(message) or json.dumps([])
+
+    def message(self, command: str) -> str:
+        return super().message(command) or ANSWER
+
+    def shown(self, observation: str) -> str:
+        said = json.loads(observation)
+        if not isinstance(said, str):
+            return super().shown(observation)
+        return truncate(printable(said), self.rules.observation_max_tokens, self.rules.token_spans)

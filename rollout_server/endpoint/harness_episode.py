@@ -18,6 +18,8 @@ from rollout_server.collecting.speaker import EpisodeFailed
 from rollout_server.endpoint.session import Session, World
 from rollout_server.endpoint.sessions import Sessions
 
+SHOWN_OUTPUT = 600
+"""Most characters of a program's output in an error."""
 logger = logging.getLogger(__name__)
 
 
@@ -75,7 +77,7 @@ class HarnessEpisode(Attempt):
         if session.failure.done():
             raise session.failure.result()
         if not self.turns:
-            raise EpisodeFailed("environment_error", f"the harness ended without a turn: {self._notes}")
+            raise EpisodeFailed("environment_error", f"the harness ended without a turn: {self._why(session)}")
         return end_reason
 
     async def _until_it_ends(self, session: Session, harness: ProgramEnvironment, connection: Connection) -> str:
@@ -99,6 +101,13 @@ class HarnessEpisode(Attempt):
                 self._notes["output"] = ended.output
                 logger.info("%s: the harness ended with %s: %s", self.rollout_id, ended.status, ended.output[-300:])
         return session.refused or "completed"
+
+    def _why(self, session: Session) -> str:
+        """What is known of a program that never had a turn."""
+        refused = [f"it was refused: {of['status']} {of['said']}" for of in session.notes()["refusals"]]
+        status = [f"exit status {self._notes['exit_status']}"] if "exit_status" in self._notes else []
+        printed = [f"it printed {self._notes['output'][-SHOWN_OUTPUT:]!r}"] if self._notes.get("output") else []
+        return "; ".join([*status, *refused[:3], *printed])
 
     async def _run_program(self, harness: ProgramEnvironment, connection: Connection) -> Ended | None:
         async with self._own_time.running():

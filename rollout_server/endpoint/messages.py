@@ -10,13 +10,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from agent_environments.tool_calls import ToolCall
+from loop_plumbing.visible import visible
 from model_families.chat.messages import ChatMessage
 
 MAX_NESTING = 100
 """Of a call's arguments and of tools: they are written as JSON again, which fails at some depth."""
+UNREADABLE = {
+    "image": "picture",
+    "image_url": "picture",
+    "input_image": "picture",
+    "document": "document",
+    "file": "document",
+    "input_file": "document",
+    "audio": "recording",
+    "input_audio": "recording",
+    "video_url": "video",
+}
+"""What parts of messages are called to a policy that reads text alone, by their type."""
+KIND_CHARACTERS, NAME_CHARACTERS = 40, 100
 
 
 class BadMessages(ValueError):
@@ -43,32 +58,58 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
 
 def read_message(message: Mapping[str, Any], where: str) -> ChatMessage:
     """One message; ``where`` is its place in the request. Raises BadMessages."""
-    role, content = message.get("role"), read_text(message.get("content"), where)
+    role, content = message.get("role"), message.get("content")
     match role:
         case "system" | "developer":
-            return ChatMessage("system", content)
+            return ChatMessage("system", read_text(content, where))
         case "user" | "tool":
-            return ChatMessage(role, content)
+            return ChatMessage(role, read_heard(content, where))
         case "assistant":
             calls = message.get("tool_calls") or []
             read = tuple(_call(call, where) for call in calls)
-            return ChatMessage("assistant", content, read, call_ids=tuple(call_id(call.get("id")) for call in calls))
+            names = tuple(call_id(call.get("id")) for call in calls)
+            return ChatMessage("assistant", read_text(content, where), read, call_ids=names)
     raise BadMessages(f"{where}.role {role!r} is none of system, developer, user, assistant, tool")
 
 
 def read_text(content: object, where: str) -> str:
-    """``content`` may be text, null, or a list of text parts. Raises BadMessages."""
+    """``content`` may be text, null, or a list of text parts; thoughts among them are left out. Raises BadMessages."""
+    return "".join(_text(part, place) for part, place in _parts(content, where) if not _is_thought(part))
+
+
+def read_heard(content: object, where: str, loadable: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> str:
+    """What a user or a tool says; a line that says so stands in the place of each part that no policy can read.
+
+    Args:
+        loadable: tools by name that are offered once a part refers to them.
+
+    Raises:
+        BadMessages: ``content`` is neither text, null nor a list of parts.
+    """
+    return _heard(content, where, loadable, nested=False)
+
+
+def _heard(content: object, where: str, loadable: Mapping[str, Mapping[str, Any]], nested: bool) -> str:
+    whole, apart = "", False
+    for part, place in _parts(content, where):
+        text = _told(part, place, loadable, nested) if isinstance(part, Mapping) else None
+        gap = "\n" if whole and not whole.endswith("\n") and (apart or text is not None) else ""
+        whole, apart = whole + gap + (_text(part, place) if text is None else text), text is not None
+    return whole
+
+
+def _parts(content: object, where: str) -> Iterable[tuple[object, str]]:
     match content:
         case None:
-            return ""
+            return ()
         case str():
-            return content
+            return [({"type": "text", "text": content}, where)]
         case list():
-            return "".join(_part(part, f"{where}.content[{number}]") for number, part in enumerate(content))
-    raise BadMessages(f"{where}.content must be text, null or a list of text parts")
+            return [(part, f"{where}.content[{number}]") for number, part in enumerate(content)]
+    raise BadMessages(f"{where}.content must be text, null or a list of parts")
 
 
-def _part(part: object, where: str) -> str:
+def _text(part: object, where: str) -> str:
     match part:
         case {"type": "text" | "input_text" | "output_text", "text": str(text)}:
             return text
@@ -77,6 +118,46 @@ def _part(part: object, where: str) -> str:
         case {"type": kind}:
             raise BadMessages(f"{where} is of type {kind!r}; the policy reads text only")
     raise BadMessages(f"{where} is no part of a message")
+
+
+def _is_thought(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type") in ("thinking", "redacted_thinking", "reasoning")
+
+
+def _told(part: Mapping[str, Any], where: str, loadable: Mapping[str, Mapping[str, Any]], nested: bool) -> str | None:
+    """A part that is no text as the policy is told of it; None for a text, and for what is no part.
+
+    A document in a document (``nested``) is left out: they would nest without end.
+    """
+    match part:
+        case {"type": "text" | "input_text" | "output_text" | "refusal"}:
+            return None
+        case {"type": "tool_reference", "tool_name": str(name)}:
+            return loaded_tool(name, loadable.get(name))
+        case {"type": "document", "source": {"type": "text", "data": str(text)}}:
+            return text
+        case {"type": "document", "source": {"type": "content", "content": content}} if not nested:
+            return _heard(content, where, loadable, nested=True)
+        case {"type": "search_result", "content": content} if not nested:
+            head = [line for name in ("title", "source") if isinstance(line := part.get(name), str)]
+            return "\n".join([*head, _heard(content, where, loadable, nested=True)])
+        case {"type": str(kind)}:
+            what, name = UNREADABLE.get(kind, f"part of type {kind[:KIND_CHARACTERS]!r}"), _name(part)
+            return f"[A {what}{name and f' ({name})'} is left out here: only text can be read.]"
+    return None
+
+
+def _name(part: Mapping[str, Any]) -> str:
+    """The name of a file, or its kind, if the part says it."""
+    inner = [part, *(value for value in part.values() if isinstance(value, Mapping))]
+    said = (of[key] for key in ("filename", "title", "media_type") for of in inner if isinstance(of.get(key), str))
+    return visible(" ".join(next(said, "").split()), NAME_CHARACTERS)
+
+
+def loaded_tool(name: str, tool: Mapping[str, Any] | None) -> str:
+    """How the policy is told in mid-conversation of a tool that it can call from there on."""
+    schema = "" if tool is None else "\n" + json.dumps(tool, ensure_ascii=False)
+    return f"The tool {name} can be called from here on.{schema}"
 
 
 def _call(call: object, where: str) -> ToolCall:
@@ -92,9 +173,9 @@ def call_id(given: object) -> str:
 
 
 def read_call(name: str, arguments: object, where: str) -> ToolCall:
-    """A call; ``arguments`` are an object, or the text of one. Raises BadMessages."""
+    """A call; ``arguments`` are an object, the text of one, or nothing for none. Raises BadMessages."""
     try:
-        given = json.loads(arguments) if isinstance(arguments, str) else arguments
+        given = json.loads(arguments or "{}") if isinstance(arguments, str | None) else arguments
     except (ValueError, RecursionError):
         given = None
     if isinstance(given, dict) and not _nests_deeply(given):
@@ -109,13 +190,13 @@ def _no_call(where: str) -> BadMessages:
 def _nests_deeply(value: object) -> bool:
     level: list[Any] = [value]
     for _ in range(MAX_NESTING):
-        level = [part for item in level for part in _parts(item)]
+        level = [part for item in level for part in _inner(item)]
         if not level:
             return False
     return True
 
 
-def _parts(value: object) -> Iterable[Any]:
+def _inner(value: object) -> Iterable[Any]:
     match value:
         case Mapping():
             return value.values()

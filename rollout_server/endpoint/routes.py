@@ -1,17 +1,19 @@
 """The HTTP face of the recording endpoint: the chat APIs of its dialects, a key per episode.
 
-The key comes as the bearer token, as OpenAI's clients send it, as ``x-api-key``, as Anthropic's do, or in the path for
-one that can send neither: ``/sessions/<key>/v1/chat/completions``. Answers are whole before their first byte is sent,
-also those that stream: so a failure has its HTTP status, a request may go to another server after one that died, and a
-client that hangs up finds the same answer when it asks again. To pass tokens on as they are sampled would also cost the
-node an event for each of all episodes' tokens.
+The key comes as the bearer token, as OpenAI's clients send it, in a header of Anthropic's or Google's clients, or in
+the path for one that can send none: ``/sessions/<key>/v1/chat/completions``. Answers are whole before their first byte
+is sent, also those that stream: so a failure has its HTTP status, a request may go to another server after one that
+died, and a client that hangs up finds the same answer when it asks again. To pass tokens on as they are sampled would
+also cost the node an event for each of all episodes' tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
 from functools import partial
@@ -27,6 +29,9 @@ from rollout_server.endpoint.sessions import Sessions
 from rollout_server.endpoint.wire import MODEL, ApiError, Asked
 
 WRITE_DEADLINE_S = 60.0
+KEY_HEADERS = ("x-api-key", "x-goog-api-key")
+PATH_CHARACTERS = 200
+_WITH_KEY = re.compile(r"/sessions/([^/]*)(/.*)")
 MAX_FIGURES = 64
 """Most figures of a kind with which an agent may finish."""
 
@@ -60,23 +65,29 @@ def _with_session(handler: Handler) -> Callable[[web.Request], Awaitable[web.Str
 
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
-            return await handler(request, _session(request))
+            session = _session(request, request.match_info.get("key"))
         except ApiError as error:
             return _refusal(request, error)
+        try:
+            return await handler(request, session)
+        except ApiError as error:
+            refused = error
         except BadBody as error:
-            return _refusal(request, ApiError(400, "invalid_json", str(error)))
+            refused = ApiError(400, "invalid_json", str(error))
         except TimeoutError:
-            return _refusal(request, ApiError(408, "timeout", "the request's body did not arrive in time"))
+            refused = ApiError(408, "timeout", "the request's body did not arrive in time")
         except web.HTTPRequestEntityTooLarge as error:
-            return _refusal(request, ApiError(413, "too_large", error.text or "the body is too large"))
+            refused = ApiError(413, "too_large", error.text or "the body is too large")
+        session.note_refusal(refused)
+        return _refusal(request, refused)
 
     return handle
 
 
-def _session(request: web.Request) -> Session:
+def _session(request: web.Request, in_path: str | None) -> Session:
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ""
-    given = (request.match_info.get("key"), bearer, request.headers.get("x-api-key"))
+    given = (in_path, bearer, *(request.headers.get(name) for name in KEY_HEADERS))
     # One in the path is the one that is meant: clients send a header, too, with whatever they have.
     keys = given[:1] if given[0] is not None else given[1:]
     for key in keys:
@@ -91,7 +102,18 @@ def not_served(request: web.Request) -> web.Response:
     known = request.match_info.http_exception
     status = 404 if known is None else known.status
     served = ", ".join([*(one.path for one in routes()), "/v1/models"])
-    return _refusal(request, ApiError(status, "not_served", f"this is not served here; what is: {served}"))
+    key, path = _key_in_path(request)
+    place = f"{request.method} {path[:PATH_CHARACTERS]}"
+    error = ApiError(status, "not_served", f"{place} is not served here; what is: {served}")
+    with contextlib.suppress(ApiError):  # of no episode
+        _session(request, key).note_refusal(error)
+    return _refusal(request, error)
+
+
+def _key_in_path(request: web.Request) -> tuple[str | None, str]:
+    """The key that the path of a request begins with, None for none, and the path without it."""
+    found = _WITH_KEY.fullmatch(request.path)
+    return (found[1], found[2]) if found else (None, request.path)
 
 
 def _refusal(request: web.Request, error: ApiError) -> web.Response:

@@ -42,6 +42,8 @@ READERS = ThreadPoolExecutor(2, "request")
 MOST_REFUSED = 1024
 """Refused calls that are remembered."""
 NONCE_BYTES = 6
+MOST_REFUSALS, REFUSAL_CHARACTERS = 8, 300
+"""Most different refusals that the record holds, and most characters of each: it holds them once a sequence."""
 CUT = "cut"
 """The finish reason of a turn that a stop text ended."""
 
@@ -118,6 +120,7 @@ class Session:
         self._under_way: set[asyncio.Task[Any]] = set()
         self._sampled_tokens = 0
         self._not_applied: dict[str, Any] = {}
+        self._refusals: Counter[tuple[int, str]] = Counter()
         self._counts: Counter[str] = Counter()
         self._world: World | None = None
         self._stepping = asyncio.Lock()
@@ -218,9 +221,18 @@ class Session:
         return segments
 
     def notes(self) -> dict[str, Any]:
-        """For the record: what the harness asked for and did not get, the last value of each, and counts of calls."""
+        """For the record: what the harness asked for and did not get, the last value of each, counts of calls, and the
+        words of refusals."""
         edited = {f"edited.{kind}": turns for kind, turns in self._conversations.edits.items()}
-        return {"calls": {**self._counts, **edited}, "not_applied": self._not_applied}
+        refusals = [{"status": of[0], "said": of[1], "times": times} for of, times in self._refusals.items()]
+        return {"calls": {**self._counts, **edited}, "not_applied": self._not_applied, "refusals": refusals}
+
+    def note_refusal(self, error: ApiError) -> None:
+        """Keep for the record that a request was refused, and in which words."""
+        self._counts[f"refused.{error.status}"] += 1
+        said = error.status, str(error)[:REFUSAL_CHARACTERS]
+        if said in self._refusals or len(self._refusals) < MOST_REFUSALS:
+            self._refusals[said] += 1
 
     async def complete(self, asked: Asked, identity: str, retried: bool, listens: Callable[[], bool]) -> Answer:
         """Answer a call.

@@ -40,15 +40,18 @@ class Asked:
     """One call.
 
     ``instructions`` is a system message that stands before ``said`` for this call only. ``text`` is a prompt of plain
-    text in place of all messages. ``settings`` are the wishes for sampling that the call names, by OpenAI's names.
-    ``stream_usage``: a stream ends with the counts of tokens. ``size`` are the bytes of the request that it was read
-    from.
+    text in place of all messages. ``called_as``: of a tool by its offered name, the fields in which a call of it is
+    told otherwise. ``compacts``: the answer is a summary that takes the place of the history. ``settings`` are the
+    wishes for sampling that the call names, by OpenAI's names. ``stream_usage``: a stream ends with the counts of
+    tokens. ``size`` are the bytes of the request that it was read from.
     """
 
     said: tuple[ChatMessage, ...] = ()
     instructions: str | None = None
     text: str | None = None
     tools: Tools = ()
+    called_as: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    compacts: bool = False
     model: str = MODEL
     stream: bool = False
     stream_usage: bool = True

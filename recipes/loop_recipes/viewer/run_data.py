@@ -190,6 +190,7 @@ class RunData:
             **{key: record[key] for key in ("end_reason", "temperature", "seconds", "tampered", "turns", "seed")},
             "ungradable": record["ungradable"],
             "broke": record.get("broke"),
+            "program": record["extra"].get("harness"),
             "segment": record["segment"],
             "segments": record["segments"],
             "thread": self._thread(collection, cursor, record),

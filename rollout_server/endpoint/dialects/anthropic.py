@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
@@ -19,11 +19,14 @@ from rollout_server.endpoint.dialects.dialect import (
     event,
     offered_tools,
 )
-from rollout_server.endpoint.messages import BadMessages, call_id, read_call, read_text
+from rollout_server.endpoint.messages import BadMessages, call_id, read_call, read_heard, read_text
 from rollout_server.endpoint.wire import CONTEXT_EXCEEDED, Answer, ApiError, Asked, Choice, Recalled
 
 ACCOUNTING = "x-anthropic-billing-header"
 """Begins a system block of Claude Code that is meant for its maker's accounts, and is another one in every call."""
+MAKERS_SEARCH = "tool_search_tool_"
+"""Begins the type of a tool by which the API's maker would search those that are to be loaded later."""
+Loadable = Mapping[str, Mapping[str, Any]]
 STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "stop": "end_turn"}
 ERROR_TYPES = {
     401: "authentication_error",
@@ -57,24 +60,27 @@ class _Body(Body):
 
 
 class Anthropic(Dialect):
-    """Anthropic's messages. Images and documents are refused; the policy reads text."""
+    """Anthropic's messages."""
 
     def _read(self, body: bytes, recall: Recall) -> Asked:
         given = _Body.parse(body)
         if given.compaction is not None:
             raise ApiError(400, "unsupported", "compaction: ask for a summary in a message")
         before = _before(given.thread, recall)
-        tools, others = offered_tools(given.tools, "custom", "custom", "input_schema")
+        kinds = [str(tool.get("type")) for tool in given.tools or []]
+        agent_searches = not any(kind.startswith(MAKERS_SEARCH) for kind in kinds)
+        tools = offered_tools(given.tools or [], "custom", "custom", "input_schema", agent_searches)
+        said = _read_messages(given.messages, tools.loadable)
         form = given.output_format or (given.output_config or {}).get("format")
         return Asked(
-            said=(*(() if before is None else (*before.said, before.spoken)), *_read_messages(given.messages)),
+            said=(*(() if before is None else (*before.said, before.spoken)), *said),
             instructions=_system_text(given.system, before),
-            tools=before.tools if before is not None and given.tools is None else tools,
+            tools=before.tools if before is not None and given.tools is None else tools.offered,
             model=given.model,
             stream=bool(given.stream),
             token_limit=given.max_tokens,
             stops=tuple(text for text in given.stop_sequences or [] if text),
-            settings=given.settings(response_format=form, tools=others),
+            settings=given.settings(response_format=form, tools=tools.others),
         )
 
     def whole(self, asked: Asked, answer: Answer) -> dict[str, Any]:
@@ -121,7 +127,7 @@ def _before(thread: _Thread | None, recall: Recall) -> Recalled | None:
     return known
 
 
-def _read_messages(messages: Sequence[dict[str, Any]]) -> Iterator[ChatMessage]:
+def _read_messages(messages: Sequence[dict[str, Any]], loadable: Loadable) -> Iterator[ChatMessage]:
     if not messages:
         raise BadMessages("messages must hold at least one message")
     for number, message in enumerate(messages):
@@ -131,7 +137,7 @@ def _read_messages(messages: Sequence[dict[str, Any]]) -> Iterator[ChatMessage]:
             case "assistant":
                 yield _turn(blocks, where)
             case "user" | "system" as role:
-                yield from _heard(role, blocks, where)
+                yield from _heard(role, blocks, where, loadable)
             case role:
                 raise BadMessages(f"{where}.role {role!r} is none of user, assistant, system")
 
@@ -141,8 +147,8 @@ def _turn(blocks: Sequence[Any], where: str) -> ChatMessage:
     texts, calls, names = [], [], []
     for block in blocks:
         match block:
-            case {"type": "tool_use", "name": str(name), "input": given}:
-                calls.append(read_call(name, given, where))
+            case {"type": "tool_use", "name": str(name)}:
+                calls.append(read_call(name, block.get("input"), where))
                 names.append(call_id(block.get("id")))
             case {"type": "thinking" | "redacted_thinking"}:
                 pass
@@ -151,7 +157,7 @@ def _turn(blocks: Sequence[Any], where: str) -> ChatMessage:
     return ChatMessage("assistant", "\n".join(texts), tuple(calls), call_ids=tuple(names))
 
 
-def _heard(role: Any, blocks: Sequence[Any], where: str) -> Iterator[ChatMessage]:
+def _heard(role: Any, blocks: Sequence[Any], where: str, loadable: Loadable) -> Iterator[ChatMessage]:
     """Tool results as messages of their own, and the texts between them."""
     texts: list[str] = []
     for block in blocks:
@@ -160,9 +166,9 @@ def _heard(role: Any, blocks: Sequence[Any], where: str) -> Iterator[ChatMessage
                 if texts:
                     yield ChatMessage(role, "\n".join(texts))
                     texts = []
-                yield ChatMessage("tool", read_text(result.get("content"), where))
+                yield ChatMessage("tool", read_heard(result.get("content"), where, loadable))
             case _:
-                texts.append(read_text([block], where))
+                texts.append(read_heard([block], where, loadable))
     if texts or not blocks:
         yield ChatMessage(role, "\n".join(texts))
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
@@ -140,26 +141,45 @@ def function_tool(name: str, description: object, parameters: object) -> dict[st
     return {"type": "function", "function": {"name": name, **{key: value for key, value in given.items() if value}}}
 
 
+@dataclass(frozen=True)
+class OfferedTools:
+    """The tools of a request.
+
+    ``offered`` are those that the policy is offered, in the form in which it is; ``loadable`` those by name that it is
+    told of once the agent refers to them. ``others`` are the kinds of those that only the API's own maker has, as a
+    setting: the policy is not offered them.
+    """
+
+    offered: list[dict[str, Any]]
+    loadable: dict[str, dict[str, Any]]
+    others: str | None
+
+
 def offered_tools(
-    given: Sequence[dict[str, Any]] | None, kind: str, default: str | None, parameters: str
-) -> tuple[list[dict[str, Any]], str | None]:
-    """The tools of a request in the form in which the policy is offered them, and the kinds of those that only the
-    API's own maker has, as a setting: the policy is not offered them.
+    given: Iterable[dict[str, Any]], kind: str, default: str | None, parameters: str, agent_searches: bool
+) -> OfferedTools:
+    """Read the tools of a request.
 
     Args:
         kind: of the tools that an agent answers itself, ``default`` that of a tool that names none.
         parameters: the key that holds a tool's JSON schema.
+        agent_searches: tools that are to be loaded later are found by the agent. Where the API's maker would search,
+            they are offered at once.
 
     Raises:
         BadMessages: a tool has no name, or cannot be written for the policy.
     """
-    tools, others = [], set()
-    for tool in given or []:
+    offered, loadable, others = [], dict[str, dict[str, Any]](), set()
+    for number, tool in enumerate(given):
         if (of := tool.get("type", default)) != kind:
             others.add(str(of))
         elif isinstance(name := tool.get("name"), str):
-            tools.append(function_tool(name, tool.get("description"), tool.get(parameters)))
+            read = function_tool(name, tool.get("description"), tool.get(parameters))
+            if tool.get("defer_loading") is True and agent_searches:
+                loadable[name] = read
+            else:
+                offered.append(read)
         else:
-            raise BadMessages(f"tools.{len(tools)}: a tool has a name and {parameters}")
-    check_tools(tools)
-    return tools, ", ".join(sorted(others)) or None
+            raise BadMessages(f"tools.{number}: a tool has a name and {parameters}")
+    check_tools([*offered, *loadable.values()])
+    return OfferedTools(offered, loadable, ", ".join(sorted(others)) or None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import Annotated, Any
 
@@ -20,10 +20,17 @@ from rollout_server.endpoint.dialects.dialect import (
     offered_tools,
     token_logprobs,
 )
-from rollout_server.endpoint.messages import BadMessages, call_id, read_call, read_message, read_text
+from rollout_server.endpoint.messages import BadMessages, call_id, loaded_tool, read_call, read_heard, read_message
 from rollout_server.endpoint.wire import Answer, ApiError, Asked, Choice
 
 LOGPROBS = "message.output_text.logprobs"
+SEARCH = "tool_search"
+"""The name by which the policy is offered an agent's search for tools."""
+SUMMARISE = (
+    "Summarise this conversation for yourself: what was asked, what was done and found out, and what is left to do. "
+    "Answer with the summary alone: it takes the place of all that stands before it."
+)
+SUMMARY = "Your own summary of the conversation so far:"
 _RESPONSE = re.compile(rf"resp_({TURN_ID})")
 _ITEM = re.compile(rf"(rs|msg|fc)_({TURN_ID})(?:_(\d{{1,9}}))?")
 
@@ -49,7 +56,10 @@ class Responses(Dialect):
         if given.conversation is not None or given.prompt is not None or given.background:
             why = "conversation, prompt and background: send the items, and wait for the answer"
             raise ApiError(400, "unsupported", why)
-        tools, others = offered_tools(given.tools, "function", None, "parameters")
+        searches = [tool for tool in given.tools or [] if tool.get("type") == "tool_search"]
+        agent_searches = any(tool.get("execution") == "client" for tool in searches)
+        flat = list(_flat(given.tools or [], agent_searches))
+        tools = offered_tools([tool for tool, _ in flat], "function", None, "parameters", agent_searches)
         items = [{"role": "user", "content": given.input}] if isinstance(given.input, str) else given.input
         said = [*_before(given.previous_response_id, recall), *_read_items(items, recall)]
         if not said:
@@ -58,12 +68,16 @@ class Responses(Dialect):
         return Asked(
             said=tuple(said),
             instructions=given.instructions,
-            tools=tools,
+            tools=tools.offered,
+            called_as={tool["name"]: called for tool, called in (*flat, *_flat(_found(items))) if called},
+            compacts=any(item.get("type") == "compaction_trigger" for item in items),
             model=given.model,
             stream=bool(given.stream),
             token_limit=given.max_output_tokens,
             logprobs=LOGPROBS in (given.include or []),
-            settings=given.settings(response_format=None if form in (None, {"type": "text"}) else form, tools=others),
+            settings=given.settings(
+                response_format=None if form in (None, {"type": "text"}) else form, tools=tools.others
+            ),
         )
 
     def whole(self, asked: Asked, answer: Answer) -> dict[str, Any]:
@@ -79,7 +93,7 @@ class Responses(Dialect):
             "error": None,
             "instructions": asked.instructions,
             "metadata": {},
-            "output": _items(choice, asked.logprobs),
+            "output": [_compaction(choice)] if asked.compacts else _items(choice, asked),
             "parallel_tool_calls": True,
             "temperature": None,
             "top_p": None,
@@ -134,12 +148,18 @@ def _read_items(items: Sequence[dict[str, Any]], recall: Recall) -> Iterator[Cha
         match item:
             case {"type": "reasoning"}:
                 part = ChatMessage("assistant", "")
-            case {"type": "function_call", "name": str(name), "arguments": given}:
-                part = ChatMessage(
-                    "assistant", "", (read_call(name, given, where),), call_ids=(call_id(item.get("call_id")),)
-                )
+            case {"type": "function_call", "name": str(name)} | {"type": "tool_search_call" as name}:
+                named = SEARCH if name == "tool_search_call" else _joined(item.get("namespace"), name)
+                call = read_call(named, item.get("arguments"), where)
+                part = ChatMessage("assistant", "", (call,), call_ids=(call_id(item.get("call_id")),))
             case {"type": "function_call_output"}:
-                part = ChatMessage("tool", read_text(item.get("output"), where))
+                part = ChatMessage("tool", read_heard(item.get("output"), where))
+            case {"type": "tool_search_output", "tools": list(found)}:
+                part = ChatMessage("tool", _loaded(found))
+            case {"type": "compaction_trigger"}:
+                part = ChatMessage("user", SUMMARISE)
+            case {"type": "compaction", "encrypted_content": str(summary)}:
+                part = ChatMessage("user", f"{SUMMARY}\n{summary}")
             case {"type": "message"} | {"role": _}:
                 part = read_message({"role": item.get("role"), "content": item.get("content")}, where)
             case _:
@@ -177,27 +197,77 @@ def _referred(name: object, where: str, recall: Recall) -> dict[str, Any]:
     raise BadMessages(f"{where}: no item {str(name)[:40]!r} in this episode; send it whole")
 
 
-def _items(choice: Choice, logprobs: bool) -> list[dict[str, Any]]:
+def _flat(tools: Iterable[Any], agent_searches: bool = False) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
+    """The tools, those of namespaces and the agent's own search as functions, and how a call of each is told."""
+    for tool in tools:
+        match tool:
+            case {"type": "namespace", "name": str(namespace), "tools": list(inner)}:
+                for each in inner:
+                    if isinstance(each, dict) and isinstance(name := each.get("name"), str):
+                        texts = (text for text in (tool.get("description"), each.get("description")) if text)
+                        described = {"name": _joined(namespace, name), "description": "\n".join(map(str, texts))}
+                        yield {**each, **described}, {"name": name, "namespace": namespace}
+            case {"type": "tool_search"} if agent_searches:
+                called_as = {"type": "tool_search_call", "execution": "client"}
+                yield {**tool, "type": "function", "name": SEARCH}, called_as
+            case dict():
+                yield tool, {}
+            case _:
+                raise BadMessages("tools must be objects")
+
+
+def _joined(namespace: object, name: str) -> str:
+    if not isinstance(namespace, str):
+        return name
+    return f"{namespace}{'' if namespace.endswith('__') else '__'}{name}"
+
+
+def _found(items: Iterable[dict[str, Any]]) -> Iterator[Any]:
+    """The tools that an agent's searches have found."""
+    for item in items:
+        if item.get("type") == "tool_search_output" and isinstance(tools := item.get("tools"), list):
+            yield from tools
+
+
+def _loaded(found: Iterable[Any]) -> str:
+    """What a search for tools has found, as the policy is told of it."""
+    flat = [tool for tool, _ in _flat(found)]
+    tools = offered_tools(flat, "function", None, "parameters", agent_searches=False).offered
+    return "\n".join(loaded_tool(tool["function"]["name"], tool) for tool in tools) or "No tool was found."
+
+
+def _compaction(choice: Choice) -> dict[str, Any]:
+    """A summary as the item that takes the place of what it sums up."""
+    return {"id": f"cmp_{choice.turn_id}", "type": "compaction", "encrypted_content": choice.spoken.content}
+
+
+def _items(choice: Choice, asked: Asked) -> list[dict[str, Any]]:
     turn_id, spoken, items = choice.turn_id, choice.spoken, list[dict[str, Any]]()
     status = "incomplete" if choice.finish == "length" else "completed"
     if spoken.reasoning:
         thought = [{"type": "reasoning_text", "text": spoken.reasoning}]
         items.append({"id": f"rs_{turn_id}", "type": "reasoning", "summary": [], "content": thought, "status": status})
     if spoken.content or not spoken.calls:
-        told = token_logprobs(choice) if logprobs else []
+        told = token_logprobs(choice) if asked.logprobs else []
         text = {"type": "output_text", "text": spoken.content, "annotations": [], "logprobs": told}
         message = {"id": f"msg_{turn_id}", "type": "message", "role": "assistant", "content": [text]}
         items.append({**message, "status": status})
     for place, call in enumerate(spoken.calls):
         named = {"id": f"fc_{turn_id}_{place}", "call_id": spoken.call_ids[place], "name": call.name}
-        arguments = arguments_text(call.arguments)
-        items.append({**named, "type": "function_call", "arguments": arguments, "status": "completed"})
+        called = {**named, "type": "function_call", "status": "completed", **asked.called_as.get(call.name, {})}
+        text = called["type"] == "function_call"
+        items.append({**called, "arguments": arguments_text(call.arguments) if text else call.arguments})
     return items
 
 
 def _begun(item: dict[str, Any]) -> dict[str, Any]:
     """An item as it begins."""
-    return {**item, "status": "in_progress", **({"arguments": ""} if "arguments" in item else {"content": []})}
+    match item["type"]:
+        case "compaction" | "tool_search_call":
+            return item
+        case "function_call":
+            return {**item, "status": "in_progress", "arguments": ""}
+    return {**item, "status": "in_progress", "content": []}
 
 
 def _streamed(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -206,7 +276,7 @@ def _streamed(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "function_call_arguments.delta", {"delta": item["arguments"]}
         yield "function_call_arguments.done", {"arguments": item["arguments"], "name": item["name"]}
         return
-    for index, part in enumerate(item["content"]):
+    for index, part in enumerate(item.get("content", [])):
         place = {"content_index": index}
         if item["type"] == "reasoning":
             yield "reasoning_text.delta", {**place, "delta": part["text"]}

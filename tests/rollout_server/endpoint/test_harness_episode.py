@@ -163,6 +163,25 @@ async def test_a_program_that_dies_before_its_first_turn_is_tried_again_and_name
     assert "no such model" in end.error
 
 
+REFUSED = """
+import os, urllib.error, urllib.request
+ask = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/embeddings", b"{}")
+ask.add_header("Authorization", "Bearer " + os.environ["OPENAI_API_KEY"])
+try:
+    urllib.request.urlopen(ask)
+except urllib.error.HTTPError:
+    print("gave up")
+"""
+
+
+async def test_an_episode_without_a_turn_says_what_its_program_was_refused_and_printed(policy, tmp_path):
+    environment = harness(command=[sys.executable, "-c", REFUSED])
+    async with local_node(policy, tmp_path / "node", environment=environment) as running:
+        _, end = await running.collect(request(tasks=["reach3_1"], rollouts_per_task=1))
+    assert "exit status 0; it was refused: 404 POST /v1/embeddings is not served here" in end.error
+    assert "it printed 'gave up" in end.error
+
+
 async def test_a_collection_that_ends_early_leaves_no_program_and_no_session(policy, tmp_path):
     environment = harness(command=[sys.executable, "-c", NEVER_ENDS])
     async with local_node(policy, tmp_path / "node", environment=environment) as running:

@@ -61,7 +61,10 @@ def test_thought_before_a_call_stays_before_it():
         ({"role": "function", "content": "3"}, "role 'function' is none of"),
         ({"content": "3"}, "role None"),
         ({"role": "user", "content": 3}, r"messages\[0\].content must be text"),
-        ({"role": "user", "content": [{"type": "image_url"}]}, "the policy reads text only"),
+        ({"role": "assistant", "content": [{"type": "image_url"}]}, "the policy reads text only"),
+        ({"role": "system", "content": [{"type": "image_url"}]}, "the policy reads text only"),
+        ({"role": "user", "content": [{"type": "text", "text": 3}]}, "the policy reads text only"),
+        ({"role": "user", "content": [{"type": None}]}, "the policy reads text only"),
         ({"role": "user", "content": ["text"]}, "no part of a message"),
         ({"role": "assistant", "tool_calls": [call("add", "[1]")]}, "a JSON object"),
         ({"role": "assistant", "tool_calls": [call("add", "{")]}, "a JSON object"),
@@ -72,6 +75,51 @@ def test_thought_before_a_call_stays_before_it():
 def test_what_is_no_message_is_named(message, why):
     with pytest.raises(BadMessages, match=why):
         read_messages([message], [])
+
+
+IMAGE = {"type": "base64", "media_type": "image/png", "data": "x"}
+NESTED = {"type": "document", "source": {"type": "content", "content": [{"type": "document", "title": "inner"}]}}
+LEFT_OUT = "is left out here: only text can be read.]"
+
+
+@pytest.mark.fault("a picture ends an agent's episode without a word")
+@pytest.mark.parametrize("role", ["user", "tool"])
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,x"}}, f"[A picture {LEFT_OUT}"),
+        ({"type": "image", "source": IMAGE}, f"[A picture (image/png) {LEFT_OUT}"),
+        ({"type": "input_image", "image_url": "x"}, f"[A picture {LEFT_OUT}"),
+        ({"type": "file", "file": {"filename": "a.pdf", "file_data": "x"}}, f"[A document (a.pdf) {LEFT_OUT}"),
+        ({"type": "input_file", "filename": "a\u202e\n.pdf"}, f"[A document (a\\u202e .pdf) {LEFT_OUT}"),
+        ({"type": "document", "title": "T", "source": {"type": "url", "url": "u"}}, f"[A document (T) {LEFT_OUT}"),
+        ({"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "words"}}, "words"),
+        ({"type": "document", "source": {"type": "content", "content": "words"}}, "words"),
+        (NESTED, f"[A document (inner) {LEFT_OUT}"),
+        ({"type": "search_result", "title": "T", "source": "u", "content": [{"type": "text", "text": "w"}]}, "T\nu\nw"),
+        ({"type": "input_audio", "input_audio": {"format": "wav"}}, f"[A recording {LEFT_OUT}"),
+        ({"type": "video_url", "video_url": {"url": "x"}}, f"[A video {LEFT_OUT}"),
+        ({"type": "hologram"}, f"[A part of type 'hologram' {LEFT_OUT}"),
+        ({"type": "tool_reference", "tool_name": "look"}, "The tool look can be called from here on."),
+    ],
+)
+def test_what_no_policy_can_read_is_told(role, part, told):
+    text = {"type": "text", "text": "see"}
+    [alone, between] = read_messages([{"role": role, "content": of} for of in ([part], [text, part, text, text])], [])
+    assert alone.content == told
+    assert between.content == f"see\n{told}\nseesee"
+
+
+def test_thoughts_among_the_parts_of_an_answer_are_left_out():
+    parts = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "Yes."}]
+    [message] = read_messages([{"role": "assistant", "content": parts}], [])
+    assert message.content == "Yes."
+
+
+@pytest.mark.parametrize("arguments", ["", None])
+def test_no_arguments_are_none(arguments):
+    [message] = read_messages([{"role": "assistant", "tool_calls": [call("look", arguments)]}], [])
+    assert message.calls == (ToolCall("look", {}),)
 
 
 def test_no_messages():

@@ -418,3 +418,30 @@ async def test_a_call_that_is_refused_while_another_is_sampled_leaves_the_number
         await refused
     second = await opened.ask()
     assert [answer.id.rpartition("_")[2] for answer in (first, second)] == ["0", "1"]
+
+
+@pytest.mark.fault("a refusal is nowhere in the record")
+async def test_every_refusal_is_noted_in_its_words(opened):
+    for content in ("word " * 5000, [{"type": None}]):
+        with pytest.raises(openai.BadRequestError):
+            await opened.ask([{"role": "user", "content": content}])
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {opened.key}"}) as http:
+        for method, path in (("POST", "/v1/embeddings"), ("GET", "/v1/responses"), ("GET", "/v1/responses")):
+            async with http.request(method, f"{opened.url}{path}") as answer:
+                assert answer.status in (404, 405)
+        async with http.post(f"{opened.url}/v1/messages", data=b"{") as answer:
+            assert answer.status == 400
+    async with aiohttp.ClientSession() as http, http.get(f"{opened.url}/sessions/{opened.key}/v1/files") as answer:
+        assert answer.status == 404
+    notes = opened.session.notes()
+    assert notes["calls"] == {"refused.400": 3, "refused.404": 2, "refused.405": 2}
+    said = {(refusal["status"], refusal["said"][:38]): refusal["times"] for refusal in notes["refusals"]}
+    assert [times for (status, _), times in said.items() if status == 405] == [2]
+    assert {"This model's maximum context length is", "GET /v1/files is not served here; what"} <= {
+        words for _, words in said
+    }
+    assert opened.key not in json.dumps(notes)
+    for number in range(20):
+        opened.session.note_refusal(ApiError(400, "x", str(number) * 1000))
+    assert len(opened.session.notes()["refusals"]) == session_module.MOST_REFUSALS
+    assert opened.session.notes()["calls"]["refused.400"] == 23

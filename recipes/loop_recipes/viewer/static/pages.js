@@ -279,6 +279,16 @@ function Origin({ origin }) {
       : html`<a href=${link("c", origin.collection, "r", origin.cursor)}>${name}</a>`} after ${origin.turns} turns</p>`;
 }
 
+function Program({ program }) {
+  const { refusals = [], exit_status: status, output } = program;
+  return html`${refusals.map(
+      (each) => html`<p class="error">its program was refused${each.times > 1 && ` ${each.times} times`}: ${each.status} <bdi>${each.said}</bdi></p>`,
+    )}
+    ${status !== undefined && status !== 0 &&
+    html`<p class="quiet">its program ${status === null ? "had to be ended" : `ended with exit status ${status}`}</p>`}
+    ${output && html`<details><summary>what it printed last</summary><pre>${output}</pre></details>`}`;
+}
+
 function RolloutPage({ collection, cursor, view, stamp }) {
   const loaded = useLoaded(() => api.rollout(collection, cursor), [collection, cursor]);
   const summaries = useLoaded(() => api.summaries(collection), [collection, stamp]);
@@ -329,6 +339,7 @@ function RolloutPage({ collection, cursor, view, stamp }) {
     ${rollout.tampered && html`<p class="error">tampered with: <bdi>${rollout.tampered}</bdi></p>`}
     ${rollout.ungradable && html`<p class="error">its state could not be graded: <bdi>${rollout.ungradable}</bdi></p>`}
     ${rollout.broke && html`<p class="error">its environment broke in ${rollout.broke.where}: <bdi>${rollout.broke.what}</bdi></p>`}
+    ${rollout.program && html`<${Program} program=${rollout.program} />`}
     <${Requirements} requirements=${rollout.requirements} />
     <nav class="tabs">
       ${["conversation", "tokens"].map(

@@ -158,13 +158,13 @@ async def test_refusals_are_in_its_own_shape(running, opened):
     async with opened.client(api_key="sk-guess") as client:
         with pytest.raises(anthropic.AuthenticationError, match="Incorrect API key"):
             await client.messages.create(model="m", messages=HELLO, max_tokens=5)
-        with pytest.raises(anthropic.NotFoundError, match="this is not served here; what is") as refused:
+        with pytest.raises(
+            anthropic.NotFoundError, match="/v1/messages/batches is not served here; what is"
+        ) as refused:
             await client.post("/v1/messages/batches", cast_to=object, body={})
     assert refused.value.body["error"]["type"] == "not_found_error"
-    image = {"type": "image", "source": {"type": "url", "url": "http://x"}}
     for messages, why in (
         ([], "at least one message"),
-        ([{"role": "user", "content": [image]}], "reads text only"),
         ([{"role": "robot", "content": "x"}], "role 'robot'"),
         ([{"role": "assistant", "content": [{"type": "tool_use", "name": "f", "input": 1}]}], "a JSON object"),
     ):
@@ -189,3 +189,41 @@ async def test_a_key_is_taken_wherever_a_client_sends_it(opened):
     both = {"Authorization": "Bearer another", "x-api-key": opened.key}
     async with aiohttp.ClientSession(headers=both) as http, http.get(f"{opened.url}/v1/models") as answer:
         assert answer.status == 200
+
+
+DEFERRED = {"name": "look", "description": "Look.", "input_schema": {"type": "object"}, "defer_loading": True}
+
+
+@pytest.mark.fault("an agent's search for tools ends its episode, or offers all tools at once")
+async def test_a_tool_that_an_agent_loads_later_is_told_of_where_it_is_loaded(running):
+    """The tools that are offered stay the same, so the conversation stays one sequence."""
+    opened = Opened(running, max_tokens_per_turn=200, max_context=2000)
+    running.vllm.speak = lambda rng: CALLS
+    tools = [ADD, DEFERRED]
+    first = await opened.ask(tools=tools)
+    assert '"look"' not in opened.session.segments()[0].messages[0]["content"]
+    found = [{"type": "tool_reference", "tool_name": name} for name in ("look", "smell")]
+    results = [{"type": "tool_result", "tool_use_id": call.id, "content": found} for call in first.content[1:]]
+    said = [block.model_dump(exclude_none=True) for block in first.content]
+    await opened.ask(
+        [*HELLO, {"role": "assistant", "content": said}, {"role": "user", "content": results}], tools=tools
+    )
+    [segment] = opened.session.segments()
+    shown = segment.messages[-2]["content"]
+    assert (len(segment.turns), shown.count('{"name": "look", "description": "Look."')) == (2, 2)
+    assert shown.count("The tool smell can be called from here on.") == 2
+
+
+async def test_what_only_the_maker_could_search_is_offered_at_once(opened):
+    await opened.ask(tools=[DEFERRED, {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}])
+    assert '"look"' in opened.session.segments()[0].messages[0]["content"]
+
+
+async def test_pictures_and_documents_are_told(opened):
+    image = {"type": "image", "source": {"type": "url", "url": "http://x"}}
+    document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "words"}}
+    result = {"type": "tool_result", "tool_use_id": "x", "content": [image]}
+    await opened.ask([{"role": "user", "content": [result, image, document]}])
+    [segment] = opened.session.segments()
+    assert [message["content"].count("A picture is left out") for message in segment.messages[:2]] == [1, 1]
+    assert segment.messages[1]["content"].endswith("words")

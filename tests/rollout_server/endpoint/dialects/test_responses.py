@@ -138,7 +138,7 @@ async def test_wishes_are_recorded(opened):
         ([{"type": "item_reference", "id": "msg_7"}], {}, "no item 'msg_7' in this episode"),
         ("x", {"previous_response_id": "resp_7"}, "no response 'resp_7' in this episode"),
         ("x", {"conversation": "conv_1"}, "conversation, prompt and background"),
-        ([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}], {}, "reads text only"),
+        ([{"role": "developer", "content": [{"type": "input_image", "image_url": "x"}]}], {}, "reads text only"),
         ([{"type": "function_call", "name": "f", "arguments": "1", "call_id": "c"}], {}, "a JSON object"),
     ],
 )
@@ -163,3 +163,82 @@ async def test_the_same_conversation_in_chat_is_the_same_sequence(running, opene
     await opened.ask([*HELLO, said, *results], tools=[tool])
     [segment] = opened.session.segments()
     assert len(segment.turns) == 2
+
+
+LOOK = {"type": "function", "name": "look", "description": "Look.", "parameters": {"type": "object"}}
+SPACE = {"type": "namespace", "name": "maps", "description": "Maps.", "tools": [LOOK]}
+
+
+def called(name, text="So."):
+    return f'{text}\n<tool_call>{{"name": "{name}", "arguments": {{"n": 1}}}}</tool_call>'
+
+
+@pytest.mark.fault("tools in a namespace are not offered")
+@pytest.mark.parametrize("streams", [False, True])
+async def test_tools_of_a_namespace_are_offered_and_called(running, opened, streams):
+    running.vllm.speak = lambda rng: called("maps__look")
+    if streams:
+        async with opened.client() as client, client.responses.stream(model="m", input="Go.", tools=[SPACE]) as stream:
+            first = await stream.get_final_response()
+    else:
+        first = await ask(opened, "Go.", tools=[SPACE])
+    assert '"name": "maps__look", "description": "Maps.\\nLook."' in opened.session.segments()[0].messages[0]["content"]
+    message, call = first.output
+    assert (call.type, call.name, call.namespace) == ("function_call", "look", "maps")
+    items = [item.model_dump(exclude_none=True) for item in (message, call)]
+    await ask(opened, [{"role": "user", "content": "Go."}, *items, output(call, "1")], tools=[SPACE])
+    without_id = {name: value for name, value in items[1].items() if name not in ("id", "call_id")}
+    await ask(opened, [{"role": "user", "content": "Go."}, items[0], without_id, output(call, "2")], tools=[SPACE])
+    assert [len(segment.turns) for segment in opened.session.segments()] == [2, 1]
+    assert opened.session.notes()["calls"] == {"answered": 3}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_agent_searches_for_tools(running, opened, streams):
+    search = {"type": "tool_search", "execution": "client", "description": "Find tools.", "parameters": {}}
+    offered = [{**ADD, "defer_loading": True}, search]
+    running.vllm.speak = lambda rng: called("tool_search")
+    if streams:
+        async with opened.client() as client, client.responses.stream(model="m", input="Go.", tools=offered) as stream:
+            first = await stream.get_final_response()
+    else:
+        first = await ask(opened, "Go.", tools=offered)
+    shown = opened.session.segments()[0].messages[0]["content"]
+    assert ('"tool_search"' in shown, '"add"' in shown) == (True, False)
+    message, call = first.output
+    assert (call.type, call.execution, call.arguments) == ("tool_search_call", "client", {"n": 1})
+    found = {"type": "tool_search_output", "call_id": call.call_id, "execution": "client", "tools": [SPACE]}
+    history = [{"role": "user", "content": "Go."}, *(item.model_dump(exclude_none=True) for item in (message, call))]
+    running.vllm.speak = lambda rng: called("maps__look")
+    second = await ask(opened, [*history, found], tools=offered)
+    assert (second.output[1].name, second.output[1].namespace) == ("look", "maps")
+    [segment] = opened.session.segments()
+    assert len(segment.turns) == 2
+    assert "The tool maps__look can be called from here on." in segment.messages[-2]["content"]
+
+
+async def test_what_only_the_maker_could_search_is_offered_at_once(opened):
+    await ask(opened, "Go.", tools=[{**ADD, "defer_loading": True}, {"type": "tool_search"}])
+    assert '"add"' in opened.session.segments()[0].messages[0]["content"]
+
+
+@pytest.mark.fault("an agent that compacts ends its episode")
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_history_is_compacted_by_the_policy_itself(running, opened, streams):
+    running.vllm.speak = lambda rng: "We counted."
+    history = [{"role": "user", "content": "Count."}, {"type": "compaction_trigger"}]
+    if streams:
+        async with opened.client() as client:
+            raw = await client.responses.with_raw_response.create(model="m", input=history, stream=True)
+            lines = [line async for line in raw.parse().response.aiter_lines()]
+        events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+        [summary] = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+        assert events[-1]["response"]["output"] == [summary]
+    else:
+        [item] = (await ask(opened, history)).output
+        summary = item.model_dump(exclude_none=True)
+    assert (summary["type"], summary["encrypted_content"]) == ("compaction", "We counted.")
+    await ask(opened, [summary, {"role": "user", "content": "On."}])
+    first, second = opened.session.segments()
+    assert "Summarise this conversation" in first.messages[1]["content"]
+    assert "We counted." in second.messages[0]["content"]

@@ -68,8 +68,16 @@ class ProgramEnvironment(Environment, Protocol):
         """Whether there is a world of ours to act in."""
         ...
 
+    @property
+    def grades_itself(self) -> bool:
+        """Whether the episode is worth what is said in :meth:`run`, which is left its time then."""
+        ...
+
     async def run(self, connection: Connection) -> Ended | None:
-        """Until the program has ended, or has said that the episode is over; None for one that runs elsewhere."""
+        """Until the program has ended, or has said that the episode is over; None for one that runs elsewhere.
+
+        To end the program, cancel the task that this runs in: it may still return what is known of its end.
+        """
         ...
 
     def finish(self, reward: float | None, figures: Figures = MappingProxyType({})) -> None:

@@ -27,7 +27,7 @@ BRANCH_DIFFERS = "branch_differs"
 """Why a branch is refused: the world answered otherwise than the stored rollout says."""
 
 REQUEST_REFUSED = "request_refused"
-"""Why an attempt is not made again: vLLM finds the request itself wrong, as it would find the next one."""
+"""Why an attempt is not made again: the request itself is wrong, or too long, as the next one would be."""
 
 FAILURE_REASONS = (
     "environment_error",

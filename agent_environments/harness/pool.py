@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from agent_environments.description import TOOLS_BEHAVIOR, Description, description_of
+from agent_environments.harness.home import home_variables, make_home, remove_home
 from agent_environments.harness.program import run_program
 from agent_environments.places import Places
 from agent_environments.program_config import variables as environment_variables
@@ -67,7 +68,9 @@ class HarnessEnvironment:
         self._pool = pool
         self._episode_id = episode_id
         self._world = world
-        self._folder = Path(tempfile.mkdtemp(prefix="harness-"))
+        self._own = Path(tempfile.mkdtemp(prefix="harness-"))
+        self._folder = self._own / "episode"
+        self._folder.mkdir()
         self._task_id = ""
         self._finished = asyncio.Event()
         self._stated: float | None = None
@@ -77,6 +80,8 @@ class HarnessEnvironment:
     async def start(self, task_id: str) -> list[Message]:
         """The opening of the world, where there is one."""
         self._task_id = task_id
+        if self._pool.command is not None:
+            await asyncio.to_thread(make_home, self._own, self._pool.home_template)
         return [] if self._world is None else await self._world.start(task_id)
 
     async def run(self, connection: Connection) -> Ended | None:
@@ -85,24 +90,32 @@ class HarnessEnvironment:
             split = self._pool.split_of(self._task_id)
             await self._pool.offer(_Offer(self._task_id, split, connection, self._pool), self._finished)
             return None
-        program = asyncio.create_task(
-            run_program(self._pool.command, self._variables(connection), self._folder), name=self._episode_id
-        )
+        stop = asyncio.Event()
+        running = run_program(self._pool.command, self._variables(connection), self._folder, stop=stop)
+        program = asyncio.create_task(running, name=self._episode_id)
         finished = asyncio.create_task(self._finished.wait())
         try:
             await asyncio.wait([program, finished], return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait([program], timeout=LEAVE_S)
+        except asyncio.CancelledError:  # who ends the program wants its last words
+            if own := asyncio.current_task():
+                own.uncancel()
         finally:
             finished.cancel()
-            if not program.done():
-                program.cancel()
+            stop.set()
+            try:
                 await asyncio.wait([program])
-        if program.cancelled():
-            return Ended(None, "")
+            finally:
+                program.cancel()
         try:
             return program.result()
         except OSError as error:
             raise EnvironmentCrashed(f"the harness cannot be started: {error}") from error
+
+    @property
+    def grades_itself(self) -> bool:
+        """Whether the program's word is its reward."""
+        return self._pool.accept_reward
 
     @property
     def has_world(self) -> bool:
@@ -162,10 +175,11 @@ class HarnessEnvironment:
                 await self._world.close()
         finally:
             self._pool.release()
-            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+            await asyncio.to_thread(remove_home, self._own)
 
     def _variables(self, connection: Connection) -> dict[str, str]:
         return {
+            **home_variables(self._own),
             "ANTHROPIC_BASE_URL": connection.base_url.removesuffix("/v1"),
             "ANTHROPIC_API_KEY": connection.api_key,
             **self._pool.variables,
@@ -190,6 +204,7 @@ class HarnessPool:
         accept_reward: the program's own reward is taken, where there is no other.
         variables: more environment variables of the program.
         prefix: a command that it is run under, such as a sandbox.
+        home_template: a folder that is copied into the home that each episode's program has of its own.
 
     Raises:
         ValueError: nothing grades, or there are no tasks.
@@ -206,6 +221,7 @@ class HarnessPool:
         accept_reward: bool = False,
         variables: Mapping[str, str] | None = None,
         prefix: Sequence[str] = (),
+        home_template: str | None = None,
         max_worlds: int = 16,
     ) -> None:
         if world is None and not tasks:
@@ -217,6 +233,7 @@ class HarnessPool:
         self.grade_command = None if grade_command is None else _found(words("harness: grade_command", grade_command))
         self.accept_reward = accept_reward
         self.variables = environment_variables("harness: variables", variables or {})
+        self.home_template = None if home_template is None else Path(home_template).expanduser().absolute()
         self._tasks = {split: words(f"harness: tasks.{split}", ids) for split, ids in (tasks or {}).items()}
         self._splits = {task_id: split for split, ids in self._tasks.items() for task_id in ids}
         self._world: EnvironmentPool | None = None
@@ -241,8 +258,11 @@ class HarnessPool:
         """Open the world.
 
         Raises:
-            FileNotFoundError: there is no such program; else every episode would be lost over it, or be worth nothing.
+            FileNotFoundError: there is no such program, or no template of its home; else every episode would be lost
+                over it, or be worth nothing.
         """
+        if self.home_template is not None and not self.home_template.is_dir():
+            raise FileNotFoundError(f"harness: home_template: there is no folder {self.home_template}")
         _require_program("command", self.command, self.variables.get("PATH"))
         _require_program("grade_command", self.grade_command)
         if self._world is not None:

@@ -44,6 +44,7 @@ async def run_program(
     folder: Path,
     timeout_s: float | None = None,
     answers: bool = False,
+    stop: asyncio.Event | None = None,
 ) -> Ended:
     """Run a command below a process guard: all of it ends when this returns, is cancelled, or this process dies.
 
@@ -53,6 +54,7 @@ async def run_program(
         folder: where it starts.
         timeout_s: after which it is ended; None waits.
         answers: its standard output is an answer, and kept apart from its standard error.
+        stop: once it is set, the command is ended.
 
     Raises:
         OSError: it cannot be started.
@@ -76,12 +78,13 @@ async def run_program(
                 os.close(kept.write_end)
         unread.pop_all()
     reading = [asyncio.create_task(kept.read()) for kept in {printed, answer}]
+    waits = [asyncio.create_task(waited) for waited in (process.wait(), *([stop.wait()] if stop else []))]
     try:
-        async with asyncio.timeout(timeout_s):
-            status: int | None = await process.wait()
-    except TimeoutError:
-        status = None
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        status = process.returncode
     finally:
+        for wait in waits:
+            wait.cancel()
         await asyncio.shield(asyncio.ensure_future(_end(process)))
         await asyncio.wait(reading, timeout=READ_REST_S)
         for each in reading:

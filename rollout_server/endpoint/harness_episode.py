@@ -11,6 +11,7 @@ from agent_environments.no_voiding import NoVoiding
 from agent_environments.program_protocol import Connection, Ended, ProgramEnvironment
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.ids import segment_id
+from loop_formats.rollout import REQUEST_REFUSED
 from rollout_server.collecting.attempt import Attempt
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.policy_sampler import EpisodeServices, PolicySampler
@@ -20,6 +21,8 @@ from rollout_server.endpoint.sessions import Sessions
 
 SHOWN_OUTPUT = 600
 """Most characters of a program's output in an error."""
+TURN_LIMIT_GRACE_S = 20.0
+"""Seconds of its own that a program has to end once a turn was refused because it has had them all."""
 logger = logging.getLogger(__name__)
 
 
@@ -76,31 +79,45 @@ class HarnessEpisode(Attempt):
             await self._sessions.close(self._key)
         if session.failure.done():
             raise session.failure.result()
+        if not self.turns and session.refused == "context_limit":  # so would the next attempt's be
+            raise EpisodeFailed(REQUEST_REFUSED, f"the program's first prompt does not fit: {self._why(session)}")
         if not self.turns:
             raise EpisodeFailed("environment_error", f"the harness ended without a turn: {self._why(session)}")
         return end_reason
 
     async def _until_it_ends(self, session: Session, harness: ProgramEnvironment, connection: Connection) -> str:
-        running = asyncio.ensure_future(self._run_program(harness, connection))
+        end_reason = None
+        running: asyncio.Task[Ended | None] | None = None
         try:
-            waits: list[asyncio.Future[Any]] = [running, session.failure]
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            if not running.done():
-                return "completed"  # it is not: the attempt has failed
-            ended = running.result()
+            async with self._own_time.running():
+                running = asyncio.create_task(harness.run(connection))
+                await self._while_it_may_run(session, running, harness.grades_itself)
         except TimeoutError:
-            self._notes["exit_status"] = None
-            return "deadline"
+            end_reason = session.refused if session.refused == "turn_limit" else "deadline"
         finally:
-            if not running.done():
+            if running is not None and not running.done():
                 running.cancel()
                 await asyncio.wait([running])
+        ended = None if running is None or running.cancelled() else running.result()
         if ended is not None:
             self._notes["exit_status"] = ended.status
-            if ended.status != 0:
+            if ended.status != 0 or not self.turns:
                 self._notes["output"] = ended.output
                 logger.info("%s: the harness ended with %s: %s", self.rollout_id, ended.status, ended.output[-300:])
-        return session.refused or "completed"
+        return end_reason or session.refused or "completed"
+
+    @staticmethod
+    async def _while_it_may_run(session: Session, running: asyncio.Task[Ended | None], grades_itself: bool) -> None:
+        """Until it has ended, nothing can come of the attempt, or it goes on for too long without a turn to be had."""
+        out_of_turns = asyncio.create_task(session.out_of_turns())
+        try:
+            waits: list[asyncio.Future[Any]] = [running, session.failure, out_of_turns]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if out_of_turns.done():
+                grace = None if grades_itself else TURN_LIMIT_GRACE_S
+                await asyncio.wait(waits[:2], timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            out_of_turns.cancel()
 
     def _why(self, session: Session) -> str:
         """What is known of a program that never had a turn."""
@@ -108,10 +125,6 @@ class HarnessEpisode(Attempt):
         status = [f"exit status {self._notes['exit_status']}"] if "exit_status" in self._notes else []
         printed = [f"it printed {self._notes['output'][-SHOWN_OUTPUT:]!r}"] if self._notes.get("output") else []
         return "; ".join([*status, *refused[:3], *printed])
-
-    async def _run_program(self, harness: ProgramEnvironment, connection: Connection) -> Ended | None:
-        async with self._own_time.running():
-            return await harness.run(connection)
 
     def _sequences(self) -> list[dict[str, Any]]:
         assert self._session is not None, "it was played"

@@ -42,6 +42,8 @@ READERS = ThreadPoolExecutor(2, "request")
 MOST_REFUSED = 1024
 """Refused calls that are remembered."""
 NONCE_BYTES = 6
+COUNTED_BYTES = 1 << 20
+"""Most bytes of a first request whose tokens are counted though they are too many."""
 MOST_REFUSALS, REFUSAL_CHARACTERS = 8, 300
 """Most different refusals that the record holds, and most characters of each: it holds them once a sequence."""
 CUT = "cut"
@@ -125,6 +127,8 @@ class Session:
         self._world: World | None = None
         self._stepping = asyncio.Lock()
         self._done = False
+        self._out_of_turns = asyncio.Event()
+        self._first_counted = False
         self._unread: str | None = None
 
     @property
@@ -211,6 +215,12 @@ class Session:
     def _check_going_on(self) -> None:
         if self._done:
             raise self._over("the episode has ended")
+
+    async def out_of_turns(self) -> None:
+        """Return once a turn was refused because the episode has had them all, and no call is under way."""
+        await self._out_of_turns.wait()
+        while self._under_way:
+            await asyncio.wait(list(self._under_way))
 
     def segments(self) -> list[Segment]:
         """Return the sequences that were served; an observation that no call has followed ends the last one's
@@ -423,6 +433,7 @@ class Session:
         left = self._limits.max_turns - self._begun
         if left <= 0:
             self.refused = "turn_limit"
+            self._out_of_turns.set()
             raise self._over(f"the episode has had its {self._limits.max_turns} turns")
         if turns > left:
             raise ApiError(400, "invalid_request", f"n: {turns} choices are {turns} turns; the episode has {left} left")
@@ -434,12 +445,16 @@ class Session:
     async def _prompt(self, asked: Asked) -> Prompt:
         messages, tools, most = asked.messages, asked.tools, self._limits.max_context
 
+        # How long the first one is, a person has to know, to give the program room; later ones are refused unencoded.
+        to_count = not (self._begun or self._first_counted) and asked.size <= COUNTED_BYTES
+        self._first_counted = True
+
         def encoded() -> Prompt | None:
             # Each of them has a token at least; to write them as text takes longer than to count them.
             if len(messages) + len(tools) + sum(len(message.calls) for message in messages) > most:
                 return None
             texts = [text for _, text in as_texts(messages, tools)] if asked.text is None else [asked.text]
-            if self._tokens.overfill(texts, most):
+            if self._tokens.overfill(texts, most) and not to_count:
                 return None
             if asked.text is not None:
                 return self._conversations.text_prompt(asked.text)

@@ -44,6 +44,7 @@ class VerifiersEnvironment:
     """One episode of a taskset: ``start``, ``run``, ``grade``."""
 
     has_world = False
+    grades_itself = True
 
     def __init__(self, pool: VerifiersPool, process: ForkedProcess) -> None:
         self._pool = pool

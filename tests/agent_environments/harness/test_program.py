@@ -79,6 +79,16 @@ async def test_a_program_that_kills_its_guard_and_leaves_a_process_is_not_waited
     assert (ended.status, ended.output) == (-signal.SIGKILL, "bye\n")
 
 
+async def test_a_program_that_is_stopped_leaves_its_last_words(tmp_path):
+    stop = asyncio.Event()
+    code = "import time; print('please log in', flush=True); open('said', 'w'); time.sleep(600)"
+    running = asyncio.create_task(run_program(python(code), {}, tmp_path, stop=stop))
+    await wait_until((tmp_path / "said").exists)
+    stop.set()
+    ended = await running
+    assert (ended.status, ended.output) == (None, "please log in\n")
+
+
 async def test_a_time_limit(tmp_path):
     assert (await run_program(python("import time; time.sleep(600)"), {}, tmp_path, 0.5)).status is None
 

@@ -167,11 +167,11 @@ async def test_a_models_name_is_neither_kept_nor_repeated_whole(opened, path, bo
 
 ECHOED = [
     ("/v1/chat/completions", {"messages": [{"role": HUGE}]}),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": HUGE}]}]}),
+    ("/v1/chat/completions", {"messages": [{"role": "system", "content": [{"type": HUGE}]}]}),
     ("/v1/chat/completions", {"messages": ASK, "stop": {HUGE: 1}}),
     ("/v1/chat/completions", {"messages": {HUGE: 1}}),
     ("/v1/messages", {"messages": [{"role": HUGE, "content": ""}], "max_tokens": 1}),
-    ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": HUGE}]}], "max_tokens": 1}),
+    ("/v1/messages", {"messages": [{"role": "assistant", "content": [{"type": HUGE}]}], "max_tokens": 1}),
     ("/v1/responses", {"input": [{"type": HUGE}]}),
     ("/v1/responses", {"input": [{"type": "item_reference", "id": HUGE}]}),
     ("/v1/responses", {"input": "x", "previous_response_id": HUGE}),

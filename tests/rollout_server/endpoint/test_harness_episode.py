@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import re
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from agent_environments.harness.worker import play_episodes
 from loop_formats.collection_request import Limits
 from rollout_server.client import RolloutNodeError
+from rollout_server.endpoint import harness_episode
 from support.counter_node import TOKEN, counter_request, local_node
 from support.waiting import DEADLINE_S, pass_time, wait_until
 
@@ -101,6 +103,7 @@ import os, time, urllib.request
 ask = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", b'{"messages": [{"role": "user"}]}')
 ask.add_header("Authorization", "Bearer " + os.environ["OPENAI_API_KEY"])
 urllib.request.urlopen(ask).read()
+print("please log in", flush=True)
 time.sleep(600)
 """
 
@@ -117,6 +120,53 @@ async def test_a_program_that_never_ends_is_graded_when_its_time_is_used_up(poli
         rollouts, _ = await collecting
         assert not len(running.node.sessions)
     assert [(rollout.end_reason, len(rollout.turns)) for rollout in rollouts] == [("deadline", 1)]
+    told = rollouts[0].extra["harness"]
+    assert (told["exit_status"], told["output"]) == (None, "please log in\n")
+
+
+LINGERS = """
+import os, time, urllib.error, urllib.request
+def ask():
+    url, body = os.environ["OPENAI_BASE_URL"] + "/chat/completions", b'{"messages": [{"role": "user"}]}'
+    ask = urllib.request.Request(url, body)
+    ask.add_header("Authorization", "Bearer " + os.environ["OPENAI_API_KEY"])
+    urllib.request.urlopen(ask).read()
+ask()
+try:
+    ask()
+except urllib.error.HTTPError as error:
+    print("refused", error.code, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.fault("a program that has had its turns is waited for until its time is used up")
+async def test_a_program_that_goes_on_after_its_last_turn_is_ended(policy, tmp_path, monkeypatch):
+    monkeypatch.setattr(harness_episode, "TURN_LIMIT_GRACE_S", 0.01)
+    limits = Limits(max_turns=1, max_tokens_per_turn=64, max_context=1000, episode_deadline_s=2 * DEADLINE_S)
+    environment = harness(command=[sys.executable, "-c", LINGERS])
+    async with local_node(policy, tmp_path / "node", environment=environment) as running:
+        rollouts, end = await running.collect(request(tasks=["reach3_1"], rollouts_per_task=1, limits=limits))
+    assert [(rollout.end_reason, len(rollout.turns)) for rollout in rollouts] == [("turn_limit", 1)]
+    assert rollouts[0].extra["harness"]["calls"]["refused.410"] == 1
+    assert end.failures == {}
+
+
+@pytest.mark.fault("a first prompt over the context is tried three times and told of in no number")
+async def test_a_first_prompt_over_the_context_says_how_long_it_is_once(policy, tmp_path):
+    long = NEVER_ENDS.replace(
+        """b'{"messages": [{"role": "user"}]}'""",
+        """b'{"messages": [{"role": "user", "content": "%s"}]}' % (b"word " * 5000)""",
+    )
+    environment = harness(command=[sys.executable, "-c", long])
+    async with local_node(policy, tmp_path / "node", environment=environment) as running:
+        _, end = await running.collect(request(tasks=["reach3_1"], rollouts_per_task=1))
+        count = len(running.node.tokens.encode_text("word " * 5000))
+    assert end.failures == {"request_refused": 1}
+    [told] = re.findall(
+        r"maximum context length is \d+ tokens. However, your messages resulted in (\d+) tokens", end.error
+    )
+    assert count < int(told) < count + 20
 
 
 ONE_TURN = NEVER_ENDS.replace("time.sleep(600)", "")

@@ -255,8 +255,8 @@ def _items(choice: Choice, asked: Asked) -> list[dict[str, Any]]:
     for place, call in enumerate(spoken.calls):
         named = {"id": f"fc_{turn_id}_{place}", "call_id": spoken.call_ids[place], "name": call.name}
         called = {**named, "type": "function_call", "status": "completed", **asked.called_as.get(call.name, {})}
-        text = called["type"] == "function_call"
-        items.append({**called, "arguments": arguments_text(call.arguments) if text else call.arguments})
+        as_text = called["type"] == "function_call"
+        items.append({**called, "arguments": arguments_text(call.arguments) if as_text else call.arguments})
     return items
 
 

@@ -92,6 +92,8 @@ class LoopAppWorldRecipe(TrainingRecipe):
         self._pending: CollectionRequest | None = None
         self._unscored: CollectionRequest | None = None
         self._canary: dict[str, Any] | None = None
+        # The sampler's gap before the first step, of a run in half precision, once it is known.
+        self._base_gap: float | None = None
         # Of the newest version's adapter, as it was published.
         self._adapter_digest = ""
         # Versions that the node may still serve, but this run has no use for.
@@ -184,7 +186,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
             self._unscored = self._unscored and self._plan.anew(self._unscored)
         self._pending = self._pending and self._plan.with_loss_limit(self._pending)
         self._best = state["best"]
-        self._canary = state["canary"]
+        self._canary, self._base_gap = state["canary"], state["base_gap"]
         restore_generators(checkpoint.rng, self._rank)
 
     def _open_run_files(self) -> None:
@@ -300,7 +302,9 @@ class LoopAppWorldRecipe(TrainingRecipe):
         samples = training_samples(grouped, conf.update)
         check_token_ids(samples, vocabulary(self._learner.model), "rollout_node")
         learned, step_tokens, metrics = self._learner.update.run(samples, self._policy_version, iteration)
-        metrics |= gap_metrics(learned, conf.sampler_gap)
+        metrics |= gap_metrics(learned, conf.sampler_gap, self._base_gap)
+        if conf.dtype != "fp32" and self._base_gap is None:  # no step was taken on what was sampled until now
+            self._base_gap = metrics.get("gap_p99")
         metrics |= flops_metrics(self._learner.model, step_tokens, metrics["seconds_updating"], conf.device_peak_tflops)
         if conf.update.max_tokens_per_rollout is not None:
             metrics["left_out_rollouts"] = len(by_episode(grouped)) - len(episodes(samples))
@@ -329,6 +333,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
             "unscored": None if self._unscored is None else self._unscored.to_dict(),
             "sampler": self._plan.state_dict(),
             "canary": self._canary,
+            "base_gap": self._base_gap,
             "best": self._best,
             "credit": {name: credit.saved() for name, credit in self._credit.items()},
             "run_name": self._run_name,

@@ -72,6 +72,21 @@ def test_a_gap_that_is_broken_ends_the_run_after_its_update_is_saved(tmp_path, m
     assert json.loads(line)["gap_verdict"] == "broken"
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_a_resumed_run_in_half_precision_compares_its_gap_with_that_of_its_first_iteration(tmp_path, dtype):
+    cfg = OmegaConf.load(replay_config(tmp_path, iterations=2))
+    cfg.dtype, cfg.sampler_gap = dtype, {"ok": 1e-3, "broken": 100.0}
+    train(OmegaConf.merge(cfg, {"max_iterations": 1}))
+    train(OmegaConf.merge(cfg, {"resume_from_checkpoint": True}))
+    first, second = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+    assert "gap_base" not in first
+    if dtype == "fp32":
+        assert "gap_base" not in second
+    else:
+        assert second["gap_base"] == first["gap_p99"]
+        assert second["gap_ok"] == max(1e-3, 2 * first["gap_p99"])
+
+
 def test_a_stop_file_that_is_there_at_the_start_stops_one_start_only(tmp_path, monkeypatch, capsys):
     class Starting(Node):
         def wait_ready(self):

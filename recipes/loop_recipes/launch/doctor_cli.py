@@ -61,8 +61,11 @@ def broken_gap(lines: Lines) -> Finding | None:
     if worst is None:
         return None
     largest = max(line.get("gap_p99") or 0.0 for line in lines[-RECENT:])
+    base = lines[-1].get("gap_base")
+    before = "" if base is None else f", before the first step {base:.2g}"
     seen = f"the gap of sampler and learner is called {worst} in {verdicts.count(worst)} of {len(verdicts)} iterations"
-    return Finding(f"{seen} (99th percentile up to {largest:.2g} nats)", "compare weights and dtypes", "the-gap-drifts")
+    figures = f"(99th percentile up to {largest:.2g} nats{before})"
+    return Finding(f"{seen} {figures}", "compare weights and dtypes", "the-gap-drifts")
 
 
 def cut_turns(lines: Lines) -> Finding | None:

@@ -100,7 +100,10 @@ METRICS: dict[str, str] = {
     "gap_mean": "mean over kept tokens of abs(sampler log-prob - learner log-prob)",
     "gap_p99": "its 99th percentile",
     "gap_max": "its maximum",
-    "gap_verdict": "ok, drift or broken, by the thresholds under sampler_gap; none when nothing was kept",
+    "gap_base": "gap_p99 before the first step, which later ones are compared with; in half precision alone",
+    "gap_ok": "beside it, up to here gap_p99 is ok: sampler_gap.ok, or twice gap_base where that is more",
+    "gap_broken": "beside it, above this gap_p99 is broken: sampler_gap.broken, or eight times gap_base if less",
+    "gap_verdict": "ok, drift or broken; none when nothing was kept",
     "seconds_collecting": "on the rollout node: from the first episode to the end of the collection",
     "seconds_waiting": "the trainer had nothing to do but wait for rollouts",
     "seconds_recomputing": "old (and reference) log-probs",
@@ -134,10 +137,11 @@ CONDITIONAL_KEYS = frozenset(
     {"reference_kl", "thinking_tokens", "cut_in_thinking", "entropy", "model_flops_utilization"}
     | {f"{when}dev_{name}" for when in ("", "earlier_") for name in _DEV}
     | {"correction_weight", "correction_cut", "preference_margin", "preference_accuracy", "left_out_rollouts"}
+    | {"gap_base", "gap_ok", "gap_broken"}
     | {"environments", "broken_figures", "endpoint", "stated", "held_out_loss"}
 )
-"""Keys that only some runs write: with a KL term, a sampler correction, a loss on pairs, or what the sentence
-names. All others are in every line of an iteration that took a step."""
+"""Keys that only some runs write: with a KL term, half precision, a sampler correction, a loss on pairs, or what the
+sentence names. All others are in every line of an iteration that took a step."""
 
 MACHINE_KEYS = ("tokens_per_second", "model_flops_utilization", "peak_memory_gib")
 
@@ -336,6 +340,7 @@ def behavior_metrics(rollouts: list[Rollout], environment: Description = UNSAID)
 def summary_line(metrics: Mapping[str, Any], max_iterations: int) -> str:
     """One readable line for the terminal."""
     gap = f"gap {metrics['gap_p99']:.1e} {metrics['gap_verdict']}" if "gap_p99" in metrics else "gap -"
+    gap += f" (at first {metrics['gap_base']:.1e})" if "gap_base" in metrics else ""
     left = metrics.get("seconds", 0.0) * (max_iterations - metrics["iteration"]) / 60
     return (
         f"iteration {metrics['iteration']:3d}/{max_iterations}  reward {metrics['reward']:.3f}  "

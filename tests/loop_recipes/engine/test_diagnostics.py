@@ -7,8 +7,10 @@ import torch
 from omegaconf import OmegaConf
 
 from loop_appworld import LoopAppWorldRecipe
-from loop_recipes.engine.diagnostics import CANARY_TOKENS, flops_metrics, out_of_memory
+from loop_recipes.config.loop_config import GapConfig
+from loop_recipes.engine.diagnostics import CANARY_TOKENS, flops_metrics, gap_metrics, out_of_memory
 from loop_recipes.engine.model import meta_model
+from loop_recipes.engine.samples import made_up, scored
 from loop_recipes.rollouts.replay_source import ReplaySource
 from rollout_server.policies.canary import Canary
 from support import tiny_models
@@ -48,6 +50,40 @@ def test_a_gpu_that_is_full_of_others_memory_says_so(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 3.5 * 2**30)
     line = out_of_memory(torch.OutOfMemoryError("Tried to allocate 20.00 MiB."), 16384, torch.device("cuda:0"))
     assert "peak 3.5 GiB of 80.0, of which CUDA and other programs hold 75.5 (Tried to allocate 20.00 MiB)" in line
+
+
+BF16 = GapConfig(ok=0.1, broken=0.5)
+
+
+def _apart(nats):
+    """A rollout whose sampled tokens are so many nats from the learner's log-probs."""
+    sample = made_up("rollout", 64, 100, torch.Generator().manual_seed(0))
+    return [scored(sample, sample.sampler_logprobs - nats)]
+
+
+@pytest.mark.parametrize(
+    ("gap", "base", "verdict"),
+    [
+        (0.13, None, "drift"),  # nothing to compare with: the config's thresholds
+        (0.13, 0.13, "ok"),  # a small model's own rounding
+        (0.25, 0.13, "ok"),
+        (0.27, 0.13, "drift"),
+        (0.49, 0.13, "drift"),  # 8 * 0.13 is over what the config calls broken
+        (0.51, 0.13, "broken"),
+        (0.09, 0.001, "ok"),  # what the config calls ok is never called worse
+        (0.11, 0.001, "broken"),
+        (0.2, 0.03, "drift"),  # a large model's, whose rounding is small
+        (0.25, 0.03, "broken"),
+        (0.6, 0.6, "broken"),  # a wrong base model is no excuse for itself
+        (0.1, 0.0, "ok"),
+    ],
+)
+def test_a_gap_of_half_precision_is_compared_with_the_bases_own(gap, base, verdict):
+    found = gap_metrics(_apart(gap - 1e-6), BF16, base)
+    assert found["gap_verdict"] == verdict
+    assert ("gap_base" in found) == (base is not None)
+    if base is not None:
+        assert BF16.ok <= found["gap_ok"] <= found["gap_broken"] <= BF16.broken
 
 
 def _flops(model, length, shared=0):

@@ -33,8 +33,8 @@ FAULTS = {
         "no signal in 40 of 40 groups of rollouts (mean reward 0.000)",
     ),
     "broken_gap": (
-        {"gap_verdict": ["ok"] * 7 + ["broken"] * 2, "gap_p99": 0.5},
-        "is called broken in 2 of 5 iterations (99th percentile up to 0.5",
+        {"gap_verdict": ["ok"] * 7 + ["broken"] * 2, "gap_p99": 0.5, "gap_base": 0.03},
+        "is called broken in 2 of 5 iterations (99th percentile up to 0.5 nats, before the first step 0.03)",
     ),
     "cut_turns": ({"completed": 0.25}, "only 25% of the episodes are ended by the agent"),
     "failing_calls": (

@@ -62,7 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"problem: {problem}", file=sys.stderr)
     if report.problems:
         return 1
-    print("nothing found that would stop this job")
+    unseen = f", but its environment was not opened: `loop try {options.config}` does so" if report.unopened else ""
+    print(f"nothing found that would stop this job{unseen}")
     return 0
 
 

@@ -6,6 +6,7 @@ Looks at this machine's file system, which is the nodes' too on a cluster with s
 from __future__ import annotations
 
 import inspect
+import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig
 
-from agent_environments.protocol import create_pool
+from agent_environments.protocol import PoolWithPreflight, PoolWithSplits, create_pool
 from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import error_line
 from loop_recipes.config.components import check_component
@@ -81,10 +82,14 @@ class Placement:
 
 @dataclass
 class Report:
-    """``lines`` say what would happen, ``problems`` what would stop it, one line each."""
+    """``lines`` say what would happen, ``problems`` what would stop it, one line each.
+
+    ``unopened``: the environment knows what it needs when it is opened only, which nobody did here.
+    """
 
     lines: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    unopened: bool = False
 
     def row(self, name: str, text: str) -> None:
         self.lines.append(f"{name:<15}{text}")
@@ -272,10 +277,15 @@ def _environment(report: Report, node: NodeConfig) -> None:
     settings = node.environment
     report.row("environment", settings.name)
     try:
-        create_pool(settings.name, settings.options, lambda text: [])
+        pool = create_pool(settings.name, settings.options, lambda text: [])
+        report.unopened = not isinstance(pool, PoolWithPreflight | PoolWithSplits)
     except Exception as error:
         said = str(error) if isinstance(error, ValueError | OSError) else error_line(error)
         report.problems.append(f"node.environment: {said}")
+    python = settings.options.get("python")
+    told = isinstance(python, str) and any(python in problem for problem in report.problems)
+    if isinstance(python, str) and os.sep in python and not os.access(python, os.X_OK) and not told:
+        report.problems.append(f"node.environment.python: there is no interpreter at {python}")
 
 
 def _served(report: Report, model: ModelConfig, shape: BaseModel, cuda: bool) -> None:

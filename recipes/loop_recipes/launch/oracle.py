@@ -1,7 +1,8 @@
-"""Plays the tasks of a file with what the file says is right, and with nothing, before anything is trained.
+"""Plays tasks with what is right, with nonsense and with nothing, before anything is trained.
 
-A reward that gives nothing for the right answer, or something for no answer, trains a policy for nothing; both are seen
-here in seconds, without a model. None of these episodes is scored or trained on.
+A reward that gives nothing for the right answer, or something for none, trains a policy for nothing; this is seen
+here in seconds, without a model. What is right, a file's ``solve(task)`` says, or a field of its tasks, or the
+environment's own expert. None of these episodes is scored or trained on.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 from agent_environments.protocol import Environment, EnvironmentFault, EnvironmentPool, Message
 from loop_plumbing.breakage import error_line
@@ -20,13 +21,26 @@ from loop_recipes.launch.play import Agent, Played, play_task
 PATIENCE_S = 60.0
 """After so long no further task is begun: an environment may be slow."""
 SOLVE = "solve(task)"
+EXPERT = "the environment's expert"
 CURE = f"say the agent's right turns in a function {SOLVE}"
+NONSENSE = "wibble 7351"
+"""A turn that is right in no task."""
 
 
-class OwnPool(EnvironmentPool, Protocol):
+@runtime_checkable
+class _OwnPool(Protocol):
     """What is asked of a file's pool beside the protocol."""
 
     def field_answers(self, task_id: str) -> list[tuple[str, str]]: ...
+
+
+@runtime_checkable
+class _PoolWithExpert(Protocol):
+    """What is asked of a pool whose environment has an expert."""
+
+    async def expert(self, task_id: str) -> list[str]: ...
+
+    def message(self, command: str) -> str: ...
 
 
 class _Solved(Protocol):
@@ -35,7 +49,8 @@ class _Solved(Protocol):
 
 @dataclass
 class Oracle:
-    """What came of it: the episodes with nothing done, and for each task the most that a right answer earned.
+    """What came of it: the episodes with nothing done, what nonsense earned in each task, and the most that a right
+    answer earned.
 
     ``tried`` says what was tried as right, ``untried`` why a task could not be. ``broke`` is what broke first.
     """
@@ -43,6 +58,7 @@ class Oracle:
     of: int
     solves: bool
     nothing: list[Played] = field(default_factory=list)
+    nonsense: dict[str, float] = field(default_factory=dict)
     right: dict[str, float] = field(default_factory=dict)
     tried: list[str] = field(default_factory=list)
     untried: dict[str, str] = field(default_factory=dict)
@@ -50,8 +66,16 @@ class Oracle:
 
     @property
     def lines(self) -> list[str]:
-        """A line on what is right, and one on nothing."""
-        return [f"right:    {self._of_right()}", f"nothing:  {self._of_nothing()}"]
+        """A line on what is right, one on nothing, and one on nonsense that earns something."""
+        paid = {task: reward for task, reward in self.nonsense.items() if reward > 0.0}
+        lines = [f"right:    {self._of_right()}", f"nothing:  {self._of_nothing()}"]
+        if paid and not any(played.grade.reward for played in self.nothing):
+            task = next(iter(paid))
+            lines.append(
+                f"nonsense: a turn of nonsense earns something in {len(paid)} of {self._tasks(len(self.nonsense))}, "
+                f"such as {task} ({paid[task]:.3g}), where it should earn 0: look at the reward"
+            )
+        return lines
 
     def _of_nothing(self) -> str:
         rewards = [played.grade.reward for played in self.nothing]
@@ -65,13 +89,13 @@ class Oracle:
             count = f"{len(self.untried)} tasks" if self.right else "what is right"
             left = f"{count} could not be tried ({task}: {why})"
         if not self.right:
-            return f"{left}; {CURE}"
+            return left if EXPERT in self.tried else f"{left}; {CURE}"
         rewards = list(self.right.values())
         short = [task for task, reward in self.right.items() if reward < 1.0]
         said = f"{self._what()} earns {_mean(rewards)} on average of {self._tasks(len(rewards))}"
         if not any(rewards):
             said += ", where what is right should earn 1: look at the reward"
-            said += "" if self.solves else f", or {CURE}"
+            said += "" if self.solves or EXPERT in self.tried else f", or {CURE}"
         elif short:
             said += f"; less than 1 on {len(short)} of them, such as {short[0]} ({self.right[short[0]]:.3g})"
         return "; ".join(part for part in (said, self.broke, left) if part)
@@ -79,6 +103,8 @@ class Oracle:
     def _what(self) -> str:
         if self.solves:
             return SOLVE
+        if EXPERT in self.tried:
+            return EXPERT
         if len(self.tried) == 1:
             return f"the field {self.tried[0]} as the answer"
         return f"one of the fields {', '.join(self.tried)} as the answer"
@@ -87,12 +113,13 @@ class Oracle:
         return f"{count} tasks" if count == self.of else f"{count} of {self.of} tasks"
 
 
-def ask_oracle(pool: EnvironmentPool, solves: bool, task_ids: Sequence[str], most: int) -> Oracle:
-    """Play at most ``most`` of the tasks, spread evenly, with what is right and with nothing.
+def ask_oracle(pool: EnvironmentPool, solves: bool, tasks: Callable[[], Sequence[str]], most: int) -> Oracle:
+    """Play at most ``most`` of the tasks, spread evenly, with what is right, with nonsense and with nothing.
 
     Args:
         pool: not yet open; it is closed at the end.
-        solves: whether the file has a function ``solve(task)``.
+        solves: whether it is of a file that has a function ``solve(task)``.
+        tasks: gives the tasks once the pool is open.
 
     Raises:
         EnvironmentFault, ValueError, OSError: of the environment.
@@ -101,7 +128,7 @@ def ask_oracle(pool: EnvironmentPool, solves: bool, task_ids: Sequence[str], mos
     before = environments.level
     environments.setLevel(logging.CRITICAL)  # what a wrong guess of the right answer breaks is no news
     try:
-        return asyncio.run(_ask(cast(OwnPool, pool), Oracle(len(task_ids), solves), spread(task_ids, most)))
+        return asyncio.run(_ask(pool, solves, tasks, most))
     finally:
         environments.setLevel(before)
 
@@ -112,16 +139,21 @@ def spread(task_ids: Sequence[str], most: int) -> list[str]:
     return [task_ids[number * len(task_ids) // count] for number in range(count)]
 
 
-async def _ask(pool: OwnPool, oracle: Oracle, task_ids: Sequence[str]) -> Oracle:
+async def _ask(pool: EnvironmentPool, solves: bool, tasks: Callable[[], Sequence[str]], most: int) -> Oracle:
     until = time.monotonic() + PATIENCE_S
     try:
         await pool.open()
-        for task_id in task_ids:
+        task_ids = tasks()
+        oracle = Oracle(len(task_ids), solves)
+        for task_id in spread(task_ids, most):
             oracle.nothing.append(await play_task(pool, task_id, _turns_of([])))
+            oracle.nonsense[task_id] = (await play_task(pool, task_id, _turns_of([NONSENSE]))).grade.reward
             if oracle.solves:
                 await _try(pool, oracle, task_id, "", _solving)
-            else:
+            elif isinstance(pool, _OwnPool):
                 await _try_fields(pool, oracle, task_id)
+            else:
+                await _try_expert(pool, oracle, task_id)
             if time.monotonic() > until:
                 break
     finally:
@@ -129,7 +161,20 @@ async def _ask(pool: OwnPool, oracle: Oracle, task_ids: Sequence[str]) -> Oracle
     return oracle
 
 
-async def _try_fields(pool: OwnPool, oracle: Oracle, task_id: str) -> None:
+async def _try_expert(pool: EnvironmentPool, oracle: Oracle, task_id: str) -> None:
+    oracle.tried = [EXPERT]
+    if not isinstance(pool, _PoolWithExpert):
+        oracle.untried[task_id] = "the environment has no expert"
+        return
+    try:
+        turns = [pool.message(command) for command in await pool.expert(task_id)]
+    except EnvironmentFault as error:
+        oracle.untried[task_id] = str(error)
+        return
+    await _try(pool, oracle, task_id, EXPERT, _turns_of(turns))
+
+
+async def _try_fields(pool: Any, oracle: Oracle, task_id: str) -> None:
     found = pool.field_answers(task_id)
     if not found:
         oracle.untried[task_id] = "no reward reads a field of the task that could be the answer"
@@ -139,7 +184,7 @@ async def _try_fields(pool: OwnPool, oracle: Oracle, task_id: str) -> None:
             break
 
 
-async def _try(pool: OwnPool, oracle: Oracle, task_id: str, name: str, agent_in: Any) -> None:
+async def _try(pool: EnvironmentPool, oracle: Oracle, task_id: str, name: str, agent_in: Any) -> None:
     try:
         played = await play_task(pool, task_id, agent_in)
     except _SolveBroke as error:

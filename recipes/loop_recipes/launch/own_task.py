@@ -148,7 +148,7 @@ class OwnTask:
         Raises:
             ConfigError: the environment breaks already here, such as by a reward that raises; one line.
         """
-        return self._sound(lambda: asyncio.run(play_tasks(self.pool(), self.splits[TRAINED][:count], nothing)))
+        return self._sound(lambda: asyncio.run(play_tasks(self.pool(), lambda: self.splits[TRAINED][:count], nothing)))
 
     def ask_oracle(self, most: int = ORACLE_TASKS) -> Oracle:
         """Play at most so many tasks with what the file says is right, and with nothing.
@@ -160,7 +160,7 @@ class OwnTask:
         found: list[Oracle] = []
 
         def play() -> list[Played]:
-            found.append(ask_oracle(self.pool(), solves, tasks, most))
+            found.append(ask_oracle(self.pool(), solves, lambda: tasks, most))
             return found[0].nothing
 
         self._sound(play)

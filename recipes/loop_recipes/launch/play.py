@@ -36,11 +36,12 @@ def nothing(messages: list[Message]) -> None:
 
 async def play_tasks(
     pool: EnvironmentPool,
-    task_ids: Sequence[str],
+    tasks: Callable[[], Sequence[str]],
     speak: Speak,
     ended: Callable[[Played], None] = lambda played: None,
 ) -> list[Played]:
-    """Open the pool and play one episode of each task, one after the other; ``ended`` is called after each.
+    """Open the pool and play one episode of each task, one after the other; ``ended`` is called after each, and
+    ``tasks`` once the pool is open.
 
     Raises:
         EnvironmentFault, ValueError, OSError: of the environment; names what failed.
@@ -48,7 +49,7 @@ async def play_tasks(
     episodes: list[Played] = []
     try:
         await pool.open()
-        for task_id in task_ids:
+        for task_id in tasks():
             episodes.append(await play_task(pool, task_id, lambda environment: _speaking(speak)))
             ended(episodes[-1])
     finally:

@@ -1,10 +1,12 @@
-"""Plays a few tasks of a file of functions, before anything is trained. No model is needed.
+"""Plays a few tasks of a file, or of a config's environment, before anything is trained. No model is needed.
 
 loop try my_tools.py                what an agent that does nothing sees and earns, and what the right answer earns
 loop try my_tools.py --by-hand      you are the agent: `guess number=10` calls a tool, anything else is said as text,
                                     and an empty line ends the episode
 loop try my_tools.py --model FOLDER node.model.chat_format=chatml
                                     a model plays; words say what `loop train` is told by the same ones
+loop try my_run.yaml                the same for the environment of a config, which it opens: what is right is
+                                    then what the environment's own expert does, where it has one
 """
 
 from __future__ import annotations
@@ -12,17 +14,22 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from agent_environments.protocol import EnvironmentFault, Message
+from omegaconf import OmegaConf
+
+from agent_environments.protocol import EnvironmentFault, EnvironmentPool, Message, create_pool, is_harness
 from loop_formats.rollout import Rollout
 from loop_formats.run_files import find_logs, read_rollouts
-from loop_formats.schema import ConfigError
+from loop_formats.schema import ConfigError, require
 from loop_plumbing.visible import visible
 from loop_recipes.config.arguments import verb_parser
+from loop_recipes.config.files import compose
+from loop_recipes.config.rollout_node import described_node
+from loop_recipes.launch.oracle import ask_oracle
 from loop_recipes.launch.own_task import (
     TRAINED,
     OwnTask,
@@ -30,19 +37,21 @@ from loop_recipes.launch.own_task import (
     config_of,
     write_config,
 )
-from loop_recipes.launch.play import Played, play_tasks
+from loop_recipes.launch.play import Played, nothing, play_tasks, words_as_tokens
 from loop_recipes.launch.resumable import exit_status
 from loop_recipes.launch.steps import StepFailed, run_step, tune
 from loop_recipes.rollouts.broken import hopeless_lines
 
 ORACLE_TASKS = 100
-"""Tasks that are played with the right answer and with nothing."""
+"""Tasks that are played with the right answer, with nonsense and with nothing."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Play what the words ask for; returns the exit status."""
     parser = verb_parser("try", __doc__)
-    parser.add_argument("file", metavar="FILE.py", help="with a @reward and TASKS, and @tool or @reply functions")
+    parser.add_argument(
+        "file", metavar="FILE", help="FILE.py with a @reward and TASKS, and @tool or @reply functions; or a config"
+    )
     who = parser.add_mutually_exclusive_group()
     who.add_argument("--by-hand", action="store_true", help="play at the keyboard")
     who.add_argument("--model", metavar="MODEL", help="its folder or name on the hub, which plays")
@@ -55,6 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--tasks is {options.tasks}; it must be at least 1")
 
     def work() -> str:
+        if not options.file.endswith(".py"):
+            require(options.model is None, "a config's environment is played by a model with `loop eval`")
+            return _tried(options.file, options.words, options.tasks, options.by_hand)
         task = OwnTask.read(options.file, options.words)
         if options.model is not None:
             return played_by(task, check_model(options.model, options.words), options.tasks, options.words)
@@ -62,12 +74,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for played in task.earned_by_nothing(options.tasks):
                 print(*map(shown, played.messages), result(played), sep="\n\n")
             return "\n".join(["", *task.ask_oracle(ORACLE_TASKS).lines, *_groups(task)])
-        agent = Keyboard()
-        episodes = asyncio.run(play_tasks(task.pool(), task.splits[TRAINED][: options.tasks], agent, agent.ended))
-        rewards = [one.grade.reward for one in episodes]
-        return f"mean reward {sum(rewards) / len(rewards):.3f} of {len(rewards)} tasks"
+        return _by_hand(task.pool(), lambda: task.splits[TRAINED][: options.tasks])
 
     return exit_status(parser.prog, work, (ConfigError, StepFailed, EnvironmentFault, ValueError, OSError))
+
+
+def _by_hand(pool: EnvironmentPool, tasks: Callable[[], Sequence[str]]) -> str:
+    agent = Keyboard()
+    episodes = asyncio.run(play_tasks(pool, tasks, agent, agent.ended))
+    rewards = [one.grade.reward for one in episodes]
+    return f"mean reward {sum(rewards) / len(rewards):.3f} of {len(rewards)} tasks"
+
+
+def _tried(name: str, words: Sequence[str], count: int, by_hand: bool) -> str:
+    """Play tasks of the environment that a config names."""
+    config = compose(name, words)
+    environment = described_node(config).environment
+    require(
+        not is_harness(environment.name),
+        f"{environment.name} is played by a program of its own: see a whole episode with `loop eval {name}`",
+    )
+
+    def pool() -> EnvironmentPool:
+        return create_pool(environment.name, environment.options, words_as_tokens)
+
+    playing = pool()
+
+    def tasks() -> Sequence[str]:
+        chosen = OmegaConf.select(config, "collection.tasks")
+        return list(chosen) if chosen else playing.tasks(str(config.collection.split))
+
+    if by_hand:
+        return _by_hand(playing, lambda: tasks()[:count])
+    for played in asyncio.run(play_tasks(playing, lambda: tasks()[:count], nothing)):
+        print(*map(shown, played.messages), result(played), sep="\n\n")
+    playing = pool()
+    solves = getattr(getattr(playing, "module", None), "solve", None) is not None
+    return "\n".join(["", *ask_oracle(playing, solves, tasks, ORACLE_TASKS).lines])
 
 
 def _groups(task: OwnTask) -> list[str]:

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -337,6 +338,22 @@ def test_a_module_of_tools_is_looked_at(tmp_path, change, problem):
     for section in (tools, mixed):
         job_check._environment(report, SimpleNamespace(environment=SimpleNamespace(**section)))
     assert [problem in line for line in report.problems] == ([True, True] if problem else [])
+
+
+@pytest.mark.parametrize(
+    ("options", "unopened", "problem"),
+    [
+        ({"python": sys.executable}, True, None),
+        ({"python": "python3"}, True, None),
+        ({"python": "/no/such/python"}, True, "node.environment.python: there is no interpreter at /no/such/python"),
+    ],
+)
+def test_an_environment_that_was_not_opened_is_said(options, unopened, problem):
+    report = Report()
+    environment = SimpleNamespace(name="textcraft", options=options)
+    job_check._environment(report, SimpleNamespace(environment=environment))
+    assert report.unopened is unopened
+    assert report.problems == ([problem] if problem else [])
 
 
 def test_a_way_of_thinking_that_the_model_has_not_is_named():

@@ -138,13 +138,14 @@ def test_one_line_says_what_is_right_and_one_what_nothing_earns(tmp_path, name):
 
 def test_what_breaks_is_named_with_its_line(tmp_path):
     (tmp_path / "mine.py").write_text(reward(value='answer != "" and 1 / target > 0.0'))
-    (line, _) = OwnTask.read(tmp_path / "mine.py").ask_oracle().lines
+    line, _, nonsense = OwnTask.read(tmp_path / "mine.py").ask_oracle().lines
+    assert nonsense.startswith("nonsense: a turn of nonsense earns something in 5 of 6 tasks, such as 1 (1), where it")
     assert (
         "earns 0.833 on average of 6 tasks; less than 1 on 1 of them, such as 0 (0); reward right raised Zero" in line
     )
     assert f"({tmp_path / 'mine.py'}:6) on task 0" in line
     (tmp_path / "mine.py").write_text(reward() + "\ndef solve(task):\n    return task['no such']\n")
-    (line, _) = OwnTask.read(tmp_path / "mine.py").ask_oracle().lines
+    line, _ = OwnTask.read(tmp_path / "mine.py").ask_oracle().lines
     assert f"(0: solve raised KeyError: 'no such' ({tmp_path / 'mine.py'}:11))" in line
 
 

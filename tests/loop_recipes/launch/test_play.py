@@ -21,7 +21,7 @@ def call(value):
 
 def test_nothing_is_done(pool):
     ended = []
-    first, second = asyncio.run(play_tasks(pool, ["product2", "product3"], nothing, ended.append))
+    first, second = asyncio.run(play_tasks(pool, lambda: ["product2", "product3"], nothing, ended.append))
     assert ended == [first, second]
     assert [message.role for message in first.messages] == ["system", "user"]
     assert (first.task_id, first.turns, first.grade.reward, second.turns) == ("product2", 0, 0.0, 0)
@@ -29,7 +29,7 @@ def test_nothing_is_done(pool):
 
 def test_an_episode_goes_on_until_the_environment_ends_it(pool):
     said = ["hm", call(74), call(1)]
-    (played,) = asyncio.run(play_tasks(pool, ["product2"], lambda messages: said.pop(0)))
+    (played,) = asyncio.run(play_tasks(pool, lambda: ["product2"], lambda messages: said.pop(0)))
     assert [message.role for message in played.messages[2:]] == ["assistant", "user", "assistant", "user"]
     assert "there is no tool call" in played.messages[3].content
     assert (played.turns, played.grade.success, said) == (2, True, [call(1)])
@@ -37,7 +37,7 @@ def test_an_episode_goes_on_until_the_environment_ends_it(pool):
 
 def test_the_pool_is_closed_whatever_happens(pool):
     with pytest.raises(UnknownTask):
-        asyncio.run(play_tasks(pool, ["product2", "nosuch"], nothing))
+        asyncio.run(play_tasks(pool, lambda: ["product2", "nosuch"], nothing))
     assert pool.status().open_worlds == 0
 
 

@@ -63,6 +63,69 @@ def test_a_model_plays_as_an_evaluation_that_is_thrown_away(monkeypatch, tmp_pat
     assert not folders[0].exists()
 
 
+COUNTING = """
+machine: cpu
+output_dir: {folder}/run
+collection: {{split: train}}
+node: {{environment: {{name: {name}}}}}
+"""
+EXPERT_POOL = """
+from agent_environments.counter import TARGETS, CounterPool
+
+
+class CountingPool(CounterPool):
+    def __init__(self, token_spans, **options):
+        super().__init__(token_spans, **options)
+
+    async def expert(self, task_id):
+        target = next(targets[task_id] for targets in TARGETS.values() if task_id in targets)
+        return [f"add({min(9, target - done)})" for done in range(0, target, 9)] + ["finish()"]
+
+    def message(self, command):
+        return f"```python\\n{command}\\n```"
+"""
+
+
+def counting(tmp_path, name="counter"):
+    file = tmp_path / "counting.yaml"
+    file.write_text(COUNTING.format(folder=tmp_path, name=name))
+    return str(file)
+
+
+def test_the_environment_of_a_config_is_played(tmp_path, capsys, monkeypatch):
+    assert main([counting(tmp_path), "--tasks", "2"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("Task: Bring the counter from 0 to ") == 2
+    assert "=== task reach3_1: 0 turns, reward 0" in said
+    assert "right:    what is right could not be tried (reach3_1: the environment has no expert)\n" in said
+    (tmp_path / "counting_pool.py").write_text(EXPERT_POOL)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main([counting(tmp_path, "counting_pool:CountingPool"), "--tasks", "1"]) == 0
+    assert "right:    the environment's expert earns 1 on average of 12 tasks\n" in capsys.readouterr().out
+
+
+def test_a_person_plays_the_environment_of_a_config(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("hm\n\n"))
+    assert main([counting(tmp_path), "--by-hand", "--tasks", "1", "collection.tasks=[reach5_2]"]) == 0
+    assert "=== task reach5_2: 1 turns, reward 0" in capsys.readouterr().out
+
+
+def test_a_config_s_mistakes_are_one_line(tmp_path, capsys):
+    for words, said in (
+        (["nosuch_config"], "no config 'loop_appworld/nosuch_config'"),
+        ([counting(tmp_path), "--model", "models/any"], "a config's environment is played by a model with `loop eval`"),
+        (["tiny_cpu", "world=agent"], "harness is played by a program of its own"),
+        (
+            [counting(tmp_path), "node.environment={name: textcraft, python: /none/python}"],
+            "no interpreter of the worlds",
+        ),
+    ):
+        assert main(words) == 1
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("\n") == 1
+
+
 def test_a_mistake_is_one_line(tmp_path, capsys):
     assert main([str(tmp_path / "nosuch.py")]) == 1
     assert capsys.readouterr().err == f"loop try: {tmp_path / 'nosuch.py'} is no file\n"

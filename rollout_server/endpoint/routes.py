@@ -1,8 +1,9 @@
 """The HTTP face of the recording endpoint: the chat APIs of its dialects, a key per episode.
 
 The key comes as the bearer token, as OpenAI's clients send it, in a header of Anthropic's or Google's clients, or in
-the path for one that can send none: ``/sessions/<key>/v1/chat/completions``. Answers are whole before their first byte
-is sent, also those that stream: so a failure has its HTTP status, a request may go to another server after one that
+the path for one that can send none: ``/sessions/<key>/v1/chat/completions``. Answers are whole before their first event
+is sent, also those that stream: so a failure has its HTTP status (but for one after more than twenty seconds, for which
+a stream is kept alive), a request may go to another server after one that
 died, and a client that hangs up finds the same answer when it asks again. To pass tokens on as they are sampled would
 also cost the node an event for each of all episodes' tokens.
 """
@@ -14,7 +15,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -26,9 +27,11 @@ from rollout_server.endpoint.dialects import CHAT, Route, routes
 from rollout_server.endpoint.dialects.dialect import Dialect
 from rollout_server.endpoint.session import Session
 from rollout_server.endpoint.sessions import Sessions
-from rollout_server.endpoint.wire import MODEL, ApiError, Asked
+from rollout_server.endpoint.wire import MODEL, Answer, ApiError, Asked
 
 WRITE_DEADLINE_S = 60.0
+ALIVE_S = 20.0
+"""How often a stream says that its answer is on its way: clients hang up after 60 to 300 seconds without a byte."""
 KEY_HEADERS = ("x-api-key", "x-goog-api-key")
 PATH_CHARACTERS = 200
 _WITH_KEY = re.compile(r"/sessions/([^/]*)(/.*)")
@@ -150,22 +153,59 @@ async def complete(route: Route, request: web.Request, session: Session) -> web.
     tried = request.headers.get("X-Stainless-Retry-Count", "0")
     retried = "Idempotency-Key" in request.headers or tried not in ("", "0")
     transport = request.transport  # not the request, which holds its body as long as its call is kept
-    answer = await session.complete(asked, identity, retried, lambda: _is_open(transport))
-    response = _response(json.dumps(dialect.whole(asked, answer)).encode() if not asked.stream else None)
+    answering = asyncio.create_task(session.complete(asked, identity, retried, lambda: _is_open(transport)))
+    begun = await _kept_alive(request, dialect, answering) if asked.stream else None
+    try:
+        answer = await answering
+    except ApiError as error:
+        if begun is None:
+            raise
+        session.note_refusal(error)
+        await _is_sent(request, begun, [dialect.failure(error)])
+        return begun
+    if asked.stream:
+        response, events = begun or _stream(), dialect.events(asked, answer)
+    else:
+        response, events = _whole(dialect.whole(asked, answer)), iter(())
+    if await _is_sent(request, response, events) and _is_open(transport):
+        session.heard(identity)
+    return response
+
+
+async def _kept_alive(
+    request: web.Request, dialect: Dialect, answering: asyncio.Task[Answer]
+) -> web.StreamResponse | None:
+    """A stream that says from time to time that the answer is on its way; None if it came before that was needed."""
+    begun: web.StreamResponse | None = None
+    try:
+        while not (await asyncio.wait([answering], timeout=ALIVE_S))[0]:
+            begun = begun or _stream()
+            if not await _is_sent(request, begun, [dialect.alive], ends=False):
+                break
+    except asyncio.CancelledError:
+        answering.cancel()
+        raise
+    return begun
+
+
+async def _is_sent(
+    request: web.Request, response: web.StreamResponse, events: Iterable[bytes], ends: bool = True
+) -> bool:
+    """Send events, and the response's end; False for a client that has gone or takes nothing, whose answer waits for
+    its retry."""
     try:
         async with asyncio.timeout(WRITE_DEADLINE_S):
-            await response.prepare(request)
-            if asked.stream:
-                for event in dialect.events(asked, answer):
-                    await response.write(event)
-            await response.write_eof()
-    except (TimeoutError, ConnectionResetError):  # it has gone, or takes nothing: the answer waits for its retry
+            if not response.prepared:
+                await response.prepare(request)
+            for event in events:
+                await response.write(event)
+            if ends:
+                await response.write_eof()
+    except (TimeoutError, ConnectionResetError):
         if request.transport is not None:
             request.transport.abort()
-    else:
-        if _is_open(transport):
-            session.heard(identity)
-    return response
+        return False
+    return True
 
 
 async def count_tokens(route: Route, request: web.Request, session: Session) -> web.Response:
@@ -234,11 +274,12 @@ async def _object(request: web.Request, session: Session) -> dict[str, Any]:
     return value
 
 
-def _response(whole: bytes | None) -> web.StreamResponse:
-    """The response with a body, or for one that streams."""
-    if whole is None:
-        return web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
-    return web.Response(body=whole, content_type="application/json")
+def _stream() -> web.StreamResponse:
+    return web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+
+
+def _whole(answer: Mapping[str, Any]) -> web.StreamResponse:
+    return web.Response(body=json.dumps(answer).encode(), content_type="application/json")
 
 
 def _is_open(transport: asyncio.Transport | None) -> bool:

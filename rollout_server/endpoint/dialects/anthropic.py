@@ -62,6 +62,8 @@ class _Body(Body):
 class Anthropic(Dialect):
     """Anthropic's messages."""
 
+    alive = event({"type": "ping"}, "ping")
+
     def _read(self, body: bytes, recall: Recall) -> Asked:
         given = _Body.parse(body)
         if given.compaction is not None:
@@ -114,6 +116,9 @@ class Anthropic(Dialect):
         if error.code == CONTEXT_EXCEEDED:  # clients compact their history when they read these words
             said = f"prompt is too long: {said}"
         return {"type": "error", "error": {"type": kind, "message": said, "details": {"error_code": error.code}}}
+
+    def failure(self, error: ApiError) -> bytes:
+        return event(self.refusal(error), "error")
 
 
 def _before(thread: _Thread | None, recall: Recall) -> Recalled | None:

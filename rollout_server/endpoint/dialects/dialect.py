@@ -78,7 +78,13 @@ class Body(BaseModel):
 
 
 class Dialect(ABC):
-    """One chat API."""
+    """One chat API.
+
+    Attributes:
+        alive: says in a stream that the answer is on its way; clients pass over it.
+    """
+
+    alive: bytes = b": the policy is speaking\n\n"
 
     def read(self, body: bytes, recall: Recall) -> Asked:
         """The call that a request makes.
@@ -109,6 +115,10 @@ class Dialect(ABC):
         kind = {401: "authentication_error", 429: "rate_limit_error"}.get(error.status, "invalid_request_error")
         kind = "server_error" if error.status >= 500 else kind
         return {"error": {"message": str(error), "type": kind, "param": None, "code": error.code}}
+
+    def failure(self, error: ApiError) -> bytes:
+        """A refusal that stands in a stream, which has begun."""
+        return event(self.refusal(error))
 
 
 def event(data: Mapping[str, Any], name: str | None = None) -> bytes:

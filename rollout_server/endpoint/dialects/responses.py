@@ -126,6 +126,10 @@ class Responses(Dialect):
             yield told("output_item.done", output_index=index, item=item)
         yield told(whole["status"], response=whole)
 
+    def failure(self, error: ApiError) -> bytes:
+        told = {"code": error.code, "message": str(error), "param": None}
+        return event({"type": "error", "sequence_number": 0, **told}, "error")
+
 
 def _before(response_id: str | None, recall: Recall) -> Sequence[ChatMessage]:
     """The conversation up to an earlier answer, and that answer."""

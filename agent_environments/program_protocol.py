@@ -3,7 +3,7 @@ until it ends."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
@@ -47,6 +47,29 @@ class Ended:
     answer: str = ""
 
 
+@dataclass(frozen=True)
+class SideCalls:
+    """A rule for calls of a program that are no part of its task, such as for a title or a commit message.
+
+    They are answered, but are no turns, and nothing is trained on them. A call is one of these if all hold that are
+    given: the ``model`` that it names, a text that its ``system`` prompt contains, the names of exactly the ``tools``
+    that it offers. ``by_base``: the base model answers it, not the policy.
+    """
+
+    model: str | None = None
+    system: str | None = None
+    tools: frozenset[str] | None = None
+    by_base: bool = False
+
+    def hold(self, model: str, system: str, tools: Set[str]) -> bool:
+        """Whether a call is one of these."""
+        return (
+            self.model in (None, model)
+            and (self.system is None or self.system in system)
+            and self.tools in (None, tools)
+        )
+
+
 class Offer(Protocol):
     """An episode for a program elsewhere."""
 
@@ -66,6 +89,11 @@ class ProgramEnvironment(Environment, Protocol):
     @property
     def has_world(self) -> bool:
         """Whether there is a world of ours to act in."""
+        ...
+
+    @property
+    def side_calls(self) -> Sequence[SideCalls]:
+        """The rules for calls that are no part of the task; the first that holds counts."""
         ...
 
     @property

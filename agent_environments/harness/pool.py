@@ -27,9 +27,10 @@ from agent_environments.description import TOOLS_BEHAVIOR, Description, descript
 from agent_environments.harness.home import home_variables, make_home, remove_home
 from agent_environments.harness.program import run_program
 from agent_environments.places import Places
+from agent_environments.program_config import side_calls as read_side_calls
 from agent_environments.program_config import variables as environment_variables
 from agent_environments.program_config import words
-from agent_environments.program_protocol import Connection, Ended, Figures, Offer
+from agent_environments.program_protocol import Connection, Ended, Figures, Offer, SideCalls
 from agent_environments.protocol import (
     Environment,
     EnvironmentCrashed,
@@ -111,6 +112,11 @@ class HarnessEnvironment:
             return program.result()
         except OSError as error:
             raise EnvironmentCrashed(f"the harness cannot be started: {error}") from error
+
+    @property
+    def side_calls(self) -> Sequence[SideCalls]:
+        """The rules of the config."""
+        return self._pool.side_calls
 
     @property
     def grades_itself(self) -> bool:
@@ -205,6 +211,8 @@ class HarnessPool:
         variables: more environment variables of the program.
         prefix: a command that it is run under, such as a sandbox.
         home_template: a folder that is copied into the home that each episode's program has of its own.
+        side_calls: rules for calls that are answered and not trained on, each the fields of a
+            :class:`~agent_environments.program_protocol.SideCalls`.
 
     Raises:
         ValueError: nothing grades, or there are no tasks.
@@ -222,6 +230,7 @@ class HarnessPool:
         variables: Mapping[str, str] | None = None,
         prefix: Sequence[str] = (),
         home_template: str | None = None,
+        side_calls: Sequence[Mapping[str, Any]] = (),
         max_worlds: int = 16,
     ) -> None:
         if world is None and not tasks:
@@ -233,6 +242,7 @@ class HarnessPool:
         self.grade_command = None if grade_command is None else _found(words("harness: grade_command", grade_command))
         self.accept_reward = accept_reward
         self.variables = environment_variables("harness: variables", variables or {})
+        self.side_calls = read_side_calls("harness: side_calls", side_calls)
         self.home_template = None if home_template is None else Path(home_template).expanduser().absolute()
         self._tasks = {split: words(f"harness: tasks.{split}", ids) for split, ids in (tasks or {}).items()}
         self._splits = {task_id: split for split, ids in self._tasks.items() for task_id in ids}

@@ -18,6 +18,7 @@ from rollout_server.collecting.policy_sampler import EpisodeServices, PolicySamp
 from rollout_server.collecting.speaker import EpisodeFailed
 from rollout_server.endpoint.session import Session, World
 from rollout_server.endpoint.sessions import Sessions
+from rollout_server.inference.command import BASE_MODEL_NAME
 
 SHOWN_OUTPUT = 600
 """Most characters of a program's output in an error."""
@@ -64,8 +65,16 @@ class HarnessEpisode(Attempt):
             raise TypeError("the environment of a harness episode is a harness")
         opening = await self._start_world(environment)
         limits = replace(self._limits, max_turns=self._request.max_turns(self.key.task_id))
+        base = PolicySampler(self._request.sampling, self._request.limits, 0, BASE_MODEL_NAME, self._services)
         session = self._session = Session(
-            self.rollout_id, self.seed, limits, self._own_time, self._sampler, self._services.tokens
+            self.rollout_id,
+            self.seed,
+            limits,
+            self._own_time,
+            self._sampler,
+            self._services.tokens,
+            side_calls=harness.side_calls,
+            base=base,
         )
         session.serve_world(World(self.key.task_id, opening, harness, environment.step))
         self._key = self._sessions.open(session)

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
-from agent_environments.program_protocol import Figures, ProgramEnvironment
+from agent_environments.program_protocol import Figures, ProgramEnvironment, SideCalls
 from agent_environments.protocol import EnvironmentFault, EnvironmentTimeout, Message, StepResult
 from loop_formats.collection_request import Limits, Sampling
 from loop_formats.rollout import REQUEST_REFUSED
@@ -42,6 +42,8 @@ READERS = ThreadPoolExecutor(2, "request")
 MOST_REFUSED = 1024
 """Refused calls that are remembered."""
 NONCE_BYTES = 6
+SIDE_CALLS_PER_TURN = 4
+"""Most calls aside for each turn that an episode may have: their time is not the agent's, so nothing else ends them."""
 COUNTED_BYTES = 1 << 20
 """Most bytes of a first request whose tokens are counted though they are too many."""
 MOST_REFUSALS, REFUSAL_CHARACTERS = 8, 300
@@ -98,7 +100,10 @@ class Session:
         sampler: PolicySampler,
         tokens: ChatFormat,
         record: bool = True,
+        side_calls: Sequence[SideCalls] = (),
+        base: PolicySampler | None = None,
     ):
+        """``side_calls`` are answered and not recorded, by ``base`` where a rule says so."""
         self.episode_id = episode_id
         self.refused: str | None = None
         self.failure: asyncio.Future[EpisodeFailed] = asyncio.get_running_loop().create_future()
@@ -110,6 +115,8 @@ class Session:
         self._conversations = Conversations(tokens)
         self._nonce = secrets.token_hex(NONCE_BYTES)
         """In the ids of turns and calls: those of another session's are unknown here."""
+        self._side_calls, self._base = side_calls, base
+        self._side_nonce, self._side_begun = secrets.token_hex(NONCE_BYTES), 0
         self._answered: dict[str, tuple[int, str | None, Tools]] = {}
         """Of each turn, its place among the conversations, and the instructions and tools of its call."""
         self._record = record
@@ -325,6 +332,9 @@ class Session:
 
     async def _answer(self, asked: Asked) -> Answer:
         self._check_going_on()
+        side = self._side_rule(asked) if self._record else None
+        if side is not None:
+            return await self._answer_aside(asked, side)
         self._check_turns_left(asked.choices)
         sampling = None if self._record else self._wished(asked)
         try:
@@ -336,19 +346,11 @@ class Session:
         self._check_turns_left(asked.choices)  # other calls may have begun meanwhile
         numbers = range(self._begun, self._begun + asked.choices)
         self._begun = numbers.stop
+        seeds = [
+            derive_seed(self._seed, number) if self._record else self._wished_seed(asked, number) for number in numbers
+        ]
         try:
-            with self._own_time.paused():
-                drawn = await _together(
-                    self._sampler.sample(
-                        self.episode_id,
-                        prompt.token_ids,
-                        self._seed_of(asked, number),
-                        asked.token_limit,
-                        sampling,
-                        asked.stops,
-                    )
-                    for number in numbers
-                )
+            drawn = await self._drawn(self._sampler, asked, prompt, seeds, sampling)
         except EpisodeFailed as error:
             if not self.failure.done():
                 self.failure.set_result(error)
@@ -356,36 +358,83 @@ class Session:
                 raise ApiError(400, "invalid_request", str(error)) from error
             raise ApiError(503, error.reason, str(error), RETRY_AFTER_S) from error
         self.refused = self._unread = None
-        choices = [
-            self._choice(asked, prompt, number, version, generation)
-            for number, (version, generation) in zip(numbers, drawn, strict=True)
-        ]
+        named = [f"{self._nonce}_{number}" for number in numbers]
+        answer = self._told(asked, prompt, named, drawn, self._record)
         if self._record:
             self._note(asked)
-        sampled = sum(tokens for _, tokens in choices)
-        self._sampled_tokens += sampled
+        self._sampled_tokens += answer.completion_tokens
+        return answer
+
+    def _side_rule(self, asked: Asked) -> SideCalls | None:
+        """The rule by which a call is no part of the task; None for one that is."""
+        if not self._side_calls or asked.text is not None:
+            return None
+        system = "\n".join(message.content for message in asked.messages if message.role == "system")
+        tools = {tool["function"]["name"] for tool in asked.tools}
+        return next((rule for rule in self._side_calls if rule.hold(asked.model, system, tools)), None)
+
+    async def _answer_aside(self, asked: Asked, rule: SideCalls) -> Answer:
+        """Answer a call that is no turn, and is trained on by nobody: what fails in it does not end the attempt."""
+        numbers = range(self._side_begun, self._side_begun + asked.choices)
+        if numbers.stop > SIDE_CALLS_PER_TURN * self._limits.max_turns:
+            raise ApiError(400, "too_many_side_calls", f"the episode has had {self._side_begun} calls aside")
+        self._side_begun = numbers.stop
+        sampler = self._base if rule.by_base and self._base is not None else self._sampler
+        prompt, sampling = await self._prompt(asked), self._wished(asked)
+        seeds = [self._wished_seed(asked, number, "aside") for number in numbers]
+        try:
+            drawn = await self._drawn(sampler, asked, prompt, seeds, sampling)
+        except EpisodeFailed as error:
+            raise ApiError(503, error.reason, str(error), RETRY_AFTER_S) from error
+        answer = self._told(asked, prompt, [f"{self._side_nonce}_{number}" for number in numbers], drawn, keep=False)
+        self._counts["aside"] += asked.choices
+        self._counts["aside_tokens"] += answer.completion_tokens
+        return answer
+
+    async def _drawn(
+        self, sampler: PolicySampler, asked: Asked, prompt: Prompt, seeds: Sequence[int], sampling: Sampling | None
+    ) -> list[tuple[int, Generation]]:
+        """The version that sampled each choice, and what it sampled."""
+        limit, stops = asked.token_limit, asked.stops
+        with self._own_time.paused():
+            return await _together(
+                sampler.sample(self.episode_id, prompt.token_ids, seed, limit, sampling, stops) for seed in seeds
+            )
+
+    def _told(
+        self,
+        asked: Asked,
+        prompt: Prompt,
+        turn_ids: Sequence[str],
+        drawn: Sequence[tuple[int, Generation]],
+        keep: bool,
+    ) -> Answer:
+        """What was sampled as it is told; ``keep``: it is recorded."""
+        choices = [
+            self._choice(asked, prompt, turn_id, version, generation, keep)
+            for turn_id, (version, generation) in zip(turn_ids, drawn, strict=True)
+        ]
         return Answer(
             model=asked.model,
             choices=tuple(choice for choice, _ in choices),
             prompt_tokens=len(prompt.token_ids),
-            completion_tokens=sampled,
+            completion_tokens=sum(tokens for _, tokens in choices),
             cached_tokens=drawn[0][1].cached_tokens,
         )
 
     def _choice(
-        self, asked: Asked, prompt: Prompt, number: int, version: int, generation: Generation
+        self, asked: Asked, prompt: Prompt, turn_id: str, version: int, generation: Generation, keep: bool
     ) -> tuple[Choice, int]:
-        """Read and keep what was sampled as turn ``number``; returns it as it is told, and how many tokens it has."""
+        """Read what was sampled as a turn, and keep it; returns it as it is told, and how many tokens it has."""
         generation, stopped_by = self._cut(generation, asked.stops)
         with_tools = bool(asked.tools)
         if asked.text is None:
             turn = self._tokens.read(prompt.token_ids, generation.token_ids, with_tools)
         else:
             turn = ReadTurn(self._tokens.decode(self._tokens.without_stop(generation.token_ids)))
-        turn_id = f"{self._nonce}_{number}"
         spoken = spoken_message(_before(turn.answer, asked.stops), with_tools, turn.reasoning)
         spoken = replace(spoken, call_ids=tuple(f"call_{turn_id}_{place}" for place in range(len(spoken.calls))))
-        if self._record:
+        if keep:
             place = self._conversations.add(prompt, spoken, turn, version, generation, stopped_by)
             self._answered[turn_id] = place, asked.instructions, asked.tools
         choice = Choice(
@@ -414,11 +463,11 @@ class Session:
         *said, spoken = messages[instructions is not None :]
         return Recalled(instructions, tuple(said), tools, spoken)
 
-    def _seed_of(self, asked: Asked, number: int) -> int:
-        """Call n is sampled with the seed of turn n; unless nothing is recorded, and the call names a seed."""
+    def _wished_seed(self, asked: Asked, number: int, *origin: str) -> int:
+        """The seed of a choice that nobody records: the one that the call names."""
         wished = asked.settings.get("seed")
-        if self._record or type(wished) is not int or abs(wished) >= 2**63:
-            return derive_seed(self._seed, number)
+        if type(wished) is not int or abs(wished) >= 2**63:
+            return derive_seed(self._seed, number, *origin)
         return wished if asked.choices == 1 else derive_seed(wished, number)
 
     def _wished(self, asked: Asked) -> Sampling:

@@ -45,6 +45,7 @@ class VerifiersEnvironment:
 
     has_world = False
     grades_itself = True
+    side_calls = ()
 
     def __init__(self, pool: VerifiersPool, process: ForkedProcess) -> None:
         self._pool = pool

@@ -65,8 +65,8 @@ METRICS: dict[str, str] = {
     "cut_in_thinking": "share of turns that ended before their thinking did, by a limit or by the policy itself; "
     "only of a model that thinks",
     "environments": "for each environment of a mixture: its rollouts, reward, success, completed, turns and tokens",
-    "endpoint": "of agent programs, means over episodes: calls answered and repeated, settings not applied, turns that "
-    "came back edited (docs/your_own_task.md)",
+    "endpoint": "of agent programs, means over episodes: calls answered, repeated and refused, calls and tokens "
+    "aside, settings not applied, turns that came back edited (docs/your_own_task.md)",
     "stated": "mean of each reward and metric by name that a grade holds (docs/your_own_task.md)",
     "kept_fraction": "share of rollouts whose abs(advantage) is at least update.min_abs_advantage",
     "left_out_rollouts": "rollouts without a sampled token among their first update.max_tokens_per_rollout; only where "

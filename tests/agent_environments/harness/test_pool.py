@@ -52,6 +52,13 @@ async def played(harness_pool):
         ({"grade_command": "true", "accept_reward": False}, "harness: grade_command must be a list of words"),
         ({"variables": {"SEED": None}}, "harness: variables.SEED holds None"),
         ({"tasks": {"train": "t_1"}}, "harness: tasks.train must be a list of words"),
+        ({"side_calls": {"model": "m"}}, "harness: side_calls must be a list of rules"),
+        ({"side_calls": [{}]}, r"harness: side_calls\[0\] must hold model, system or tools"),
+        ({"side_calls": [{"by_base": True}]}, "must hold model, system or tools"),
+        ({"side_calls": [{"modle": "m"}]}, "must hold model, system or tools"),
+        ({"side_calls": [{"system": ""}]}, "model and system must be texts"),
+        ({"side_calls": [{"tools": "add"}]}, r"side_calls\[0\].tools must be a list of words"),
+        ({"side_calls": [{"tools": [], "by_base": "yes"}]}, "by_base must be true or false"),
     ],
 )
 def test_a_config_without_a_grader_or_tasks_is_refused(options, why):

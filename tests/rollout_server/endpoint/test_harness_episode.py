@@ -98,6 +98,20 @@ async def test_an_episode_of_three_sequences_is_delivered_whole_and_counts_once(
         )
 
 
+async def test_a_rule_of_the_config_keeps_a_call_out_of_the_record(policy, tmp_path):
+    tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
+    agent = SUB_AGENTS.replace("messages=messages)", "messages=messages, tools=tools)")
+    agent = agent.replace("def ask(*texts):", "def ask(*texts, tools=openai.omit):")
+    agent = agent.replace('ask("plan"),', f'ask("plan", tools=[{tool}]),')
+    config = {"side_calls": [{"system": "never said"}, {"model": "m", "tools": []}]}
+    config["command"] = [sys.executable, "-c", agent]
+    async with local_node(policy, tmp_path / "node", environment=harness(**config)) as running:
+        rollouts, _ = await running.collect(request(tasks=["reach3_1"], rollouts_per_task=1))
+    [rollout] = rollouts
+    calls = rollout.extra["harness"]["calls"]
+    assert (len(rollout.turns), calls["answered"], calls["aside"]) == (1, 1, 2)
+
+
 NEVER_ENDS = """
 import os, time, urllib.request
 ask = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", b'{"messages": [{"role": "user"}]}')

@@ -53,7 +53,7 @@ async def test_the_base_model_answers_where_a_rule_says_so(running):
     assert (asked["model"], asked["sampling_params"]["temperature"]) == ("base", 0.25)
     await opened.ask([{"role": "system", "content": "Another title."}, *HELLO])
     await opened.ask()
-    assert [body["model"] for body in running.vllm.requests[-2:]] == ["policy-v0"] * 2
+    assert all(body["model"].startswith("policy-v") for body in running.vllm.requests[-2:])
 
 
 async def test_a_side_call_takes_no_turn_changes_no_seed_and_is_not_gone_on_from(running):

@@ -26,8 +26,8 @@ from typing import Any
 from agent_environments.description import TOOLS_BEHAVIOR, Description, description_of
 from agent_environments.harness.home import home_variables, make_home, remove_home
 from agent_environments.harness.program import run_program
+from agent_environments.harness.side_calls import read_side_calls
 from agent_environments.places import Places
-from agent_environments.program_config import side_calls as read_side_calls
 from agent_environments.program_config import variables as environment_variables
 from agent_environments.program_config import words
 from agent_environments.program_protocol import Connection, Ended, Figures, Offer, SideCalls

@@ -50,20 +50,22 @@ class VerifiersEnvironment:
     def __init__(self, pool: VerifiersPool, process: ForkedProcess) -> None:
         self._pool = pool
         self._process = process
-        self._task: dict[str, Any] = {}
+        self._task_id = ""
         self._played: dict[str, Any] = {"error": "the episode ended before its taskset had graded it", "broke": False}
         self._closed = False
 
     async def start(self, task_id: str) -> list[Message]:
         """The taskset opens the conversation itself."""
-        self._task = self._pool.place_of(task_id)
+        self._pool.check_tasks([task_id])
+        self._task_id = task_id
         return []
 
     async def run(self, connection: Connection) -> Ended | None:
         """Until the taskset has graded what its agent did, or something broke."""
         told = {"base_url": connection.url_with_key, "max_turns": connection.max_turns}
         try:
-            self._played = await self._process.ask("play", PLAY_DEADLINE_S, **self._task, **told)
+            place = self._pool.place_of(self._task_id)
+            self._played = await self._process.ask("play", PLAY_DEADLINE_S, **place, **told)
         except (Raised, ProcessEnded) as error:
             self._played = {"error": str(error), "broke": True}
         failed = self._played.get("error")
@@ -76,12 +78,12 @@ class VerifiersEnvironment:
         """Nothing: the taskset says what the episode is worth."""
 
     async def grade(self) -> Grade:
-        """The taskset's rewards, on the scale of the config."""
+        """The taskset's rewards, on the scale of the config or of their weights."""
         played = self._played
         if "error" in played:
             broke = Broke("taskset", played["error"]) if played["broke"] else None
             return Grade.of_ungradable(played["error"], broke)
-        reward = self._pool.scale.share(played["reward"])
+        reward = self._pool.scale_of(self._task_id).share(played["reward"])
         return Grade(reward, reward == 1.0, rewards=played["rewards"], metrics=played["metrics"])
 
     async def close(self) -> None:
@@ -100,7 +102,8 @@ class VerifiersPool:
         splits: split -> options of the taskset in it; None: one split, ``train``.
         held_out: of the tasks of one split, so many are split ``held_out`` and no longer ``train``.
         limit: so many of the first tasks of each split; None: all.
-        scale: the lowest and the highest sum of its rewards; None: [0, 1].
+        scale: the lowest and the highest sum of its rewards; None: what each task's weights give, its rewards being
+            from 0 to 1.
         variables: more environment variables of its processes.
         max_worlds: episodes at a time.
     """
@@ -123,7 +126,7 @@ class VerifiersPool:
         max_worlds: int = 16,
     ) -> None:
         self.dataset = taskset
-        self.scale = Scale.of(scale)
+        self._scale = None if scale is None else Scale.of(scale)
         self._python = python
         self._held_out = held_out
         self._table: TaskTable | None = None
@@ -139,7 +142,7 @@ class VerifiersPool:
         Raises:
             FileNotFoundError: there is no such interpreter.
             EnvironmentCrashed: it has no such package or taskset; one line.
-            ValueError: as :class:`~agent_environments.tools.tasks.TaskTable`.
+            ValueError: as :class:`~agent_environments.tools.tasks.TaskTable`; or the scale has to be given.
         """
         if shutil.which(self._python) is None:
             raise FileNotFoundError(f"no interpreter at {self._python}: make one with `verifiers` and the taskset")
@@ -152,10 +155,16 @@ class VerifiersPool:
             splits = await process.ask("tasks", TASKS_DEADLINE_S)
         finally:
             process.kill()
+        unknown = next((row["unknown"] for rows in splits.values() for row in rows if "unknown" in row), None)
+        if self._scale is None and unknown is not None:
+            raise ValueError(
+                f"nobody can tell how much a rollout of {self.dataset} may earn, as {unknown}: set "
+                "environment.scale to [lowest, highest]"
+            )
         self._table = TaskTable(
             {
-                split: [{"id": task, "place": {"split": split, "number": number}} for number, task in enumerate(ids)]
-                for split, ids in splits.items()
+                split: [row | {"place": {"split": split, "number": number}} for number, row in enumerate(rows)]
+                for split, rows in splits.items()
             }
         )
         if self._held_out is not None:
@@ -178,6 +187,10 @@ class VerifiersPool:
         """The split and the number of a task, as its taskset has it; raises UnknownTask."""
         place: dict[str, Any] = self._tasks[task_id]["place"]
         return place
+
+    def scale_of(self, task_id: str) -> Scale:
+        """The lowest and the highest sum of a task's rewards."""
+        return self._scale or Scale(*self._tasks[task_id]["scale"])
 
     async def acquire(self, episode_id: str) -> VerifiersEnvironment:
         await self._places.take()

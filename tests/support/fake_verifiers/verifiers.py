@@ -15,11 +15,34 @@ for _name in ("v1", "v1.utils", "v1.utils.loaders", "v1.configs", "v1.configs.ag
     sys.modules[f"verifiers.{_name}"] = sys.modules[__name__]
 
 TASKSETS = {
-    "deeds-v1": ["good", "raises", "unscored", "unrewarded", "dies", "exits", "harness-error", "outside", "two-agents"],
+    "deeds-v1": [
+        "good",
+        "raises",
+        "unscored",
+        "unrewarded",
+        "dies",
+        "exits",
+        "harness-error",
+        "outside",
+        "two-agents",
+        "twice",
+    ],
     "numbers-v1": [None, None, None],
     "endless-v1": None,
     "duo-v1": ["good"],
+    **{
+        f"{weights}-v1": ["good", "best", "worst"]
+        for weights in ("heavy", "penalty", "judged", "several", "endless weight", "weightless")
+    },
 }
+WEIGHTS = {
+    "heavy": [1.0, 0.5],
+    "penalty": [2.0, -0.5],
+    "judged": [0.5],
+    "endless weight": [float("inf"), 1.0],
+    "weightless": [0.0, 0.0],
+}
+"""Of the rewards of a task's taskset; of all others two halves."""
 
 
 class AgentConfig:
@@ -36,7 +59,8 @@ def agent_config_fields(config):
 
 def env_config_type(taskset, env_id=""):
     if taskset not in TASKSETS:
-        raise ModuleNotFoundError(f"taskset {taskset!r} not found")
+        cause = ModuleNotFoundError(f"No module named {'nltk' if taskset == 'needy-v1' else taskset!r}")
+        raise ModuleNotFoundError(f"taskset {taskset!r} not found") from cause
     agents = {"solver": AgentConfig(), "judge": AgentConfig()} if taskset == "duo-v1" else {"agent": AgentConfig()}
     fields = {name: SimpleNamespace(default=agent) for name, agent in agents.items()}
     return SimpleNamespace(model_fields={"retries": SimpleNamespace(default=None), **fields})
@@ -57,6 +81,7 @@ def load_environment(config):
 class Taskset:
     def __init__(self, config):
         names = TASKSETS[config["id"]]
+        self._id = config["id"].removesuffix("-v1")
         self.bounded = names is not None
         prefix = config.get("prefix", "")
         self._names = ["good"] * 1000 if names is None else [name and prefix + name for name in names]
@@ -67,7 +92,29 @@ class Taskset:
 
     def __iter__(self):
         for number, name in enumerate(self._names):
-            yield SimpleNamespace(data=SimpleNamespace(id=name, name=None, idx=number))
+            yield Task(self._id, SimpleNamespace(id=name, name=None, idx=number))
+
+
+class Task:
+    def __init__(self, taskset, data):
+        self.taskset, self.data = taskset, data
+        judges = [SimpleNamespace(weight=1.5)] if taskset == "judged" else []
+        self.config = SimpleNamespace(judges=judges)
+
+    def hooks(self, kind):
+        assert kind == "reward"
+        if self.taskset == "several":
+            return [_reward(None, "float | dict[str, float]")]
+        return [_reward(weight, "float") for weight in WEIGHTS.get(self.taskset, [0.5, 0.5])]
+
+
+def _reward(weight, returns):
+    def reward(self): ...
+
+    reward.__annotations__["return"] = returns
+    if weight is not None:
+        reward._vf_weight = weight
+    return reward
 
 
 def EvalClientConfig(**given):
@@ -101,6 +148,7 @@ class Env:
             said.append(ask(context.client.base_url, [{"role": "user", "content": f"{task.data.id} {len(said)}"}]))
         reward = SimpleNamespace(score=len(said) / 2, weight=0.5)
         trace = SimpleNamespace(
+            agent=SimpleNamespace(name="agent"),
             rewards={"turns": reward, "form": SimpleNamespace(score=1.0, weight=0.5)},
             reward=reward.score * 0.5 + 0.5,
             metrics={"characters": float(len(said[0])), "unknown": None, "nothing": float("nan")},
@@ -121,7 +169,12 @@ class Env:
             case "outside":
                 trace.reward = 1.5
             case "two-agents":
-                episode.traces.append(trace)
+                episode.traces.append(SimpleNamespace(**vars(trace) | {"agent": SimpleNamespace(name="judge")}))
+            case "twice":
+                again = {"rewards": {"turns": SimpleNamespace(score=0.0, weight=0.5)}, "reward": 0.0}
+                episode.traces.append(SimpleNamespace(**vars(trace) | again))
+            case "best" | "worst":
+                trace.reward = {"heavy": 1.5, "penalty": 2.0, "judged": 2.0}[task.taskset] * (deed == "best")
             case "dies":
                 os._exit(3)
             case "exits":

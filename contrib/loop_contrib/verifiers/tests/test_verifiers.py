@@ -150,6 +150,35 @@ async def test_what_cannot_be_graded_is_worth_nothing_and_told(opened, policy_at
     assert not broke or why in grade.broke.what
 
 
+@pytest.mark.parametrize(
+    ("taskset", "task", "reward"),
+    [
+        ("heavy-v1", "best", 1.0),
+        ("heavy-v1", "worst", 0.0),
+        ("heavy-v1", "good", 1.0 / 1.5),
+        ("penalty-v1", "best", 1.0),
+        ("penalty-v1", "worst", 0.2),  # from -0.5 to 2
+        ("penalty-v1", "good", 0.6),
+        ("judged-v1", "best", 1.0),
+        ("judged-v1", "good", 0.5),
+    ],
+)
+async def test_the_weights_of_the_rewards_are_their_scale(opened, policy_at, taskset, task, reward):
+    grade, _ = await played(await opened(taskset), task, policy_at)
+    assert (grade.reward, grade.success, grade.ungradable) == (pytest.approx(reward), reward == 1.0, None)
+
+
+async def test_an_episode_is_worth_the_mean_of_what_its_one_agent_plays(opened, policy_at):
+    grade, _ = await played(await opened(), "twice", policy_at)
+    assert (grade.reward, grade.ungradable) == (0.5, None)
+    assert grade.rewards == {"turns": 0.5, "form": 1.0}
+
+
+async def test_several_rewards_at_once_have_the_scale_of_the_config(opened, policy_at):
+    grade, _ = await played(await opened("several-v1", scale=[0, 2]), "good", policy_at)
+    assert grade.reward == 0.5
+
+
 async def test_rewards_on_another_scale(opened, policy_at):
     deeds = await opened(scale=[0, 1.5])
     assert (await played(deeds, "outside", policy_at))[0].success
@@ -185,7 +214,15 @@ async def test_an_episode_that_is_ended_leaves_no_process_and_no_reward(opened, 
         ({"taskset": "endless-v1"}, EnvironmentCrashed, "taskset endless-v1 has no end: set limit"),
         ({"taskset": "duo-v1"}, EnvironmentCrashed, "is played by 2 agents; an episode here has one"),
         ({"splits": {"train": {}, "dev": {}}}, ValueError, "two tasks 'good'"),
-        ({"held_out": 9}, ValueError, "held_out is 9; of 9 groups"),
+        ({"held_out": 10}, ValueError, "held_out is 10; of 10 groups"),
+        ({"taskset": "needy-v1"}, EnvironmentCrashed, "No module named 'nltk': taskset 'needy-v1' not found"),
+        (
+            {"taskset": "several-v1"},
+            ValueError,
+            "reward may be several at once: set environment.scale to .lowest, high",
+        ),
+        ({"taskset": "endless weight-v1"}, ValueError, "the weights inf, 1.0: set environment.scale to"),
+        ({"taskset": "weightless-v1"}, ValueError, "the weights 0.0, 0.0: set environment.scale to"),
     ],
 )
 async def test_a_config_that_cannot_be_played_is_refused_as_it_opens(options, error, why):
@@ -209,7 +246,7 @@ async def test_ids_rewards_and_metrics_are_those_of_the_package_for_the_same_rep
         *(REAL, "-c", ASK_THE_PACKAGE, url), stdout=asyncio.subprocess.PIPE, env={**os.environ, **search}
     )
     own = [json.loads(line) for line in (await process.communicate())[0].splitlines()]
-    options = {"python": REAL, "variables": variables, "scale": [0, 1.5], "env": {"taskset": {"num_tasks": 3}}}
+    options = {"python": REAL, "variables": variables, "env": {"taskset": {"num_tasks": 3}}}
     sums = await opened("sums-v1", **options)
     assert sums.tasks("train") == [task for task, *_ in own] == ["train-1", "train-2", "train-3"]
     for task, reward, rewards, metrics in own:

@@ -50,6 +50,11 @@ class Taskset:
             raise ValueError(f"taskset {env['taskset']['id']} has no end: set limit to a number of tasks")
         self.tasks = list(tasks)
 
+    def rows(self, taskset: str, split: str) -> list[dict[str, Any]]:
+        """The tasks of this split, as ``split``: ``id``, and ``scale`` or ``unknown`` of :func:`_scale`."""
+        ids = _ids(taskset, self.tasks, split)
+        return [{"id": task_id, **_scale(task)} for task_id, task in zip(ids, self.tasks, strict=True)]
+
     def play(self, number: int, base_url: str, max_turns: int) -> dict[str, Any]:
         """Play an episode; returns ``reward``, ``rewards`` and ``metrics``; or ``error``, and whether it ``broke``."""
         for agent in _agents(self._env.config).values():
@@ -100,21 +105,47 @@ def _past_proxies(url: str) -> None:
         os.environ[name] = ",".join(filter(None, [os.environ.get(name), urlsplit(url).hostname]))
 
 
+def _scale(task: Any) -> dict[str, Any]:
+    """``scale``: the lowest and the highest sum that rewards from 0 to 1 have by their weights; or why it is
+    ``unknown``."""
+    hooks = task.hooks("reward")
+    for hook in hooks:
+        if any(word in str(hook.__annotations__.get("return")).lower() for word in ("dict", "mapping")):
+            return {"unknown": f"its reward {hook.__name__} may be several at once"}
+    weights = [getattr(hook, "_vf_weight", 1.0) for hook in hooks] + [judge.weight for judge in task.config.judges]
+    low, high = (sum(filter(wanted, weights)) for wanted in (lambda one: one < 0, lambda one: one > 0))
+    if not weights:  # what has no reward is told when it is to be graded
+        return {"scale": [0.0, 1.0]}
+    if not low < high < math.inf or low == -math.inf:
+        return {"unknown": f"its rewards have the weights {', '.join(map(str, weights))}"}
+    return {"scale": [low, high]}
+
+
 def _outcome(episode: Any) -> dict[str, Any]:
+    """What the episode is worth: the mean of its agent's plays, where it played more than once."""
     errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
-    if not episode.ok or len(episode.traces) != 1:
-        what = f"{errors[-1].type}: {errors[-1].message}" if errors else f"{len(episode.traces)} agents played"
+    agents = len({trace.agent.name for trace in episode.traces})
+    if not episode.ok or agents != 1:
+        what = f"{errors[-1].type}: {errors[-1].message}" if errors else f"{agents} agents played"
         return {"error": what, "broke": not errors or errors[-1].type not in OF_THE_AGENT}
-    (trace,) = episode.traces
-    missing = [name for name, reward in trace.rewards.items() if reward is None]
-    if missing or not trace.rewards:
+    missing = [name for trace in episode.traces for name, reward in trace.rewards.items() if reward is None]
+    if missing or not all(trace.rewards for trace in episode.traces):
         return {"error": f"no reward {missing[0]}" if missing else "there is no reward", "broke": True}
-    metrics = {name: value for name, value in trace.metrics.items() if value is not None and math.isfinite(value)}
     return {
-        "reward": trace.reward,
-        "rewards": {name: reward.score for name, reward in trace.rewards.items()},
-        "metrics": metrics,
+        "reward": math.fsum(trace.reward for trace in episode.traces) / len(episode.traces),
+        "rewards": _means([{name: one.score for name, one in trace.rewards.items()} for trace in episode.traces]),
+        "metrics": _means([trace.metrics for trace in episode.traces]),
     }
+
+
+def _means(plays: list[Mapping[str, float | None]]) -> dict[str, float]:
+    """The mean of each figure over the plays that have it; what is not finite is none."""
+    found: dict[str, list[float]] = {}
+    for play in plays:
+        for name, value in play.items():
+            if value is not None and math.isfinite(value):
+                found.setdefault(name, []).append(value)
+    return {name: math.fsum(values) / len(values) for name, values in found.items()}
 
 
 def _ids(taskset: str, tasks: list[Any], split: str) -> list[str]:
@@ -131,16 +162,20 @@ class Answers:
     def __init__(self, told: Mapping[str, Any]) -> None:
         self._taskset = told["taskset"]
         env = {**told["env"], "taskset": {**told["env"].get("taskset", {}), "id": self._taskset}}
-        self._splits = {
-            split: Taskset({**env, "taskset": {**env["taskset"], **options}}, told["limit"])
-            for split, options in told["splits"].items()
-        }
+        try:
+            self._splits = {
+                split: Taskset({**env, "taskset": {**env["taskset"], **options}}, told["limit"])
+                for split, options in told["splits"].items()
+            }
+        except ModuleNotFoundError as error:  # the package says "not found" where a taskset's own import fails, too
+            cause = "" if error.__cause__ is None else f"{error.__cause__}: "
+            raise ModuleNotFoundError(f"{cause}{error}") from error
 
     def __call__(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         match request:
             case {"op": "tasks"}:
                 splits = self._splits.items()
-                return {"result": {split: _ids(self._taskset, one.tasks, split) for split, one in splits}}
+                return {"result": {split: one.rows(self._taskset, split) for split, one in splits}}
             case {"op": "play", "split": split, "number": number, "base_url": base_url, "max_turns": max_turns}:
                 try:
                     return {"result": self._splits[split].play(number, base_url, max_turns)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from loop_contrib.worlds.commands import COMMAND_FORMAT, command_of, message_of
 from loop_contrib.worlds.world_process import WorldProcess
 from loop_plumbing.forked_process import ForkServer, scrubbed_environment
 from loop_plumbing.visible import printable
+
+logger = logging.getLogger(__name__)
 
 WORKERS_FOLDER = Path(__file__).with_name("workers")
 EXPERT_TIMEOUT_S = 300.0
@@ -117,9 +120,12 @@ class WorldPool(RemotePool):
             await self.give_back(world)
         except (WorldLost, LineStuck, RequestFailed) as error:
             await self.close()
+            cure = f"; {self.kind.cure}" if "No module named" in str(error) or "ImportError" in str(error) else ""
             raise EnvironmentCrashed(
-                f"the worker of {self.kind.name} does not start under {self._python}: {error}; {self.kind.cure}"
+                f"the worker of {self.kind.name} does not start under {self._python}: {error}{cure}"
             ) from error
+        for note in answer["notes"]:
+            logger.warning("%s: %s", self.dataset, note)
         self._learn(answer)
 
     def _learn(self, answer: dict[str, Any]) -> None:

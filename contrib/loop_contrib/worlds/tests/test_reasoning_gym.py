@@ -90,10 +90,62 @@ async def test_tasks_are_held_out_each_for_itself(opened):
     assert sorted(sums.tasks("train") + sums.tasks("held_out")) == [f"sums_{number}" for number in range(4)]
 
 
-async def test_a_score_that_raises_is_told(opened):
+async def test_a_score_that_raises_on_an_answer_is_a_wrong_answer(opened):
     _, result, grade = await answered(await opened(), "sums_0", "<answer>raise</answer>")
+    assert (result.done, grade.reward, grade.broke, grade.ungradable) == (True, 0.0, None, None)
+
+
+async def test_a_task_whose_right_answer_has_no_score_either_is_told(opened, caplog):
+    _, result, grade = await answered(await opened(dataset="unanswered"), "unanswered_0", "<answer>x</answer>")
     assert (result.done, grade.reward) == (True, 0.0)
-    assert "KeyError: 'answer'" in grade.broke.what
+    assert "ValueError: invalid literal" in grade.broke.what
+    assert "reasoning_gym unanswered: 4 of the first 4 tasks have no right answer that scores 1" in caplog.text
+
+
+async def test_what_pays_nonsense_is_named(opened, caplog):
+    await opened()
+    assert caplog.text == ""
+    await opened(dataset="generous")
+    told = "reasoning_gym generous: the answer {!r} has the full score in 4 of the first 4 tasks"
+    assert [record.message for record in caplog.records] == [told.format(said) for said in ("qwnothing", "0")]
+
+
+async def test_every_draw_of_a_task_is_the_same(opened):
+    async def questions(pool):
+        said = {}
+        for task in reversed(pool.tasks("train")):
+            (_, user), *_ = await answered(pool, task, "")
+            said[task] = user.content
+        assert await pool.expert(pool.tasks("train")[2]) == [f"<answer>{said['drawn_2']}</answer>"]
+        return said
+
+    pool = await opened(dataset="drawn")
+    first = await questions(pool)
+    assert len(set(first.values())) == 4
+    assert await questions(pool) == first
+    assert await questions(await opened(dataset="drawn")) == first  # as after a restart
+    assert await questions(await opened(dataset="drawn", seed=1)) != first
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({"order": "DOWN"}, "(<Order.DOWN: 'descending'>, None, [], None)"),
+        ({"order": "ascending"}, "(<Order.UP: 'ascending'>, None, [], None)"),
+        ({"since": "2026-01-02"}, "(<Order.UP: 'ascending'>, datetime.date(2026, 1, 2), [], None)"),
+        (
+            {"parts": [{"name": "a", "weight": 2.0}, {"name": "b"}]},
+            "(<Order.UP: 'ascending'>, None, [Part(name='a', weight=2.0), Part(name='b', weight=1.0)], None)",
+        ),
+        (
+            {"orders": ["up", "descending"]},
+            "(<Order.UP: 'ascending'>, None, [], [<Order.UP: 'ascending'>, <Order.DOWN: 'descending'>])",
+        ),
+    ],
+)
+async def test_options_that_are_objects_are_written_as_json(opened, options, shown):
+    (_, user), *_ = await answered(await opened(dataset="shown", options=options), "shown_0", "")
+    assert user.content == shown
 
 
 HOSTILE = [
@@ -115,7 +167,6 @@ async def test_an_answer_that_is_evaluated_reaches_nothing(opened, tmp_path, cod
     file = tmp_path / "left"
     _, result, grade = await answered(await opened(), "sums_0", f"<answer>eval {code.format(file=str(file))}</answer>")
     assert (result.done, grade.reward) == (True, 0.0)
-    assert grade.broke is not None or grade.ungradable is not None
     assert not file.exists()
 
 
@@ -129,8 +180,16 @@ async def test_an_answer_that_changes_the_dataset_changes_it_for_itself_alone(op
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"dataset": "products"}, "Dataset 'products' not registered .*; install reasoning-gym there"),
-        ({"options": {"stride": 1}}, "unexpected keyword argument 'stride'"),
+        (
+            {"dataset": "products"},
+            "there is no dataset 'products'; there are drawn, generous, shown, sums, unanswered$",
+        ),
+        ({"dataset": "sum"}, "there is no dataset 'sum'; there are sums$"),
+        (
+            {"options": {"stride": 1}},
+            "SumsConfig has no option 'stride'; there are size, seed, step, order, since, parts",
+        ),
+        ({"options": {"parts": [{"nam": "a"}]}}, "Part has no option 'nam'; there are name, weight$"),
         ({"kind": ReasoningGymPool}, "No module named 'reasoning_gym'; install reasoning-gym there"),
     ],
 )

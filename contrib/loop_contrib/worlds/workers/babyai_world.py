@@ -12,6 +12,7 @@ number of steps.
 from __future__ import annotations
 
 import re
+import signal
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,9 @@ FAR_FROM_THE_MIDDLE = 5
 """Free cells ahead from which the middle of a room lies ahead."""
 PATIENCE = 20
 """Commands after which a player who goes straight goes in circles."""
+REPLAN_S = 20.0
+"""Processor time of the bot for one command, which takes it milliseconds: in some tasks of one family of levels it
+looks for a way and never ends."""
 LEFT_OUT = re.compile("Debug|Carrying|KeyInBox")
 """Variants for debugging, and levels that the package's bot cannot solve."""
 
@@ -208,16 +212,24 @@ class BabyAIWorld:
     def _bot(self, task: str) -> list[str]:
         episode = self.start(task)
         bot, action, commands = BabyAIBot(episode.game), None, []
+        before = signal.signal(signal.SIGPROF, _give_up)
         try:
             while True:
+                signal.setitimer(signal.ITIMER_PROF, REPLAN_S)
                 action = bot.replan(action)
                 commands.append(_NAMES[int(action)])
                 if episode.step(commands[-1]).done:
                     return commands
-        except Exception:  # its own assertions, in levels that it cannot solve
+        except Exception:  # its own assertions, in levels that it cannot solve; or no end
             return commands
         finally:
+            signal.setitimer(signal.ITIMER_PROF, 0.0)
+            signal.signal(signal.SIGPROF, before)
             episode.close()
+
+
+def _give_up(*_: Any) -> None:
+    raise TimeoutError(f"the bot has no command after {REPLAN_S:g} s")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
     python reasoning_gym_world.py MEMORY_MB '{"dataset": "chain_sum", "size": 500, "seed": 0, ...}' SOCKET
 
 The instructions are one of the package's prompts or a user's text. Where they speak of the tags <answer>, the answer is
-what the package finds in them, else it is the whole turn; its score is the package's own. The dataset draws an entry
-from its seed and its number alone, so the same config has the same tasks.
+what the package finds in them, else it is the whole turn; its score is the package's own. A score that raises on an
+answer is 0 where the right answer has one. The dataset draws an entry from its seed and its number; some also draw from
+Python's and numpy's own generators, which are seeded before, so the same config has the same tasks in every process.
 
 Some datasets evaluate an answer as an expression of Python. So a process is sealed before it scores one, and ends with
 its episode: the answer reaches no file, no process and no network, and nothing of it is left to the next one. Whoever
@@ -13,8 +14,15 @@ writes such an answer can still have it worth anything, as it is evaluated where
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
+import difflib
+import enum
 import json
+import random
 import sys
+import typing
+import zlib
 from pathlib import Path
 
 sys.path.append(
@@ -28,15 +36,25 @@ sys.path.append(
 import opened_files
 import reasoning_gym
 import sandbox
+from reasoning_gym.factory import DATASETS
 from reasoning_gym.utils import SYSTEM_PROMPTS, extract_answer
 from worker_loop import Step, serve
 
+try:
+    import numpy
+except ImportError:  # then no dataset draws from it
+    numpy = None
+
 SCORING_MB = 1024
 """What the scoring of an answer may allocate."""
+PROBED = 10
+"""Tasks whose scores are looked at before the first episode."""
+NONSENSE = ("qwnothing", "0", "", None)
+"""Answers that are right by chance at most; None is a turn without the tags."""
 
 
 class Question:
-    """One entry. It is scored as it is answered, so that a score that raises is told as what it is."""
+    """One entry. It is scored as it is answered, so that an entry that cannot be scored is told as what it is."""
 
     def __init__(self, dataset, entry, tagged: bool, level: str) -> None:
         self._dataset, self._entry, self._tagged, self._level = dataset, entry, tagged, level
@@ -47,7 +65,11 @@ class Question:
         answer = extract_answer(command) if self._tagged else command.strip()
         opened_files.install()
         sandbox.confine({"level": self._level, "memory_mb": SCORING_MB})
-        self._score = float(self._dataset.score_answer(answer=answer, entry=self._entry))
+        try:
+            self._score = score(self._dataset, answer, self._entry)
+        except Exception:
+            if not is_right(self._dataset, self._entry):  # no answer can be scored, so it is not this one's fault
+                raise
         return Step("", done=True)
 
     def grade(self) -> tuple[float, bool]:
@@ -55,6 +77,44 @@ class Question:
 
     def close(self) -> None:
         """Nothing to end."""
+
+
+def score(dataset, answer: str | None, entry) -> float:
+    return float(dataset.score_answer(answer=answer, entry=entry))
+
+
+def is_right(dataset, entry) -> bool:
+    """Whether the entry has a right answer, which is scored as one."""
+    try:
+        return entry["answer"] is not None and score(dataset, entry["answer"], entry) >= 1.0
+    except Exception:
+        return False
+
+
+def built(wanted, given):
+    """What a config's field takes, of what JSON can say: enumerations by value or name, times in ISO's form, configs
+    and lists of them."""
+    for kind in (wanted, *typing.get_args(wanted)):
+        if isinstance(kind, type):
+            if issubclass(kind, enum.Enum) and isinstance(given, str):
+                return kind[given.upper()] if given.upper() in kind.__members__ else kind(given)
+            if issubclass(kind, datetime.date | datetime.time) and isinstance(given, str):
+                return kind.fromisoformat(given)
+            if dataclasses.is_dataclass(kind) and isinstance(given, dict):
+                return kind(**options_of(kind, given))
+    if isinstance(given, list):
+        inner = [kind for part in (wanted, *typing.get_args(wanted)) for kind in typing.get_args(part)]
+        return [next((made for kind in inner if (made := built(kind, one)) is not one), one) for one in given]
+    return given
+
+
+def options_of(kind, given: dict) -> dict:
+    """The fields of a config of the package, by name; raises ValueError for one that it does not have."""
+    fields = [field.name for field in dataclasses.fields(kind)]
+    if unknown := given.keys() - set(fields):
+        raise ValueError(f"{kind.__name__} has no option {unknown.pop()!r}; there are {', '.join(fields)}")
+    types = typing.get_type_hints(kind)
+    return {name: built(types[name], value) for name, value in given.items()}
 
 
 class ReasoningGymWorld:
@@ -69,17 +129,54 @@ class ReasoningGymWorld:
             )
         self.instructions = SYSTEM_PROMPTS.get(instructions, instructions).strip()
         self._tagged = "<answer>" in self.instructions
+        if dataset not in DATASETS:
+            near = difflib.get_close_matches(dataset, DATASETS) or sorted(DATASETS)
+            raise ValueError(f"there is no dataset {dataset!r}; there are {', '.join(near)}")
+        options = options_of(DATASETS[dataset][1], options)
+        self._seed = f"{dataset} {seed}"
+        self._draw_from(0)
         self._dataset = reasoning_gym.create_dataset(dataset, size=size, seed=seed, **options)
         self._numbers = {f"{dataset}_{number}": number for number in range(size)}
 
     def tasks(self) -> dict[str, list[str]]:
         return {"train": list(self._numbers)}
 
+    def _draw_from(self, number: int) -> None:
+        """Seed the generators that every dataset shares."""
+        random.seed(f"{self._seed} {number}")
+        if numpy is not None:
+            numpy.random.seed(zlib.crc32(f"{self._seed} {number}".encode()))
+
+    def _entry(self, number: int):
+        self._draw_from(number)
+        return self._dataset[number]
+
+    def notes(self) -> list[str]:
+        """What is odd about the scores of the first tasks: right answers without a score, nonsense that has one."""
+        entries = [self._entry(number) for number in list(self._numbers.values())[:PROBED]]
+        right = [entry for entry in entries if is_right(self._dataset, entry)]
+        found = []
+        if len(right) < len(entries):
+            found.append(
+                f"{len(entries) - len(right)} of the first {len(entries)} tasks have no right answer that scores 1"
+            )
+        for answer in NONSENSE:
+            paid = sum(self._pays(answer, entry) for entry in right if entry["answer"] != answer)
+            if paid > len(right) / 2:
+                found.append(f"the answer {answer!r} has the full score in {paid} of the first {len(right)} tasks")
+        return found
+
+    def _pays(self, answer: str | None, entry) -> bool:
+        try:
+            return score(self._dataset, answer, entry) >= 1.0
+        except Exception:
+            return False
+
     def start(self, task: str) -> Question:
-        return Question(self._dataset, self._dataset[self._numbers[task]], self._tagged, self._level)
+        return Question(self._dataset, self._entry(self._numbers[task]), self._tagged, self._level)
 
     def expert(self, task: str) -> list[str]:
-        answer = self._dataset[self._numbers[task]]["answer"]
+        answer = self._entry(self._numbers[task])["answer"]
         return [f"<answer>{answer}</answer>" if self._tagged else answer]
 
 

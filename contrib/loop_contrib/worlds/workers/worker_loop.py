@@ -10,7 +10,8 @@ A request is ``{"op": ..., ...}``, and gets one answer, ``{"ok": {...}}`` or ``{
 =======  ========================  =====================================
 op       fields                    answer
 =======  ========================  =====================================
-tasks                              ``splits``: split -> task ids; ``tools``: schemas
+tasks                              ``splits``: split -> task ids; ``tools``: schemas;
+                                   ``notes``: what a user should know of them
 start    episode, task             ``instructions``, ``observation``, ``tools``
 step     episode, command          ``observation``, ``done``, ``failed``
 grade    episode                   ``reward`` in [0, 1], ``success``
@@ -73,8 +74,9 @@ class Episode(Protocol):
 class World(Protocol):
     """A kind of world. ``instructions`` tell the agent what it can do, the same for all tasks.
 
-    A world that is played by tool calls has ``tools`` besides, the schemas of its tools. It is made once, before the
-    processes are forked, unless it says ``forkable = False``, as one that starts a JVM must.
+    A world that is played by tool calls has ``tools`` besides, the schemas of its tools; one that looks at its own
+    tasks has ``notes()``, sentences for the user. It is made once, before the processes are forked, unless it says
+    ``forkable = False``, as one that starts a JVM must.
     """
 
     instructions: str
@@ -99,7 +101,7 @@ class Worker:
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-            "tasks": lambda request: {"splits": self._world.tasks(), "tools": getattr(self._world, "tools", [])},
+            "tasks": self._tasks,
             "start": self._start,
             "step": lambda request: asdict(self._episodes[request["episode"]].step(request["command"])),
             "grade": self._grade,
@@ -112,6 +114,10 @@ class Worker:
             if killed_child():
                 os.kill(os.getpid(), signal.SIGKILL)  # this is no error of the world's, but the machine's doing
             return {"error": f"{type(error).__name__}: {error}"[:1000]}
+
+    def _tasks(self, request: dict[str, Any]) -> dict[str, Any]:
+        notes = getattr(self._world, "notes", list)()
+        return {"splits": self._world.tasks(), "tools": getattr(self._world, "tools", []), "notes": notes}
 
     def _start(self, request: dict[str, Any]) -> dict[str, Any]:
         episode = self._episodes[request["episode"]] = self._world.start(request["task"])

@@ -3,7 +3,10 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+
+import pytest
 
 
 def test_imports_go_one_way():
@@ -14,6 +17,21 @@ def test_imports_go_one_way():
 
 
 ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.fault("an installed wheel lacks a package")
+def test_every_package_is_in_the_wheel():
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    listed, missing = set(setuptools["packages"]), []
+    for top in {package.partition(".")[0] for package in listed}:
+        folder = ROOT / setuptools["package-dir"].get(top, top)
+        for file in folder.rglob("__init__.py"):
+            package = ".".join([top, *file.parent.relative_to(folder).parts])
+            if "tests" not in file.parent.relative_to(folder).parts and package not in listed:
+                missing.append(package)
+    assert missing == []
+
+
 NAMES = re.compile(
     r"(loop|sft|eval|warm_start)_appworld|appworld_experiments|\.venv-appworld|appworld evaluate|``appworld``"
     r"|appworld\.md"

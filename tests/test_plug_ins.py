@@ -137,7 +137,7 @@ def test_a_demonstrator_a_dialect_counters_and_a_part_are_found(installed):
         ConfigError, match=r"'labyrinth' has no expert to learn from; there is one for appworld, .*maze"
     ):
         added_demonstrator(EnvironmentConfig("labyrinth"))
-    assert [route.path for route in dialects.routes()][-1] == "/v1/mine"
+    assert "/v1/mine" in [route.path for route in dialects.routes()]
     (counter,) = Description(behavior=("my_mazes.things:Turns",)).behaviors("a_1")
     assert counter.name == "maze"
     assert plug_ins.part("oracle")().name == "maze"

@@ -24,7 +24,7 @@ from aiohttp import web
 
 from loop_plumbing.http_server import BadBody, read_agents_json, read_body, trust
 from rollout_server.endpoint.dialects import CHAT, Route, routes
-from rollout_server.endpoint.dialects.dialect import Dialect
+from rollout_server.endpoint.dialects.dialect import MODEL_CHARACTERS, Dialect
 from rollout_server.endpoint.session import Session
 from rollout_server.endpoint.sessions import Sessions
 from rollout_server.endpoint.wire import MODEL, Answer, ApiError, Asked
@@ -211,7 +211,7 @@ async def _is_sent(
 async def count_tokens(route: Route, request: web.Request, session: Session) -> web.Response:
     """Count the tokens that a call would have; nothing is sampled."""
     asked, _ = await _asked(route.dialect, request, session)
-    return web.json_response({"input_tokens": await session.count(asked)})
+    return web.json_response(route.dialect.counted(await session.count(asked)))
 
 
 async def _asked(dialect: Dialect, request: web.Request, session: Session) -> tuple[Asked, bytes]:
@@ -219,7 +219,8 @@ async def _asked(dialect: Dialect, request: web.Request, session: Session) -> tu
     with session.reading():
         body = await read_body(request)
         asked = await session.beside(len(body), lambda: dialect.read(body, session.recall))
-    return replace(asked, size=len(body)), body
+    model = request.match_info.get("model", asked.model)[:MODEL_CHARACTERS]
+    return replace(asked, size=len(body), model=model), body
 
 
 async def episode(request: web.Request, session: Session) -> web.Response:

@@ -22,7 +22,7 @@ class Route:
     """The place at which a dialect is asked.
 
     Args:
-        path: of a call; aiohttp's patterns are taken.
+        path: of a call; aiohttp's patterns are taken. One called ``model`` is the model that the call names.
         target: ``module:Class`` of the dialect.
         counts: the path at which the same call is counted and not sampled, where there is one.
         header: one that only clients of this dialect send.

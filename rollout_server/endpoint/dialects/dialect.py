@@ -110,6 +110,10 @@ class Dialect(ABC):
     def events(self, asked: Asked, answer: Answer) -> Iterator[bytes]:
         """The same as server-sent events."""
 
+    def counted(self, tokens: int) -> dict[str, Any]:
+        """How many tokens a call would have, where there is a route that counts them."""
+        return {"input_tokens": tokens}
+
     def refusal(self, error: ApiError) -> dict[str, Any]:
         """The body of a refusal; this one is in OpenAI's shape."""
         kind = {401: "authentication_error", 429: "rate_limit_error"}.get(error.status, "invalid_request_error")

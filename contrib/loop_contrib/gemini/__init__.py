@@ -1,0 +1,1 @@
+"""Google's ``generateContent``: a dialect of the recording endpoint, for gemini-cli and the like."""

@@ -84,6 +84,7 @@ class _Body(Body):
 class Gemini(Dialect):
     """Google's ``generateContent``. The model is named by the path."""
 
+    alive = b"\n"  # Google's clients read no comments, but pass over blank lines
     streams = False
 
     def _read(self, body: bytes, recall: Recall) -> Asked:
@@ -134,6 +135,10 @@ class Gemini(Dialect):
         status = STATUSES.get(error.status, "INTERNAL" if error.status >= 500 else "INVALID_ARGUMENT")
         reason = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": error.code}]
         return {"error": {"code": error.status, "message": str(error), "status": status, "details": reason}}
+
+    def failure(self, error: ApiError) -> bytes:
+        """Its clients look for an error that is no event."""
+        return json.dumps(self.refusal(error)).encode()
 
     def counted(self, tokens: int) -> dict[str, Any]:
         return {"totalTokens": tokens}

@@ -1,10 +1,13 @@
 """Google's generateContent, as its clients send and read it."""
 
+import asyncio
 import json
+import re
 
 import aiohttp
 import pytest
 
+from rollout_server.endpoint import routes as endpoint
 from support.open_session import OpenSession
 
 SAID = 'So.\n<tool_call>\n{"name": "look", "arguments": {"n": 1}}\n</tool_call>'
@@ -130,3 +133,29 @@ async def test_a_rule_for_side_calls_knows_the_model_of_the_path(running):
     await ask(opened, model="gemini-flash-lite")
     await ask(opened)
     assert opened.session.turns == 1
+
+
+RESPONSE_LINE = re.compile(r"^\s*data: (.*)(?:\n\n|\r\r|\r\n\r\n)")
+"""By this Google's client for JavaScript finds an event at the beginning of what it has received."""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_long_turn_is_kept_alive_in_a_way_that_googles_clients_read(running, opened, monkeypatch, fails):
+    monkeypatch.setattr(endpoint, "ALIVE_S", 0.01)
+    running.vllm.answers = lambda body: may_answer.is_set()
+    may_answer = asyncio.Event()
+    url = f"{opened.url}/v1beta/models/m:streamGenerateContent?alt=sse"
+    async with (
+        aiohttp.ClientSession(headers={"x-goog-api-key": opened.key}) as http,
+        http.post(url, json={"contents": HELLO}) as answer,
+    ):
+        assert answer.status == 200  # it has begun
+        alive = await answer.content.read(1)
+        if fails:
+            await opened.session.close()
+        may_answer.set()
+        received = (alive + await answer.content.read()).decode()
+    if fails:
+        assert json.loads(received)["error"]["code"] == 410
+    else:
+        assert json.loads(RESPONSE_LINE.match(received)[1])["candidates"]

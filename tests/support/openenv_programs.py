@@ -29,7 +29,7 @@ def server(port: str) -> None:
     from openenv.core.env_server.types import Action, Observation, State
 
     class Guess(Action):
-        number: str
+        number: int
 
     class Hint(Observation):
         hint: str
@@ -55,7 +55,9 @@ def server(port: str) -> None:
 
         def step(self, action: Guess, timeout_s=None, **more) -> Hint:
             self._tries += 1
-            guess = int(action.number)
+            guess = action.number
+            if guess < 0:
+                raise ValueError("it has broken")
             if guess == self._target:
                 return Hint(hint="Yes.", done=True, reward=1 / self._tries)
             return Hint(hint="More." if guess < self._target else "Less.", reward=0.0)

@@ -13,7 +13,7 @@ from typing import Any
 from agent_environments.lost_worlds import Loss, WorldLost
 from agent_environments.protocol import TokenSpans
 from agent_environments.remote.line import Line
-from loop_contrib.services.service_pool import NoSuchPath, ServicePool, failure, flags_of, grade_of
+from loop_contrib.services.service_pool import NoSuchPath, ServicePool, failure, flags_of, is_ours
 
 SCENARIO = "item"
 
@@ -34,6 +34,8 @@ class AgentGymPool(ServicePool):
         **options: Any,
     ) -> None:
         super().__init__(token_spans, url, dataset, observation_field=observation_field, **options)
+        if self.action_field is None:
+            raise ValueError("an action of AgentGym is a text: action_field is the name of its field")
         self.indices: dict[str, int] = {}
         """Task id -> ``data_idx``."""
         self.names_tasks = True
@@ -88,9 +90,9 @@ class AgentGymLine(Line):
         match request["op"]:
             case "start":
                 answer = await self._post("/reset", {"data_idx": self._pool.indices[request["task"]]})
-                return {**self._observed(answer), "messages": answer.get("messages", [])}
+                return {**self._observed(answer), "messages": answer.get("messages", []) if is_ours(answer) else []}
             case "step":
-                return self._observed(await self._post("/step", {self._pool.action_field: request["command"]}))
+                return self._observed(await self._post("/step", {str(self._pool.action_field): request["command"]}))
             case "grade":
                 return await self._grade()
         await self._post("/close", {})
@@ -102,7 +104,7 @@ class AgentGymLine(Line):
         except NoSuchPath:
             if self._pool.names_tasks:  # it has grades: what answered is a proxy, or a service that still starts
                 raise
-            return grade_of(self._reward, self._done)
+            return self._pool.grade_of(self._reward, self._done)
 
     async def _post(self, path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         return self._checked(await self._pool.request("POST", path, json={"id": self._number, **fields}))

@@ -9,32 +9,45 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
 import aiohttp
 
 from agent_environments.lost_worlds import Loss, WorldLost
+from agent_environments.observation import FAILURE_HEAD
 from agent_environments.protocol import TokenSpans
-from agent_environments.remote.line import Line, RequestFailed
+from agent_environments.remote.line import Line, LineStuck, RequestFailed
 from loop_contrib.services.service_pool import (
     MAX_ERROR_CHARACTERS,
     MAX_MESSAGE_BYTES,
     NoPlace,
+    NoSuchField,
     NoSuchPath,
     ServicePool,
     failure,
     flags_of,
-    grade_of,
+    is_ours,
 )
+
+logger = logging.getLogger(__name__)
 
 CLOSING = aiohttp.ClientWSTimeout(ws_close=5.0)
 NO_SESSION = "CAPACITY_REACHED"
 PLACE_PAUSE_S = 0.5
 """Between two tries of who is the first to wait for a session."""
+OF_ALL = ("done", "reward", "metadata")
+"""Fields that every observation of OpenEnv has beside its own, and an action ``metadata``."""
+OF_THE_CONFIG = ("missing", "extra_forbidden")
+"""Kinds of a server's objections to the name of a field, which is the config's, and not the policy's."""
+
+
+class ActionRefused(Exception):
+    """The service does not take this action, and says why; the episode goes on."""
 
 
 class OpenEnvPool(ServicePool):
@@ -44,12 +57,22 @@ class OpenEnvPool(ServicePool):
     and index. Where the service has no sessions left, episodes wait for one.
 
     Args:
+        reset: further arguments of every ``reset``.
         options: as for :class:`ServicePool`; ``splits`` are of seeds, for a service without tasks, whose tasks are
-            ``seed_<n>``.
+            ``seed_<n>``, or are lists of arguments of ``reset``, one object for each task. With ``action_field`` None
+            an action is a JSON object of all fields, which the policy writes.
     """
 
-    def __init__(self, token_spans: TokenSpans, url: str, dataset: str, **options: Any) -> None:
+    def __init__(
+        self,
+        token_spans: TokenSpans,
+        url: str,
+        dataset: str,
+        reset: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(token_spans, url, dataset, **options)
+        self._reset = dict(reset or {})
         self.places: dict[str, dict[str, Any]] = {}
         """Task id -> what it is started with."""
         self.crowded = False
@@ -60,14 +83,99 @@ class OpenEnvPool(ServicePool):
         if self._ranges is not None:
             with contextlib.suppress(NoSuchPath):
                 await self.request("GET", "/health")
-            seeds = {split: range(*limits) for split, limits in self._ranges.items()}
-            self.places = {f"seed_{seed}": {"seed": seed} for split in seeds.values() for seed in split}
-            return {split: [f"seed_{seed}" for seed in each] for split, each in seeds.items()}
+            await self._check_fields()
+            splits = {split: self._places_in(split, given) for split, given in self._ranges.items()}
+            self.places = {task: self._reset | place for each in splits.values() for task, place in each.items()}
+            await self._look_at_seeds()
+            return {split: list(each) for split, each in splits.items()}
         try:
             (name, *_) = await self.request("GET", "/list_environments")
-            return await self._named_tasks(name)
+            splits = await self._named_tasks(name)
         except NoSuchPath:
             raise ValueError("it has no Task API: set splits to ranges of its seeds") from None
+        await self._check_fields()
+        return splits
+
+    @staticmethod
+    def _places_in(split: str, given: Sequence[Any]) -> dict[str, dict[str, Any]]:
+        """Task id -> the arguments of its ``reset``."""
+        if given and all(isinstance(one, Mapping) for one in given):
+            return {f"{split}_{index}": dict(one) for index, one in enumerate(given)}
+        if len(given) == 2 and all(isinstance(one, int) for one in given):
+            return {f"seed_{seed}": {"seed": seed} for seed in range(*given)}
+        raise ValueError(f"splits.{split} is [first, end) of its seeds, or a list of objects, arguments of reset")
+
+    async def _check_fields(self) -> None:
+        """Compare the config's fields with the schema of the service, if it has one.
+
+        Raises:
+            ValueError: it has no such field; names those that there are.
+        """
+        try:
+            schema = await self.request("GET", "/schema")
+        except WorldLost:
+            return
+        seen, more = _fields(schema, "observation"), _fields(schema, "reset_observation")
+        if seen and self.observation_field not in {*seen, *more}:
+            there = " or ".join(name for name in dict.fromkeys([*seen, *more]) if name not in OF_ALL)
+            raise ValueError(f"its observations have no {self.observation_field!r}: set observation_field to {there}")
+        taken = {name: needed for name, needed in _fields(schema, "action").items() if name not in OF_ALL}
+        if not taken or self.action_field is None:
+            return
+        needed = [name for name in taken if taken[name] and name != self.action_field]
+        if needed:
+            raise ValueError(
+                f"its actions need {', '.join(needed)} beside {self.action_field!r}: set action_field to null, and "
+                f"have the policy write an action as a JSON object with {', '.join(taken)}"
+            )
+        if self.action_field not in taken:
+            raise ValueError(f"its actions have no {self.action_field!r}: set action_field to {' or '.join(taken)}")
+
+    async def _look_at_seeds(self) -> None:
+        """Start two tasks, and the first of them again: tell of seeds that do nothing, and of draws that differ."""
+        first, second, *_ = [*(task for task, place in self.places.items() if "seed" in place), "", ""]
+        if not second:
+            return
+        try:
+            line = await self._connect()
+        except (WorldLost, RequestFailed):  # nobody can look now; the episodes wait for their place
+            return
+        try:
+            opened = [
+                await line.call(self.rules.start_timeout_s, "start", episode=0, task=task)
+                for task in (first, second, first)
+            ]
+        except NoSuchField as error:
+            raise ValueError(str(error)) from error
+        except (WorldLost, LineStuck, RequestFailed):  # an episode that starts so is told of
+            return
+        finally:
+            await line.hang_up()
+        shown = [answer["observation"] for answer in opened]
+        if shown[0] != shown[2]:
+            logger.warning(
+                "the service at %s opens %s differently each time: the rollouts of a task may not be of one task, and "
+                "a lost connection cannot be made good",
+                *(self.url, first),
+            )
+        elif shown[0] == shown[1]:
+            logger.warning(
+                "the service at %s opens %s and %s alike: if it does nothing with seeds, all its %d tasks are one, or "
+                "each rollout is of another; give reset, or splits as lists of its arguments",
+                *(self.url, first, second, len(self.places)),
+            )
+
+    def action(self, command: str) -> dict[str, Any]:
+        """What is sent for a message of the policy; raises ActionRefused where it has to be JSON and is none."""
+        if self.action_field is not None:
+            return {self.action_field: command}
+        try:
+            written = json.loads(command.strip().removeprefix("```json").strip("`"))
+        except (ValueError, RecursionError) as error:
+            raise ActionRefused(f"An action is a JSON object: {error}") from error
+        if not isinstance(written, dict):
+            raise ActionRefused("An action is a JSON object.")
+        return written
 
     async def _named_tasks(self, name: str) -> Mapping[str, list[str]]:
         given: dict[str, list[str | None]] = {}
@@ -84,7 +192,9 @@ class OpenEnvPool(ServicePool):
             for split, ids in given.items()
         }
         self.places = {
-            task: {"split": split, "index": index} for split, ids in splits.items() for index, task in enumerate(ids)
+            task: self._reset | {"split": split, "index": index}
+            for split, ids in splits.items()
+            for index, task in enumerate(ids)
         }
         return splits
 
@@ -123,6 +233,24 @@ class OpenEnvPool(ServicePool):
         return line
 
 
+def _fields(schema: Any, part: str) -> dict[str, bool]:
+    """The fields of a part of a service's schema, and whether each is needed; {} where it names none, or takes any."""
+    match schema:
+        case dict() if isinstance(described := schema.get(part), dict) and not described.get("additionalProperties"):
+            needed = described.get("required", [])
+            return {name: name in needed for name in described.get("properties", {})}
+    return {}
+
+
+def _refusal(data: Mapping[str, Any]) -> str:
+    """The server's own words about an action, with what it objects to in which field."""
+    words = str(data["message"])
+    for error in data.get("errors") or []:
+        if isinstance(error, dict):
+            words += f"; {'.'.join(map(str, error.get('loc', ())))}: {error.get('msg', '')}"
+    return words[:MAX_ERROR_CHARACTERS]
+
+
 def _is_refusal(text: str) -> bool:
     try:
         message = json.loads(text)
@@ -152,6 +280,7 @@ class OpenEnvLine(Line):
         self._socket = socket
         self._reward: float | None = None
         self._done = False
+        self._ours = False
         self._cut = False
         self._refused = False
         self._answer: asyncio.Future[str] | None = None
@@ -203,12 +332,16 @@ class OpenEnvLine(Line):
         match request["op"]:
             case "start":
                 data = await self._ask("reset", self._pool.places[request["task"]])
-                return {**self._observed(data), "messages": data["observation"].get("messages", [])}
+                self._ours = is_ours(data["observation"])
+                return {**self._observed(data), "messages": data["observation"]["messages"] if self._ours else []}
             case "step":
-                return self._observed(await self._ask("step", {self._pool.action_field: request["command"]}))
+                try:
+                    return self._observed(await self._ask("step", self._pool.action(request["command"])))
+                except ActionRefused as error:
+                    return {"observation": f"{FAILURE_HEAD} {error}", "done": False, **flags_of({}), "failed": True}
             case "grade":
-                state = await self._ask("state", {})
-                return state.get("grade") or grade_of(self._reward, self._done)
+                state = await self._ask("state", {}) if self._ours else {}
+                return state.get("grade") or self._pool.grade_of(self._reward, self._done)
         self.kill()  # "close": the session ends with its socket
         return {}
 
@@ -233,6 +366,11 @@ class OpenEnvLine(Line):
         match answer:
             case {"type": "error"} if self._refused:
                 raise NoPlace("the service has no sessions left")
+            case {"type": "error", "data": {"message": str(), "code": "VALIDATION_ERROR"} as told} if kind == "step":
+                kinds = [error.get("type") for error in told.get("errors") or [] if isinstance(error, dict)]
+                if self._pool.action_field is not None and any(one in OF_THE_CONFIG for one in kinds):
+                    raise RequestFailed(f"{_refusal(told)}; set action_field")
+                raise ActionRefused(_refusal(told))
             case {"type": "error", "data": {"message": str(text), **more}}:
                 raise failure(text, more.get("reason"))
             case {"type": "observation", "data": {"observation": dict(), "reward": _, "done": _}} if kind != "state":

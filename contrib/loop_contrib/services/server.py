@@ -233,7 +233,7 @@ class EnvironmentServer:
         try:
             match message.get("type"):
                 case "reset":
-                    task = self._tasks.at(data.get("index", 0), data.get("split"))
+                    task = self._tasks.asked_for(data.get("index"), data.get("seed"), data.get("split"))
                     return _openenv_observation(await session.reset(_text(data, "task_id", task)))
                 case "step":
                     return _openenv_observation(await session.step(_action(data)))

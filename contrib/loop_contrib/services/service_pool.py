@@ -7,8 +7,8 @@ import contextlib
 import json
 import logging
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import aiohttp
 
@@ -17,6 +17,7 @@ from agent_environments.lost_worlds import Loss, WorldLost
 from agent_environments.protocol import EnvironmentCrashed, Message, TokenSpans
 from agent_environments.remote.line import Line, LineStuck, RequestFailed
 from agent_environments.remote.pool import RemotePool
+from agent_environments.scale import Scale
 from loop_contrib.services.sessions import UNKNOWN_SESSION
 from loop_plumbing.secret import read_secret
 
@@ -41,6 +42,10 @@ class NoSuchPath(WorldLost):
         super().__init__(why, Loss.CUT)
 
 
+class NoSuchField(RequestFailed):
+    """An observation has no text where the config says that it is."""
+
+
 class NoPlace(WorldLost):
     """The service has as many sessions as it can."""
 
@@ -62,6 +67,8 @@ class ServicePool(RemotePool):
         instructions: system message where the service gives none.
         action_field: name of an action's text, where the service has its own.
         observation_field: name of an observation's text, where the service has its own.
+        rewards: what an episode earned by a service without grades: its ``last`` reward, or the ``sum`` of them.
+        scale: the lowest and the highest of that; None: [0, 1].
         max_worlds, observation_max_tokens: as for any remote pool.
         step_timeout_s: time for one command, with the grade if it ends the episode, and for a grade.
         start_timeout_s: time for a task to start, and for a service that went away, or cuts connections, to come back.
@@ -74,16 +81,22 @@ class ServicePool(RemotePool):
         token_spans: TokenSpans,
         url: str,
         dataset: str,
-        splits: Mapping[str, tuple[int, int]] | None = None,
+        splits: Mapping[str, Sequence[Any]] | None = None,
         instructions: str = "",
-        action_field: str = "action",
+        action_field: str | None = "action",
         observation_field: str = "text",
+        rewards: Literal["last", "sum"] = "last",
+        scale: Sequence[float] | None = None,
         max_worlds: int = 64,
         observation_max_tokens: int = 3000,
         step_timeout_s: float = 180.0,
         start_timeout_s: float = 300.0,
     ) -> None:
         super().__init__(dataset, token_spans, max_worlds, observation_max_tokens, step_timeout_s, start_timeout_s)
+        if rewards not in ("last", "sum"):
+            raise ValueError(f"rewards is last or sum, not {rewards!r}")
+        self._sums = rewards == "sum"
+        self._scale = Scale.of(scale)
         self.url = url.rstrip("/")
         self.action_field = action_field
         self.observation_field = observation_field
@@ -148,17 +161,15 @@ class ServicePool(RemotePool):
         return messages
 
     def text_of(self, observation: Mapping[str, Any]) -> str:
-        """The text in a service's observation; raises WorldLost, which names the fields there are."""
+        """The text in a service's observation; raises NoSuchField, which names the fields there are."""
         if self.observation_field not in observation:
             there = ", ".join(sorted(observation))
-            raise WorldLost(
-                f"there is no {self.observation_field!r}: set observation_field to one of {there}", Loss.CUT
-            )
-        return str(observation[self.observation_field])
+            raise NoSuchField(f"there is no {self.observation_field!r}: set observation_field to one of {there}")
+        return _text_of(observation[self.observation_field])
 
     def reward_of(self, value: Any, before: float | None) -> float | None:
-        """A service's reward as ours: in [0, 1], of a number or a truth value; where it is missing, the one ``before``.
-        Raises WorldLost if it is none."""
+        """What an episode has earned that had earned ``before``, once the service gives the reward ``value``, a number
+        or a truth value, or None. Raises WorldLost if it is none."""
         if value is None:
             return before
         try:
@@ -167,14 +178,25 @@ class ServicePool(RemotePool):
             reward = math.nan
         if not math.isfinite(reward):
             raise WorldLost(f"the service's reward is no finite number: {str(value)[:200]}", Loss.CUT)
-        if reward > 1.0 and not self._warned_of_rewards:
+        return reward + (before or 0.0) if self._sums else reward
+
+    def grade_of(self, reward: float | None, done: bool) -> dict[str, Any]:
+        """Return the grade of a service that has rewards and no grades: what the episode earned, on the scale; 0 before
+        there is any. An episode that it has ended without a reward is ungradable: that is no 0 like any other.
+        """
+        if reward is None:
+            why = {"ungradable": "the service ended the episode without any reward"} if done else {}
+            return {"reward": 0.0, "success": False, **why}
+        low, high = self._scale.low, self._scale.high
+        if not low <= reward <= high and not self._warned_of_rewards:
             self._warned_of_rewards = True
             logger.warning(
-                "the service at %s gave the reward %g, and all above 1 count as 1: grades are wrong if its rewards are "
-                "on another scale, or are what each step adds to a score",
-                *(self.url, reward),
+                "the service at %s gave the reward %g, and all beyond %g and %g count as these: set scale if its "
+                "rewards are on another one, and rewards: sum if they are what each step adds to a score",
+                *(self.url, reward, low, high),
             )
-        return min(1.0, max(0.0, reward))
+        share = self._scale.share(min(high, max(low, reward)))
+        return {"reward": share, "success": share == 1.0}
 
     def command(self, message: str) -> str:
         """All of it; an empty message is an action too, which the service has to answer."""
@@ -248,21 +270,41 @@ def failure(message: str, reason: object) -> RequestFailed | WorldLost:
     return RequestFailed(message, reason if isinstance(reason, str) else None)
 
 
-def grade_of(reward: float | None, done: bool) -> dict[str, Any]:
-    """Return the grade of a service that has rewards and no grades: its last reward, 0 before there is any. An episode
-    that it has ended without one is ungradable: that is no 0 like any other."""
-    if reward is None and done:
-        return {"reward": 0.0, "success": False, "ungradable": "the service ended the episode without any reward"}
-    return {"reward": reward or 0.0, "success": (reward or 0.0) >= 1.0}
+OF_OURS = ("failed", "empty_action", "reminder", "reason", "turn_reward")
+"""Fields of an observation that say more than its text; a service of ours sends all of them, any other may mean another
+thing by one of them."""
+
+
+def is_ours(observation: Mapping[str, Any]) -> bool:
+    """Whether a service of ours sent it, with messages and grades of its own."""
+    return observation.keys() >= set(OF_OURS)
 
 
 def flags_of(observation: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the further fields of a step, besides text and reward, that a service of ours sends."""
-    reminder = str(observation.get("reminder", ""))
+    """Return the further fields of a step, besides text and reward."""
+    if not is_ours(observation):
+        return {"failed": False, "empty_action": False, "reminder": "", "reason": None, "turn_reward": None}
+    reminder = str(observation["reminder"])
     return {
-        "failed": bool(observation.get("failed", False)),
-        "empty_action": bool(observation.get("empty_action", False)),
+        "failed": bool(observation["failed"]),
+        "empty_action": bool(observation["empty_action"]),
         "reminder": reminder if len(reminder) <= MAX_REMINDER_CHARACTERS else "",
-        "reason": observation.get("reason"),
-        "turn_reward": observation.get("turn_reward"),
+        "reason": observation["reason"],
+        "turn_reward": observation["turn_reward"],
     }
+
+
+def _text_of(value: Any) -> str:
+    """A text of what a service shows: the texts of messages and parts one below the other, JSON of all else."""
+    match value:
+        case str():
+            return value
+        case None:
+            return ""
+        case {"content": inner} | {"text": inner}:
+            return _text_of(inner)
+        case list() if all(
+            isinstance(one, str) or (isinstance(one, dict) and one.keys() & {"content", "text"}) for one in value
+        ):
+            return "\n".join(map(_text_of, value))
+    return json.dumps(value, ensure_ascii=False)

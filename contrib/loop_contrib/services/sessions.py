@@ -75,6 +75,12 @@ class ServedTasks:
             raise UnknownTask(f"no task {reprlib.repr(index)}: the index is from 0 to {len(tasks) - 1}")
         return tasks[index]
 
+    def asked_for(self, index: Any, seed: Any, split: Any = None) -> str:
+        """The task at ``index``, else the one that a client draws by ``seed``, else the first; raises UnknownTask."""
+        if index is None and isinstance(seed, int):
+            return self.at(seed % len(self._all if split is None else self.split(split)), split)
+        return self.at(0 if index is None else index, split)
+
 
 class Session:
     """The episodes of one client, one after another. Calls come one at a time."""

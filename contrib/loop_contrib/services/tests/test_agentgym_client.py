@@ -8,7 +8,7 @@ from aiohttp.test_utils import TestServer
 
 from agent_environments.counter import CounterPool
 from agent_environments.lost_worlds import WorldLost
-from agent_environments.protocol import create_pool
+from agent_environments.protocol import EnvironmentCrashed, create_pool
 from loop_contrib.services.server import EnvironmentServer
 from loop_contrib.services.service_pool import TOKEN_VARIABLE
 from support.adapter_support import word_spans
@@ -48,13 +48,13 @@ async def test_a_grade_that_is_not_found_is_asked_for_again(monkeypatch):
 
 
 @asynccontextmanager
-async def service_of(answer):
+async def service_of(answer, **options):
     """A pool that plays with a server of two tasks, which answers all requests by ``answer``."""
     application = web.Application()
     application.add_routes([web.post(path, answer) for path in ("/create", "/reset", "/step")])
     server = TestServer(application)
     await server.start_server()
-    service = client(server, splits={"train": (0, 2)})
+    service = client(server, splits={"train": (0, 2)}, **options)
     await service.open()
     yield service
     await service.close()
@@ -78,7 +78,7 @@ async def test_a_reward_that_is_no_finite_number_is_no_reward_of_0(reward):
     async with service_of(answer) as service:
         with pytest.raises(WorldLost, match="the service's reward is no finite number: "):
             service.reward_of(reward, None)
-        assert [service.reward_of(value, 0.25) for value in (None, True, 0.5, -3)] == [0.25, 1.0, 0.5, 0.0]
+        assert [service.reward_of(value, 0.25) for value in (None, True, 0.5, -3)] == [0.25, 1.0, 0.5, -3.0]
 
 
 @pytest.mark.parametrize("done", [True, False])
@@ -106,4 +106,71 @@ async def test_rewards_on_another_scale_are_told_of(caplog):
         rewards = [(await play_steps(service, "item_0", ["wait"]))[-1].reward for _ in range(5)]
     assert rewards == [1.0, 0.0, 1.0, 0.0, 0.5]
     (record,) = [record for record in caplog.records if "gave the reward" in record.getMessage()]
-    assert "gave the reward 8, and all above 1 count as 1" in record.getMessage()
+    assert "gave the reward 8, and all beyond 0 and 1 count as these: set scale" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("options", "rewards", "reward"),
+    [
+        ({}, [0.5, 0.25, 0.25], 0.25),
+        ({"rewards": "sum"}, [0.5, 0.25, 0.25], 1.0),
+        ({"rewards": "sum"}, [1, 1, 0], 1.0),
+        ({"rewards": "sum", "scale": [0, 4]}, [1, 1, 0], 0.5),
+        ({"scale": [-1, 1]}, [0, 0, -1], 0.0),
+        ({"scale": [-1, 1]}, [0, 0, 0], 0.5),
+        ({"scale": [0, 100]}, [0, 10, 50], 0.5),
+        ({"rewards": "sum", "scale": [0, 100]}, [40, None, 60], 1.0),
+        ({"rewards": "sum"}, [None, 0.5, None], 0.5),
+        ({"scale": [0, 100]}, [0, 10, 500], 1.0),
+    ],
+)
+async def test_rewards_are_the_last_or_their_sum_on_a_scale(options, rewards, reward):
+    given = iter(rewards)
+
+    async def answer(request):
+        gain = next(given) if request.path == "/step" else None
+        return web.json_response({"id": 1, "observation": "You see a ball.", "reward": gain, "done": False})
+
+    async with service_of(answer, **options) as service:
+        grade = (await play_steps(service, "item_0", ["wait"] * len(rewards)))[-1]
+    assert (grade.reward, grade.success) == (reward, reward == 1.0)
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        ("a", "a"),
+        (None, ""),
+        ({"role": "user", "content": "a"}, "a"),
+        ([{"role": "user", "content": "a"}, {"content": [{"type": "text", "text": "b"}]}], "a\nb"),
+        (["a", "b"], "a\nb"),
+        ({"board": [1, 2]}, '{"board": [1, 2]}'),
+        (3, "3"),
+    ],
+)
+async def test_what_a_service_shows_becomes_a_text(shown, text):
+    """Its fields of our names are its own: TextArena's ``messages`` are no opening of ours."""
+
+    async def answer(request):
+        own = {"messages": [{"sender": 1}], "failed": "no", "reminder": None, "turn_reward": "much"}
+        return web.json_response({"id": 1, "observation": shown, "reward": 0.5, "done": False, **own})
+
+    async with service_of(answer) as service:
+        environment = await service.acquire("e")
+        assert [message.content for message in await environment.start("item_0")] == [text]
+        step = await environment.step("look")
+        assert (step.observation, step.failed, step.reward) == (text, False, None)
+        await environment.close()
+
+
+async def test_a_wrong_observation_field_is_told_at_once():
+    async def answer(request):
+        return web.json_response({"id": 1, "hint": "a", "done": False})
+
+    async with service_of(answer) as service:
+        environment = await service.acquire("e")
+        with pytest.raises(
+            EnvironmentCrashed, match="no 'observation': set observation_field to one of done, hint, id"
+        ):
+            await environment.start("item_0")
+        await environment.close()

@@ -121,3 +121,200 @@ async def test_a_session_that_somebody_else_keeps_is_waited_for_only_so_long(ser
     assert await pool.answers()
     await environment.close()
     await pool.close()
+
+
+class Typed:
+    """A server of which `/schema` names the fields, and which refuses actions that its type does not take."""
+
+    def __init__(self, schema=None, draws=lambda number, data: data.get("seed")):
+        self.schema = schema
+        self._draws = draws
+        self.resets = []
+        self.actions = []
+
+    async def described(self, request):
+        return web.json_response(self.schema, status=404 if self.schema is None else 200)
+
+    async def play(self, request):
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        async for message in socket:
+            told = json.loads(message.data)
+            answer = self.answer(told["type"], told.get("data", {}))
+            await socket.send_json(answer)
+        return socket
+
+    def answer(self, kind, data):
+        if kind == "state":
+            return {"type": "state", "data": {"grade": "B"}}
+        if kind == "reset":
+            self.resets.append(data)
+            observation = {"hint": f"Task {self._draws(len(self.resets), data)}.", "messages": [{"sender_id": 0}]}
+            return {"type": "observation", "data": {"observation": observation, "reward": None, "done": False}}
+        self.actions.append(data)
+        if "move" not in data:
+            return self.refusal("missing", ["move"], "Field required")
+        if data["move"] not in ("up", "down"):
+            return self.refusal("literal_error", ["move"], "Input should be 'up' or 'down'")
+        right = data["move"] == "up"
+        data = {"observation": {"hint": "Moved.", "failed": None}, "reward": float(right), "done": right}
+        return {"type": "observation", "data": data}
+
+    def refusal(self, kind, where, words):
+        errors = [{"type": kind, "loc": where, "msg": words}]
+        return {"type": "error", "data": {"message": "Invalid message", "code": "VALIDATION_ERROR", "errors": errors}}
+
+
+OBSERVED = {"type": "object", "properties": {"hint": {}, "done": {}, "reward": {}, "metadata": {}}}
+
+
+def taken(*needed, **more):
+    return {
+        "type": "object",
+        "properties": {"metadata": {}, **{name: {} for name in [*needed, *more]}},
+        "required": needed,
+    }
+
+
+@pytest.fixture
+async def typed():
+    servers = []
+
+    async def start(*arguments, **options):
+        service = Typed(*arguments, **options)
+        app = web.Application()
+        app.add_routes([web.get("/ws", service.play), web.get("/schema", service.described)])
+        servers.append(TestServer(app))
+        await servers[-1].start_server()
+        return service, str(servers[-1].make_url("")).rstrip("/")
+
+    yield start
+    for server in servers:
+        await server.close()
+
+
+FIELDS = {"action_field": "move", "observation_field": "hint"}
+
+
+@pytest.mark.parametrize("refused", ["I go UP.", "UP", "up\n", "", "{}", "go", "0", " up", "left", "up down"])
+async def test_a_refused_action_is_an_observation_with_the_servers_own_words(typed, refused):
+    _, url = await typed()
+    pool = pool_on(url, splits={"train": [0, 2]}, **FIELDS)
+    await pool.open()
+    environment = await pool.acquire("e")
+    assert [message.content for message in await environment.start("seed_0")] == ["Task 0."]
+    step = await environment.step(refused)
+    assert (step.done, step.failed, step.broke) == (False, True, None)
+    assert step.observation == "Execution failed. Invalid message; move: Input should be 'up' or 'down'"
+    step = await environment.step("up")
+    assert (step.observation, step.done, step.failed) == ("Moved.", True, False)
+    grade = await environment.grade()
+    assert (grade.reward, grade.broke, grade.ungradable) == (1.0, None, None)
+    await environment.close()
+    await pool.close()
+
+
+async def test_a_wrong_field_of_actions_is_no_fault_of_the_policy(typed):
+    _, url = await typed()
+    pool = pool_on(url, splits={"train": [0, 2]}, observation_field="hint")
+    await pool.open()
+    environment = await pool.acquire("e")
+    await environment.start("seed_0")
+    step = await environment.step("up")
+    assert step.done
+    assert "move: Field required; set action_field" in step.broke.what
+    await environment.close()
+    await pool.close()
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "why"),
+    [
+        (
+            {"observation": OBSERVED, "action": taken("move")},
+            {"action_field": "move"},
+            "no 'text': set observation_field to hint\"",
+        ),
+        (
+            {"observation": OBSERVED, "action": taken("move")},
+            {"observation_field": "hint"},
+            "need move beside 'action'",
+        ),
+        (
+            {"observation": OBSERVED, "action": taken("x", "y")},
+            FIELDS | {"action_field": "x"},
+            "need y beside 'x': .* null",
+        ),
+        ({"action": taken(move=1, say=1)}, {}, "actions have no 'action': set action_field to move or say"),
+        (
+            {"observation": {**OBSERVED, "additionalProperties": True}},
+            {},
+            "no 'text': set observation_field to one of hint",
+        ),
+        (None, {}, "no 'text': set observation_field to one of hint, messages"),
+    ],
+)
+async def test_the_fields_of_a_service_are_looked_at_as_it_opens(typed, schema, options, why):
+    _, url = await typed(schema)
+    with pytest.raises(EnvironmentCrashed, match=why):
+        await pool_on(url, splits={"train": [0, 2]}, **options).open()
+
+
+@pytest.mark.parametrize(
+    "schema", [None, [], {}, {"action": None, "observation": []}, {"action": {"anyOf": []}}], ids=str
+)
+async def test_a_service_need_not_describe_itself(typed, schema):
+    _, url = await typed(schema)
+    pool = pool_on(url, splits={"train": [0, 2]}, **FIELDS)
+    await pool.open()
+    await pool.close()
+
+
+async def test_an_action_of_several_fields_is_a_json_object(typed):
+    service, url = await typed({"observation": OBSERVED, "action": taken("move", "say")})
+    pool = pool_on(url, splits={"train": [0, 2]}, observation_field="hint", action_field=None)
+    await pool.open()
+    environment = await pool.acquire("e")
+    await environment.start("seed_0")
+    shown = [(await environment.step(said)).observation for said in ("up", "[1]", '{"say": "hi"}')]
+    assert shown[0].startswith("Execution failed. An action is a JSON object: ")
+    assert shown[1:] == [
+        "Execution failed. An action is a JSON object.",
+        "Execution failed. Invalid message; move: Field required",
+    ]
+    assert (await environment.step('```json\n{"move": "up", "say": "hi"}\n```')).done
+    assert service.actions == [{"say": "hi"}, {"move": "up", "say": "hi"}]
+    await environment.close()
+    await pool.close()
+
+
+async def test_a_task_may_be_any_arguments_of_reset(typed):
+    service, url = await typed(None, lambda _, data: data["fen"])
+    pool = pool_on(url, splits={"train": [{"fen": "a"}, {"fen": "b", "depth": 2}]}, reset={"depth": 1}, **FIELDS)
+    await pool.open()
+    assert pool.tasks("train") == ["train_0", "train_1"]
+    for task, text in (("train_0", "Task a."), ("train_1", "Task b.")):
+        environment = await pool.acquire("e")
+        assert [message.content for message in await environment.start(task)] == [text]
+        await environment.close()
+    assert service.resets == [{"depth": 1, "fen": "a"}, {"depth": 2, "fen": "b"}]
+    await pool.close()
+    with pytest.raises(EnvironmentCrashed, match=r"splits.train is .first, end. of its seeds, or a list of objects"):
+        await pool_on(url, splits={"train": ["a", "b"]}, **FIELDS).open()
+
+
+@pytest.mark.parametrize(
+    ("draws", "told"),
+    [
+        (lambda _, data: data["seed"], ""),
+        (lambda *_: "one", "opens seed_3 and seed_4 alike: if it does nothing with seeds, all its 5 tasks are one"),
+        (lambda number, _: number, "opens seed_3 differently each time"),
+    ],
+)
+async def test_seeds_that_do_nothing_are_told_of(typed, caplog, draws, told):
+    _, url = await typed(None, draws)
+    pool = pool_on(url, splits={"train": [3, 8]}, **FIELDS)
+    await pool.open()
+    await pool.close()
+    assert told in caplog.text
+    assert bool(told) == bool(caplog.records)

@@ -86,8 +86,11 @@ async def test_our_client_on_openenvs_server(guessing):
     await environment.close()
     environment = await pool.acquire("episode")
     await environment.start("train_0")
-    broken = await environment.step("no number")  # the server's own error ends the episode in a grade
-    assert broken.done
+    refused = await environment.step("no number")
+    assert (refused.done, refused.failed, refused.broke) == (False, True, None)
+    assert refused.observation.startswith("Execution failed. Invalid message; number: Input should be a valid integer")
+    broken = await environment.step("-1")  # the environment's own error ends the episode in a grade
+    assert (broken.done, broken.broke.what) == (True, "it has broken")
     assert (await environment.grade()).reward == 0.0
     await environment.close()
     await pool.close()

@@ -169,3 +169,19 @@ async def test_a_client_that_waits_for_no_answer_is_hung_up_on(held, monkeypatch
         held.may_start.set()
         answers = [message async for message in socket]
         assert len(answers) == 1 + MAX_WAITING
+
+
+@pytest.mark.parametrize(
+    ("asked", "number"),
+    [({}, 0), ({"index": 2}, 2), ({"seed": 1}, 1), ({"seed": 10**9}, None), ({"seed": 2, "index": 1}, 1)],
+)
+async def test_a_client_draws_a_task_by_its_index_or_by_a_seed(pool, asked, number):
+    tasks = pool.tasks("train")
+    wanted = tasks[10**9 % len(tasks) if number is None else number]
+    async with serving(pool) as (_, http), http.ws_connect("/ws") as socket:
+
+        async def opening(data):
+            await socket.send_json({"type": "reset", "data": data})
+            return (await socket.receive_json())["data"]["observation"]["text"]
+
+        assert await opening({"split": "train", **asked}) == await opening({"task_id": wanted})

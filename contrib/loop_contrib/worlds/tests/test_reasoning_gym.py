@@ -107,7 +107,7 @@ async def test_what_pays_nonsense_is_named(opened, caplog):
     assert caplog.text == ""
     await opened(dataset="generous")
     told = "reasoning_gym generous: the answer {!r} has the full score in 4 of the first 4 tasks"
-    assert [record.message for record in caplog.records] == [told.format(said) for said in ("qwnothing", "0")]
+    assert [record.message for record in caplog.records] == [told.format(said) for said in ("qwnothing", "0", "nan")]
 
 
 async def test_every_draw_of_a_task_is_the_same(opened):

@@ -49,7 +49,7 @@ SCORING_MB = 1024
 """What the scoring of an answer may allocate."""
 PROBED = 10
 """Tasks whose scores are looked at before the first episode."""
-NONSENSE = ("qwnothing", "0", "", None)
+NONSENSE = ("qwnothing", "0", "nan", "", None)
 """Answers that are right by chance at most; None is a turn without the tags."""
 
 

@@ -84,10 +84,10 @@ class OpenEnvPool(ServicePool):
             with contextlib.suppress(NoSuchPath):
                 await self.request("GET", "/health")
             await self._check_fields()
-            splits = {split: self._places_in(split, given) for split, given in self._ranges.items()}
-            self.places = {task: self._reset | place for each in splits.values() for task, place in each.items()}
+            given = {split: self._places_in(split, those) for split, those in self._ranges.items()}
+            self.places = {task: self._reset | place for each in given.values() for task, place in each.items()}
             await self._look_at_seeds()
-            return {split: list(each) for split, each in splits.items()}
+            return {split: list(each) for split, each in given.items()}
         try:
             (name, *_) = await self.request("GET", "/list_environments")
             splits = await self._named_tasks(name)

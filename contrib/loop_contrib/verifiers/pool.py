@@ -78,12 +78,19 @@ class VerifiersEnvironment:
         """Nothing: the taskset says what the episode is worth."""
 
     async def grade(self) -> Grade:
-        """The taskset's rewards, on the scale of the config or of their weights."""
+        """The taskset's rewards, on the scale of the config or of their weights.
+
+        Raises:
+            EnvironmentCrashed: they are beyond it.
+        """
         played = self._played
         if "error" in played:
             broke = Broke("taskset", played["error"]) if played["broke"] else None
             return Grade.of_ungradable(played["error"], broke)
-        reward = self._pool.scale_of(self._task_id).share(played["reward"])
+        try:
+            reward = self._pool.scale_of(self._task_id).share(played["reward"])
+        except ValueError as error:  # as a 0, the best of its group would be the worst
+            raise self._pool.refuse(str(error)) from error
         return Grade(reward, reward == 1.0, rewards=played["rewards"], metrics=played["metrics"])
 
     async def close(self) -> None:
@@ -130,6 +137,7 @@ class VerifiersPool:
         self._python = python
         self._held_out = held_out
         self._table: TaskTable | None = None
+        self._refusal: str | None = None
         told = {"taskset": taskset, "env": dict(env or {}), "splits": dict(splits or {SPLIT: {}}), "limit": limit}
         own = {"PATH": f"{os.path.dirname(os.path.abspath(python))}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
         environment = program_environment({**own, **environment_variables("variables", variables or {})})
@@ -192,9 +200,17 @@ class VerifiersPool:
         """The lowest and the highest sum of a task's rewards."""
         return self._scale or Scale(*self._tasks[task_id]["scale"])
 
+    def refuse(self, why: str) -> EnvironmentCrashed:
+        """Lend no more episodes: the config is wrong, and no rollout but a lost one could say so."""
+        self._refusal = self._refusal or f"taskset {self.dataset}: {why} (environment.scale: [lowest, highest])"
+        return EnvironmentCrashed(self._refusal)
+
     async def acquire(self, episode_id: str) -> VerifiersEnvironment:
+        """As every pool's; raises EnvironmentCrashed once a reward was beyond its scale."""
         await self._places.take()
         try:
+            if self._refusal is not None:
+                raise EnvironmentCrashed(self._refusal)
             return VerifiersEnvironment(self, await self._server.fork())
         except BaseException:
             self._places.give_back()

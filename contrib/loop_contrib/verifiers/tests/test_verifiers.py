@@ -138,7 +138,6 @@ async def test_the_rewards_and_metrics_are_the_tasksets_own(opened, policy_at):
         ("two-agents", "2 agents played", True),
         ("dies", "its process ended with status 3", True),
         ("exits", "SystemExit: it has had enough", True),
-        ("outside", "the reward 1.5 is not from 0 to 1: give its scale", True),
         ("harness-error", "HarnessError: it exited 1", False),
     ],
 )
@@ -177,6 +176,17 @@ async def test_an_episode_is_worth_the_mean_of_what_its_one_agent_plays(opened, 
 async def test_several_rewards_at_once_have_the_scale_of_the_config(opened, policy_at):
     grade, _ = await played(await opened("several-v1", scale=[0, 2]), "good", policy_at)
     assert grade.reward == 0.5
+
+
+async def test_a_reward_beyond_its_scale_is_no_0_and_ends_what_is_played(opened, policy_at):
+    deeds = await opened()
+    why = r"taskset deeds-v1: the reward 1.5 is not from 0 to 1: give its scale .environment.scale: .lowest, highest"
+    with pytest.raises(EnvironmentCrashed, match=why):
+        await played(deeds, "outside", policy_at)
+    for _ in range(2):
+        with pytest.raises(EnvironmentCrashed, match=why):
+            await deeds.acquire("e")
+    assert deeds.status().open_worlds == 0
 
 
 async def test_rewards_on_another_scale(opened, policy_at):

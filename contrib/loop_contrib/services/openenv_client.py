@@ -119,6 +119,7 @@ class OpenEnvPool(ServicePool):
         if seen and self.observation_field not in {*seen, *more}:
             there = " or ".join(name for name in dict.fromkeys([*seen, *more]) if name not in OF_ALL)
             raise ValueError(f"its observations have no {self.observation_field!r}: set observation_field to {there}")
+        self.field_is_known = bool(seen)
         taken = {name: needed for name, needed in _fields(schema, "action").items() if name not in OF_ALL}
         if not taken or self.action_field is None:
             return

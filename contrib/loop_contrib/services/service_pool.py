@@ -57,7 +57,8 @@ class ServicePool(RemotePool):
     """Lends episodes that a service plays; the service may be on another machine.
 
     An assistant message is sent as it is. A service that does not name its own opening messages gives one text, which
-    follows ``instructions``. The token is read from :data:`TOKEN_VARIABLE`, if it is set.
+    follows ``instructions``; where it is empty, they are the question. The token is read from :data:`TOKEN_VARIABLE`,
+    if it is set.
 
     Args:
         token_spans: the policy's tokenizer, for cutting observations.
@@ -100,6 +101,8 @@ class ServicePool(RemotePool):
         self.url = url.rstrip("/")
         self.action_field = action_field
         self.observation_field = observation_field
+        self.field_is_known = False
+        """Whether the service has said that its observations have this field: one that lacks it has no text there."""
         self._ranges = splits
         self._instructions = instructions
         self._http: aiohttp.ClientSession | None = None
@@ -152,7 +155,8 @@ class ServicePool(RemotePool):
     def opening(self, answer: dict[str, Any]) -> list[Message]:
         system = [Message("system", self._instructions)] if self._instructions else []
         own = [Message(message["role"], message["content"]) for message in answer["messages"]]
-        messages = own or [*system, Message("user", answer["observation"])]
+        first = Message("user", answer["observation"] or self._instructions)
+        messages = own or ([*system, first] if answer["observation"] else [first])
         size = sum(len(message.content) for message in messages)
         if size > MAX_OPENING_CHARACTERS:
             raise EnvironmentCrashed(
@@ -162,10 +166,12 @@ class ServicePool(RemotePool):
 
     def text_of(self, observation: Mapping[str, Any]) -> str:
         """The text in a service's observation; raises NoSuchField, which names the fields there are."""
-        if self.observation_field not in observation:
+        if self.observation_field not in observation and not self.field_is_known:
             there = ", ".join(sorted(observation))
             raise NoSuchField(f"there is no {self.observation_field!r}: set observation_field to one of {there}")
-        return _text_of(observation[self.observation_field])
+        text = _text_of(observation.get(self.observation_field))
+        rest = {name: value for name, value in observation.items() if value is not None and name != "metadata"}
+        return text or (_text_of(rest) if rest and self.field_is_known else "")
 
     def reward_of(self, value: Any, before: float | None) -> float | None:
         """What an episode has earned that had earned ``before``, once the service gives the reward ``value``, a number

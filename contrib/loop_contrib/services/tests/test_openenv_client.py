@@ -180,8 +180,8 @@ def taken(*needed, **more):
 async def typed():
     servers = []
 
-    async def start(*arguments, **options):
-        service = Typed(*arguments, **options)
+    async def start(*arguments, kind=Typed):
+        service = kind(*arguments)
         app = web.Application()
         app.add_routes([web.get("/ws", service.play), web.get("/schema", service.described)])
         servers.append(TestServer(app))
@@ -318,3 +318,35 @@ async def test_seeds_that_do_nothing_are_told_of(typed, caplog, draws, told):
     await pool.close()
     assert told in caplog.text
     assert bool(told) == bool(caplog.records)
+
+
+class Tools(Typed):
+    """An environment of MCP tools, as OpenEnv's echo_env: it opens with no text, and shows what each action has."""
+
+    def answer(self, kind, data):
+        shown = {"result": None}
+        match kind, data:
+            case "reset", _:
+                shown = {"metadata": {"status": "ready"}}
+            case "step", {"type": "list_tools"}:
+                shown = {"tools": [{"name": "echo"}]}
+            case "step", {"tool_name": "echo", "arguments": arguments}:
+                shown["result"] = {"content": [{"type": "text", "text": arguments["message"]}], "is_error": False}
+            case "step", _:
+                shown["error"] = {"message": "no such tool"}
+        return {"type": "observation", "data": {"observation": shown, "reward": 0.0, "done": False}}
+
+
+async def test_tools_of_mcp_are_called_by_json(typed):
+    schema = {"observation": {"properties": {"result": {}, "error": {}}}, "action": taken("tool_name", "arguments")}
+    _, url = await typed(schema, kind=Tools)
+    options = {"observation_field": "result", "action_field": None, "instructions": "Echo."}
+    pool = pool_on(url, splits={"train": [{}]}, **options)
+    await pool.open()
+    environment = await pool.acquire("e")
+    assert [(message.role, message.content) for message in await environment.start("train_0")] == [("user", "Echo.")]
+    said = ['{"type": "list_tools"}', '{"tool_name": "echo", "arguments": {"message": "hi"}}', '{"tool_name": "cry"}']
+    shown = [(await environment.step(each)).observation for each in said]
+    assert shown == ['{"tools": [{"name": "echo"}]}', "hi", '{"error": {"message": "no such tool"}}']
+    await environment.close()
+    await pool.close()

@@ -21,10 +21,11 @@ from model_families.hub import local_path
 
 COMPONENT = "component"
 Component = Annotated[dict[str, Any], COMPONENT]
-TrackerNames = Annotated[
-    list[Literal["tensorboard"]], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)
-]
 """What to build, by ``_component_``, and its arguments."""
+TrackerNames = Annotated[
+    list[Literal["tensorboard", "wandb", "mlflow", "trackio"]],
+    BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
+]
 
 
 def _from_its_folder(model: Any) -> Any:
@@ -319,7 +320,8 @@ class LearnerConfig:
     keep_last_checkpoints: PositiveInt = 2
     """Checkpoints that are kept, beside the best of ``dev_evaluation`` and the one it is scoring."""
     tracker: TrackerNames = field(default_factory=list)
-    """Shows the figures of ``metrics.jsonl`` elsewhere: ``tensorboard`` (docs/training.md)."""
+    """Shows the figures of ``metrics.jsonl`` elsewhere: ``tensorboard``, ``wandb``, ``mlflow``, ``trackio``, or a list
+    of them (docs/training.md)."""
     metric_logger: list[Component] = field(default_factory=list)
     """torchtune's metric loggers, as further trackers."""
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import inspect
 import os
 import shutil
+import urllib.error
+import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from loop_recipes.engine.general_probe import probe
 from loop_recipes.engine.model import DTYPES, check_built, check_context, meta_model
 from loop_recipes.launch.layer_memory import LayerBytes, layer_bytes
 from loop_recipes.launch.memory_plan import GIB, USABLE, plan_rollout_server, plan_trainer
+from loop_recipes.run.tracker_clients import TRACKERS
 from model_families.base_model import BaseModel
 from rollout_server.config import ModelConfig, NodeConfig, ServersConfig
 from rollout_server.inference.command import ServerStartError, check_serves, compile_cache
@@ -116,6 +119,7 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Report:
     sound = _run(report, config)
     _head(report, config)
     if sound:
+        _trackers(report, config)
         _dataset(report, config, node)
         _run_state(report, config)
     try:
@@ -132,6 +136,27 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Report:
     if cuda:
         _memory(report, config, node, machines, place, shape)
     return report
+
+
+def _trackers(report: Report, config: LoopConfig) -> None:
+    """Where the trackers write, and whether that can be reached from here."""
+    for name in config.tracker:
+        tracker = TRACKERS[name]()
+        url = tracker.check()
+        away = None if url is None else _unreachable(url)
+        place = "on this machine" if url is None else url
+        report.row("tracker", f"{name}: {place}" + (f" cannot be reached: {away}; {tracker.offline}" if away else ""))
+
+
+def _unreachable(url: str) -> str | None:
+    """Why nothing answers at ``url``, by the proxies of the environment; None where something does."""
+    try:
+        urllib.request.urlopen(url, timeout=5.0).close()
+    except urllib.error.HTTPError:  # an answer too
+        return None
+    except (OSError, ValueError) as error:
+        return error_line(error)
+    return None
 
 
 def _memory(

@@ -20,7 +20,8 @@ from loop_formats.run_files import append_to, read_lines, to_json, write_whole, 
 from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import error_line
 from loop_recipes.paths import METRICS_FILE
-from loop_recipes.run.trackers import Point, Trackers
+from loop_recipes.run.tracker_clients import Point
+from loop_recipes.run.trackers import Trackers
 
 logger = logging.getLogger(__name__)
 

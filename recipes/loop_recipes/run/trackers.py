@@ -1,4 +1,4 @@
-"""Trackers show a run's figures elsewhere: TensorBoard, and torchtune's loggers.
+"""Has trackers told a run's figures.
 
 ``metrics.jsonl`` has every figure; a tracker is told them from there, in a thread of its own, once the checkpoint is
 saved. So a tracker that fails, hangs or is away ends no run, and what it was not told then it is told later: with the
@@ -12,16 +12,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from loop_formats.run_files import write_whole
 from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import error_line
-from loop_recipes.config.components import build
+from loop_recipes.run.tracker_clients import TRACKERS, Point, Told, TorchtuneLogger, Tracker
 
 logger = logging.getLogger(__name__)
 
@@ -31,54 +31,6 @@ HANG_S = 300.0
 """A tracker that takes longer for one point hangs; clients try again for minutes by themselves."""
 CLOSING_S = 30.0
 """So long a run waits at its end for what its trackers have not been told yet."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """Figures of one step.
-
-    Attributes:
-        step: the iteration; of dev scores, the one after which the policy stood.
-        seconds: of the run, up to it.
-        numbers: by flat names.
-    """
-
-    step: int
-    seconds: float
-    numbers: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Told:
-    """What a tracker was told.
-
-    Attributes:
-        run: the tracker's own name of the run.
-        points: the first so many.
-    """
-
-    run: str | None = None
-    points: int = 0
-
-
-class Tracker(Protocol):
-    """A tracker. All calls come from one thread; whatever they raise costs one line on the terminal."""
-
-    def open(self, folder: Path, config: DictConfig, told: Told) -> Told:
-        """Begin a run, or go on with ``told.run``, and tell its config; called again after it failed.
-
-        Args:
-            folder: the tracker's own, in the run's folder.
-
-        Returns:
-            the run, and how many points it really has.
-        """
-
-    def tell(self, number: int, point: Point) -> None:
-        """Take the point with this number, from 0."""
-
-    def close(self) -> None:
-        """End; what was told must be safe afterwards."""
 
 
 class Trackers:
@@ -160,7 +112,7 @@ class Follower:
             ConfigError: it can never open as it is asked for.
         """
         if not self._tried.wait(max(seconds, 0.0)):
-            self._complain(f"it has not opened within {OPENING_S:.0f} s")
+            self._complain(self._or_offline(f"it has not opened within {OPENING_S:.0f} s"))
         elif _never_opens(self._error):
             raise ConfigError(f"{self._title}: {self._error}") from self._error
 
@@ -208,7 +160,7 @@ class Follower:
         except (Exception, SystemExit) as error:  # somebody else's code: nothing of it may end a run
             self._error = error
             if self._tried.is_set() or not _never_opens(error):
-                self._complain(error_line(error))
+                self._complain(error_line(error) if self._opened else self._or_offline(error_line(error)))
         finally:
             self._busy_since = None
 
@@ -230,6 +182,9 @@ class Follower:
             self._complained = True
             logger.warning("%s: %s; the run goes on, and metrics.jsonl has every figure", self._title, why)
 
+    def _or_offline(self, why: str) -> str:
+        return f"{why}; {self._tracker.offline}" if self._tracker.offline else why
+
     def _remember(self) -> None:
         write_whole(self._file, json.dumps(asdict(self._told)))
 
@@ -244,50 +199,3 @@ class Follower:
 def _never_opens(error: BaseException | None) -> bool:
     """A package or a path is wrong: that is the config's fault, not that of a service which may come back."""
     return isinstance(error, ImportError) or getattr(error, "filename", None) is not None
-
-
-class TorchtuneLogger:
-    """One of torchtune's metric loggers, by its component."""
-
-    def __init__(self, component: Mapping[str, Any]) -> None:
-        self._component = component
-
-    def open(self, folder: Path, config: DictConfig, told: Told) -> Told:
-        self._logger = build(self._component)
-        self._logger.log_config(config)
-        return told
-
-    def tell(self, number: int, point: Point) -> None:
-        self._logger.log_dict(point.numbers, step=point.step)
-
-    def close(self) -> None:
-        self._logger.close()
-
-
-class TensorBoard:
-    """TensorBoard's event files in ``<output_dir>/trackers/tensorboard``.
-
-    A resumed run writes all points anew and has readers drop the older ones (``purge_step``): none is there twice, and
-    none is lost that a killed process had not written out. Scalars are of the old style, because TensorBoard's
-    ``EventAccumulator`` drops nothing of the new one.
-    """
-
-    def open(self, folder: Path, config: DictConfig, told: Told) -> Told:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._began = float(told.run or time.time())
-        self._writer = SummaryWriter(str(folder), purge_step=0)
-        self._writer.add_text("config", f"```\n{OmegaConf.to_yaml(config)}\n```", 0, self._began)
-        return Told(str(self._began), 0)
-
-    def tell(self, number: int, point: Point) -> None:
-        for name, value in point.numbers.items():
-            self._writer.add_scalar(name, value, point.step, self._began + point.seconds)
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard}
-"""By the words of the key ``tracker``."""

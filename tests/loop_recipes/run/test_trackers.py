@@ -12,12 +12,15 @@ from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.learner import Learner
 from loop_recipes.run import trackers
 from loop_recipes.run.metrics import RunMetrics, points
-from loop_recipes.run.trackers import TRACKERS, Told, Trackers
+from loop_recipes.run.tracker_clients import TRACKERS, Told
+from loop_recipes.run.trackers import Trackers
 from support.small_runs import replay_config, train
 
 
 class Fake:
     """Remembers what it is told; may raise at a point, or block in a method until an event."""
+
+    offline = ""
 
     def __init__(self, raises_at=(), blocks_in=None):
         self.told, self.raises_at, self.blocks_in = [], set(raises_at), blocks_in

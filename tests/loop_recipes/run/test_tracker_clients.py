@@ -1,0 +1,313 @@
+"""W&B, MLflow and trackio by modules of their shape, which keep what they are told as each service does."""
+
+import importlib
+import json
+import sys
+
+import pytest
+from omegaconf import OmegaConf
+
+from loop_formats.schema import ConfigError
+from loop_recipes.config.loop_config import read_loop_config
+from loop_recipes.config.preflight import check_run
+from loop_recipes.launch.check_cli import main
+from loop_recipes.run.metrics import RunMetrics
+from loop_recipes.run.tracker_clients import TRACKERS
+from loop_recipes.run.trackers import Trackers
+from support.small_runs import replay_config, train
+
+MODULES = {
+    "wandb.py": """
+import os, pathlib
+from types import SimpleNamespace
+RUNS, STARTED, MODE = {}, [], {"mode": "online", "api_key": "k"}
+
+class Run:
+    def __init__(self, id, dir, config, resume, offline):
+        known = RUNS.get(id, {}) if resume == "allow" and not offline else {}
+        self.id, self.offline, self.points, self.config, self.axis = id, offline, known, config, None
+        kind = "offline-run" if offline else "run"
+        self.dir = os.path.join(dir, f"wandb/{kind}-{len(STARTED)}-{id}/files")
+        pathlib.Path(self.dir).mkdir(parents=True)
+        STARTED.append(self)
+        RUNS[id] = self.points
+
+    @property
+    def step(self):
+        return max(self.points, default=-1) + 1
+
+    def define_metric(self, name, step_metric):
+        self.axis = step_metric
+
+    def log(self, data, step):
+        if step >= self.step:
+            self.points[step] = (data[self.axis], data)
+
+    def finish(self):
+        pass
+
+def Settings(**settings):
+    return settings
+
+def setup():
+    settings = {"base_url": "http://127.0.0.1:9", "identity_token_file": None, **MODE}
+    return SimpleNamespace(settings=SimpleNamespace(**settings))
+
+def teardown():
+    pass
+
+def init(project, id, name, resume, dir, config, allow_val_change, settings):
+    return Run(id, dir, config, resume, MODE["mode"] == "offline")
+
+def seen():
+    return [(step, data) for id in RUNS for step, data in RUNS[id].values()], [run.config for run in STARTED]
+""",
+    "mlflow/__init__.py": "",
+    "mlflow/entities.py": """
+from collections import namedtuple
+Metric = namedtuple("Metric", "key value timestamp step")
+Param = namedtuple("Param", "key value")
+RunTag = namedtuple("RunTag", "key value")
+""",
+    "mlflow/tracking.py": """
+from types import SimpleNamespace
+RUNS, URLS = {}, []
+
+class MlflowClient:
+    def __init__(self, url):
+        URLS.append(url)
+
+    def get_experiment_by_name(self, name):
+        return None
+
+    def create_experiment(self, name):
+        return "1"
+
+    def create_run(self, experiment, run_name):
+        data = SimpleNamespace(metrics=[], params={}, tags={})
+        info = SimpleNamespace(run_id=f"r{len(RUNS)}", start_time=1000, status="RUNNING")
+        return RUNS.setdefault(info.run_id, SimpleNamespace(info=info, data=data))
+
+    def get_run(self, id):
+        return RUNS[id]
+
+    def update_run(self, id, status):
+        RUNS[id].info.status = status
+
+    def set_terminated(self, id):
+        RUNS[id].info.status = "FINISHED"
+
+    def log_batch(self, id, metrics=(), params=(), tags=()):
+        assert len(params) <= 100
+        data = RUNS[id].data
+        data.metrics += [metric for metric in metrics if metric not in data.metrics]
+        data.tags.update(tags)
+        for key, value in params:
+            assert data.params.setdefault(key, value) == value
+""",
+    "sqlalchemy.py": "",
+    "trackio.py": """
+RUNS = {}
+
+class Run:
+    def __init__(self, name, config):
+        self.name, self.config, self.points = name, config, []
+
+    def log(self, data, step):
+        self.points.append((step, data))
+
+    def finish(self):
+        pass
+
+    def delete(self):
+        return RUNS.pop(self.name)
+
+class Api:
+    def runs(self, project):
+        if not RUNS:
+            raise ValueError(f"Project '{project}' does not exist")
+        return list(RUNS.values())
+
+def init(project, name, config, embed, resume="never"):
+    assert name not in RUNS or resume == "allow"
+    return RUNS.setdefault(name, Run(name, config))
+""",
+}
+
+
+@pytest.fixture
+def packages(tmp_path, monkeypatch):
+    """Install the modules; returns a function that imports one."""
+    folder = tmp_path / "packages"
+    for name, text in MODULES.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr("requests.utils.get_netrc_auth", lambda url: None)
+    for variable in ("MLFLOW_TRACKING_URI", "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable in ("TRACKIO_DIR", "TRACKIO_STORAGE_MODE"):
+        monkeypatch.setenv(variable, "set")
+    yield importlib.import_module
+    for module in [
+        name for name in sys.modules if name.partition(".")[0] in {"wandb", "mlflow", "sqlalchemy", "trackio"}
+    ]:
+        del sys.modules[module]
+
+
+LINES = [
+    {"iteration": 1, "loss": 0.5, "environments": {"craft": {"reward": 0.25}}},
+    {"iteration": 2, "loss": 0.25, "dev_iteration": 1, "dev_success": 0.125},
+    {"iteration": 3, "loss": 0.75},
+]
+CONFIG = OmegaConf.create({"seed": 3, "update": {"epochs": 2}, "loss": {"eps": [0.1, 0.2]}})
+WANTED = [
+    (1, {"iteration": 1, "loss": 0.5, "craft/reward": 0.25}),
+    (2, {"iteration": 2, "loss": 0.25}),
+    (1, {"dev_iteration": 1, "dev_success": 0.125}),
+    (3, {"iteration": 3, "loss": 0.75}),
+]
+
+
+def run(folder, tracker, lines, after_iteration=0):
+    chosen = Trackers([tracker], output_dir=folder, config=CONFIG, resumed=after_iteration > 0)
+    metrics = RunMetrics(folder / "metrics.jsonl", chosen, after_iteration)
+    for line in lines:
+        metrics.log(line)
+        metrics.tell()
+    metrics.tell()
+    metrics.close()
+
+
+def forget(folder, tracker, points):
+    """As if the process had been killed after so many points fewer were remembered than told."""
+    file = folder / f"trackers/{tracker}.json"
+    told = json.loads(file.read_text())
+    file.write_text(json.dumps({**told, "points": told["points"] - points}))
+
+
+@pytest.mark.parametrize("forgotten", [0, 1, 3])
+@pytest.mark.parametrize("mode", ["online", "offline"])
+def test_wandb_has_each_point_once(tmp_path, packages, mode, forgotten):
+    wandb = packages("wandb")
+    wandb.MODE["mode"] = mode
+    folder = tmp_path / "run"
+    folder.mkdir()
+    run(folder, "wandb", LINES[:2])
+    forget(folder, "wandb", forgotten)
+    run(folder, "wandb", LINES[2:], after_iteration=2)
+    points, [first, second] = wandb.seen()
+    assert points == [(step, {**numbers, "iteration": step}) for step, numbers in WANTED]
+    assert first == second == OmegaConf.to_container(CONFIG)
+    folders = [each.name.split("-")[:-1] for each in (folder / "trackers/wandb/wandb").iterdir()]
+    assert sorted(folders) == ([["offline", "run", "1"]] if mode == "offline" else [["run", "0"], ["run", "1"]])
+
+
+def test_wandb_is_told_what_a_killed_process_had_not_sent(tmp_path, packages):
+    wandb = packages("wandb")
+    run(tmp_path, "wandb", LINES[:2])
+    [points] = wandb.RUNS.values()
+    del points[2]  # remembered as told here
+    run(tmp_path, "wandb", LINES[2:], after_iteration=2)
+    assert [step for step, _ in wandb.seen()[0]] == [step for step, _ in WANTED]
+
+
+@pytest.mark.parametrize("forgotten", [0, 1, 3])
+def test_mlflow_has_each_point_once(tmp_path, packages, forgotten):
+    tracking = packages("mlflow.tracking")
+    run(tmp_path, "mlflow", LINES[:2])
+    [stored] = tracking.RUNS.values()
+    stored.data.tags["points"] = str(3 - min(forgotten, 1))  # killed before the tag of the last point
+    forget(tmp_path, "mlflow", forgotten)
+    run(tmp_path, "mlflow", LINES[2:], after_iteration=2)
+    assert list(tracking.RUNS) == ["r0"]
+    seen = [(metric.step, metric.key, metric.value) for metric in stored.data.metrics]
+    assert seen == [(step, key, value) for step, numbers in WANTED for key, value in numbers.items()]
+    assert stored.data.params == {"seed": "3", "update.epochs": "2", "loss.eps": "[0.1, 0.2]"}
+    assert stored.info.status == "FINISHED"
+    assert [f"sqlite:///{tmp_path}/trackers/mlflow/mlflow.db"] * 2 == tracking.URLS
+
+
+def test_mlflow_takes_names_that_it_has_not_and_a_server(tmp_path, packages, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
+    tracking = packages("mlflow.tracking")
+    run(tmp_path, "mlflow", [{"iteration": 1, "environments": {"a!": {"reward": 1.0}}}])
+    [stored] = tracking.RUNS.values()
+    assert [metric.key for metric in stored.data.metrics] == ["iteration", "a_/reward"]
+    assert tracking.URLS == ["http://tracking:5000"]
+
+
+@pytest.mark.parametrize("forgotten", [0, 1, 3])
+def test_trackio_has_each_point_once(tmp_path, packages, forgotten):
+    trackio = packages("trackio")
+    trackio.RUNS["another"] = trackio.Run("another", {})
+    run(tmp_path, "trackio", LINES[:2])
+    forget(tmp_path, "trackio", forgotten)
+    run(tmp_path, "trackio", LINES[2:], after_iteration=2)
+    [_, stored] = trackio.RUNS.values()
+    assert stored.points == WANTED
+    assert stored.config == OmegaConf.to_container(CONFIG)
+
+
+@pytest.mark.parametrize("tracker", ["wandb", "mlflow", "trackio"])
+def test_a_missing_package_is_one_line_before_anything_begins(tmp_path, tracker):
+    cfg = OmegaConf.load(replay_config(tmp_path, iterations=1, tracker=tracker))
+    with pytest.raises(ConfigError) as error:
+        train(cfg)
+    assert str(error.value) == f"tracker: {tracker} is not installed: pip install {tracker}, where the training runs"
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_tracker_is_refused(tmp_path):
+    cfg = OmegaConf.load(replay_config(tmp_path, iterations=1, tracker="wanbd"))
+    with pytest.raises(ConfigError, match="tracker"):
+        read_loop_config(cfg)
+
+
+def test_a_missing_login_names_the_offline_mode(tmp_path, packages, monkeypatch):
+    wandb = packages("wandb")
+    wandb.MODE["api_key"] = None
+    config = read_loop_config(OmegaConf.load(replay_config(tmp_path, iterations=1, tracker="wandb")))
+    with pytest.raises(ConfigError, match=r"^tracker: wandb: nobody is logged in; .*WANDB_MODE=offline"):
+        check_run(config)
+    wandb.MODE["mode"] = "offline"
+    check_run(config)
+    wandb.MODE["mode"] = "online"
+    monkeypatch.setattr("requests.utils.get_netrc_auth", lambda url: ("user", "key"))
+    check_run(config)
+
+
+def test_trackio_goes_to_no_space(packages, monkeypatch):
+    monkeypatch.setenv("TRACKIO_SPACE_ID", "me/mine")
+    with pytest.raises(ConfigError, match=r"^tracker: trackio: TRACKIO_SPACE_ID is set, .*trackio sync"):
+        TRACKERS["trackio"]().check()
+
+
+def test_a_tracker_that_is_away_names_the_offline_mode(tmp_path, packages, monkeypatch, caplog):
+    wandb = packages("wandb")
+
+    def init(**arguments):
+        raise ConnectionError("no such host")
+
+    monkeypatch.setattr(wandb, "init", init)
+    run(tmp_path, "wandb", LINES[:1])
+    [said, _] = [record.getMessage() for record in caplog.records if record.name.endswith(".trackers")]
+    assert said.startswith("tracker: wandb: ConnectionError: no such host (")
+    assert "; WANDB_MODE=offline writes to the run's folder, and `wandb sync` sends it; the run goes on" in said
+
+
+def test_loop_check_says_where_trackers_write_and_what_is_away(tmp_path, packages, monkeypatch, capsys):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    main(["tiny_cpu", f"output_dir={tmp_path / 'run'}", "tracker=[tensorboard,wandb,mlflow]"])
+    rows = [line.split(None, 1)[1] for line in capsys.readouterr().out.splitlines() if line.startswith("tracker ")]
+    assert rows[0] == "tensorboard: on this machine"
+    assert rows[1].startswith("wandb: http://127.0.0.1:9 cannot be reached: ")
+    assert rows[1].endswith("; WANDB_MODE=offline writes to the run's folder, and `wandb sync` sends it")
+    assert rows[2].startswith("mlflow: http://127.0.0.1:9 cannot be reached: ")
+    assert rows[2].endswith("; without MLFLOW_TRACKING_URI it writes to the run's folder")
+
+
+def test_loop_check_says_what_is_not_installed(tmp_path, capsys):
+    assert main(["tiny_cpu", f"output_dir={tmp_path / 'run'}", "tracker=mlflow"]) == 1
+    assert "problem: tracker: mlflow is not installed: pip install mlflow" in capsys.readouterr().err

@@ -121,6 +121,11 @@ class SftAppWorldRecipe(TrainingRecipe):
             utils.log_rank_zero(log, f"data: {note}")
         self._held_out = training_samples(found.held_out, conf.update) if found.held_out else []
         self._chats = found
+        in_part = next((each.extra["place"] for each in found.rollouts if "weights" in each.extra), None)
+        require(
+            in_part is None or not (self._compares or self._config.samples),
+            f"data: {in_part}: weights of its turns are for LogLikelihood without samples; leave them out, or 0",
+        )
         self._maker.see(found.rollouts)
         return FixedSet(found.rollouts, self._maker)
 
@@ -132,7 +137,7 @@ class SftAppWorldRecipe(TrainingRecipe):
                 write_rollouts(folder, rollouts[0].collection_id, rollouts)
 
     def _setup_set(self, fixed_set: FixedSet, samples: list[Sample]) -> None:
-        self._samples = self._learner.update.prepare(samples)
+        self._samples = fixed_set.weighted(self._learner.update.prepare(samples))
         read = len(fixed_set.rollouts)
         require(self._samples, f"rollouts.logs: none of {read} rollouts counts under the advantage; see there")
         self._rollouts = fixed_set.used(self._samples)

@@ -108,7 +108,9 @@ class ChatML(ChatFormat):
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(token for part in text.split(MARK) for token in super(ChatML, self)._encode(part))
 
-    def spoken(self, action: str, tools: Tools) -> list[int]:
+    def spoken(self, action: str, tools: Tools, reasoning: str = "") -> list[int]:
+        if reasoning:
+            raise ValueError(f"chat format {self.name} does not think")
         return [*self.encode_text(action), self.turn_end]
 
     def _messages(self, turns: Iterable[tuple[str, str]]) -> list[int]:

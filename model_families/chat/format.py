@@ -62,6 +62,11 @@ class ChatFormat(TextTokens, ABC):
     observation_role: ObservationRole = "user"
     thinking_ends: tuple[int, ...] = ()
 
+    @property
+    def thinks(self) -> bool:
+        """Whether its turns may begin with thinking."""
+        return self.thinking in ("kept", "stripped")
+
     @abstractmethod
     def opening(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> list[int]:
         """All ids up to where the assistant speaks.
@@ -84,11 +89,12 @@ class ChatFormat(TextTokens, ABC):
         """Read what was sampled after ``prompt``; ``with_tools``: the model was offered tools. Never raises."""
 
     @abstractmethod
-    def spoken(self, action: str, tools: Tools) -> list[int]:
-        """The ids of a whole turn as the policy would sample it: an action, its calls in the model's own form, its end.
+    def spoken(self, action: str, tools: Tools, reasoning: str = "") -> list[int]:
+        """The ids of a whole turn as the policy would sample it: its thinking where it :attr:`thinks`, an action, its
+        calls in the model's own form, its end.
 
         Raises:
-            ValueError: calls that the model's own format has no form for.
+            ValueError: calls or thinking that the model's own format has no form for.
         """
 
     @abstractmethod

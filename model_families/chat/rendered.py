@@ -136,17 +136,19 @@ class Rendered(ControlledFormat):
         rendered = self._renderer.render_ids(given, tools=self._offered(tools), add_generation_prompt=True)
         return [*rendered, *self._begins]
 
-    def spoken(self, action: str, tools: Tools) -> list[int]:
-        message = spoken_message(action, bool(tools))
-        if not message.calls:
+    def spoken(self, action: str, tools: Tools, reasoning: str = "") -> list[int]:
+        message = spoken_message(action, bool(tools), reasoning)
+        if not (message.calls or reasoning):
             return [*self.encode_text(action), self.turn_end]
         asked = {"role": "user", "content": "x"}
-        before = self._renderer.render_ids([asked], add_generation_prompt=True)
-        # Not the last turn: with that, a template may put an empty thinking.
-        whole = self._renderer.render_ids([asked, self._given(message, True), asked])
+        before = [*self._renderer.render_ids([asked], add_generation_prompt=True), *self._begins]
+        # Thinking stands in the last turn whatever becomes of it later; without any, an empty one may stand there.
+        after = [] if reasoning else [asked]
+        whole = self._renderer.render_ids([asked, self._given(message, bool(tools)), *after])
         pairs = enumerate(zip(before, whole, strict=False))
         start = next((place for place, (one, other) in pairs if one != other), len(before))
-        return list(whole[start : whole.index(self.turn_end, start) + 1])
+        turn = [*whole[start:], self.turn_end]
+        return turn[: turn.index(self.turn_end) + 1]
 
     def aside(self, text: str) -> list[int]:
         return list(self._renderer.render_ids([{"role": "system", "content": self._control.shield(text)}]))

@@ -261,8 +261,10 @@ class Templated(ControlledFormat):
         ids = self._control.encode(after)
         return ids[1:] if sampled[-1] in (ids[0], self._last) else ids
 
-    def spoken(self, action: str, tools: Tools) -> list[int]:
-        message = spoken_message(action, bool(tools))
+    def spoken(self, action: str, tools: Tools, reasoning: str = "") -> list[int]:
+        message = spoken_message(action, bool(tools), reasoning)
+        if reasoning:
+            return self._thought_and_spoken(message, tools)
         if not message.calls or not self.native:
             [(_, text)] = as_texts([self._apart(message, bool(tools), self._control.shield)], ())
             return self._control.encode(f"{self._prefix}{text}{self._tail}{self._end_word}")
@@ -270,6 +272,15 @@ class Templated(ControlledFormat):
         before, whole = self._before([question], tools), self._text([question, message, *results], tools)
         after = self._after(message, results, tools)
         return self._control.encode(whole[len(before) : len(whole) - len(after)]) + self._control.encode(after)[:1]
+
+    def _thought_and_spoken(self, message: ChatMessage, tools: Tools) -> list[int]:
+        """A turn with its thinking, which stands in the last turn whatever becomes of it later."""
+        question = ChatMessage("user", ASKED)
+        before, whole = self._text([question], tools), self._text([question, message], tools, ask=False)
+        if not whole.startswith(before):
+            raise ValueError("the template writes a turn with thinking in another way than its prompts begin one")
+        turn = whole[len(before) :].rstrip()
+        return self._control.encode(turn if turn.endswith(tuple(self._ends)) else turn + self._end_word)
 
     def aside(self, text: str) -> list[int]:
         """In a system message, or in a user's where the template writes the one into the other."""

@@ -236,10 +236,10 @@ def test_out_of_memory_is_one_line_with_the_key_to_lower(tmp_path, monkeypatch):
     assert "lower update.micro_batch_tokens, then update.max_tokens_per_rollout; " in said
 
 
-def write_chats(folder: Path, count: int = 20) -> Path:
-    """Made-up conversations that all end in the same way."""
+def write_chats(folder: Path, count: int = 20, **more: object) -> Path:
+    """Made-up conversations that all end in the same way; ``more`` is said of each answer."""
     file = folder / "chats.jsonl"
-    said = {"role": "assistant", "content": "counter done: add(3)"}
+    said = {"role": "assistant", "content": "counter done: add(3)", **more}
     lines = [json.dumps({"messages": [{"role": "user", "content": f"add {n}"}, said]}) for n in range(count)]
     file.write_text("\n".join(lines))
     return file
@@ -277,3 +277,40 @@ def test_a_conversation_that_cannot_be_read_is_refused_before_the_model_is_loade
     monkeypatch.setattr(SftAppWorldRecipe, "_load_base", lambda self: pytest.fail("the model was loaded"))
     with pytest.raises(ConfigError, match=r"data: .*chats\.jsonl:1: messages\[0\]\.role is 'boss'"):
         SftAppWorldRecipe(sft_config(tmp_path, data=str(file))).setup()
+
+
+def test_the_loss_of_a_token_is_multiplied_by_the_weight_of_its_turn(tmp_path):
+    def first_loss(name, **more):
+        (tmp_path / name).mkdir()
+        cfg = sft_config(tmp_path / name, data=str(write_chats(tmp_path / name, **more)), max_iterations=1)
+        cfg.optimizer.lr = 0.0
+        return train(cfg)[0]["loss"]
+
+    whole, quarter = first_loss("whole"), first_loss("quarter", weight=0.25)
+    assert quarter == pytest.approx(whole / 4)
+
+
+def test_weights_are_of_turns_and_follow_a_cut(tmp_path):
+    [said, other] = [
+        {"role": "assistant", "content": text, "weight": weight} for text, weight in (("a", 0.5), ("b", 2))
+    ]
+    ask = {"role": "user", "content": "add"}
+    file = tmp_path / "chats.jsonl"
+    file.write_text(
+        "\n".join(json.dumps({"messages": m}) for m in ([ask, said, ask, other], [ask, {**said, "weight": 1}]))
+    )
+    recipe = SftAppWorldRecipe(sft_config(tmp_path, data=str(file)))
+    recipe.setup()
+    mixed, plain = sorted(recipe._samples, key=lambda sample: sample.rollout_id)
+    turns = mixed.turn_ids[mixed.mask]
+    assert torch.equal(mixed.token_advantages, torch.where(turns == 0, 0.5, 2.0))
+    assert torch.equal(plain.token_advantages, torch.ones(int(plain.mask.sum())))
+    [cut] = recipe._read_set().weighted([mixed.beginning(int(mixed.mask.nonzero()[1]))])
+    assert cut.token_advantages.tolist() == [0.5]
+    recipe.cleanup()
+
+
+def test_weights_in_part_are_refused_for_pairs(tmp_path):
+    cfg = sft_config(tmp_path, data=str(write_chats(tmp_path, weight=0.25)), **PAIRS, update=STEPS)
+    with pytest.raises(ConfigError, match=r"^data: .*chats\.jsonl:1: weights of its turns are for LogLikelihood"):
+        SftAppWorldRecipe(cfg).setup()

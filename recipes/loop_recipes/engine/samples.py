@@ -144,12 +144,14 @@ class CreditedSample(Sample):
         advantage: of its episode; 1 or -1 in a preference pair.
         episode_tokens, episode_turns: sampled tokens and agent turns of the whole episode.
         pair: the preference pair that its episode is one half of; empty without one.
+        token_advantages: [n], each token's own, in place of ``advantage``; None where all have that.
     """
 
     advantage: float = field(kw_only=True)
     episode_tokens: int = field(kw_only=True)
     episode_turns: int = field(kw_only=True)
     pair: str = field(default="", kw_only=True)
+    token_advantages: Tensor | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -160,12 +162,10 @@ class ScoredSample(CreditedSample):
         old_logprobs: [n], the learner's own log-probs under the sampling version, or those of the reference for a loss
             on pairs.
         ref_logprobs: [n], log-probs under the base model; None without a KL term.
-        token_advantages: [n], each token's own, in place of ``advantage``; None where all have that.
     """
 
     old_logprobs: Tensor = field(kw_only=True)
     ref_logprobs: Tensor | None = field(default=None, kw_only=True)
-    token_advantages: Tensor | None = field(default=None, kw_only=True)
 
 
 AnySample = TypeVar("AnySample", bound=Sample)

@@ -7,6 +7,7 @@ be read is one error that names file, line and field.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,7 @@ ROLES: Mapping[str, ChatRole] = {
     "tool_response": "tool",
 }
 """The names of roles in OpenAI's API, ShareGPT and ATIF."""
+_THOUGHT_PARTS = ("thinking", "reasoning")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -52,7 +54,8 @@ class StoredTokens:
 class Chat:
     """A conversation: ``place`` names its file and line.
 
-    ``left_out`` are the places of assistant messages that are not to be learned from. ``tokens`` are the sequences in
+    ``weights`` are those of assistant messages by their places, where it is not 1; one of 0 is not learned from.
+    ``tokens`` are the sequences in
     which the learned ones were sampled, () where the file does not have the ids of all of them (``in_part``: of some).
     ``reward`` is in [0, 1].
     """
@@ -60,7 +63,7 @@ class Chat:
     place: str
     messages: list[ChatMessage]
     tools: list[dict[str, Any]] = field(default_factory=list)
-    left_out: frozenset[int] = frozenset()
+    weights: Mapping[int, float] = field(default_factory=dict)
     tokens: tuple[StoredTokens, ...] = ()
     in_part: bool = False
     reward: float = 1.0
@@ -147,16 +150,21 @@ def _chats(place: str, record: Any) -> Iterator[Chat]:
 
 
 def _of_messages(place: str, record: Mapping[str, Any], key: str, given: Sequence[Any]) -> Chat:
-    messages, left_out = [], set()
+    messages = [_message(f"{key}[{number}]", each) for number, each in enumerate(given)]
+    return Chat(place, messages, _tools(record), _weights(key, given))
+
+
+def _weights(key: str, given: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    """The weights of messages that have one; null is none, as a table writes it."""
+    weights = {}
     for number, each in enumerate(given):
-        where = f"{key}[{number}]"
-        messages.append(_message(where, each))
-        weight = each.get("weight", 1)
-        if weight not in (0, 1):
-            raise ValueError(f"{where}.weight is {weight!r}: 0 leaves a message out, 1 learns from it")
-        if not weight:
-            left_out.add(number)
-    return Chat(place, messages, _tools(record), frozenset(left_out))
+        if (weight := each.get("weight")) is None:
+            continue
+        if not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+            raise ValueError(f"{key}[{number}].weight is {weight!r}: it must be a number, 0 to leave the message out")
+        if weight != 1:
+            weights[number] = float(weight)
+    return weights
 
 
 def _message(where: str, given: Any) -> ChatMessage:
@@ -165,16 +173,30 @@ def _message(where: str, given: Any) -> ChatMessage:
     role = ROLES.get(str(given.get("role")))
     if role is None:
         raise ValueError(f"{where}.role is {given.get('role')!r}: known are {', '.join(ROLES)}")
-    content = _text(f"{where}.content", given.get("content"))
+    content = given.get("content")
     if role != "assistant":
-        return ChatMessage(role, content)
+        return ChatMessage(role, _text(f"{where}.content", content))
+    thoughts, content = _thoughts_apart(content)
+    content = _text(f"{where}.content", content)
     calls = [_call(f"{where}.tool_calls[{n}]", call) for n, call in enumerate(given.get("tool_calls") or ())]
     if given.get("function_call"):
         calls.append(_call(f"{where}.function_call", given["function_call"]))
     thought = next((given[key] for key in ("reasoning_content", "reasoning", "thinking") if given.get(key)), "")
     if not isinstance(thought, str):
         raise ValueError(f"{where}: its reasoning is no text but {_kind(thought)}")
-    return ChatMessage(role, content, tuple(calls), thought)
+    return ChatMessage(role, content, tuple(calls), thought or "\n".join(thoughts))
+
+
+def _thoughts_apart(content: Any) -> tuple[list[str], Any]:
+    """The texts of the parts that are thinking, and the other parts."""
+    if not isinstance(content, list):
+        return [], content
+    thoughts, others = [], []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get(kind, part.get("text")) if kind in _THOUGHT_PARTS else None
+        (thoughts if isinstance(text, str) else others).append(text if isinstance(text, str) else part)
+    return thoughts, others
 
 
 def _text(where: str, content: Any) -> str:
@@ -254,7 +276,9 @@ def _of_sharegpt(place: str, record: Mapping[str, Any], key: str) -> Chat:
             messages.append(ChatMessage(role, "", (_call(where, _arguments(f"{where}.value", value)),)))
         else:
             messages.append(ChatMessage(role, value))
-    return Chat(place, messages, _tools(record))
+    first = len(messages) - len(given)
+    weights = {first + number: weight for number, weight in _weights(key, given).items()}
+    return Chat(place, messages, _tools(record), weights)
 
 
 # ATIF
@@ -264,7 +288,7 @@ def _of_atif(place: str, record: Mapping[str, Any]) -> Chat:
     """A trajectory. A step whose prompt does not go on from the ids before it begins another sequence."""
     messages: list[ChatMessage] = []
     stored: list[StoredTokens] = []
-    left_out: set[int] = set()
+    weights: dict[int, float] = {}
     without = 0
     for number, step in enumerate(_list(record, "steps")):
         where = f"steps[{number}]"
@@ -281,7 +305,7 @@ def _of_atif(place: str, record: Mapping[str, Any]) -> Chat:
             ]
             metrics = step.get("metrics") or {}
             if step.get("is_copied_context"):
-                left_out.add(len(messages))
+                weights[len(messages)] = 0.0
             elif metrics.get("prompt_token_ids") and metrics.get("completion_token_ids"):
                 _add_tokens(where, stored, len(messages), metrics)
             else:
@@ -292,7 +316,7 @@ def _of_atif(place: str, record: Mapping[str, Any]) -> Chat:
             messages.append(ChatMessage("tool", content))
     tools = _tools(record.get("agent") or {}, "tool_definitions")
     tokens = () if without else tuple(stored)
-    return Chat(place, messages, tools, frozenset(left_out), tokens, bool(without and stored))
+    return Chat(place, messages, tools, weights, tokens, bool(without and stored))
 
 
 def _add_tokens(where: str, stored: list[StoredTokens], place: int, metrics: Mapping[str, Any]) -> None:
@@ -340,7 +364,7 @@ def _of_trace(place: str, trace: Mapping[str, Any]) -> Iterator[Chat]:
 
 def _of_path(place: str, trace: Mapping[str, Any], path: Sequence[int], seen: set[int], reward: float) -> Chat:
     nodes = trace["nodes"]
-    messages, left_out, spans, places = list[ChatMessage](), set[int](), list[tuple[int, int]](), list[int]()
+    messages, weights, spans, places = list[ChatMessage](), dict[int, float](), list[tuple[int, int]](), list[int]()
     ids, logprobs = list[int](), list[float]()
     known, without = True, 0
     for number in path:
@@ -349,7 +373,7 @@ def _of_path(place: str, trace: Mapping[str, Any], path: Sequence[int], seen: se
         message = _message(f"{where}.message", node.get("message"))
         learned = message.role == "assistant" and number not in seen and bool(node.get("sampled"))
         if message.role == "assistant" and not learned:
-            left_out.add(len(messages))
+            weights[len(messages)] = 0.0
         given, mask = node.get("token_ids") or [], node.get("mask") or []
         own = sum(map(bool, mask))
         found = node.get("logprobs") or [0.0] * own
@@ -372,7 +396,7 @@ def _of_path(place: str, trace: Mapping[str, Any], path: Sequence[int], seen: se
         messages.append(message)
     tools = _tools(nodes[path[0]]) or _tools(trace)
     tokens = (StoredTokens(ids, spans, places, logprobs),) if spans and not without else ()
-    return Chat(place, messages, tools, frozenset(left_out), tokens, bool(spans and without), reward)
+    return Chat(place, messages, tools, weights, tokens, bool(spans and without), reward)
 
 
 def _list(record: Mapping[str, Any], key: str) -> list[Any]:

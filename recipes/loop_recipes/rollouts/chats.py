@@ -15,7 +15,7 @@ from loop_formats.rollout import Rollout
 from loop_formats.schema import ConfigError, require
 from loop_recipes.rollouts.chat_files import Chat, read_chats
 from model_families.chat.format import ChatFormat
-from model_families.chat.messages import ChatMessage
+from model_families.chat.messages import THOUGHT_CLOSES, THOUGHT_OPENS, ChatMessage, split_thought
 
 SPEAKER = "file"
 """What the turns name as their server."""
@@ -51,7 +51,7 @@ def read_chat_set(files: Sequence[str], tokens: ChatFormat, turns: Literal["all"
     learned = 0
     try:
         for file in files:
-            chats += read_chats(Path(file))
+            chats += (_thoughts_apart(chat, tokens) for chat in read_chats(Path(file)))
         apart = _held_out(chats, held_out)
         for number, chat in enumerate(chats):
             side = (HELD_OUT, found.held_out) if _asked(chat) in apart else (TRAINED, found.rollouts)
@@ -73,9 +73,14 @@ def _notes(chats: Sequence[Chat], learned: int, tokens: ChatFormat) -> Iterator[
         yield f"{len(chats) - learned} of {len(chats)} conversations have no turn to learn from, and are left out"
     stored = [chat for chat in chats if chat.tokens]
     texts = [message for chat in chats if not chat.tokens for message in chat.messages if message.role == "assistant"]
-    if thoughts := sum(bool(message.reasoning) for message in texts):
+    if (thoughts := sum(bool(message.reasoning) for message in texts)) and not tokens.thinks:
         share = f"{thoughts} of {len(texts)} turns ({thoughts / len(texts):.0%})"
-        yield f"the thinking of {share} is not learned: turns are written as answers"
+        why = "does not think" if tokens.thinking is None else "has its thinking off"
+        yield f"the thinking of {share} is not learned: chat format {tokens.name} {why}"
+    marked = sum(THOUGHT_CLOSES in message.content for message in texts)
+    if marked and tokens.thinking is None:
+        share = f"{marked} of {len(texts)} turns ({marked / len(texts):.0%})"
+        yield f"{THOUGHT_OPENS} in the text of {share} is learned as text: chat format {tokens.name} does not think"
     if stored:
         other = sum(not _as_written(chat, tokens) for chat in stored)
         yield (
@@ -104,7 +109,7 @@ def _rollouts(chat: Chat, tokens: ChatFormat, turns: str, task: str, dataset: st
     spoken = [n for n, message in enumerate(chat.messages) if message.role == "assistant"]
     if not spoken:
         raise ValueError(f"{chat.place}: there is no assistant message to learn from")
-    learned = {place for place in (spoken if turns == "all" else spoken[-1:]) if place not in chat.left_out}
+    learned = {place for place in (spoken if turns == "all" else spoken[-1:]) if chat.weights.get(place, 1.0)}
     written: list[tuple[list[int], list[tuple[int, int, int]], list[float]]]
     if chat.tokens:
         places = [[(p, *span) for p, span in zip(each.messages, each.spans, strict=True)] for each in chat.tokens]
@@ -118,6 +123,7 @@ def _rollouts(chat: Chat, tokens: ChatFormat, turns: str, task: str, dataset: st
     messages = [*_record(chat)]
     rollouts = []
     for segment, (ids, found, own) in enumerate(kept):
+        weights = [chat.weights.get(message, 1.0) for message, _, _ in own]
         rollout = Rollout.written(
             name,
             collection_id=collection,
@@ -130,7 +136,7 @@ def _rollouts(chat: Chat, tokens: ChatFormat, turns: str, task: str, dataset: st
             reward=chat.reward,
             success=chat.reward >= 1.0,
             logprobs=found,
-            extra={"place": chat.place},
+            extra={"place": chat.place} | ({"weights": weights} if {*weights} != {1.0} else {}),
             episode_id=name,
         )
         if len(kept) > 1:
@@ -144,7 +150,7 @@ def _rollouts(chat: Chat, tokens: ChatFormat, turns: str, task: str, dataset: st
 
 def _sequences(chat: Chat, tokens: ChatFormat) -> Iterator[_Written]:
     """The conversation in the model's own form: one sequence, or several where the form drops what was said before."""
-    messages = _one_system(chat.messages)
+    messages = _one_system(chat.messages if tokens.thinks else [*map(_without_thought, chat.messages)])
     shift = len(chat.messages) - len(messages)
     ids: list[int] = []
     spans: list[tuple[int, int, int]] = []
@@ -159,11 +165,14 @@ def _sequences(chat: Chat, tokens: ChatFormat) -> Iterator[_Written]:
             if further is None:
                 if spans:
                     yield ids, spans
-                ids, spans = tokens.opening([_without_thought(each) for each in messages[:number]], chat.tools), []
+                ids, spans = tokens.opening(messages[:number], chat.tools), []
             else:
                 ids = ids + further
             start, since = len(ids), []
-            ids = ids + tokens.spoken(_action(message), chat.tools)
+            turn = tokens.spoken(_action(message), chat.tools, message.reasoning)
+            if message.reasoning and tokens.read(ids, turn, bool(chat.tools)).reasoning.strip() != message.reasoning:
+                raise ValueError(f"its thinking cannot be written in chat format {tokens.name}")
+            ids = ids + turn
             spans = [*spans, (number + shift, start, len(ids))]
     except ValueError as error:
         raise ValueError(f"{chat.place}: messages[{number + shift}]: {error}") from error
@@ -176,6 +185,22 @@ def _one_system(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     if first < 2:
         return list(messages)
     return [ChatMessage("system", "\n\n".join(each.content for each in messages[:first])), *messages[first:]]
+
+
+def _thoughts_apart(chat: Chat, tokens: ChatFormat) -> Chat:
+    """The conversation with the thinking in the text of its turns apart, for a model whose turns have some."""
+    if tokens.thinking is None:
+        return chat
+    return replace(chat, messages=[*map(_thought_apart, chat.messages)])
+
+
+def _thought_apart(message: ChatMessage) -> ChatMessage:
+    if message.role != "assistant":
+        return message
+    reasoning, content, cut = split_thought(message.content)
+    if message.reasoning or cut or not reasoning:
+        return replace(message, reasoning=message.reasoning.strip())
+    return replace(message, content=content, reasoning=reasoning.strip())
 
 
 def _without_thought(message: ChatMessage) -> ChatMessage:

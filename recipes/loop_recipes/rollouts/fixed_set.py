@@ -6,9 +6,11 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
+
+import torch
 
 from loop_formats.ids import parse_collection_id
 from loop_formats.rollout import Rollout
@@ -18,7 +20,7 @@ from loop_recipes.algorithm.losses import PolicyLoss
 from loop_recipes.config.components import build, check_component
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.config.sft_config import FixedSetConfig, SftConfig
-from loop_recipes.engine.samples import Sample, training_samples
+from loop_recipes.engine.samples import CreditedSample, Sample, training_samples
 
 
 class SampleMaker:
@@ -73,7 +75,8 @@ class FixedSet:
         """The same where the rollouts' ids and tokens are the same, and what is made of them."""
         content = hashlib.sha256()
         for rollout in self.rollouts:
-            content.update(f"{rollout.rollout_id} {rollout.reward} {rollout.token_ids}\n".encode())
+            weights = rollout.extra.get("weights", "")
+            content.update(f"{rollout.rollout_id} {rollout.reward} {rollout.token_ids}{weights}\n".encode())
         for text in self.maker.identity():
             content.update(f"{text}\n".encode())
         return content.hexdigest()
@@ -81,6 +84,19 @@ class FixedSet:
     def samples(self, update: UpdateConfig, model_dir: str) -> list[Sample]:
         """The samples to learn from: see :meth:`SampleMaker.samples`."""
         return self.maker.samples(self.rollouts, update, model_dir)
+
+    def weighted(self, samples: Sequence[CreditedSample]) -> list[CreditedSample]:
+        """Give the tokens of samples, one of a rollout, the weights of their turns, by which a conversation says how
+        much is learned from each (``weights`` in ``extra`` of its rollout, one a turn; 1 where there are none)."""
+        weights = {each.rollout_id: each.extra["weights"] for each in self.rollouts if "weights" in each.extra}
+        if not weights:
+            return list(samples)
+        found = []
+        for sample in samples:
+            turns = sample.turn_ids[sample.mask]
+            of_turns = torch.tensor(weights.get(sample.rollout_id) or [1.0] * (int(turns.max()) + 1))
+            found.append(replace(sample, token_advantages=sample.advantage * of_turns[turns]))
+        return found
 
     def used(self, samples: Sequence[Sample]) -> list[Rollout]:
         """The rollouts that ``samples``, some of :meth:`samples`, are from."""

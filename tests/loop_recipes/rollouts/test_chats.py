@@ -7,6 +7,7 @@ import pytest
 from loop_formats.schema import ConfigError
 from loop_recipes.rollouts.chats import read_chat_set
 from model_families.chat import open_chat
+from model_families.chat.messages import ChatMessage
 from support import random_policy
 from support.chat_templates import FORMS
 
@@ -270,7 +271,9 @@ BAD = {
         {"messages": [ASK, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
         r":1: messages\[1\].tool_calls\[0\].arguments is no JSON",
     ),
-    "weight": ({"messages": [ASK, {**SAY, "weight": 0.5}]}, r":1: messages\[1\].weight is 0.5"),
+    "weight": ({"messages": [ASK, {**SAY, "weight": -1}]}, r":1: messages\[1\].weight is -1: it must be a number"),
+    "weight_as_text": ({"messages": [ASK, {**SAY, "weight": "1"}]}, r":1: messages\[1\].weight is '1'"),
+    "weight_of_sharegpt": ({"conversations": [HUMAN, {**GPT, "weight": "x"}]}, r":1: conversations\[1\].weight is 'x'"),
     "tools": ({"messages": [ASK, SAY], "tools": [{"type": "function"}]}, r":1: tools\[0\] names no function"),
     "from": ({"conversations": [says("boss", "x"), GPT]}, r":1: conversations\[0\].from is 'boss'"),
     "source": (atif(step("boss", "x"), step("agent", "y")), r":1: steps\[0\].source is 'boss'"),
@@ -319,5 +322,117 @@ def test_what_a_conversation_cannot_say_is_said_once(tmp_path, chat):
     found = read(tmp_path, chat, {"messages": [ASK, thought, ASK, SAY]}, {"messages": [ASK, {**SAY, "weight": 0}]})
     assert found.notes == [
         "1 of 2 conversations have no turn to learn from, and are left out",
-        "the thinking of 1 of 3 turns (33%) is not learned: turns are written as answers",
+        "the thinking of 1 of 3 turns (33%) is not learned: chat format chatml does not think",
     ]
+
+
+THOUGHT, MARKED = "I add.\n\nIt is 2.", "<think>\nI add.\n\nIt is 2.\n</think>\n\nDone."
+PARTS = [{"type": "thinking", "thinking": THOUGHT, "signature": "x"}, {"type": "text", "text": "Done."}]
+THINKING = {
+    "reasoning_content": {"messages": [ASK, {**SAY, "reasoning_content": THOUGHT}]},
+    "reasoning": {"messages": [ASK, {**SAY, "reasoning": f"{THOUGHT}\n"}]},
+    "thinking": {"messages": [ASK, {**SAY, "thinking": THOUGHT}]},
+    "blocks": {"messages": [ASK, {"role": "assistant", "content": PARTS}]},
+    "reasoning_part": {
+        "messages": [
+            ASK,
+            {**SAY, "content": [{"type": "reasoning", "text": THOUGHT}, {"type": "text", "text": "Done."}]},
+        ]
+    },
+    "marks": {"messages": [ASK, {"role": "assistant", "content": MARKED}]},
+    "end_mark_alone": {"messages": [ASK, {"role": "assistant", "content": MARKED.removeprefix("<think>\n")}]},
+    "sharegpt": {"conversations": [HUMAN, says("gpt", MARKED)]},
+    "atif": atif(step("user", "Add."), step("agent", "Done.", reasoning_content=THOUGHT)),
+    "trace": trace(node(ASK), node({**SAY, "reasoning_content": THOUGHT}, 0, True)),
+    "prompt_and_completion": {"prompt": [ASK], "completion": [{**SAY, "thinking": THOUGHT}]},
+}
+THINKERS = [form for form in FORMS if FORMS[form].thinking]
+
+
+@pytest.fixture(scope="module")
+def thinkers(tmp_path_factory):
+    """The formats whose turns think, by form and way of thinking."""
+    root = tmp_path_factory.mktemp("thinkers")
+    folders = {form: FORMS[form].write(root / str(number)) for number, form in enumerate(THINKERS)}
+    modes = ("kept", "stripped")
+    return {
+        (form, mode): open_chat(folder, thinking=mode, observation_role="user")
+        for form, folder in folders.items()
+        for mode in modes
+    }
+
+
+@pytest.mark.parametrize("mode", ["kept", "stripped"])
+@pytest.mark.parametrize("form", THINKERS)
+def test_thinking_is_learned_in_the_models_own_form(tmp_path, thinkers, form, mode):
+    chat = thinkers[form, mode]
+    for name, record in THINKING.items():
+        found = read(tmp_path, chat, record)
+        [rollout] = found.rollouts
+        [turn] = rollout.turns
+        said = chat.read(rollout.token_ids[: turn.start], rollout.token_ids[turn.start : turn.end], False)
+        assert (said.reasoning, said.answer) == (THOUGHT, "Done."), name
+        assert rollout.token_ids[: turn.start] == chat.opening([ChatMessage("user", "Add.")]), name
+        assert turn.end == len(rollout.token_ids)
+        assert rollout.token_ids[-1] in chat.stop_ids
+        assert found.notes == []
+
+
+@pytest.mark.parametrize("mode", ["kept", "stripped"])
+@pytest.mark.parametrize("form", THINKERS)
+def test_later_turns_of_a_conversation_that_thinks_are_learned_as_they_would_be_served(tmp_path, thinkers, form, mode):
+    chat = thinkers[form, mode]
+    thought, called = {**SAY, "reasoning": THOUGHT}, {**CALLED, "reasoning": "Call."}
+    found = read(tmp_path, chat, {"messages": [ASK, called, RESULT, thought, ASK, thought], "tools": [TOOL]})
+    said = []
+    for rollout in found.rollouts:
+        for turn in rollout.turns:
+            told = chat.read(rollout.token_ids[: turn.start], rollout.token_ids[turn.start : turn.end], True)
+            said.append((told.reasoning, "add" in told.answer or told.answer))
+    assert said == [("Call.", True), (THOUGHT, "Done."), (THOUGHT, "Done.")]
+    assert [r.messages[turn.message].get("reasoning") for r in found.rollouts for turn in r.turns] == [
+        "Call.",
+        THOUGHT,
+        THOUGHT,
+    ]
+
+
+def test_a_model_that_does_not_think_learns_marks_as_text_which_is_said(tmp_path, chat):
+    found = read(tmp_path, chat, THINKING["marks"], {"messages": [ASK, SAY]})
+    assert learned(chat, found.rollouts[0]) == [f"{MARKED}<|im_end|>"]
+    [note] = found.notes
+    assert note == "<think> in the text of 1 of 2 turns (50%) is learned as text: chat format chatml does not think"
+
+
+def test_thinking_that_is_off_is_left_out_and_said(tmp_path):
+    chat = open_chat(FORMS["SmolLM3"].write(tmp_path / "model"), thinking="off")
+    found = read(tmp_path, chat, THINKING["marks"], THINKING["reasoning"])
+    assert [learned(chat, rollout) for rollout in found.rollouts] == [["Done.<|im_end|>"]] * 2
+    assert found.notes == [
+        "the thinking of 2 of 2 turns (100%) is not learned: chat format template has its thinking off"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("weights", "turns", "kept"),
+    [
+        ((1, 1), 2, None),
+        ((None, True), 2, None),
+        ((0, 1), 1, None),
+        ((1, 0), 1, None),
+        ((0.5, 1), 2, [0.5, 1.0]),
+        ((0.5, 0.5), 2, [0.5, 0.5]),
+        ((0, 0.5), 1, [0.5]),
+        ((2, 0.0), 1, [2.0]),
+        ((0.25, None), 2, [0.25, 1.0]),
+        ((False, 3), 1, [3.0]),
+    ],
+)
+def test_a_turn_has_the_weight_of_its_message(tmp_path, chat, weights, turns, kept):
+    first, second = ({**SAY, "weight": weight} for weight in weights)
+    [rollout] = read(tmp_path, chat, {"messages": [SYSTEM, SYSTEM, ASK, first, ASK, second]}).rollouts
+    assert (len(rollout.turns), rollout.extra.get("weights")) == (turns, kept)
+    shares = [{**GPT, "weight": weight} for weight in weights]
+    record = {"system": "x", "conversations": [HUMAN, shares[0], HUMAN, shares[1]]}
+    [rollout] = read(tmp_path, chat, record).rollouts
+    assert (len(rollout.turns), rollout.extra.get("weights")) == (turns, kept)

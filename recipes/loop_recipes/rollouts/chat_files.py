@@ -191,11 +191,14 @@ def _thoughts_apart(content: Any) -> tuple[list[str], Any]:
     """The texts of the parts that are thinking, and the other parts."""
     if not isinstance(content, list):
         return [], content
-    thoughts, others = [], []
+    thoughts, others = list[str](), list[Any]()
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         text = part.get(kind, part.get("text")) if kind in _THOUGHT_PARTS else None
-        (thoughts if isinstance(text, str) else others).append(text if isinstance(text, str) else part)
+        if isinstance(text, str):
+            thoughts.append(text)
+        else:
+            others.append(part)
     return thoughts, others
 
 

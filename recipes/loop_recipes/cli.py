@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 
 from loop_plumbing.plug_ins import load, plug_ins
 from loop_plumbing.visible import show_all_text
@@ -37,6 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
     """Call the verb's function; returns the exit status, None for 0."""
     show_all_text()
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words == ["--version"]:
+        print(f"torchtune-loop {version('torchtune-loop')}")
+        return 0
     verbs = VERBS if words and words[0] in VERBS else all_verbs()
     verb = next((name for name in (" ".join(words[:2]), words[0] if words else "") if name in verbs), None)
     if verb is None:
@@ -67,7 +71,7 @@ def all_verbs() -> Mapping[str, tuple[str, str, str]]:
 def help_text() -> str:
     """The verbs, on one screen."""
     lines = [f"  {f'{verb} {argument}':<27}{summary}" for verb, (argument, summary, _) in all_verbs().items()]
-    return "\n".join(["usage: loop VERB ...", "", *lines, "", NOTES])
+    return "\n".join(["usage: loop VERB ...   or: loop --version", "", *lines, "", NOTES])
 
 
 if __name__ == "__main__":

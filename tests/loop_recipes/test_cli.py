@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import importlib
+import importlib.metadata
 import io
 import json
 import re
@@ -183,3 +184,8 @@ def test_a_command_that_is_shown_is_understood(words, only_parse):
             check_overrides(options.overrides)
         elif name is not None and not name.endswith(".yaml"):
             compose(name, [word for word in getattr(options, "overrides", []) if "..." not in word], of)
+
+
+def test_the_version_is_said(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"torchtune-loop {importlib.metadata.version('torchtune-loop')}\n"

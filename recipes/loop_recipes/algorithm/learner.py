@@ -148,8 +148,11 @@ class Learner:
         """
         keys = {figure.key for figure in figures}.union(*(each.figures for each in self._credit.values()))
         record_start(self._output_dir, after_iteration, as_keys(self.conf))
+        config = as_config(as_keys(self.conf))
+        if OmegaConf.select(config, "node.root") == str(Path(self.conf.output_dir, "node")):
+            config.node.root = "${output_dir}/node"  # for a run elsewhere that is begun with this file
         with writing(self._output_dir / "config.yaml"):
-            write_whole(self._output_dir / "config.yaml", OmegaConf.to_yaml(as_config(as_keys(self.conf))))
+            write_whole(self._output_dir / "config.yaml", OmegaConf.to_yaml(config))
         return RunMetrics(self._output_dir / METRICS_FILE, self._trackers, after_iteration, keys)
 
     def end_iteration(self) -> None:

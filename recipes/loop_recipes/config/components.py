@@ -47,6 +47,14 @@ def _named(name: str) -> Callable[..., Any]:
     return pkgutil.resolve_name(name)
 
 
+def _is_number(parameter: inspect.Parameter | None) -> bool:
+    """Whether a parameter takes numbers and no text, as far as its default and its type say."""
+    if parameter is None or "str" in str(parameter.annotation):
+        return False
+    by_default = isinstance(parameter.default, int | float) and not isinstance(parameter.default, bool)
+    return by_default or parameter.annotation in (int, float, "int", "float")
+
+
 def _is_component(value: Any) -> bool:
     return isinstance(value, Mapping) and "_component_" in value
 
@@ -118,6 +126,8 @@ def check_component(
     except TypeError as error:
         raise ConfigError(f"{path}: {name} cannot be called with these keys: {error}") from error
     for key, value in arguments.items():
+        if isinstance(value, str) and _is_number(signature.parameters.get(key)):
+            raise ConfigError(f"{path}.{key} is {value!r}: it must be a number")
         if _is_component(value):
             check_component(f"{path}.{key}", value)
     return target

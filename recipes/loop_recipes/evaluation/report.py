@@ -369,6 +369,10 @@ def read_report(folder: Path) -> tuple[Mapping[str, Any], list[NamedResults]]:
     try:
         report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
         lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError as error:
+        begun = folder.is_dir() and any(folder.iterdir())
+        why = "it has not ended, and the same `loop eval` goes on with it" if begun else "nothing is there"
+        raise ValueError(f"{folder} holds no evaluation with a {Path(error.filename).name}: {why}") from error
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} holds no evaluation (report.json, results.jsonl): {error}") from error
     schema = report.get("schema") if isinstance(report, dict) else None

@@ -38,6 +38,17 @@ PHASES = {
 }
 
 
+TRAINING = {
+    "loss": "loss",
+    "held_out_loss": "held-out loss",
+    "grad_norm": "gradient norm",
+    "entropy": "entropy, nats a token",
+    "entropy_estimate": "entropy as sampled, nats a token",
+    "reference_kl": "KL against the base",
+    "learning_rate": "learning rate",
+}
+
+
 @dataclass(frozen=True)
 class Curve:
     """One setting: a label and the metrics of its runs (seeds), each a list of lines in the order of iterations.
@@ -137,6 +148,7 @@ def draw(axes: Axes, curve: Curve, key: str, colour: str, window: int, label: st
     iterations, values = curve.series(key)
     if not len(iterations):
         return False
+    window = window if len(iterations) >= window else 1  # else all of it would be one flat mean
     smoothed = smooth(values, window)
     if len(curve.runs) > 1:
         with np.errstate(invalid="ignore"):
@@ -222,9 +234,11 @@ def lag_and_gap(curves: Sequence[Curve], window: int) -> Figure:
     lag.set(title="policy lag, versions", ylim=(-0.1, max(1.1, lag.get_ylim()[1])))
     lag.yaxis.get_major_locator().set_params(integer=True)
     gap.set(title="abs(sampler - learner log-prob)", yscale="log")
+    gap.yaxis.set_major_formatter("{x:g}")  # the usual one writes TeX
+    gap.yaxis.set_minor_formatter("")
     clip.set(title="clip fraction", xlabel="iteration")
     _from_zero(clip)
-    ratio.set(title="importance ratio: median, 1st to 99th percentile", xlabel="iteration")
+    ratio.set(title="importance ratio: median, 1st to 99th", xlabel="iteration")
     for axes in (lag, gap, clip, ratio):
         _legend(axes)
     return _finish(figure, curves, "")
@@ -251,8 +265,23 @@ def behavior(curves: Sequence[Curve], window: int) -> Figure:
     return _finish(figure, curves, "behaviour of the rollouts trained on")
 
 
+def training(curves: Sequence[Curve], window: int) -> Figure:
+    """Loss, gradient, entropy, KL and learning rate, each where a run has it."""
+    known = [each for each in TRAINING.items() if any(len(curve.series(each[0])[0]) for curve in curves)]
+    figure, grid = panels(len(known), sharex=True)
+    for axes, (key, title) in zip(grid.flat, known, strict=False):
+        for number, curve in enumerate(curves):
+            draw(axes, curve, key, _colour(number), window)
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("iteration")
+    if len(curves) > 1:
+        _legend(grid[0][0])
+    return _finish(figure, curves, "")
+
+
 FIGURES: dict[str, Callable[[Sequence[Curve], int], Figure]] = {
     "learning_curve": learning_curve,
+    "training": training,
     "time_per_phase": phases,
     "lag_and_gap": lag_and_gap,
     "behavior": behavior,

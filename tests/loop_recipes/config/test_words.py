@@ -5,11 +5,12 @@ from omegaconf import OmegaConf
 
 from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.losses import ClippedPolicyLoss
+from loop_recipes.config.components import check_component
 from loop_recipes.config.files import compose
 from loop_recipes.config.loop_config import read_loop_config
 from loop_recipes.config.preflight import check_run
 from rollout_server.config import load_node_config
-from support.small_runs import replay_config
+from support.small_runs import replay_config, train
 
 FOLDERS = ["a #b", "#b", "a ", " a", "&x a", "runs/a #2", "a\t#b", "ü #1", "a # b # c", "x y"]
 
@@ -92,3 +93,27 @@ def test_a_loss_says_its_level_itself(tmp_path, monkeypatch, key, value):
         ConfigError, match=f"^loss.level is 'trajectory'; credit.{key} gives tokens advantages of their own"
     ):
         check_run(read_loop_config(cfg))
+
+
+@pytest.mark.parametrize(
+    "key", ["optimizer.lr", "optimizer.weight_decay", "optimizer.eps", "lr_scheduler.num_warmup_steps", "loss.eps"]
+)
+def test_a_word_where_a_component_takes_a_number_is_named(tmp_path, key):
+    cfg = OmegaConf.load(replay_config(tmp_path, iterations=1))
+    OmegaConf.update(cfg, key, "abc")
+    with pytest.raises(ConfigError, match=rf"^{key} is 'abc': it must be a number$"):
+        check_run(read_loop_config(cfg))
+
+
+def test_words_of_components_stay_words():
+    config = compose("tiny_cpu", ["loss.level=turn"])
+    check_component("loss", config["loss"])
+
+
+def test_the_stored_config_begins_a_run_elsewhere_in_that_runs_folder(tmp_path):
+    cfg = OmegaConf.load(replay_config(tmp_path, iterations=1))
+    cfg.node = {"port": 0, "root": "${output_dir}/node", "model": {"path": str(tmp_path / "base")}}
+    cfg.node |= {"environment": {"name": "counter"}}
+    train(cfg)
+    moved = compose(str(tmp_path / "run/config.yaml"), [f"output_dir={tmp_path / 'new'}"])
+    assert moved.node.root == f"{tmp_path / 'new'}/node"

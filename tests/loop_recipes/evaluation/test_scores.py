@@ -261,4 +261,9 @@ def test_compare_evals_refuses_what_cannot_be_compared(tmp_path, capsys):
     assert compare_evals([first]) == 1
     assert "nothing to compare" in capsys.readouterr().err
     assert compare_evals([first, str(tmp_path / "none")]) == 1
-    assert "holds no evaluation" in capsys.readouterr().err
+    assert "none holds no evaluation with a report.json: nothing is there" in capsys.readouterr().err
+    (tmp_path / "begun/node").mkdir(parents=True)
+    assert compare_evals([first, str(tmp_path / "begun")]) == 1
+    assert (
+        "begun holds no evaluation with a report.json: it has not ended, and the same `loop" in capsys.readouterr().err
+    )

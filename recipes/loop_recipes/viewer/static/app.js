@@ -74,7 +74,7 @@ function App() {
         const text = JSON.stringify(next);
         if (text !== last) setRun(next);
         last = text;
-        setState(isExport ? "exported" : "live");
+        setState(isExport ? "exported" : "follows the folder");
       } catch (error) {
         setState("the viewer has stopped");
       }
@@ -98,7 +98,7 @@ function App() {
   return html`<header>
       <${Crumbs} address=${address} run=${run} />
       ${dataset && html`<span class="quiet dataset"><bdi>${dataset}</bdi></span>`}
-      <span class=${`state ${state === "live" ? "live" : ""}`}>${state}</span>
+      <span class=${`state ${state.startsWith("follows") ? "follows" : ""}`}>${state}</span>
       <button onClick=${() => setHelp(true)} aria-label="keys">?</button>
     </header>
     ${run.no_text && html`<p class="quiet" id="no-text">${run.no_text}</p>`}

@@ -2,8 +2,8 @@
 
 One rollout is one line of JSON in a collection's log (``<root>/collections/<id>.jsonl``), so the training data of any
 method is ``pandas.read_json(path, lines=True, dtype=False)``. Without ``dtype`` pandas takes the task ids 10_1 and 1_01
-for one number. What infers types from the first lines alone, as ``datasets.load_dataset`` and polars do, fails on fields
-that are null there: give them all lines (``Dataset.from_pandas``, ``infer_schema_length=None``).
+for one number. What infers types from the first lines alone, as ``datasets.load_dataset`` and polars do, fails on
+fields that are null there: give them all lines (``Dataset.from_pandas``, ``infer_schema_length=None``).
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ from loop_recipes.engine.process_group import (
 )
 from loop_recipes.run.rests_on import compare, model_identity
 from loop_recipes.run.stop_request import StopRequest, StopRequested
+from loop_recipes.run.tracker_clients import TRACKERS
 from model_families.own_tokenizer import differing_ids
 
 log = utils.get_logger("INFO")
@@ -60,6 +61,9 @@ class TrainingRecipe:
     _learner: Learner
 
     def __init__(self, config: LearnerConfig) -> None:
+        if launched_rank() == 0:
+            for name in config.tracker:
+                TRACKERS[name]().check()
         self._config = config
         self._dtype = DTYPES[config.dtype]
         self._device = training_device(config.device, self._dtype)

@@ -23,7 +23,6 @@ from loop_recipes.config.components import build, check_component
 from loop_recipes.config.loop_config import FROM_ITS_FOLDER, LearnerConfig, LoopConfig
 from loop_recipes.config.rollout_node import check_token
 from loop_recipes.paths import METRICS_FILE, loop_package
-from loop_recipes.run.tracker_clients import TRACKERS
 from model_families.base_model import BaseModel
 from model_families.opening import check_positions, open_model_chat, open_weights
 from rollout_server.config import HIGHEST_RANK, ModelConfig, NodeConfig
@@ -256,8 +255,6 @@ def _check_components(config: LearnerConfig) -> None:
         f"advantage: {config.advantage['_component_']} gives each token its own; it needs loss.level=token",
     )
     _check_optimizer(config)
-    for name in config.tracker:
-        TRACKERS[name]().check()
     for number, logger in enumerate(config.metric_logger):
         check_component(f"metric_logger[{number}]", logger)
 

@@ -118,8 +118,8 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Report:
         return report
     sound = _run(report, config)
     _head(report, config)
+    _trackers(report, config)
     if sound:
-        _trackers(report, config)
         _dataset(report, config, node)
         _run_state(report, config)
     try:
@@ -142,7 +142,11 @@ def _trackers(report: Report, config: LoopConfig) -> None:
     """Where the trackers write, and whether that can be reached from here."""
     for name in config.tracker:
         tracker = TRACKERS[name]()
-        url = tracker.check()
+        try:
+            url = tracker.check()
+        except ConfigError as error:
+            report.problems.append(str(error))
+            continue
         away = None if url is None else _unreachable(url)
         place = "on this machine" if url is None else url
         report.row("tracker", f"{name}: {place}" + (f" cannot be reached: {away}; {tracker.offline}" if away else ""))

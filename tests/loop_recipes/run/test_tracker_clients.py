@@ -9,7 +9,6 @@ from omegaconf import OmegaConf
 
 from loop_formats.schema import ConfigError
 from loop_recipes.config.loop_config import read_loop_config
-from loop_recipes.config.preflight import check_run
 from loop_recipes.launch.check_cli import main
 from loop_recipes.run.metrics import RunMetrics
 from loop_recipes.run.tracker_clients import TRACKERS
@@ -265,17 +264,17 @@ def test_an_unknown_tracker_is_refused(tmp_path):
         read_loop_config(cfg)
 
 
-def test_a_missing_login_names_the_offline_mode(tmp_path, packages, monkeypatch):
+def test_a_missing_login_names_the_offline_mode(packages, monkeypatch):
     wandb = packages("wandb")
     wandb.MODE["api_key"] = None
-    config = read_loop_config(OmegaConf.load(replay_config(tmp_path, iterations=1, tracker="wandb")))
+    check = TRACKERS["wandb"]().check
     with pytest.raises(ConfigError, match=r"^tracker: wandb: nobody is logged in; .*WANDB_MODE=offline"):
-        check_run(config)
+        check()
     wandb.MODE["mode"] = "offline"
-    check_run(config)
+    assert check() is None
     wandb.MODE["mode"] = "online"
     monkeypatch.setattr("requests.utils.get_netrc_auth", lambda url: ("user", "key"))
-    check_run(config)
+    assert check() == "http://127.0.0.1:9"
 
 
 def test_trackio_goes_to_no_space(packages, monkeypatch):

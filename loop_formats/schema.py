@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -80,10 +80,17 @@ def from_mapping(section: type[Section], data: object, path: str = "") -> Sectio
     raise ConfigError(_line(section, data, path, errors))
 
 
-def nearest(key: str, known: Sequence[str]) -> str:
-    """The cure for a key that is not among ``known``."""
-    near = difflib.get_close_matches(key, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+def nearest(key: str, known: Sequence[str], else_say: str | None = None) -> str:
+    """Return the cure for a key, or another name, that is not among ``known``.
+
+    Args:
+        else_say: the cure where nothing known is like it; None names all known keys.
+    """
+    begun = [name for name in known if key and name.startswith(key)]
+    near = difflib.get_close_matches(key, known, n=1) or begun
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"known keys: {', '.join(known)}" if else_say is None else else_say
 
 
 def _adapter(section: type[Section]) -> TypeAdapter[Section]:
@@ -100,7 +107,9 @@ def _line(section: type, data: object, path: str, errors: list[ErrorDetails]) ->
     key = _join(path, where)
     if first["type"] == "unexpected_keyword_argument":
         *above, unknown = first["loc"]
-        return f"unknown key {key!r}; {nearest(str(unknown), _fields(section, above))}"
+        deeper = [] if above or path else list(_deeper(data, str(unknown)))
+        cure = f"did you mean {deeper[0]!r}?" if deeper else nearest(str(unknown), _fields(section, above))
+        return f"unknown key {key!r}; {cure}"
     if first["type"] == "missing":
         return f"missing key {key!r}"
     if first["type"] == "value_error":
@@ -113,6 +122,15 @@ def _line(section: type, data: object, path: str, errors: list[ErrorDetails]) ->
     # YAML reads 1099290_1 as a number.
     cure = "; put quotes around it" if "str" in wanted and isinstance(first["input"], int | float) else ""
     return f"{key} must be {' or '.join(wanted)}, not {first['input']!r}{cure}"
+
+
+def _deeper(data: object, name: str, path: str = "") -> Iterator[str]:
+    """Yield the paths of the keys called ``name`` within the sections of ``data``."""
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            if path and key == name:
+                yield f"{path}{key}"
+            yield from _deeper(value, name, f"{path}{key}.")
 
 
 def _of_section(message: str, key: str, fields: Sequence[str]) -> str:

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
-from rich.console import Console
 
-from agent_environments.description import Description
-from agent_environments.protocol import UnknownTask
+from agent_environments.description import description_of
+from agent_environments.protocol import UnknownTask, create_pool
 from agent_environments.unopened import difficulties_of, packages_of
 from appworld_adapter.pool.experiments import FinalState, MissingState, split_name, write_experiments
 from loop_formats.folder_lock import lock_run
@@ -48,6 +47,7 @@ from loop_recipes.evaluation.groups import task_groups
 from loop_recipes.evaluation.report import (
     Protocol,
     compare_cells,
+    read_report,
     score_cells,
     terminal_table,
     write_report,
@@ -59,6 +59,7 @@ from loop_recipes.rollouts.source import NoRollouts
 from loop_recipes.rollouts.waiting import Waiting
 from loop_recipes.run.environment_file import write_description
 from loop_recipes.run.starts import package_versions
+from loop_recipes.terminal import console
 from model_families.base_model import model_digest
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutNodeError
 from rollout_server.node_process import NodeDied
@@ -98,21 +99,22 @@ class EvalAppWorldRecipe:
         self._output_dir = Path(self._config.output_dir).resolve()
         made_folder("output_dir", self._output_dir)
         self._worlds = self._output_dir / "worlds"
-        # A log file has no width of its own, and a table in it should not be folded.
-        self._console = Console() if sys.stdout.isatty() else Console(width=180)
+        self._console = console(sys.stdout)
         self._cleanup = ExitStack()
         self._told_of_break = False
 
     def setup(self) -> None:
         """Start or find the node, and what endpoints need; read the tasks and what the node serves."""
         self._cleanup.enter_context(lock_run(self._output_dir))
-        for policy in self._policies:
-            if policy.endpoint is not None:
-                self._endpoint_part().check_reached(policy.endpoint)
-        if any(policy.endpoint is None for policy in self._policies):
-            self._setup_node()
-        if any(policy.endpoint is not None for policy in self._policies):
-            self._setup_endpoints()
+        self._store = ResultStore(self._output_dir / "journal.jsonl")
+        if not self._is_finished():
+            for policy in self._policies:
+                if policy.endpoint is not None:
+                    self._endpoint_part().check_reached(policy.endpoint)
+            if any(policy.endpoint is None for policy in self._policies):
+                self._setup_node()
+            if any(policy.endpoint is not None for policy in self._policies):
+                self._setup_endpoints()
         try:
             self._environment.check_environments(self._config.environment_turns, self._tasks)
         except ValueError as error:
@@ -120,7 +122,28 @@ class EvalAppWorldRecipe:
         with writing(self._output_dir):
             write_description(self._output_dir, self._environment)
         self._groups = task_groups(self._tasks, self._config.groups, self._environment)
-        self._store = ResultStore(self._output_dir / "journal.jsonl")
+
+    def _is_finished(self) -> bool:
+        """Whether an earlier start left a result of every attempt, as far as that is known without a node and a world;
+        False where it is not. All that a result rests on is then looked at here, as the node would."""
+        conf = self._config
+        if not conf.rollout_node.launch or any(policy.endpoint is not None for policy in self._policies):
+            return False
+        environment = conf.child.environment
+        try:
+            self._model = read_report(self._output_dir)[0]["model"]
+            self._model_digest = model_digest(conf.child.model.path)
+            pool = create_pool(environment.name, environment.options, lambda text: [])
+            self._environment, self._dataset = description_of(environment.name, pool), pool.dataset
+            self._tasks = list(conf.tasks or pool.tasks(str(conf.split)))
+            policies = [self._remarked(policy) for policy in self._policies]
+            if any(self._store.missing(cell) for policy in policies for cell in self._cells(policy)):
+                return False
+        except Exception:  # the node says what is wrong, to whom it matters
+            return False
+        self._policies = policies
+        self._console.print("every rollout is there from an earlier start: no node is needed")
+        return True
 
     def _setup_node(self) -> None:
         conf, child = self._config, None
@@ -133,7 +156,7 @@ class EvalAppWorldRecipe:
         self._nodes.wait_ready()
         health = self._nodes.health()
         self._dataset, self._model, self._model_digest = health["dataset"], health["model"], health["model_digest"]
-        self._environment: Description = self._nodes.description()
+        self._environment = self._nodes.description()
         self._tasks = list(self._config.tasks or self._nodes.tasks(str(self._config.split))[1])
         self._policies = [self._remarked(policy) for policy in self._policies]
 

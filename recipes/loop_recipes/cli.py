@@ -49,7 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
             print(help_text())
             return 0
         named = " ".join(words[: 2 if of_two else 1])
-        sys.exit(f"loop: no verb {named!r}; there are: {', '.join(verbs)}")
+        from loop_formats.schema import nearest  # which the help does without
+
+        cure = nearest(named, list(verbs), f"there are: {', '.join(verbs)}")
+        sys.exit(f"loop: no verb {named!r}; {cure}")
     try:
         return load(verbs[verb][2])(words[len(verb.split()) :])
     except KeyboardInterrupt:

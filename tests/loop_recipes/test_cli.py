@@ -27,9 +27,15 @@ HEAVY = ("torch", "torchtune", "torchao", "transformers", "vllm")
 SCREEN = (24, 85)
 HELP = (("--help",), *((*verb.split(), "--help") for verb in VERBS))
 MISTAKES = {
-    ("check", "tiny"): "loop check: no config 'loop_appworld/tiny'; there are: ",
+    ("check", "tinycpu"): "loop check: no config 'loop_appworld/tinycpu'; did you mean 'tiny_cpu'?",
+    ("check", "qwen2_5"): "loop check: no config 'loop_appworld/qwen2_5'; did you mean 'qwen2_5_",
+    ("check", "tiny_cpu", "world=babyia"): "loop check: no world 'babyia'; did you mean 'babyai'?",
+    ("check", "tiny_cpu", "algorithm=grop"): "loop check: no algorithm 'grop'; did you mean 'grpo'?",
+    ("check", "tiny_cpu", "preset=on_polcy"): "loop check: no preset 'on_polcy'; did you mean 'on_policy'?",
+    ("check", "."): "loop check: . is a folder, no config; give the config that it began with and output_dir=.",
+    ("eval", "."): "loop eval: . is a folder, no config; give a config and run=.",
     ("check", "tiny_cpu", "node.potr=1"): "loop check: unknown key 'node.potr'; did you mean 'port'?",
-    ("node", "tiny"): "loop node: no config 'loop_appworld/tiny'; there are: ",
+    ("node", "zzz"): "loop node: no config 'loop_appworld/zzz'; there are: ",
     ("train", "tiny_cpu", "seed"): "loop train: 'seed' is not understood",
 }
 
@@ -118,7 +124,26 @@ def test_an_unknown_verb_is_one_line_that_names_those_there_are(words):
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert str(ended.value).startswith(f"loop: no verb '{' '.join(words[:2] if words[0] == 'method' else words[:1])}'")
-    assert str(ended.value).endswith(f"; there are: {', '.join(VERBS)}")
+    near = {"trian": "train", "method": "method trees"}
+    cure = f"did you mean '{near[words[0]]}'?" if words[0] in near else f"there are: {', '.join(VERBS)}"
+    assert str(ended.value).endswith(f"; {cure}")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_a_verb_is_as_wide_as_the_terminal(verb):
+    said = answers(*HELP)[*verb.split(), "--help"][2]
+    assert [line for line in said.splitlines() if len(line) > 80] == []
+
+
+def test_an_option_that_is_a_key_is_told_how_keys_are_written(capsys):
+    cures = {"--lr": "; a key has no dashes: lr=VALUE", "--modle": "; did you mean --model?"}
+    for option, cure in cures.items():
+        with pytest.raises(SystemExit):
+            main(["train", "tiny_cpu", option, "1"])
+        assert capsys.readouterr().err.endswith(f"{cure}\n")
+    with pytest.raises(SystemExit):
+        main(["train"])
+    assert capsys.readouterr().err.endswith("the following arguments are required: CONFIG\n")
 
 
 @pytest.mark.parametrize("words", MISTAKES, ids=" ".join)

@@ -26,6 +26,7 @@ from loop_contrib.services.service_pool import TOKEN_VARIABLE
 from loop_plumbing.http_server import FEWEST_FILES, MAX_STRANGERS, Site, raise_open_files
 from loop_plumbing.secret import read_secret
 from loop_plumbing.visible import VisibleFormatter
+from loop_recipes.config.arguments import verb_parser
 
 OPEN_FILES_PER_SESSION = 16
 """Of one session: its connection, and its world's processes and files."""
@@ -42,9 +43,7 @@ def option(text: str) -> tuple[str, Any]:
 
 
 def parser() -> argparse.ArgumentParser:
-    described = argparse.ArgumentParser(
-        "loop serve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    described = verb_parser("serve", __doc__)
     described.add_argument("name", help="a registered environment, or module:Class")
     described.add_argument("options", type=option, nargs="*", metavar="key=value", help="of its config")
     described.add_argument("--splits", nargs="+", default=["train"], help="AgentGym's data_idx counts through them")

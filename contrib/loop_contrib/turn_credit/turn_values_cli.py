@@ -15,8 +15,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tqdm import tqdm
-
 from loop_contrib.turn_credit.turn_values import ValuedRollout, write_turn_values
 from loop_formats.ids import parse_collection_id
 from loop_formats.run_files import find_logs, is_adapter, node_address, read_rollouts
@@ -28,6 +26,7 @@ from loop_recipes.rollouts.node_source import NodeSource
 from loop_recipes.rollouts.open import open_nodes
 from loop_recipes.rollouts.several_nodes import SeveralNodes
 from loop_recipes.rollouts.source import SOURCE_ERRORS
+from loop_recipes.terminal import Bar
 from rollout_server.client import NodeUnreachable, RolloutClient
 from rollout_server.config import load_node_config
 
@@ -75,7 +74,7 @@ def _value(options: argparse.Namespace, program: str) -> int:
     nodes = _open_nodes(options)
     try:
         published = _serve(nodes, options.run, sorted({valued.how.policy_version for valued in wanted}))
-        with tqdm(total=len(wanted), desc="rollouts", disable=None) as bar:
+        with Bar(total=len(wanted), doing="rollouts") as bar:
             failures = write_turn_values(nodes, wanted, file, lambda valued, values: _show(bar, values))
         for version in published:
             nodes.retire(version)
@@ -87,9 +86,9 @@ def _value(options: argparse.Namespace, program: str) -> int:
     return 1 if failures else 0
 
 
-def _show(bar: tqdm, values: Sequence[TurnValue]) -> None:
+def _show(bar: Bar, values: Sequence[TurnValue]) -> None:
     bar.update()
-    bar.set_postfix(refused=sum(value.refused for value in values))
+    bar.facts = {"refused": sum(value.refused for value in values)}
 
 
 def _log(run: Path, collection: str | None) -> Path:

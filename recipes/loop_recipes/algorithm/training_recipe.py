@@ -37,6 +37,7 @@ from loop_recipes.engine.process_group import (
 from loop_recipes.run.rests_on import compare, model_identity
 from loop_recipes.run.stop_request import StopRequest, StopRequested
 from loop_recipes.run.tracker_clients import TRACKERS
+from loop_recipes.terminal import folded
 from model_families.own_tokenizer import differing_ids
 
 log = utils.get_logger("INFO")
@@ -69,7 +70,7 @@ class TrainingRecipe:
         self._device = training_device(config.device, self._dtype)
         self._output_dir = Path(config.output_dir).resolve()
         made_folder("output_dir", self._output_dir)
-        self._stop = StopRequest(self._output_dir / "stop")
+        self._stop = StopRequest(self._output_dir / "stop", says=launched_rank() == 0)
         self._cleanup = ExitStack()
         self._together = False
         self._iterations_done = 0
@@ -126,7 +127,7 @@ class TrainingRecipe:
     def _write(self, line: dict[str, Any], summary: str) -> None:
         """Log an iteration's line, and its summary to the terminal."""
         on_main_rank(lambda: self._metrics.log({**line, "peak_memory_gib": peak_memory_gib(self._device)}))
-        utils.log_rank_zero(log, summary)
+        utils.log_rank_zero(log, folded(summary, sys.stderr, "  "))
 
     def _tell_trackers(self) -> None:
         """Have the trackers told what is new; only what is saved may be."""

@@ -3,15 +3,57 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import inspect
+import re
+import textwrap
+from typing import NoReturn
+
+_EXAMPLE = re.compile(r"( *(?:[A-Z_]+=\S+ )*loop \S.*?)(?: {3,}(\S.*))?")
+
+
+class _Help(argparse.HelpFormatter):
+    """Fills the paragraphs of a docstring, and keeps its commands; the words beside them go below where both are
+    wider than the terminal."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(self._paragraph(part.replace("``", "`"), width) for part in text.split("\n\n"))
+
+    def _paragraph(self, text: str, width: int) -> str:
+        lines = text.splitlines()
+        if not _EXAMPLE.fullmatch(lines[0]) or all(len(line) <= width for line in lines):
+            return text if _EXAMPLE.fullmatch(lines[0]) else textwrap.fill(text, width, break_on_hyphens=False)
+        examples: list[tuple[str, list[str]]] = []
+        for line in lines:
+            if found := _EXAMPLE.fullmatch(line):
+                examples.append((found[1], [found[2] or ""]))
+            else:
+                examples[-1][1].append(line.strip())
+        written = []
+        for command, beside in examples:
+            said = textwrap.wrap(" ".join(filter(None, beside)), width - 8, break_on_hyphens=False)
+            words = textwrap.wrap(command, width - 2, subsequent_indent=" " * 12, break_on_hyphens=False)
+            written += [" \\\n".join(words), *(f"        {line}" for line in said)]
+        return "\n".join(written)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what was meant: keys are no options, and none of them is required."""
+
+    def error(self, message: str) -> NoReturn:
+        message = message.removesuffix(", key=value")
+        if found := re.match(r"unrecognized arguments: (--[\w.-]+)", message):
+            option, options = found[1], self._option_string_actions
+            near = difflib.get_close_matches(option, [*options], n=1, cutoff=0.7)
+            keys = any(action.metavar == "key=value" for action in self._actions)
+            key = option.lstrip("-").replace("-", "_")
+            message += f"; did you mean {near[0]}?" if near else f"; a key has no dashes: {key}=VALUE" if keys else ""
+        super().error(message)
 
 
 def verb_parser(verb: str, description: str | None) -> argparse.ArgumentParser:
-    """A parser for ``loop VERB``; ``description``, a docstring, is printed with its lines as they are."""
-    text = inspect.cleandoc(description or "")
-    return argparse.ArgumentParser(
-        f"loop {verb}", description=text, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """A parser for ``loop VERB``; ``description``, a docstring, is printed as wide as the terminal is."""
+    return _Parser(f"loop {verb}", description=inspect.cleandoc(description or ""), formatter_class=_Help)
 
 
 def config_parser(verb: str, description: str | None, optional: bool = False) -> argparse.ArgumentParser:

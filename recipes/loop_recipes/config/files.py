@@ -33,7 +33,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 import loop_recipes.config.resolvers  # noqa: F401 - registers the resolvers that configs use
-from loop_formats.schema import ConfigError, fields_of, from_mapping, require
+from loop_formats.schema import ConfigError, fields_of, from_mapping, nearest, require
 from loop_recipes.paths import KINDS, RECIPES, config_files, recipes_folder
 from model_families.hub import is_hub_name, pinned
 from rollout_server.config import as_written, as_yaml
@@ -280,7 +280,14 @@ def _file_of_run(name: str, stem: str, recipe: str) -> Path:
         return known[stem]
     if not Path(name).is_file():
         names = ", ".join(f"{recipe}/{one}" for one in known)
-        raise ConfigError(f"no config {config_name(name, recipe)!r}; there are: {names}, or give a YAML file")
+        cure = nearest(stem, list(known), f"there are: {names}, or give a YAML file")
+        if stem and Path(stem).is_dir():
+            own = Path(stem) / "train.yaml"
+            again = f"the config that it began with and output_dir={stem} resume_from_checkpoint=True"
+            score = f"a config and run={stem}"
+            cure = f"give {own if own.is_file() else score if recipe == 'eval_appworld' else again}"
+            raise ConfigError(f"{stem} is a folder, no config; {cure}")
+        raise ConfigError(f"no config {config_name(name, recipe)!r}; {cure}")
     return Path(name).resolve()
 
 
@@ -294,7 +301,8 @@ def _chosen(kind: str, value: Any, folder: Path, recipe: str) -> tuple[Path, ...
     for name in map(str, names):
         stem = name.removeprefix(f"{recipe}/") if kind == "machine" else name
         file = known.get(stem, folder / name)
-        require(file.is_file(), f"no {kind} {name!r}; there are: {', '.join(known)}, or give a YAML file")
+        cure = nearest(stem, list(known), f"there are: {', '.join(known)}, or give a YAML file")
+        require(file.is_file(), f"no {kind} {name!r}; {cure}")
         files.append(file.resolve())
     return tuple(files)
 

@@ -8,13 +8,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 from torchtune.utils import get_world_size_and_rank
-from tqdm import tqdm
 
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.engine.batching import MicroBatch, StepBatch, computed, micro_batches, step_batches
 from loop_recipes.engine.process_group import sum_over_ranks
 from loop_recipes.engine.samples import AnySample, CreditedSample, Sample
 from loop_recipes.engine.sequence_parallel import WHOLE, Part
+from loop_recipes.terminal import Bar
 
 PAD_ID = 0  # never seen by anything: padding is on the right of causal attention and selects no row for the head
 
@@ -68,7 +68,7 @@ class RankBatches:
     def _with_bar(self, batches: list[AnyBatch], doing: str) -> Iterator[AnyBatch]:
         """The batches on this rank's device, with a progress bar on rank 0's terminal."""
         disable = None if self._rank == 0 else True
-        for batch in tqdm(batches, desc=doing, leave=False, disable=disable, mininterval=1.0):
+        for batch in Bar(batches, total=len(batches), doing=doing, disable=disable):
             yield batch.to(self.device)
 
 

@@ -14,15 +14,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.markdown import Markdown
-
 from loop_formats.run_files import to_json, write_whole
 from loop_recipes.config.arguments import verb_parser
 from loop_recipes.evaluation.comparison import NamedResults, compare_with_first, comparison_markdown
 from loop_recipes.evaluation.report import read_report
 from loop_recipes.paths import distinct_names
 from loop_recipes.run.environment_file import read_description
+from loop_recipes.terminal import console, print_document
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -46,8 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
-    console = Console() if sys.stdout.isatty() else Console(width=140)  # a log file has no width of its own
-    console.print(Markdown(text))
+    print_document(console(sys.stdout), text)
     if options.out is not None:
         print(f"written: {options.out / 'comparison.md'}, {options.out / 'comparison.json'}")
     return 0

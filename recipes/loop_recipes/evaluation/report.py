@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from agent_environments.description import Description
 from loop_formats.run_files import to_json, write_whole
@@ -29,6 +27,7 @@ from loop_recipes.evaluation.goal_completion import score_names
 from loop_recipes.evaluation.groups import SCORE_COLUMNS, GroupScore, score_groups, score_row
 from loop_recipes.evaluation.scores import Figure, Score, TaskResult, score
 from loop_recipes.evaluation.statistics import Interval
+from loop_recipes.terminal import print_table
 from rollout_server.config import as_keys
 
 if TYPE_CHECKING:  # reading a report must not import torch
@@ -192,7 +191,8 @@ def markdown(protocol: Protocol, scored: Sequence[ScoredCell], comparisons: Sequ
     lines += [
         "",
         f"{_scores(environment)} in percent: mean over tasks ± standard deviation over whole runs, "
-        f"[{percent} bootstrap interval over {environment.groups}].{unfinished}",
+        f"[{percent} bootstrap interval over {environment.groups}].{unfinished} "
+        f"{_score_words(environment)}.",
         "",
         *_table_rows(_columns(scored, environment), [_cells(item, scored, environment) for item in scored]),
     ]
@@ -252,26 +252,17 @@ def terminal_table(protocol: Protocol, scored: Sequence[ScoredCell], console: Co
     """Print the tables of scores, and what was lost."""
     environment = protocol.environment
     title = f"{protocol.dataset}, {protocol.split}: {_scores(environment)} in %"
-    table = Table(title=escape(title), title_justify="left")
-    for column in _columns(scored, environment):
-        table.add_column(column)
-    for item in scored:
-        table.add_row(*map(escape, _cells(item, scored, environment)))
-    console.print(table)
+    rows = [_cells(item, scored, environment) for item in scored]
+    print_table(console, title, _columns(scored, environment), rows, named=2)
+    words = f"{_score_words(environment)}; [low, high]: {protocol.level:.0%} interval over {environment.groups}; "
+    words += "over budget: episodes that a limit ended; lost: episodes in no figure, which failed without the agent"
+    console.print(words, markup=False, highlight=False)
     if protocol.groups:
-        by_group = Table(title="Success in % and reward, by environment and group", title_justify="left")
-        for column in ["policy", "sampling", *SCORE_COLUMNS]:
-            by_group.add_column(column)
-        for row in _group_rows(scored):
-            by_group.add_row(*map(escape, row))
-        console.print(by_group)
+        title, columns = "Success in % and reward, by environment and group", ["policy", "sampling", *SCORE_COLUMNS]
+        print_table(console, title, columns, _group_rows(scored), named=3)
     if rows := _pass_rows(scored):
-        attempts = Table(title="pass@k: any of k attempts solves the task; pass^k: all do. In %", title_justify="left")
-        for column in PASS_COLUMNS:
-            attempts.add_column(column)
-        for row in rows:
-            attempts.add_row(*map(escape, row))
-        console.print(attempts)
+        title = "pass@k: any of k attempts solves the task; pass^k: all do. In %"
+        print_table(console, title, PASS_COLUMNS, rows, named=3)
     for line in lost_rollouts(scored, environment):
         console.print(line, markup=False)  # a task id may hold brackets
 
@@ -291,6 +282,12 @@ def _difficulties(scored: Sequence[ScoredCell]) -> list[int]:
 
 def _scores(environment: Description) -> str:
     return " and ".join(score_names(environment).values())
+
+
+def _score_words(environment: Description) -> str:
+    """Say what each score is the share of."""
+    of = {"tgc": "tasks that are solved", "sgc": f"{environment.groups} all of whose tasks are solved"}
+    return "; ".join(f"{name}: {of[key]}" for key, name in score_names(environment).items())
 
 
 def _columns(scored: Sequence[ScoredCell], environment: Description) -> list[str]:
@@ -374,7 +371,9 @@ def read_report(folder: Path) -> tuple[Mapping[str, Any], list[NamedResults]]:
         why = "it has not ended, and the same `loop eval` goes on with it" if begun else "nothing is there"
         raise ValueError(f"{folder} holds no evaluation with a {Path(error.filename).name}: {why}") from error
     except (OSError, ValueError) as error:
-        raise ValueError(f"{folder} holds no evaluation (report.json, results.jsonl): {error}") from error
+        within = [path.parent for path in sorted(folder.glob("*/report.json"))]
+        cure = f"did you mean {within[0]}?" if within else str(error)
+        raise ValueError(f"{folder} holds no evaluation (report.json, results.jsonl); {cure}") from error
     schema = report.get("schema") if isinstance(report, dict) else None
     if schema != SCHEMA:
         raise ValueError(f"{folder}: report schema {schema!r} is not {SCHEMA}")

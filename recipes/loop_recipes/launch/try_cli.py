@@ -71,8 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.model is not None:
             return played_by(task, check_model(options.model, options.words), options.tasks, options.words)
         if not options.by_hand:
+            system = ""  # which most tasks share; it is shown where it is another
             for played in task.earned_by_nothing(options.tasks):
-                print(*map(shown, played.messages), result(played), sep="\n\n")
+                new = [each for each in played.messages if each.role != "system" or each.content != system]
+                system = next((each.content for each in played.messages if each.role == "system"), system)
+                print(*map(shown, new), result(played), sep="\n\n")
             return "\n".join(["", *task.ask_oracle(ORACLE_TASKS).lines, *_groups(task)])
         return _by_hand(task.pool(), lambda: task.splits[TRAINED][: options.tasks])
 
@@ -193,7 +196,8 @@ def _value(text: str) -> Any:
 
 def shown(message: Message) -> str:
     """A message for the terminal, with its number of words."""
-    return f"--- {message.role} ({len(message.content.split())} words)\n{visible(message.content)}"
+    count = len(message.content.split())
+    return f"--- {message.role} ({count} word{'' if count == 1 else 's'})\n{visible(message.content)}"
 
 
 def result(played: Played) -> str:

@@ -5,8 +5,8 @@
     loop plot --rollouts runs/demo --task 692c77d_1
 
 Each argument is a curve: ``[label=]RUN[,RUN...]``, where several runs are seeds of one setting and become a mean with a
-band. A run is its output folder or a metrics.jsonl; loop_recipes/run/metrics.py says what the keys mean. The pictures
-of ``--rollouts`` show what agents wrote instead: behaviour early against late, API-call sequences (rollouts.py).
+band. A run is its output folder or a metrics.jsonl; docs/training.md says what the keys mean. The pictures
+of ``--rollouts`` show what agents wrote instead: behaviour early against late, sequences of API calls.
 """
 
 from __future__ import annotations

@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from agent_environments.description import Description
 from loop_formats.collection_request import CollectionEnd, CollectionRequest, Progress
 from loop_formats.rollout import Rollout
 from loop_recipes.rollouts.source import Collected, NoRollouts
 from loop_recipes.rollouts.waiting import Waiting
 from loop_recipes.run.stop_request import StopRequested
+from loop_recipes.terminal import Bar
 from rollout_server.client import RolloutClient, RolloutNodeError
 from rollout_server.node_process import NodeProcess
 
@@ -126,10 +125,11 @@ class NodeSource:
         started, longest = time.monotonic(), min(deadline_s, self._deadline_s)
         rollouts: dict[str, Rollout] = {}
         stream = self._client.rollouts(request.id)
-        with tqdm(total=request.floor_total, desc="collecting", leave=False, disable=None, mininterval=1.0) as bar:
+        with Bar(total=request.floor_total, doing="collecting") as bar:
             for event in stream:
                 if isinstance(event, Progress):
-                    bar.set_postfix(running=event.running, waiting=event.waiting, failed=event.failed, lost=event.lost)
+                    bar.facts = {name: getattr(event, name) for name in ("running", "waiting", "failed", "lost")}
+                    bar.refresh()
                 elif event.rollout_id in rollouts:
                     raise NoRollouts(f"rollout {event.rollout_id} was delivered twice")
                 else:

@@ -8,6 +8,8 @@ import threading
 import time
 from typing import TextIO
 
+from loop_recipes.terminal import wrapped
+
 FIRST_LINE_S = 30.0
 """In a log, what takes longer than this gets a line, and another each time that it took twice as long."""
 REFRESH_S = 1.0
@@ -25,6 +27,7 @@ class Waiting:
         self._what = what
         self._stream = sys.stderr if stream is None else stream
         self._detail = ""
+        self._rows = 1
         self._over = threading.Event()
         self._shows = threading.Thread(target=self._show, name=f"waiting: {what}", daemon=True)
 
@@ -35,8 +38,9 @@ class Waiting:
     def clear(self) -> None:
         """Make room on a terminal for a line that stays; the wait's own comes back below it."""
         if self._stream.isatty():
-            self._stream.write("\r\x1b[K")
+            self._stream.write(f"{self._to_first_row()}\x1b[J")
             self._stream.flush()
+            self._rows = 1
 
     def __enter__(self) -> Waiting:
         self._shows.start()
@@ -46,13 +50,18 @@ class Waiting:
         self._over.set()
         self._shows.join()
 
+    def _to_first_row(self) -> str:
+        return f"\r\x1b[{self._rows - 1}A" if self._rows > 1 else "\r"
+
     def _show(self) -> None:
         began, terminal, due = time.monotonic(), self._stream.isatty(), FIRST_LINE_S
         while not self._over.wait(REFRESH_S):
             seconds = time.monotonic() - began
             line = f"{self._what}: {seconds:.0f} s{', ' * bool(self._detail)}{self._detail}"
             if terminal:
-                self._stream.write(f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K")
+                rows = wrapped(line, shutil.get_terminal_size().columns - 1)
+                self._stream.write(f"{self._to_first_row()}\x1b[J" + "\n".join(rows))
+                self._rows = len(rows)
             elif seconds >= due:
                 self._stream.write(f"{line}\n")
                 due = 2 * seconds

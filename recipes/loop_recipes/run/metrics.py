@@ -155,7 +155,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """
     file = path / METRICS_FILE if path.is_dir() else path
     if not file.is_file():
-        raise ValueError(f"{path} is no training run: there is no {METRICS_FILE}")
+        above = next((str(folder) for folder in path.absolute().parents if (folder / METRICS_FILE).is_file()), None)
+        cure = f"; did you mean {above}?" if above else ""
+        raise ValueError(f"{path} is no training run: there is no {METRICS_FILE}{cure}")
     lines = []
     for line in read_lines(file):
         if not isinstance(line.record.get("iteration"), int):
@@ -338,8 +340,16 @@ def behavior_metrics(rollouts: list[Rollout], environment: Description = UNSAID)
     return metrics | ({"broken_figures": broken} if broken else {})
 
 
+SUMMARY_WORDS = (
+    "kept: rollouts that the update learns from, those of tasks whose rewards differ; steps: of the optimizer; clip: "
+    "share of tokens whose ratio was clipped; gap: 99th percentile of how far the sampler's log-probs are from the "
+    "learner's; left: time until the last iteration"
+)
+"""What the words of :func:`summary_line` mean, said once before the first."""
+
+
 def summary_line(metrics: Mapping[str, Any], max_iterations: int) -> str:
-    """One readable line for the terminal."""
+    """Describe an iteration in one line, whose parts stand two blanks apart."""
     gap = f"gap {metrics['gap_p99']:.1e} {metrics['gap_verdict']}" if "gap_p99" in metrics else "gap -"
     gap += f" (at first {metrics['gap_base']:.1e})" if "gap_base" in metrics else ""
     left = metrics.get("seconds", 0.0) * (max_iterations - metrics["iteration"]) / 60

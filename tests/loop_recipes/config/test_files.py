@@ -155,7 +155,7 @@ def test_an_evaluation_is_of_the_run_that_the_same_words_train():
         (
             "loop_appworld",
             ["tiny_cpu", "algorithm=gpro"],
-            r"no algorithm 'gpro'; there are: .*, grpo, .* YAML file",
+            "no algorithm 'gpro'; did you mean 'grpo'?",
         ),
         ("loop_appworld", ["tiny_cpu", "world=./no.yaml"], r"no world './no.yaml'; there are: agent, babyai, "),
         ("loop_appworld", ["tiny_cpu", "algorithm=dpo"], "algorithm dpo is one of sft_appworld, not of loop_appworld"),

@@ -277,7 +277,7 @@ def test_shuffled_advantages_are_the_same_ones_elsewhere_and_repeatable():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("loop_appworld/tiny_tpu", "there are: .*_appworld/tiny_cpu"),
+        ("loop_appworld/tiny_tpu", r"did you mean 'tiny_[cg]pu'\?|there are: .*_appworld/tiny_cpu"),
         ("{broken}", "broken.yaml: "),
         ("", "no config"),
     ],

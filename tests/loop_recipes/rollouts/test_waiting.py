@@ -25,17 +25,17 @@ def test_a_terminal_keeps_one_line_and_clears_it():
     stream = Terminal()
     with Waiting("publishing policy version 3", stream) as shown:
         shown.told("vllm-0 starts, for 12 s")
-        block_until(lambda: "publishing policy version 3: 0 s, vllm-0 starts, for 12 s\x1b[K" in stream.getvalue())
-    assert stream.getvalue().endswith("\r\x1b[K")
+        block_until(lambda: "publishing policy version 3: 0 s, vllm-0 starts, for 12 s" in stream.getvalue())
+    assert stream.getvalue().endswith("\r\x1b[J")
     assert "\n" not in stream.getvalue()
 
 
 def test_a_line_that_stays_has_a_line_of_the_terminal_to_itself():
     stream = Terminal()
     with Waiting("evaluating", stream) as shown:
-        block_until(lambda: "evaluating: 0 s\x1b[K" in stream.getvalue())
+        block_until(lambda: "evaluating: 0 s" in stream.getvalue())
         shown.clear()
-        assert "evaluating: 0 s\x1b[K\r\x1b[K" in stream.getvalue()
+        assert "evaluating: 0 s\r\x1b[J" in stream.getvalue()
     log = io.StringIO()
     Waiting("evaluating", log).clear()
     assert log.getvalue() == ""

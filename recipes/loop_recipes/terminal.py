@@ -1,0 +1,116 @@
+"""Prints so that a terminal of 80 columns shows all of it: tables, documents, lines that stay and bars that move."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Table
+from tqdm import tqdm
+
+LOG_COLUMNS = 180
+"""A log file has no width of its own, and its tables should keep their rows."""
+UNBOUNDED = 100_000
+"""Columns, more than any table has."""
+CELLS = 10
+"""Of a bar; one that has no room for them is left out."""
+
+
+def console(stream: TextIO) -> Console:
+    """Return a console on ``stream``: as wide as the terminal is, or :data:`LOG_COLUMNS` in a log."""
+    return Console(file=stream) if stream.isatty() else Console(file=stream, width=LOG_COLUMNS)
+
+
+def print_table(
+    console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], named: int
+) -> None:
+    """Print a table, or where it is wider than the console, a block of lines for each row.
+
+    Args:
+        named: how many of the first columns name a row; a block begins with them.
+    """
+    table = Table(*map(escape, columns), title=escape(title) if title else None, title_justify="left")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    unbounded = console.options.update(width=UNBOUNDED)
+    if max(Measurement.get(console, unbounded, table).maximum, len(title)) <= console.width:
+        console.print(table)
+        return
+    if title:
+        console.print(title, markup=False, highlight=False, style="italic")
+    widest = max(map(len, columns[named:]), default=0)
+    for row in rows:
+        console.print(", ".join(row[:named]), markup=False, highlight=False, style="bold")
+        for name, cell in zip(columns[named:], row[named:], strict=True):
+            console.print(f"  {name:<{widest}}  {cell}", markup=False, highlight=False)
+
+
+def print_document(console: Console, markdown: str) -> None:
+    """Print a document of Markdown whose tables are whole at any width; the first column names a row."""
+    for is_table, lines in groupby(markdown.splitlines(), lambda line: line.startswith("|")):
+        if not is_table:
+            console.print(Markdown("\n".join(lines)))
+            continue
+        columns, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+        print_table(console, "", columns, rows, named=1)
+
+
+def folded(line: str, stream: TextIO, between: str = " ") -> str:
+    """Return ``line`` for ``stream``: as it is in a log, and on a terminal in several lines, none of which is wider.
+
+    Args:
+        between: where the line may be divided; a piece that is wider than the terminal stays whole.
+    """
+    if not stream.isatty():
+        return line
+    width, lines = shutil.get_terminal_size().columns - 1, [""]
+    for piece in line.split(between):
+        longer = f"{lines[-1]}{between}{piece}" if lines[-1].strip() else lines[-1] + piece
+        if len(longer) <= width or not lines[-1].strip():
+            lines[-1] = longer
+        else:
+            lines.append(f"  {piece}")
+    return "\n".join(lines)
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """Return the lines of ``width`` columns that ``line`` takes; only a word wider than that is divided."""
+    return textwrap.wrap(line, width, break_on_hyphens=False) or [""]
+
+
+class Bar(tqdm):
+    """Shows how far a loop is, on a terminal alone: counts, ten cells, times and ``facts``, as far as there is room.
+
+    Args:
+        total: of the steps.
+        doing: what is done, as the first word of the line.
+    """
+
+    def __init__(self, *arguments: Any, total: int, doing: str, disable: bool | None = None) -> None:
+        self.facts: dict[str, int] = {}
+        """Counts by name, such as episodes that run; those that are zero are not shown."""
+        super().__init__(
+            *arguments, total=total, desc=doing, leave=False, disable=disable, mininterval=1.0, dynamic_ncols=True
+        )
+
+    def __str__(self) -> str:
+        known = self.format_dict
+        done, total, elapsed, width = known["n"], known["total"], known["elapsed"], known["ncols"] or 80
+        facts = [f"{name} {count}" for name, count in self.facts.items() if count]
+        cells = f"|{'#' * (CELLS * done // max(total, 1)):<{CELLS}}|"
+        left = [f"left {self.format_interval(elapsed / done * (total - done))}"] if done else []
+        head, times = f"{known['prefix'].rstrip(': ')} {done}/{total}", [self.format_interval(elapsed), *left]
+        for first, rest in ((f"{head} {cells}", [*times, *facts]), (head, [*times, *facts]), (head, [*left, *facts])):
+            line = ", ".join([first, *rest])
+            if len(line) < width:
+                return line
+        while rest and len(", ".join([head, *rest])) >= width:
+            rest = rest[:-1]
+        return ", ".join([head, *rest])

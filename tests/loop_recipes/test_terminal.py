@@ -1,0 +1,145 @@
+"""What is printed is whole on a terminal of 80 columns: a report, a comparison, a training, a wait."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from agent_environments.description import description_of
+from appworld_adapter.pool.forked import AppWorldPool
+from loop_recipes.evaluation import compare_cli
+from loop_recipes.rollouts import waiting
+from loop_recipes.rollouts.waiting import Waiting
+from loop_recipes.run.metrics import SUMMARY_WORDS, summary_line
+from loop_recipes.terminal import Bar, folded, print_table
+from support.stored_evaluation import STORED, report_again
+from support.waiting import block_until
+
+LINE = {
+    **{"iteration": 12, "reward": 0.512, "success": 0.333, "kept_fraction": 0.9, "rollouts": 7200, "steps": 36},
+    **{"clip_fraction": 0.0213, "gap_p99": 1.2e-4, "gap_verdict": "ok", "seconds": 5400.0},
+    **{"seconds_collecting": 4312.8, "seconds_recomputing": 200.0, "seconds_updating": 800.0},
+}
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture(autouse=True)
+def eighty(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
+
+
+def narrow() -> Console:
+    return Console(file=io.StringIO(), width=80)
+
+
+def is_whole(text: str) -> bool:
+    return "…" not in text and max(map(len, text.splitlines())) <= 80
+
+
+def test_a_report(tmp_path):
+    shown = report_again(tmp_path, description_of("appworld", AppWorldPool), width=80)
+    assert is_whole(shown)
+    table = (tmp_path / "report.md").read_text().split("| policy | sampling |")[1].split("\n\n")[0].splitlines()[2:]
+    said = " ".join(shown.split())
+    assert len(table) == 4
+    for cell in (cell.strip() for row in table for cell in row.strip("|").split("|")):
+        assert cell in said
+    assert "TGC: tasks that are solved; SGC: scenarios all of whose tasks are solved" in said
+
+
+def test_a_comparison(monkeypatch, tmp_path):
+    out = narrow()
+    monkeypatch.setattr(compare_cli, "console", lambda stream: out)
+    assert compare_cli.main([str(STORED), "--resamples", "300", "--out", str(tmp_path)]) == 0
+    shown = out.file.getvalue()
+    assert is_whole(shown)
+    assert "TGC difference  " in shown
+    written = (tmp_path / "comparison.md").read_text()
+    for row in (line for line in written.splitlines() if line.startswith("| ") and " difference" not in line):
+        assert all(cell.strip() in shown for cell in row.strip("|").split("|"))
+
+
+def test_a_table_that_fits_stays_one():
+    out = narrow()
+    print_table(out, "few", ["a", "b"], [["x", "1 [0, 2]"]], named=1)
+    assert "│ x │ 1 [0, 2] │" in out.file.getvalue()
+    print_table(out, "wide", ["a", "b"], [["x", "[0, 2] " * 12]], named=1)
+    assert "│" not in out.file.getvalue().partition("wide")[2]
+
+
+def test_a_training():
+    line = summary_line(LINE, 20)
+    assert folded(line, io.StringIO(), "  ") == line, "a log has it in one line"
+    shown = folded(line, Terminal(), "  ")
+    assert is_whole(shown)
+    assert [part for row in shown.splitlines() for part in row.strip().split("  ")] == line.split("  ")
+    assert is_whole(folded(SUMMARY_WORDS, Terminal()))
+    assert folded(SUMMARY_WORDS, Terminal()).split() == SUMMARY_WORDS.split()
+    for word in ("kept", "steps", "clip", "gap", "left"):
+        assert f"{word}: " in SUMMARY_WORDS
+        assert f"  {word} " in line
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "facts", "cells"),
+    [
+        (13, 30, {"running": 12, "waiting": 5, "failed": 0, "lost": 0}, True),
+        (0, 30, {}, True),
+        (30, 30, {"running": 0}, True),
+        (1234, 4800, {"running": 128, "waiting": 64, "failed": 20, "lost": 10}, False),
+        (123456, 480000, {"running": 12800, "waiting": 6400, "failed": 20000, "lost": 10000}, False),
+    ],
+)
+def test_a_bar_has_ten_cells_or_none(done, total, facts, cells):
+    with Bar(total=total, doing="collecting", disable=False) as bar:
+        bar.dynamic_ncols, bar.ncols, bar.n, bar.facts = None, 80, done, facts
+        shown = str(bar)
+    assert is_whole(shown)
+    assert shown.startswith(f"collecting {done}/{total}")
+    assert ("|" in shown) == cells
+    if cells:
+        assert len(shown.split("|")[1]) == 10
+        assert shown.split("|")[1].count("#") == 10 * done // total
+        assert all((f"{name} {count}" in shown) == bool(count) for name, count in facts.items())
+
+
+def test_a_wait_takes_the_lines_that_it_needs(monkeypatch):
+    monkeypatch.setattr(waiting, "REFRESH_S", 0.01)
+    stream = Terminal()
+    detail = "trained on what is long to say, T=1 top_p=0.95 top_k=40: 13 of 4800 rollouts, left 241 min, " * 2
+    with Waiting("evaluating", stream) as shown:
+        shown.told(detail.strip())
+        block_until(lambda: stream.getvalue().count("\x1b[2A") >= 1)
+    drawn = stream.getvalue().split("\r")
+    assert stream.getvalue().endswith("\r\x1b[2A\x1b[J")
+    long = next(text for text in drawn if "4800" in text).removeprefix("\x1b[J").removeprefix("\x1b[2A\x1b[J")
+    assert is_whole(long)
+    assert long.split(" s, ", 1)[1].split() == detail.split()
+
+
+def test_a_stop_is_answered_at_once():
+    code = """
+import os, signal
+from pathlib import Path
+from loop_recipes.run.stop_request import StopRequest
+for says in (False, True):
+    stop = StopRequest(Path("nosuch"), says)
+    stop.listen()
+    os.kill(os.getpid(), signal.SIGINT)
+    assert stop
+os.kill(os.getpid(), signal.SIGINT)
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stderr.count("stopping after what was begun") == 1
+    assert done.returncode == -signal.SIGINT
+    assert is_whole(done.stderr)

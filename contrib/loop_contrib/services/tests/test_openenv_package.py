@@ -1,13 +1,11 @@
 """OpenEnv's own client on our server, and our client on OpenEnv's own server.
 
-Optional: the package has many dependencies, so it has an interpreter of its own (OPENENV_PYTHON). It needs there:
-
-    uv pip install --no-deps openenv==0.10.0 && uv pip install pydantic websockets requests fastapi uvicorn fastmcp
+The package has many dependencies, so these are drills, with an interpreter of its own: the one that OPENENV_PYTHON
+names, or one that they make.
 """
 
 import asyncio
 import json
-import os
 import socket
 from pathlib import Path
 
@@ -16,29 +14,31 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from agent_environments.counter import TARGETS, CounterPool
-from agent_environments.protocol import create_pool
+from agent_environments.protocol import EnvironmentCrashed, create_pool
 from loop_contrib.services.server import EnvironmentServer
 from support.adapter_support import word_spans
+from support.interpreters import with_packages
 from support.waiting import DEADLINE_S
 
-PYTHON = os.environ.get("OPENENV_PYTHON", "")
 PROGRAMS = Path(__file__).parents[4] / "tests" / "support" / "openenv_programs.py"
 TOKEN = "a-token"
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.skipif(not os.access(PYTHON, os.X_OK), reason="OPENENV_PYTHON names no Python with openenv 0.10"),
-]
+pytestmark = pytest.mark.drill
 
 
-async def test_openenvs_client_on_our_server():
+@pytest.fixture(scope="module")
+def real():
+    return with_packages("OPENENV_PYTHON", "openenv==0.10.0")
+
+
+async def test_openenvs_client_on_our_server(real):
     pool = CounterPool(lambda text: [])
     server = TestServer(EnvironmentServer(pool, ["train"], TOKEN).application())
     await server.start_server()
     index = list(TARGETS["train"]).index("reach5_1")
     actions = ["```python\nadd(3)\n```", "```python\nadd(2)\nfinish()\n```"]
     process = await asyncio.create_subprocess_exec(
-        *(PYTHON, str(PROGRAMS), "client", str(server.make_url("")).rstrip("/"), TOKEN, "train", str(index), *actions),
+        *(real, str(PROGRAMS), "client", str(server.make_url("")).rstrip("/"), TOKEN, "train", str(index), *actions),
         stdout=asyncio.subprocess.PIPE,
     )
     output, _ = await process.communicate()
@@ -53,11 +53,11 @@ async def test_openenvs_client_on_our_server():
 
 
 @pytest.fixture
-async def guessing():
+async def served(real, request):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    process = await asyncio.create_subprocess_exec(PYTHON, str(PROGRAMS), "server", str(port))
+    process = await asyncio.create_subprocess_exec(real, str(PROGRAMS), request.param, str(port))
     url = f"http://127.0.0.1:{port}"
     async with asyncio.timeout(DEADLINE_S), aiohttp.ClientSession() as http:
         while True:
@@ -71,8 +71,9 @@ async def guessing():
     await process.wait()
 
 
-async def test_our_client_on_openenvs_server(guessing):
-    config = {"url": guessing, "dataset": "guessing", "action_field": "number", "observation_field": "hint"}
+@pytest.mark.parametrize("served", ["guessing"], indirect=True)
+async def test_our_client_on_openenvs_server(served):
+    config = {"url": served, "dataset": "guessing", "action_field": "number", "observation_field": "hint"}
     pool = create_pool("openenv", {**config, "instructions": "Reply with a number."}, word_spans)
     await pool.open()
     assert pool.tasks("test") == ["test_0", "test_1", "test_2"]
@@ -92,5 +93,26 @@ async def test_our_client_on_openenvs_server(guessing):
     broken = await environment.step("-1")  # the environment's own error ends the episode in a grade
     assert (broken.done, broken.broke.what) == (True, "it has broken")
     assert (await environment.grade()).reward == 0.0
+    await environment.close()
+    await pool.close()
+
+
+@pytest.mark.parametrize("served", ["tools"], indirect=True)
+async def test_our_client_on_an_environment_of_mcp_tools(served):
+    config = {"url": served, "dataset": "tools", "splits": {"train": [{}]}, "instructions": "Echo hi."}
+    with pytest.raises(EnvironmentCrashed, match="no 'text': set observation_field to tool_name or result or error"):
+        await create_pool("openenv", config, word_spans).open()
+    pool = create_pool("openenv", {**config, "observation_field": "result", "action_field": None}, word_spans)
+    await pool.open()
+    environment = await pool.acquire("episode")
+    assert [(message.role, message.content) for message in await environment.start("train_0")] == [("user", "Echo hi.")]
+    said = ['{"type": "list_tools"}', '{"tool_name": "echo", "arguments": {"message": "hi"}}', '{"tool_name": "cry"}']
+    listed, echoed, unknown = [await environment.step(each) for each in said]
+    assert '"name": "echo"' in listed.observation
+    assert echoed.observation == "hi"
+    assert "Unknown tool: 'cry'" in unknown.observation
+    refused = await environment.step('{"tool": "echo"}')
+    assert "tool_name: Field required" in refused.observation
+    assert (refused.done, refused.failed) == (False, True)
     await environment.close()
     await pool.close()

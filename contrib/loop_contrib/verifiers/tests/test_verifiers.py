@@ -1,6 +1,7 @@
 """Tasksets of the package `verifiers`, in a stand-in of it: tasks, rewards, and what becomes of faults.
 
-The drill plays a taskset by the package itself too; VERIFIERS_PYTHON is an interpreter with `verifiers` 0.4 and `uv`.
+The drill plays a taskset by the package itself too, in the interpreter with `verifiers` 0.4 and `uv` that
+VERIFIERS_PYTHON names, or in one that it makes.
 """
 
 import asyncio
@@ -18,13 +19,13 @@ from agent_environments.program_protocol import Connection, ProgramPool
 from agent_environments.protocol import EnvironmentCrashed, UnknownTask, is_harness
 from loop_contrib.verifiers.pool import VerifiersPool
 from support.adapter_support import word_spans
+from support.interpreters import with_packages
 from support.places import check_who_waits_is_refused
 from support.waiting import wait_until
 
 SUPPORT = Path(__file__).parents[4] / "tests" / "support"
 FAKE = SUPPORT / "fake_verifiers"
 REPLIES = {"What is 1 plus 1?": "It is 2.", "What is 2 plus 1?": "It is 3" + " or so" * 20}
-REAL = os.environ.get("VERIFIERS_PYTHON", "")
 ASK_THE_PACKAGE = """
 import asyncio, json, sys
 import verifiers.v1 as vf
@@ -247,16 +248,16 @@ async def test_who_waits_for_a_place_is_refused_when_the_pool_closes():
 
 
 @pytest.mark.drill
-@pytest.mark.skipif(not os.access(REAL, os.X_OK), reason="VERIFIERS_PYTHON names no Python with verifiers 0.4")
 async def test_ids_rewards_and_metrics_are_those_of_the_package_for_the_same_replies(opened, policy_at):
+    real = with_packages("VERIFIERS_PYTHON", "verifiers==0.4.0", "uv")
     variables = {"PYTHONPATH": str(SUPPORT)}
-    search = {"PATH": f"{os.path.dirname(REAL)}:{os.environ['PATH']}", **variables}
+    search = {"PATH": f"{os.path.dirname(real)}:{os.environ['PATH']}", **variables}
     url = policy_at.replace("/v1", "/sessions/sk-1/v1")
     process = await asyncio.create_subprocess_exec(
-        *(REAL, "-c", ASK_THE_PACKAGE, url), stdout=asyncio.subprocess.PIPE, env={**os.environ, **search}
+        *(real, "-c", ASK_THE_PACKAGE, url), stdout=asyncio.subprocess.PIPE, env={**os.environ, **search}
     )
     own = [json.loads(line) for line in (await process.communicate())[0].splitlines()]
-    options = {"python": REAL, "variables": variables, "env": {"taskset": {"num_tasks": 3}}}
+    options = {"python": real, "variables": variables, "env": {"taskset": {"num_tasks": 3}}}
     sums = await opened("sums-v1", **options)
     assert sums.tasks("train") == [task for task, *_ in own] == ["train-1", "train-2", "train-3"]
     for task, reward, rewards, metrics in own:

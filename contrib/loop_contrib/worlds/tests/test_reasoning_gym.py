@@ -1,11 +1,9 @@
-"""Questions of reasoning-gym, in a stand-in of the package; and the package itself, where REASONING_GYM_PYTHON has it.
-
-The drill needs an interpreter with `reasoning-gym` 0.1.25.
+"""Questions of reasoning-gym, in a stand-in of the package; and the package itself in drills, which need 0.1.25: in the
+interpreter that REASONING_GYM_PYTHON names, or in one that they make.
 """
 
 import asyncio
 import json
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +15,9 @@ from agent_environments.protocol import EnvironmentCrashed
 from loop_contrib.worlds.pool import WorldKind
 from loop_contrib.worlds.reasoning_gym import ReasoningGymPool
 from support.adapter_support import word_spans
+from support.interpreters import with_packages
 
 FAKE = Path(__file__).parents[4] / "tests" / "support" / "fake_reasoning_gym"
-REAL = os.environ.get("REASONING_GYM_PYTHON", "")
 ASK_THE_PACKAGE = """
 import json, sys, reasoning_gym
 name, size, answers = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
@@ -198,17 +196,43 @@ async def test_what_the_package_does_not_have_is_one_line(opened, options, why):
         await opened(**options)
 
 
+@pytest.fixture(scope="module")
+def real():
+    return with_packages("REASONING_GYM_PYTHON", "reasoning-gym==0.1.25")
+
+
 @pytest.mark.drill
-@pytest.mark.skipif(not os.access(REAL, os.X_OK), reason="REASONING_GYM_PYTHON names no Python with reasoning-gym")
 @pytest.mark.parametrize("name", ["chain_sum", "leg_counting", "spell_backward"])
-async def test_questions_and_scores_are_the_packages_own(opened, name):
+async def test_questions_and_scores_are_the_packages_own(opened, real, name):
     wrong = ["-1", "none"]
-    command = (REAL, "-c", ASK_THE_PACKAGE, name, "5", json.dumps(wrong))
+    command = (real, "-c", ASK_THE_PACKAGE, name, "5", json.dumps(wrong))
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     said = json.loads((await process.communicate())[0])
-    pool = await opened(ReasoningGymPool, python=REAL, dataset=name, size=5, seed=42)
+    pool = await opened(ReasoningGymPool, python=real, dataset=name, size=5, seed=42)
     for task, (question, answer), scores in zip(pool.tasks("train"), said["entries"], said["scores"], strict=True):
         for text, score in zip([answer, *wrong], scores, strict=True):
             (_, user), _, grade = await answered(pool, task, f"<answer>{text}</answer>")
             assert (user.content, grade.reward) == (question, pytest.approx(score))
         assert scores[0] == 1.0
+
+
+@pytest.mark.drill
+async def test_each_dataset_has_the_same_tasks_twice_and_a_grade_for_nonsense(opened, real):
+    """In all 105 of the package but composite, which takes no defaults; five of them have no right answers."""
+    names = "import json; from reasoning_gym.factory import DATASETS; print(json.dumps(sorted(DATASETS)))"
+    process = await asyncio.create_subprocess_exec(real, "-c", names, stdout=asyncio.subprocess.PIPE)
+    datasets = json.loads((await process.communicate())[0])
+    assert len(datasets) == 106
+    unscored = set()
+    for name in set(datasets) - {"composite"}:
+        pool = await opened(ReasoningGymPool, python=real, dataset=name, size=4, seed=42)
+        asked = []
+        for _ in range(2):
+            (_, user), result, grade = await answered(pool, f"{name}_3", "<answer>qwnothing</answer>")
+            asked.append(user.content)
+            assert result.done, name
+        assert asked[0] == asked[1], name
+        if grade.broke is not None:
+            unscored.add(name)
+        await pool.close()
+    assert unscored <= {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}

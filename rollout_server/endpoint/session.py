@@ -427,7 +427,7 @@ class Session:
     ) -> tuple[Choice, int]:
         """Read what was sampled as a turn, and keep it; returns it as it is told, and how many tokens it has."""
         generation, stopped_by = self._cut(generation, asked.stops)
-        with_tools = bool(asked.tools)
+        with_tools = bool(asked.tools) and not asked.compacts  # a summary is all that was said
         if asked.text is None:
             turn = self._tokens.read(prompt.token_ids, generation.token_ids, with_tools)
         else:

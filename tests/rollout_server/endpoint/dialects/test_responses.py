@@ -242,3 +242,10 @@ async def test_a_history_is_compacted_by_the_policy_itself(running, opened, stre
     first, second = opened.session.segments()
     assert "Summarise this conversation" in first.messages[1]["content"]
     assert "We counted." in second.messages[0]["content"]
+
+
+async def test_a_summary_with_a_call_in_it_is_told_whole(running, opened):
+    running.vllm.speak = lambda rng: CALLS
+    history = [{"role": "user", "content": "Count."}, {"type": "compaction_trigger"}]
+    [item] = (await ask(opened, history, tools=[ADD])).output
+    assert item.encrypted_content == CALLS

@@ -169,10 +169,47 @@ async def test_filters_orders_and_search(run_folder, viewing):
             )
         await page.keyboard.press("/")
         await page.keyboard.type("step 2")
-        await page.keyboard.press("Enter")
         found = len(RunData(run_folder).search("demo-i0001", "step 2"))
         assert 0 < found < 24
         await true_in(page, f"document.getElementById('shown').innerText === '{found} of 24 rollouts'")
+        await page.keyboard.press("Escape")
+        assert await page.input_value("input[type=search]") == "step 2", "what was typed is gone"
+        await true_in(page, "location.hash.includes('text=step+2') && location.hash.includes('order=lowest+reward')")
+        await page.reload()
+        await true_in(page, f"document.getElementById('shown')?.innerText === '{found} of 24 rollouts'")
+        assert await page.input_value("input[type=search]") == "step 2"
+        await page.fill("input[type=search]", "TASK1_1")
+        await true_in(page, "document.getElementById('shown').innerText === '6 of 24 rollouts'")
+        await page.fill("input[type=search]", "step 2")
+        await true_in(page, f"document.getElementById('shown').innerText === '{found} of 24 rollouts'")
+        await page.locator("tbody a").first.click()
+        await true_in(page, "CSS.highlights.get('found')?.size > 0")
+        marked = "[...CSS.highlights.get('found')].every(range => range.toString().toLowerCase() === 'step 2')"
+        await true_in(page, marked)
+
+
+async def test_a_turn_that_failed_or_was_cut_is_seen_in_every_world(run_folder, tmp_path, viewing):
+    """Whatever the words of its output: the record says it, or the output begins as an error does."""
+    line = json.loads((run_folder / "node/collections/demo-i0001.jsonl").read_text().splitlines()[0])
+    assert len(line["turns"]) >= 2
+    line["turns"] = [turn | {"failed": place == 0} for place, turn in enumerate(line["turns"])]
+    line["turns"][-1]["finish_reason"] = "length"
+    line["messages"].append({"role": "user", "content": "Error: no such tool"})
+    (tmp_path / "one.jsonl").write_text(json.dumps(line) + "\n")
+    async with viewing(tmp_path / "one.jsonl") as (page, address):
+        await show(page, address, "c/one/r/1", ".conversation")
+        failed = [await each.inner_text() for each in await page.locator(".message.failed .output").all()]
+        first = line["turns"][0]["message"] + 1
+        assert [text.split("\n")[0] for text in failed] == [
+            line["messages"][first]["content"].split("\n")[0],
+            "Error: no such tool",
+        ]
+        assert "cut off by the limit of tokens" in await page.inner_text(".message.cut")
+        troubles = "[...document.querySelectorAll('.failed, .cut')]"
+        for place in (0, 1, 2, 0):
+            await page.keyboard.press("e")
+            await true_in(page, f"{troubles}.findIndex(each => each.classList.contains('reached')) === {place}")
+        assert await page.locator(".reached").count() == 1
 
 
 @pytest.mark.parametrize("phone", [True, False], ids=["phone", "desktop"])

@@ -21,6 +21,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from agent_environments.description import BehaviorFigure
 from loop_plumbing.plug_ins import part
@@ -44,9 +45,16 @@ TRAINING = {
     "grad_norm": "gradient norm",
     "entropy": "entropy, nats a token",
     "entropy_estimate": "entropy as sampled, nats a token",
+    "approx_kl": "KL from the policy that sampled, nats a token",
     "reference_kl": "KL against the base",
     "learning_rate": "learning rate",
 }
+
+
+FEWEST_AVERAGED = 5
+"""Iterations of a curve that has an average; of fewer it would be one number."""
+MOST_MARKED = 30
+"""Iterations of a line without an average whose points are drawn, so that it is seen where they are."""
 
 
 @dataclass(frozen=True)
@@ -140,15 +148,16 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
 
 
 def draw(axes: Axes, curve: Curve, key: str, colour: str, window: int, label: str | None = None) -> bool:
-    """One key of one curve: its mean over seeds, smoothed, with what lies behind it; False if no run has the key.
+    """Draw one key of one curve; returns False if no run has the key.
 
-    Draws the raw values behind a single run, and the band from the lowest to the highest seed (smoothed) behind
-    several. Where a seed has ended before others, what goes on is a dotted line: its step there says nothing.
+    A single run is a point for each iteration, and a line through their average over ``window`` iterations, where it
+    has :data:`FEWEST_AVERAGED`. Several runs are the mean over seeds and the band from the lowest to the highest, both
+    averaged so. Where a seed has ended before others, what goes on is a dotted line: its step there says nothing.
     """
     iterations, values = curve.series(key)
     if not len(iterations):
         return False
-    window = window if len(iterations) >= window else 1  # else all of it would be one flat mean
+    name, window = label or curve.label, window if len(iterations) >= FEWEST_AVERAGED else 1
     smoothed = smooth(values, window)
     if len(curve.runs) > 1:
         with np.errstate(invalid="ignore"):
@@ -156,10 +165,12 @@ def draw(axes: Axes, curve: Curve, key: str, colour: str, window: int, label: st
                 iterations, np.nanmin(smoothed, axis=0), np.nanmax(smoothed, axis=0), color=colour, alpha=0.18, lw=0
             )
     elif window > 1:
-        axes.plot(iterations, values[0], color=colour, alpha=0.3, lw=1)
+        points = f"{name}: each iteration"
+        axes.plot(iterations, values[0], color=colour, alpha=0.45, ls="", marker="o", ms=4, mew=0, label=points)
     mean, of_all = _nan_mean(smoothed, axis=0), iterations <= curve.whole_until
-    marker = "o" if of_all.sum() < 4 else None
-    axes.plot(iterations[of_all], mean[of_all], color=colour, lw=2, marker=marker, label=label or curve.label)
+    marker = "o" if window == 1 and of_all.sum() <= MOST_MARKED else None
+    named = f"{name}: average of {window}" if window > 1 else name
+    axes.plot(iterations[of_all], mean[of_all], color=colour, lw=2, ms=4, marker=marker, label=named)
     if not of_all.all():
         axes.plot(iterations[~of_all], mean[~of_all], color=colour, lw=1, ls=":")
     return True
@@ -167,21 +178,27 @@ def draw(axes: Axes, curve: Curve, key: str, colour: str, window: int, label: st
 
 def learning_curve(curves: Sequence[Curve], window: int) -> Figure:
     """Reward and success over iterations; diamonds are evaluations on dev tasks."""
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharex=True)
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4.4), sharex=True)
     for place, (key, title) in enumerate((("reward", "mean reward"), ("success", "share of rollouts that solve"))):
         for number, curve in enumerate(curves):
             draw(axes[place], curve, key, _colour(number), window)
             evaluated, values = _dev_scores(curve, key)
             if values.size:
-                label = f"{curve.label}, dev" if place == 0 else None
+                label = f"{curve.label}, dev"
                 axes[place].plot(evaluated, values, "D--", color=_colour(number), ms=5, lw=1, label=label)
-        axes[place].set(title=title, xlabel="iteration", ylim=(0, 1))
-    if len(axes[0].get_legend_handles_labels()[1]) > 1:
-        _legend(axes[0])
+        axes[place].set(title=title, xlabel="iteration", ylabel=f"{title}, 0 to 1", ylim=(-0.02, 1.02))
+        _legend(axes[place])
     seeds = max(len(curve.runs) for curve in curves)
-    notes = [f"moving average over {window} iterations"] if window > 1 else []
+    notes = [_averaged(curves, "reward", window)] if window > 1 else []
     notes += [f"band: lowest to highest of {seeds} seeds"] if seeds > 1 else []
-    return _finish(figure, curves, "; ".join(notes))
+    return _finish(figure, curves, "; ".join(filter(None, notes)))
+
+
+def _averaged(curves: Sequence[Curve], key: str, window: int) -> str:
+    """Say what the average is; "" where none is drawn."""
+    if all(len(curve.series(key)[0]) < FEWEST_AVERAGED for curve in curves):
+        return ""
+    return f"average: over {window} iterations, as many before as after; over fewer at both ends"
 
 
 def _dev_scores(curve: Curve, key: str) -> tuple[np.ndarray, np.ndarray]:
@@ -214,7 +231,7 @@ def phases(curves: Sequence[Curve], window: int) -> Figure:
 
 def lag_and_gap(curves: Sequence[Curve], window: int) -> Figure:
     """Plot how far training is off-policy: policy lag, sampler-learner gap, clip fraction, spread of the ratio."""
-    figure, grid = plt.subplots(2, 2, figsize=(10, 7), sharex=True)
+    figure, grid = plt.subplots(2, 2, figsize=(10, 8), sharex=True)
     (lag, gap), (clip, ratio) = grid
     for number, curve in enumerate(curves):
         colour, name = _colour(number), curve.label
@@ -231,14 +248,14 @@ def lag_and_gap(curves: Sequence[Curve], window: int) -> Figure:
         _, high = curve.series("ratio_p99")
         if len(iterations) and low.shape == high.shape:
             ratio.fill_between(iterations, np.nanmin(low, 0), np.nanmax(high, 0), color=colour, alpha=0.18, lw=0)
-    lag.set(title="policy lag, versions", ylim=(-0.1, max(1.1, lag.get_ylim()[1])))
+    lag.set(title="policy lag", ylabel="versions", ylim=(-0.1, max(1.1, lag.get_ylim()[1])))
     lag.yaxis.get_major_locator().set_params(integer=True)
-    gap.set(title="abs(sampler - learner log-prob)", yscale="log")
-    gap.yaxis.set_major_formatter("{x:g}")  # the usual one writes TeX
-    gap.yaxis.set_minor_formatter("")
-    clip.set(title="clip fraction", xlabel="iteration")
+    gap.set(title="sampler against learner", ylabel="difference of log-probs, nats", yscale="log")
+    gap.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}"))
+    gap.yaxis.set_minor_formatter(NullFormatter())
+    clip.set(title="clipped tokens", xlabel="iteration", ylabel="share of tokens")
     _from_zero(clip)
-    ratio.set(title="importance ratio: median, 1st to 99th", xlabel="iteration")
+    ratio.set(title="importance ratio", xlabel="iteration", ylabel="median, 1st to 99th percentile")
     for axes in (lag, gap, clip, ratio):
         _legend(axes)
     return _finish(figure, curves, "")
@@ -260,8 +277,7 @@ def behavior(curves: Sequence[Curve], window: int) -> Figure:
             axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", color="#666666")
     for axes in grid[-1]:
         axes.set_xlabel("iteration")
-    if len(curves) > 1:
-        _legend(grid[0][0])
+    _legend(grid[0][0], columns=1)
     return _finish(figure, curves, "behaviour of the rollouts trained on")
 
 
@@ -274,9 +290,8 @@ def training(curves: Sequence[Curve], window: int) -> Figure:
             draw(axes, curve, key, _colour(number), window)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("iteration")
-    if len(curves) > 1:
-        _legend(grid[0][0])
-    return _finish(figure, curves, "")
+    _legend(grid[0][0], columns=1)
+    return _finish(figure, curves, _averaged(curves, "loss", window) if window > 1 else "")
 
 
 FIGURES: dict[str, Callable[[Sequence[Curve], int], Figure]] = {
@@ -288,13 +303,20 @@ FIGURES: dict[str, Callable[[Sequence[Curve], int], Figure]] = {
 }
 
 
-def write_figures(curves: Sequence[Curve], output: Path, window: int = 5) -> list[Path]:
+def write_figures(curves: Sequence[Curve], output: Path, window: int = 5, title: str | None = None) -> list[Path]:
     """Write every figure into ``output`` as PNG and SVG; returns the paths.
 
     Args:
         window: iterations that a moving average covers; 1 for none.
+        title: stands above each figure, in place of the dataset's name and what the average is.
     """
-    return [path for name, make in FIGURES.items() for path in save(make(curves, window), output, name)]
+    written = []
+    for name, make in FIGURES.items():
+        figure = make(curves, window)
+        if title is not None:
+            figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+        written += save(figure, output, name)
+    return written
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -303,6 +325,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("curves", nargs="+", metavar="[LABEL=]RUN[,RUN...]", help="a setting and its runs (seeds)")
     parser.add_argument("--out", type=Path, help="folder for the pictures (default: that of the first run)")
     parser.add_argument("--smooth", type=int, default=5, metavar="N", help="moving average over N iterations (5)")
+    parser.add_argument("--title", help="stands above each picture (default: the dataset's name)")
     parser.add_argument("--rollouts", action="store_true", help="draw a run's or an evaluation's rollouts instead")
     parser.add_argument("--task", help="with --rollouts: whose API-call sequences (default: that with most rollouts)")
     parsed = parser.parse_args(arguments)
@@ -314,7 +337,7 @@ def main(arguments: list[str] | None = None) -> int:
         if parsed.rollouts:
             written = part("rollout_figures")(first, output, parsed.task)
         else:
-            written = write_figures(parse_curves(parsed.curves), output, parsed.smooth)
+            written = write_figures(parse_curves(parsed.curves), output, parsed.smooth, parsed.title)
     except (ValueError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
@@ -338,9 +361,10 @@ def _colour(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
 
 
-def _legend(axes: Axes) -> None:
+def _legend(axes: Axes, columns: int = 2) -> None:
+    """Name what is drawn, below the axes: there it covers nothing."""
     if axes.get_legend_handles_labels()[1]:
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=columns)
 
 
 def _from_zero(axes: Axes) -> None:

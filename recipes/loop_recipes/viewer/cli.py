@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from loop_recipes.config.arguments import verb_parser
 from loop_recipes.viewer.app import build_app
 from loop_recipes.viewer.export import write_export
 from loop_recipes.viewer.run_data import RunData
+from loop_recipes.viewer.text import text_lines
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -21,6 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, help="folder with the policy's tokenizer.json, if it is not found")
     parser.add_argument("--export", type=Path, metavar="FILE", help="write one self-contained HTML file and end")
     parser.add_argument("--collection", action="append", metavar="ID", help="with --export: only this one; repeatable")
+    parser.add_argument("--text", nargs="?", const="", metavar="TASK", help="print the tasks, or a task's rollouts")
     parser.add_argument("--max-mb", type=float, default=200.0, help="with --export: refuse to write more (200)")
     parsed = parser.parse_args(arguments)
     if not 0 <= parsed.port <= 65535:
@@ -30,6 +33,9 @@ def main(arguments: list[str] | None = None) -> int:
         if parsed.export is not None:
             size = write_export(run, parsed.export, parsed.collection, parsed.max_mb)
             print(f"written: {parsed.export} ({size / 1e6:.1f} MB)")
+            return 0
+        if parsed.text is not None:
+            print(*text_lines(run, parsed.text), sep="\n")
             return 0
         web.run_app(
             build_app(run),
@@ -41,6 +47,9 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # a pager that was left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
     except OSError as error:
         file = f"{parsed.export}: " if parsed.export is not None else ""
         print(

@@ -34,6 +34,7 @@ from loop_recipes.run.metrics import read_metrics
 from model_families.chat.tokenizer import read_tokenizer
 
 MAX_CALLS = 300
+ASKS_CHARACTERS = 160
 READ_AT_ONCE_BYTES = 20_000_000
 
 
@@ -230,7 +231,7 @@ class RunData:
             return log.path, file.readline()
 
     def search(self, collection: str, text: str) -> list[int]:
-        """Cursors of the rollouts one of whose messages holds ``text``, upper and lower case alike.
+        """Cursors of the rollouts whose ids or one of whose messages hold ``text``, upper and lower case alike.
 
         Raises:
             KeyError: no such collection.
@@ -244,6 +245,7 @@ class RunData:
                 break
             with _as_rollout(log.path, line.number):
                 texts = [f"{each['content']}\n{each.get('reasoning', '')}" for each in line.record["messages"]]
+                texts += [line.record["task_id"], line.record["rollout_id"]]
             if any(wanted in text.casefold() for text in texts):
                 found.append(line.number)
         return found
@@ -390,7 +392,17 @@ def _summary(record: dict[str, Any], cursor: int, environment: Description) -> d
         "tampered": record["tampered"],
         "ungradable": record["ungradable"],
         "calls": calls,
+        "asks": _asks(record["messages"]),
     }
+
+
+def _asks(messages: Sequence[Mapping[str, str]]) -> str:
+    """Return what a task asks: the last message before the agent's first, or of a long one its last line, since what
+    tasks share comes before what tells them apart."""
+    before = list(takewhile(lambda message: message["role"] != "assistant", messages))
+    text = before[-1]["content"].strip() if before else ""
+    said = text if len(text) <= ASKS_CHARACTERS else text.splitlines()[-1]
+    return " ".join(said.split())[:ASKS_CHARACTERS].rstrip()
 
 
 def _no_text(model: Path | None) -> str:

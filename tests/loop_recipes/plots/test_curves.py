@@ -10,6 +10,7 @@ from loop_recipes.plots.curves import (
     FIGURES,
     Curve,
     behavior,
+    lag_and_gap,
     learning_curve,
     main,
     parse_curve,
@@ -194,7 +195,7 @@ def test_an_axis_of_powers_of_ten_has_no_tex(tmp_path):
     assert main([str(run)]) == 0
     svg = (run / "lag_and_gap.svg").read_text()
     assert "mathdefault" not in svg
-    assert "0.0001" in svg
+    assert "1e-04" in svg
 
 
 def test_a_run_on_a_fixed_set_has_its_losses_drawn(tmp_path):
@@ -203,3 +204,39 @@ def test_a_run_on_a_fixed_set_has_its_losses_drawn(tmp_path):
     titles = ["loss", "held-out loss", "gradient norm", "learning rate"]
     assert [axes.get_title() for axes in shown] == titles
     assert [list(axes.get_lines()[0].get_ydata()) for axes in shown] == [[2.0] * 3, [3.0] * 3, [0.5] * 3, [1e-3] * 3]
+
+
+def test_points_and_average_are_named_and_few_iterations_have_no_average(tmp_path):
+    rewards = [0.1, 0.5, 0.9, 0.7, 1.0]
+    for count, labels in ((4, ["run"]), (5, ["run: each iteration", "run: average of 3"])):
+        run = write_run(tmp_path / str(count) / "run", rewards[:count])
+        figure = learning_curve([parse_curve(str(run))], window=3)
+        axes = figure.axes[0]
+        assert [text.get_text() for text in axes.get_legend().get_texts()] == labels
+        points = axes.get_lines()[0]
+        assert list(points.get_ydata()) == rewards[:count], "what is first drawn is each iteration as it was"
+        assert ("average: over 3 iterations" in figure._suptitle.get_text()) == (count == 5)
+        assert axes.get_ylim()[1] > 1.0, "a reward of 1 is not cut off"
+
+
+def test_every_axis_of_every_figure_is_named(tmp_path):
+    more = {"loss": -0.01, "entropy_estimate": 0.3, "approx_kl": 1e-3, "grad_norm": 0.2, "seconds": 2.0}
+    more |= {"gap_p99": 1e-4, "gap_max": 2e-3, "clip_fraction": 0.01, "policy_lag": 0}
+    more |= {"ratio_p50": 1.0, "ratio_p01": 0.9, "ratio_p99": 1.1}
+    curve = parse_curve(str(write_run(tmp_path / "run", [0.1] * 6, **more)))
+    for make in (learning_curve, phases, lag_and_gap):
+        figure = make([curve], 5)
+        figure.canvas.draw()
+        for axes in figure.axes:
+            assert axes.get_ylabel(), axes.get_title()
+            assert axes.get_xlabel() == "iteration" or not axes.xaxis.get_tick_params()["labelbottom"]
+            assert not any("mathdefault" in label.get_text() for label in axes.get_yticklabels())
+            assert figure.bbox.x1 >= axes.title.get_window_extent().x1, "a title is cut off"
+
+
+def test_a_title_of_ones_own(tmp_path):
+    run = write_run(tmp_path / "run", [0.1, 0.2])
+    assert main([str(run), "--title", "what I found"]) == 0
+    text = (run / "learning_curve.svg").read_text()
+    assert "what I found" in text
+    assert "synthetic-x" not in text

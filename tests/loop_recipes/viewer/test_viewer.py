@@ -19,7 +19,7 @@ from loop_recipes.run.environment_file import write_description
 from loop_recipes.viewer.app import build_app
 from loop_recipes.viewer.cli import main
 from loop_recipes.viewer.export import write_export
-from loop_recipes.viewer.run_data import RunData, sequence_beginning
+from loop_recipes.viewer.run_data import RunData, _asks, sequence_beginning
 from support.viewer_run import HOSTILE, LONG_TOKENS, SCRIPT, write_run
 from support.waiting import COMMAND_S
 
@@ -351,3 +351,40 @@ def test_a_port_in_use_is_one_clear_line(run_folder):
     assert done.returncode == 1
     assert "choose another --port" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_search_finds_ids(run):
+    found = run.search("demo-i0001", "TASK1_1")
+    assert found == [entry["cursor"] for entry in run.summaries("demo-i0001") if entry["task"] == "task1_1"]
+
+
+@pytest.mark.parametrize(
+    ("messages", "asks"),
+    [
+        ([], ""),
+        ([("assistant", "x")], ""),
+        ([("system", "rules"), ("user", "Add 2\nand 3"), ("assistant", "5")], "Add 2 and 3"),
+        ([("user", "rules " * 100 + "\nTask: who sings?")], "Task: who sings?"),
+        ([("user", "word " * 100)], ("word " * 32).strip()),
+    ],
+)
+def test_a_list_says_what_a_task_asks(messages, asks):
+    assert _asks([{"role": role, "content": content} for role, content in messages]) == asks
+
+
+def test_a_run_is_read_without_a_browser(run_folder, capsys):
+    assert main([str(run_folder), "--text"]) == 0
+    listed = capsys.readouterr().out
+    entries = RunData(run_folder).summaries("demo-i0001")
+    solved = sum(entry["success"] for entry in entries)
+    assert f"# demo-i0001: 24 rollouts, {solved} solved, mean reward " in listed
+    assert "task0_1: 6 rollouts, " in listed
+    assert main([str(run_folder), "--text", "task0_1"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("\n## demo-i") == 18
+    line = json.loads((run_folder / "node/collections/demo-i0001.jsonl").read_text().splitlines()[0])
+    for message in line["messages"]:
+        assert message["content"] in shown
+    assert "--- assistant (" in shown
+    assert main([str(run_folder), "--text", "nosuch"]) == 1
+    assert "holds no rollout of task 'nosuch'; --text alone lists the tasks" in capsys.readouterr().err

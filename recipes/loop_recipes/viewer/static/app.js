@@ -4,7 +4,7 @@
 const POLL_MS = 3000;
 
 function readAddress() {
-  const parts = location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decodeURIComponent);
+  const parts = location.hash.replace(/^#\/?/, "").replace(/\?.*/, "").split("/").filter(Boolean).map(decodeURIComponent);
   if (parts[0] !== "c" || !parts[1]) return { page: "run" };
   if (parts[2] === "t" && parts[3]) return { page: "task", collection: parts[1], task: parts[3] };
   if (parts[2] === "r" && parts[3]) {
@@ -23,8 +23,9 @@ const KEYS = [
   ["← →", "previous, next token"],
   ["↑ ↓", "previous, next turn (tokens)"],
   ["Home / End", "first, last token"],
+  ["e", "next turn that failed or was cut"],
   ["f", "next filter"],
-  ["/", "search for a text"],
+  ["/", "search for a text or an id"],
   ["?", "this help"],
 ];
 
@@ -46,7 +47,7 @@ function Crumbs({ address, run }) {
     <a href="#/"><bdi>${run.name}</bdi></a>
     ${page !== "run" && html` › <a href=${link("c", collection)}><bdi>${name}</bdi></a>`}
     ${page === "task" && html` › <bdi>${address.task}</bdi>`}
-    ${page === "rollout" && html` › rollout ${address.cursor}`}
+    ${page === "rollout" && html` › line ${address.cursor} of the log`}
   </nav>`;
 }
 

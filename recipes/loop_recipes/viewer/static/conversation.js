@@ -69,12 +69,12 @@ function LongText({ text, className }) {
     </button>`}`;
 }
 
-function Observation({ text }) {
+function Observation({ text, ofFailed }) {
   const cut = text.lastIndexOf(REMINDER);
   const output = cut < 0 ? text : text.slice(0, cut);
-  const failed = text.startsWith("Execution failed.");
+  const failed = ofFailed || /^(Execution failed\.|Error:|Traceback \(most recent call last\):)/.test(text);
   return html`<div class=${`message user ${failed ? "failed" : ""}`}>
-    <div class="role">${failed ? "output: execution failed" : "output"}</div>
+    <div class="role">${failed ? "output: failed" : "output"}</div>
     <${LongText} text=${output} className="output" />
     ${cut >= 0 && html`<details><summary>reminder</summary><${LongText} text=${text.slice(cut + 1)} /></details>`}
   </div>`;
@@ -119,10 +119,11 @@ function Action({ text, reasoning, number, turn, place, rollout }) {
   const origin = rollout.branch_of ? `of ${rollout.branch_of.rollout_id}` : "";
   const thinking = turn?.thinking_tokens ? ` (${turn.thinking_tokens} thinking${turn.cut_in_thinking ? ", cut off there" : ""})` : "";
   const note = turn ? `turn ${number} ·${turn.summary ? " summary of the history ·" : ""} ${turn.end - turn.start} tokens${thinking} · policy version ${turn.policy_version}` : `turn ${number} ${origin}`;
+  const cut = turn?.finish_reason === "length";
   const { values } = rollout;
   const after = values && (place + 1 < values.length ? values[place + 1]?.value : rollout.reward);
-  return html`<div class=${`message assistant ${turn ? "" : "replayed"}`} id=${`turn-${number}`}>
-    <div class="role">agent <bdi class="quiet">${note}</bdi>
+  return html`<div class=${`message assistant ${turn ? "" : "replayed"} ${cut ? "cut" : ""}`} id=${`turn-${number}`}>
+    <div class="role">agent <bdi class="quiet">${note}</bdi>${cut && html` <span class="error">cut off by the limit of tokens</span>`}
       ${turn && values && html` <${TurnValue} value=${values[place]} next=${after} />`}
       ${turn && !isExport && rollout.mask.length > 0 && rollout.segments === 1 && html` <${GoOn} rollout=${rollout} turn=${number - 1} />`}
     </div>
@@ -192,7 +193,7 @@ function Conversation({ rollout, shared = 0, earlier = 0, known = new Set() }) {
     ${task && html`<div class="message task"><div class="role">${rollout.segment ? task.role : "task"}</div><${LongText} text=${task.content} /></div>`}
     ${messages.slice(first).map((message, i) => {
       if (requests.has(first + i)) return html`<div class="message"><div class="role">request of the node</div><${LongText} text=${message.content} /></div>`;
-      if (message.role !== "assistant") return html`<${Observation} text=${message.content} />`;
+      if (message.role !== "assistant") return html`<${Observation} text=${message.content} ofFailed=${Boolean(turns[places.indexOf(first + i - 1)]?.failed)} />`;
       const own = places.indexOf(first + i);
       const place = own < 0 ? replayed.indexOf(first + i) - before : own;
       if (own < 0 && place < -before) return html`<${Inserted} text=${message.content} />`;

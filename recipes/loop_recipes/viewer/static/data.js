@@ -48,7 +48,8 @@ const api = {
     const found = [];
     for (const entry of await api.summaries(id)) {
       const rollout = await api.rollout(id, entry.cursor);
-      if (rollout.messages.some((message) => `${message.content}\n${message.reasoning ?? ""}`.toLowerCase().includes(wanted))) found.push(entry.cursor);
+      const ids = `${rollout.task_id}\n${rollout.rollout_id}`.toLowerCase();
+      if (ids.includes(wanted) || rollout.messages.some((message) => `${message.content}\n${message.reasoning ?? ""}`.toLowerCase().includes(wanted))) found.push(entry.cursor);
     }
     return found;
   },
@@ -98,6 +99,39 @@ function useKeys(handlers) {
     addEventListener("keydown", onKey);
     return () => removeEventListener("keydown", onKey);
   }, []);
+}
+
+/** What follows ? in the address, as {name: value}. */
+const readQuery = () => Object.fromEntries(new URLSearchParams(location.hash.split("?")[1] || ""));
+
+/** Mark where `text` stands below `root`, without touching the document. */
+function markFound(root, text) {
+  if (!window.CSS?.highlights) return;
+  CSS.highlights.delete("found");
+  const wanted = text.toLowerCase();
+  if (!root || !wanted) return;
+  const ranges = [];
+  const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    const content = node.data.toLowerCase();
+    for (let at = content.indexOf(wanted); at >= 0; at = content.indexOf(wanted, at + wanted.length)) {
+      const range = new Range();
+      range.setStart(node, at);
+      range.setEnd(node, Math.min(node.length, at + wanted.length));
+      ranges.push(range);
+    }
+  }
+  CSS.highlights.set("found", new Highlight(...ranges));
+}
+
+/** Scroll to the next turn that failed or was cut, and mark it; after the last one to the first. */
+function nextTrouble() {
+  const troubles = [...document.querySelectorAll(".failed, .cut")];
+  const here = troubles.findIndex((element) => element.classList.contains("reached"));
+  troubles[here]?.classList.remove("reached");
+  const next = troubles[(here + 1) % troubles.length];
+  next?.classList.add("reached");
+  next?.scrollIntoView({ block: "start" });
 }
 
 /** Move the focus by `step` among the elements marked with the class "stop". */

@@ -144,11 +144,29 @@ function RolloutCell({ collection, entry }) {
   </a>`;
 }
 
+const SEARCH_AFTER_MS = 200;
 const chosenFilters = { filter: "all", order: "by task", text: "" };
 
+/** The filters of the address, which wins, or those chosen last; unknown names are left out. */
+function readFilters() {
+  const { filter, order, text } = readQuery();
+  if (filter in FILTERS) chosenFilters.filter = filter;
+  if (order in ORDERS) chosenFilters.order = order;
+  if (text !== undefined) chosenFilters.text = text;
+  return { ...chosenFilters };
+}
+
 function CollectionPage({ collection, stamp, failures }) {
-  const [settings, setSettings] = useState(chosenFilters);
-  const set = (change) => setSettings(Object.assign(chosenFilters, change) && { ...chosenFilters });
+  const [settings, setSettings] = useState(readFilters);
+  const set = (change) => {
+    setSettings({ ...Object.assign(chosenFilters, change) });
+    history.replaceState(null, "", `${link("c", collection)}?${new URLSearchParams(chosenFilters)}`);
+  };
+  const typing = useRef(0);
+  const type = (text) => {
+    clearTimeout(typing.current);
+    typing.current = setTimeout(() => set({ text }), SEARCH_AFTER_MS);
+  };
   const summaries = useLoaded(() => api.summaries(collection), [collection, stamp]);
   const found = useLoaded(
     async () => (settings.text ? new Set(await api.search(collection, settings.text)) : null),
@@ -178,8 +196,12 @@ function CollectionPage({ collection, stamp, failures }) {
       <${Choice} label="show" options=${Object.keys(FILTERS)} value=${settings.filter} onChange=${(filter) => set({ filter })} />
       <${Choice} label="order" options=${Object.keys(ORDERS)} value=${settings.order} onChange=${(value) => set({ order: value })} />
       <label>text <input type="search" ref=${search} value=${settings.text}
-        onChange=${(event) => set({ text: event.target.value })}
-        onKeyDown=${(event) => event.key === "Escape" && event.target.blur()} /></label>
+        onInput=${(event) => type(event.target.value)}
+        onKeyDown=${(event) => {
+          if (event.key !== "Escape") return;
+          event.preventDefault(); // which would empty the field
+          event.target.blur();
+        }} /></label>
       <span class="quiet" id="shown">${entries.length} of ${all.length} rollouts${found.loading && settings.text ? " …" : ""}</span>
     </div>
     ${order ? html`<${RolloutList} collection=${collection} entries=${[...entries].sort(order)} />`
@@ -196,7 +218,8 @@ function TaskTable({ collection, entries, failures }) {
       ${[...tasks].sort(([a], [b]) => (a < b ? -1 : 1)).map(([task, group]) => {
         const mean = group.reduce((sum, entry) => sum + entry.reward, 0) / group.length;
         return html`<tr key=${task}>
-          <td><a class="stop" href=${link("c", collection, "t", task)}><bdi>${task}</bdi></a></td>
+          <td class="asks"><a class="stop" href=${link("c", collection, "t", task)}><bdi>${task}</bdi></a>
+            <div class="quiet" title=${group[0].asks}><bdi>${group[0].asks}</bdi></div></td>
           <td>${fixed(mean)}</td>
           <td title=${attemptsByTask({ [task]: failures[task] || {} })}>${countFailures([failures[task] || {}])}</td>
           <td class="cells">${group
@@ -309,8 +332,11 @@ function RolloutPage({ collection, cursor, view, stamp }) {
     2: () => show("tokens"),
     j: () => scrollBy({ top: innerHeight * 0.6 }),
     k: () => scrollBy({ top: -innerHeight * 0.6 }),
+    e: nextTrouble,
     u: () => (location.hash = own ? link("c", collection, "t", own.task) : link("c", collection)),
   });
+  const shown = useRef(null);
+  useEffect(() => markFound(shown.current, chosenFilters.text));
   if (loaded.error || summaries.error) return html`<p class="error">${loaded.error || summaries.error}</p>`;
   // Drawn when its neighbours are known too, so that no key is pressed in vain on a page that looks complete.
   if (!rollout || rollout.cursor !== cursor || !own) return html`<p class="quiet">reading the rollout …</p>`;
@@ -325,7 +351,7 @@ function RolloutPage({ collection, cursor, view, stamp }) {
     seconds: fixed(rollout.seconds, 1),
     ...(own.segments > 1 && { sequences: own.segments }),
   };
-  return html`<section>
+  return html`<section ref=${shown}>
     <div class="siblings">${group.map(
       (entry) => html`<span class=${entry.cursors.includes(cursor) ? "here" : ""}>
         <${RolloutCell} collection=${collection} entry=${entry} />

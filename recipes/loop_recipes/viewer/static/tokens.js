@@ -146,8 +146,8 @@ function Tokens({ rollout }) {
   return html`<div class="tokens-view">
     <${TokenPanel} token=${chosen < 0 ? null : details(chosen)} i=${chosen} size=${size} />
     <p class="legend">
-      <span class="token">not sampled</span> <span class="token s0">sampled, likely</span>
-      <span class="token s2">less likely</span> <span class="token s4">unlikely</span>
+      <span class="token">not sampled</span>${" "}<span class="token s0">sampled, likely</span>${" "}
+      <span class="token s2">less likely</span>${" "}<span class="token s4">unlikely</span>${" "}
       ${rollout.clipped && html`<span class="token s0 clipped">clipped</span>`}
     </p>
     <div class="tokens" ref=${list} onClick=${(event) => event.target.dataset.i && setChosen(Number(event.target.dataset.i))}>

@@ -1,0 +1,57 @@
+"""Prints a run for a terminal, where there is no browser: `loop view RUN --text [TASK]`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from loop_plumbing.visible import visible
+from loop_recipes.viewer.run_data import RunData
+
+
+def text_lines(run: RunData, task: str = "") -> Iterator[str]:
+    """Yield the lines for a run: its collections with their tasks, or with ``task`` all that was said in its rollouts.
+
+    Raises:
+        ValueError: no collection has a rollout of ``task``.
+    """
+    found = False
+    for item in run.overview()["collections"]:
+        name = item["id"]
+        entries = [entry for entry in run.summaries(name) if task in ("", entry["task"])]
+        first = [entry for entry in entries if entry["segment"] == 0]
+        if not first:
+            continue
+        found = True
+        yield f"# {name}: {_figures(first)}"
+        if task:
+            for entry in entries:
+                yield from _rollout(run.rollout(name, entry["cursor"]))
+            continue
+        tasks: dict[str, list[dict[str, Any]]] = {}
+        for entry in first:
+            tasks.setdefault(entry["task"], []).append(entry)
+        for name_of_task, group in sorted(tasks.items()):
+            yield f"{visible(name_of_task)}: {_figures(group)}"
+            yield f"    {visible(group[0]['asks'], 72)}"
+    if task and not found:
+        raise ValueError(f"{run.path} holds no rollout of task {task!r}; --text alone lists the tasks")
+
+
+def _figures(entries: list[dict[str, Any]]) -> str:
+    """The number of rollouts, how many solve their task, and their mean reward."""
+    solved, reward = sum(entry["success"] for entry in entries), sum(entry["reward"] for entry in entries)
+    return f"{len(entries)} rollouts, {solved} solved, mean reward {reward / len(entries):.3f}"
+
+
+def _rollout(rollout: dict[str, Any]) -> Iterator[str]:
+    """A rollout's conversation, with what is known of each turn beside it."""
+    turns = {turn["message"]: turn for turn in rollout["turns"]}
+    yield f"\n## {visible(rollout['rollout_id'])}: reward {rollout['reward']:.3f}, {rollout['end_reason']}"
+    for place, message in enumerate(rollout["messages"]):
+        turn = turns.get(place)
+        marks = [f"{turn['end'] - turn['start']} tokens"] if turn else []
+        marks += ["cut off by the limit of tokens"] if turn and turn["finish_reason"] == "length" else []
+        marks += ["failed"] if turn and turn["failed"] else []
+        yield f"\n--- {message['role']}{' (' * bool(marks)}{', '.join(marks)}{')' * bool(marks)}"
+        yield visible(message["content"])

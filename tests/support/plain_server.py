@@ -51,21 +51,20 @@ class PlainServer:
 
 @contextmanager
 def plain_server(line: str, log_path: Path) -> Iterator[PlainServer]:
-    """Run a line that begins with ``vllm serve``, in fp32 on a port of its own."""
-    program, verb, model, *words = shlex.split(line)
-    assert (program, verb) == ("vllm", "serve")
+    """Run a line of ``vllm serve`` that ends with the policy's name, in fp32 on a port of its own."""
+    program, *words = shlex.split(line)
+    assert program == "vllm"
     port = free_port()
     guard = [sys.executable, "-I", process_guard.__file__, str(os.getpid()), "5"]
-    vllm = [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", verb, model, *words]
-    vllm += ["--port", str(port), "--dtype", "float32"]
+    vllm = [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", *words, "--port", str(port)]
+    vllm += ["--dtype", "float32"]
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
     with open(log_path, "wb") as log:
         process = subprocess.Popen([*guard, *vllm], stdout=log, stderr=log, start_new_session=True, env=environment)
     try:
         url = f"http://127.0.0.1:{port}"
         wait_until_healthy(process, f"{url}/health", log_path)
-        name = words[-1].partition("=")[0] if "--lora-modules" in words else model
-        yield PlainServer(url, name)
+        yield PlainServer(url, words[-1].partition("=")[0])
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(DEADLINE_S)

@@ -173,7 +173,7 @@ def _message(where: str, given: Any) -> ChatMessage:
     role = ROLES.get(str(given.get("role")))
     if role is None:
         raise ValueError(f"{where}.role is {given.get('role')!r}: known are {', '.join(ROLES)}")
-    content = given.get("content")
+    content = given.get("content") or given.get("refusal")
     if role != "assistant":
         return ChatMessage(role, _text(f"{where}.content", content))
     thoughts, content = _thoughts_apart(content)

@@ -175,7 +175,8 @@ def _sequences(chat: Chat, tokens: ChatFormat) -> Iterator[_Written]:
             ids = ids + turn
             spans = [*spans, (number + shift, start, len(ids))]
     except ValueError as error:
-        raise ValueError(f"{chat.place}: messages[{number + shift}]: {error}") from error
+        begins = f"chat format {tokens.name} has no form for a conversation that begins with an answer"
+        raise ValueError(f"{chat.place}: messages[{number + shift}]: {error if number else begins}") from error
     yield ids, spans
 
 

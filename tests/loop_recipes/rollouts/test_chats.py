@@ -60,6 +60,7 @@ OPENAI = {
     "parts": ([ASK, {"role": "assistant", "content": [{"type": "text", "text": "Done."}]}], ["Done.<|im_end|>"]),
     "thinking": ([ASK, {**SAY, "reasoning_content": "I add."}], ["Done.<|im_end|>"]),
     "weight": ([ASK, {**SAY, "weight": 0}, ASK, SAY], ["Done.<|im_end|>"]),
+    "refusal": ([ASK, {"role": "assistant", "content": None, "refusal": "Done."}], ["Done.<|im_end|>"]),
     "ends_with_user": ([ASK, SAY, ASK], ["Done.<|im_end|>"]),
     "arguments_as_object": (
         [ASK, {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {"n": 1}}}]}],
@@ -436,3 +437,10 @@ def test_a_turn_has_the_weight_of_its_message(tmp_path, chat, weights, turns, ke
     record = {"system": "x", "conversations": [HUMAN, shares[0], HUMAN, shares[1]]}
     [rollout] = read(tmp_path, chat, record).rollouts
     assert (len(rollout.turns), rollout.extra.get("weights")) == (turns, kept)
+
+
+def test_an_answer_that_nothing_is_said_before_is_named_where_a_template_cannot_write_it(tmp_path):
+    chat = open_chat(FORMS["SmolLM3"].write(tmp_path / "model"))
+    said = r":1: messages\[0\]: chat format template has no form for a conversation that begins with an answer$"
+    with pytest.raises(ConfigError, match=said):
+        read(tmp_path, chat, {"messages": [SAY, ASK, SAY]})

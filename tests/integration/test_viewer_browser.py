@@ -378,6 +378,9 @@ async def test_a_turn_is_gone_on_from_and_turn_values_are_drawn(policy, tmp_path
             await true_in(page, "location.hash === '#/c/demo-i0001/r/1'")
 
 
+PROGRAM = {"refusals": [{"status": 400, "said": "too long <b>", "times": 2}], "exit_status": None, "output": "log in"}
+
+
 async def test_an_episode_of_several_sequences(tmp_path, viewing):
     """Turns of other sequences, and what a harness wrote in the agent's name, are no turns of a sequence."""
     folder = write_run(tmp_path / "demo", iterations=2, tasks=1, per_task=3)
@@ -391,7 +394,7 @@ async def test_an_episode_of_several_sequences(tmp_path, viewing):
         messages = [*several.messages[:own], *inserted, *several.messages[own : own + 2], *inserted]
         last = sequence.segment + 1 == sequence.segments
         turns = [replace(turn, message=own + 2, summary=last) for turn in sequence.turns]
-        extra = {"compaction": "summary"} if last else {}
+        extra = {"compaction": "summary", "harness": PROGRAM} if last else {"harness": PROGRAM}
         sequences.append(replace(sequence, messages=messages, turns=turns, extra=extra).validate())
     count = len(sequences)
     assert count > 1
@@ -422,6 +425,9 @@ async def test_an_episode_of_several_sequences(tmp_path, viewing):
         await says(page, f"#turn-{count}", f"turn {count} · summary of the history ·")
         await says(page, ".conversation .assistant.replayed", "Said by the harness.")
         await says(page, ".conversation .assistant.replayed", "not sampled by the policy")
+        await says(page, ".error", "its program was refused 2 times: 400 too long <b>")
+        await says(page, "p.quiet", "its program had to be ended")
+        await says(page, "details summary", "what it printed last")
         await screenshot(page, "sequences_rollout")
         await show(page, address, f"c/demo-i0001/r/{count}/tokens", ".token")
         assert await page.locator(".tabs .here").last.inner_text() == str(count)

@@ -117,6 +117,15 @@ def test_token_statistics_are_shown_where_there_are_some(run):
     assert run.rollout("demo-i0002", 1)["ratios"] is None
 
 
+def test_what_is_known_of_an_agents_program_is_shown(run_folder, run, tmp_path):
+    first, *_ = read_rollouts(run_folder / "node/collections/demo-i0002.jsonl")
+    told = {"refusals": [{"status": 400, "said": "too long", "times": 2}], "exit_status": None, "output": "log in"}
+    log = tmp_path / "agent.jsonl"
+    log.write_text(replace(first, extra={"harness": told}).to_json() + "\n")
+    assert RunData(log).rollout("agent", 1)["program"] == told
+    assert run.rollout("demo-i0002", 1)["program"] is None
+
+
 def test_tokens_spell_the_rollout(run):
     rollout = run.rollout("demo-i0001", 3)
     texts = rollout["tokens"]["texts"]

@@ -7,22 +7,30 @@
     loop train examples/quest.py --model models/SmolLM2-135M-Instruct output_dir=runs/quest_1 seed=1 max_iterations=15
     python experiments/games.py runs/game_1 runs/game_control [--json experiments/results/number_game.json]
     python experiments/games.py runs/quest_1 runs/quest_2 --against runs/quest_imitation_1 runs/quest_imitation_2
+    python experiments/games.py --start none,sft --seeds 3 --game examples/quest.py \\
+        --model models/SmolLM2-135M-Instruct --output runs/starts max_iterations=15
 
 Of a run that still goes on, the table is of what is there. The last rows of a run load the base model with PEFT and the
 adapter that sampled the last whole iteration, if it was kept, and recompute the log-probs of its stored tokens: the
 difference to what vLLM said when it sampled them. ``--against`` names runs of the same seeds, which drew the same
 tasks: the difference of training rewards, task by task, over all iterations and over the last ones, and of held-out
 success after training.
+
+``--start`` trains by itself, each seed from each start: the model as it is (``none``), or after imitation of what the
+game's ``solve`` says on the tasks that are trained on (``sft``). Its rows are the held-out success before and after
+LOOP, the mean over the seeds; what stands there before LOOP is what the start alone comes to.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import statistics
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from omegaconf import OmegaConf
@@ -31,13 +39,17 @@ from scored_runs import WINDOW, joined, number
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from agent_environments.protocol import Environment
 from loop_formats.ids import parse_collection_id
 from loop_formats.rollout import Rollout
-from loop_formats.run_files import find_logs, read_rollouts
+from loop_formats.run_files import find_logs, newest_adapter, read_rollouts, write_whole
 from loop_recipes.evaluation.comparison import NamedResults, compare
 from loop_recipes.evaluation.report import read_report
 from loop_recipes.evaluation.scores import TaskResult
 from loop_recipes.evaluation.statistics import Difference, paired_difference
+from loop_recipes.launch.own_task import OwnTask
+from loop_recipes.launch.play import Agent, Played, play_task
+from loop_recipes.launch.steps import run_step
 from loop_recipes.run.metrics import read_metrics
 from model_families.chat.tokenizer import TextTokens, read_tokenizer
 
@@ -193,22 +205,92 @@ def difference_rows(case: str, metric: str, found: Difference) -> list[dict[str,
     return [*rows, number(case, f"{metric}_p", 1e4 * found.p_value, "1e-4")]  # four digits are kept
 
 
+STARTS = ("none", "sft")
+IMITATION = ("max_iterations=3", "held_out=0.1")
+
+
+def solved_chats(file: Path) -> list[dict[str, Any]]:
+    """The conversations in which a game's ``solve`` plays the tasks that are trained on, those that earn all of the
+    reward."""
+    task = OwnTask.read(file)
+
+    def solving(environment: Environment) -> Agent:
+        return lambda messages: cast(Any, environment).right_turn(messages[-1].content)
+
+    async def play() -> list[Played]:
+        pool = task.pool()
+        try:
+            await pool.open()
+            return [await play_task(pool, task_id, solving) for task_id in task.trained]
+        finally:
+            await pool.close()
+
+    played = [each for each in asyncio.run(play()) if each.grade.reward >= 1.0]
+    return [{"messages": [{"role": m.role, "content": m.content} for m in each.messages]} for each in played]
+
+
+def trained(game: Path, model: Path, starts: Sequence[str], seeds: int, output: Path, words: Sequence[str]) -> None:
+    """Train each seed from each start, as ``<output>/<start>_<seed>``; what is there already goes on."""
+    loop = str(Path(sys.executable).with_name("loop"))
+    output.mkdir(parents=True, exist_ok=True)
+    if "sft" in starts:
+        chats = write_whole(output / "chats.jsonl", "".join(f"{json.dumps(chat)}\n" for chat in solved_chats(game)))
+    for seed in range(1, seeds + 1):
+        for start in starts:
+            begins = []
+            if start == "sft":
+                imitation = output / f"imitation_{seed}"
+                if newest_adapter(imitation) is None:
+                    named = [f"model.path={model}", f"data={chats}", f"output_dir={imitation}", f"seed={seed}"]
+                    run_step([loop, "sft", "cpu", *named, *IMITATION], None)
+                begins = [f"initial_adapter={newest_adapter(imitation)}"]
+            named = [f"output_dir={output / f'{start}_{seed}'}", f"seed={seed}", *begins]
+            run_step([loop, "train", str(game), "--model", str(model), *named, *words], None)
+
+
+def success_by_start(starts: Sequence[str], seeds: int, output: Path) -> list[dict[str, Any]]:
+    """Rows of the held-out success of each start, before and after LOOP, the mean over the seeds."""
+    found: dict[str, list[float]] = {}
+    for start in starts:
+        for seed in range(1, seeds + 1):
+            report, _ = read_report(output / f"{start}_{seed}/evaluation")
+            for each in report["scores"]:
+                what = {"before": start, "after": f"{start} then LOOP"}.get(each["policy"], each["policy"])
+                found.setdefault(f"{what} {each['sampling']['label']}", []).append(each["tgc"]["mean"])
+    return [number(case, "success", statistics.mean(values), "%") for case, values in found.items()]
+
+
 def _names(runs: Sequence[Path], others: Sequence[Path]) -> str:
     return f"{', '.join(run.name for run in runs)} against {', '.join(run.name for run in others)}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="output folder of a training run")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="output folder of a training run; or words of --start")
+    parser.add_argument("--start", help="train from these starts: none, sft or none,sft")
+    parser.add_argument("--seeds", type=int, default=3, help="with --start: runs of each (3)")
+    parser.add_argument("--game", type=Path, help="with --start: the game's file, which has a solve")
+    parser.add_argument("--model", type=Path, help="with --start: the model's folder")
+    parser.add_argument("--output", type=Path, default=Path("runs/starts"), help="with --start: where the runs go")
     parser.add_argument("--against", type=Path, nargs="+", default=[], help="a run of each one's seed")
     parser.add_argument("--json", type=Path, help="write the rows there")
     options = parser.parse_args()
-    if options.against and len(options.against) != len(options.runs):
+    if options.against and (options.start or len(options.against) != len(options.runs)):
         parser.error(f"--against names {len(options.against)} runs, but there are {len(options.runs)}")
-    rows = [row for run in options.runs for row in table(run)]
+    if options.start is None:
+        runs = [Path(run) for run in options.runs]
+        rows = [row for run in runs for row in table(run)]
+        if not runs:
+            parser.error("name the runs, or give --start")
+    else:
+        starts = options.start.split(",")
+        if not (options.game and options.model and {*starts} <= {*STARTS}):
+            parser.error("--start takes none, sft or none,sft, and needs --game and --model")
+        trained(options.game, options.model, starts, options.seeds, options.output, options.runs)
+        rows = success_by_start(starts, options.seeds, options.output)
     if options.against:
-        rows += differences_of_reward(options.runs, options.against)
-        rows += differences_of_success(options.runs, options.against)
+        rows += differences_of_reward(runs, options.against)
+        rows += differences_of_success(runs, options.against)
     print("| case | figure | |\n|---|---|---|")
     for row in rows:
         print(f"| {row['case']} | {row['metric']} | {row['value']:.4g} {row['unit']} |")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from support.experiment_scripts import load_experiment
 from support.small_runs import stored_rollout
 
 MODEL = loop_package("tiny_policy")
+QUEST = Path(__file__).parents[2] / "examples/quest.py"
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +101,52 @@ def test_runs_are_compared_by_what_they_solve_after_training(game, run, tmp_path
 def test_a_run_whose_policies_were_not_kept_has_the_other_rows(game, run):
     (run / "policies").rename(run / "elsewhere")
     assert {row["case"] for row in game.table(run)} == {"game", "game after greedy"}
+
+
+def test_solved_chats_are_the_games_own_solutions_of_tasks_that_are_trained_on(game):
+    chats = game.solved_chats(QUEST)
+    assert len(chats) == 160
+    roles = [message["role"] for message in chats[0]["messages"]]
+    assert roles in (["user", "assistant"] * 2, ["system", *["user", "assistant"] * 2])
+    for chat in chats:
+        asked, *_ = (message["content"] for message in chat["messages"] if message["role"] == "user")
+        said = [message["content"] for message in chat["messages"] if message["role"] == "assistant"]
+        assert all(f"{thing} is in the {room}." in asked for thing, room in zip(("key", "chest"), said, strict=True))
+
+
+def test_each_seed_is_trained_from_each_start_and_scored_before_and_after(game, tmp_path, monkeypatch, capsys):
+    commands = []
+
+    def run_step(command, log):
+        words = dict(word.split("=", 1) for word in command if "=" in word)
+        commands.append((command[1], words))
+        folder = tmp_path / words["output_dir"]
+        if command[1] == "sft":
+            write_empty_adapter(folder / "policies/policy-v0003", str(MODEL))
+            return
+        start, seed = folder.name.split("_")
+        means = {"before": 10.0 * (start == "sft"), "after": 50.0 + 10 * int(seed)}
+        scores = [{"policy": name, "sampling": {"label": "T=0"}, "tgc": {"mean": mean}} for name, mean in means.items()]
+        (folder / "evaluation").mkdir(parents=True)
+        (folder / "evaluation/report.json").write_text(json.dumps({"schema": SCHEMA, "scores": scores}))
+        (folder / "evaluation/results.jsonl").write_text("")
+
+    monkeypatch.setattr(game, "run_step", run_step)
+    monkeypatch.setattr(game, "solved_chats", lambda file: [{"messages": []}])
+    words = ["--start", "none,sft", "--seeds", "2", "--game", str(QUEST), "--model", str(MODEL)]
+    monkeypatch.setattr("sys.argv", ["games.py", *words, "--output", str(tmp_path), "max_iterations=4"])
+    game.main()
+    assert [(verb, words["seed"]) for verb, words in commands] == [
+        *(("train", "1"), ("sft", "1"), ("train", "1")),
+        *(("train", "2"), ("sft", "2"), ("train", "2")),
+    ]
+    begun = [words.get("initial_adapter") for verb, words in commands if verb == "train"]
+    assert begun[::2] == [None, None]
+    assert begun[1::2] == [str(tmp_path / f"imitation_{seed}/policies/policy-v0003") for seed in (1, 2)]
+    assert {words["max_iterations"] for verb, words in commands if verb == "train"} == {"4"}
+    assert [line.split("|")[1:4] for line in capsys.readouterr().out.splitlines()[2:]] == [
+        [" none T=0 ", " success ", " 0 % "],
+        [" none then LOOP T=0 ", " success ", " 65 % "],
+        [" sft T=0 ", " success ", " 10 % "],
+        [" sft then LOOP T=0 ", " success ", " 65 % "],
+    ]

@@ -433,9 +433,34 @@ async def test_an_episode_of_several_sequences(tmp_path, viewing):
         assert await page.locator(".tabs .here").last.inner_text() == str(count)
 
 
-async def test_without_a_node_the_page_says_so(run_folder, viewing):
+async def test_without_a_node_nothing_can_be_gone_on_from(run_folder, viewing):
     async with viewing(run_folder) as (page, address):
-        await show(page, address, "c/demo-i0001/r/1", ".go-on")
-        await page.locator(".go-on").first.click()
-        await page.locator(".role .error").first.wait_for(state="attached")
-        await says(page, ".role .error", "no rollout node of this run is running on this machine")
+        await show(page, address, "c/demo-i0001/r/1", ".conversation .message.assistant")
+        assert await page.locator(".go-on").count() == 0
+
+
+async def test_two_rollouts_stand_beside_each_other(run_folder, tmp_path, viewing):
+    """Turn by turn, with the lines marked that the other lacks; and a turn has its seconds."""
+    lines = [json.loads(line) for line in (run_folder / "node/collections/demo-i0001.jsonl").read_text().splitlines()]
+    first = lines[0]
+    other = json.loads(json.dumps(first)) | {"index": 1, "rollout_id": lines[1]["rollout_id"]}
+    other["episode_id"] = lines[1]["episode_id"]
+    place = other["turns"][0]["message"]
+    other["messages"][place]["content"] += "\nprint('only here')"
+    first["turns"][-1] |= {"sampling_seconds": 7.5, "finish_reason": "length", "failed": False}
+    (tmp_path / "two.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (first, other)))
+    async with viewing(tmp_path / "two.jsonl") as (page, address):
+        await show(page, address, "c/two/r/1", ".strip")
+        assert await page.locator(".strip button").count() == len(first["turns"])
+        assert "7.5 s to sample" in await page.locator(".strip button").last.get_attribute("title")
+        assert await page.locator(".strip button.amber").count() == 1
+        await page.locator("main select").select_option("2")
+        await true_in(page, "location.hash === '#/beside/two/1/two/2'")
+        await page.locator(".beside .turn").first.wait_for()
+        assert await page.locator(".beside .turn").count() == 2 * len(first["turns"])
+        marked = [text.strip() for text in await page.locator(".differs").all_inner_texts()]
+        assert marked == ["print('only here')"]
+        assert await page.locator(".beside .same").count() == 2 * (len(first["turns"]) - 1)
+        await screenshot(page, "beside")
+        await page.keyboard.press("u")
+        await true_in(page, "location.hash === '#/c/two/r/1'")

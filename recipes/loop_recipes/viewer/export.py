@@ -36,6 +36,7 @@ def write_export(run: RunData, file: Path, collections: list[str] | None = None,
             raise ValueError(f"no collection {name!r}; there are {', '.join(known)}")
     chosen = known if collections is None else collections
     overview["collections"] = [item for item in overview["collections"] if item["id"] in chosen]
+    overview["node_runs"] = False
     limit, size = int(max_megabytes * 1e6), 0
     file.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(file) as partial, partial.open("w", encoding="utf-8", newline="\n") as out:

@@ -24,7 +24,7 @@ from agent_environments.description import Description
 from agent_environments.tool_calls import ToolCall, parse_tool_calls
 from loop_formats.ids import parse_collection_id
 from loop_formats.rollout import BranchOf
-from loop_formats.run_files import find_logs, meta_path, read_lines
+from loop_formats.run_files import find_logs, meta_path, node_address, read_lines
 from loop_formats.turn_values import read_turn_values, values_file
 from loop_plumbing.breakage import error_line
 from loop_recipes.algorithm.token_statistics import TOKEN_STATISTICS, statistics_files
@@ -90,7 +90,8 @@ class RunData:
         attempts, {task: {reason: count}}. ``share`` is "1of2" where it is what the first of two nodes collected of its
         iteration, else None. ``repeated``: its iteration was collected more than once, by a run that went back to an
         earlier checkpoint, so the metrics are of another collection, or of this one. ``no_text`` of the whole says why
-        tokens are shown as numbers; "" where they are not.
+        tokens are shown as numbers; "" where they are not. ``node_runs``: a node is running
+        that can go on with a rollout.
         """
         self._find_logs()
         collections = []
@@ -120,6 +121,7 @@ class RunData:
             "collections": collections,
             "metrics": self.metrics(),
             "no_text": self._no_text,
+            "node_runs": any(node_address(root) for root in {log.path.parent.parent for log in self._logs.values()}),
         }
 
     def metrics(self) -> list[dict[str, Any]]:

@@ -5,6 +5,9 @@ const POLL_MS = 3000;
 
 function readAddress() {
   const parts = location.hash.replace(/^#\/?/, "").replace(/\?.*/, "").split("/").filter(Boolean).map(decodeURIComponent);
+  if (parts[0] === "beside" && parts[4]) {
+    return { page: "beside", collection: parts[1], cursor: Number(parts[2]), other: { collection: parts[3], cursor: Number(parts[4]) } };
+  }
   if (parts[0] !== "c" || !parts[1]) return { page: "run" };
   if (parts[2] === "t" && parts[3]) return { page: "task", collection: parts[1], task: parts[3] };
   if (parts[2] === "r" && parts[3]) {
@@ -48,6 +51,7 @@ function Crumbs({ address, run }) {
     ${page !== "run" && html` › <a href=${link("c", collection)}><bdi>${name}</bdi></a>`}
     ${page === "task" && html` › <bdi>${address.task}</bdi>`}
     ${page === "rollout" && html` › line ${address.cursor} of the log`}
+    ${page === "beside" && html` › lines ${address.cursor} and ${address.other.cursor}`}
   </nav>`;
 }
 
@@ -73,6 +77,7 @@ function App() {
       try {
         const next = await api.run();
         const text = JSON.stringify(next);
+        nodeRuns = next.node_runs;
         if (text !== last) setRun(next);
         last = text;
         setState(isExport ? "exported" : "follows the folder");
@@ -107,6 +112,7 @@ function App() {
       ${address.page === "run" && html`<${RunPage} run=${run} />`}
       ${address.page === "collection" && html`<${CollectionPage} ...${common} failures=${item ? item.failures : {}} />`}
       ${address.page === "task" && html`<${TaskPage} ...${common} />`}
+      ${address.page === "beside" && html`<${BesidePage} ...${common} />`}
       ${address.page === "rollout" && html`<${RolloutPage} ...${common} />`}
     </main>
     ${help && html`<${Help} onClose=${() => setHelp(false)} />`}`;

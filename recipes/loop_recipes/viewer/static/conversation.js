@@ -81,6 +81,8 @@ function Observation({ text, ofFailed }) {
 }
 
 const BRANCH_POLL_MS = 1000;
+/** Whether the run's node answered for its folder when the run was last asked for. */
+let nodeRuns = false;
 
 /** Asks the node of a live run for another continuation from a turn on, and shows it when it is there. */
 function GoOn({ rollout, turn }) {
@@ -114,18 +116,31 @@ function TurnValue({ value, next }) {
   </span>`;
 }
 
+const turnSeconds = (turn) => `${turn.sampling_seconds.toFixed(1)} s to sample, ${turn.environment_seconds.toFixed(1)} s in the world`;
+
+/** A cell for each turn, as wide as its seconds: red where it failed, amber where it was cut; a click goes there. */
+function TurnStrip({ rollout }) {
+  const before = turnsBefore(rollout);
+  return html`<div class="strip" aria-label="turns by seconds">${rollout.turns.map((turn, place) => {
+    const state = turn.failed ? "red" : turn.finish_reason === "length" ? "amber" : "";
+    const goTo = () => document.getElementById(`turn-${before + place + 1}`)?.scrollIntoView();
+    return html`<button class=${state} style=${{ flexGrow: turn.sampling_seconds + turn.environment_seconds }}
+      title=${`turn ${before + place + 1}: ${turnSeconds(turn)}`} onClick=${goTo}>${before + place + 1}</button>`;
+  })}</div>`;
+}
+
 /** `turn` is null where another rollout sampled it; `place` is its place among the turns of this one. */
 function Action({ text, reasoning, number, turn, place, rollout }) {
   const origin = rollout.branch_of ? `of ${rollout.branch_of.rollout_id}` : "";
   const thinking = turn?.thinking_tokens ? ` (${turn.thinking_tokens} thinking${turn.cut_in_thinking ? ", cut off there" : ""})` : "";
-  const note = turn ? `turn ${number} ·${turn.summary ? " summary of the history ·" : ""} ${turn.end - turn.start} tokens${thinking} · policy version ${turn.policy_version}` : `turn ${number} ${origin}`;
+  const note = turn ? `turn ${number} ·${turn.summary ? " summary of the history ·" : ""} ${turn.end - turn.start} tokens${thinking} · ${turnSeconds(turn)} · policy version ${turn.policy_version}${turn.reward === null || turn.reward === undefined ? "" : ` · reward ${turn.reward}`}` : `turn ${number} ${origin}`;
   const cut = turn?.finish_reason === "length";
   const { values } = rollout;
   const after = values && (place + 1 < values.length ? values[place + 1]?.value : rollout.reward);
   return html`<div class=${`message assistant ${turn ? "" : "replayed"} ${cut ? "cut" : ""}`} id=${`turn-${number}`}>
     <div class="role">agent <bdi class="quiet">${note}</bdi>${cut && html` <span class="error">cut off by the limit of tokens</span>`}
       ${turn && values && html` <${TurnValue} value=${values[place]} next=${after} />`}
-      ${turn && !isExport && rollout.mask.length > 0 && rollout.segments === 1 && html` <${GoOn} rollout=${rollout} turn=${number - 1} />`}
+      ${turn && nodeRuns && rollout.mask.length > 0 && rollout.segments === 1 && html` <${GoOn} rollout=${rollout} turn=${number - 1} />`}
     </div>
     ${reasoning && html`<details><summary>thinking</summary><${LongText} text=${reasoning} /></details>`}
     ${segments(text).map(
@@ -142,6 +157,44 @@ function Inserted({ text }) {
     <div class="role">agent <span class="quiet">in the prompt: not sampled by the policy</span></div>
     <${LongText} text=${text.trim()} />
   </div>`;
+}
+
+/** The lines of `text`, those marked that `other` lacks. */
+function Marked({ text, other }) {
+  if (text === undefined) return html`<p class="quiet">(no such turn)</p>`;
+  const known = new Set((other ?? "").split("\n"));
+  const lines = text.slice(0, FIRST_CHARACTERS).split("\n");
+  return html`<pre class="text">${lines.map((line) => html`<span class=${known.has(line) ? "" : "differs"}>${withControls(line)}${"\n"}</span>`)}</pre>
+    ${text.length > FIRST_CHARACTERS && html`<p class="quiet">and ${(text.length - FIRST_CHARACTERS).toLocaleString()} more characters</p>`}`;
+}
+
+/** What was said and answered in each turn of a rollout's own. */
+const stepsOf = ({ messages, turns }) =>
+  turns.map(({ message }) => ({ action: messages[message]?.content, output: messages[message + 1]?.content }));
+
+/** Two rollouts turn by turn, with the lines marked in which they differ. */
+function BesidePage({ collection, cursor, other }) {
+  const loaded = useLoaded(
+    () => Promise.all([api.rollout(collection, cursor), api.rollout(other.collection, other.cursor)]),
+    [collection, cursor, other.collection, other.cursor],
+  );
+  useKeys({ u: () => (location.hash = link("c", collection, "r", cursor)), j: () => moveFocus(1), k: () => moveFocus(-1) });
+  if (loaded.error) return html`<p class="error">${loaded.error}</p>`;
+  if (!loaded.value) return html`<p class="quiet">reading the rollouts …</p>`;
+  const steps = loaded.value.map(stepsOf);
+  const rows = [...Array(Math.max(...steps.map((each) => each.length))).keys()];
+  return html`<section class="beside">
+    ${loaded.value.map((each) => html`<h3><a class="stop" href=${link("c", each.collection, "r", each.cursor)}><bdi>${each.task_id} / ${each.index}</bdi></a>${" "}
+      <span class="quiet">reward ${fixed(each.reward)}, ${each.turns.length} turns, ${each.end_reason}</span></h3>`)}
+    ${rows.flatMap((row) => [0, 1].map((side) => {
+      const [own, its] = [steps[side][row], steps[1 - side][row]];
+      return html`<div class=${`turn ${own && its && own.action === its.action && own.output === its.output ? "same" : ""}`}>
+        <div class="role">turn ${row + 1}</div>
+        <${Marked} text=${own?.action} other=${its?.action} />
+        ${own?.output !== undefined && html`<div class="output"><${Marked} text=${own.output} other=${its?.output} /></div>`}
+      </div>`;
+    }))}
+  </section>`;
 }
 
 /** The sequences of an episode as one conversation: what one has in common with an earlier one is shown there only. */
@@ -187,7 +240,7 @@ function Conversation({ rollout, shared = 0, earlier = 0, known = new Set() }) {
   const task = last && !known.has(last.content) ? last : null;
   const requests = new Set(turns.map((turn, i) => (turn.summary ? places[i] - 1 : -1)));
   const folded = messages.slice(shared, task ? first - 1 : first);
-  const summary = !rollout.segment ? `prompt: ${folded.length} messages before the task` : `${folded.length} more messages before its first turn`;
+  const summary = !rollout.segment ? `prompt: ${folded.length} message${folded.length === 1 ? "" : "s"} before the task` : `${folded.length} more messages before its first turn`;
   return html`<div class="conversation">
     ${folded.length > 0 && html`<${Folded} summary=${summary} messages=${folded} />`}
     ${task && html`<div class="message task"><div class="role">${rollout.segment ? task.role : "task"}</div><${LongText} text=${task.content} /></div>`}

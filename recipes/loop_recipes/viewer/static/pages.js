@@ -213,7 +213,7 @@ function TaskTable({ collection, entries, failures }) {
   const tasks = new Map();
   for (const entry of entries) tasks.set(entry.task, [...(tasks.get(entry.task) || []), entry]);
   return html`<table class="wide">
-    <thead><tr><th>task</th><th>mean reward</th><th>failed attempts</th><th>rollouts: reward or ✓, turns, advantage</th></tr></thead>
+    <thead><tr><th>task</th><th>mean reward</th><th class="attempts">failed attempts</th><th>rollouts: reward or ✓, turns, advantage</th></tr></thead>
     <tbody>
       ${[...tasks].sort(([a], [b]) => (a < b ? -1 : 1)).map(([task, group]) => {
         const mean = group.reduce((sum, entry) => sum + entry.reward, 0) / group.length;
@@ -221,7 +221,7 @@ function TaskTable({ collection, entries, failures }) {
           <td class="asks"><a class="stop" href=${link("c", collection, "t", task)}><bdi>${task}</bdi></a>
             <div class="quiet" title=${group[0].asks}><bdi>${group[0].asks}</bdi></div></td>
           <td>${fixed(mean)}</td>
-          <td title=${attemptsByTask({ [task]: failures[task] || {} })}>${countFailures([failures[task] || {}])}</td>
+          <td class="attempts" title=${attemptsByTask({ [task]: failures[task] || {} })}>${countFailures([failures[task] || {}])}</td>
           <td class="cells">${group
             .sort((a, b) => a.index - b.index)
             .map((entry) => html`<${RolloutCell} key=${entry.cursor} collection=${collection} entry=${entry} />`)}</td>
@@ -361,12 +361,20 @@ function RolloutPage({ collection, cursor, view, stamp }) {
       <bdi>${rollout.task_id}</bdi></a></span>${Object.entries(facts).map(
       ([name, value]) => html`<span class="fact"><span class="quiet">${name}</span> ${value}</span>`,
     )}</p>
+    <p class="facts">
+      ${group.length > 1 && html`<label>beside${" "}<select onChange=${(event) => (location.hash = link("beside", collection, cursor, collection, event.target.value))}>
+        <option value="">another rollout</option>
+        ${group.filter((entry) => !entry.cursors.includes(cursor)).map((entry) => html`<option value=${entry.cursor}>${entry.index}, reward ${fixed(entry.reward)}</option>`)}
+      </select></label>`}
+      ${navigator.clipboard && html`<button id="copy" onClick=${() => navigator.clipboard.writeText(JSON.stringify(rollout, null, 1))}>copy as JSON</button>`}
+    </p>
     ${rollout.branch_of && html`<${Origin} origin=${rollout.branch_of} />`}
     ${rollout.tampered && html`<p class="error">tampered with: <bdi>${rollout.tampered}</bdi></p>`}
     ${rollout.ungradable && html`<p class="error">its state could not be graded: <bdi>${rollout.ungradable}</bdi></p>`}
     ${rollout.broke && html`<p class="error">its environment broke in ${rollout.broke.where}: <bdi>${rollout.broke.what}</bdi></p>`}
     ${rollout.program && html`<${Program} program=${rollout.program} />`}
     <${Requirements} requirements=${rollout.requirements} />
+    <${TurnStrip} rollout=${rollout} />
     <nav class="tabs">
       ${["conversation", "tokens"].map(
         (name) => html`<a class=${`stop ${view === name ? "here" : ""}`} href=${link("c", collection, "r", cursor, name)}>${name}</a>`,

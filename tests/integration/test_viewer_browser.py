@@ -167,6 +167,10 @@ async def test_filters_orders_and_search(run_folder, viewing):
             await true_in(
                 page, f"document.querySelector('tbody a')?.getAttribute('href') === '#/c/demo-i0001/r/{best['cursor']}'"
             )
+        most = max(entry["tokens"] for entry in entries)
+        await page.get_by_role("button", name="tokens").click()
+        await true_in(page, f"document.querySelector('tbody tr').cells[4].innerText === '{most:,}'")
+        await ordering.select_option("lowest reward")
         await page.keyboard.press("/")
         await page.keyboard.type("step 2")
         found = len(RunData(run_folder).search("demo-i0001", "step 2"))

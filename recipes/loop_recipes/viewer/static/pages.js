@@ -204,7 +204,7 @@ function CollectionPage({ collection, stamp, failures }) {
         }} /></label>
       <span class="quiet" id="shown">${entries.length} of ${all.length} rollouts${found.loading && settings.text ? " …" : ""}</span>
     </div>
-    ${order ? html`<${RolloutList} collection=${collection} entries=${[...entries].sort(order)} />`
+    ${order ? html`<${RolloutList} collection=${collection} entries=${[...entries].sort(order)} order=${settings.order} onOrder=${(value) => set({ order: value })} />`
       : html`<${TaskTable} collection=${collection} entries=${entries} failures=${failures} />`}
   </section>`;
 }
@@ -231,10 +231,15 @@ function TaskTable({ collection, entries, failures }) {
   </table>`;
 }
 
-function RolloutList({ collection, entries }) {
+/** Column of the list -> the order that a click on it chooses. */
+const ORDER_OF = { reward: "lowest reward", turns: "most turns", tokens: "longest", gap: "highest gap", "log-prob": "least likely" };
+
+function RolloutList({ collection, entries, order, onOrder }) {
   return html`<table class="wide">
     <thead><tr>
-      <th>rollout</th><th>reward</th><th>advantage</th><th>turns</th><th>tokens</th><th>gap</th><th>log-prob</th><th>end</th>
+      ${["rollout", "reward", "advantage", "turns", "tokens", "gap", "log-prob", "end"].map((name) => html`<th>${
+        ORDER_OF[name] ? html`<button aria-pressed=${ORDER_OF[name] === order} title=${ORDER_OF[name]} onClick=${() => onOrder(ORDER_OF[name])}>${name}</button>` : name
+      }</th>`)}
     </tr></thead>
     <tbody>
       ${entries.map(

@@ -87,4 +87,4 @@ def test_fifty_conversations_become_a_served_policy_by_five_commands(tmp_path):
     ]
     other = sum(text.encode_text(text.decode(ids)) != ids for ids in turns)
     print(f"{other} of {len(turns)} sampled turns have other ids when their texts are encoded again")
-    assert len(turns) > 0
+    assert 0 < other < len(turns)

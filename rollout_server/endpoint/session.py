@@ -3,7 +3,6 @@
 Sampling is the policy's, whatever a request asks for: its temperature and penalties are recorded and not applied,
 because a token is trained on as the policy itself would sample it. So is a form that the answer is to have: to enforce
 it would be to sample from another distribution. ``max_tokens`` and ``stop`` only end a turn earlier.
-A turn that a stop text ends keeps the ids up to the one that completes that text; those after it were given to nobody.
 """
 
 from __future__ import annotations
@@ -11,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from agent_environments.program_protocol import Figures, ProgramEnvironment, SideCalls
 from agent_environments.protocol import EnvironmentFault, EnvironmentTimeout, Message, StepResult
@@ -25,11 +23,12 @@ from loop_formats.rollout import REQUEST_REFUSED
 from loop_formats.schema import ConfigError, from_mapping
 from loop_plumbing.own_time import OwnTime
 from model_families.chat.format import ChatFormat, ReadTurn
-from model_families.chat.messages import ChatMessage, Tools, as_texts, spoken_message
+from model_families.chat.messages import Tools, as_texts, spoken_message
 from rollout_server.collecting.attempt import derive_seed
 from rollout_server.collecting.policy_sampler import PolicySampler
 from rollout_server.collecting.speaker import EpisodeFailed
 from rollout_server.endpoint.conversations import Conversations, Prompt, Segment
+from rollout_server.endpoint.turn_end import before_stop, cut_at_stop, finish_reason
 from rollout_server.endpoint.wire import CONTEXT_EXCEEDED, Answer, ApiError, Asked, Choice, Recalled
 from rollout_server.inference.router import Generation
 
@@ -48,9 +47,6 @@ COUNTED_BYTES = 1 << 20
 """Most bytes of a first request whose tokens are counted though they are too many."""
 MOST_REFUSALS, REFUSAL_CHARACTERS = 8, 300
 """Most different refusals that the record holds, and most characters of each: it holds them once a sequence."""
-CUT = "cut"
-"""The finish reason of a turn that a stop text ended."""
-
 T = TypeVar("T")
 
 
@@ -426,13 +422,13 @@ class Session:
         self, asked: Asked, prompt: Prompt, turn_id: str, version: int, generation: Generation, keep: bool
     ) -> tuple[Choice, int]:
         """Read what was sampled as a turn, and keep it; returns it as it is told, and how many tokens it has."""
-        generation, stopped_by = self._cut(generation, asked.stops)
+        generation, stopped_by = cut_at_stop(self._tokens, generation, asked.stops)
         with_tools = bool(asked.tools) and not asked.compacts  # a summary is all that was said
         if asked.text is None:
             turn = self._tokens.read(prompt.token_ids, generation.token_ids, with_tools)
         else:
             turn = ReadTurn(self._tokens.decode(self._tokens.without_stop(generation.token_ids)))
-        spoken = spoken_message(_before(turn.answer, asked.stops), with_tools, turn.reasoning)
+        spoken = spoken_message(before_stop(turn.answer, asked.stops), with_tools, turn.reasoning)
         spoken = replace(spoken, call_ids=tuple(f"call_{turn_id}_{place}" for place in range(len(spoken.calls))))
         if keep:
             place = self._conversations.add(prompt, spoken, turn, version, generation, stopped_by)
@@ -440,7 +436,7 @@ class Session:
         choice = Choice(
             turn_id=turn_id,
             spoken=spoken,
-            finish=_finish(spoken, generation),
+            finish=finish_reason(spoken, generation),
             stopped_by=stopped_by,
             thinking_tokens=turn.thinking_tokens,
             tokens=self._told_tokens(generation) if asked.logprobs else (),
@@ -521,22 +517,6 @@ class Session:
             raise ApiError(400, CONTEXT_EXCEEDED, f"{said} {count} tokens.")
         return prompt
 
-    def _cut(self, generation: Generation, stops: Sequence[str]) -> tuple[Generation, str | None]:
-        """The generation up to the token that completes the first stop text, and that text."""
-        token_ids = self._tokens.without_stop(generation.token_ids)
-        text = self._tokens.decode(token_ids) if stops else ""
-        if not any(stop in text for stop in stops):
-            return generation, None
-
-        def holds_stop(count: int) -> bool:
-            beginning = self._tokens.decode(token_ids[:count])
-            return any(stop in beginning for stop in stops)
-
-        kept = bisect_left(range(len(token_ids)), True, lo=1, key=holds_stop)
-        cut = replace(generation, token_ids=token_ids[:kept], logprobs=generation.logprobs[:kept], finish_reason=CUT)
-        rest = text[len(_before(text, stops)) :]
-        return cut, max((stop for stop in stops if rest.startswith(stop)), key=len)
-
     def _note(self, asked: Asked) -> None:
         self._counts["answered"] += 1
         for name, value in asked.not_applied().items():
@@ -556,14 +536,3 @@ async def _together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     finally:
         for task in tasks:
             task.cancel()
-
-
-def _before(text: str, stops: Sequence[str]) -> str:
-    """``text`` up to the first stop text in it."""
-    return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)]
-
-
-def _finish(spoken: ChatMessage, generation: Generation) -> Literal["stop", "length", "tool_calls"]:
-    if spoken.calls:
-        return "tool_calls"
-    return "length" if generation.finish_reason == "length" else "stop"

@@ -141,7 +141,6 @@ class PythonSession(CodeSession):
     """
 
     name = "python"
-    stateful = False
     _parameters: Mapping[str, Any] = {
         "type": "object",
         "properties": {"code": {"type": "string", "description": "Python code; what it prints is shown."}},

@@ -2,9 +2,6 @@
 
 import itertools
 import re
-import sys
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -20,7 +17,6 @@ from rollout_server.inference import command
 from support.configs import files_read_once  # noqa: F401 - a fixture for all tests here
 from support.families import PUBLISHED, PUBLISHED_GENERAL, write_config, write_headers
 from support.small_runs import replay_config
-from support.tool_modules import SUMS, write
 
 SIZES = {  # layers, width, feed-forward, heads, KV heads, vocabulary, tied
     "tiny": (6, 128, 384, 4, 2, 783, True),
@@ -313,47 +309,6 @@ def test_what_would_stop_a_job_is_named(check_32b, word, problem):
     assert code == 1
     assert len(problems) == 1, problems
     assert problem in problems[0]
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        (None, None),
-        (
-            ("@tool\ndef add", "import sys; sys.exit(3)\n\n\n@tool\ndef add"),
-            "mine.py cannot be imported: SystemExit: 3 (",
-        ),
-        (("@reward", ""), "there is no reward: write a function with @reward"),
-        ("gone", "mine.py cannot be imported: FileNotFoundError"),
-    ],
-)
-def test_a_module_of_tools_is_looked_at(tmp_path, change, problem):
-    source = SUMS if change in (None, "gone") else SUMS.replace(*change)
-    module = write(tmp_path, source)
-    if change == "gone":
-        Path(module).unlink()
-    report = Report()
-    tools = {"name": "tools", "options": {"module": module}}
-    mixed = {"name": "mixed", "options": {"environments": {"sums": {"name": "tools", "module": module}}}}
-    for section in (tools, mixed):
-        job_check._environment(report, SimpleNamespace(environment=SimpleNamespace(**section)))
-    assert [problem in line for line in report.problems] == ([True, True] if problem else [])
-
-
-@pytest.mark.parametrize(
-    ("options", "unopened", "problem"),
-    [
-        ({"python": sys.executable}, True, None),
-        ({"python": "python3"}, True, None),
-        ({"python": "/no/such/python"}, True, "node.environment.python: there is no interpreter at /no/such/python"),
-    ],
-)
-def test_an_environment_that_was_not_opened_is_said(options, unopened, problem):
-    report = Report()
-    environment = SimpleNamespace(name="textcraft", options=options)
-    job_check._environment(report, SimpleNamespace(environment=environment))
-    assert report.unopened is unopened
-    assert report.problems == ([problem] if problem else [])
 
 
 def test_a_way_of_thinking_that_the_model_has_not_is_named():

@@ -19,6 +19,10 @@ class OneSession:
         self.refuses_late = refuses_late
         self.open, self.most, self.refused = 0, 0, 0
 
+    def routes(self):
+        routes = [web.get("/ws", self.play), web.get("/health", self.health)]
+        return [*routes, web.get("/list_environments", self.not_implemented)]
+
     async def not_implemented(self, request):
         return web.json_response({"detail": "no Task API"}, status=501)
 
@@ -57,14 +61,13 @@ class OneSession:
 
 
 @pytest.fixture
-async def serve():
+async def serving():
+    """Serves a service by its ``routes``; gives its address."""
     servers = []
 
-    async def start(refuses_late=False):
-        service = OneSession(refuses_late)
+    async def start(service):
         app = web.Application()
-        routes = [web.get("/ws", service.play), web.get("/health", service.health)]
-        app.add_routes([*routes, web.get("/list_environments", service.not_implemented)])
+        app.add_routes(service.routes())
         servers.append(TestServer(app))
         await servers[-1].start_server()
         return service, str(servers[-1].make_url("")).rstrip("/")
@@ -72,6 +75,11 @@ async def serve():
     yield start
     for server in servers:
         await server.close()
+
+
+@pytest.fixture
+def serve(serving):
+    return lambda refuses_late=False: serving(OneSession(refuses_late))
 
 
 def pool_on(url, **options):
@@ -133,6 +141,9 @@ class Typed:
         self.resets = []
         self.actions = []
 
+    def routes(self):
+        return [web.get("/ws", self.play), web.get("/schema", self.described)]
+
     async def described(self, request):
         return web.json_response(self.schema, status=404 if self.schema is None else 200)
 
@@ -178,20 +189,8 @@ def taken(*needed, **more):
 
 
 @pytest.fixture
-async def typed():
-    servers = []
-
-    async def start(*arguments, kind=Typed):
-        service = kind(*arguments)
-        app = web.Application()
-        app.add_routes([web.get("/ws", service.play), web.get("/schema", service.described)])
-        servers.append(TestServer(app))
-        await servers[-1].start_server()
-        return service, str(servers[-1].make_url("")).rstrip("/")
-
-    yield start
-    for server in servers:
-        await server.close()
+def typed(serving):
+    return lambda *arguments, kind=Typed: serving(kind(*arguments))
 
 
 FIELDS = {"action_field": "move", "observation_field": "hint"}

@@ -21,6 +21,7 @@ from __future__ import annotations
 import ast
 import json
 import keyword
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,8 @@ class Scenario:
         self._entry = entry
         self._reference = reference
         withheld = {name for names in entry.get("missed_function", {}).values() for name in names}
-        self._known = dict(documents)
-        self.tools = [each for name, each in documents.items() if name not in withheld]
+        self._known = documents
+        self.tools = _tools(each for name, each in documents.items() if name not in withheld)
         self._made: list[list[list[str]]] = [[]]
         self._turns = 0
         self._gave_up = False
@@ -148,7 +149,7 @@ class BfclWorld:
                 self._entries[name], self._references[name] = entry, solution["ground_truth"]
         services = sorted({service for entry in self._entries.values() for service in entry["involved_classes"]})
         functions = {name: each for service in services for name, each in self._documents[service].items()}
-        self.tools = [{"type": "function", "function": each} for each in functions.values()]
+        self.tools = _tools(functions.values())
 
     def tasks(self) -> dict[str, list[str]]:
         found = {kind: [name for name in self._entries if name.startswith(f"{kind}_")] for kind in map(_dashed, KINDS)}
@@ -162,9 +163,7 @@ class BfclWorld:
         return {name: each for service in services for name, each in self._documents[service].items()}
 
     def start(self, task: str) -> Scenario:
-        scenario = Scenario(self._entries[task], self._references[task], self._functions(task))
-        scenario.tools = [{"type": "function", "function": each} for each in scenario.tools]
-        return scenario
+        return Scenario(self._entries[task], self._references[task], self._functions(task))
 
     def expert(self, task: str) -> list[str]:
         """The reference's calls of a request in one turn, and a turn without a call."""
@@ -182,6 +181,11 @@ def _dashed(kind: str) -> str:
 
 def _lines(file: str) -> list[Any]:
     return [json.loads(line) for line in (DATA / file).read_text().splitlines()]
+
+
+def _tools(functions: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Functions in the form of OpenAI's API."""
+    return [{"type": "function", "function": each} for each in functions]
 
 
 def _schema(document: dict[str, Any]) -> dict[str, Any]:

@@ -245,12 +245,23 @@ class PoolByTask(Protocol):
 class PoolWithPreflight(Protocol):
     """The further interface of a pool that knows its tasks before it is opened."""
 
-    def preflight(self, split: str | Sequence[str]) -> list[str]:
-        """The tasks of a split, or the given ones, if this machine has what the pool needs.
+    def preflight(self, split: str | Sequence[str]) -> list[str] | None:
+        """The tasks of a split, or the given ones, if this machine has what the pool needs; None where it has, but the
+        tasks are known only once the pool is open.
 
         Raises:
             ValueError, FileNotFoundError: something is missing; names it and the cure. UnknownTask: no such task.
         """
+        ...
+
+
+@runtime_checkable
+class PoolWithLeastContext(Protocol):
+    """The further interface of a pool whose episodes begin with prompts of its own."""
+
+    @property
+    def least_context(self) -> int:
+        """How many tokens of context an episode needs at least; 0 where that is not known."""
         ...
 
 

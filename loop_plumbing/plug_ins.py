@@ -5,9 +5,9 @@ A package adds an environment by a line of its own, and the project has no line 
     [project.entry-points."torchtune_loop.environments"]
     maze = "my_mazes.pool:MazePool"
 
-The groups are :data:`GROUPS`: counters of behaviour, packages with a folder ``configs``, demonstrators of an
-environment, dialects of the endpoint, environments, parts that a key of a config asks for, and verbs of ``loop``. The
-project's own ``contrib`` comes in by the same doors.
+The groups are :data:`GROUPS`: whole agents, counters of behaviour, packages with a folder ``configs``, demonstrators of
+an environment, dialects of the endpoint, environments, parts that a key of a config asks for, and verbs of ``loop``.
+The project's own ``contrib`` comes in by the same doors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 PREFIX = "torchtune_loop."
-GROUPS = ("behavior", "configs", "demonstrators", "dialects", "environments", "parts", "verbs")
+GROUPS = ("agents", "behavior", "configs", "demonstrators", "dialects", "environments", "parts", "verbs")
 
 
 @cache

@@ -2,7 +2,8 @@
 
 The program is told where the policy answers (``OPENAI_BASE_URL``, ``OPENAI_API_KEY``, and the same for Anthropic's
 clients) and its task (``TASK_ID``). Its
-tools are its own affair; or it acts in a world of ours, which the node opens for it and serves over HTTP. An episode
+tools are its own affair; or it acts in a world of ours, which the node opens for it and serves over HTTP. An agent that
+an installed package knows is started by its name. An episode
 ends when the program does, when it says so, or at its deadline. What it did is graded by the world's grader or by a
 command of its own, never by the program, unless the config says that its word is taken.
 
@@ -24,7 +25,8 @@ from types import MappingProxyType
 from typing import Any
 
 from agent_environments.description import TOOLS_BEHAVIOR, Description, description_of
-from agent_environments.harness.home import home_variables, make_home, remove_home
+from agent_environments.harness.agents import Agent, Start, TaskFiles, find_agent, require_installed, write_files
+from agent_environments.harness.home import HOME, home_variables, make_home, remove_home
 from agent_environments.harness.program import run_program
 from agent_environments.harness.side_calls import read_side_calls
 from agent_environments.places import Places
@@ -38,6 +40,7 @@ from agent_environments.protocol import (
     Grade,
     Message,
     PoolStatus,
+    PoolWithPreflight,
     StepResult,
     TokenSpans,
     UnknownTask,
@@ -81,18 +84,23 @@ class HarnessEnvironment:
     async def start(self, task_id: str) -> list[Message]:
         """The opening of the world, where there is one."""
         self._task_id = task_id
-        if self._pool.command is not None:
+        if not self._pool.runs_elsewhere:
             await asyncio.to_thread(make_home, self._own, self._pool.home_template)
+        if self._pool.task_files is not None:
+            await asyncio.to_thread(self._pool.task_files.copy, task_id, self._folder)
         return [] if self._world is None else await self._world.start(task_id)
 
     async def run(self, connection: Connection) -> Ended | None:
         """Until the program has ended, or has said that the episode is over; None for one that runs elsewhere."""
-        if self._pool.command is None:
+        if self._pool.runs_elsewhere:
             split = self._pool.split_of(self._task_id)
             await self._pool.offer(_Offer(self._task_id, split, connection, self._pool), self._finished)
             return None
+        start = self._pool.start_of(self._task_id, connection)
+        write_files(self._own / HOME, start.files)
         stop = asyncio.Event()
-        running = run_program(self._pool.command, self._variables(connection), self._folder, stop=stop)
+        variables = self._variables(connection, start.variables)
+        running = run_program(start.command, variables, self._folder, stop=stop)
         program = asyncio.create_task(running, name=self._episode_id)
         finished = asyncio.create_task(self._finished.wait())
         try:
@@ -183,9 +191,10 @@ class HarnessEnvironment:
             self._pool.release()
             await asyncio.to_thread(remove_home, self._own)
 
-    def _variables(self, connection: Connection) -> dict[str, str]:
+    def _variables(self, connection: Connection, of_agent: Mapping[str, str]) -> dict[str, str]:
         return {
             **home_variables(self._own),
+            **of_agent,
             "ANTHROPIC_BASE_URL": connection.base_url.removesuffix("/v1"),
             "ANTHROPIC_API_KEY": connection.api_key,
             **self._pool.variables,
@@ -201,7 +210,11 @@ class HarnessPool:
 
     Args:
         command: of the program; ``{python}`` is this interpreter, a relative path of a file that is there is made
-            absolute. None: it runs elsewhere.
+            absolute. Without it, and without ``agent``, it runs elsewhere.
+        agent: in its place, the name of an agent that an installed package knows how to start.
+        agent_program: where that agent's program is, if it is not where it is usually found.
+        task_files: a folder with a folder for each task, which is copied into the one that the program starts in; an
+            agent that is started by its name is told the ``prompt.md`` there.
         world: ``name`` and options of an environment of ours that it acts in.
         tasks: task ids by split, where there is no world.
         dataset: the name printed with every score, where there is no world.
@@ -222,6 +235,9 @@ class HarnessPool:
         self,
         token_spans: TokenSpans,
         command: Sequence[str] | None = None,
+        agent: str | None = None,
+        agent_program: str | None = None,
+        task_files: str | None = None,
         world: Mapping[str, Any] | None = None,
         tasks: Mapping[str, Sequence[str]] | None = None,
         dataset: str = "harness",
@@ -237,8 +253,22 @@ class HarnessPool:
             raise ValueError("a harness needs tasks: give `world`, or `tasks` by split")
         if (world is not None) + (grade_command is not None) + accept_reward != 1:
             raise ValueError("one of `world`, `grade_command` and `accept_reward` says who grades")
+        if agent is not None and (command is not None or world is not None or task_files is None):
+            raise ValueError(
+                f"harness: agent {agent} needs `tasks` and `task_files`, and no `command` or `world`: it works on the "
+                "files of a task"
+            )
+        if agent_program is not None and agent is None:
+            raise ValueError("harness: agent_program is the program of an `agent`, and none is named")
         before = words("harness: prefix", prefix)
-        self.command = None if command is None else [*before, *_found(words("harness: command", command))]
+        own = None if command is None else _found(words("harness: command", command))
+        self._agent: tuple[str, Agent, str] | None = None
+        if agent is not None:
+            known = find_agent(agent)
+            own = _found([os.path.expanduser(agent_program or known.program)])
+            self._agent = (agent, known, own[0])
+        self.command = None if own is None else [*before, *own]
+        self.task_files = None if task_files is None else TaskFiles(task_files)
         self.grade_command = None if grade_command is None else _found(words("harness: grade_command", grade_command))
         self.accept_reward = accept_reward
         self.variables = environment_variables("harness: variables", variables or {})
@@ -264,20 +294,44 @@ class HarnessPool:
         own = Description() if self._world is None else description_of(self._world_name, self._world)
         return own.with_behavior(TOOLS_BEHAVIOR)
 
+    @property
+    def least_context(self) -> int:
+        """Tokens of context in which the agent can work; 0 where that is not known."""
+        return 0 if self._agent is None else self._agent[1].least_context
+
     async def open(self) -> None:
         """Open the world.
 
         Raises:
-            FileNotFoundError: there is no such program, or no template of its home; else every episode would be lost
-                over it, or be worth nothing.
+            FileNotFoundError, ValueError: there is no such program, no template of its home, or a task has no files;
+                else every episode would be lost over it, or be worth nothing.
         """
-        if self.home_template is not None and not self.home_template.is_dir():
-            raise FileNotFoundError(f"harness: home_template: there is no folder {self.home_template}")
-        _require_program("command", self.command, self.variables.get("PATH"))
-        _require_program("grade_command", self.grade_command)
+        await asyncio.to_thread(self._check_machine)
         if self._world is not None:
             await self._world.open()
             self.dataset = self._world.dataset
+
+    def preflight(self, split: str | Sequence[str]) -> list[str] | None:
+        """As :class:`~agent_environments.protocol.PoolWithPreflight` says; None for a world that has to be opened."""
+        self._check_machine()
+        if self._world is not None:
+            return self._world.preflight(split) if isinstance(self._world, PoolWithPreflight) else None
+        if isinstance(split, str):
+            return self.tasks(split)
+        self.check_tasks(split)
+        return list(split)
+
+    def _check_machine(self) -> None:
+        if self.home_template is not None and not self.home_template.is_dir():
+            raise FileNotFoundError(f"harness: home_template: there is no folder {self.home_template}")
+        path = self.variables.get("PATH")
+        if self._agent is not None:
+            require_installed(*self._agent, path)
+        _require_program("command", self.command, path)
+        _require_program("grade_command", self.grade_command)
+        if self.task_files is not None:
+            for task_id in [task_id for ids in self._tasks.values() for task_id in ids]:
+                (self.task_files.of if self._agent is None else self.task_files.prompt)(task_id)
 
     def tasks(self, split: str) -> list[str]:
         if self._world is not None:
@@ -305,6 +359,14 @@ class HarnessPool:
     def runs_elsewhere(self) -> bool:
         """Whether there is no command."""
         return self.command is None
+
+    def start_of(self, task_id: str, connection: Connection) -> Start:
+        """How the program of an episode is started; ask only where it does not run elsewhere."""
+        assert self.command is not None, "it is started here"
+        if self._agent is None or self.task_files is None:
+            return Start(self.command)
+        start = self._agent[1].start(connection, self.task_files.prompt(task_id))
+        return replace(start, command=[*self.command, *start.command])
 
     async def acquire(self, episode_id: str) -> HarnessEnvironment:
         return await self._acquire(episode_id, lambda world: world.acquire(episode_id))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchtune import utils
 from torchtune.training import FormattedCheckpointFiles
 
-from agent_environments.protocol import PoolWithPreflight, UnknownTask, create_pool, pool_class
+from agent_environments.protocol import PoolWithLeastContext, PoolWithPreflight, UnknownTask, create_pool, pool_class
 from loop_formats.run_files import ADAPTER_FILES, is_adapter, only_logs
 from loop_formats.schema import ConfigError, require
 from loop_recipes.config.components import build, check_component
@@ -393,6 +393,13 @@ def tasks_ahead(config: LoopConfig, node: NodeConfig) -> tuple[str, list[str]] |
     try:
         pool = create_pool(environment.name, environment.options, lambda text: [])
         assert isinstance(pool, PoolWithPreflight), "its class has the method"
-        return pool.dataset, pool.preflight(config.collection.tasks or config.collection.split)
+        tasks = pool.preflight(config.collection.tasks or config.collection.split)
     except (ValueError, FileNotFoundError, UnknownTask) as error:
         raise ConfigError(f"node.environment: {error}") from error
+    least = pool.least_context if isinstance(pool, PoolWithLeastContext) else 0
+    most = config.collection.limits.max_context
+    require(
+        least <= most,
+        f"collection.limits.max_context is {most}, and the agent's own prompt and its work need at least {least}",
+    )
+    return None if tasks is None else (pool.dataset, tasks)

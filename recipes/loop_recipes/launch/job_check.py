@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig
 
-from agent_environments.protocol import PoolWithPreflight, PoolWithSplits, create_pool
+from agent_environments.protocol import PoolWithSplits, create_pool
 from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import error_line
 from loop_recipes.config.components import check_component
@@ -307,7 +307,7 @@ def _environment(report: Report, node: NodeConfig) -> None:
     report.row("environment", settings.name)
     try:
         pool = create_pool(settings.name, settings.options, lambda text: [])
-        report.unopened = not isinstance(pool, PoolWithPreflight | PoolWithSplits)
+        report.unopened = not isinstance(pool, PoolWithSplits)
     except Exception as error:
         said = str(error) if isinstance(error, ValueError | OSError) else error_line(error)
         report.problems.append(f"node.environment: {said}")

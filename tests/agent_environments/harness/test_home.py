@@ -37,7 +37,7 @@ async def test_each_episode_has_folders_of_its_own_and_leaves_none(monkeypatch):
     seen = []
     for environment in environments:
         await environment.start("t_1")
-        seen.append(program_environment(environment._variables(CONNECTION)))
+        seen.append(program_environment(environment._variables(CONNECTION, {})))
     folders = [variables[name] for variables in seen for name in ("TMPDIR", "EPISODE_FOLDER", *XDG)]
     assert len(set(folders)) == len(folders)
     assert there(folders) == folders
@@ -72,7 +72,7 @@ async def test_a_home_is_filled_from_a_template(tmp_path, monkeypatch):
     await harnesses.open()
     environment = await harnesses.acquire("e")
     await environment.start("t_1")
-    variables = environment._variables(CONNECTION)
+    variables = environment._variables(CONNECTION, {})
     config = os.path.join(variables["HOME"], ".codex/config.toml")
     append(config, "# mine")
     assert variables["XDG_CACHE_HOME"] == "/cache", "what the config says it has"

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from loop_formats.schema import ConfigError
+from loop_recipes.config.preflight import tasks_ahead
 from loop_recipes.launch import job_check
 from loop_recipes.launch.job_check import Report
 from support.tool_modules import SUMS, write
@@ -50,3 +52,47 @@ def test_an_environment_that_was_not_opened_is_said(options, unopened, problem):
     job_check._environment(report, SimpleNamespace(environment=environment))
     assert report.unopened is unopened
     assert report.problems == ([problem] if problem else [])
+
+
+@pytest.mark.parametrize(
+    ("options", "max_context", "said"),
+    [
+        (
+            {"agent_program": sys.executable},
+            9_000,
+            "max_context is 9000, and the agent's own prompt and its work need at",
+        ),
+        ({"agent_program": sys.executable}, 10_000, (["t_1"], "harness")),
+        ({"agent_program": "/nowhere/codex"}, 10_000, "codex is not installed, .*npm install --global @openai/codex@"),
+        ({"agent": "codecks"}, 10_000, "no agent is called 'codecks': did you mean 'codex'"),
+        (
+            {"agent": None, "agent_program": None, "command": ["/nowhere/agent"]},
+            10_000,
+            "command cannot be run: there is no program /nowhere/",
+        ),
+        ({"tasks": {"dev": ["t_1"]}}, 10_000, "no split 'train'"),
+    ],
+)
+def test_an_agent_is_looked_for_before_any_model_starts(tmp_path, options, max_context, said):
+    (tmp_path / "t_1").mkdir()
+    (tmp_path / "t_1/prompt.md").write_text("Mend it.")
+    given = {"agent": "codex", "agent_program": sys.executable, "task_files": str(tmp_path)}
+    given |= {"tasks": {"train": ["t_1"]}, "grade_command": ["true"]}
+    node = SimpleNamespace(environment=SimpleNamespace(name="harness", options={**given, **options}))
+    collection = SimpleNamespace(tasks=None, split="train", limits=SimpleNamespace(max_context=max_context))
+    config = SimpleNamespace(collection=collection)
+    if isinstance(said, tuple):
+        assert tasks_ahead(config, node) == said[::-1]
+    else:
+        with pytest.raises(ConfigError, match=said):
+            tasks_ahead(config, node)
+
+
+def test_a_world_that_has_to_be_opened_is_not_said_to_be_sound():
+    options = {"command": ["true"], "world": {"name": "counter"}}
+    node = SimpleNamespace(environment=SimpleNamespace(name="harness", options=options))
+    collection = SimpleNamespace(tasks=None, split="train", limits=SimpleNamespace(max_context=1000))
+    assert tasks_ahead(SimpleNamespace(collection=collection), node) is None
+    report = Report()
+    job_check._environment(report, node)
+    assert (report.unopened, report.problems) == (True, [])

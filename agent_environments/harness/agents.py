@@ -1,0 +1,133 @@
+"""Whole agents by name: how somebody else's program is started so that the policy answers it.
+
+A package adds one by an entry point of the group ``torchtune_loop.agents``, which names an :class:`Agent`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agent_environments.program_protocol import Connection
+from loop_plumbing.plug_ins import load, plug_ins
+
+PROMPT = "prompt.md"
+"""The file of a task's folder that holds what the agent is told."""
+LONGEST_PROMPT = (128 << 10) - 64
+"""Bytes of a prompt: Linux gives no program a longer word (MAX_ARG_STRLEN), and an option stands before it."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """How one episode's program is started: the words of its command, the first of which is the program; environment
+    variables; and files that it reads, by their paths in its home."""
+
+    command: Sequence[str]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A program as its package publishes it.
+
+    ``program`` is its name on PATH, or a path from the folder in which the node starts; ``install`` is the command that
+    installs the version that was tried. ``least_context`` is how many tokens of context hold its first prompt and some
+    work. ``start(connection, prompt)`` says how an episode begins, without the program itself.
+    """
+
+    program: str
+    install: str
+    least_context: int
+    start: Callable[[Connection, str], Start]
+
+
+def find_agent(name: str) -> Agent:
+    """The agent of this name.
+
+    Raises:
+        ValueError: no installed package has it, or it cannot be imported; names the nearest, and all.
+    """
+    known = plug_ins("agents")
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        guess = f"did you mean {near[0]!r}? " if near else ""
+        there = ", ".join(sorted(known)) or "none (contrib of torchtune-loop has some)"
+        raise ValueError(f"harness: no agent is called {name!r}: {guess}There are: {there}; or give a `command`")
+    try:
+        agent = load(known[name])
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"harness: the agent {name} cannot be imported: {error}") from error
+    if not isinstance(agent, Agent):
+        raise ValueError(f"harness: the agent {name} must be an Agent, and {known[name]} is {agent!r}")
+    return agent
+
+
+def require_installed(name: str, agent: Agent, program: str, path: str | None) -> None:
+    """Check that the agent's program is there.
+
+    Raises:
+        FileNotFoundError: it is not; says which command installs it.
+    """
+    if shutil.which(program, path=path) is None:
+        raise FileNotFoundError(
+            f"harness: the agent {name} is not installed, there is no program {program}: {agent.install} "
+            "(agent_program says where it is if not there)"
+        )
+
+
+class TaskFiles:
+    """A folder with a folder for each task, whose files an episode begins with."""
+
+    def __init__(self, root: str) -> None:
+        self.root = Path(root).expanduser().absolute()
+
+    def of(self, task_id: str) -> Path:
+        """The folder of a task.
+
+        Raises:
+            FileNotFoundError: there is none below the root; names it.
+        """
+        below = Path(task_id)
+        if below.is_absolute() or ".." in below.parts or not (self.root / below).is_dir():
+            raise FileNotFoundError(f"harness: task_files: the task {task_id!r} has no folder in {self.root}")
+        return self.root / below
+
+    def copy(self, task_id: str, folder: Path) -> None:
+        """Copy the files of a task into ``folder``, which is there."""
+        shutil.copytree(self.of(task_id), folder, symlinks=True, dirs_exist_ok=True)
+
+    def prompt(self, task_id: str) -> str:
+        """What the agent of a task is told.
+
+        Raises:
+            FileNotFoundError: the task has none. ValueError: it is no text that a program can be started with.
+        """
+        file = self.of(task_id) / PROMPT
+        if not file.is_file():
+            raise FileNotFoundError(f"harness: task_files: there is no {file}, which tells the agent its task")
+        said = file.read_bytes()
+        try:
+            text = said.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"harness: task_files: {file} is no UTF-8 text: {error}") from error
+        if not text.strip() or "\0" in text or len(said) > LONGEST_PROMPT:
+            raise ValueError(
+                f"harness: task_files: {file} must be a text of 1 to {LONGEST_PROMPT} bytes without NULs, and has "
+                f"{len(said)} bytes: put what is longer into a file beside it"
+            )
+        return text
+
+
+def write_files(home: Path, files: Mapping[str, str]) -> None:
+    """Write the files of a start into a home; their folders are made, and only their user reads them."""
+    for name, text in files.items():
+        path = home / name
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # what a template linked there is another's
+        with open(path, "w", opener=lambda file, flags: os.open(file, flags, 0o600)) as written:
+            written.write(text)

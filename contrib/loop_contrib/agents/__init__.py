@@ -1,0 +1,1 @@
+"""Whole agents as their packages publish them: how each is started so that the policy answers it (docs/agents.md)."""

@@ -1,0 +1,164 @@
+"""Agents by name: what is refused before an episode begins, and how one is started."""
+
+import json
+import sys
+
+import pytest
+
+from agent_environments.harness import agents
+from agent_environments.harness.agents import Agent, Start
+from agent_environments.harness.pool import HarnessPool
+from agent_environments.program_protocol import Connection
+
+CONNECTION = Connection("http://127.0.0.1:1/v1", "sk-1", "c1.t_1.0", "c1", 0, 8)
+REPORTS = """
+import json, os, pathlib, sys
+home = pathlib.Path.home()
+said = {"words": sys.argv[1:], "config": (home / ".writer/config").read_text(), "files": sorted(os.listdir("."))}
+said |= {"mode": oct((home / ".writer/config").stat().st_mode), "variables": [os.environ["MODEL"], os.environ["MORE"]]}
+pathlib.Path("said.json").write_text(json.dumps(said))
+"""
+GRADE = ["{python}", "-c", "print('{\"reward\": 1}')"]
+
+
+def start(connection, prompt):
+    words = ["-c", REPORTS, "--", prompt]
+    return Start(words, {"MODEL": "policy", "MORE": "agent"}, {".writer/config": f"key={connection.api_key}"})
+
+
+AGENT = Agent(program=sys.executable, install="make writer", least_context=5_000, start=start)
+GONE = Agent(program="no-such-agent", install="make gone", least_context=0, start=start)
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch):
+    there = {"writer": f"{__name__}:AGENT", "gone": f"{__name__}:GONE", "none": f"{__name__}:CONNECTION"}
+    there |= {"lost": "no_such_module:AGENT"}
+    monkeypatch.setattr(agents, "plug_ins", {"agents": there}.__getitem__)
+
+
+@pytest.fixture
+def tasks(tmp_path):
+    for name in ("t_1", "deep/t_2"):
+        (tmp_path / "tasks" / name / "src").mkdir(parents=True)
+        (tmp_path / "tasks" / name / "prompt.md").write_text(f"--mend {name}\nand 'this'\n")
+    return tmp_path / "tasks"
+
+
+def pool(folder, **options):
+    given = {"agent": "writer", "tasks": {"train": ["t_1", "deep/t_2"]}, "task_files": str(folder)}
+    return HarnessPool(lambda text: [], **{**given, "grade_command": GRADE, **options})
+
+
+async def test_an_agent_finds_its_files_its_prompt_and_its_settings(tasks, tmp_path):
+    template = tmp_path / "template"
+    (template / ".writer").mkdir(parents=True)
+    (tmp_path / "mine").write_text("mine")
+    (template / ".writer/config").symlink_to(tmp_path / "mine")
+    made = pool(tasks, variables={"MORE": "user"}, home_template=str(template))
+    await made.open()
+    environment = await made.acquire("e")
+    try:
+        await environment.start("deep/t_2")
+        assert (await environment.run(CONNECTION)).status == 0
+        said = json.loads((environment._folder / "said.json").read_text())
+    finally:
+        await environment.close()
+    assert said["words"][-1] == "--mend deep/t_2\nand 'this'\n"
+    assert (said["config"], said["mode"][-3:], said["variables"]) == ("key=sk-1", "600", ["policy", "user"])
+    assert said["files"] == ["prompt.md", "src"]
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+async def test_a_command_begins_with_the_files_of_its_task_too(tasks):
+    made = pool(tasks, agent=None, command=["{python}", "-c", "import os; os.remove('prompt.md')"])
+    environment = await made.acquire("e")
+    try:
+        await environment.start("t_1")
+        assert (await environment.run(CONNECTION)).status == 0
+    finally:
+        await environment.close()
+    assert (tasks / "t_1/prompt.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (
+            {"agent": "writter"},
+            "no agent is called 'writter': did you mean 'writer'\\? There are: gone, lost, none, writ",
+        ),
+        ({"agent": "zzz"}, "no agent is called 'zzz': There are: gone"),
+        ({"agent": "lost"}, "the agent lost cannot be imported: No module named 'no_such_module'"),
+        ({"agent": "none"}, "the agent none must be an Agent"),
+        ({"command": ["true"]}, "agent writer needs `tasks` and `task_files`, and no `command` or `world`"),
+        ({"world": {"name": "counter"}, "grade_command": None, "tasks": None}, "no `command` or `world`"),
+        ({"task_files": None}, "agent writer needs `tasks` and `task_files`"),
+        ({"agent": None, "agent_program": "x"}, "agent_program is the program of an `agent`, and none is named"),
+    ],
+)
+def test_a_config_that_starts_no_agent_is_refused(tasks, options, why):
+    with pytest.raises(ValueError, match=why):
+        pool(tasks, **options)
+
+
+def test_no_agents_at_all_is_said(tasks, monkeypatch):
+    monkeypatch.setattr(agents, "plug_ins", lambda group: {})
+    with pytest.raises(ValueError, match=r"There are: none \(contrib of torchtune-loop has some\)"):
+        pool(tasks)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"agent": "gone"}, "the agent gone is not installed, there is no program no-such-agent: make gone "),
+        ({"agent_program": "/no/such/program"}, "there is no program /no/such/program: make writer "),
+        ({"variables": {"PATH": "/nowhere"}, "agent": "gone"}, "the agent gone is not installed"),
+        ({"prefix": ["no-such-sandbox"]}, "command cannot be run: there is no program no-such-sandbox"),
+        ({"tasks": {"train": ["t_1", "t_9"]}}, "the task 't_9' has no folder in "),
+        ({"tasks": {"dev": ["../tasks/t_1"]}}, "the task '../tasks/t_1' has no folder in "),
+        ({"task_files": "/no/such/folder"}, "the task 't_1' has no folder in /no/such/folder"),
+    ],
+)
+def test_what_this_machine_lacks_is_told_before_anything_starts(tasks, options, why):
+    with pytest.raises(FileNotFoundError, match=why):
+        pool(tasks, **options).preflight(["t_1"])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "why"),
+    [
+        (None, "there is no .*prompt.md, which tells the agent its task"),
+        (b"", "must be a text of 1 to "),
+        (b" \n", "must be a text of 1 to "),
+        (b"a\0b", "without NULs"),
+        (b"\xff", "is no UTF-8 text"),
+        (b"x" * (128 << 10), "and has 131072 bytes: put what is longer into a file"),
+    ],
+)
+async def test_a_prompt_that_cannot_be_told_is_refused(tasks, prompt, why):
+    file = tasks / "t_1/prompt.md"
+    file.unlink()
+    if prompt is not None:
+        file.write_bytes(prompt)
+    with pytest.raises((ValueError, FileNotFoundError), match=why):
+        await pool(tasks).open()
+    await pool(tasks, agent=None, command=["true"]).open()  # it may be told in another way
+
+
+async def test_the_longest_prompt_is_told(tasks):
+    (tasks / "t_1/prompt.md").write_bytes(b"x" * agents.LONGEST_PROMPT)
+    environment = await pool(tasks).acquire("e")
+    try:
+        await environment.start("t_1")
+        assert (await environment.run(CONNECTION)).status == 0
+    finally:
+        await environment.close()
+
+
+def test_the_tasks_are_known_before_it_is_opened(tasks):
+    assert pool(tasks).preflight("train") == ["t_1", "deep/t_2"]
+    assert pool(tasks).preflight(["deep/t_2"]) == ["deep/t_2"]
+    assert pool(tasks).least_context == 5_000
+    in_world = HarnessPool(lambda text: [], ["true"], world={"name": "counter"})
+    assert (in_world.preflight("train"), in_world.least_context) == (None, 0)

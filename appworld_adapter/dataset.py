@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agent_environments.protocol import UnknownTask
+from appworld_adapter.making import dataset_commands
 
 SPLITS = ("train", "dev", "test_normal", "test_challenge")
 
@@ -124,7 +125,6 @@ def _data_folder(root: str | Path) -> Path:
     data = Path(root) / "data"
     if not (data / "datasets").is_dir() or not (data / "tasks").is_dir():
         raise FileNotFoundError(
-            f"no AppWorld dataset at {root}: expected data/datasets and data/tasks there "
-            "(`make world` writes the synthetic one, `make appworld-data` downloads the real one)"
+            f"no AppWorld dataset at {root}: expected data/datasets and data/tasks there ({dataset_commands(root)})"
         )
     return data

@@ -24,6 +24,7 @@ from agent_environments.protocol import (
 from agent_environments.unopened import Solution
 from appworld_adapter import dataset as task_lists
 from appworld_adapter.ground_truth import EXECUTION_SUCCESSFUL, load_solution
+from appworld_adapter.making import interpreter_command
 from appworld_adapter.pool.episode import AppWorldEnvironment, EpisodeRules, World
 from appworld_adapter.pool.run_folder import RunFolder
 from appworld_adapter.pool.servers import ServerSpec
@@ -153,7 +154,8 @@ class DatasetPool:
         """
         if not Path(self._python).exists():
             raise FileNotFoundError(
-                f"config.python: {self._python} does not exist; run make setup, or set APPWORLD_PYTHON"
+                f"config.python: {self._python} does not exist: run {interpreter_command(self._python)}, or set "
+                "APPWORLD_PYTHON"
             )
         return task_lists.load_split(self.root, split)
 
@@ -173,7 +175,8 @@ class DatasetPool:
         """
         if not os.access(self._python, os.X_OK):
             raise FileNotFoundError(
-                f"no AppWorld interpreter at {self._python}: run `make setup`, or set `python` to one that has appworld"
+                f"no AppWorld interpreter at {self._python}: run {interpreter_command(self._python)}, or set `python` "
+                "to one that has appworld"
             )
         self._run_folder = await asyncio.to_thread(
             RunFolder.create, self._experiments_root, self.root, self._keep, self._max_worlds

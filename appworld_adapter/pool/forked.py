@@ -24,6 +24,7 @@ from typing import Any
 
 from agent_environments.lost_worlds import Loss, Losses, WorldLost, answered
 from agent_environments.protocol import EnvironmentCrashed, PoolStatus, TokenSpans
+from appworld_adapter.making import dataset_commands
 from appworld_adapter.pool.base import DatasetPool
 from appworld_adapter.pool.bubblewrap import bubblewrap_prefix
 from appworld_adapter.pool.episode import Execution
@@ -58,7 +59,7 @@ def token_key(root: Path) -> bytes:
             rows = database.execute("select password from account_passwords order by id").fetchall()
     except sqlite3.Error as error:
         raise FileNotFoundError(
-            f"no passwords in {path} ({error}): write the dataset anew (`make world`, `make appworld-data`)"
+            f"no passwords in {path} ({error}): write the dataset anew ({dataset_commands(root)})"
         ) from error
     return hashlib.sha256(json.dumps(rows).encode()).digest()
 

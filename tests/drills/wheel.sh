@@ -17,7 +17,7 @@ step "building sdist and wheel"
 git -C "$checkout" archive HEAD | tar x -C "$(mkdir -p "$folder/sources" && echo "$folder/sources")"
 "$python" -m venv "$folder/build"
 "$folder/build/bin/pip" install --quiet build
-"$folder/build/bin/python" -m build --outdir "$folder/dist" "$folder/sources" >"$folder/build.log" || { tail "$folder/build.log"; exit 1; }
+"$folder/build/bin/python" -m build --outdir "$folder/dist" "$folder/sources" >"$folder/build.log" 2>&1 || { tail "$folder/build.log"; exit 1; }
 rm -rf "$folder/sources"
 wheel=$(ls "$folder"/dist/*.whl)
 

@@ -119,13 +119,16 @@ def test_a_file_serves_several_recipes(tmp_path):
     fixed = read_config(compose(mine, [], "sft_appworld"), SftConfig)
     assert train.output_dir == scored.run == "runs/mine"
     assert scored.output_dir == "runs/mine/evaluation"
-    assert scored.policies[1].adapter == "runs/mine"
+    assert (scored.policies[0].adapter, scored.policies[1].adapter) == (None, "runs/mine")
     assert (train.collection.split, scored.split) == ("train_one_room", "dev_one_room")
     assert train.node is not None
     assert scored.environment == train.node.environment
     assert (scored.limits.max_turns, scored.limits.max_tokens_per_turn) == (10, 48)
     assert fixed.export_every == 3
     assert fixed.model == train.model
+    begun = written(tmp_path, "begun.yaml", "machine: tiny_cpu\ninitial_adapter: runs/sft/policies/policy-v0003\n")
+    before = read_config(compose(begun, [], "eval_appworld"), EvalConfig).policies[0]
+    assert (before.name, before.adapter) == ("before", "runs/sft/policies/policy-v0003"), "what the run began with"
 
 
 def test_an_evaluation_has_the_limits_that_are_trained_with(tmp_path):

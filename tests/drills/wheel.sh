@@ -46,8 +46,20 @@ run loop --version
 run tune ls | grep -q loop_appworld
 run loop init my_game
 run loop try my_game.py | tail -2
-run loop train my_game.py --model "$model" output_dir=runs/game optimizer.lr=0.01 $small
-run loop eval runs/game/train.yaml run=runs/game
+# The tiny policy knows no game; of answers of even and odd length it gives both, so that there is something to learn.
+cat >even.py <<'END'
+from agent_environments.tools import reward
+
+
+@reward
+def even(answer: str) -> bool:
+    return len(answer) % 2 == 0
+
+
+TASKS = [{"id": str(n), "question": f"Say something of {n}."} for n in range(20)]
+END
+run loop train even.py --model "$model" output_dir=runs/game optimizer.lr=0.01 $small
+run loop eval runs/game/train.yaml
 run loop view runs/game --text | head -3
 run loop view runs/game --export game.html
 run loop plot runs/game

@@ -18,7 +18,7 @@ success after training.
 
 ``--start`` trains by itself, each seed from each start: the model as it is (``none``), or after imitation of what the
 game's ``solve`` says on the tasks that are trained on (``sft``). Its rows are the held-out success before and after
-LOOP, the mean over the seeds; what stands there before LOOP is what the start alone comes to.
+LOOP, over the seeds; what stands there before LOOP is what the start alone comes to.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ def trained(game: Path, model: Path, starts: Sequence[str], seeds: int, output: 
 
 
 def success_by_start(starts: Sequence[str], seeds: int, output: Path) -> list[dict[str, Any]]:
-    """Rows of the held-out success of each start, before and after LOOP, the mean over the seeds."""
+    """Rows of the held-out success of each start, before and after LOOP: mean, least and most over the seeds."""
     found: dict[str, list[float]] = {}
     for start in starts:
         for seed in range(1, seeds + 1):
@@ -257,7 +257,11 @@ def success_by_start(starts: Sequence[str], seeds: int, output: Path) -> list[di
             for each in report["scores"]:
                 what = {"before": start, "after": f"{start} then LOOP"}.get(each["policy"], each["policy"])
                 found.setdefault(f"{what} {each['sampling']['label']}", []).append(each["tgc"]["mean"])
-    return [number(case, "success", statistics.mean(values), "%") for case, values in found.items()]
+    rows = []
+    for case, values in found.items():
+        rows.append(number(case, "success", statistics.mean(values), "%"))
+        rows += [number(case, "success_least", min(values), "%"), number(case, "success_most", max(values), "%")]
+    return rows
 
 
 def _names(runs: Sequence[Path], others: Sequence[Path]) -> str:

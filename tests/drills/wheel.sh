@@ -75,6 +75,6 @@ if [ -n "${APPWORLD:-}" ]; then
   .venv-appworld/bin/appworld install >"$folder/appworld.log"
   eval "$(grep -o '`[^`]*generate.py[^`]*`' <<<"$said" | head -1 | tr -d '`')"
   run tune run loop_appworld --config loop_appworld/tiny_cpu output_dir=runs/world $small
-  run tune run eval_appworld --config eval_appworld/tiny_cpu run=runs/world tasks=dev 'samplings=[{temperature: 1.0, runs: 1}]'
+  run tune run eval_appworld --config eval_appworld/tiny_cpu run=runs/world split=dev 'samplings=[{temperature: 1.0, runs: 1}]'
 fi
 step "done"

@@ -1,11 +1,12 @@
 """Whole agents as their packages publish them, on a small task, with a scripted policy behind the node's endpoint.
 
-Nothing here knows how an agent is started: that is what is tried.
+Nothing here knows how an agent is started: that is what is tried, by its name or by the script of docs/agents.md.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from typing import Any
 
 from loop_formats.collection_request import Limits
 from loop_formats.rollout import Rollout
+from loop_plumbing.plug_ins import plug_ins
 from support.chat_tokenizers import write_qwen3
 from support.counter_node import counter_request, local_node
 from support.fake_vllm import Sampled
@@ -38,6 +40,9 @@ GRADE = [
 ]
 FOLDER = re.compile(r"/[^\s\"'<>]*/harness-[^/\s\"'<>]+/episode")
 MAKING_S = 900.0
+PAGE = Path(__file__).parents[2] / "docs" / "agents.md"
+SIDE_CALLS = [{"system": "You are a title generator"}, {"system": "Git commit message"}]
+"""The rules of the page."""
 
 Calls = Sequence[tuple[str, Mapping[str, Any]] | str]
 """What the policy says, turn by turn: calls of the agent's tools, or a text, which ends it."""
@@ -101,6 +106,38 @@ def _openhands(folder: str) -> Calls:
     ]
 
 
+def _qwen(folder: str) -> Calls:
+    edit = {"file_path": f"{folder}/counter.py", "old_string": WRONG, "new_string": RIGHT}
+    return [
+        ("run_shell_command", {"command": "ls -la", "is_background": False}),
+        ("read_file", {"file_path": f"{folder}/counter.py"}),
+        ("edit", edit),
+        ("run_shell_command", {"command": f"{sys.executable} -m unittest -q", "is_background": False}),
+        "The test passes now.",
+    ]
+
+
+def _opencode(folder: str) -> Calls:
+    edit = {"filePath": f"{folder}/counter.py", "oldString": WRONG, "newString": RIGHT}
+    return [
+        ("bash", {"command": "ls -la", "description": "list"}),
+        ("read", {"filePath": f"{folder}/counter.py"}),
+        ("edit", edit),
+        ("bash", {"command": f"{sys.executable} -m unittest -q", "description": "test", "timeout": 20000.0}),
+        "The test passes now.",
+    ]
+
+
+def _cline(folder: str) -> Calls:
+    *work, _ = shell("run_commands", "commands")(folder)
+    calls = [(name, {"commands": [arguments["commands"]]}) for name, arguments in work]  # type: ignore[misc]
+    return [*calls, ("submit_and_exit", {"summary": "The test passes now.", "verified": True})]
+
+
+def _aider(folder: str) -> Calls:
+    return [f"counter.py\n```\n{FILES['counter.py'].replace(WRONG, RIGHT)}```"]
+
+
 AGENTS = {
     "codex": Played(["@openai/codex@0.169.0"], "node_modules/.bin/codex", shell("exec_command", "cmd")),
     "claude-code": Played(["@anthropic-ai/claude-code@2.1.328"], "node_modules/.bin/claude", _claude),
@@ -109,7 +146,22 @@ AGENTS = {
     "openhands-sdk": Played(
         ["openhands-sdk==1.58.0", "openhands-tools==1.58.0"], "bin/python", _openhands, python="3.12"
     ),
+    "opencode": Played(["opencode-ai@1.18.33"], "node_modules/.bin/opencode", _opencode),
+    "qwen-code": Played(["@qwen-code/qwen-code@0.24.4"], "node_modules/.bin/qwen", _qwen),
+    "pi": Played(["@mariozechner/pi-coding-agent@0.73.1"], "node_modules/.bin/pi", shell("bash", "command")),
+    "cline": Played(["cline@3.0.65"], "node_modules/.bin/cline", _cline),
+    "aider": Played(["aider-chat==0.86.2"], "bin/aider", _aider, python="3.11"),
 }
+
+
+def environment_of(name: str, program: str) -> dict[str, Any]:
+    """The keys of a harness that start an agent: its name, or the script of the page."""
+    if name in plug_ins("agents"):
+        return {"agent": name, "agent_program": program}
+    found = re.search(rf"^\*\*{name}\*\*.*?^```bash\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert found is not None, f"{PAGE} says how {name} is started"
+    path = f"{Path(program).parent}:{os.environ['PATH']}"
+    return {"command": ["bash", "-c", found[1]], "variables": {"PATH": path}, "side_calls": SIDE_CALLS}
 
 
 def install(name: str, folder: Path) -> str:
@@ -247,7 +299,7 @@ async def play(
             calls = script(found.group() if found else ".")
             tool = next((call[0] for call in calls if not isinstance(call, str)), "")
             said: Any = "A short title"
-            if tool in prompt:  # else it is no part of the work, such as a title
+            if f'"{tool}"' in prompt or not tool:  # else it is no part of the work, such as a title
                 said = calls[min(len(answered), len(calls) - 1)]
                 answered.append(said)
             if not isinstance(said, str):

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_environments.description import Description, description_of, environment_of
+from agent_environments.groups import GroupedEnvironment, Member, PoolOfGroups, grades_groups
 from agent_environments.protocol import (
     Environment,
     EnvironmentPool,
@@ -59,6 +60,11 @@ class MixedEnvironment:
 
     async def grade(self) -> Grade:
         return await self._started.grade()
+
+    async def grade_member(self) -> Member:
+        """Asked for where the task's own pool grades groups."""
+        assert isinstance(self._started, GroupedEnvironment), "its pool grades groups"
+        return await self._started.grade_member()
 
     async def close(self) -> None:
         if self._environment is not None:
@@ -147,6 +153,16 @@ class MixedPool:
         if name not in self._pools:
             raise UnknownTask(f"no task {task_id!r}: ids begin with {', '.join(f'{known}/' for known in self._pools)}")
         return self._pools[name], task_id.removeprefix(f"{name}/")
+
+    def grades_groups(self, task_id: str) -> bool:
+        """Whether the task's own pool does so."""
+        return grades_groups(*self.find(task_id))
+
+    async def grade_group(self, task_id: str, seen: Sequence[Mapping[str, Any]]) -> list[Grade]:
+        """The grades of the task's own pool."""
+        pool, own_id = self.find(task_id)
+        assert isinstance(pool, PoolOfGroups), "it grades groups"
+        return await pool.grade_group(own_id, seen)
 
     async def acquire(self, episode_id: str) -> MixedEnvironment:
         """At once: which environment is wanted is known when the episode starts, and there it waits its turn."""

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+from agent_environments.groups import GroupedEnvironment, Member
 from agent_environments.observation import FAILURE_HEAD
 from agent_environments.plain_values import plain_grade, plain_messages, plain_result
 from agent_environments.protocol import (
@@ -83,23 +85,38 @@ class NoVoiding:
         return result
 
     async def grade(self) -> Grade:
-        async def graded() -> Grade:
-            return plain_grade(await self._environment.grade())
+        async def graded() -> Member:
+            return Member(plain_grade(await self._environment.grade()))
 
+        return (await self._graded(graded)).grade
+
+    async def grade_member(self) -> Member:
+        """As :meth:`grade`, of an episode that is graded beside others."""
+
+        async def graded() -> Member:
+            assert isinstance(self._environment, GroupedEnvironment), "its pool grades groups"
+            member = await self._environment.grade_member()
+            return replace(member, grade=plain_grade(member.grade))
+
+        return await self._graded(graded)
+
+    async def _graded(self, graded: Callable[[], Awaitable[Member]]) -> Member:
         try:
             async with asyncio.timeout(GRADE_DEADLINE_S):
-                grade = await in_separate_task(graded)
+                member = await in_separate_task(graded)
         except TimeoutError:
             what = f"no grade within {GRADE_DEADLINE_S:g} s"
-            grade = Grade.of_ungradable(what, Broke("grade", what))
+            member = Member(Grade.of_ungradable(what, Broke("grade", what)))
         except RaisedThere as raised:
             error = raised.error
             if isinstance(error, EnvironmentCrashed):
                 raise error from None
             logger.error("the environment broke as it graded", exc_info=error)
             what = error_line(error)
-            grade = Grade.of_ungradable(what, Broke("grade", what))
-        return replace(grade, broke=self._broke or grade.broke, tools=grade.tools or tuple(self._tools.values()))
+            member = Member(Grade.of_ungradable(what, Broke("grade", what)))
+        grade = member.grade
+        tools = grade.tools or tuple(self._tools.values())
+        return replace(member, grade=replace(grade, broke=self._broke or grade.broke, tools=tools))
 
     def _note(self, result: StepResult) -> None:
         self._broke = self._broke or result.broke

@@ -2,6 +2,7 @@
 
     <root>/collections/<id>.jsonl          one rollout per line
     <root>/collections/<id>.meta.jsonl     the request, failures and ends of the same collection
+    <root>/collections/<id>.held           its finished episodes that are graded once their group is there
     <root>/policies/<version>/             a LoRA adapter in PEFT's format, and the number of its publication
     <root>/node.json                       where the node listens while it runs
 
@@ -88,6 +89,11 @@ def log_path(folder: Path, collection_id: str) -> Path:
 def meta_path(folder: Path, collection_id: str) -> Path:
     """Return the file of the other facts of a collection: its request, failures and ends."""
     return folder / f"{collection_id}{_META}"
+
+
+def held_path(folder: Path, collection_id: str) -> Path:
+    """Return the file of a collection's episodes that wait for their group to be graded, one a line."""
+    return folder / f"{collection_id}.held"
 
 
 def in_order(paths: Iterable[Path]) -> list[Path]:

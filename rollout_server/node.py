@@ -221,7 +221,8 @@ class Node:
                 stored = await beside(StoredCollection, self._folder, request.id)
                 if stored.request is not None and CollectionRequest.from_dict(stored.request) != request:
                     raise self._conflict(request.id)
-            return await self._open(request, run.unwritten if run is not None else [], retry=True)
+            unwritten = ([], []) if run is None else (run.unwritten, run.unheld)
+            return await self._open(request, unwritten, retry=True)
 
     async def collection(self, collection_id: str) -> CollectionRun:
         """The collection of this id; one that a restart interrupted is taken up again.
@@ -238,7 +239,7 @@ class Node:
             stored = await beside(StoredCollection, self._folder, collection_id) if known else None
             if stored is None or stored.request is None:
                 raise RequestError(404, f"no collection {collection_id[:128]!r}; start it with POST /v1/collections")
-            return await self._open(CollectionRequest.from_dict(stored.request), [], retry=False)
+            return await self._open(CollectionRequest.from_dict(stored.request), ([], []), retry=False)
 
     @property
     def _folder(self) -> Path:
@@ -248,18 +249,22 @@ class Node:
     def _conflict(collection_id: str) -> RequestError:
         return RequestError(409, f"collection {collection_id!r} was started with another request; choose another id")
 
-    async def _open(self, request: CollectionRequest, unwritten: list[str], retry: bool) -> CollectionRun:
-        """Read the files, write what an earlier full disk refused, and go on with what is missing.
+    async def _open(
+        self, request: CollectionRequest, unwritten: tuple[list[str], list[str]], retry: bool
+    ) -> CollectionRun:
+        """Read the files, write what an earlier full disk refused (rollouts, and episodes that wait for their group),
+        and go on with what is missing.
 
         ``retry`` says that one which failed or was cancelled is to be taken up again too.
         """
 
         def load() -> StoredCollection:
             stored = StoredCollection(self._folder, request.id)
-            if unwritten:
-                stored.rollouts.append(unwritten)
-                unwritten.clear()
-                stored = StoredCollection(self._folder, request.id)
+            for lines, write in zip(unwritten, (stored.rollouts.append, stored.hold), strict=True):
+                if lines:
+                    write(lines)
+                    lines.clear()
+                    stored = StoredCollection(self._folder, request.id)
             return stored
 
         def idle() -> None:
@@ -284,7 +289,7 @@ class Node:
 
     def _forget_ended(self) -> None:
         """Keep the newest collections that have ended; the others are on disk, and a request with branches is large."""
-        ended = [name for name, run in self._runs.items() if run.idle and not run.unwritten]
+        ended = [name for name, run in self._runs.items() if run.idle and not (run.unwritten or run.unheld)]
         for name in ended[:-COLLECTIONS_SHOWN]:
             del self._runs[name]
 

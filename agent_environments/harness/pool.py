@@ -25,6 +25,7 @@ from types import MappingProxyType
 from typing import Any
 
 from agent_environments.description import TOOLS_BEHAVIOR, Description, description_of
+from agent_environments.groups import GroupedEnvironment, Member, PoolOfGroups, grades_groups
 from agent_environments.harness.agents import Agent, Start, TaskFiles, find_agent, require_installed, write_files
 from agent_environments.harness.home import HOME, home_variables, make_home, remove_home
 from agent_environments.harness.program import run_program
@@ -154,7 +155,15 @@ class HarnessEnvironment:
 
     async def grade(self) -> Grade:
         """The grader's verdict; what the program states has no name that the grader's own figures have."""
-        grade = await self._grade()
+        return self._with_figures(await self._grade())
+
+    async def grade_member(self) -> Member:
+        """The world's, with what the program states."""
+        assert isinstance(self._world, GroupedEnvironment), "its pool grades groups"
+        member = await self._world.grade_member()
+        return replace(member, grade=self._with_figures(member.grade))
+
+    def _with_figures(self, grade: Grade) -> Grade:
         rewards = {**self._figures.get("rewards", {}), **grade.rewards}
         return replace(grade, rewards=rewards, metrics={**self._figures.get("metrics", {}), **grade.metrics})
 
@@ -354,6 +363,15 @@ class HarnessPool:
     def split_of(self, task_id: str) -> str | None:
         """The split that a task is known from; None for one of a world that was not asked for its tasks."""
         return self._splits.get(task_id)
+
+    def grades_groups(self, task_id: str) -> bool:
+        """Whether the world does so."""
+        return self._world is not None and grades_groups(self._world, task_id)
+
+    async def grade_group(self, task_id: str, seen: Sequence[Mapping[str, Any]]) -> list[Grade]:
+        """The grades of the world."""
+        assert isinstance(self._world, PoolOfGroups), "it grades groups"
+        return await self._world.grade_group(task_id, seen)
 
     @property
     def runs_elsewhere(self) -> bool:

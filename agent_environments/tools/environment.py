@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from agent_environments.description import TOOLS_BEHAVIOR, Description
+from agent_environments.groups import Member
 from agent_environments.observation import truncate
 from agent_environments.protocol import (
     Broke,
@@ -21,12 +22,12 @@ from agent_environments.protocol import (
     Grade,
     Message,
     PoolStatus,
-    Requirement,
     StepResult,
     TokenSpans,
 )
 from agent_environments.tool_calls import parse_tool_calls, tools_section
 from agent_environments.tools.answer import NO_CALL, Answer, answer, shown_together
+from agent_environments.tools.group import JUDGE_PATIENCE_S, grade_of, group_grades, seen_of
 from agent_environments.tools.identity import digest, identity
 from agent_environments.tools.instances import InstancePool, Lease
 from agent_environments.tools.module import ToolModule, load_module
@@ -41,9 +42,6 @@ from loop_plumbing.plug_ins import part
 from loop_plumbing.visible import printable
 
 logger = logging.getLogger(__name__)
-
-JUDGE_PATIENCE_S = 2700.0
-"""For all that an episode's rewards ask a judge; with a reward's own time less than the protocol has for a grade."""
 
 _PROGRAM = """
 import json, socket, sys
@@ -158,16 +156,37 @@ class ToolEnvironment:
         self._trajectory.append({"role": role, "content": content})
 
     async def grade(self) -> Grade:
+        """The grade; a reward that sees a group sees this episode alone."""
+        grades, ungradable = await self._own_grades()
+        if ungradable is not None:
+            return ungradable
+        if not self._module.grades_groups:
+            return replace(together(grades), broke=_first_break(grades))
+        seen = seen_of(self._answer, self._trajectory, grades)
+        process = await self._lease.process()
+        [grade] = await group_grades(process, self._module.rewards, self._task_id, [seen])
+        return replace(grade, broke=_first_break(grades) or grade.broke)
+
+    async def grade_member(self) -> Member:
+        """What the episode is to the rewards that see a group, with what the others give."""
+        grades, ungradable = await self._own_grades()
+        if ungradable is not None:
+            return Member(ungradable)
+        seen = seen_of(self._answer, self._trajectory, grades)
+        return Member(Grade(0.0, False, broke=_first_break(grades)), seen)
+
+    async def _own_grades(self) -> tuple[list[tuple[Reward, Grade]], Grade | None]:
+        """What each reward of an episode by itself gives; and the grade, where one that counts gives none."""
         self._judge_until = time.monotonic() + JUDGE_PATIENCE_S
         grades: list[tuple[Reward, Grade]] = []
-        broke: Broke | None = None
         for reward in self._module.rewards:
+            if reward.group:
+                continue
             grade = await self._graded_by(reward)
             if grade.ungradable is not None and reward.weight > 0.0:
-                return grade
-            broke = broke or grade.broke
+                return grades, grade
             grades.append((reward, grade))
-        return replace(together(grades), broke=broke)
+        return grades, None
 
     async def _graded_by(self, reward: Reward) -> Grade:
         lease = self._lease
@@ -181,7 +200,7 @@ class ToolEnvironment:
             episode["code_folder"] = {name: base64.b64encode(content).decode() for name, content in left.items()}
         try:
             answered = await process.ask("grade", REWARD_DEADLINE_S + judge_s, reward=reward.name, **episode)
-            return _grade(answered)
+            return grade_of(answered)
         except (Raised, DeadlinePassed, ProcessEnded, ValueError) as error:
             logger.error("reward %s gives no grade", reward.name, exc_info=error)
             what = error_line(error)
@@ -193,10 +212,8 @@ class ToolEnvironment:
             await self._code.close()
 
 
-def _grade(fields: dict[str, Any]) -> Grade:
-    """The grade that a process has sent; whether its values may stand in a grade is not looked at."""
-    requirements = tuple(Requirement(**each) for each in fields["requirements"])
-    return Grade(**{**fields, "requirements": requirements, "broke": None, "tools": ()})
+def _first_break(grades: Sequence[tuple[Reward, Grade]]) -> Broke | None:
+    return next((grade.broke for _, grade in grades if grade.broke is not None), None)
 
 
 def as_answer(text: str) -> str:
@@ -323,6 +340,18 @@ class ToolPool:
     async def acquire(self, episode_id: str) -> ToolEnvironment:
         lease = await self._instances.acquire()
         return ToolEnvironment(self.module, lease, None if self._code is None else self._code.session(), *self._cut)
+
+    def grades_groups(self, task_id: str) -> bool:
+        """Whether a reward of the module sees a group."""
+        return self.module.grades_groups
+
+    async def grade_group(self, task_id: str, seen: Sequence[Mapping[str, Any]]) -> list[Grade]:
+        """The grades of a task's episodes, in a process that none of them ran in."""
+        lease = await self._instances.acquire()
+        try:
+            return await group_grades(await lease.process(), self.module.rewards, task_id, seen)
+        finally:
+            await lease.end()
 
     def status(self) -> PoolStatus:
         pool = self._instances

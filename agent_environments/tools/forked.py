@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import copy
 import functools
 import importlib
@@ -10,7 +11,7 @@ import inspect
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any, Protocol, cast
@@ -20,7 +21,7 @@ from agent_environments.protocol import EnvironmentCrashed
 from agent_environments.tools.function_tool import FunctionTool, tool
 from agent_environments.tools.identity import tasks_digest
 from agent_environments.tools.module import ToolModule, load_module
-from agent_environments.tools.reward import reward
+from agent_environments.tools.reward import Reward, reward
 from agent_environments.tools.right_answers import Solving
 from agent_environments.tools.tool import DEADLINE_S, ToolError, WrongArguments, as_text
 from loop_plumbing import deadline, fork_server
@@ -141,19 +142,50 @@ class Calls:
             judge_s: seconds that a judge has to answer.
             code_folder: the files that the agent's code left, name -> base64.
         """
-        if self._judge is not None:
-            self._judge.answer_within(judge_s)
-        task = copy.deepcopy(self._module.tasks[task_id])
-        (found,) = (each for each in self._module.rewards if each.name == reward)
         left = {name: base64.b64decode(content) for name, content in (code_folder or {}).items()}
         episode: dict[str, Any] = {"answer": answer, "trajectory": trajectory, "code_folder": left}
         episode |= {"instance": self._instance, "judge": self._judge}
+        with self._judging(judge_s):
+            grade = self._reward(reward).grade(self._task(task_id), **episode)
+        return asdict(plain_grade(grade))  # what no JSON can hold is refused here, as it is for every environment
+
+    def grade_group(
+        self, reward: str, task_id: str, members: list[dict[str, Any]], judge_s: float
+    ) -> list[dict[str, Any]]:
+        """The fields of the grades that the reward of this name gives the episodes of a group, in their order.
+
+        Args:
+            members: ``answer``, ``trajectory`` and ``rewards`` of each.
+            judge_s: seconds that a judge has to answer.
+        """
+        episodes = {
+            "answers": [member["answer"] for member in members],
+            "trajectories": [member["trajectory"] for member in members],
+            "rewards": [member["rewards"] for member in members],
+            "judge": self._judge,
+        }
+        with self._judging(judge_s):
+            grades = self._reward(reward).grade_group(self._task(task_id), **episodes)
+        return [asdict(plain_grade(grade)) for grade in grades]
+
+    def _task(self, task_id: str) -> dict[str, Any]:
+        """A copy of its own: what a reward changes in there is no other's."""
+        return copy.deepcopy(dict(self._module.tasks[task_id]))
+
+    def _reward(self, name: str) -> Reward:
+        (found,) = (each for each in self._module.rewards if each.name == name)
+        return found
+
+    @contextlib.contextmanager
+    def _judging(self, seconds: float) -> Iterator[None]:
+        """While a reward may ask the judge; raises what the judge has to say of its failures."""
+        if self._judge is not None:
+            self._judge.answer_within(seconds)
         try:
-            grade = found.grade(task, **episode)
+            yield
         finally:
             if self._judge is not None:
                 self._judge.check()
-        return asdict(plain_grade(grade))  # what no JSON can hold is refused here, as it is for every environment
 
     def close(self) -> None:
         """Close the instance."""

@@ -51,6 +51,11 @@ class ToolModule:
         calls = f"calls of {', '.join(self.tools)}; a turn without one is " if self.tools else "its text is "
         return f"{calls}{text}"
 
+    @property
+    def grades_groups(self) -> bool:
+        """Whether a reward sees all episodes of a task at once."""
+        return any(reward.group for reward in self.rewards)
+
     def with_tools(self, more: Sequence[Tool]) -> ToolModule:
         """The same with tools from elsewhere; raises ValueError for two of one name."""
         return replace(self, tools=_by_name([*self.tools.values(), *more]))

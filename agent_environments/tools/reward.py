@@ -22,6 +22,13 @@ OWN_NAMES = {
     "code_folder": "the files that the agent's code left",
 }
 """Parameters that are filled from the episode, and what each is; all others from the task's fields."""
+GROUP_NAMES = {
+    "answers": "what the agents answered",
+    "trajectories": "the episodes' messages",
+    "rewards": "what the other rewards gave each",
+    "judge": OWN_NAMES["judge"],
+}
+"""The same of a reward that sees the whole group."""
 DEADLINE_S = 600.0
 """For a call, without what a judge takes."""
 
@@ -35,6 +42,7 @@ class Reward:
         weight: float = 1.0,
         name: str | None = None,
         scale: Sequence[float] | None = None,
+        group: bool = False,
     ) -> None:
         called = callable_of(function)
         functools.update_wrapper(self, called)
@@ -42,6 +50,8 @@ class Reward:
         self.__name__: str = name_of(called)
         self.name = name or self.__name__
         self.weight = weight
+        self.group = group
+        self._own_names = GROUP_NAMES if group else OWN_NAMES
         self.scaled = scale is not None
         if not isinstance(weight, int | float) or not 0.0 <= weight < math.inf:
             raise ValueError(f"reward {self.name}: weight must be a number from 0 on, not {weight!r}")
@@ -75,21 +85,22 @@ class Reward:
     @property
     def task_fields(self) -> list[str]:
         """The fields of a task that it reads."""
-        return [name for name in self._parameters if name not in OWN_NAMES]
+        return [name for name in self._parameters if name not in self._own_names]
 
     def check_task(self, task: Mapping[str, Any]) -> None:
         """Raise ValueError where a task has no value for a parameter, or one that the episode's own would hide."""
         for parameter in self._parameters.values():
             name = parameter.name
-            if name in OWN_NAMES and name in task:
+            if name in self._own_names and name in task:
                 raise ValueError(
-                    f"has a field {name!r}, but the {name!r} of reward {self.name} is {OWN_NAMES[name]}; rename the "
-                    f'field: TASKS = [{{"target": task.pop("{name}"), **task}} for task in TASKS], or for the lines of '
-                    "a file 'for task in map(json.loads, open(FILE))'"
+                    f"has a field {name!r}, but the {name!r} of reward {self.name} is {self._own_names[name]}; rename "
+                    f'the field: TASKS = [{{"target": task.pop("{name}"), **task}} for task in TASKS], or for the '
+                    "lines of a file 'for task in map(json.loads, open(FILE))'"
                 )
-            if name not in OWN_NAMES and name not in task and parameter.default is parameter.empty:
-                own = ", ".join(OWN_NAMES)
-                raise ValueError(f"has no field {name!r}, which reward {self.name} asks for beside {own}")
+            if name not in self._own_names and name not in task and parameter.default is parameter.empty:
+                own = ", ".join(self._own_names)
+                cure = "; one that sees the whole group is @reward(group=True)" if name in GROUP_NAMES else ""
+                raise ValueError(f"has no field {name!r}, which reward {self.name} asks for beside {own}{cure}")
 
     def grade(self, task: Mapping[str, Any], **episode: Any) -> Grade:
         """The grade of an episode, computed here and now.
@@ -103,9 +114,39 @@ class Reward:
             ValueError: it returned something else than a number on its scale, True, False or a Grade. One that weighs
                 nothing may return any finite number.
         """
-        values = {**task, **episode}
+        return self._grade_of(self._called({**task, **episode}))
+
+    def grade_group(self, task: Mapping[str, Any], **episodes: Any) -> list[Grade]:
+        """The grade of each episode of a group, computed here and now.
+
+        Args:
+            task: the task's fields.
+            episodes: for each of :data:`GROUP_NAMES` but the judge a list, as long as the group.
+
+        Raises:
+            Raised, DeadlinePassed: of the function.
+            ValueError: it returned something else than a list with what :meth:`grade` takes for each episode.
+        """
+        size = len(episodes["answers"])
+        result = self._called({**task, **episodes})
+        values = result.tolist() if hasattr(result, "tolist") else result
+        if not isinstance(values, list | tuple):
+            raise ValueError(f"reward {self.name} returned {result!r:.80}, and not a list of {size} numbers")
+        if len(values) != size:
+            raise ValueError(f"reward {self.name} returned {len(values)} numbers for a group of {size}")
+        grades = []
+        for place, value in enumerate(values):
+            try:
+                grades.append(self._grade_of(value))
+            except ValueError as error:
+                raise ValueError(f"{error}, for answer {place} of {size}") from error
+        return grades
+
+    def _called(self, values: Mapping[str, Any]) -> Any:
         arguments = {name: values[name] for name in self._parameters if name in values}
-        result = deadline.call(self.function, arguments, DEADLINE_S)
+        return deadline.call(self.function, arguments, DEADLINE_S)
+
+    def _grade_of(self, result: Any) -> Grade:
         if isinstance(result, Grade):
             return result
         result = scalar(result)
@@ -151,7 +192,7 @@ def reward(function: Callable[..., Any]) -> Reward: ...
 
 @overload
 def reward(
-    *, weight: float = 1.0, name: str | None = None, scale: Sequence[float] | None = None
+    *, weight: float = 1.0, name: str | None = None, scale: Sequence[float] | None = None, group: bool = False
 ) -> Callable[[Callable[..., Any]], Reward]: ...
 
 
@@ -161,6 +202,7 @@ def reward(
     weight: float = 1.0,
     name: str | None = None,
     scale: Sequence[float] | None = None,
+    group: bool = False,
 ) -> Reward | Callable[[Callable[..., Any]], Reward]:
     """Makes a reward of a function, sync or async.
 
@@ -176,7 +218,10 @@ def reward(
         weight: of several rewards, whose mean by weights is the episode's; 0: it is a metric only.
         name: in the record; the function's own unless given.
         scale: the lowest and the highest number that it returns, where these are not 0 and 1.
+        group: it sees all rollouts of the task at once, and returns a list with such a number for each. Its parameters
+            are ``answers``, ``trajectories``, ``rewards`` (of each the numbers of the other rewards, by name),
+            ``judge`` and the task's fields.
     """
     if function is not None:
-        return Reward(function, weight, name, scale)
-    return lambda decorated: Reward(decorated, weight, name, scale)
+        return Reward(function, weight, name, scale, group)
+    return lambda decorated: Reward(decorated, weight, name, scale, group)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from agent_environments.groups import Member, grades_groups
 from agent_environments.no_voiding import NoVoiding
 from agent_environments.protocol import Broke, EnvironmentFault, EnvironmentPool, Grade, Message, acquire
 from loop_formats.collection_request import CollectionRequest
@@ -32,6 +34,30 @@ CLOSE_DEADLINE_S = 300.0
 def derive_seed(*parts: object) -> int:
     """A seed in [0, 2^31) that depends on every part."""
     return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:4], "big") >> 1
+
+
+def regraded(line: str, grade: Grade) -> Rollout:
+    """A rollout, as JSON, of an episode that was graded beside others: with that grade, and what broke before it."""
+    return Rollout.from_dict(_graded(json.loads(line), grade)).validate()
+
+
+def _graded(fields: dict[str, Any], grade: Grade) -> dict[str, Any]:
+    """The fields of a rollout, and those of its grade; figures that were stated already, and what broke, stay."""
+    extra: dict[str, Any] = dict(fields.get("extra", {}))
+    before: dict[str, dict[str, float]] = extra.pop("stated", {})
+    stated = {kind: {**before.get(kind, {}), **getattr(grade, kind)} for kind in ("rewards", "metrics")}
+    if any(stated.values()):
+        extra["stated"] = {kind: dict(of) for kind, of in stated.items() if of}
+    return {
+        **fields,
+        "reward": grade.reward,
+        "success": grade.success,
+        "requirements": [asdict(requirement) for requirement in grade.requirements],
+        "tampered": grade.tampered,
+        "ungradable": grade.ungradable,
+        "broke": fields.get("broke") or (grade.broke and asdict(grade.broke)),
+        "extra": extra,
+    }
 
 
 class Attempt(ABC):
@@ -63,6 +89,9 @@ class Attempt(ABC):
         self._on_phase = on_phase
         self._own_time = OwnTime(self._limits.episode_deadline_s)
         self._broke: Broke | None = None
+        self.seen: Mapping[str, Any] | None = None
+        """Of an episode that was played and is to be graded beside others of its task: what is wanted of it for that.
+        Its rollouts have no reward until then (:func:`regraded`)."""
 
     @property
     @abstractmethod
@@ -150,9 +179,11 @@ class Attempt(ABC):
 
     async def _grade(self, environment: NoVoiding) -> Grade:
         before = time.monotonic()
-        grade = await environment.grade()
+        in_group = grades_groups(self._pool, self.key.task_id)
+        member = await environment.grade_member() if in_group else Member(await environment.grade())
         self._on_phase("grade", time.monotonic() - before)
-        return replace(grade, broke=self._broke or grade.broke)
+        self.seen = member.seen
+        return replace(member.grade, broke=self._broke or member.grade.broke)
 
     async def _to_the_end(self, close: Callable[[], Awaitable[None]]) -> None:
         """Close something whatever happens, to the end even when the episode is aborted meanwhile, however often."""
@@ -185,22 +216,13 @@ class Attempt(ABC):
             "attempt": self.key.attempt,
             "seed": self.seed,
             "dataset": self._pool.dataset,
-            "reward": grade.reward,
-            "success": grade.success,
-            "requirements": [asdict(requirement) for requirement in grade.requirements],
             "end_reason": end_reason,
             "temperature": self._request.sampling.temperature,
             "started_at": started_at,
             "seconds": seconds,
-            "tampered": grade.tampered,
-            "ungradable": grade.ungradable,
-            "broke": grade.broke and asdict(grade.broke),
             "tools": [asdict(use) for use in grade.tools],
         }
-        stated = {kind: dict(of) for kind in ("rewards", "metrics") if (of := getattr(grade, kind))}
-        if stated:
-            common["extra"] = {**fields.pop("extra", {}), "stated": stated}
         try:
-            return Rollout(**{**common, **fields}).validate()
+            return Rollout(**_graded({**common, **fields}, grade)).validate()
         except ValueError as error:
             raise EpisodeFailed("environment_error", str(error)) from error

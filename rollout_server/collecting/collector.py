@@ -110,6 +110,15 @@ class Collector:
         self.error: str | None = None
         self._update_outcome()
 
+    def group(self, key: EpisodeKey) -> tuple[int, ...]:
+        """The indices of the rollouts of its task, or of its branch's point."""
+        return tuple(self._item(key).item.indices)
+
+    def is_whole(self, key: EpisodeKey) -> bool:
+        """Whether every rollout of its group is there, or gone."""
+        state = self._item(key)
+        return state.finished + state.gone == len(state.item.indices)
+
     @property
     def running(self) -> frozenset[EpisodeKey]:
         return frozenset(self._running)

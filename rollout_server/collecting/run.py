@@ -1,9 +1,15 @@
-"""A collection that is being worked on, and its two files.
+"""A collection that is being worked on, and its files.
 
 ``<id>.jsonl`` holds one rollout per line. ``<id>.meta.jsonl`` holds, one object per line: ``{"request": ...}`` first,
 ``{"opened": n}`` each time work began, ``{"failure": ...}`` per failed attempt, ``{"end": ...}`` when work ended. A
 collection whose last opening has no end was interrupted, and is taken up again from what is in the files: what it had
 lost stays lost. One that is taken up again after its end attempts the lost ones anew.
+
+Where the environment grades the rollouts of a task together, an episode is finished before it has its reward. It waits
+in ``<id>.held``, one episode a line, until its group is there: all of it, or what there is when the collection has what
+it needs. The grades are then noted as ``{"group": {"task_id", "grades"}}`` in the meta file, and only after that are
+the rollouts written, with them. So a group is graded once, whatever dies when: a grade that was noted is the one that
+counts. An episode that comes later, because it had been lost, is graded beside the others, whose grades stand.
 """
 
 from __future__ import annotations
@@ -12,18 +18,20 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from agent_environments.groups import grade_group
+from agent_environments.protocol import Broke, Grade, Requirement
 from loop_formats.branch import BranchStart
 from loop_formats.collection_request import CollectionEnd, CollectionRequest, failures_warning
 from loop_formats.rollout import BRANCH_DIFFERS, Failure, Rollout
-from loop_formats.run_files import log_path, meta_path
+from loop_formats.run_files import held_path, log_path, meta_path
 from loop_plumbing.breakage import MOST_CHARACTERS, error_line
 from loop_plumbing.visible import visible
-from rollout_server.collecting.attempt import Attempt
+from rollout_server.collecting.attempt import Attempt, regraded
 from rollout_server.collecting.collector import Collector, EpisodeKey, Gone
 from rollout_server.collecting.policy_sampler import EpisodeServices
 from rollout_server.collecting.rollout_log import AppendLog, beside
@@ -31,10 +39,26 @@ from rollout_server.collecting.speaker import EpisodeFailed
 
 logger = logging.getLogger(__name__)
 
+GRADED = ("complete", "early_stop")
+"""Ends of a collection at which the groups that still wait are graded; after others it may be taken up again."""
 
 NewAttempt = Callable[[EpisodeKey, int, CollectionRequest, str | None, BranchStart | None], Attempt]
 """Builds an attempt from its key, its draw, the request, the model's name (None in mode "latest"), and the point of a
 stored rollout that it goes on from."""
+
+
+@dataclass
+class HeldEpisode:
+    """An episode that waits for its group. ``seen`` is what it is graded by; ``lines`` are its rollouts, as JSON, until
+    they are in the log."""
+
+    seen: Mapping[str, Any]
+    lines: list[str]
+
+    def line(self, key: EpisodeKey) -> str:
+        """One line of JSON, no newline."""
+        named = json.dumps({"task_id": key.task_id, "index": key.index, "seen": self.seen}, allow_nan=False)
+        return f'{named[:-1]}, "rollouts": [{",".join(self.lines)}]}}'
 
 
 class StoredCollection:
@@ -46,9 +70,18 @@ class StoredCollection:
         self.end: CollectionEnd | None = None
         self.done: set[tuple[str, int]] = set()
         self.gone: dict[EpisodeKey, Gone] = {}
+        self.graded: dict[tuple[str, int], Grade] = {}
+        """The grades of groups, by task and index."""
+        self.held: dict[tuple[str, int], HeldEpisode] = {}
         self._expected: tuple[str, int] | None = None
         self.meta = AppendLog(meta_path(folder, collection_id), self._visit_meta)
         self.rollouts = AppendLog(log_path(folder, collection_id), self._visit_rollout)
+        self._held_path = held_path(folder, collection_id)
+        self._held_log: AppendLog | None = None
+        if self.request is None:  # of one whose other files were removed
+            self._held_path.unlink(missing_ok=True)
+        elif self._held_path.exists():
+            self._open_held()
 
     @staticmethod
     def exists(folder: Path, collection_id: str) -> bool:
@@ -66,6 +99,8 @@ class StoredCollection:
                 if failure.get("final") or failure.get("reason") == BRANCH_DIFFERS:
                     key = EpisodeKey(failure["task_id"], failure["index"], failure["attempt"])
                     self.gone[key] = Gone(failure["reason"], failure["message"])
+            case {"group": {"task_id": str(task_id), "grades": dict(grades)}}:
+                self.graded |= {(task_id, int(index)): _stored_grade(fields) for index, fields in grades.items()}
             case _:
                 raise ValueError("not a record of a collection's meta file")
         return True
@@ -83,6 +118,37 @@ class StoredCollection:
             case _:
                 raise ValueError("not a rollout")
 
+    def _visit_held(self, record: Any) -> bool:
+        match record:
+            case {"task_id": str(task_id), "index": int(index), "seen": dict(seen), "rollouts": list(rollouts)}:
+                left = [] if (task_id, index) in self.done else rollouts
+                lines = [json.dumps(rollout, separators=(",", ":"), allow_nan=False) for rollout in left]
+                self.held[task_id, index] = HeldEpisode(seen, lines)
+                return True
+            case _:
+                raise ValueError("not an episode that waits for its group")
+
+    def _open_held(self) -> AppendLog:
+        if self._held_log is None:
+            self._held_log = AppendLog(self._held_path, self._visit_held)
+        return self._held_log
+
+    def hold(self, lines: Sequence[str]) -> None:
+        """Keep episodes until their groups are graded. Raises OSError when that cannot be written."""
+        self._open_held().append(lines)
+
+    def note_grades(self, task_id: str, grades: Mapping[int, Grade]) -> None:
+        """Note the grades of a group, by index: those that count. Raises OSError when that cannot be written."""
+        plain = {str(index): asdict(grade) for index, grade in grades.items()}
+        self.meta.append([json.dumps({"group": {"task_id": task_id, "grades": plain}}, allow_nan=False)])
+        self.graded |= {(task_id, index): grade for index, grade in grades.items()}
+
+    def drop_held(self) -> None:
+        """Remove the file of the episodes that waited: their groups are graded, and none will come later."""
+        self.held.clear()
+        self._held_log = None
+        self._held_path.unlink(missing_ok=True)
+
     def begin(self, request: CollectionRequest) -> None:
         """Note that work begins (again). Raises OSError when that cannot be written."""
         known = self.request is not None and self.request.get("max_lost") == request.max_lost
@@ -95,6 +161,12 @@ class StoredCollection:
         if self.end is not None:  # whoever asked again has mended what was wrong
             self.gone = {key: gone for key, gone in self.gone.items() if gone.refused}
         self.opened, self.end = count, None
+
+
+def _stored_grade(fields: Mapping[str, Any]) -> Grade:
+    requirements = tuple(Requirement(**each) for each in fields["requirements"])
+    broke = fields["broke"] and Broke(**fields["broke"])
+    return Grade(**{**fields, "requirements": requirements, "broke": broke, "tools": ()})
 
 
 @dataclass
@@ -140,11 +212,15 @@ class CollectionRun:
     dropped_tokens: int = 0
     unwritten: list[str] = field(default_factory=list)
     """Finished rollouts that the disk would not take; written when the collection is asked for again."""
+    unheld: list[str] = field(default_factory=list)
+    """The same of episodes that wait for their group."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set, and replaced by a new one, at every change that a reader cares for."""
 
     def __post_init__(self) -> None:
-        self.collector = Collector(self.request, self.stored.done, self.stored.opened - 1, self.stored.gone)
+        there = {*self.stored.done, *self.stored.held}
+        self.collector = Collector(self.request, there, self.stored.opened - 1, self.stored.gone)
+        self._grading: set[tuple[str, int]] = set()
         self._running: dict[EpisodeKey, _Running] = {}
         self._pending: list[tuple[EpisodeKey, list[str]]] = []
         self._write_lock = asyncio.Lock()
@@ -203,14 +279,12 @@ class CollectionRun:
         try:
             rollouts = await episode.run()
             self._running[key].delivering = True
-            ungradable, broke = rollouts[0].ungradable, rollouts[0].broke
-            if broke is not None:
-                logger.warning("%s: its environment broke in %s: %s", key, broke["where"], broke["what"])
-                self.services.metrics.broken()
-            if ungradable is not None:
-                logger.warning("%s counts as reward 0: its state was not gradable: %s", key, ungradable)
-                self.services.metrics.ungradable()
-            await self._deliver(key, rollouts)
+            if episode.seen is None:
+                self._tell_of(rollouts[0])
+                await self._deliver(key, rollouts)
+            else:
+                await self._hold(key, HeldEpisode(episode.seen, [rollout.to_json() for rollout in rollouts]))
+            await self._grade_if_whole(key)
         except EpisodeFailed as error:
             await self._fail(episode, error.reason, str(error), time.monotonic() - began)
         except BaseException as error:
@@ -226,6 +300,64 @@ class CollectionRun:
         self.on_change()
         if self.idle:
             self.on_idle()
+
+    def _tell_of(self, rollout: Rollout) -> None:
+        """Log and count what is wrong with the grade of an episode."""
+        key = f"{rollout.task_id}, rollout {rollout.index}"
+        if rollout.broke is not None:
+            logger.warning("%s: its environment broke in %s: %s", key, rollout.broke["where"], rollout.broke["what"])
+            self.services.metrics.broken()
+        if rollout.ungradable is not None:
+            logger.warning("%s counts as reward 0: its state was not gradable: %s", key, rollout.ungradable)
+            self.services.metrics.ungradable()
+
+    async def _hold(self, key: EpisodeKey, episode: HeldEpisode) -> None:
+        """Put an episode on disk that waits for its group, and count it: it is finished, but for its grade."""
+        line = episode.line(key)
+        async with self._write_lock:
+            try:
+                await beside(self.stored.hold, [line])
+            except OSError as error:
+                self.unheld.append(line)
+                self._disk_failed(error)
+                return
+        self.stored.held[key.task_id, key.index] = episode
+        self.collector.finished(key)
+
+    async def _grade_if_whole(self, key: EpisodeKey) -> None:
+        """Grade the group of a rollout that is there, or lost, if it was the last; others are graded at the end."""
+        if self.stored.held and self.collector.is_whole(key) and self.collector.outcome in (None, *GRADED):
+            try:
+                await self._grade_group(key.task_id, self.collector.group(key))
+            except OSError as error:
+                self._disk_failed(error)
+
+    async def _grade_group(self, task_id: str, indices: Sequence[int]) -> None:
+        """Grade a group by what is there of it, and deliver it. Raises OSError when that cannot be written."""
+        every = {index: self.stored.held.get((task_id, index)) for index in indices}
+        held = {index: episode for index, episode in every.items() if episode is not None}
+        waiting = [index for index, episode in held.items() if episode.lines]
+        if not waiting or (task_id, indices[0]) in self._grading:
+            return
+        self._grading.add((task_id, indices[0]))
+        try:
+            if any((task_id, index) not in self.stored.graded for index in waiting):
+                grades = await grade_group(self.services.pool, task_id, [episode.seen for episode in held.values()])
+                graded = zip(held, grades, strict=True)
+                new = {index: grade for index, grade in graded if (task_id, index) not in self.stored.graded}
+                await beside(self.stored.note_grades, task_id, new)
+            episodes = [
+                [regraded(line, self.stored.graded[task_id, index]) for line in held[index].lines] for index in waiting
+            ]
+            async with self._write_lock:
+                await beside(self.stored.rollouts.append, [rollout.to_json() for each in episodes for rollout in each])
+            for index, rollouts in zip(waiting, episodes, strict=True):
+                held[index].lines.clear()
+                self._tell_of(rollouts[0])
+                self.services.metrics.finished()
+            self._notify()
+        finally:
+            self._grading.discard((task_id, indices[0]))
 
     async def _deliver(self, key: EpisodeKey, rollouts: list[Rollout]) -> None:
         """Put an episode's sequences on disk, together with others that finish meanwhile, and only then count it."""
@@ -260,11 +392,16 @@ class CollectionRun:
             await beside(self.stored.meta.append, [json.dumps({"failure": asdict(failure)})])
         except OSError as error:
             self._disk_failed(error)
+        if final:
+            await self._grade_if_whole(key)
 
     def _disk_failed(self, error: OSError) -> None:
+        self.collector.stop("failed", self._disk_line(error))
+
+    def _disk_line(self, error: OSError) -> str:
         path = self.stored.rollouts.path
         cure = "free some space and ask for the collection again: nothing that was finished is lost"
-        self.collector.stop("failed", f"cannot write {path}: {error.strerror or error}; {cure}")
+        return f"cannot write {path}: {error.strerror or error}; {cure}"
 
     def _settle(self) -> None:
         """Once the outcome is known: abort the rest at once, and when nothing is being written, note the end."""
@@ -281,14 +418,20 @@ class CollectionRun:
 
     async def _finish(self) -> None:
         assert self.collector.outcome is not None, "asked for once it is known"
+        outcome, why = self.collector.outcome, self.collector.error
+        if outcome in GRADED:
+            try:
+                await self._grade_rest()
+            except OSError as error:
+                outcome, why = "failed", self._disk_line(error)
         end = CollectionEnd(
-            reason=self.collector.outcome,
+            reason=outcome,
             finished=self.collector.progress().finished,
             dropped=self.collector.dropped,
             dropped_tokens=self.dropped_tokens,
             failures=dict(self.collector.failures),
             seconds=time.monotonic() - self._started,
-            error=self.collector.error,
+            error=why,
             failures_by_task=self.collector.failures_by_task,
             refused=self.collector.refused,
             lost=list(self.collector.lost),
@@ -296,11 +439,18 @@ class CollectionRun:
         if warning := failures_warning(end.finished, end.failures, end.failures_by_task):
             logger.warning("collection %s: %s", self.request.id, warning)
         await self._note_end(end)
+        if outcome in GRADED and self.stored.held and not end.lost:
+            await beside(self.stored.drop_held)
         logger.info("collection %s ended: %s", self.request.id, end)
         self._notify()
         self.on_change()
         if self.idle:
             self.on_idle()
+
+    async def _grade_rest(self) -> None:
+        """Grade the groups that are not whole, but as large as the collection needs them."""
+        groups = {(item.task_id, tuple(item.indices)) for item in self.request.items()} if self.stored.held else ()
+        await asyncio.gather(*(self._grade_group(*group) for group in sorted(groups)))
 
     async def _note_end(self, end: CollectionEnd) -> None:
         try:

@@ -1,0 +1,93 @@
+"""Rewards that see all rollouts of a task at once: what an environment and its pool say for them, and who asks.
+
+An environment by itself grades an episode as a group of one. Only a collection has groups: there each member is graded
+but for what it earns beside the others, and that is given when all are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from agent_environments.plain_values import plain_grade
+from agent_environments.protocol import Broke, Environment, EnvironmentCrashed, EnvironmentPool, Grade
+from loop_plumbing.breakage import error_line
+from loop_plumbing.separate_task import RaisedThere, in_separate_task
+
+logger = logging.getLogger(__name__)
+
+DEADLINE_S = 3600.0
+TRIES = 3
+"""To grade a group, where what grades it dies by no doing of the agents'."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """An episode of a group. ``seen`` is what its pool wants to know of it to grade the group, as JSON holds it.
+
+    Without it the episode is no member: its ``grade`` is the last word, as of a state that cannot be graded. With it
+    the grade holds only what broke in the episode, which tools were called, and what a program stated.
+    """
+
+    grade: Grade
+    seen: Mapping[str, Any] | None = None
+
+
+@runtime_checkable
+class GroupedEnvironment(Environment, Protocol):
+    """The further interface of an environment whose episodes may be graded beside others of their task."""
+
+    async def grade_member(self) -> Member:
+        """In place of :meth:`~agent_environments.protocol.Environment.grade`, where the pool grades groups."""
+        ...
+
+
+@runtime_checkable
+class PoolOfGroups(EnvironmentPool, Protocol):
+    """The further interface of a pool that may grade all rollouts of a task at once."""
+
+    def grades_groups(self, task_id: str) -> bool:
+        """Whether it does so with this task."""
+        ...
+
+    async def grade_group(self, task_id: str, seen: Sequence[Mapping[str, Any]]) -> list[Grade]:
+        """The grade of each member of a group, in their order.
+
+        Raises:
+            EnvironmentCrashed: there is nothing that grades; it may be asked again.
+        """
+        ...
+
+
+def grades_groups(pool: EnvironmentPool, task_id: str) -> bool:
+    """Whether a pool grades the rollouts of a task together."""
+    return isinstance(pool, PoolOfGroups) and pool.grades_groups(task_id)
+
+
+async def grade_group(pool: EnvironmentPool, task_id: str, seen: Sequence[Mapping[str, Any]]) -> list[Grade]:
+    """The grade of each member of a group; where there is none for whatever reason, all are ungradable, and say why."""
+    assert isinstance(pool, PoolOfGroups), "its members were graded as such"
+
+    async def graded() -> list[Grade]:
+        grades = [plain_grade(grade) for grade in await pool.grade_group(task_id, seen)]
+        if len(grades) != len(seen):
+            raise ValueError(f"a group of {len(seen)} was given {len(grades)} grades")
+        return grades
+
+    what = ""
+    for _ in range(TRIES):
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                return await in_separate_task(graded)
+        except TimeoutError:
+            what = f"no grade within {DEADLINE_S:g} s"
+            break
+        except RaisedThere as raised:
+            logger.error("a group of task %s was not graded", task_id, exc_info=raised.error)
+            what = error_line(raised.error)
+            if not isinstance(raised.error, EnvironmentCrashed):
+                break
+    return [Grade.of_ungradable(what, Broke("grade", what))] * len(seen)

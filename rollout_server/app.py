@@ -28,6 +28,7 @@ from rollout_server.collecting.run import CollectionRun
 from rollout_server.endpoint import routes as endpoint
 from rollout_server.endpoint.serving import ServeRequest
 from rollout_server.inference.router import ServerUnavailable
+from rollout_server.inference.server_group import ServerAwake
 from rollout_server.node import Node, RequestError
 from rollout_server.policies.adapter_check import MAX_CONFIG_BYTES, AdapterError
 from rollout_server.policies.store import StillInUse, UnknownPolicy
@@ -42,6 +43,10 @@ HEARTBEAT_S = 2.0
 RECORDS_PER_READ = 16
 MAX_DIGITS = 9
 """Of a whole number in a path or query."""
+
+ALWAYS = ("/metrics", "/v1/status")
+EARLY = (*ALWAYS, "/v1/servers/sleep", "/v1/servers/wake")
+"""Answered before the node is ready: where its servers wait for the trainer's turn to end, "wake" is what ends it."""
 
 NODE: web.AppKey[Node] = web.AppKey("node", Node)
 
@@ -65,6 +70,8 @@ def _build_app(node: Node, token: str) -> web.Application:
             web.post("/v1/episodes", take_episode),
             web.post("/v1/keys", open_key),
             web.delete("/v1/keys/{key}", close_key),
+            web.post("/v1/servers/sleep", sleep_servers),
+            web.post("/v1/servers/wake", wake_servers),
             web.put("/v1/policies/{version}", publish_policy),
             web.delete("/v1/policies/{version}", retire_policy),
         ]
@@ -88,7 +95,7 @@ async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
         return refusal(400, error)
     except UnknownPolicy as error:
         return refusal(404, error)
-    except (ServerUnavailable, StillInUse) as error:
+    except (ServerUnavailable, ServerAwake, StillInUse) as error:
         return _refusal(503, error, request.app[NODE])
     except TimeoutError:
         return refusal(408, "the request's body did not arrive in time")
@@ -121,7 +128,8 @@ def _authentication(token: str, exempt: Set[str]) -> Any:
             raise RequestError(401, "missing or wrong bearer token; send 'Authorization: Bearer <token>'")
         trust(request)
         node = request.app[NODE]
-        if not (node.ready and node.failure is None) and request.path not in ("/metrics", "/v1/status"):
+        usable = node.ready and node.failure is None
+        if not usable and request.path not in (EARLY if node.failure is None else ALWAYS):
             raise _not_ready(node)
         return await handler(request)
 
@@ -347,3 +355,13 @@ async def retire_policy(request: web.Request) -> web.Response:
     version = _version(request)
     await request.app[NODE].policies.retire(version)
     return web.json_response({"version": version})
+
+
+async def sleep_servers(request: web.Request) -> web.Response:
+    await request.app[NODE].sleep()
+    return web.json_response({})
+
+
+async def wake_servers(request: web.Request) -> web.Response:
+    await request.app[NODE].wake()
+    return web.json_response({})

@@ -31,6 +31,8 @@ FULL_S = 7200.0
 """How long a node may be full (429) without an episode beginning or ending on it."""
 STREAM_TIMEOUT_S = 60.0
 UPLOAD_TIMEOUT_S = 1800.0
+TURN_TIMEOUT_S = 1800.0
+"""Above the sum of what the node waits for as its servers fall asleep or wake up."""
 
 logging.getLogger("httpx").setLevel(logging.WARNING)  # otherwise a line per request wherever INFO is shown
 
@@ -198,6 +200,18 @@ class RolloutClient:
     def retire_policy(self, version: int) -> None:
         """Have the node let go of a version when no episode uses it any more."""
         self._call("DELETE", f"/v1/policies/{version}")
+
+    def sleep(self) -> None:
+        """Have the node's servers give their GPUs to the trainer; returns when these are free.
+
+        Raises:
+            RolloutNodeError: the node's servers share nothing. NodeUnreachable: a server does not let go.
+        """
+        self._call("POST", "/v1/servers/sleep", timeout=TURN_TIMEOUT_S)
+
+    def wake(self) -> None:
+        """Give the GPUs back to the servers; returns when one has proven that it samples from the right versions."""
+        self._call("POST", "/v1/servers/wake", timeout=TURN_TIMEOUT_S)
 
     def _call(self, method: str, path: str, **content: Any) -> dict[str, Any]:
         """One request, repeated while the node is away or full; returns the decoded answer. ``content``: see

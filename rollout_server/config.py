@@ -87,6 +87,9 @@ class ServersConfig:
     start_timeout_s: PositiveFloat = 3600.0
     """Last resort for a server that starts, in seconds. One that ends is noticed at once, one that does nothing after
     two minutes; one that is slow is waited for."""
+    share: Literal["trainer"] | None = None
+    """``trainer``: the servers' GPUs are a trainer's too. The servers sleep while it is its turn, and wake, with all
+    policy versions proven anew, when it says so. Null: they have their GPUs, or their part of them, for good."""
     niceness: Annotated[int, Field(ge=0, le=19)] = 5
     """Of a ready server that computes on the CPU: how far the worlds, which make the requests, go first."""
     extra_args: list[str] = field(default_factory=list)

@@ -49,6 +49,8 @@ COLLECTIONS_SHOWN = 20
 RETRIED = ("failed", "cancelled")
 """Ends after which asking for the collection again takes it up again."""
 STOP_DEADLINE_S = 90.0
+DRAIN_S = 60.0
+"""For turns under way when the servers are to sleep; then they are aborted, and sampled again afterwards."""
 
 
 class RequestError(Exception):
@@ -99,6 +101,10 @@ class Node:
         self.serving = Serving(self.sessions, self._services, config.model.max_context)
         self._runs: dict[str, CollectionRun] = {}
         self._opening = asyncio.Lock()
+        self._taking_turns = asyncio.Lock()
+        self._trainers_turn = self.root / "trainers_turn"
+        if config.servers.share is not None and self._trainers_turn.exists():
+            self.servers.rest()
 
     @property
     def description(self) -> Description:
@@ -128,6 +134,42 @@ class Node:
             why = f": {error}" if str(error) else ""
             raise TimeoutError(f"{self.config.environment.name} was not open after {waited:.0f} s{why}") from error
         self._opening_since = None
+
+    async def sleep(self) -> None:
+        """Begin the trainer's turn: return when the servers' GPUs are free. On disk, so that it outlives this process.
+
+        Turns under way are waited for, for up to :data:`DRAIN_S`; no episode begins, and those that run wait.
+
+        Raises:
+            RequestError: 409 where the servers share nothing.
+            ServerAwake: a server still holds its memory; ask again.
+        """
+        self._check_shares()
+        async with self._taking_turns:
+            await asyncio.to_thread(self._trainers_turn.touch)
+            self.servers.rest()
+            await self.router.drain(DRAIN_S)
+            await self.policies.settled()
+            await self.servers.sleep()
+            logger.info("the servers sleep: it is the trainer's turn")
+
+    async def wake(self) -> None:
+        """End the trainer's turn: return when a server is ready, with every policy version proven there anew.
+
+        Raises:
+            RequestError: 409 where the servers share nothing.
+            ServerUnavailable: none is ready yet; ask again.
+        """
+        self._check_shares()
+        async with self._taking_turns:
+            await asyncio.to_thread(self._trainers_turn.unlink, missing_ok=True)
+            await self.servers.wake()
+            self._pump()
+            await self.policies.wait_for_server()
+
+    def _check_shares(self) -> None:
+        if self.config.servers.share is None:
+            raise RequestError(409, "the servers share no GPU with a trainer; set servers.share: trainer")
 
     async def until_given_up(self) -> None:
         """Return when no server is left, nor one that might come back; ``failure`` then says why."""
@@ -344,7 +386,7 @@ class Node:
 
     def _pump(self) -> None:
         """Give free slots to waiting episodes."""
-        if self.stopping.is_set():
+        if self.stopping.is_set() or self.servers.resting:
             return
         free = self.config.max_concurrent_episodes - sum(run.episodes_running for run in self._runs.values())
         for run in self._runs.values():

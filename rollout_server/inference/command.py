@@ -112,6 +112,10 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
     overrides |= dict.fromkeys(base.blanks)
     if overrides:
         options["--hf-overrides"] = json.dumps(overrides)
+    if servers.share is not None:
+        if cpu:
+            raise ServerStartError("servers.share needs vLLM on a GPU: its build for CPUs cannot sleep; set it to null")
+        flags += ["--enable-sleep-mode", "--middleware", "rollout_server.inference.locked_routes.needs_key"]
     if cpu:
         options["--block-size"] = 32
         flags.append("--enforce-eager")
@@ -207,6 +211,8 @@ def server_environment(servers: ServersConfig, index: int, api_key: str, root: P
         # What vLLM 0.32 picks by itself for these settings; named, so that it cannot fall back without a word.
         "VLLM_USE_V2_MODEL_RUNNER": "0" if cpu else "1",
     }
+    if servers.share is not None:  # the routes for it are among those for developers
+        environment["VLLM_SERVER_DEV_MODE"] = "1"
     # The server's temporary folder, where torch would keep what it compiled, goes with the server.
     if (folder := compile_cache(servers, root)) is not None:
         environment["TORCHINDUCTOR_CACHE_DIR"] = folder

@@ -8,6 +8,7 @@ elsewhere.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 import uuid
@@ -103,6 +104,9 @@ class Router:
         self._own_work_by_server: dict[str, _OwnWork] = {}
         self._pinned: dict[str, VllmServer] = {}
         self._session: aiohttp.ClientSession | None = None
+        self._asking = 0
+        self._quiet = asyncio.Event()
+        self._quiet.set()
         self.counters = RouterCounters()
 
     async def start(self) -> None:
@@ -158,6 +162,12 @@ class Router:
         server = self._pinned.pop(episode_id, None)
         if server is not None:
             self._own_work(server).episodes.discard(episode_id)
+
+    async def drain(self, seconds: float) -> None:
+        """Return when no server works for us any more, or after ``seconds``; whoever asks waits until one is ready."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._quiet.wait()
 
     async def generate(
         self,
@@ -242,6 +252,8 @@ class Router:
             _ServerFailed: the answer will not come.
         """
         answer, load, idle_since = asyncio.ensure_future(asking), server.load, None
+        self._asking += 1
+        self._quiet.clear()
         try:
             while not (await asyncio.wait([answer], timeout=POLL_S))[0]:
                 now = time.monotonic()
@@ -258,6 +270,9 @@ class Router:
         finally:
             answer.cancel()
             await asyncio.gather(answer, return_exceptions=True)
+            self._asking -= 1
+            if not self._asking:
+                self._quiet.set()
 
     async def _ask(self, server: VllmServer, episode_id: str, body: dict, started: float) -> Generation:
         if self._session is None:

@@ -48,6 +48,8 @@ STALL_S = 300.0
 it had little of a processor: it may use as many seconds of one. So may a server that does not answer at all."""
 EXTERNAL_START_S = 300.0
 """A server that somebody else started is there by then, or its URL is wrong."""
+SWAP_S = 300.0
+"""In which a server falls asleep or wakes up; the weights travel between GPU and host in seconds."""
 FIRST_TOKENS = 2
 """Sampled by the first request, which is ours."""
 GRACE_S = 5.0
@@ -190,6 +192,39 @@ class VllmServer:
         limit = self._config.start_timeout_s
         return await self._while_moving(lambda: self.request("POST", path, payload, timeout_s=limit), limit)
 
+    async def sleep(self) -> None:
+        """Have the server give back its GPU's memory: weights go to the host's, the KV cache is dropped.
+
+        Raises:
+            ServerStartError: it does not do it. Otherwise what :meth:`work` does.
+        """
+        self.now("falls asleep")
+        # Whoever still waits for tokens asks again, once it is awake.
+        await self._swap("/sleep?level=1&mode=abort", asleep=True)
+        self.now("sleeps")
+
+    async def wake(self) -> None:
+        """Have the server take its GPU's memory again; what it then computes has to be proven. Raises what
+        :meth:`sleep` does."""
+        self.now("wakes up")
+        await self._swap("/wake_up", asleep=False)
+
+    async def _swap(self, path: str, asleep: bool) -> None:
+        status, body = await self.work(path, None, timeout_s=SWAP_S)
+        if status != 200:
+            cure = "; start it with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1" if self.external else ""
+            said = f"HTTP {status} {' '.join(body.split())[:300]}"
+            raise ServerStartError(f"{self.name} ({self.url}) refuses {path.partition('?')[0]}: {said}{cure}")
+        if await self._is_asleep() != asleep:
+            raise ServerStartError(f"{self.name} ({self.url}) answered {path.partition('?')[0]} and did not do it")
+
+    async def _is_asleep(self) -> bool:
+        status, body = await self.request("GET", "/is_sleeping", timeout_s=PROBE_TIMEOUT_S)
+        try:
+            return json.loads(body)["is_sleeping"] is True
+        except (ValueError, KeyError, TypeError) as error:
+            raise ServerStartError(f"{self.url} does not answer /is_sleeping as vLLM does (HTTP {status})") from error
+
     async def launch(self) -> None:
         """Start the process (ours only) and wait until it has answered a first request.
 
@@ -216,6 +251,8 @@ class VllmServer:
         except TimeoutError:
             raise ServerStartError(f"{self.name} ({self.url}) not ready after {limit:g} s; is the URL right?") from None
         await self._check_external()
+        if self._config.share is not None and await self._is_asleep():
+            await self.wake()
 
     async def _until_healthy(self) -> None:
         while True:

@@ -1,7 +1,10 @@
 """All vLLM servers of a node: started together, replaced when they fail, and ready once they hold the policies.
 
-A server is "starting", "ready", "down" or "given up". It becomes ready only after every ready hook has run (the policy
-store's loads the live adapters), so a request sent to a ready server finds its policy there.
+A server is "starting", "ready", "asleep", "down" (being ended), "waiting" (to be started) or "given up". It becomes
+ready only after every ready hook has run (the policy store's loads and proves the live adapters), so a request sent to
+a ready server finds its policy there.
+
+Servers whose GPUs are a trainer's too rest while it is the trainer's turn: those that run sleep, and none is started.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import Any
 
 from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference.command import ServerStartError, installed_vllm
-from rollout_server.inference.server import TRANSPORT_ERRORS, Fault, ServerHangs, VllmServer
+from rollout_server.inference.server import SWAP_S, TRANSPORT_ERRORS, Fault, ServerHangs, VllmServer
 from rollout_server.inference.server_metrics import Load
 
 logger = logging.getLogger(__name__)
@@ -63,6 +66,10 @@ class _Record:
         return pause
 
 
+class ServerAwake(RuntimeError):
+    """A server that should sleep holds its GPU's memory still; ask again."""
+
+
 async def _fault_of_start(server: VllmServer, error: Exception) -> Fault:
     """Return the fault behind an error of a start or a hook. A kill or a broken connection says nothing of the
     cause."""
@@ -83,11 +90,81 @@ class ServerGroup:
         self._tasks: list[asyncio.Task[None]] = []
         self._given_up = asyncio.Event()
         self._changed = asyncio.Event()
+        self._may_run = asyncio.Event()
+        self._may_run.set()
         self.servers: list[VllmServer] = []
 
     @property
     def ready(self) -> list[VllmServer]:
-        return [server for server in self.servers if server.state == "ready"]
+        """The servers that requests may be sent to; none while they rest."""
+        return [server for server in self.servers if server.state == "ready" and not self.resting]
+
+    @property
+    def resting(self) -> bool:
+        """Whether it is the trainer's turn, so that nothing is asked of a server and none is started."""
+        return not self._may_run.is_set()
+
+    def rest(self) -> None:
+        """Begin the trainer's turn; the servers still have their memory until :meth:`sleep`."""
+        self._may_run.clear()
+
+    async def sleep(self) -> None:
+        """Return when no server holds a GPU's memory any more. One of ours that does not fall asleep is ended.
+
+        Raises:
+            ServerAwake: one still holds its memory; ask again.
+        """
+        await asyncio.gather(*(self._put_to_sleep(server) for server in self.servers))
+
+    async def _put_to_sleep(self, server: VllmServer) -> None:
+        try:
+            async with asyncio.timeout(SWAP_S):
+                while server.state in ("starting", "down"):
+                    await self.wait_for_change()
+        except TimeoutError:
+            raise ServerAwake(f"{server.waits_for()}; it cannot sleep yet") from None
+        if server.state != "ready":
+            return
+        try:
+            async with asyncio.timeout(SWAP_S):
+                await server.sleep()
+        except Exception as error:  # whatever it was: its memory is needed
+            if server.external:
+                raise ServerAwake(str(error) or f"{server.name} ({server.url}) does not fall asleep") from error
+            self.condemn(server, f"{server.name} does not fall asleep: {error!r}")
+            return await self._put_to_sleep(server)
+        if server.state == "ready":
+            self._set_state(server, "asleep")
+
+    async def wake(self) -> None:
+        """End the trainer's turn: servers that sleep wake, and prove what they hold as after a start; others start.
+
+        One that does not wake, or has other weights then, is restarted.
+        """
+        if self.resting:
+            for server in self.servers:
+                if server.state == "ready":  # asked to sleep it did not say that it does; it may do so all the same
+                    self._set_state(server, "asleep")
+            self._may_run.set()
+        await asyncio.gather(*(self._wake(server) for server in self.servers if server.state == "asleep"))
+
+    async def _wake(self, server: VllmServer) -> None:
+        try:
+            async with asyncio.timeout(SWAP_S):
+                await server.wake()
+                await self._prepare(server)
+        except Exception as error:
+            self.condemn(server, f"{server.name} did not wake as it was: {str(error) or repr(error)}")
+            return
+        if server.state == "asleep":
+            self._set_state(server, "ready")
+
+    async def _prepare(self, server: VllmServer) -> None:
+        """Run the hooks. No await may come between the last and "ready": whoever changes policies next has to see this
+        server as ready."""
+        server.now("loads its policies")
+        for hook in self._hooks:
+            await hook(server)
 
     def add_ready_hook(self, hook: Callable[[VllmServer], Awaitable[None]]) -> None:
         """``hook(server)`` runs each time a server has started, before it counts as ready."""
@@ -156,7 +233,7 @@ class ServerGroup:
 
         One that is not ready is being replaced already.
         """
-        if server.state == "ready":
+        if server.state in ("ready", "asleep"):
             server.condemned = reason
             server.suspect.set()
             self._set_state(server, "down")
@@ -174,14 +251,16 @@ class ServerGroup:
         """Start, watch, replace, until given up; the first start's failure goes to ``first_start`` and ends it."""
         record = _Record()
         while True:
+            if self.resting:
+                server.now("waits for the trainer's turn to end (POST /v1/servers/wake)")
+                self._set_state(server, "waiting")
+                await self._may_run.wait()
+            self._set_state(server, "starting")
             started = time.monotonic()
             ready_at = None
             try:
                 await server.launch()
-                server.now("loads its policies")
-                for hook in self._hooks:
-                    await hook(server)
-                # No await since the last hook: whoever changes policies next sees this server as ready.
+                await self._prepare(server)
                 self._set_state(server, "ready")
                 ready_at = time.monotonic()
                 if not first_start.done():
@@ -204,10 +283,10 @@ class ServerGroup:
             logger.warning("%s is down, restart in %.1f s: %s", server.name, pause, server.last_error)
             await server.kill()
             server.now("is to be started again")
+            self._set_state(server, "waiting")
             await asyncio.sleep(pause)
             server.restarts += 1
             server.load = Load()
-            self._set_state(server, "starting")
 
     async def _give_up(self, server: VllmServer) -> None:
         await server.kill()

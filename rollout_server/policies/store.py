@@ -178,7 +178,7 @@ class PolicyStore:
         proof = Canary.from_dict(canary, self._model.max_context) if canary is not None else None
         incoming = await asyncio.to_thread(self._folder.take_in, Path(folder))
         try:
-            await self._wait_for_server()
+            await self.wait_for_server()
             policy = await self._publish(version, incoming, proof, started)
         finally:
             await asyncio.to_thread(shutil.rmtree, incoming.folder, ignore_errors=True)
@@ -191,6 +191,7 @@ class PolicyStore:
             async with self._change:
                 policy = self._live.get(version)
                 if policy is not None and policy.name == policy_name(version, incoming.digest):
+                    policy.canary = canary or policy.canary  # a restart forgets it, and a server that wakes is asked
                     await self._make_latest(policy)
                     return policy
                 try:
@@ -239,7 +240,8 @@ class PolicyStore:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _wait_for_server(self) -> None:
+    async def wait_for_server(self) -> None:
+        """Return when a server is ready. Raises ServerUnavailable after :data:`READY_TIMEOUT_S`."""
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
                 while not self._group.ready:
@@ -288,8 +290,13 @@ class PolicyStore:
             self._live = served
             raise
 
+    async def settled(self) -> None:
+        """Return when no version is being loaded, proven or removed any more."""
+        async with self._change:
+            pass
+
     async def on_server_ready(self, server: VllmServer) -> None:
-        """Load and prove the live versions on a server that has just come up; raises if it cannot serve them."""
+        """Load and prove the live versions on a server that has just come up or woken; raises if it cannot."""
         async with self._change:
             for policy in self._live.values():
                 await self._placement.load(server, policy)

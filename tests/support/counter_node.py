@@ -71,7 +71,7 @@ async def local_node(policy: Path, root: Path, publish: bool = True, **changes: 
         "root": str(root),
         "port": 0,
         "model": {"path": str(policy / "model"), "dtype": "float32", "max_context": 1024, "lora_rank": 8},
-        "servers": {"urls": [vllm_url], "max_num_seqs": 16},
+        "servers": {"urls": [vllm_url], "max_num_seqs": 16, **changes.pop("servers", {})},
         "environment": {"name": "counter"},
         "max_concurrent_episodes": 6,
         **changes,

@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +67,9 @@ class FakeVllm:
         self.tokens_per_scrape = 0.0
         self.scrapes = 0
         self.aborted = 0
+        self.asleep = False
+        self.forgets: Callable[[], None] = lambda: None
+        """What a wake does to what the server holds."""
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=1 << 30)
@@ -78,6 +82,9 @@ class FakeVllm:
                 web.post("/v1/load_lora_adapter", self.load),
                 web.post("/v1/unload_lora_adapter", self.unload),
                 web.post("/inference/v1/generate", self.generate),
+                web.post("/sleep", self.sleep),
+                web.post("/wake_up", self.wake_up),
+                web.get("/is_sleeping", self.is_sleeping),
             ]
         )
         return app
@@ -128,9 +135,32 @@ class FakeVllm:
         self.log.append(("unload", name if known is None or known.is_dir() else f"{name} whose folder is gone"))
         return web.Response(status=200 if known is not None else 404)
 
+    async def sleep(self, request: web.Request) -> web.Response:
+        if self.mode == "refuse sleep":
+            return web.json_response({"error": "Not Found"}, status=404)
+        while self.mode == "never sleeps":  # noqa: ASYNC110 - until the test sets another mode
+            await asyncio.sleep(0.01)
+        self.log.append(("sleep", str(request.query.get("level"))))
+        self.asleep = self.mode != "only says it sleeps"
+        return web.json_response({"status": "sleeping", "level": 1})
+
+    async def wake_up(self, _: web.Request) -> web.Response:
+        self.log.append(("wake", ""))
+        if self.mode == "refuse wake":
+            return web.json_response({"error": "CUDA out of memory"}, status=500)
+        self.asleep = self.mode == "only says it is awake"
+        self.forgets()
+        return web.json_response({"status": "awake", "tags": None})
+
+    async def is_sleeping(self, _: web.Request) -> web.Response:
+        return web.json_response({"is_sleeping": self.asleep})
+
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.seen.append(body)
+        if self.asleep:
+            self.log.append(("asked while asleep", body["model"]))
+            return web.json_response({"error": {"message": "the engine sleeps"}}, status=500)
         token_ids, sampling = body["token_ids"], body["sampling_params"]
         if body["model"] not in (*self.loaded, "base"):
             return web.json_response({"error": {"message": f"The model {body['model']} does not exist."}}, status=404)
@@ -192,7 +222,8 @@ class FakeVllm:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--misbehave", choices=["exit", "never ready", "slow start", "slow answers", "die of requests"])
+    hows = ["exit", "never ready", "slow start", "slow answers", "die of requests", "refuse sleep"]
+    parser.add_argument("--misbehave", choices=hows)
     arguments, _ = parser.parse_known_args()
     # As vLLM has engine processes: one that changes session and would outlive a plain kill.
     subprocess.Popen([sys.executable, "-c", "import os, time; os.setsid(); time.sleep(600)"])
@@ -210,6 +241,8 @@ def main() -> None:
         fake.health = fake.spin
     if arguments.misbehave == "die of requests":
         fake.generate = fake.die
+    if arguments.misbehave == "refuse sleep":
+        fake.mode = "refuse sleep"
     web.run_app(fake.app(), host="127.0.0.1", port=arguments.port, print=None, handle_signals=True)
 
 

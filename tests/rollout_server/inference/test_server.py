@@ -104,6 +104,41 @@ async def test_killed_server_is_replaced_and_leaves_nothing_behind(group_of):
     await group.stop()
 
 
+@pytest.mark.parametrize("sleeps", [True, False])
+async def test_no_process_holds_the_gpu_in_the_trainers_turn_and_all_are_back_after_it(group_of, sleeps):
+    group = group_of(count=2, misbehave={} if sleeps else {0: "refuse sleep"})
+    await group.start()
+    pids = [server.pid for server in group.servers]
+    group.rest()
+    await group.sleep()
+    if sleeps:
+        os.kill(descendants(pids[0])[0], signal.SIGKILL)
+        await wait_until(lambda: group.servers[0].state == "waiting")
+    assert [server.state for server in group.servers] == ["waiting", "asleep"]
+    assert not any(alive(pid) for pid in (pids[0], *descendants(pids[0])))
+    assert group.servers[1].pid == pids[1]
+    await group.sleep()
+    assert group.ready == []
+    await group.wake()
+    await wait_until(lambda: len(group.ready) == 2)
+    assert [server.restarts for server in group.servers] == [1, 0]
+    await group.stop()
+
+
+async def test_a_server_that_starts_is_ready_before_it_sleeps(group_of):
+    group = group_of(misbehave={0: "slow start"})
+    starting = asyncio.create_task(group.start())
+    await wait_until(lambda: group.servers and group.servers[0].pid)
+    group.rest()
+    await group.sleep()
+    assert group.servers[0].state == "asleep"
+    await starting
+    assert group.ready == []
+    await group.wake()
+    assert group.ready == group.servers
+    await group.stop()
+
+
 async def test_server_that_dies_while_starting_is_noticed_at_once_with_its_last_words(group_of):
     group = group_of(misbehave={0: "exit"})
     with pytest.raises(

@@ -24,7 +24,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -150,12 +150,15 @@ def is_blank(line: bytes) -> bool:
     return not line.strip()
 
 
-def read_lines(path: Path, start: int = 0, number: int = 1) -> Iterator[Line]:
+def read_lines(
+    path: Path, start: int = 0, number: int = 1, parse: Callable[[bytes], Any] = json.loads
+) -> Iterator[Line]:
     """The whole lines of a file of JSON objects, which may be written to meanwhile.
 
     Args:
         start: offset of the first line to read, and ``number`` its number: the ``end`` of a line read earlier, and one
             more than its number.
+        parse: reads a line; one that leaves out what nobody asks for is faster.
 
     Raises:
         ValueError: a whole line is no JSON object; names file and line.
@@ -166,7 +169,7 @@ def read_lines(path: Path, start: int = 0, number: int = 1) -> Iterator[Line]:
             if not line.endswith(b"\n"):
                 return
             try:
-                record = {} if is_blank(line) else json.loads(line)
+                record = {} if is_blank(line) else parse(line)
             except (ValueError, RecursionError):
                 record = None
             if not isinstance(record, dict):

@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from aiohttp.test_utils import TestServer
 from agent_environments.extraction import code_blocks
 from loop_contrib.turn_credit.turn_values import ValuedRollout, write_turn_values
 from loop_formats.collection_request import Limits, Sampling
+from loop_formats.folder_lock import lock_folder
 from loop_formats.run_files import read_rollouts
 from loop_formats.turn_values import values_file
 from loop_recipes.rollouts.branching import HowToSample
@@ -117,6 +119,9 @@ async def test_from_the_run_to_a_token_by_keyboard(run_folder, viewing):
         await says(page, ".code", "print(apis.phone.search_contacts")
         await page.keyboard.press("]")
         await true_in(page, "location.hash.startsWith('#/c/demo-i0001/r/2')")
+        await true_in(
+            page, "document.querySelector('.crumbs').innerText === 'demo › iteration 1 › task0_1 › rollout 1'"
+        )
         await page.keyboard.press("2")
         await page.locator(".tokens .token").first.wait_for(state="attached")
         await page.keyboard.press("ArrowDown")
@@ -272,6 +277,50 @@ async def test_a_run_in_training_is_followed(run_folder, tmp_path, viewing):
         await page.keyboard.press("u")
         await true_in(page, "document.querySelector('main').innerText.includes('iteration 2')")
         assert "0.750" in await page.inner_text("main")
+
+
+async def test_a_run_has_a_head_lists_by_kind_and_charts_that_lead_to_iterations(run_folder, tmp_path, viewing):
+    folder = shutil.copytree(run_folder, tmp_path / "demo")
+    logs = folder / "node/collections"
+    lines = (logs / "demo-i0001.jsonl").read_text().splitlines(keepends=True)
+    for name in ("demo-i0003-dev-0123456789", "eval-before-0123456789", "branch-demo-i0001-0123456789", "demo-i0004"):
+        (logs / f"{name}.jsonl").write_text("".join(lines[:6]))
+    wanted = {"request": {"tasks": ["a", "b"], "rollouts_per_task": 6}}
+    (logs / "demo-i0004.meta.jsonl").write_text(json.dumps(wanted) + "\n")
+    (folder / "config.yaml").write_text("model: {path: /x/Tiny}\nmax_iterations: 5\nloss: {_component_: a.Clipped}\n")
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    metrics[0] |= {"loss": 0.5, "seconds": 60.0}
+    metrics[2] |= {"loss": 0.25, "seconds": 300.0, "dev_iteration": 2, "dev_success": 0.5}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
+    with lock_folder(folder, "run.lock", "run", "output_dir"):
+        async with viewing(folder) as (page, address):
+            await show(page, address, ready=".curve canvas")
+            head = await page.inner_text("#head")
+            for said in ("Tiny", "Clipped", "synthetic-test", "iteration 4: collecting 6/12", "10 min"):
+                assert said in head, head
+            await true_in(page, "document.querySelector('.state.live')?.innerText === 'iteration 4: collecting 6/12'")
+            assert await page.locator("h2").all_inner_texts() == ["Iterations", "Evaluations", "Continuations"]
+            lists = await page.locator("table.wide").all_inner_texts()
+            assert "6 of 12, not ended" in lists[0]
+            for text, name in zip(lists[1:], ("dev tasks after iteration 3", "continuations of"), strict=True):
+                assert name in text
+            legends = await page.locator(".u-legend").all_inner_texts()
+            assert any("dev success" in text for text in legends)
+            assert not any("_" in text for text in legends)
+            cells = "[...document.querySelectorAll('.u-legend th, .u-legend td')]"
+            borders = await page.evaluate(f"{cells}.map(each => getComputedStyle(each).borderBottomWidth)")
+            assert set(borders) == {"0px"}
+            # An iteration without steps has no loss, and the line is broken there; dev scores stand at their policy.
+            assert await page.evaluate("[...valuesOf([{iteration: 1, loss: 2}, {iteration: 2}], 'loss')]") == [[1, 2]]
+            dev = "[...valuesOf([{iteration: 3, dev_iteration: 2, dev_success: 0.5}], 'dev_success')]"
+            assert await page.evaluate(dev) == [[2, 0.5]]
+            await screenshot(page, "run")
+            await page.locator(".curve .u-over").first.click(position={"x": 2, "y": 40})
+            await true_in(page, "location.hash === '#/c/demo-i0001'")
+    async with viewing(folder) as (page, address):
+        await show(page, address, ready="#head")
+        assert await page.locator(".state.live").count() == 0
+        assert "stopped after iteration 3 of 5" in await page.inner_text("#head")
 
 
 async def test_an_iteration_that_was_collected_twice_has_figures_of_its_own(tmp_path, viewing):

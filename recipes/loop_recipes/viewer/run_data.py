@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,20 +23,24 @@ import yaml
 from agent_environments.agent_turns import agent_turns
 from agent_environments.description import Description
 from agent_environments.tool_calls import ToolCall, parse_tool_calls
-from loop_formats.ids import parse_collection_id
+from loop_formats.ids import CollectionName, parse_collection_id
 from loop_formats.rollout import BranchOf
-from loop_formats.run_files import find_logs, meta_path, node_address, read_lines
+from loop_formats.run_files import find_logs, node_address, read_lines
 from loop_formats.turn_values import read_turn_values, values_file
 from loop_plumbing.breakage import error_line
 from loop_recipes.algorithm.token_statistics import TOKEN_STATISTICS, statistics_files
 from loop_recipes.paths import METRICS_FILE
 from loop_recipes.run.environment_file import FOLDERS_ABOVE, read_description
 from loop_recipes.run.metrics import read_metrics
+from loop_recipes.viewer.run_head import Collected, run_head
 from model_families.chat.tokenizer import read_tokenizer
 
 MAX_CALLS = 300
 ASKS_CHARACTERS = 160
 READ_AT_ONCE_BYTES = 20_000_000
+_NUMBERS = re.compile(rb'"(token_ids|mask|sampler_logprobs)"\s*:\s*\[([^\]]*)\]')
+"""The long arrays of a rollout's line. They are nine tenths of it, and a list needs no more than their sums."""
+_BELOW_ZERO = re.compile(r"(?:^|,)\s*(-[^,]+)")
 
 
 @dataclass
@@ -87,17 +92,19 @@ class RunData:
 
         ``totals`` of a collection are over its rollouts so far: {"rollouts", "reward", "success"}, or None for a log
         that nobody has opened yet and that is too large to be read for three numbers. ``failures`` are its failed
-        attempts, {task: {reason: count}}. ``share`` is "1of2" where it is what the first of two nodes collected of its
-        iteration, else None. ``repeated``: its iteration was collected more than once, by a run that went back to an
-        earlier checkpoint, so the metrics are of another collection, or of this one. ``no_text`` of the whole says why
-        tokens are shown as numbers; "" where they are not. ``node_runs``: a node is running
-        that can go on with a rollout.
+        attempts, {task: {reason: count}}, ``wanted`` the rollouts that were asked for, until it has ``ended``. ``name``
+        is what the page calls it, ``kind`` is training, dev, evaluation or continuation. ``whole``: the metrics of its
+        iteration are of its rollouts alone, not of several nodes' shares or rounds; nor was the iteration collected
+        again, by a run that went back to an earlier checkpoint. ``no_text`` of the whole says why tokens are shown as
+        numbers; "" where they are not. ``node_runs``: a node is running that can go on with a rollout. ``head``:
+        see :func:`run_head`.
         """
         self._find_logs()
         collections = []
         parsed_ids = {name: parse_collection_id(name) for name in self._logs}
-        places = {name: (parsed.iteration, parsed.refill, parsed.share) for name, parsed in parsed_ids.items()}
-        times = Counter(places[name] for name, parsed in parsed_ids.items() if parsed.is_training)
+        times = Counter(parsed.iteration for parsed in parsed_ids.values() if parsed.is_training)
+        names = {name: _name(parsed) for name, parsed in parsed_ids.items()}
+        alike = Counter(names.values())
         for name, log in self._logs.items():
             parsed = parsed_ids[name]
             size = log.path.stat().st_size
@@ -106,20 +113,22 @@ class RunData:
             collections.append(
                 {
                     "id": name,
+                    "name": names[name] if alike[names[name]] == 1 else name,
                     "iteration": parsed.iteration,
-                    "share": parsed.share,
-                    "repeated": parsed.is_training and times[places[name]] > 1,
-                    "kind": "training" if parsed.is_training else "evaluation",
+                    "whole": parsed.is_training and parsed.share is None and times[parsed.iteration] == 1,
+                    "kind": _kind(parsed),
                     "bytes": size,
                     "totals": _totals(log.summaries),
-                    "failures": _failures(log.path),
+                    **asdict(Collected.of(log.path)),
                 }
             )
-        collections.sort(key=lambda item: (item["kind"] != "training", item["iteration"] or 0, item["id"]))
+        collections.sort(key=lambda item: (KINDS.index(item["kind"]), item["iteration"] or 0, item["id"]))
+        metrics = self.metrics()
         return {
             "name": self.name,
+            "head": run_head(self.path, collections, metrics),
             "collections": collections,
-            "metrics": self.metrics(),
+            "metrics": metrics,
             "no_text": self._no_text,
             "node_runs": any(node_address(root) for root in {log.path.parent.parent for log in self._logs.values()}),
         }
@@ -201,6 +210,7 @@ class RunData:
             "values": self._turn_values(collection, record),
             "messages": record["messages"],
             "requirements": record["requirements"],
+            "calls": _calls(record, self._environment),
             "tokens": {"texts": list(texts), "index": index, "ids": record["token_ids"]},
             "mask": [int(sampled) for sampled in record["mask"]],
             "logprobs": [round(value, 5) for value in record["sampler_logprobs"]],
@@ -242,7 +252,7 @@ class RunData:
         self._read_on(log)
         wanted = text.casefold()
         found = []
-        for line in read_lines(log.path):
+        for line in read_lines(log.path, parse=_without_numbers):
             if line.number > log.lines:
                 break
             with _as_rollout(log.path, line.number):
@@ -258,9 +268,9 @@ class RunData:
         return bool(self._logs)
 
     def _read_on(self, log: _Indexed) -> None:
-        for line in read_lines(log.path, log.read_to, log.lines + 1):
+        for line in read_lines(log.path, log.read_to, log.lines + 1, _without_numbers):
             with _as_rollout(log.path, line.number):
-                log.summaries.append(_summary(line.record, line.number, self._environment))
+                log.summaries.append(_summary(line.record, line.number))
             log.offsets[line.number] = line.start
             log.read_to, log.lines = line.end, line.number
 
@@ -361,16 +371,27 @@ def _in_common(texts: Sequence[tuple[str, str]], other: Sequence[Mapping[str, st
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _summary(record: dict[str, Any], cursor: int, environment: Description) -> dict[str, Any]:
+def _without_numbers(line: bytes) -> Any:
+    """Parse a rollout's line, its long arrays as the texts between their brackets."""
+    return json.loads(_NUMBERS.sub(rb'"\1":"\2"', line))
+
+
+def _calls(record: dict[str, Any], environment: Description) -> list[str]:
+    """Return the names of what an agent called, in order."""
     turns = record["turns"]
-    sampled = sum(turn["end"] - turn["start"] for turn in turns)
     try:
         own = agent_turns(record["messages"], [turn["message"] for turn in turns if not turn.get("summary")])
         # Of a program's environment nobody says what a call is; that of a tool can be read all the same.
         read = [call.name for turn in own for call in parse_tool_calls(turn.text) if isinstance(call, ToolCall)]
-        calls = (environment.calls(record["task_id"], record["messages"], own) or read)[:MAX_CALLS]
+        return (environment.calls(record["task_id"], record["messages"], own) or read)[:MAX_CALLS]
     except ValueError:
-        calls = []
+        return []
+
+
+def _summary(record: dict[str, Any], cursor: int) -> dict[str, Any]:
+    """Return what a list says of a rollout, whose line was read by :func:`_without_numbers`."""
+    turns = record["turns"]
+    sampled = sum(turn["end"] - turn["start"] for turn in turns)
     return {
         "cursor": cursor,
         "id": record["rollout_id"],
@@ -384,18 +405,45 @@ def _summary(record: dict[str, Any], cursor: int, environment: Description) -> d
         "success": record["success"],
         "end_reason": record["end_reason"],
         "turns": len(turns),
-        "tokens": len(record["token_ids"]),
+        "tokens": record["token_ids"].count(",") + bool(record["token_ids"].strip()),
         "sampled": sampled,
         "versions": sorted({turn["policy_version"] for turn in turns}),
         "failed_turns": sum(turn["failed"] for turn in turns),
-        "mean_logprob": sum(record["sampler_logprobs"]) / max(sampled, 1),
+        "mean_logprob": _sum(record["sampler_logprobs"]) / max(sampled, 1),
         "seconds": record["seconds"],
         "temperature": record["temperature"],
         "tampered": record["tampered"],
         "ungradable": record["ungradable"],
-        "calls": calls,
         "asks": _asks(record["messages"]),
     }
+
+
+def _sum(logprobs: str) -> float:
+    """Return the sum of log-probs by the text between their brackets; those of tokens that were not sampled are 0."""
+    return sum(map(float, _BELOW_ZERO.findall(logprobs)))
+
+
+KINDS = ("training", "dev", "evaluation", "continuation")
+"""Of collections, in the order of the page's lists."""
+
+
+def _kind(parsed: CollectionName) -> str:
+    if parsed.is_training:
+        return "training"
+    return "dev" if parsed.dev else "continuation" if parsed.branch else "evaluation"
+
+
+def _name(parsed: CollectionName) -> str:
+    """Return what the page and the command line call a collection, as long as it is the only one of that name."""
+    if parsed.dev:
+        return f"dev tasks after iteration {parsed.iteration}"
+    if parsed.branch:
+        return f"continuations of {parsed.name}"
+    if not parsed.is_training:
+        return parsed.name
+    round_ = f", round {parsed.refill + 1}" if parsed.refill else ""
+    share = f", share {parsed.share.replace('of', ' of ')}" if parsed.share else ""
+    return f"iteration {parsed.iteration}{round_}{share}"
 
 
 def _asks(messages: Sequence[Mapping[str, str]]) -> str:
@@ -418,15 +466,6 @@ def _group(entry: dict[str, Any]) -> tuple[Any, ...]:
     continue."""
     origin = entry["branch_of"]
     return (entry["task"], *((origin["rollout_id"], origin["turns"]) if origin else ()))
-
-
-def _failures(log: Path) -> dict[str, dict[str, int]]:
-    counts: dict[str, dict[str, int]] = defaultdict(Counter)
-    meta = meta_path(log.parent, log.stem)
-    for line in read_lines(meta) if meta.is_file() else ():
-        if failure := line.record.get("failure"):
-            counts[failure["task_id"]][failure["reason"]] += 1
-    return counts
 
 
 def _totals(summaries: list[dict[str, Any]]) -> dict[str, float] | None:

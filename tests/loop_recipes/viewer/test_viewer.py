@@ -59,7 +59,7 @@ def test_summaries_hold_the_leave_one_out_advantage_of_the_task(run):
     for entry in group:
         others = (sum(rewards) - entry["reward"]) / (len(rewards) - 1)
         assert entry["advantage"] == pytest.approx(entry["reward"] - others)
-    assert group[0]["calls"][-1] == "supervisor.complete_task"
+    assert run.rollout("demo-i0002", group[0]["cursor"])["calls"][-1] == "supervisor.complete_task"
     assert group[0]["gap"] is None
     alone = [entry for entry in run.summaries("demo-i0003") if entry["task"] == "long_1"]
     assert alone[0]["advantage"] is None
@@ -87,9 +87,10 @@ def test_shares_of_an_iteration_are_told_apart(run_folder, tmp_path):
         folder.mkdir(parents=True)
         (folder / f"demo-i0002-{1 if node == 'node' else 2}of2.jsonl").write_text("".join(share))
     first, second = RunData(tmp_path).overview()["collections"]
-    assert [(item["iteration"], item["share"]) for item in (first, second)] == [(2, "1of2"), (2, "2of2")]
+    assert [item["name"] for item in (first, second)] == ["iteration 2, share 1 of 2", "iteration 2, share 2 of 2"]
     assert [item["totals"]["rollouts"] for item in (first, second)] == [10, 14]
-    assert {item["share"] for item in RunData(run_folder).overview()["collections"]} == {None}
+    assert [first["whole"], second["whole"]] == [False, False]
+    assert {item["whole"] for item in RunData(run_folder).overview()["collections"]} == {True}
 
 
 def test_an_iteration_that_was_collected_twice_is_marked(run_folder, tmp_path):
@@ -104,7 +105,9 @@ def test_an_iteration_that_was_collected_twice_is_marked(run_folder, tmp_path):
     ):
         (folder / f"{name}.jsonl").write_bytes((run_folder / "node/collections/demo-i0002.jsonl").read_bytes())
     collections = RunData(tmp_path).overview()["collections"]
-    assert [item["repeated"] for item in collections] == [False, True, True, False]
+    assert [item["whole"] for item in collections] == [True, False, False, False]
+    twice = ["demo-i0002-aaaaaaaaaa", "demo-i0002-bbbbbbbbbb"]
+    assert [item["name"] for item in collections] == ["iteration 1", *twice, "dev tasks after iteration 2"]
 
 
 def test_token_statistics_are_shown_where_there_are_some(run):
@@ -197,7 +200,7 @@ def test_calls_of_tools_are_counted_whatever_the_environment_says(run_folder, tm
     rollout.messages[2]["content"] = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
     (tmp_path / "own.jsonl").write_text(rollout.to_json() + "\n")
     write_description(tmp_path, Description())
-    assert RunData(tmp_path / "own.jsonl").summaries("own")[0]["calls"] == ["add"]
+    assert RunData(tmp_path / "own.jsonl").rollout("own", 1)["calls"] == ["add"]
 
 
 def test_a_nodes_folder_alone_is_shown_as_text_or_says_why_not(run_folder, tmp_path):

@@ -42,16 +42,16 @@ function Help({ onClose }) {
   </div>`;
 }
 
-function Crumbs({ address, run }) {
+function Crumbs({ address, run, shown }) {
   const { page, collection } = address;
   const item = run.collections.find((entry) => entry.id === collection);
-  const name = item ? collectionName(item) : collection;
+  const name = item ? item.name : collection;
   return html`<nav class="crumbs">
     <a href="#/"><bdi>${run.name}</bdi></a>
     ${page !== "run" && html` › <a href=${link("c", collection)}><bdi>${name}</bdi></a>`}
     ${page === "task" && html` › <bdi>${address.task}</bdi>`}
-    ${page === "rollout" && html` › line ${address.cursor} of the log`}
-    ${page === "beside" && html` › lines ${address.cursor} and ${address.other.cursor}`}
+    ${page === "rollout" && shown.cursor === address.cursor && html` › <a href=${link("c", collection, "t", shown.task)}><bdi>${shown.task}</bdi></a> › rollout ${shown.index}`}
+    ${page === "beside" && " › two rollouts"}
   </nav>`;
 }
 
@@ -59,7 +59,8 @@ function App() {
   const [address, setAddress] = useState(readAddress());
   const [help, setHelp] = useState(false);
   const [run, setRun] = useState(null);
-  const [state, setState] = useState("");
+  const [trouble, setTrouble] = useState("");
+  const [shown, setShown] = useState({});
 
   useEffect(() => {
     const onChange = () => {
@@ -80,9 +81,9 @@ function App() {
         nodeRuns = next.node_runs;
         if (text !== last) setRun(next);
         last = text;
-        setState(isExport ? "exported" : "follows the folder");
+        setTrouble("");
       } catch (error) {
-        setState("the viewer has stopped");
+        setTrouble(`the viewer does not answer: ${error.message}`);
       }
       if (!isExport) timer = setTimeout(poll, POLL_MS);
     };
@@ -96,15 +97,14 @@ function App() {
     ...(address.page === "run" ? { j: () => moveFocus(1), k: () => moveFocus(-1) } : {}),
   });
 
-  if (!run) return html`<p class="quiet">${state || "loading …"}</p>`;
+  if (!run) return html`<p class="quiet">${trouble || "loading …"}</p>`;
   document.title = `${run.name} – rollouts`;
   const item = run.collections.find((entry) => entry.id === address.collection);
   const common = { ...address, stamp: item ? item.bytes : 0, key: address.collection };
-  const dataset = run.metrics.length ? run.metrics[run.metrics.length - 1].dataset : "";
+  const live = run.head.runs && !isExport && !trouble;
   return html`<header>
-      <${Crumbs} address=${address} run=${run} />
-      ${dataset && html`<span class="quiet dataset"><bdi>${dataset}</bdi></span>`}
-      <span class=${`state ${state.startsWith("follows") ? "follows" : ""}`}>${state}</span>
+      <${Crumbs} address=${address} run=${run} shown=${shown} />
+      <span class=${`state ${live ? "live" : ""}`}>${trouble || `${isExport ? "exported: " : ""}${run.head.state}`}</span>
       <button onClick=${() => setHelp(true)} aria-label="keys">?</button>
     </header>
     ${run.no_text && html`<p class="quiet" id="no-text">${run.no_text}</p>`}
@@ -113,7 +113,7 @@ function App() {
       ${address.page === "collection" && html`<${CollectionPage} ...${common} failures=${item ? item.failures : {}} />`}
       ${address.page === "task" && html`<${TaskPage} ...${common} />`}
       ${address.page === "beside" && html`<${BesidePage} ...${common} />`}
-      ${address.page === "rollout" && html`<${RolloutPage} ...${common} />`}
+      ${address.page === "rollout" && html`<${RolloutPage} ...${common} onShown=${setShown} />`}
     </main>
     ${help && html`<${Help} onClose=${() => setHelp(false)} />`}`;
 }

@@ -1,50 +1,73 @@
 // The four pages: the run, a collection, the rollouts of one task side by side, one rollout.
 "use strict";
 
+/** The charts of a run: a metric -> its name in the legend. Dev scores stand at the iteration whose policy they score. */
 const CURVES = [
-  { title: "reward and success", keys: ["reward", "success", "dev_success"], from: [0, 1] },
-  { title: "gap of log-probs, 99th percentile", keys: ["gap_p99"], small: true },
-  { title: "clip fraction, kept fraction", keys: ["clip_fraction", "kept_fraction"] },
-  { title: "seconds", keys: ["seconds_waiting", "seconds_recomputing", "seconds_updating", "seconds_publishing"] },
+  { title: "reward and success (0 to 1)", keys: { reward: "reward", success: "success", dev_reward: "dev reward", dev_success: "dev success" }, from: [0, 1] },
+  { title: "loss (mean of the steps)", keys: { loss: "loss", held_out_loss: "held out" }, small: true },
+  { title: "entropy (nats)", keys: { entropy: "exact, kept tokens", entropy_estimate: "estimate, sampled tokens" } },
+  { title: "KL (nats)", keys: { approx_kl: "to the sampling policy", reference_kl: "to the base model" }, small: true },
+  { title: "sampler against learner (nats)", keys: { gap_p99: "99th percentile" }, small: true },
+  { title: "shares (0 to 1)", keys: { clip_fraction: "ratios clipped", kept_fraction: "rollouts kept" } },
+  { title: "time of an iteration (s)", keys: { seconds_waiting: "waiting", seconds_recomputing: "old log-probs", seconds_updating: "updating", seconds_publishing: "publishing" } },
 ];
+const CURVE_HEIGHT = 200;
 const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7"];
 
 const exponents = (plot, ticks) => ticks.map((tick) => (tick ? tick.toExponential(1) : "0"));
 
-function Curve({ title, keys, from, small, metrics }) {
+/** The value of a metric by iteration: {iteration: number}. */
+function valuesOf(metrics, key) {
+  const found = new Map();
+  for (const line of metrics) {
+    for (const early of key.startsWith("dev_") ? ["earlier_", ""] : [""]) {
+      const at = key.startsWith("dev_") ? line[`${early}dev_iteration`] : line.iteration;
+      if (typeof line[early + key] === "number") found.set(at, line[early + key]);
+    }
+  }
+  return found;
+}
+
+/** `open` is called with the iteration of a point that was clicked. */
+function Curve({ title, keys, from, small, metrics, open }) {
   const holder = useRef(null);
-  const present = keys.filter((key) => metrics.some((line) => typeof line[key] === "number"));
+  const series = Object.entries(keys).map(([key, name]) => ({ key, name, values: valuesOf(metrics, key) })).filter(({ values }) => values.size);
   useEffect(() => {
-    if (!present.length) return undefined;
+    if (!series.length) return undefined;
+    const iterations = series.flatMap(({ values }) => [...values.keys()]);
+    const [first, last] = [Math.min(...iterations), Math.max(...iterations)];
+    const places = [...Array(last - first + 1).keys()].map((i) => first + i);
     const ink = getComputedStyle(document.body).color;
     const axis = { stroke: ink, grid: { stroke: "rgba(128,128,128,0.25)" }, ticks: { show: false } };
     const options = {
       title,
       width: holder.current.clientWidth || 300,
-      height: 180,
+      height: CURVE_HEIGHT,
       scales: { x: { time: false }, ...(from ? { y: { range: from } } : {}) },
-      axes: [{ ...axis, size: 30, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500] }, { ...axis, size: 56, ...(small ? { values: exponents } : {}) }],
+      axes: [{ ...axis, label: "iteration", labelSize: 16, labelFont: "11px system-ui", size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500] }, { ...axis, size: 56, ...(small ? { values: exponents } : {}) }],
       series: [
         { label: "iteration" },
-        ...present.map((key, i) => ({
-          label: key,
+        ...series.map(({ key, name }, i) => ({
+          label: name,
           stroke: COLOURS[i],
           width: 2,
-          spanGaps: true,
+          spanGaps: key.startsWith("dev_"), // which not every iteration has; any other gap is an iteration without it
           value: (plot, value) => (value === null || value === undefined ? "–" : value.toPrecision(3)),
         })),
       ],
     };
-    const data = [metrics.map((line) => line.iteration), ...present.map((key) => metrics.map((line) => line[key] ?? null))];
+    const data = [places, ...series.map(({ values }) => places.map((place) => values.get(place) ?? null))];
     const plot = new uPlot(options, data, holder.current);
-    const observer = new ResizeObserver(() => plot.setSize({ width: holder.current.clientWidth, height: 180 }));
+    plot.over.title = "a click opens the iteration";
+    plot.over.addEventListener("click", () => typeof plot.cursor.idx === "number" && open(places[plot.cursor.idx]));
+    const observer = new ResizeObserver(() => plot.setSize({ width: holder.current.clientWidth, height: CURVE_HEIGHT }));
     observer.observe(holder.current);
     return () => {
       observer.disconnect();
       plot.destroy();
     };
   }, [metrics]);
-  return present.length > 0 && html`<div class="curve" ref=${holder}></div>`;
+  return series.length > 0 && html`<div class="curve" ref=${holder}></div>`;
 }
 
 /** Failed attempts of the given tasks, each {reason: count}. */
@@ -56,38 +79,63 @@ const attemptsByTask = (failures) =>
     .map(([task, reasons]) => `${task}: ${Object.entries(reasons).map(([reason, count]) => `${reason} ${count}`).join(", ")}`)
     .join("\n");
 
-/** What the page calls a collection: its iteration and, with several nodes, the share of one of them; or its id. */
-const collectionName = ({ id, kind, iteration, share, repeated }) =>
-  kind !== "training" || repeated ? id : `iteration ${iteration}${share ? `, share ${share.replace("of", " of ")}` : ""}`;
+const duration = (seconds) => (seconds < 90 ? `${Math.round(seconds)} s` : seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`);
+
+/** What is trained, how, and how far it is. */
+function Head({ head }) {
+  const facts = {
+    model: head.model,
+    algorithm: head.algorithm,
+    tasks: head.dataset,
+    state: head.state,
+    "time left": head.seconds_left === null ? "" : duration(head.seconds_left),
+  };
+  return html`<p class="facts" id="head">${Object.entries(facts).filter(([, value]) => value).map(
+    ([name, value]) => html`<span class="fact"><span class="quiet">${name}</span> <bdi>${value}</bdi></span>`,
+  )}</p>`;
+}
+
+/** The lists of the run's page, and which kinds of collections stand in them. */
+const LISTS = { Iterations: ["training"], Evaluations: ["dev", "evaluation"], Continuations: ["continuation"] };
 
 function RunPage({ run }) {
-  const { metrics, collections } = run;
+  const { metrics, collections, head } = run;
   const lines = new Map(metrics.map((line) => [line.iteration, line]));
-  // The metrics of an iteration are those of all its shares, and of one collection where it was repeated.
-  const ofMetrics = ({ kind, share, repeated }) => kind === "training" && !share && !repeated;
-  const figures = (item) => (ofMetrics(item) && lines.get(item.iteration)) || item.totals;
+  const figures = (item) => (item.whole && lines.get(item.iteration)) || item.totals;
+  const open = (iteration) => {
+    const item = collections.find((each) => each.kind === "training" && each.iteration === iteration);
+    if (item) location.hash = link("c", item.id);
+  };
   return html`<section>
+    <${Head} head=${head} />
     ${metrics.length > 0 &&
-    html`<div class="curves">${CURVES.map((curve) => html`<${Curve} ...${curve} metrics=${metrics} />`)}</div>`}
-    <h2>Collections</h2>
-    <table class="wide">
-      <thead><tr><th>collection</th><th>reward</th><th>success</th><th>rollouts</th><th>failed attempts</th><th>size</th></tr></thead>
-      <tbody>
-        ${collections.map((item) => {
-          const line = figures(item);
-          return html`<tr key=${item.id}>
-            <td><a class="stop" href=${link("c", item.id)}>${collectionName(item)}</a></td>
-            <td>${fixed(line && line.reward)}</td>
-            <td>${line ? percent(line.success) : "–"}</td>
-            <td>${line ? line.rollouts : "–"}</td>
-            <td title=${attemptsByTask(item.failures)}>${countFailures(Object.values(item.failures))}</td>
-            <td class="quiet">${(item.bytes / 1e6).toFixed(1)} MB</td>
-          </tr>`;
-        })}
-      </tbody>
-    </table>
+    html`<div class="curves">${CURVES.map((curve) => html`<${Curve} ...${curve} metrics=${metrics} open=${open} />`)}</div>`}
+    ${Object.entries(LISTS).map(([title, kinds]) => {
+      const items = collections.filter(({ kind }) => kinds.includes(kind));
+      return items.length > 0 && html`<h2>${title}</h2><${CollectionTable} key=${title} items=${items} figures=${figures} />`;
+    })}
     ${collections.length === 0 && html`<p class="quiet">no rollouts yet</p>`}
   </section>`;
+}
+
+function CollectionTable({ items, figures }) {
+  return html`<table class="wide">
+    <thead><tr><th>collection</th><th>reward</th><th>success</th><th>rollouts</th><th>failed attempts</th><th>size</th></tr></thead>
+    <tbody>
+      ${items.map((item) => {
+        const line = figures(item);
+        const count = line ? line.rollouts : "–";
+        return html`<tr key=${item.id}>
+          <td><a class="stop" href=${link("c", item.id)} title=${item.id}><bdi>${item.name}</bdi></a></td>
+          <td>${fixed(line && line.reward)}</td>
+          <td>${line ? percent(line.success) : "–"}</td>
+          <td>${count}${!item.ended && item.wanted > 0 && html`<span class="quiet"> of ${item.wanted}, not ended</span>`}</td>
+          <td title=${attemptsByTask(item.failures)}>${countFailures(Object.values(item.failures))}</td>
+          <td class="quiet">${(item.bytes / 1e6).toFixed(1)} MB</td>
+        </tr>`;
+      })}
+    </tbody>
+  </table>`;
 }
 
 const FILTERS = {
@@ -128,7 +176,6 @@ function byEpisode(entries) {
       turns: sum("turns"),
       tokens: sum("tokens"),
       failed_turns: sum("failed_turns"),
-      calls: sequences.flatMap((entry) => entry.calls),
       gap: Math.max(...sequences.map((entry) => entry.gap ?? -1)) < 0 ? null : Math.max(...sequences.map((entry) => entry.gap ?? -1)),
       mean_logprob: sequences.reduce((total, entry) => total + entry.mean_logprob * entry.sampled, 0) / Math.max(sum("sampled"), 1),
     };
@@ -260,11 +307,16 @@ function RolloutList({ collection, entries, order, onOrder }) {
 
 /** The calls of the rollouts as rows of chips: how much the attempts at one task differ. */
 function CallSequences({ group, collection }) {
-  const unique = new Set(group.map((entry) => JSON.stringify(entry.calls))).size;
-  const apps = [...new Set(group.flatMap((entry) => entry.calls.map((call) => call.split(".")[0])))].sort();
+  const loaded = useLoaded(
+    () => Promise.all(group.map(async ({ cursors }) => (await Promise.all(cursors.map((cursor) => api.rollout(collection, cursor)))).flatMap(({ calls }) => calls))),
+    [collection, group.flatMap(({ cursors }) => cursors).join()],
+  );
+  if (!loaded.value || loaded.value.length !== group.length) return html`<p class="quiet">${loaded.error || "reading the calls …"}</p>`;
+  const unique = new Set(loaded.value.map((calls) => JSON.stringify(calls))).size;
+  const apps = [...new Set(loaded.value.flatMap((calls) => calls.map((call) => call.split(".")[0])))].sort();
   return html`<details open class="calls">
     <summary>calls: ${unique} different orders in ${group.length} rollouts</summary>
-    ${group.map(
+    ${group.map((entry, place) => ({ ...entry, calls: loaded.value[place] })).map(
       (entry) => html`<div class="call-row">
         <a class="stop" href=${link("c", collection, "r", entry.cursor)}>${entry.index}${entry.success ? " ✓" : ""}</a>
         ${entry.calls.slice(0, 40).map(
@@ -317,7 +369,7 @@ function Program({ program }) {
     ${output && html`<details><summary>what it printed last</summary><pre>${output}</pre></details>`}`;
 }
 
-function RolloutPage({ collection, cursor, view, stamp }) {
+function RolloutPage({ collection, cursor, view, stamp, onShown }) {
   const loaded = useLoaded(() => api.rollout(collection, cursor), [collection, cursor]);
   const summaries = useLoaded(() => api.summaries(collection), [collection, stamp]);
   const rollout = loaded.value;
@@ -340,6 +392,7 @@ function RolloutPage({ collection, cursor, view, stamp }) {
     e: nextTrouble,
     u: () => (location.hash = own ? link("c", collection, "t", own.task) : link("c", collection)),
   });
+  useEffect(() => own && onShown({ cursor, task: own.task, index: own.index }), [own?.task, own?.index, cursor]);
   const shown = useRef(null);
   useEffect(() => markFound(shown.current, chosenFilters.text));
   if (loaded.error || summaries.error) return html`<p class="error">${loaded.error || summaries.error}</p>`;

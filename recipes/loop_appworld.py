@@ -28,6 +28,7 @@ from loop_recipes.config.loop_config import LoopConfig, read_loop_config
 from loop_recipes.config.preflight import check_run
 from loop_recipes.engine.checkpoint import TrainingState, restore_generators
 from loop_recipes.engine.diagnostics import BROKEN_GAP, canary, flops_metrics, gap_metrics, stress, tolerances
+from loop_recipes.engine.frozen_weights import FrozenWeights
 from loop_recipes.engine.model import check_context, vocabulary
 from loop_recipes.engine.process_group import any_rank, leave, on_main_rank
 from loop_recipes.engine.samples import check_token_ids, episodes, training_samples
@@ -94,6 +95,8 @@ class LoopAppWorldRecipe(TrainingRecipe):
         self._pending: CollectionRequest | None = None
         self._unscored: CollectionRequest | None = None
         self._canary: dict[str, Any] | None = None
+        # What leaves the device while servers have it; None where they do not share it.
+        self._frozen: FrozenWeights | None = None
         # The sampler's gap before the first step, of a run in half precision, once it is known.
         self._base_gap: float | None = None
         # Of the newest version's adapter, as it was published.
@@ -128,10 +131,26 @@ class LoopAppWorldRecipe(TrainingRecipe):
             credit=self._credit,
             token_statistics=statistics if conf.update.token_statistics else None,
         )
+        if conf.takes_turns:
+            self._frozen = FrozenWeights(self._learner.model)
         self._setup_credit(checkpoint)
         if conf.stress_test:
             self._stress_test()
+        self._end_turn()
         self._setup_run(checkpoint)
+
+    def _begin_turn(self) -> None:
+        """Have the GPUs for the trainer, where it shares them with the node's servers."""
+        if self._frozen is not None:
+            self._source.sleep()
+            self._frozen.come()
+
+    def _end_turn(self) -> None:
+        """Let the node's servers have shared GPUs; what they sample from is proven before they do."""
+        if self._frozen is not None:
+            self._frozen.leave()
+            any_rank(False)  # all of them have left
+            self._source.wake()
 
     def _setup_credit(self, checkpoint: TrainingState | None) -> None:
         run = TrainingRun(
@@ -222,13 +241,15 @@ class LoopAppWorldRecipe(TrainingRecipe):
             check_broken(collected.rollouts, conf.collection.max_broken_share)
             for credit in self._credit.values():
                 credit.collected(collected.rollouts, iteration)
-            # The servers rest while the trainer updates, so the policy that stood before is scored meanwhile.
+            # The servers have nothing to do while the trainer updates, so the policy that stood before is scored
+            # meanwhile; where both share GPUs, afterwards.
             self._unscored = self._plan.evaluation(iteration - 1, self._policy_version, self._adapter_digest)
-            if self._unscored is not None:
+            if self._unscored is not None and not conf.takes_turns:
                 self._source.start(self._unscored)
             if conf.collection.max_policy_lag and iteration < conf.max_iterations:
                 self._pending = self._plan.training(iteration + 1, self._policy_version, self._adapter_digest)
                 self._source.start(self._pending)
+            self._begin_turn()
             metrics = self.update(collected.rollouts, iteration)
             metrics |= collected.metrics() | refilled
             metrics["seconds_publishing"] = seconds_publishing
@@ -238,6 +259,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
             self._log(iteration, metrics)
             self.save_checkpoint()
             # The node is asked for anything only now: should it refuse, die or be away, a resumed run has the update.
+            self._end_turn()
             self._score()
             while self._forgotten:
                 self._source.retire(self._forgotten.pop())

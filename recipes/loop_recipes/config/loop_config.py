@@ -170,7 +170,8 @@ class UpdateConfig:
 @dataclass(frozen=True, config=STRICT)
 class DevEvaluationConfig:
     """Scores on the way, for choosing a checkpoint: ``runs`` rollouts of every task, made while the next iteration
-    updates. The checkpoint with the best success is kept. `eval_appworld` makes the scores to report."""
+    updates, or after it where GPUs are shared. The checkpoint with the best success is kept. `eval_appworld` makes the
+    scores to report."""
 
     every: NonNegativeInt = 0
     """Scores the policy before the first iteration and after each ``every``; 0 never."""
@@ -359,6 +360,10 @@ class LoopConfig(LearnerConfig, WithNode):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_compaction("collection.limits", self.collection.limits)
+        require(
+            not (self.takes_turns and self.collection.max_policy_lag),
+            "collection.max_policy_lag must be 0 with node.servers.share: trainer: nothing is sampled during an update",
+        )
         for name in self.credit:  # which names a file of checkpoints too
             fit = re.fullmatch("[a-z_]+", name) and name not in ("optimizer", "rng")
             require(fit, f"credit: {name} is no name; take small letters and _, but not optimizer or rng")

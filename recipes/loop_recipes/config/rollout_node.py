@@ -56,6 +56,11 @@ class WithNode:
         assert self.node is not None
         return self.node
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether the trainer and the node's servers have the same GPUs, in turns."""
+        return self.node is not None and self.node.servers.share is not None
+
     def check_compaction(self, key: str, limits: Limits) -> None:
         """Raises ConfigError where the node would leave ``limits.compaction`` to a program."""
         by_node = self.node is None or not is_harness(self.node.environment.name)

@@ -101,6 +101,14 @@ class NodeSource:
             if error.status != 404:  # not served (any more) is what we want
                 raise
 
+    def sleep(self) -> None:
+        with self._waiting("waiting for the node's servers to sleep"):
+            self._client.sleep()
+
+    def wake(self) -> None:
+        with self._waiting("waiting for the node's servers to wake"):
+            self._client.wake()
+
     def start(self, request: CollectionRequest) -> None:
         self._client.start_collection(request)
 

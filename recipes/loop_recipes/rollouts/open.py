@@ -29,6 +29,8 @@ def open_source(
 ) -> CollectionSource:
     """Open the source of a training run. Nodes that run elsewhere are ready; a launched node may still be starting.
 
+    The servers of either are asleep where they share their GPUs: it is the trainer's turn.
+
     Args:
         node: to launch, where ``config`` says so.
         deadline_s: longest time to wait for one collection.
@@ -41,7 +43,9 @@ def open_source(
     if config.replay is not None:
         return ReplaySource(Path(config.replay))
     nodes = open_nodes(config, node, output_dir, deadline_s, stop_requested)
-    if not config.launch:
+    if node is not None and node.servers.share is not None:
+        nodes.sleep()
+    elif not config.launch:
         nodes.wait_ready()
     return nodes
 

@@ -68,6 +68,12 @@ class ReplaySource:
     def retire(self, version: int) -> None:
         pass
 
+    def sleep(self) -> None:
+        pass
+
+    def wake(self) -> None:
+        pass
+
     def start(self, request: CollectionRequest) -> None:
         pass
 

@@ -96,6 +96,12 @@ class SeveralNodes:
     def retire(self, version: int) -> None:
         self._each(lambda node: node.retire(version))
 
+    def sleep(self) -> None:
+        self._each(lambda node: node.sleep())
+
+    def wake(self) -> None:
+        self._each(lambda node: node.wake())
+
     def start(self, request: CollectionRequest) -> None:
         shares = split_request(request, len(self._nodes))
         self._each(lambda node, share: node.start(share), shares)

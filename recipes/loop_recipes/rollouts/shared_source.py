@@ -65,6 +65,14 @@ class SharedSource:
         """Stop serving ``version``; one that is not served is no error."""
         on_main_rank(lambda: self._source.retire(version))
 
+    def sleep(self) -> None:
+        """Have GPUs that are shared with the trainer free for it."""
+        on_main_rank(lambda: self._source.sleep())
+
+    def wake(self) -> None:
+        """Have shared GPUs sample again, with the versions that were served before."""
+        on_main_rank(lambda: self._source.wake())
+
     def start(self, request: CollectionRequest) -> None:
         """Ask for a collection without waiting; asking again is harmless."""
         on_main_rank(lambda: self._source.start(request))

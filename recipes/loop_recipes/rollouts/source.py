@@ -135,6 +135,14 @@ class CollectionSource(Protocol):
         """Stop serving ``version``; one that is not served is no error."""
         ...
 
+    def sleep(self) -> None:
+        """Have GPUs that are shared with the trainer free for it."""
+        ...
+
+    def wake(self) -> None:
+        """Have shared GPUs sample again, with the versions that were served before."""
+        ...
+
     def start(self, request: CollectionRequest) -> None:
         """Ask for a collection without waiting; asking again is harmless."""
         ...

@@ -1,0 +1,67 @@
+"""The frozen weights of a model that shares its device: in the host's memory while others use it, and back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from loop_recipes.engine.sharding import local_part
+
+
+class FrozenWeights:
+    """What a model never changes, on each rank its own part.
+
+    The weights leave by giving their storage back, and come by filling it again: every tensor and view on them, FSDP2's
+    own too, stays what it is. The copy on the host is made once, in pinned memory where the device is a GPU.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._host: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def leave(self) -> None:
+        """Have the weights on the host only, and the device's memory free for other processes."""
+        for module in self._model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # the last layers stay gathered after a pass without gradients
+        users = Counter(weight.untyped_storage().data_ptr() for _, weight in self._weights())
+        for name, weight in self._weights():
+            storage = weight.untyped_storage()
+            if storage.nbytes() == 0:  # not here
+                continue
+            if not storage.resizable() or users[storage.data_ptr()] > 1:  # on a CPU: pages of a file
+                weight.set_(weight.clone())  # type: ignore[call-overload]
+                storage = weight.untyped_storage()
+            held = self._host.get(name)
+            if held is None or held.nbytes != storage.nbytes():
+                held = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=weight.is_cuda)
+                self._host[name] = held.copy_(_bytes(weight))
+            storage.resize_(0)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    @torch.no_grad()
+    def come(self) -> None:
+        """Have the weights on the device, bit for bit as they were."""
+        for name, weight in self._weights():
+            if name in self._host and weight.untyped_storage().nbytes() == 0:
+                weight.untyped_storage().resize_(self._host[name].nbytes)
+                _bytes(weight).copy_(self._host[name], non_blocking=True)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    def _weights(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self._model.named_parameters():
+            if not parameter.requires_grad:
+                yield name, local_part(parameter)
+
+
+def _bytes(weight: Tensor) -> Tensor:
+    """All of a tensor's storage, which FSDP2 may have padded."""
+    storage = weight.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=weight.device).set_(storage, 0, (storage.nbytes(),), (1,))

@@ -1,0 +1,254 @@
+"""A trainer that shares its GPU with the servers: the same adapters bit for bit, killed or not."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from loop_appworld import LoopAppWorldRecipe
+from loop_formats.collection_request import CollectionEnd
+from loop_formats.ids import parse_collection_id
+from loop_formats.schema import ConfigError
+from loop_recipes.config.loop_config import read_loop_config
+from loop_recipes.engine.checkpoint import load_latest
+from loop_recipes.engine.frozen_weights import FrozenWeights
+from loop_recipes.rollouts import open as opening
+from loop_recipes.rollouts.replay_source import ReplaySource
+from loop_recipes.rollouts.source import Collected
+from support.counter_node import TOKEN, local_node
+from support.small_runs import config_over, replay_config
+from support.waiting import DEADLINE_S
+
+TOKEN_ENV = "LOOP_TEST_TOKEN"
+ITERATIONS = 2
+
+
+class Killed(BaseException):
+    pass
+
+
+class Machine(ReplaySource):
+    """Replays collections on a GPU of its own make, which only one side may hold; dies at its ``dies_at``-th event."""
+
+    def __init__(self, logs, dies_at=None):
+        super().__init__(logs)
+        self.events, self.dies_at, self.recipe, self.asleep = [], dies_at, None, False
+
+    def note(self, event, servers_need_it=True):
+        self.events.append(event)
+        if len(self.events) - 1 == self.dies_at:
+            raise Killed(event)
+        if servers_need_it:
+            assert not self.asleep, event
+            assert self.held() == 0, f"{event} while the trainer holds the GPU"
+
+    def held(self):
+        """Bytes of frozen weights on the device."""
+        if self.recipe is None or not hasattr(self.recipe, "_learner"):
+            return 0
+        return sum(
+            weight.untyped_storage().nbytes() for _, weight in FrozenWeights(self.recipe._learner.model)._weights()
+        )
+
+    def sleep(self):
+        self.note("sleep", servers_need_it=False)
+        self.asleep = True
+
+    def wake(self):
+        self.note("wake", servers_need_it=False)
+        self.asleep = False
+        assert self.held() == 0, "the servers cannot have their memory"
+
+    def publish(self, version, folder, canary=None):
+        self.note(f"publish {version}")
+
+    def start(self, request):
+        self.note(f"start {request.id.rpartition('-')[0]}")
+
+    def tasks(self, split):
+        return ("made-up", ["dev_1"]) if split == "dev" else super().tasks(split)
+
+    def read(self, request):
+        self.note(f"read {request.id.rpartition('-')[0]}")
+        if not parse_collection_id(request.id).dev:
+            return super().read(request)
+        rollout = super().read(replace(request, id="made-up-i0001")).rollouts[0]
+        return Collected([replace(rollout, task_id="dev_1")], CollectionEnd("complete", 1, 0, 0, {}, 0.0), 0.0)
+
+
+def config_of(folder, shares, **changes):
+    cfg = OmegaConf.load(replay_config(folder, iterations=ITERATIONS))
+    cfg.rollout_node = {"url": "http://127.0.0.1:1", "launch": False, "token_env": TOKEN_ENV}
+    cfg.node = {
+        "root": str(folder / "node"),
+        "model": {"path": str(folder / "base"), "lora_rank": 8},
+        "environment": {"name": "counter"},
+        "servers": {"share": "trainer" if shares else None},
+    }
+    return OmegaConf.merge(cfg, changes)
+
+
+def logs(folder):
+    replay_config(folder, iterations=ITERATIONS)
+    return folder / "logs"
+
+
+def run(cfg, machine, monkeypatch):
+    monkeypatch.setenv(TOKEN_ENV, "unused")
+    monkeypatch.setattr(opening, "open_nodes", lambda *_: machine)
+    machine.recipe = recipe = LoopAppWorldRecipe(cfg)
+    update, save = recipe.update, recipe.save_checkpoint
+
+    def watched(*arguments):
+        machine.note("update", servers_need_it=False)
+        assert machine.held() > 0
+        assert machine.asleep == (cfg.node.servers.share is not None)
+        return update(*arguments)
+
+    def saved():
+        save()
+        machine.note("saved", servers_need_it=False)
+
+    recipe.update, recipe.save_checkpoint = watched, saved
+    try:
+        recipe.setup()
+        recipe.train()
+    finally:
+        recipe.cleanup()
+
+
+class Divided(Machine):
+    """A machine on which each side has a part for good."""
+
+    def note(self, event, servers_need_it=True):
+        super().note(event, servers_need_it=False)
+
+
+def assert_same_state(folder, other):
+    saved, wanted = (load_latest(each / "run/checkpoints") for each in (folder, other))
+    assert saved.adapters.keys() == wanted.adapters.keys()
+    for version, adapter in wanted.adapters.items():
+        for name, tensor in adapter.items():
+            assert torch.equal(saved.adapters[version][name], tensor), (version, name)
+    assert saved.state["canary"] == wanted.state["canary"]
+    assert saved.optimizer.keys() == wanted.optimizer.keys()
+    assert all(torch.equal(saved.optimizer[name], tensor) for name, tensor in wanted.optimizer.items())
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])  # whole, and sharded by FSDP2
+def test_the_adapters_are_those_of_a_divided_gpu(tmp_path, monkeypatch, dtype):
+    for name, machine, shares in (("divided", Divided, False), ("shared", Machine, True)):
+        (tmp_path / name).mkdir()
+        cfg = config_of(tmp_path / name, shares, dtype=dtype, stress_test=True, sampler_gap={"ok": 9, "broken": 99})
+        run(cfg, machine(logs(tmp_path / name)), monkeypatch)
+    assert load_latest(tmp_path / "shared/run/checkpoints").state["policy_version"] == ITERATIONS
+    assert_same_state(tmp_path / "shared", tmp_path / "divided")
+
+
+def test_the_servers_have_the_gpu_but_for_the_update(tmp_path, monkeypatch):
+    machine = Machine(logs(tmp_path))
+    run(
+        config_of(tmp_path, True, dev_evaluation={"every": 1}, sampler_gap={"ok": 9, "broken": 99}),
+        machine,
+        monkeypatch,
+    )
+    events = [event for event in machine.events if event != "saved"]
+    assert events[:12] == [
+        "sleep",  # while the trainer loads
+        "wake",
+        "publish 0",
+        "start made-up-i0001",
+        "read made-up-i0001",
+        "sleep",
+        "update",
+        "wake",
+        "start made-up-i0000-dev",
+        "read made-up-i0000-dev",
+        "publish 1",
+        "start made-up-i0002",
+    ]
+
+
+EVENTS = ["sleep", "wake", "publish", "start", "read", "sleep", "update", "saved", "wake", "publish"]
+"""Of a run, up to its second version; a trainer is killed at each."""
+
+
+@pytest.mark.parametrize("dies_at", range(2 * len(EVENTS) - 4))
+def test_a_trainer_that_is_killed_anywhere_goes_on_to_the_same_adapters(tmp_path, monkeypatch, whole, dies_at):
+    machine = Machine(logs(tmp_path), dies_at)
+    cfg = config_of(tmp_path, True, sampler_gap={"ok": 9, "broken": 99})
+    with pytest.raises(Killed):
+        run(cfg, machine, monkeypatch)
+    again = Machine(logs(tmp_path))
+    again.asleep = machine.asleep
+    run(OmegaConf.merge(cfg, {"resume_from_checkpoint": True}), again, monkeypatch)
+    assert_same_state(tmp_path, whole)
+    turns = [event for event in again.events if event in ("sleep", "wake")]
+    assert turns == ["sleep", "wake"] * (len(turns) // 2)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    machine = Machine(logs(folder))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run(config_of(folder, True, sampler_gap={"ok": 9, "broken": 99}), machine, monkeypatch)
+    of_versions = [event.partition(" ")[0] for event in machine.events]
+    assert of_versions[: len(EVENTS)] == EVENTS
+    return folder
+
+
+async def test_a_run_over_a_node_that_shares_is_that_over_one_that_does_not(policy, tmp_path, monkeypatch):
+    monkeypatch.setenv(TOKEN_ENV, TOKEN)
+
+    def train(cfg):
+        recipe = LoopAppWorldRecipe(cfg)
+        recipe._stop.listen = lambda: None  # signals are for main threads
+        try:
+            recipe.setup()
+            recipe.train()
+        finally:
+            recipe.cleanup()
+
+    for share in (None, "trainer"):
+        folder = tmp_path / str(share)
+        folder.mkdir()
+        async with local_node(policy, folder / "node", publish=False, servers={"share": share}) as local:
+            cfg = OmegaConf.load(config_over(local.url, policy, folder, TOKEN_ENV, DEADLINE_S))
+            cfg.node = config_of(folder, share is not None).node
+            cfg.sampler_gap = {"ok": 1e6, "broken": 1e6}  # what the scripted servers claim is made up
+            cfg.advantage = {"_component_": "support.small_runs.ByPosition"}
+            cfg.max_iterations, cfg.dev_evaluation = 2, {"every": 1}
+            await local.call(train, cfg)
+        turns = [what for what, _ in local.vllm.log if what in ("sleep", "wake")]
+        assert turns == (["sleep", "wake"] * 3 if share else [])
+        assert "asked while asleep" not in dict(local.vllm.log)
+    assert_same_state(tmp_path / "trainer", tmp_path / "None")
+
+
+def test_turns_leave_no_room_for_lag(tmp_path):
+    cfg = config_of(tmp_path, True)
+    cfg.collection.max_policy_lag = 1
+    with pytest.raises(ConfigError, match=r"collection\.max_policy_lag must be 0 with node.servers.share: trainer"):
+        read_loop_config(cfg)
+    cfg.node.servers.share = None
+    assert read_loop_config(cfg).collection.max_policy_lag == 1
+
+
+def test_weights_that_left_come_as_they_were():
+    model = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Linear(3, 2)).requires_grad_(False)
+    shared = torch.arange(40.0)
+    model[0].weight.data, model[1].weight.data = shared[:15].view(3, 5), shared[15:21].view(2, 3)  # of one storage
+    model[1].bias.requires_grad_(True)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    frozen, view = FrozenWeights(model), model[0].bias[1:]
+    for _ in range(3):
+        frozen.leave()
+        frozen.leave()
+        assert model[0].weight.untyped_storage().nbytes() == model[0].bias.untyped_storage().nbytes() == 0
+        assert torch.equal(model[1].bias, before["1.bias"]), "what is trained stays"
+        frozen.come()
+        frozen.come()
+        assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+        assert torch.equal(view, before["0.bias"][1:])

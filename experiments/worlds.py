@@ -26,11 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from agent_environments.protocol import Grade, create_pool
-from loop_contrib.worlds.pool import WorldKind, WorldPool
+from loop_contrib.worlds.pool import WorldPool
 from loop_plumbing.process_guard import descendants
 
 REPOSITORY = Path(__file__).parents[1]
-WORLDS = ("textcraft", "babyai", "textworldexpress", "scienceworld", "tau2_telecom")
+WORLDS: dict[str, dict[str, Any]] = {
+    **{name: {"name": name} for name in ("textcraft", "babyai", "textworldexpress", "scienceworld")},
+    "tau2-telecom-solo": {"name": "tau2", "domain": "telecom"},
+}
 JAVA_WORLDS = ("textworldexpress", "scienceworld")
 CONCURRENCY = 64
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -43,7 +46,9 @@ answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 requests = os.fdopen(os.dup(0))
 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-world = next(kind for name, kind in vars(module).items() if name.endswith("World") and hasattr(kind, "expert"))()
+world = module._world() if hasattr(module, "_world") else next(
+    kind for name, kind in vars(module).items() if name.endswith("World") and hasattr(kind, "expert")
+)()
 for line in requests:
     solved = 0
     for task, commands in json.loads(line):
@@ -107,10 +112,11 @@ async def collect(pool: WorldPool, plans: Sequence[tuple[str, Sequence[str]]]) -
 
 async def ours(
     name: str, args: argparse.Namespace
-) -> tuple[list[dict[str, Any]], list[tuple[str, list[str]]], WorldKind]:
-    """The rows of one world, the expert's plans and what kind of world it is."""
+) -> tuple[list[dict[str, Any]], list[tuple[str, list[str]]], WorldPool]:
+    """The rows of one world, the expert's plans and the pool, closed."""
     places = {"max_worlds": args.machines} if name in JAVA_WORLDS else {}
-    pool = create_pool(name, {"python": args.python, **places}, lambda text: [])
+    options = {**WORLDS[name], "python": args.python, **places}
+    pool = create_pool(options.pop("name"), options, lambda text: [])
     assert isinstance(pool, WorldPool)
     await pool.open()
     try:
@@ -132,17 +138,17 @@ async def ours(
         row(case, "nothing_reward", statistics.fmean(grade.reward for grade in nothing), "fraction"),
         *measure.rows(case),
     ]
-    return rows, plans, pool.kind
+    return rows, plans, pool
 
 
-def bare(kind: WorldKind, python: str, plans: Any) -> list[dict[str, Any]]:
+def bare(case: str, pool: WorldPool, python: str, plans: Any) -> list[dict[str, Any]]:
     """The same plans in a loop inside the world's interpreter; the first one twice, to warm up as ours did."""
     process = subprocess.Popen(
-        [python, "-c", BARE, str(kind.worker)],
+        [python, "-c", BARE, str(pool.kind.worker), *pool.arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONHASHSEED": "0", **kind.environment()},
+        env={**os.environ, "PYTHONHASHSEED": "0", **pool.kind.environment()},
         text=True,
     )
     requests, answers = process.stdin, process.stdout
@@ -153,13 +159,13 @@ def bare(kind: WorldKind, python: str, plans: Any) -> list[dict[str, Any]]:
         requests.write(json.dumps(part) + "\n")
         requests.flush()
         if not answers.readline():
-            raise RuntimeError(f"the bare loop of {kind.name} ended")
+            raise RuntimeError(f"the bare loop of {case} ended")
 
     try:
         ask(plans[:1])
         cpu, began = cpu_seconds(), time.monotonic()
         ask(plans)
-        return Measure(len(plans), time.monotonic() - began, cpu_seconds() - cpu).rows(f"bare {kind.name}")
+        return Measure(len(plans), time.monotonic() - began, cpu_seconds() - cpu).rows(f"bare {case}")
     finally:
         for pid in descendants(process.pid):
             os.kill(pid, 9)
@@ -178,8 +184,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the rows {case, metric, value, unit}")
     args = parser.parse_args()
     for name in args.worlds:
-        rows, plans, kind = asyncio.run(ours(name, args))
-        rows += bare(kind, args.python, plans)
+        rows, plans, pool = asyncio.run(ours(name, args))
+        rows += bare(name, pool, args.python, plans)
         for line in rows:
             print(f"{line['case']:24} {line['metric']:22} {line['value']:>10} {line['unit']}", flush=True)
         if args.json:

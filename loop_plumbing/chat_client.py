@@ -13,7 +13,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
@@ -76,7 +76,8 @@ class ConversationTooLong(NoCompletion):
 @dataclass(frozen=True)
 class Completion:
     """One answer; tokens as the service counts them, 0 where it does not say. ``seconds`` are those of the last try.
-    ``reasoning`` is the thinking that the service tells apart from the text, "" where it tells of none.
+    ``reasoning`` is the thinking that the service tells apart from the text, "" where it tells of none. A tool call
+    has ``id``, ``name`` and ``arguments``, which should be JSON.
     """
 
     text: str
@@ -85,6 +86,7 @@ class Completion:
     completion_tokens: int
     seconds: float
     reasoning: str = ""
+    tool_calls: tuple[Mapping[str, str], ...] = ()
 
 
 class _Again(Exception):
@@ -230,7 +232,18 @@ def _completion(data: Any, seconds: float) -> Completion | None:
         completion_tokens=_count(counts.get("completion_tokens")),
         seconds=seconds,
         reasoning=next((_joined(text) for name in REASONING if isinstance(text := message.get(name), str)), ""),
+        tool_calls=tuple(_calls(message.get("tool_calls"))),
     )
+
+
+def _calls(calls: Any) -> Iterator[dict[str, str]]:
+    """The calls of tools in a message; what is none is left out, and no id is one by its place."""
+    for number, call in enumerate(calls if isinstance(calls, list) else []):
+        match call:
+            case {"function": {"name": str(name), **function}}:
+                arguments = function.get("arguments")
+                text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+                yield {"id": str(call.get("id") or f"call_{number}"), "name": name, "arguments": text}
 
 
 def _joined(content: str | list[Any] | None) -> str:

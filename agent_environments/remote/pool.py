@@ -100,9 +100,13 @@ class RemotePool:
 
     async def acquire(self, episode_id: str) -> RemoteEnvironment:
         await self._places.take()
-        environment = RemoteEnvironment(self)
+        environment = self._environment()
         self._open.add(environment)
         return environment
+
+    def _environment(self) -> RemoteEnvironment:
+        """An episode that nobody has started yet."""
+        return RemoteEnvironment(self)
 
     def release(self, environment: RemoteEnvironment) -> None:
         """Called once by an environment that closes."""

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 
 from agent_environments.protocol import EnvironmentCrashed
-from loop_plumbing.chat_client import ChatClient, NoCompletion, Patience, url_problem
+from loop_plumbing.chat_client import ChatClient, Completion, NoCompletion, Patience, url_problem
 from loop_plumbing.own_time import not_the_agents
 from loop_plumbing.secret import read_secret
 
@@ -52,7 +52,7 @@ class ChatEndpoint:
 
 
 class ChatModel:
-    """Answers one text at a time, at temperature 0. While it is asked no agent's time runs.
+    """Answers one text, or one conversation, at a time, at temperature 0. While it is asked no agent's time runs.
 
     A text that it refuses, breaks over, or is silent to, is answered by "": a greeting, which does not depend on the
     agent, then shows whether it is there at all. So an agent whose words break it cannot void an episode. One that is
@@ -79,31 +79,36 @@ class ChatModel:
     async def ask(self, text: str) -> str:
         """Return its answer; "" if it has none to this text. Raises EnvironmentCrashed if it answers nothing at all, or
         is busy for longer than :data:`PATIENCE`."""
+        said = await self.reply({"messages": [{"role": "user", "content": text}]})
+        return "" if said is None else said.text.strip()
+
+    async def reply(self, body: Mapping[str, Any]) -> Completion | None:
+        """Return its answer to a whole request, which may offer tools; None, and errors, as for a text."""
         with not_the_agents():
             try:
-                said = await self._complete(text)
+                said = await self._complete(body)
             except NoCompletion as error:
                 if error.busy:
                     raise EnvironmentCrashed(f"the {self._name} is busy: {error}") from error
-                said = ""
-            if not said:
+                said = None
+            if said is None or not (said.text.strip() or said.tool_calls):
                 await self._say_hello()
         return said
 
     async def _say_hello(self) -> None:
         try:
-            said = await self._complete("Say hello.")
+            said = await self._complete({"messages": [{"role": "user", "content": "Say hello."}]})
         except NoCompletion as error:
             raise EnvironmentCrashed(f"the {self._name} does not answer: {error}") from error
-        if not said:
+        if not said.text.strip():
             raise EnvironmentCrashed(f"the {self._name} at {self._endpoint.url} does not answer: it says nothing")
 
-    async def _complete(self, text: str) -> str:
+    async def _complete(self, body: Mapping[str, Any]) -> Completion:
         if self._session is None:
             raise EnvironmentCrashed(f"the {self._name} is not there: the pool is not open")
         client = ChatClient(self._session, self._endpoint.url)
-        body = {"model": self._endpoint.model, "temperature": 0, "messages": [{"role": "user", "content": text}]}
-        return (await client.complete({**body, **self._endpoint.request}, PATIENCE)).text.strip()
+        given = {"model": self._endpoint.model, "temperature": 0, **body}
+        return await client.complete({**given, **self._endpoint.request}, PATIENCE)
 
     async def close(self) -> None:
         if self._session is not None:

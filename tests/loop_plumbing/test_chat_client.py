@@ -80,6 +80,24 @@ async def test_a_completion_in_any_of_its_forms(body, text):
         assert (len(asked), client.completions) == (1, 1)
 
 
+@pytest.mark.parametrize(
+    ("call", "read"),
+    [
+        ({"id": "a", "function": {"name": "look", "arguments": '{"at": 1}'}}, ("a", "look", '{"at": 1}')),
+        ({"function": {"name": "look", "arguments": {"at": 1}}}, ("call_0", "look", '{"at": 1}')),
+        ({"id": None, "function": {"name": "look"}}, ("call_0", "look", "{}")),
+        ({"id": "a", "function": {"name": None}}, None),
+        ({"id": "a"}, None),
+        ("look", None),
+    ],
+)
+async def test_calls_of_tools_in_any_of_their_forms(call, read):
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    async with answering((200, {"choices": [{"message": message}]})) as (client, _):
+        calls = (await client.complete({})).tool_calls
+    assert [(each["id"], each["name"], each["arguments"]) for each in calls] == ([read] if read else [])
+
+
 async def test_what_the_service_counts_is_read():
     async with answering((200, said("Fine.", usage={"prompt_tokens": 7, "completion_tokens": 2}))) as (client, _):
         completion = await client.complete({})

@@ -12,8 +12,8 @@ from aiohttp.test_utils import TestServer
 
 
 class FakeChatEndpoint:
-    """Answers what ``reply`` makes of a request's body, awaited if it is to be: a text, a status, or a status with
-    headers. Keeps bodies and keys."""
+    """Answers what ``reply`` makes of a request's body, awaited if it is to be: a text, a message, a status, or a
+    status with headers. Keeps bodies and keys."""
 
     url: str
 
@@ -31,7 +31,9 @@ class FakeChatEndpoint:
         status, headers = reply if isinstance(reply, tuple) else (reply, {})
         if isinstance(status, int):
             return web.Response(status=status, text="no", headers=headers)
-        return web.json_response({"choices": [{"message": {"role": "assistant", "content": reply}}]})
+        message = reply if isinstance(reply, dict) else {"content": reply}
+        choices = [{"message": {"role": "assistant", **message}}]
+        return web.json_response({"model": self.bodies[-1].get("model"), "choices": choices})
 
     @asynccontextmanager
     async def served(self) -> AsyncIterator[FakeChatEndpoint]:

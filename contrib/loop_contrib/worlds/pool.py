@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 WORKERS_FOLDER = Path(__file__).with_name("workers")
 EXPERT_TIMEOUT_S = 300.0
+OWNERS = "import sys, importlib.metadata as m; print(*set(m.packages_distributions().get(sys.argv[1], [])))"
+"""A program that prints the packages that a module is of."""
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -37,6 +39,8 @@ class WorldKind:
         memory_mb: what a process may allocate (RLIMIT_DATA, which its children inherit).
         heap_mb: ``-Xmx`` of the JVM that each world starts; None: it starts none.
         package: what a user installs into an interpreter for it; None: ``make environments`` does.
+        module, distribution: what the worker imports, and the name of its package on the index, where another's package
+            has a module of this name.
     """
 
     name: str
@@ -44,6 +48,8 @@ class WorldKind:
     memory_mb: int = 2048
     heap_mb: int | None = None
     package: str | None = None
+    module: str | None = None
+    distribution: str | None = None
 
     @property
     def cure(self) -> str:
@@ -120,13 +126,33 @@ class WorldPool(RemotePool):
             await self.give_back(world)
         except (WorldLost, LineStuck, RequestFailed) as error:
             await self.close()
-            cure = f"; {self.kind.cure}" if "No module named" in str(error) or "ImportError" in str(error) else ""
+            lacks = "No module named" in str(error) or "ImportError" in str(error)
+            cure = f"{await self._anothers_module()}; {self.kind.cure}" if lacks else ""
             raise EnvironmentCrashed(
                 f"the worker of {self.kind.name} does not start under {self._python}: {error}{cure}"
             ) from error
         for note in answer["notes"]:
             logger.warning("%s: %s", self.dataset, note)
         self._learn(answer)
+
+    async def _anothers_module(self) -> str:
+        """Say whose module the interpreter has in place of the world's; "" if it has none, or the right one."""
+        module, wanted = self.kind.module, self.kind.distribution
+        if module is None or wanted is None:
+            return ""
+        process = await asyncio.create_subprocess_exec(
+            self._python, "-c", OWNERS, module, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        )
+        try:
+            async with asyncio.timeout(self.rules.start_timeout_s):
+                owners = (await process.communicate())[0].decode().split()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            return ""
+        if not owners or wanted in owners:
+            return ""
+        return f"; the {module} there is of the package {', '.join(owners)}, which is another than {wanted}"
 
     def _learn(self, answer: dict[str, Any]) -> None:
         """Take in the answer to "tasks"."""

@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -27,6 +27,7 @@ class Expected:
     java: bool = False
     nothing: float = 0.0
     """The most that doing nothing may be worth: some tasks start with a sub-goal reached."""
+    options: dict[str, str] = field(default_factory=dict)
 
 
 WORLDS = {
@@ -53,7 +54,8 @@ WORLDS = {
         hostile=("help", "quit", "task", "take coin", "eat eat eat", "\\ {} [] %s"),
         java=True,
     ),
-    "tau2_telecom": Expected(
+    "tau2": Expected(
+        options={"domain": "telecom"},
         splits={"train": 74, "test": 40},
         tasks=("service-issue_293", "service-issue_274", "mms-issue_660"),
         hostile=(
@@ -72,7 +74,7 @@ async def world(request):
     expected = WORLDS[request.param]
     if expected.java and shutil.which("java") is None:
         pytest.skip(NEEDS_JAVA)
-    pool = create_pool(request.param, {"python": PYTHON, "max_worlds": 2}, word_spans)
+    pool = create_pool(request.param, {"python": PYTHON, "max_worlds": 2, **expected.options}, word_spans)
     await pool.open()
     yield pool, expected
     await pool.close()
@@ -103,7 +105,7 @@ async def test_a_rerun_is_the_same(world):
     messages = await expert_messages(pool, task)
     first = await play(pool, task, messages)
     assert await play(pool, task, messages) == first
-    for worker in list(pool._workers):
+    for worker in list(pool._worlds):
         worker.kill()
     assert await play(pool, task, messages) == first
 

@@ -21,7 +21,7 @@ TRANSFER = render_tool_call(ToolCall("transfer_to_human_agents", {"summary": "He
 
 @pytest.fixture
 async def pool():
-    pool = create_pool("tau2_telecom", {"python": PYTHON, "max_worlds": 2}, word_spans)
+    pool = create_pool("tau2", {"python": PYTHON, "domain": "telecom", "max_worlds": 2}, word_spans)
     await pool.open()
     yield pool
     await pool.close()
@@ -108,7 +108,7 @@ async def test_a_new_bill_has_the_same_number_in_every_play(pool):
         render_tool_call(ToolCall("get_bills_for_customer", {**customer, "limit": 12})),
     ]
     first = await play(pool, REFUEL_TASK, messages)
-    for worker in list(pool._workers):
+    for worker in list(pool._worlds):
         worker.kill()
     assert await play(pool, REFUEL_TASK, messages) == first
     assert '"status": "Draft"' in first[0][-1]

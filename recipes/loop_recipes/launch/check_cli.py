@@ -1,8 +1,9 @@
 """Shows what would run where, and whether it fits, without running it; or what can be set.
 
 loop check qwen2_5_32b preset=paper output_dir=runs/a
-loop check qwen2_5_7b_one_gpu output_dir=runs/a --gpu-gib 40
+loop check qwen2_5_7b_one_gpu output_dir=runs/a --gpu-memory 40
 loop check tiny_cpu model.path=models/SmolLM3-3B --probe
+loop check --gpu-memory 24
 loop check --keys collection.
 """
 
@@ -17,6 +18,7 @@ from loop_formats.schema import ConfigError
 from loop_recipes.config.arguments import config_parser
 from loop_recipes.config.files import compose
 from loop_recipes.config.rollout_node import described_node
+from loop_recipes.paths import config_files
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,14 +32,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     usual = "by node.servers.gpus, else"
     parser.add_argument("--nodes", type=int, help=f"1: rollouts and trainer share a node, half each ({usual} 2)")
     parser.add_argument("--gpus", type=int, help=f"GPUs of each node ({usual} 8)")
-    parser.add_argument("--gpu-gib", type=float, default=79.0, help="memory of one GPU in GiB (79)")
+    said = "memory of one GPU in GiB (79); without a config: which of the shipped ones fit"
+    parser.add_argument("--gpu-memory", type=float, metavar="GIB", help=said)
     parser.add_argument("--probe", action="store_true", help="read the model and compare its layers with transformers'")
     options = parser.parse_intermixed_args(arguments)
     if options.keys is not None:
         return _print_keys(parser.prog, options.keys)
-    if options.config is None:
-        parser.error("give a config, or --keys")
+    if options.config is None and options.gpu_memory is None:
+        parser.error("give a config, --gpu-memory or --keys")
+    memory = 79.0 if options.gpu_memory is None else options.gpu_memory
     try:
+        if options.config is None:
+            from loop_recipes.launch.job_check import what_fits  # as below
+
+            print("\n".join(what_fits(config_files()["machine"], memory)))
+            return 0
         config = compose(options.config, options.overrides)
         node = described_node(config)
         from loop_recipes.launch.job_check import (  # imports the components, and torch with them
@@ -50,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nodes, gpus = usual_machines(node.servers)
         nodes = nodes if options.nodes is None else options.nodes
         gpus = gpus if options.gpus is None else options.gpus
-        report = check_job(config, node, Machines(nodes, gpus, options.gpu_gib))
+        report = check_job(config, node, Machines(nodes, gpus, memory))
         if options.probe:
             probe_model(report, node.model.path)
     except (ConfigError, OSError) as error:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import shutil
 import urllib.error
 import urllib.request
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,18 +22,31 @@ from agent_environments.protocol import PoolWithSplits, create_pool
 from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import error_line
 from loop_recipes.config.components import check_component
+from loop_recipes.config.files import compose
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
 from loop_recipes.config.preflight import check_run, check_served, check_sharers, port_problem, tasks_ahead
+from loop_recipes.config.rollout_node import described_node
 from loop_recipes.engine.checkpoint import latest_checkpoint
 from loop_recipes.engine.general_decoder import read_weights
 from loop_recipes.engine.general_probe import probe
 from loop_recipes.engine.model import DTYPES, check_built, check_context, meta_model
 from loop_recipes.launch.layer_memory import LayerBytes, layer_bytes
-from loop_recipes.launch.memory_plan import GIB, USABLE, plan_rollout_server, plan_trainer
+from loop_recipes.launch.memory_plan import (
+    BUS_GB_S,
+    GIB,
+    USABLE,
+    MemoryPlan,
+    Turns,
+    plan_rollout_server,
+    plan_trainer,
+    plan_turns,
+)
 from loop_recipes.run.tracker_clients import TRACKERS
 from model_families.base_model import BaseModel
 from rollout_server.config import ModelConfig, NodeConfig, ServersConfig
 from rollout_server.inference.command import ServerStartError, check_serves, compile_cache
+
+IN_TURNS = ("node.servers.share=trainer", "collection.max_policy_lag=0")
 
 
 @dataclass(frozen=True)
@@ -50,12 +65,15 @@ class Machines:
         if self.nodes < 1 or self.gpus < 1:
             raise ConfigError(f"--nodes and --gpus must be at least 1, not {self.nodes} and {self.gpus}")
         if not self.gpu_gib > 0:
-            raise ConfigError(f"--gpu-gib must be above 0, not {self.gpu_gib:g}")
+            raise ConfigError(f"--gpu-memory must be above 0, not {self.gpu_gib:g}")
 
 
 def usual_machines(servers: ServersConfig) -> tuple[int, int]:
-    """The nodes, and GPUs of each, that a config is meant for, by the GPUs that its servers take: one GPU where the
-    only server is on GPU 0, one node where the first GPUs are left to the trainer, else two nodes."""
+    """The nodes, and GPUs of each, that a config is meant for, by the GPUs that its servers take: one node where these
+    are the trainer's too, one GPU where the only server is on GPU 0, one node where the first GPUs are left to the
+    trainer, else two nodes."""
+    if servers.share is not None:
+        return 1, servers.count * servers.tensor_parallel_size
     if servers.gpus == [[0]]:
         return 1, 1
     return (1 if servers.gpus and min(map(min, servers.gpus)) > 0 else 2), 8
@@ -65,8 +83,9 @@ def usual_machines(servers: ServersConfig) -> tuple[int, int]:
 class Placement:
     """The division of a node's GPUs: those that train, and those (by index) that vLLM may use on a rollout node.
 
-    Of several nodes the last trains. One node is divided in halves, the trainer's first, unless it has only one GPU or
-    the config's only server is on GPU 0: then the trainer has one rank, on that GPU, and shares it.
+    Of several nodes the last trains. On one whose GPUs both have in turns, each has all of them. Another one is divided
+    in halves, the trainer's first, unless it has only one GPU or the config's only server is on GPU 0: then the trainer
+    has one rank, on that GPU, and shares it.
     """
 
     trainer_gpus: int
@@ -75,6 +94,8 @@ class Placement:
 
     @classmethod
     def of(cls, machines: Machines, servers: ServersConfig) -> Placement:
+        if servers.share is not None and machines.nodes == 1:
+            return cls(machines.gpus, range(machines.gpus), shared=True)
         if machines.nodes > 1:
             return cls(machines.gpus, range(machines.gpus), shared=False)
         if machines.gpus == 1 or servers.gpus == [[0]]:
@@ -96,6 +117,11 @@ class Report:
 
     def row(self, name: str, text: str) -> None:
         self.lines.append(f"{name:<15}{text}")
+
+    def plan(self, plan: MemoryPlan) -> None:
+        self.lines.append(plan.table())
+        if plan.over:
+            self.problems.append(plan.over)
 
 
 def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Report:
@@ -163,10 +189,38 @@ def _unreachable(url: str) -> str | None:
     return None
 
 
+def what_fits(names: Iterable[str], gpu_gib: float) -> list[str]:
+    """Say in a line for each config for GPUs whether it fits with ``gpu_gib`` GiB each, by arithmetic: divided, and in
+    turns. Those whose model is not on this machine say so."""
+    lines = [f"{'GiB a GPU (arithmetic)':<24}{'trainer, server':<20}sampling, training in turns"]
+    for name in names:
+        if not str(compose(name).get("device", "cpu")).startswith("cuda"):
+            continue
+        try:
+            cells = [_fits(name, words, gpu_gib) for words in (["node.servers.share=null"], IN_TURNS)]
+        except ValueError as error:  # ConfigError too
+            cells = [f"not planned: {error}"]
+        lines.append(f"{name:<24}" + "".join(f"{cell:<20}" for cell in cells).rstrip())
+    return lines
+
+
+def _fits(name: str, words: Sequence[str], gpu_gib: float) -> str:
+    cfg = compose(name, words)
+    config, node = read_loop_config(cfg), described_node(cfg)
+    if not (Path(node.model.path) / "config.json").is_file():
+        raise ConfigError(f"there is no model at {node.model.path}")
+    machines = Machines(*usual_machines(node.servers), gpu_gib)
+    place, shape, report = Placement.of(machines, node.servers), BaseModel.read(node.model.path), Report()
+    _memory(report, config, node, machines, place, shape)
+    sums = re.findall(r"^  sum +([\d.]+) GiB$", "\n".join(report.lines), re.M)
+    return ", ".join(sums) + (" no" if report.problems else "")
+
+
 def _memory(
     report: Report, config: LoopConfig, node: NodeConfig, machines: Machines, place: Placement, shape: BaseModel
 ) -> None:
-    """The tables of a trainer rank and of a server, and of what both take of a GPU that they share."""
+    """The tables of a trainer rank and of a server, and of what both take of a GPU that they share; in turns, of both
+    phases."""
     sharers, rank, ranks = config.sequence_parallel, config.model.get("lora_rank", 16), place.trainer_gpus
     try:
         check_sharers(sharers, ranks)
@@ -176,17 +230,27 @@ def _memory(
     keeps, offloads = config.keep_attention, config.enable_activation_offloading
     counted = None if shape.family is not None else _counted(report, config)
     trainer = plan_trainer(shape, rank, tokens, ranks, machines.gpu_gib, keeps, sharers, offloads, counted)
+    if node.servers.share is not None:
+        return _turns(report, plan_turns(shape, node, trainer, machines.gpu_gib), ranks)
     server = plan_rollout_server(shape, node, machines.gpu_gib)
     for plan in (trainer, server):
-        report.lines.append(plan.table())
-        if plan.over:
-            report.problems.append(plan.over)
+        report.plan(plan)
     together = trainer.sum + server.sum
     if place.shared and not (trainer.over or server.over) and together > machines.gpu_gib * USABLE:
         report.problems.append(
             f"trainer and vLLM server need about {together:.0f} GiB of the {machines.gpu_gib:.0f} of the GPU that they "
-            "share: lower servers.kv_cache_bytes, update.micro_batch_tokens or collection.limits.max_context"
+            "share: lower servers.kv_cache_bytes, update.micro_batch_tokens or collection.limits.max_context, or have "
+            "it in turns with node.servers.share=trainer"
         )
+
+
+def _turns(report: Report, turns: Turns, ranks: int) -> None:
+    for plan in (turns.sampling, turns.training):
+        report.plan(plan)
+    pinned = f"about {turns.pinned * ranks:.1f} GiB of the host's memory, pinned"
+    report.row(
+        "turns", f"{pinned}; {turns.swap_s:.1f} s an iteration for moving weights at {BUS_GB_S:g} GB/s (arithmetic)"
+    )
 
 
 def _counted(report: Report, config: LoopConfig) -> LayerBytes | None:
@@ -205,6 +269,8 @@ def _placement(
     report: Report, cfg: DictConfig, node: NodeConfig, machines: Machines, place: Placement, cuda: bool
 ) -> None:
     servers = node.servers
+    if servers.share is not None and machines.nodes > 1:
+        report.problems.append("node.servers.share: trainer is for one node, whose GPUs both have: give --nodes 1")
     count, per_server = len(servers.urls or []) or servers.count, servers.tensor_parallel_size
     on = "the node" if machines.nodes == 1 else f"{max(1, machines.nodes - 1)} node(s)"
     if not cuda:
@@ -218,6 +284,8 @@ def _placement(
     where = "the last node" if machines.nodes > 1 else f"GPUs 0 to {place.trainer_gpus - 1} of the same node"
     if place.shared:
         where = "GPU 0, which it shares with vLLM"
+    if place.shared and servers.share is not None:
+        where = f"GPUs 0 to {place.trainer_gpus - 1}, in turns with vLLM"
     report.row("trainer", f"{place.trainer_gpus} rank(s) on {where}, {cfg.get('dtype', 'fp32')}")
     if servers.urls is not None:
         return

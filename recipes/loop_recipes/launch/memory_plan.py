@@ -7,6 +7,7 @@ nothing else is said.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from loop_recipes.launch.layer_memory import LayerBytes
 from model_families.base_model import BaseModel
@@ -15,6 +16,14 @@ from rollout_server.config import NodeConfig
 GIB = 2**30
 USABLE = 0.92
 """Of a GPU's memory: the rest goes to the CUDA context, NCCL and what the allocator cannot use."""
+
+
+BASE = "base weights, bf16, sharded"
+CONTEXT = "CUDA context, activations and graphs (allowance)"
+BUS_GB_S = 25.0
+"""10**9 bytes a second between a GPU and pinned memory; about that for PCIe 4.0 x16."""
+TRAINER_CONTEXT = 1.0
+"""GiB that a trainer's CUDA context and communicators hold of a GPU while its weights are on the host (allowance)."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,7 @@ def plan_trainer(
     if sharers > 1:
         layer += tokens * queries * 2
     parts = {
-        "base weights, bf16, sharded": shape.parameters * 2 / ranks / GIB,
+        BASE: shape.parameters * 2 / ranks / GIB,
         "adapter, gradient, Adam moments, fp32, sharded": shape.adapter_parameters(lora_rank) * 16 / ranks / GIB,
         "embedding and head gathered, bf16": shape.outer_parameters * 2 / GIB,
         "layers gathered, bf16": min(ranks, 2) * shape.layer_parameters * 2 / GIB,
@@ -109,7 +118,7 @@ def plan_rollout_server(shape: BaseModel, node: NodeConfig, gpu_gib: float) -> M
     parts = {
         "weights, bf16 and MXFP4" if shape.mxfp4 else "weights, bf16": shape.served_bytes / gpus / GIB,
         "adapters loaded, bf16": node.servers.max_loras * adapter * 2 / gpus / GIB,
-        "CUDA context, activations and graphs (allowance)": 3.0 if shape.width < 3000 else 4.0,
+        CONTEXT: 3.0 if shape.width < 3000 else 4.0,
     }
     if node.servers.kv_cache_bytes is None:
         cache = max(usable - sum(parts.values()), 0.0)
@@ -130,3 +139,50 @@ def plan_rollout_server(shape: BaseModel, node: NodeConfig, gpu_gib: float) -> M
         )
     notes = (f"KV cache of the server: {tokens} tokens, {tokens // node.model.max_context} full episodes at a time",)
     return MemoryPlan(f"vLLM server, one of {gpus} GPUs", usable, parts | {"KV cache": cache}, over, notes)
+
+
+class Turns(NamedTuple):
+    """Both phases of a GPU on which sampling and training take turns, the pinned host memory for it in GiB, and the
+    seconds that its weights travel in each iteration. All of it is arithmetic."""
+
+    sampling: MemoryPlan
+    training: MemoryPlan
+    pinned: float
+    swap_s: float
+
+
+def plan_turns(shape: BaseModel, node: NodeConfig, trainer: MemoryPlan, gpu_gib: float) -> Turns:
+    """Plan a GPU that holds the frozen base once at a time: vLLM's while it samples, the trainer's while it trains.
+
+    A server that sleeps (level 1) has its weights and adapters in pinned host memory and drops its KV cache; its
+    context and graphs stay. A trainer that waits keeps its context, the adapter and its moments. Its frozen weights
+    never change, so only vLLM copies out: an iteration moves the server's weights out and in, and the trainer's in.
+
+    Args:
+        trainer: one rank, as :func:`plan_trainer` plans it.
+    """
+    server = plan_rollout_server(shape, node, gpu_gib)
+    stays = server.parts[CONTEXT]
+    asleep = sum(size for name, size in server.parts.items() if name.startswith(("weights", "adapters")))
+    waits = TRAINER_CONTEXT + sum(size for name, size in trainer.parts.items() if name.startswith("adapter,"))
+    phases: list[MemoryPlan] = []
+    for phase, parts in (
+        ("sampling", {**server.parts, "trainer that waits": waits}),
+        ("training", {**trainer.parts, "vLLM server that sleeps": stays}),
+    ):
+        need, over = sum(parts.values()), None
+        if phase == "sampling" and server.over:
+            over = server.over
+        elif need > gpu_gib * USABLE:
+            cures = {
+                "sampling": "servers.kv_cache_bytes",
+                "training": "update.micro_batch_tokens or collection.limits.max_context",
+            }
+            usable = f"{gpu_gib * USABLE:.1f} of {gpu_gib:.1f} GiB"
+            over = (
+                f"{phase} needs about {need:.1f} GiB, and {usable} can be used: lower {cures[phase]}, or take more GPUs"
+            )
+        phases.append(MemoryPlan(f"{phase}, in turns (arithmetic)", gpu_gib, parts, over))
+    pinned = asleep + trainer.parts[BASE]
+    sampling, training = phases
+    return Turns(sampling, training, pinned, (2 * asleep + trainer.parts[BASE]) * GIB / BUS_GB_S / 1e9)

@@ -44,6 +44,7 @@ PARAMETERS = {
     "qwen2_5_32b": 32.9e9,
     "qwen2_5_32b_one_node": 32.9e9,
     "qwen3_4b_one_gpu": 4.05e9,
+    "qwen3_4b_24gb": 4.05e9,
     "qwen3_8b": 8.23e9,
     "qwen3_14b": 14.8e9,
     "qwen3_32b": 32.9e9,

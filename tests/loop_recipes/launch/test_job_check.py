@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from loop_recipes.config.files import compose
 from loop_recipes.engine.model import meta_model
 from loop_recipes.launch import job_check
 from loop_recipes.launch.check_cli import main
@@ -142,6 +143,7 @@ CONFIGS = {
     "qwen2_5_32b": "32b",
     "qwen2_5_32b_one_node": "32b",
     "qwen3_4b_one_gpu": "qwen3_4b",
+    "qwen3_4b_24gb": "qwen3_4b",
     "qwen3_8b": "qwen3_8b",
     "qwen3_14b": "qwen3_14b",
     "qwen3_32b": "qwen3_32b",
@@ -160,6 +162,7 @@ SOUND = {
     "qwen2_5_32b": {(2, 8), (3, 8)},
     "qwen2_5_32b_one_node": {(1, 8), (2, 8), (3, 8)},
     "qwen3_4b_one_gpu": {(nodes, gpus) for nodes in (1, 2, 3) for gpus in (1, 2, 4, 8)},
+    "qwen3_4b_24gb": {(1, gpus) for gpus in (1, 2, 4, 8)},
     "qwen3_8b": {(1, 8), (2, 8), (3, 8)},
     "qwen3_14b": {(1, 8), (2, 8), (3, 8)},
     "qwen3_32b": {(2, 8), (3, 8)},
@@ -188,7 +191,7 @@ def test_any_number_of_gpus_and_nodes_gets_an_answer(check_config, config):
     [("gpu", 7.5, 1), ("qwen2_5_1_5b_one_gpu", 23.5, 1), ("qwen2_5_7b_one_gpu", 79.0, 1)],
 )
 def test_a_trainer_and_a_server_share_one_gpu(check_config, config, gpu_gib, gpus):
-    words = ("--nodes", "1", "--gpus", gpus, "--gpu-gib", gpu_gib)
+    words = ("--nodes", "1", "--gpus", gpus, "--gpu-memory", gpu_gib)
     code, shown, problems = check_config(config, CONFIGS[config], *words)
     assert (code, problems) == (0, [])
     assert "1 rank(s) on GPU 0, which it shares with vLLM" in shown
@@ -197,6 +200,49 @@ def test_a_trainer_and_a_server_share_one_gpu(check_config, config, gpu_gib, gpu
     assert "needs both gpu_memory_utilization" in problems[0]
     _, _, problems = check_config(config, CONFIGS[config], *words[:-1], 0.8 * gpu_gib)
     assert "of the GPU that they share: lower servers.kv_cache_bytes" in problems[0]
+
+
+IN_TURNS = ("node.servers.share=trainer", "collection.max_policy_lag=0", "--nodes", "1")
+
+
+def test_a_gpu_that_trainer_and_server_have_in_turns_is_planned_by_phases(check_config):
+    small = ("--gpus", "1", "--gpu-memory", "23.5")
+    code, shown, problems = check_config("qwen3_4b_24gb", "qwen3_4b", *small)
+    assert (code, problems) == (0, [])
+    assert "1 rank(s) on GPUs 0 to 0, in turns with vLLM" in shown
+    for said in ("sampling, in turns (arithmetic)", "training, in turns (arithmetic)", "GB/s (arithmetic)", "pinned"):
+        assert said in shown
+    _, _, problems = check_config("qwen3_4b_24gb", "qwen3_4b", "node.servers.share=null", *small)
+    assert len(problems) == 1
+    assert "have it in turns with node.servers.share=trainer" in problems[0]
+    more = ("enable_activation_offloading=True", *IN_TURNS, *small)
+    _, _, problems = check_config("qwen2_5_7b_one_gpu", "7b", *more)
+    assert any(problem.startswith("training needs about") for problem in problems), problems
+    assert check_config("qwen2_5_32b", "32b", *IN_TURNS, "~node.servers.gpus")[1]
+    _, _, problems = check_config("qwen3_4b_24gb", "qwen3_4b", "--nodes", "2")
+    assert "node.servers.share: trainer is for one node, whose GPUs both have: give --nodes 1" in problems
+
+
+def test_which_shipped_configs_fit_a_card(capsys, models, monkeypatch):
+    def composed(name, words=()):
+        return compose(name, [f"model.path={models[CONFIGS[name]]}", *words] if name in here else list(words))
+
+    here = {"qwen3_4b_24gb", "qwen3_4b_one_gpu", "qwen2_5_1_5b_one_gpu", "qwen2_5_7b_one_gpu"}
+    monkeypatch.setattr(job_check, "compose", composed)
+    code, shown, problems = check(capsys, "--gpu-memory", "23.5")
+    assert (code, problems) == (0, [])
+    rows = {line.split()[0]: line for line in shown.splitlines()[1:]}
+    assert "cpu" not in rows
+    assert rows.keys() >= here
+    assert re.search("not planned: there is no model at .*/Qwen3-14B$", rows["qwen3_14b"])
+    number = r"\d+\.\d\d"
+    for name, divided, turns in (
+        ("qwen3_4b_24gb", False, True),
+        ("qwen2_5_1_5b_one_gpu", True, True),
+        ("qwen2_5_7b_one_gpu", False, False),
+    ):
+        words = [rf"{number}, {number}{'' if fits else ' no'}" for fits in (divided, turns)]
+        assert re.fullmatch(rf"{name} +{words[0]} +{words[1]}", rows[name]), shown
 
 
 @pytest.mark.parametrize(
@@ -240,7 +286,7 @@ def test_an_adapter_of_two_bytes_takes_half_the_disk(check_32b):
     [
         (("--gpus", "0"), "--nodes and --gpus must be at least 1"),
         (("--nodes", "0"), "--nodes and --gpus must be at least 1"),
-        (("--gpu-gib", "-3"), "--gpu-gib must be above 0, not -3"),
+        (("--gpu-memory", "-3"), "--gpu-memory must be above 0, not -3"),
         (("node=abc",), "node must be a mapping, not str"),
         (("dtype=${nowhere}",), "Interpolation key 'nowhere' not found"),
         (("node=${nowhere}",), "node: Interpolation key 'nowhere' not found"),
@@ -381,7 +427,7 @@ def test_a_context_that_the_model_has_no_positions_for_is_named(check_config):
 
 
 def test_a_model_too_large_for_the_gpus_is_named(check_32b):
-    code, _, problems = check_32b("--gpu-gib", "20")
+    code, _, problems = check_32b("--gpu-memory", "20")
     assert code == 1
     assert problems[0].startswith("a trainer rank needs about 45 GiB of 20: use enable_activation_offloading: True, ")
     assert problems[1].startswith("a vLLM server has room for")

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from loop_formats.schema import from_mapping
-from loop_recipes.launch.memory_plan import GIB, plan_rollout_server, plan_trainer
+from loop_recipes.launch.memory_plan import GIB, plan_rollout_server, plan_trainer, plan_turns
 from model_families import qwen2
 from model_families.base_model import BaseModel
 from rollout_server.config import NodeConfig
+from support.families import PUBLISHED, write_config
 from support.processes import IMPORT_PATH
 from support.waiting import COMMAND_S
 
@@ -91,6 +92,36 @@ def test_a_server_on_four_gpus_holds_about_twenty_full_episodes_and_on_one_none(
     episodes = int(four.notes[0].split(",")[1].split()[0])
     assert 15 <= episodes <= 30
     assert "raise servers.tensor_parallel_size" in plan_rollout_server(shape, _node(1), gpu_gib=79.0).over
+
+
+TURNS = {  # model, GPU's GiB, ranks, tokens, KV cache in GiB: parameters without norms and biases, and what fits
+    "Qwen2.5-1.5B": (24.0, 1, 16_384, 5, 1_543_569_408, (True, True)),
+    "Qwen2.5-7B": (24.0, 1, 8_192, 2, 7_615_283_200, (True, False)),
+    "Qwen3-4B": (24.0, 1, 8_192, 4, 4_022_272_000, (True, True)),
+    "Qwen2.5-14B": (48.0, 1, 8_192, 8, 14_769_192_960, (True, True)),
+    "Qwen2.5-32B": (79.0, 8, 32_768, 40, 32_762_757_120, (True, True)),
+}
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_a_gpu_in_turns_holds_the_base_once_at_a_time(tmp_path, name):
+    gpu_gib, ranks, tokens, cache, parameters, fits = TURNS[name]
+    shape = BaseModel.read(write_config(tmp_path, PUBLISHED[name]))
+    trainer = plan_trainer(shape, 16, tokens, ranks, gpu_gib, offloads=True)
+    node = _node(ranks)
+    servers = replace(node.servers, count=1, kv_cache_bytes=cache * GIB)
+    node = replace(node, servers=servers, model=replace(node.model, max_context=8192))
+    turns = plan_turns(shape, node, trainer, gpu_gib)
+    assert shape.parameters == parameters
+    weights, adapters = parameters * 2 / ranks, 2 * 2 * shape.adapter_parameters(16) / ranks
+    assert turns.pinned == pytest.approx((2 * weights + adapters) / GIB)
+    assert turns.swap_s == pytest.approx((3 * weights + 2 * adapters) / 25e9)
+    left = 3.0 if shape.width < 3000 else 4.0
+    assert turns.training.sum == pytest.approx(trainer.sum + left)
+    waits = 1.0 + 16 * shape.adapter_parameters(16) / ranks / GIB
+    assert turns.sampling.sum == pytest.approx((weights + adapters) / GIB + left + cache + waits)
+    tables = (turns.sampling.table(), turns.training.table())
+    assert (turns.sampling.over is None, turns.training.over is None) == fits, tables
 
 
 COUNTER = Path(__file__).parents[2] / "support/memory_count.py"

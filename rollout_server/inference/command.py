@@ -115,7 +115,7 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
     if servers.share is not None:
         if cpu:
             raise ServerStartError("servers.share needs vLLM on a GPU: its build for CPUs cannot sleep; set it to null")
-        flags += ["--enable-sleep-mode", "--middleware", "rollout_server.inference.locked_routes.needs_key"]
+        flags += ["--enable-sleep-mode", "--middleware", "rollout_server.inference.locked_routes.NeedsKey"]
     if cpu:
         options["--block-size"] = 32
         flags.append("--enforce-eager")

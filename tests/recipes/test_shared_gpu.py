@@ -234,21 +234,3 @@ def test_turns_leave_no_room_for_lag(tmp_path):
         read_loop_config(cfg)
     cfg.node.servers.share = None
     assert read_loop_config(cfg).collection.max_policy_lag == 1
-
-
-def test_weights_that_left_come_as_they_were():
-    model = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Linear(3, 2)).requires_grad_(False)
-    shared = torch.arange(40.0)
-    model[0].weight.data, model[1].weight.data = shared[:15].view(3, 5), shared[15:21].view(2, 3)  # of one storage
-    model[1].bias.requires_grad_(True)
-    before = {name: weight.clone() for name, weight in model.named_parameters()}
-    frozen, view = FrozenWeights(model), model[0].bias[1:]
-    for _ in range(3):
-        frozen.leave()
-        frozen.leave()
-        assert model[0].weight.untyped_storage().nbytes() == model[0].bias.untyped_storage().nbytes() == 0
-        assert torch.equal(model[1].bias, before["1.bias"]), "what is trained stays"
-        frozen.come()
-        frozen.come()
-        assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
-        assert torch.equal(view, before["0.bias"][1:])

@@ -9,10 +9,13 @@ import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from loop_recipes.engine.batching import step_batches
 from loop_recipes.engine.decoder import attach_head
+from loop_recipes.engine.frozen_weights import FrozenWeights
 from loop_recipes.engine.logprobs import TiledLogProbs
 from loop_recipes.engine.model import meta_model, new_adapter
 from loop_recipes.engine.sharding import full_tensors, like_parameter, local_part, place_model
+from support.learner_cases import make_samples
 
 MODEL = {
     "_component_": "torchtune.models.qwen2.lora_qwen2",
@@ -40,6 +43,35 @@ def resident(file: Path) -> int:
         elif ours and first == "Rss:":
             total += int(line.split()[1]) * 1024
     return total
+
+
+def leave_and_come(dtype: torch.dtype) -> dict[str, Any]:
+    """What a sharded model computes, and the bytes that its frozen weights take: before they leave, while they are on
+    the host, and when they are back."""
+    dist.init_process_group("gloo")
+    model = meta_model(MODEL | {"vocab_size": 2053}, dtype)
+    generator = torch.Generator().manual_seed(0)
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if ".lora_" not in name}
+    base = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
+    model = place_model(
+        attach_head(model, TiledLogProbs()), base, new_adapter(model, seed=1), torch.device("cpu"), dtype, shard=True
+    )
+    (batch,) = step_batches(make_samples([20, 18]), 80, 0, packed=True)
+    frozen = FrozenWeights(model)
+    found: dict[str, Any] = {"computed": [], "bytes": []}
+    for turn in range(3):
+        if turn:
+            frozen.come()
+        output = model(**batch.inputs()).logprobs
+        output.sum().backward()
+        with torch.no_grad():  # leaves the last layers gathered
+            again = model(**batch.inputs()).logprobs
+        found["computed"].append([output.sum().item(), again.sum().item()])
+        found["bytes"].append(sum(weight.untyped_storage().nbytes() for _, weight in frozen._weights()))
+        frozen.leave()
+        found["bytes"].append(sum(weight.untyped_storage().nbytes() for _, weight in frozen._weights()))
+    dist.destroy_process_group()
+    return found
 
 
 def load_and_gather(file: Path) -> dict[str, Any]:

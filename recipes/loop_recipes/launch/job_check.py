@@ -247,7 +247,7 @@ def _memory(
 def _turns(report: Report, turns: Turns, ranks: int) -> None:
     for plan in (turns.sampling, turns.training):
         report.plan(plan)
-    pinned = f"about {turns.pinned * ranks:.1f} GiB of the host's memory, pinned"
+    pinned = f"about {turns.pinned * ranks:.1f} GiB of the host's memory, pinned, before torch rounds each weight up"
     report.row(
         "turns", f"{pinned}; {turns.swap_s:.1f} s an iteration for moving weights at {BUS_GB_S:g} GB/s (arithmetic)"
     )

@@ -143,7 +143,8 @@ def plan_rollout_server(shape: BaseModel, node: NodeConfig, gpu_gib: float) -> M
 
 class Turns(NamedTuple):
     """Both phases of a GPU on which sampling and training take turns, the pinned host memory for it in GiB, and the
-    seconds that its weights travel in each iteration. All of it is arithmetic."""
+    seconds that its weights travel in each iteration. All of it is arithmetic; torch rounds what it pins of each weight
+    up to a power of two."""
 
     sampling: MemoryPlan
     training: MemoryPlan

@@ -64,7 +64,7 @@ def written(folder, **changes):
 def test_only_servers_that_share_their_gpu_can_sleep_and_on_a_cpu_none(monkeypatch, tmp_path):
     model = ModelConfig(path=str(written(tmp_path / "qwen")))
     shares, divides = ServersConfig(share="trainer"), ServersConfig()
-    asked = ["--enable-sleep-mode", "--middleware", "rollout_server.inference.locked_routes.needs_key"]
+    asked = ["--enable-sleep-mode", "--middleware", "rollout_server.inference.locked_routes.NeedsKey"]
     assert not set(asked) - set(server_command(model, shares, 1, cpu=False))
     assert not set(asked) & set(server_command(model, divides, 1, cpu=False))
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")

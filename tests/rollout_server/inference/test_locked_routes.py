@@ -5,7 +5,7 @@ from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
 from fastapi.testclient import TestClient
 
-from rollout_server.inference.locked_routes import needs_key
+from rollout_server.inference.locked_routes import NeedsKey
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def server(monkeypatch):
     app = FastAPI()
     for path in paths:
         app.add_route(path, lambda request: PlainTextResponse("answered"))
-    app.middleware("http")(needs_key)  # as vLLM 0.32 adds a coroutine function named by --middleware
+    app.add_middleware(NeedsKey)  # as vLLM 0.32 adds a class named by --middleware
     return TestClient(app)
 
 

@@ -69,9 +69,9 @@ def grades_groups(pool: EnvironmentPool, task_id: str) -> bool:
 
 async def grade_group(pool: EnvironmentPool, task_id: str, seen: Sequence[Mapping[str, Any]]) -> list[Grade]:
     """The grade of each member of a group; where there is none for whatever reason, all are ungradable, and say why."""
-    assert isinstance(pool, PoolOfGroups), "its members were graded as such"
 
     async def graded() -> list[Grade]:
+        assert isinstance(pool, PoolOfGroups), "its members were graded as such"
         grades = [plain_grade(grade) for grade in await pool.grade_group(task_id, seen)]
         if len(grades) != len(seen):
             raise ValueError(f"a group of {len(seen)} was given {len(grades)} grades")

@@ -78,7 +78,7 @@ class StoredCollection:
         self.rollouts = AppendLog(log_path(folder, collection_id), self._visit_rollout)
         self._held_path = held_path(folder, collection_id)
         self._held_log: AppendLog | None = None
-        if self.request is None:  # of one whose other files were removed
+        if self.request is None or self._is_graded:  # the rest of one whose other files were removed, or that ended
             self._held_path.unlink(missing_ok=True)
         elif self._held_path.exists():
             self._open_held()
@@ -117,6 +117,11 @@ class StoredCollection:
                 return whole
             case _:
                 raise ValueError("not a rollout")
+
+    @property
+    def _is_graded(self) -> bool:
+        """Whether its groups are graded, and no episode will come later."""
+        return self.end is not None and self.end.reason in GRADED and not self.end.lost
 
     def _visit_held(self, record: Any) -> bool:
         match record:
@@ -422,8 +427,9 @@ class CollectionRun:
         if outcome in GRADED:
             try:
                 await self._grade_rest()
-            except OSError as error:
-                outcome, why = "failed", self._disk_line(error)
+            except Exception as error:  # else the collection would never end
+                logger.exception("collection %s: its groups were not graded", self.request.id)
+                outcome, why = "failed", self._disk_line(error) if isinstance(error, OSError) else error_line(error)
         end = CollectionEnd(
             reason=outcome,
             finished=self.collector.progress().finished,

@@ -218,6 +218,17 @@ async def test_what_could_not_be_held_is_written_when_it_is_asked_for_again(poli
     check_groups(rollouts, calls())
 
 
+async def test_a_group_that_nothing_can_grade_ends_the_collection_all_the_same(policy, tmp_path, file, monkeypatch):
+    def broken(*_):
+        raise AssertionError("never foreseen")
+
+    monkeypatch.setattr("rollout_server.collecting.run.regraded", broken)
+    async with node(policy, tmp_path / "node", file) as running:
+        counting(running)
+        _, end = await running.collect(request(tasks=["t_1"]))
+    assert (end.reason, "never foreseen" in end.error) == ("failed", True)
+
+
 async def test_a_cancelled_collection_grades_nothing_until_it_is_asked_for_again(policy, tmp_path, file, calls):
     async with node(policy, tmp_path / "node", file) as running:
         counting(running)

@@ -361,6 +361,59 @@ async def test_tool_calls_are_set_apart_from_prose(tmp_path, viewing):
     assert labels[1:] == ["calls add", *["a call that cannot be read"] * 2]
 
 
+async def test_tokens_are_coloured_by_choice_and_stand_in_the_address(tmp_path, viewing):
+    folder = write_run(tmp_path / "demo", iterations=1)
+    file = folder / "token_statistics/demo-i0001.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines[0]["ratios"][:2] = [1.0, 1.5]
+    lines[0]["old_logprobs"][:2] = [lines[0]["old_logprobs"][0] - 0.005, lines[0]["old_logprobs"][1] - 1.0]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    start = RunData(folder).rollout("demo-i0001", 1)["turns"][0]["start"]
+    first, second = f"document.getElementById('t{start}')", f"document.getElementById('t{start + 1}')"
+    async with viewing(folder) as (page, address):
+        await show(page, address, "c/demo-i0001/r/1/tokens", ".tokens .token")
+        legend = await page.locator(".legend").inner_text()
+        assert "likely" in legend
+        assert "likelyless" not in legend.replace("\n", "")
+        await page.locator(".legend select").select_option("ratio")
+        await true_in(page, f"{first}.classList.contains('s0') && {second}.classList.contains('s4')")
+        assert "log of the ratio within" in await page.locator(".legend").inner_text()
+        await page.locator(".legend select").select_option("gap")
+        await true_in(page, f"{first}.classList.contains('s2') && {second}.classList.contains('s4')")
+        await page.locator(f"#t{start + 1}").click()
+        await true_in(page, f"location.hash.endsWith('colour=gap&token={start + 2}')")
+        await screenshot(page, "tokens")
+        await page.reload()
+        await true_in(page, f"document.querySelector('.token.chosen')?.id === 't{start + 1}'")
+        await true_in(page, f"{second}.classList.contains('s4')")
+        assert await page.locator(".legend select").input_value() == "gap"
+
+
+async def test_a_task_everywhere_leads_to_two_rollouts_beside_each_other(run_folder, viewing):
+    async with viewing(run_folder) as (page, address):
+        await show(page, address, "c/demo-i0001/t/task0_1", ".column")
+        await page.get_by_text("this task in all iterations and evaluations").click()
+        await page.locator(".everywhere tbody tr").first.wait_for()
+        rows = await page.locator(".everywhere tbody tr").all_inner_texts()
+        assert [row.split("\t")[0].strip() for row in rows] == ["iteration 1", "iteration 2", "iteration 3"]
+        await screenshot(page, "everywhere")
+        await page.get_by_label("iteration 1, rollout 0: beside").check()
+        await page.get_by_label("iteration 3, rollout 1: beside").click()  # which leads away
+        await true_in(page, "location.hash === '#/beside/demo-i0001/1/demo-i0003/2'")
+        await page.locator(".beside .turn").first.wait_for()
+        heads = [await each.inner_text() for each in await page.locator(".beside h3").all()]
+        assert "iteration 1" in heads[0], heads
+        assert "iteration 3" in heads[1], heads
+
+
+async def test_a_turn_stands_in_the_address(run_folder, viewing):
+    turns = len(RunData(run_folder).rollout("demo-i0001", 1)["turns"])
+    async with viewing(run_folder) as (page, address):
+        await show(page, address, "c/demo-i0001/r/1", ".strip")
+        await page.locator(".strip button").last.click()
+        await true_in(page, f"location.hash.endsWith('?turn={turns}')")
+
+
 async def test_a_token_that_was_not_trained_on_has_no_ratio_and_no_clip(tmp_path, viewing):
     """It lies beyond update.max_tokens_per_rollout, so the trainer left nothing of it."""
     folder = write_run(tmp_path / "cut", iterations=1)

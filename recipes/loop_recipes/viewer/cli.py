@@ -22,7 +22,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=8750, help="port on 127.0.0.1 (8750; 0 for any)")
     parser.add_argument("--model", type=Path, help="folder with the policy's tokenizer.json, if it is not found")
     parser.add_argument("--export", type=Path, metavar="FILE", help="write one self-contained HTML file and end")
-    parser.add_argument("--collection", action="append", metavar="ID", help="with --export: only this one; repeatable")
+    parser.add_argument(
+        "--collection", action="append", metavar="ID", help="with --export: only this iteration (2) or id; repeatable"
+    )
     parser.add_argument("--text", nargs="?", const="", metavar="TASK", help="print the tasks, or a task's rollouts")
     parser.add_argument("--max-mb", type=float, default=200.0, help="with --export: refuse to write more (200)")
     parsed = parser.parse_args(arguments)

@@ -25,17 +25,23 @@ class ExportTooLarge(ValueError):
 def write_export(run: RunData, file: Path, collections: list[str] | None = None, max_megabytes: float = 200.0) -> int:
     """Write the page with the given collections (default: all) into ``file``; returns its size in bytes.
 
+    Args:
+        collections: each by its id, by what the page calls it ("iteration 2"), or by the number of its iteration, which
+            are all that were trained on in it.
+
     Raises:
-        ValueError: an unknown collection.
+        ValueError: there is no such collection.
         ExportTooLarge: it would exceed ``max_megabytes``.
     """
     overview = run.overview()
-    known = [item["id"] for item in overview["collections"]]
-    for name in collections or []:
-        if name not in known:
-            raise ValueError(f"no collection {name!r}; there are {', '.join(known)}")
-    chosen = known if collections is None else collections
-    overview["collections"] = [item for item in overview["collections"] if item["id"] in chosen]
+    known = overview["collections"]
+    chosen = [] if collections else [item["id"] for item in known]
+    for wanted in collections or []:
+        found = [item["id"] for item in known if wanted in (item["id"], item["name"], _iteration(item))]
+        if not found:
+            raise ValueError(f"no collection {wanted!r}; there are {', '.join(item['name'] for item in known)}")
+        chosen += [name for name in found if name not in chosen]
+    overview["collections"] = [item for item in known if item["id"] in chosen]
     overview["node_runs"] = False
     limit, size = int(max_megabytes * 1e6), 0
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -48,6 +54,11 @@ def write_export(run: RunData, file: Path, collections: list[str] | None = None,
                 )
             out.write(part)
     return size
+
+
+def _iteration(item: dict[str, Any]) -> str | None:
+    """Return the number of the iteration that a collection was trained on in."""
+    return str(item["iteration"]) if item["kind"] == "training" else None
 
 
 def _parts(run: RunData, overview: dict[str, Any], collections: list[str]) -> Iterator[str]:

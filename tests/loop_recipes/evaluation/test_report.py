@@ -1,5 +1,6 @@
 """The report of a stored evaluation of AppWorld stays as it is, byte for byte."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -25,8 +26,9 @@ def test_the_terminal_shows_an_appworld_report_as_before(tmp_path):
     assert report_again(tmp_path, description_of("appworld", AppWorldPool)) == (STORED / "terminal.txt").read_text()
 
 
-def test_a_stored_evaluation_is_compared_as_before(tmp_path):
+def test_a_stored_evaluation_is_compared_as_before(tmp_path, capsys):
     assert compare_evals([str(STORED), "--resamples", "300", "--out", str(tmp_path)]) == 0
+    assert f"beside each other:\n    loop view {os.path.relpath(STORED)}\n" in capsys.readouterr().out
     for file in ("comparison.md", "comparison.json"):
         assert (tmp_path / file).read_bytes() == (STORED / file).read_bytes()
 

@@ -319,9 +319,32 @@ def test_export_refuses_what_is_too_large_and_leaves_nothing(run_folder, tmp_pat
     assert "choose with --collection" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
     assert main([str(run_folder), "--export", str(file), "--collection", "none"]) == 1
-    assert "no collection 'none'; there are demo-i0001" in capsys.readouterr().err
+    assert "no collection 'none'; there are iteration 1, iteration 2, " in capsys.readouterr().err
     assert main([str(run_folder), "--export", str(file), "--collection", "demo-i0001"]) == 0
     assert file.exists()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "chosen"),
+    [
+        (["2"], ["demo-i0002"]),
+        (["iteration 3"], ["demo-i0003"]),
+        (["demo-i0001", "1", "2"], ["demo-i0001", "demo-i0002"]),
+        (["dev tasks after iteration 2"], ["demo-i0002-dev-0123456789"]),
+        (["base"], ["eval-base-0123456789"]),
+    ],
+)
+def test_an_export_takes_what_the_page_calls_a_collection(run_folder, tmp_path, wanted, chosen):
+    logs = tmp_path / "node/collections"
+    logs.mkdir(parents=True)
+    line = (run_folder / "node/collections/demo-i0001.jsonl").read_text().splitlines(keepends=True)[0]
+    for name in ("demo-i0001", "demo-i0002", "demo-i0003", "demo-i0002-dev-0123456789", "eval-base-0123456789"):
+        (logs / f"{name}.jsonl").write_text(line)
+    write_export(RunData(tmp_path), tmp_path / "run.html", wanted)
+    page = (tmp_path / "run.html").read_text()
+    data = dict(re.findall(r'<script type="application/json" data-name="([^"]+)">(.*?)</script>', page, re.DOTALL))
+    assert [item["id"] for item in json.loads(data["run"])["collections"]] == chosen
+    assert {name for name in data if name.startswith("collection/")} == {f"collection/{name}" for name in chosen}
 
 
 @pytest.mark.parametrize(

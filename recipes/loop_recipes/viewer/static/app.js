@@ -8,6 +8,7 @@ function readAddress() {
   if (parts[0] === "beside" && parts[4]) {
     return { page: "beside", collection: parts[1], cursor: Number(parts[2]), other: { collection: parts[3], cursor: Number(parts[4]) } };
   }
+  if (parts[0] === "everywhere" && parts[1]) return { page: "everywhere", task: parts[1] };
   if (parts[0] !== "c" || !parts[1]) return { page: "run" };
   if (parts[2] === "t" && parts[3]) return { page: "task", collection: parts[1], task: parts[3] };
   if (parts[2] === "r" && parts[3]) {
@@ -48,8 +49,9 @@ function Crumbs({ address, run, shown }) {
   const name = item ? item.name : collection;
   return html`<nav class="crumbs">
     <a href="#/"><bdi>${run.name}</bdi></a>
-    ${page !== "run" && html` › <a href=${link("c", collection)}><bdi>${name}</bdi></a>`}
+    ${collection && html` › <a href=${link("c", collection)}><bdi>${name}</bdi></a>`}
     ${page === "task" && html` › <bdi>${address.task}</bdi>`}
+    ${page === "everywhere" && html` › <bdi>${address.task}</bdi> everywhere`}
     ${page === "rollout" && shown.cursor === address.cursor && html` › <a href=${link("c", collection, "t", shown.task)}><bdi>${shown.task}</bdi></a> › rollout ${shown.index}`}
     ${page === "beside" && " › two rollouts"}
   </nav>`;
@@ -112,7 +114,8 @@ function App() {
       ${address.page === "run" && html`<${RunPage} run=${run} />`}
       ${address.page === "collection" && html`<${CollectionPage} ...${common} failures=${item ? item.failures : {}} />`}
       ${address.page === "task" && html`<${TaskPage} ...${common} />`}
-      ${address.page === "beside" && html`<${BesidePage} ...${common} />`}
+      ${address.page === "everywhere" && html`<${EverywherePage} key=${address.task} task=${address.task} run=${run} />`}
+      ${address.page === "beside" && html`<${BesidePage} ...${common} run=${run} />`}
       ${address.page === "rollout" && html`<${RolloutPage} ...${common} onShown=${setShown} />`}
     </main>
     ${help && html`<${Help} onClose=${() => setHelp(false)} />`}`;

@@ -121,9 +121,16 @@ const turnSeconds = (turn) => `${turn.sampling_seconds.toFixed(1)} s to sample, 
 /** A cell for each turn, as wide as its seconds: red where it failed, amber where it was cut; a click goes there. */
 function TurnStrip({ rollout }) {
   const before = turnsBefore(rollout);
+  useEffect(() => {
+    const { turn } = readQuery();
+    if (turn) document.getElementById(`turn-${turn}`)?.scrollIntoView();
+  }, [rollout]);
   return html`<div class="strip" aria-label="turns by seconds">${rollout.turns.map((turn, place) => {
     const state = turn.failed ? "red" : turn.finish_reason === "length" ? "amber" : "";
-    const goTo = () => document.getElementById(`turn-${before + place + 1}`)?.scrollIntoView();
+    const goTo = () => {
+      writeQuery({ turn: before + place + 1 });
+      document.getElementById(`turn-${before + place + 1}`)?.scrollIntoView();
+    };
     return html`<button class=${state} style=${{ flexGrow: turn.sampling_seconds + turn.environment_seconds }}
       title=${`turn ${before + place + 1}: ${turnSeconds(turn)}`} onClick=${goTo}>${before + place + 1}</button>`;
   })}</div>`;
@@ -173,7 +180,8 @@ const stepsOf = ({ messages, turns }) =>
   turns.map(({ message }) => ({ action: messages[message]?.content, output: messages[message + 1]?.content }));
 
 /** Two rollouts turn by turn, with the lines marked in which they differ. */
-function BesidePage({ collection, cursor, other }) {
+function BesidePage({ collection, cursor, other, run }) {
+  const nameOf = (id) => run.collections.find((item) => item.id === id)?.name ?? id;
   const loaded = useLoaded(
     () => Promise.all([api.rollout(collection, cursor), api.rollout(other.collection, other.cursor)]),
     [collection, cursor, other.collection, other.cursor],
@@ -185,7 +193,7 @@ function BesidePage({ collection, cursor, other }) {
   const rows = [...Array(Math.max(...steps.map((each) => each.length))).keys()];
   return html`<section class="beside">
     ${loaded.value.map((each) => html`<h3><a class="stop" href=${link("c", each.collection, "r", each.cursor)}><bdi>${each.task_id} / ${each.index}</bdi></a>${" "}
-      <span class="quiet">reward ${fixed(each.reward)}, ${each.turns.length} turns, ${each.end_reason}</span></h3>`)}
+      <span class="quiet"><bdi>${nameOf(each.collection)}</bdi>, reward ${fixed(each.reward)}, ${each.turns.length} turns, ${each.end_reason}</span></h3>`)}
     ${rows.flatMap((row) => [0, 1].map((side) => {
       const [own, its] = [steps[side][row], steps[1 - side][row]];
       return html`<div class=${`turn ${own && its && own.action === its.action && own.output === its.output ? "same" : ""}`}>

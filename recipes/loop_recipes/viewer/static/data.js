@@ -104,6 +104,12 @@ function useKeys(handlers) {
 /** What follows ? in the address, as {name: value}. */
 const readQuery = () => Object.fromEntries(new URLSearchParams(location.hash.split("?")[1] || ""));
 
+/** Have the address say `change` after its ?, so that whoever opens it sees the same; nothing is loaded for it. */
+function writeQuery(change) {
+  const query = new URLSearchParams({ ...readQuery(), ...change });
+  history.replaceState(null, "", `${location.hash.split("?")[0]}?${query}`);
+}
+
 /** Mark where `text` stands below `root`, without touching the document. */
 function markFound(root, text) {
   if (!window.CSS?.highlights) return;

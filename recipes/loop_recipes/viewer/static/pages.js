@@ -335,10 +335,42 @@ function TaskPage({ collection, task, stamp }) {
   if (!summaries.value) return html`<p class="quiet">reading the log …</p>`;
   const group = byEpisode(summaries.value.filter((entry) => entry.task === task)).sort((a, b) => a.index - b.index);
   return html`<section>
+    <p class="facts"><a href=${link("everywhere", task)}>this task in all iterations and evaluations</a></p>
     <${CallSequences} group=${group} collection=${collection} />
     <div class="columns">
       ${group.map((entry) => html`<${Column} key=${entry.cursor} collection=${collection} entry=${entry} />`)}
     </div>
+  </section>`;
+}
+
+/** A task's rollouts in all collections of the run; two that are ticked are set beside each other. */
+function EverywherePage({ task, run }) {
+  const { collections } = run;
+  const loaded = useLoaded(
+    () => Promise.all(collections.map(async (item) => ({ ...item, group: byEpisode((await api.summaries(item.id)).filter((entry) => entry.task === task)) }))),
+    [collections.map(({ id, bytes }) => `${id} ${bytes}`).join()],
+  );
+  const ticked = useRef([]);
+  const tick = (place, on) => {
+    ticked.current = ticked.current.filter((each) => each.join() !== place.join()).concat(on ? [place] : []);
+    if (ticked.current.length === 2) location.hash = link("beside", ...ticked.current.flat());
+  };
+  useKeys({ j: () => moveFocus(1), k: () => moveFocus(-1), u: () => (location.hash = "#/") });
+  if (loaded.error) return html`<p class="error">${loaded.error}</p>`;
+  if (!loaded.value) return html`<p class="quiet">reading the logs …</p>`;
+  const rows = loaded.value.filter(({ group }) => group.length);
+  return html`<section class="everywhere">
+    <p class="quiet">${rows.length ? "Tick two rollouts to set them beside each other." : "No collection has a rollout of this task."}</p>
+    <table class="wide">
+      <thead><tr><th>collection</th><th>mean reward</th><th>rollouts: reward or ✓, turns, advantage</th></tr></thead>
+      <tbody>${rows.map(({ id, name, group }) => html`<tr key=${id}>
+        <td><a class="stop" href=${link("c", id, "t", task)}><bdi>${name}</bdi></a></td>
+        <td>${fixed(group.reduce((sum, entry) => sum + entry.reward, 0) / group.length)}</td>
+        <td class="cells">${group.sort((a, b) => a.index - b.index).map((entry) => html`<span class="both" key=${entry.cursor}>
+          <input type="checkbox" aria-label=${`${name}, rollout ${entry.index}: beside`} onChange=${(event) => tick([id, entry.cursor], event.target.checked)} />
+          <${RolloutCell} collection=${id} entry=${entry} /></span>`)}</td>
+      </tr>`)}</tbody>
+    </table>
   </section>`;
 }
 

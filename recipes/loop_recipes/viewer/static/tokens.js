@@ -3,6 +3,35 @@
 "use strict";
 
 const CHUNK = 400;
+const ADDRESS_AFTER_MS = 300;
+
+/**
+ * What tokens may be coloured by: of a token's details a number, null where it has none, and the four bounds between the
+ * five shades. `says` names the shades.
+ */
+const COLOURINGS = {
+  "log-prob": {
+    of: ({ logprob }) => (logprob === null ? null : -logprob),
+    bounds: [0.7, 1.4, 2.1, 2.8],
+    says: ["log-prob above -0.7: likely", "to -1.4", "to -2.1: less likely", "to -2.8", "below: unlikely"],
+  },
+  ratio: {
+    of: ({ ratio }) => (ratio === null ? null : Math.abs(Math.log(ratio))),
+    bounds: [0.01, 0.05, 0.1, 0.2],
+    says: ["log of the ratio within ±0.01", "±0.05", "±0.1", "±0.2", "beyond"],
+  },
+  gap: {
+    of: ({ learner, logprob }) => (learner === null ? null : Math.abs(learner - logprob)),
+    bounds: [1e-4, 1e-3, 1e-2, 1e-1],
+    says: ["sampler and learner differ by under 1e-4 nats", "1e-3", "1e-2", "1e-1", "more"],
+  },
+};
+
+/** The class of a token by the colouring's number; "" for one that has none. */
+function shadeOf({ of, bounds }, token) {
+  const value = of(token);
+  return value === null ? "" : ` s${bounds.filter((bound) => value >= bound).length}`;
+}
 
 /** What there is to know of token i: the mask, the turn, log-probs and, where the trainer left them, ratio and clip. */
 function tokenDetails(rollout) {
@@ -35,16 +64,15 @@ const visible = (text) => text.replace(CONTROLS, controlName).replace(/\n/g, "�
 /** Tokens [start, end) as spans; never drawn again for a selection, which is a class set from outside. */
 class Chunk extends Component {
   shouldComponentUpdate(next) {
-    return next.mounted !== this.props.mounted || next.rollout !== this.props.rollout;
+    return next.mounted !== this.props.mounted || next.rollout !== this.props.rollout || next.colouring !== this.props.colouring;
   }
 
-  render({ rollout, start, end, mounted, height, details }) {
+  render({ start, end, mounted, height, details, colouring }) {
     const style = mounted ? {} : { height: `${height}px` };
     const spans = [];
     for (let i = start; mounted && i < end; i++) {
       const token = details(i);
-      const shade = token.sampled ? ` s${Math.min(4, Math.floor(-token.logprob / 0.7))}` : "";
-      const name = `token${shade}${token.clipped ? " clipped" : ""}`;
+      const name = `token${shadeOf(COLOURINGS[colouring], token)}${token.clipped ? " clipped" : ""}`;
       spans.push(html`<span class=${name} id=${`t${i}`} data-i=${i}>${visible(token.text)}</span>`);
     }
     return html`<div class="chunk" data-chunk=${start} style=${style}>${spans}</div>`;
@@ -77,8 +105,18 @@ function TokenPanel({ token, i, size }) {
 function Tokens({ rollout }) {
   const size = rollout.mask.length;
   const details = useMemo(() => tokenDetails(rollout), [rollout]);
-  const [chosen, setChosen] = useState(-1);
-  const [near, setNear] = useState(() => new Set([0]));
+  const chunkOf = (i) => Math.floor(i / CHUNK) * CHUNK;
+  const asked = useMemo(readQuery, []);
+  const [chosen, setChosen] = useState(() => (/^\d+$/.test(asked.token) && Number(asked.token) <= size ? Number(asked.token) - 1 : -1));
+  const [near, setNear] = useState(() => new Set([0, Math.max(0, chunkOf(chosen))]));
+  const choices = Object.keys(COLOURINGS).filter((name) => name === "log-prob" || rollout.old_logprobs);
+  const [colouring, setColouring] = useState(choices.includes(asked.colour) ? asked.colour : "log-prob");
+  useEffect(() => {
+    if (chosen < 0 && colouring === "log-prob" && !location.hash.includes("?")) return undefined;
+    // Not for every key of many: a browser takes only so many changes of the address.
+    const timer = setTimeout(() => writeQuery({ colour: colouring, token: chosen < 0 ? "" : chosen + 1 }), ADDRESS_AFTER_MS);
+    return () => clearTimeout(timer);
+  }, [chosen, colouring]);
   const heights = useRef(new Map());
   const list = useRef(null);
 
@@ -101,7 +139,6 @@ function Tokens({ rollout }) {
     return () => observer.disconnect();
   }, [rollout]);
 
-  const chunkOf = (i) => Math.floor(i / CHUNK) * CHUNK;
   useEffect(() => {
     document.querySelector(".token.chosen")?.classList.remove("chosen");
     if (chosen < 0) return;
@@ -138,6 +175,7 @@ function Tokens({ rollout }) {
         start=${start}
         end=${end}
         details=${details}
+        colouring=${colouring}
         mounted=${near.has(start)}
         height=${heights.current.get(start) || (end - start) * 1.2}
       />`,
@@ -146,8 +184,9 @@ function Tokens({ rollout }) {
   return html`<div class="tokens-view">
     <${TokenPanel} token=${chosen < 0 ? null : details(chosen)} i=${chosen} size=${size} />
     <p class="legend">
-      <span class="token">not sampled</span>${" "}<span class="token s0">sampled, likely</span>${" "}
-      <span class="token s2">less likely</span>${" "}<span class="token s4">unlikely</span>${" "}
+      ${choices.length > 1 && html`<${Choice} label="colour by" options=${choices} value=${colouring} onChange=${setColouring} />`}
+      <span class="token">not sampled</span>
+      ${COLOURINGS[colouring].says.map((words, i) => html`<span class=${`token s${i}`}>${words}</span>`)}
       ${rollout.clipped && html`<span class="token s0 clipped">clipped</span>`}
     </p>
     <div class="tokens" ref=${list} onClick=${(event) => event.target.dataset.i && setChosen(Number(event.target.dataset.i))}>

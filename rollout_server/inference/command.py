@@ -113,8 +113,6 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
     if overrides:
         options["--hf-overrides"] = json.dumps(overrides)
     if servers.share is not None:
-        if cpu:
-            raise ServerStartError("servers.share needs vLLM on a GPU: its build for CPUs cannot sleep; set it to null")
         flags += ["--enable-sleep-mode", "--middleware", "rollout_server.inference.locked_routes.NeedsKey"]
     if cpu:
         options["--block-size"] = 32

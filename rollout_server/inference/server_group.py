@@ -177,7 +177,8 @@ class ServerGroup:
             ServerStartError: one did not come up; the others are stopped first.
         """
         if self._config.urls is None:
-            installed_vllm()
+            if installed_vllm().cpu and self._config.share is not None:
+                raise ServerStartError("servers.share needs vLLM on a GPU: its CPU build cannot sleep; set it to null")
             if not (Path(self._model.path) / "config.json").is_file():
                 raise ServerStartError(f"no model at {self._model.path} (config.json is missing); check model.path")
         count = self._config.count if self._config.urls is None else len(self._config.urls)

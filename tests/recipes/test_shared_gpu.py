@@ -234,3 +234,12 @@ def test_turns_leave_no_room_for_lag(tmp_path):
         read_loop_config(cfg)
     cfg.node.servers.share = None
     assert read_loop_config(cfg).collection.max_policy_lag == 1
+
+
+def test_a_node_to_launch_on_a_cpu_is_refused(tmp_path):
+    cfg = config_of(tmp_path, True)
+    cfg.rollout_node = {"launch": True}
+    with pytest.raises(ConfigError, match=r"node\.servers\.share must be null with device: cpu"):
+        read_loop_config(cfg)
+    cfg.device = "cuda"
+    assert read_loop_config(cfg).takes_turns

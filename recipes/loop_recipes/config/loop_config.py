@@ -376,6 +376,10 @@ class LoopConfig(LearnerConfig, WithNode):
     def _check_child(self) -> None:
         served, limits = self.child.model, self.collection.limits
         require(
+            not self.takes_turns or self.device != "cpu",
+            "node.servers.share must be null with device: cpu: vLLM's build for CPUs cannot sleep",
+        )
+        require(
             limits.max_context <= served.max_context,
             f"collection.limits.max_context is {limits.max_context}, more than the node's "
             f"node.model.max_context, {served.max_context}",

@@ -125,6 +125,15 @@ async def test_no_process_holds_the_gpu_in_the_trainers_turn_and_all_are_back_af
     await group.stop()
 
 
+async def test_vllm_on_a_cpu_which_cannot_sleep_is_refused_before_it_starts(group_of):
+    group = group_of()
+    group._config = ServersConfig(share="trainer")
+    group.rest()
+    with pytest.raises(ServerStartError, match=r"servers\.share needs vLLM on a GPU: .* set it to null"):
+        await group.start()
+    assert group.servers == []
+
+
 async def test_a_server_that_starts_is_ready_before_it_sleeps(group_of):
     group = group_of(misbehave={0: "slow start"})
     starting = asyncio.create_task(group.start())

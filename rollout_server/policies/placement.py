@@ -123,7 +123,7 @@ class Placement:
         if await server.probe() is None:
             return _ServerBroke(said)
         # It names its error only in its log: what it answers is that there was one.
-        return ServerUnavailable(f"{server.name} {what}: {server.own_error() or said}")
+        return ServerUnavailable(f"{server.name} {what}: {await server.own_error() or said}")
 
     async def remove(self, adapter: Adapter) -> None:
         """Unload it, and return when no server works with it any more, or after :data:`DRAIN_S`."""

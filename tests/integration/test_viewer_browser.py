@@ -406,6 +406,22 @@ async def test_a_task_everywhere_leads_to_two_rollouts_beside_each_other(run_fol
         assert "iteration 3" in heads[1], heads
 
 
+async def test_a_note_is_written_and_filtered_by(run_folder, tmp_path, viewing):
+    folder = shutil.copytree(run_folder, tmp_path / "demo")
+    async with viewing(folder) as (page, address):
+        await show(page, address, "c/demo-i0001/r/2", ".note")
+        await page.locator(".note summary").click()
+        await page.get_by_label("note").fill("gave up #wrong")
+        await page.locator(".note button").click()
+        await true_in(page, "document.querySelector('.note button').innerText === 'kept'")
+        await page.keyboard.press("Escape")
+        await show(page, address, "c/demo-i0001?filter=with+a+note", "#shown")
+        await true_in(page, "document.getElementById('shown').innerText === '1 of 24 rollouts'")
+        await page.locator(".cell").first.click()
+        await true_in(page, "document.querySelector('.note textarea')?.value === 'gave up #wrong'")
+        await screenshot(page, "note")
+
+
 async def test_a_turn_stands_in_the_address(run_folder, viewing):
     turns = len(RunData(run_folder).rollout("demo-i0001", 1)["turns"])
     async with viewing(run_folder) as (page, address):

@@ -37,6 +37,7 @@ def build_app(run: RunData) -> web.Application:
                 "/api/collections/{collection}/rollouts/{cursor:[0-9]{1,12}}/turns/{turn:[0-9]{1,12}}/branch",
                 routes.branch,
             ),
+            web.post("/api/collections/{collection}/rollouts/{cursor:[0-9]{1,12}}/note", routes.note),
             web.get("/api/branches/{collection}", routes.branch_state),
             web.static("/static", STATIC),
         ]
@@ -83,10 +84,8 @@ class _Routes:
 
     async def branch(self, request: web.Request) -> web.Response:
         """Ask the run's node to go on from a turn: {"collection": its id}."""
-        if (
-            request.content_type != "application/json"
-        ):  # which a page from elsewhere cannot send without being asked for
-            return web.json_response({"error": "send application/json"}, status=415)
+        if request.content_type != "application/json":
+            return _no_json()
         collection, cursor = request.match_info["collection"], int(request.match_info["cursor"])
 
         def ask() -> dict[str, str]:
@@ -94,6 +93,20 @@ class _Routes:
             return {"collection": continue_rollout(log, line, int(request.match_info["turn"]))}
 
         return await self._answer(ask)
+
+    async def note(self, request: web.Request) -> web.Response:
+        """Keep what a reader wrote of a rollout: {"note": text}."""
+        if request.content_type != "application/json":
+            return _no_json()
+        collection, cursor = request.match_info["collection"], int(request.match_info["cursor"])
+        try:
+            said = json.loads(await request.read())
+        except ValueError:
+            said = None
+        match said:
+            case {"note": str(text)}:
+                return await self._answer(self._run.write_note, collection, cursor, text)
+        return web.json_response({"error": 'send {"note": text}'}, status=400)
 
     async def branch_state(self, request: web.Request) -> web.Response:
         """Whether a branch that was asked for has ended; its log is there soon after it was asked for."""
@@ -116,3 +129,8 @@ class _Routes:
         except ValueError as error:
             return web.json_response({"error": str(error)}, status=500)
         return web.Response(text=text, content_type="application/json")
+
+
+def _no_json() -> web.Response:
+    """Refuse what a page from elsewhere could send without being asked for: anything but JSON."""
+    return web.json_response({"error": "send application/json"}, status=415)

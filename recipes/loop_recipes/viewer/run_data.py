@@ -25,7 +25,7 @@ from agent_environments.description import Description
 from agent_environments.tool_calls import ToolCall, parse_tool_calls
 from loop_formats.ids import CollectionName, parse_collection_id
 from loop_formats.rollout import BranchOf
-from loop_formats.run_files import find_logs, node_address, read_lines
+from loop_formats.run_files import find_logs, node_address, read_lines, to_json, write_whole
 from loop_formats.turn_values import read_turn_values, values_file
 from loop_plumbing.breakage import error_line
 from loop_recipes.algorithm.token_statistics import TOKEN_STATISTICS, statistics_files
@@ -38,6 +38,7 @@ from model_families.chat.tokenizer import read_tokenizer
 MAX_CALLS = 300
 ASKS_CHARACTERS = 160
 READ_AT_ONCE_BYTES = 20_000_000
+MAX_NOTE_CHARACTERS = 10_000
 _NUMBERS = re.compile(rb'"(token_ids|mask|sampler_logprobs)"\s*:\s*\[([^\]]*)\]')
 """The long arrays of a rollout's line. They are nine tenths of it, and a list needs no more than their sums."""
 _BELOW_ZERO = re.compile(r"(?:^|,)\s*(-[^,]+)")
@@ -157,7 +158,7 @@ class RunData:
         """
         log = self._logs[collection]
         self._read_on(log)
-        statistics = self._statistics(collection)
+        statistics, notes = self._statistics(collection), self.notes()
         groups: dict[tuple[Any, ...], list[float]] = defaultdict(list)
         for entry in log.summaries:
             if entry["segment"] == 0:
@@ -171,7 +172,8 @@ class RunData:
             own = statistics.get(entry["id"])
             if own:
                 advantage = own["advantage"]
-            result.append({**entry, "advantage": advantage, "gap": own["gap"] if own else None})
+            note = notes.get(entry["id"], "")
+            result.append({**entry, "advantage": advantage, "gap": own["gap"] if own else None, "note": note})
         return result
 
     def rollout(self, collection: str, cursor: int) -> dict[str, Any]:
@@ -242,22 +244,54 @@ class RunData:
             file.seek(log.offsets[cursor])
             return log.path, file.readline()
 
+    def notes(self) -> dict[str, str]:
+        """What readers wrote of rollouts, by their ids; what stands in the file beside the run and is no note is left
+        out."""
+        try:
+            found = json.loads(self._notes_file.read_text(encoding="utf-8")) if self._notes_file.is_file() else {}
+        except (OSError, ValueError):
+            return {}
+        pairs = found.items() if isinstance(found, dict) else ()
+        return {key: value for key, value in pairs if isinstance(value, str)}
+
+    def write_note(self, collection: str, cursor: int, text: str) -> None:
+        """Keep a note of a rollout in ``notes.json`` of the run's folder; an empty one removes it.
+
+        Raises:
+            KeyError: no such collection or rollout.
+            ValueError: it is too long, or the file cannot be written.
+        """
+        if len(text) > MAX_NOTE_CHARACTERS:
+            raise ValueError(f"the note has {len(text)} characters; it may have {MAX_NOTE_CHARACTERS}")
+        rollout = json.loads(self.stored(collection, cursor)[1])["rollout_id"]
+        notes = {**self.notes(), rollout: text.strip()}
+        try:
+            write_whole(
+                self._notes_file, to_json({key: value for key, value in notes.items() if value}, indent=1) + "\n"
+            )
+        except OSError as error:
+            raise ValueError(f"{self._notes_file} cannot be written: {error.strerror}") from error
+
+    @property
+    def _notes_file(self) -> Path:
+        return self.path.with_suffix(".notes.json") if self.path.is_file() else self.path / "notes.json"
+
     def search(self, collection: str, text: str) -> list[int]:
-        """Cursors of the rollouts whose ids or one of whose messages hold ``text``, upper and lower case alike.
+        """Cursors of the rollouts whose ids, note or one of whose messages hold ``text``, upper and lower case alike.
 
         Raises:
             KeyError: no such collection.
         """
         log = self._logs[collection]
         self._read_on(log)
-        wanted = text.casefold()
+        wanted, notes = text.casefold(), self.notes()
         found = []
         for line in read_lines(log.path, parse=_without_numbers):
             if line.number > log.lines:
                 break
             with _as_rollout(log.path, line.number):
                 texts = [f"{each['content']}\n{each.get('reasoning', '')}" for each in line.record["messages"]]
-                texts += [line.record["task_id"], line.record["rollout_id"]]
+                texts += [line.record["task_id"], line.record["rollout_id"], notes.get(line.record["rollout_id"], "")]
             if any(wanted in text.casefold() for text in texts):
                 found.append(line.number)
         return found

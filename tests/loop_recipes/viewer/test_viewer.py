@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
@@ -288,6 +289,34 @@ def test_a_line_that_is_no_rollout_is_named_in_one_line(run_folder, tmp_path, ca
     assert said.count("\n") == 1, said
     assert "line 2" in said or ":2 is no JSON object" in said
     assert not (tmp_path / "x.html").exists()
+
+
+async def test_a_note_stays_beside_the_run_and_is_found(run_folder, tmp_path):
+    folder = shutil.copytree(run_folder, tmp_path / "demo")
+    path = "/api/collections/demo-i0001/rollouts/3/note"
+    async with TestClient(TestServer(build_app(RunData(folder)))) as client:
+        assert (await client.post(path, json={"note": "gave up early #wrong <b>\ud83d"})).status == 200
+        for refused in ('{"note": 3}', '["note"]', "{}", "null", "{", ""):
+            answer = await client.post(path, data=refused, headers={"Content-Type": "application/json"})
+            assert answer.status == 400, refused
+        assert (await client.post(path, data='{"note": "x"}', headers={"Content-Type": "text/plain"})).status == 415
+        assert (await client.post(path, json={"note": "x" * 10_001})).status == 500
+        assert (await client.post(path.replace("/3/", "/99/"), json={"note": "x"})).status == 404
+    run = RunData(folder)
+    noted = [entry for entry in run.summaries("demo-i0001") if entry["note"]]
+    assert [(entry["cursor"], entry["note"]) for entry in noted] == [(3, "gave up early #wrong <b>\ud83d")]
+    assert run.search("demo-i0001", "#WRONG") == [3]
+    write_export(run, tmp_path / "run.html", ["1"])
+    assert "gave up early #wrong" in (tmp_path / "run.html").read_text()
+    run.write_note("demo-i0001", 3, " ")
+    assert run.notes() == {}
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", '{"a": 1}', "\x00", "null"])
+def test_a_damaged_file_of_notes_holds_none(run_folder, tmp_path, text):
+    log = shutil.copy(run_folder / "node/collections/demo-i0001.jsonl", tmp_path)
+    (tmp_path / "demo-i0001.notes.json").write_text(text)
+    assert RunData(Path(log)).notes() == {}
 
 
 async def test_other_host_names_are_refused(client):

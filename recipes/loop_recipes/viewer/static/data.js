@@ -13,7 +13,7 @@ const isExport = embedded.has("run");
 async function answerOf(request) {
   const answer = await request;
   const data = await answer.json();
-  if (!answer.ok || data.error) throw new Error(data.error || `HTTP ${answer.status}`);
+  if (!answer.ok || data?.error) throw new Error(data.error || `HTTP ${answer.status}`);
   return data;
 }
 
@@ -39,6 +39,14 @@ const api = {
         body: "{}",
       }),
     ),
+  note: (id, cursor, note) =>
+    answerOf(
+      fetch(`/api/collections/${encodeURIComponent(id)}/rollouts/${cursor}/note`, {
+        method: "POST",
+        headers: { "Content-Type": "application/json" },
+        body: JSON.stringify({ note }),
+      }),
+    ),
   branchState: (id) => answerOf(fetch(`/api/branches/${encodeURIComponent(id)}`)),
   async search(id, text) {
     if (!isExport) {
@@ -48,7 +56,7 @@ const api = {
     const found = [];
     for (const entry of await api.summaries(id)) {
       const rollout = await api.rollout(id, entry.cursor);
-      const ids = `${rollout.task_id}\n${rollout.rollout_id}`.toLowerCase();
+      const ids = `${rollout.task_id}\n${rollout.rollout_id}\n${entry.note}`.toLowerCase();
       if (ids.includes(wanted) || rollout.messages.some((message) => `${message.content}\n${message.reasoning ?? ""}`.toLowerCase().includes(wanted))) found.push(entry.cursor);
     }
     return found;

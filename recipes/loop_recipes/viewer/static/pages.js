@@ -146,6 +146,7 @@ const FILTERS = {
   "with errors": (entry) => entry.failed_turns > 0,
   tampered: (entry) => Boolean(entry.tampered),
   ungradable: (entry) => Boolean(entry.ungradable),
+  "with a note": (entry) => Boolean(entry.note),
 };
 const ORDERS = {
   "by task": null,
@@ -184,9 +185,9 @@ function byEpisode(entries) {
 
 function RolloutCell({ collection, entry }) {
   const state = entry.success ? "solved" : entry.end_reason === "completed" ? "missed" : "over";
-  const title = `${entry.id}\n${entry.end_reason}, reward ${fixed(entry.reward)}, advantage ${signed(entry.advantage)}`;
+  const title = `${entry.id}\n${entry.note && `${entry.note}\n`}${entry.end_reason}, reward ${fixed(entry.reward)}, advantage ${signed(entry.advantage)}`;
   return html`<a class=${`cell stop ${state}`} href=${link("c", collection, "r", entry.cursor)} title=${title}>
-    <b>${entry.success ? "✓" : percent(entry.reward)}</b>
+    <b>${entry.success ? "✓" : percent(entry.reward)}${entry.note && " ✎"}</b>
     <span class="quiet">${entry.turns}t ${signed(entry.advantage)}</span>
   </a>`;
 }
@@ -391,6 +392,21 @@ function Origin({ origin }) {
       : html`<a href=${link("c", origin.collection, "r", origin.cursor)}>${name}</a>`} after ${origin.turns} turns</p>`;
 }
 
+/** What readers wrote of a rollout; words such as #wrong are its labels, which the search finds. */
+function Note({ collection, cursor, note }) {
+  const [text, setText] = useState(note);
+  const [kept, setKept] = useState(note);
+  const [error, setError] = useState("");
+  if (isExport) return note && html`<p class="note"><span class="quiet">note</span> ${withControls(note)}</p>`;
+  const save = () => api.note(collection, cursor, text).then(() => (setKept(text), setError("")), (failure) => setError(failure.message));
+  return html`<details class="note" open=${Boolean(note)}>
+    <summary>note</summary>
+    <textarea aria-label="note" rows="2" value=${text} placeholder="what is seen here; #labels" onInput=${(event) => setText(event.target.value)}></textarea>
+    <button disabled=${text === kept} onClick=${save}>${text === kept && text ? "kept" : "keep"}</button>
+    ${error && html`<span class="error"><bdi>${error}</bdi></span>`}
+  </details>`;
+}
+
 function Program({ program }) {
   const { refusals = [], exit_status: status, output } = program;
   return html`${refusals.map(
@@ -463,6 +479,7 @@ function RolloutPage({ collection, cursor, view, stamp, onShown }) {
     ${rollout.ungradable && html`<p class="error">its state could not be graded: <bdi>${rollout.ungradable}</bdi></p>`}
     ${rollout.broke && html`<p class="error">its environment broke in ${rollout.broke.where}: <bdi>${rollout.broke.what}</bdi></p>`}
     ${rollout.program && html`<${Program} program=${rollout.program} />`}
+    <${Note} key=${own.cursor} collection=${collection} cursor=${own.cursor} note=${own.note} />
     <${Requirements} requirements=${rollout.requirements} />
     <${TurnStrip} rollout=${rollout} />
     <nav class="tabs">

@@ -2,8 +2,8 @@
 
     python benchmarks/viewer.py [--json results.json] [--rollouts 20000]
 
-Two logs are made up in a temporary folder: ``small`` has rollouts of 100 tokens, ``large`` has as many of a demo's size:
-840 tokens, of which 200 are sampled. Each is opened as the viewer opens it: the folder, the run's
+Two logs are made up in a temporary folder: ``small`` has rollouts of 100 tokens, ``large`` has as many of a demo's
+size: 840 tokens, of which 200 are sampled. Each is opened as the viewer opens it: the folder, the run's
 page, and the list of the collection, which reads every line. ``again`` is the list asked for a second time, as a page
 does that follows a run. Seconds by the clock and of the processor (``cpu``), and the log's size in MB.
 """

@@ -13,6 +13,9 @@ import pytest
 from agent_environments.conformance import check_conformance
 from agent_environments.protocol import EnvironmentCrashed, create_pool
 from loop_contrib.worlds.tau2 import Tau2Pool
+from loop_formats.schema import ConfigError
+from loop_recipes.config.files import compose
+from loop_recipes.config.rollout_node import described_node
 from support.adapter_support import word_spans
 from support.chat_endpoint import FakeChatEndpoint
 from support.episodes import play_steps
@@ -71,6 +74,15 @@ async def airline(user):
 def test_what_is_no_such_world(options, words):
     with pytest.raises(ValueError, match=words):
         Tau2Pool(word_spans, python=sys.executable, **options)
+
+
+def test_the_config_names_the_user_that_it_needs():
+    words = ["world=tau2", "node.environment.user.url=http://localhost/v1", "node.environment.user.model=m"]
+    environment = described_node(compose("tiny_cpu", words)).environment
+    assert (environment.name, environment.options["domain"]) == ("tau2", "airline")
+    assert isinstance(create_pool(environment.name, environment.options, word_spans), Tau2Pool)
+    with pytest.raises(ConfigError, match="url"):
+        described_node(compose("tiny_cpu", words[:1]))
 
 
 def test_a_turn_is_text_or_calls_and_both_ways_are_the_same(user):

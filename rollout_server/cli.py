@@ -91,7 +91,8 @@ def _of_a_node(command: str, description: str) -> argparse.ArgumentParser:
 
 
 def _client(options: argparse.Namespace) -> RolloutClient:
-    return RolloutClient(options.url, _token(options.token_env), timeout_s=10.0, reconnect_s=0.0)
+    token = _token(options.token_env, "the secret that the node was started with")
+    return RolloutClient(options.url, token, timeout_s=10.0, reconnect_s=0.0)
 
 
 def _serve(arguments: list[str], program: str) -> None:
@@ -101,7 +102,7 @@ def _serve(arguments: list[str], program: str) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace those of the file")
     options = parser.parse_args(arguments)
     config = load_node_config(options.config, options.overrides)
-    token = _token(config.token_env)
+    token = _token(config.token_env, "a secret of your choice")
     terminal = Console(stderr=True)
     # In a terminal, log lines go through the console that draws the status line, so that neither tears the other.
     handler = RichHandler(console=terminal, show_path=False) if terminal.is_terminal else logging.StreamHandler()
@@ -114,10 +115,10 @@ def _serve(arguments: list[str], program: str) -> None:
     asyncio.run(_run(config, token, terminal))
 
 
-def _token(variable: str) -> str:
+def _token(variable: str, which: str) -> str:
     token = read_secret(variable)
     if not token:
-        raise ConfigError(f"no bearer token: set the environment variable {variable} to a secret of your choice")
+        raise ConfigError(f"no bearer token: set the environment variable {variable} to {which}")
     return token
 
 

@@ -159,7 +159,9 @@ class Reward:
         try:
             share = self._scale.share(float(result))
         except ValueError as error:
-            raise ValueError(f"{no_number} from {self._scale.low:g} to {self._scale.high:g}") from error
+            plain = not self.scaled and math.isfinite(result)
+            cure = "; one on another scale says so: @reward(scale=(LOW, HIGH))" if plain else ""
+            raise ValueError(f"{no_number} from {self._scale.low:g} to {self._scale.high:g}{cure}") from error
         return Grade(share, share == 1.0, rewards=stated)
 
 

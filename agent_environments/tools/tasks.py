@@ -108,7 +108,7 @@ def read_tasks(source: object) -> TaskTable:
         ValueError: no such file, a line that is no JSON object, or anything :class:`TaskTable` refuses.
     """
     if source is None:
-        raise ValueError("there are no TASKS: write a list of mappings, each with its id and its question")
+        raise ValueError("there are no TASKS: write a list of mappings, each with its question")
     if isinstance(source, str | list | tuple):
         source = {SPLIT: source}
     if not isinstance(source, Mapping):

@@ -5,6 +5,7 @@ Only the module of the verb asked for is imported: the help, and a mistake in a 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -58,6 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
     except KeyboardInterrupt:
         print(f"loop {verb}: stopped", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # who reads has enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 def all_verbs() -> Mapping[str, tuple[str, str, str]]:

@@ -63,6 +63,7 @@ class Oracle:
     tried: list[str] = field(default_factory=list)
     untried: dict[str, str] = field(default_factory=dict)
     broke: str = ""
+    refused: str = ""
 
     @property
     def lines(self) -> list[str]:
@@ -98,7 +99,7 @@ class Oracle:
             said += "" if self.solves or EXPERT in self.tried else f", or {CURE}"
         elif short:
             said += f"; less than 1 on {len(short)} of them, such as {short[0]} ({self.right[short[0]]:.3g})"
-        return "; ".join(part for part in (said, self.broke, left) if part)
+        return "; ".join(part for part in (said, self.broke, self.refused, left) if part)
 
     def _what(self) -> str:
         if self.solves:
@@ -193,6 +194,11 @@ async def _try(pool: EnvironmentPool, oracle: Oracle, task_id: str, name: str, a
     grade = played.grade
     if grade.broke is not None and not oracle.broke:
         oracle.broke = f"{grade.broke.where} raised {grade.broke.what} on task {task_id}"
+    if oracle.solves and not oracle.refused:
+        answers = [message.content for message in played.messages if message.role != "assistant"]
+        errors = [line for answer in answers for line in answer.splitlines() if line.startswith("Error:")]
+        if errors:
+            oracle.refused = f"but on task {task_id} it was answered {errors[0]!r:.160}"
     if name and name not in oracle.tried:
         oracle.tried.append(name)
     oracle.right[task_id] = max(grade.reward, oracle.right.get(task_id, 0.0))

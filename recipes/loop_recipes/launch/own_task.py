@@ -310,6 +310,7 @@ def train(module: str | os.PathLike[str], model: str | os.PathLike[str] | None, 
     if not (run / "checkpoints" / f"iteration_{compose(str(file)).max_iterations:04d}").is_dir():
         run_step(tune("run", "loop_appworld", "--config", str(file)), None)
         check_finished(run)
+    print("now scored on the held-out tasks, before and after training:", flush=True)
     run_step(tune("run", "eval_appworld", "--config", str(file)), None)
     return run
 

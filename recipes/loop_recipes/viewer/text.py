@@ -34,6 +34,8 @@ def text_lines(run: RunData, task: str = "") -> Iterator[str]:
         for name_of_task, group in sorted(tasks.items()):
             yield f"{visible(name_of_task)}: {_figures(group)}"
             yield f"    {visible(group[0]['asks'], 72)}"
+    if not task and not found:
+        yield "no rollout has ended yet"
     if task and not found:
         raise ValueError(f"{run.path} holds no rollout of task {task!r}; --text alone lists the tasks")
 

@@ -127,7 +127,10 @@ async def test_the_parts_of_a_reward_are_in_the_record(tmp_path):
         ("return None", "reward odd returned None, and not a list"),
         ("return {a: 1 for a in answers}", "reward odd returned {'a': 1, 'b': 1, 'c': 1}, and not a list"),
         ("return [0, math.nan, 1]", "reward odd returned nan, which is no number from 0 to 1, for answer 1 of 3"),
-        ("return [0, 1, 2]", "reward odd returned 2, which is no number from 0 to 1, for answer 2 of 3"),
+        (
+            "return [0, 1, 2]",
+            "reward odd returned 2, which is no number from 0 to 1; one on another scale says so",
+        ),
         ("return ['a', 0, 1]", "reward odd returned 'a', which is no number, for answer 0 of 3"),
         ("return [1 / 0 for a in answers]", "ZeroDivisionError: division by zero ("),
         ("raise SystemExit(3)", "SystemExit: 3 ("),

@@ -44,7 +44,7 @@ def test_a_module_by_its_dotted_name(tmp_path, monkeypatch):
         (("@reward", "@reward(scale=[1, 0])"), r"reward reached: a scale is \[lowest, highest\]"),
         (("def reset", "def rest"), r"class Counter has tools or a reply, but no method reset\(task\)"),
         (('"target"', '"goal"'), "task count0_1 has no field 'target', which reward reached asks for"),
-        (("TASKS =", "OTHERS ="), "there are no TASKS: write a list of mappings, each with its id and its question"),
+        (("TASKS =", "OTHERS ="), "there are no TASKS: write a list of mappings, each with its question"),
         (('"""Show the counter."""', ""), "tool show has no docstring"),
         (("async def show", "async def add"), None),
         (("@tool\n    async", "@tool(name='hang')\n    async"), "there are two tools 'hang'"),

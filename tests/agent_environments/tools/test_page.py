@@ -12,7 +12,9 @@ from support.tool_modules import call, write
 
 PAGE = (Path(__file__).parents[3] / "docs" / "your_own_task.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
-FUNCTIONS, CLASS = (next(block for block in BLOCKS if word in block) for word in ("TASKS = ", "class Light"))
+GAME, FUNCTIONS, CLASS = (
+    next(block for block in BLOCKS if word in block) for word in ("class Game", "def multiply", "class Light")
+)
 CONFIG = re.search(r"```yaml\n(.*?)```", PAGE, flags=re.S)[1]
 
 
@@ -27,16 +29,25 @@ async def play(pool, task, *actions):
     return messages, grade
 
 
+async def test_the_first_file(tmp_path):
+    pool = create_pool("tools", {"module": write(tmp_path, GAME, "my_game"), "max_worlds": 1}, word_spans)
+    messages, grade = await play(pool, "train7", "10", "7")
+    assert messages[-1].content == "Guess a number between 1 and 20. Reply with the number only."
+    assert grade.success
+    assert not (await play(pool, "train7", "10", "Seven."))[1].reward
+    await pool.close()
+
+
 async def test_the_twenty_lines(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, FUNCTIONS, "my_tools")
     assert len([line for line in FUNCTIONS.splitlines() if line]) <= 20
     options = dict(yaml.safe_load(CONFIG)["node"]["environment"])
     pool = create_pool(options.pop("name"), options, word_spans)
-    _, grade = await play(pool, "product7", call("multiply", a=7, b=37), call("answer", value=259))
+    _, grade = await play(pool, "train6", call("multiply", a=7, b=37), call("answer", value=259))
     assert grade.success
-    assert not (await play(pool, "product7"))[1].reward
-    await check_conformance(pool, "product2")
+    assert not (await play(pool, "train6"))[1].reward
+    await check_conformance(pool, "train1")
     await pool.close()
 
 

@@ -125,7 +125,7 @@ class BaseModel:
         try:
             if not general and family is not None and family.objection(config) is None:
                 with suppress(NotBuilt):
-                    return cls._of_family(config, family)
+                    return cls.of_family(config, family)
             return cls._general(Path(folder), config)
         except (AttributeError, KeyError, TypeError, ZeroDivisionError) as error:
             raise ValueError(f"{file} cannot be read as a model's configuration: {error!r}") from error
@@ -133,7 +133,8 @@ class BaseModel:
             raise error if str(error).startswith(str(folder)) else ValueError(f"{file}: {error}") from error
 
     @classmethod
-    def _of_family(cls, config: dict[str, Any], family: Family) -> BaseModel:
+    def of_family(cls, config: dict[str, Any], family: Family) -> BaseModel:
+        """From the content of a config.json alone, which says all of a family's model."""
         positions, rope = int(config.get("max_position_embeddings") or family.positions), read_rope(config)
         positions, window = max(positions, rope.positions), family.window_of(config)
         sizes = _sizes(config, family.head_width) | {"feed_forward": int(config["intermediate_size"])}

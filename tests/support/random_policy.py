@@ -32,7 +32,7 @@ MODEL_CONFIG = {
     "vocab_size": 300,
 }
 """What :func:`write_model`'s config.json says of the shapes, for tests that need no weights."""
-OURS = BaseModel._of_family(MODEL_CONFIG, qwen2.FAMILY)
+OURS = BaseModel.of_family(MODEL_CONFIG, qwen2.FAMILY)
 
 
 def write_tokenizer(folder: Path) -> None:

@@ -43,6 +43,7 @@ from loop_recipes.launch.memory_plan import (
 )
 from loop_recipes.run.tracker_clients import TRACKERS
 from model_families.base_model import BaseModel
+from model_families.published import published_model
 from rollout_server.config import ModelConfig, NodeConfig, ServersConfig
 from rollout_server.inference.command import ServerStartError, check_serves, compile_cache
 
@@ -153,6 +154,10 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Report:
     except ValueError as error:
         if sound:
             report.problems.append(f"model: {error}")
+        published = None if _is_there(node.model.path) else published_model(node.model.path)
+        if published is not None and cuda:
+            report.row("memory", f"of the published {Path(node.model.path).name}, whose folder is not here")
+            _memory(report, config, node, machines, place, published)
         return report
     _served(report, node.model, shape, cuda)
     if sound:
@@ -191,7 +196,7 @@ def _unreachable(url: str) -> str | None:
 
 def what_fits(names: Iterable[str], gpu_gib: float) -> list[str]:
     """Say in a line for each config for GPUs whether it fits with ``gpu_gib`` GiB each, by arithmetic: divided, and in
-    turns. Those whose model is not on this machine say so."""
+    turns. A model that is not on this machine is planned by its published sizes, if they are known."""
     lines = [f"{'GiB a GPU (arithmetic)':<24}{'trainer, server':<20}sampling, training in turns"]
     for name in names:
         if not str(compose(name).get("device", "cpu")).startswith("cuda"):
@@ -207,13 +212,18 @@ def what_fits(names: Iterable[str], gpu_gib: float) -> list[str]:
 def _fits(name: str, words: Sequence[str], gpu_gib: float) -> str:
     cfg = compose(name, words)
     config, node = read_loop_config(cfg), described_node(cfg)
-    if not (Path(node.model.path) / "config.json").is_file():
+    shape = BaseModel.read(node.model.path) if _is_there(node.model.path) else published_model(node.model.path)
+    if shape is None:
         raise ConfigError(f"there is no model at {node.model.path}")
     machines = Machines(*usual_machines(node.servers), gpu_gib)
-    place, shape, report = Placement.of(machines, node.servers), BaseModel.read(node.model.path), Report()
+    place, report = Placement.of(machines, node.servers), Report()
     _memory(report, config, node, machines, place, shape)
     sums = re.findall(r"^  sum +([\d.]+) GiB$", "\n".join(report.lines), re.M)
     return ", ".join(sums) + (" no" if report.problems else "")
+
+
+def _is_there(model: str) -> bool:
+    return (Path(model) / "config.json").is_file()
 
 
 def _memory(

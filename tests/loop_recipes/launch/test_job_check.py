@@ -223,6 +223,19 @@ def test_a_gpu_that_trainer_and_server_have_in_turns_is_planned_by_phases(check_
     assert "node.servers.share: trainer is for one node, whose GPUs both have: give --nodes 1" in problems
 
 
+def test_a_job_is_planned_before_its_weights_are_fetched(check_config, capsys):
+    planned = check_config("qwen2_5_32b", "32b")[1]
+    code, shown, problems = check(capsys, "qwen2_5_32b")
+    assert code == 1
+    [problem] = problems
+    assert "Qwen2.5-32B-Instruct holds no config.json; download it" in problem
+    assert "memory of the published Qwen2.5-32B-Instruct, whose folder is not here" in " ".join(shown.split())
+    table = planned[planned.index("trainer, one of 8 ranks") :].splitlines()[:20]
+    assert [line for line in table if line.endswith(" GiB")] == [
+        line for line in shown[shown.index("trainer, one of 8 ranks") :].splitlines()[:20] if line.endswith(" GiB")
+    ]
+
+
 def test_which_shipped_configs_fit_a_card(capsys, models, monkeypatch):
     def composed(name, words=()):
         return compose(name, [f"model.path={models[CONFIGS[name]]}", *words] if name in here else list(words))
@@ -234,7 +247,8 @@ def test_which_shipped_configs_fit_a_card(capsys, models, monkeypatch):
     rows = {line.split()[0]: line for line in shown.splitlines()[1:]}
     assert "cpu" not in rows
     assert rows.keys() >= here
-    assert re.search("not planned: there is no model at .*/Qwen3-14B$", rows["qwen3_14b"])
+    assert re.search("not planned: there is no model at .*/gpt-oss-20b$", rows["gpt_oss_20b"])
+    assert re.search(r"\d no +\d+\.\d\d, \d+\.\d\d no$", rows["qwen3_14b"]), "by the published sizes"
     number = r"\d+\.\d\d"
     for name, divided, turns in (
         ("qwen3_4b_24gb", False, True),

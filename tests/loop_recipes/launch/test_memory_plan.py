@@ -131,7 +131,7 @@ def _qwen2(layers, width, inner, heads, keys, words, tied):
     """As its config.json describes it."""
     sizes = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": inner, "vocab_size": words}
     sizes |= {"num_attention_heads": heads, "num_key_value_heads": keys, "tie_word_embeddings": tied}
-    return BaseModel._of_family(sizes, qwen2.FAMILY)
+    return BaseModel.of_family(sizes, qwen2.FAMILY)
 
 
 SHAPES = {  # torchtune's builder: its sizes, and ranks

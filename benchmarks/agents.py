@@ -74,7 +74,6 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := [name for name in options.agents if name not in whole_agents.AGENTS]:
         parser.error(f"there is no {unknown[0]}; there are {', '.join(whole_agents.AGENTS)}")
-    logging.disable(logging.WARNING)
     rows = []
     out = sys.stderr if options.json == "-" else sys.stdout
     print(f"{'':<15} {'  '.join(f'{name:>6}' for name in COLUMNS)}", file=out)
@@ -94,4 +93,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    logging.disable(logging.WARNING)
     sys.exit(main())

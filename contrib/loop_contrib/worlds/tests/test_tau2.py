@@ -13,7 +13,6 @@ import pytest
 from agent_environments.conformance import check_conformance
 from agent_environments.protocol import EnvironmentCrashed, create_pool
 from loop_contrib.worlds.tau2 import Tau2Pool
-from loop_formats.schema import ConfigError
 from loop_recipes.config.files import compose
 from loop_recipes.config.rollout_node import described_node
 from support.adapter_support import word_spans
@@ -81,8 +80,9 @@ def test_the_config_names_the_user_that_it_needs():
     environment = described_node(compose("tiny_cpu", words)).environment
     assert (environment.name, environment.options["domain"]) == ("tau2", "airline")
     assert isinstance(create_pool(environment.name, environment.options, word_spans), Tau2Pool)
-    with pytest.raises(ConfigError, match="url"):
-        described_node(compose("tiny_cpu", words[:1]))
+    without = described_node(compose("tiny_cpu", words[:1])).environment
+    with pytest.raises(ValueError, match="user: airline needs a user: set user: "):
+        create_pool(without.name, without.options, word_spans)
 
 
 def test_a_turn_is_text_or_calls_and_both_ways_are_the_same(user):

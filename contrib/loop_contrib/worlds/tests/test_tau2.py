@@ -76,7 +76,8 @@ def test_what_is_no_such_world(options, words):
 
 
 def test_the_config_names_the_user_that_it_needs():
-    words = ["world=tau2", "node.environment.user.url=http://localhost/v1", "node.environment.user.model=m"]
+    user = {"url": "http://localhost/v1", "model": "m", "api_key_env": "null"}
+    words = ["world=tau2", *(f"node.environment.user.{key}={value}" for key, value in user.items())]
     environment = described_node(compose("tiny_cpu", words)).environment
     assert (environment.name, environment.options["domain"]) == ("tau2", "airline")
     assert isinstance(create_pool(environment.name, environment.options, word_spans), Tau2Pool)

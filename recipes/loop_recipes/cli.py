@@ -55,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
         cure = nearest(named, list(verbs), f"there are: {', '.join(verbs)}")
         sys.exit(f"loop: no verb {named!r}; {cure}")
     try:
-        return load(verbs[verb][2])(words[len(verb.split()) :])
+        status = load(verbs[verb][2])(words[len(verb.split()) :])
+        sys.stdout.flush()  # here, and not at the interpreter's end, a closed pipe is no failure
+        return status
     except KeyboardInterrupt:
         print(f"loop {verb}: stopped", file=sys.stderr)
         return 130

@@ -43,7 +43,7 @@ small="max_iterations=2 collection.tasks_per_iteration=4"
 
 step "a game"
 run loop --version
-run tune ls | grep -q loop_appworld
+run tune ls | grep loop_appworld >listed.txt
 run loop init my_game
 run loop try my_game.py | tail -2
 # The tiny policy knows no game; of answers of even and odd length it gives both, so that there is something to learn.
@@ -60,7 +60,7 @@ TASKS = [{"id": str(n), "question": f"Say something of {n}."} for n in range(20)
 END
 run loop train even.py --model "$model" output_dir=runs/game optimizer.lr=0.01 $small
 run loop eval runs/game/train.yaml
-run loop view runs/game --text | head -3
+run loop view runs/game --text >view.txt && head -3 view.txt
 run loop view runs/game --export game.html
 run loop plot runs/game
 run loop export runs/game

@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import io
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -214,3 +215,13 @@ def test_a_command_that_is_shown_is_understood(words, only_parse):
 def test_the_version_is_said(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"torchtune-loop {importlib.metadata.version('torchtune-loop')}\n"
+
+
+@pytest.mark.slow
+def test_a_reader_that_has_enough_is_no_failure():
+    reads, writes = os.pipe()
+    os.close(reads)
+    loop = Path(sys.executable).with_name("loop")
+    done = subprocess.run([loop, "check", "--keys", "collection."], stdout=writes, stderr=subprocess.PIPE, text=True)
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (141, "")

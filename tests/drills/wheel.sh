@@ -58,7 +58,7 @@ def even(answer: str) -> bool:
 
 TASKS = [{"id": str(n), "question": f"Say something of {n}."} for n in range(20)]
 END
-run loop train even.py --model "$model" output_dir=runs/game optimizer.lr=0.01 $small
+run loop train even.py --model "$model" output_dir=runs/game optimizer.lr=0.003 $small
 run loop eval runs/game/train.yaml
 run loop view runs/game --text >view.txt && head -3 view.txt
 run loop view runs/game --export game.html

@@ -4,25 +4,14 @@ import shutil
 
 from omegaconf import OmegaConf
 
-from loop_appworld import LoopAppWorldRecipe
 from loop_formats.ids import parse_collection_id
 from loop_formats.run_files import find_logs
 from loop_recipes.run.metrics import read_metrics
 from support.counter_node import TOKEN, local_node
-from support.small_runs import config_over
+from support.small_runs import config_over, train
 from support.waiting import DEADLINE_S
 
 TOKEN_ENV = "LOOP_TEST_TOKEN"
-
-
-def train(cfg):
-    recipe = LoopAppWorldRecipe(cfg)
-    recipe._stop.listen = lambda: None  # signals are for main threads
-    try:
-        recipe.setup()
-        recipe.train()
-    finally:
-        recipe.cleanup()
 
 
 async def test_rollouts_of_weights_that_were_given_up_are_sampled_anew(policy, tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from loop_recipes.rollouts import open as opening
 from loop_recipes.rollouts.replay_source import ReplaySource
 from loop_recipes.rollouts.source import Collected
 from support.counter_node import TOKEN, local_node
-from support.small_runs import config_over, replay_config
+from support.small_runs import config_over, replay_config, train
 from support.waiting import DEADLINE_S
 
 TOKEN_ENV = "LOOP_TEST_TOKEN"
@@ -201,15 +201,6 @@ def whole(tmp_path_factory):
 
 async def test_a_run_over_a_node_that_shares_is_that_over_one_that_does_not(policy, tmp_path, monkeypatch):
     monkeypatch.setenv(TOKEN_ENV, TOKEN)
-
-    def train(cfg):
-        recipe = LoopAppWorldRecipe(cfg)
-        recipe._stop.listen = lambda: None  # signals are for main threads
-        try:
-            recipe.setup()
-            recipe.train()
-        finally:
-            recipe.cleanup()
 
     for share in (None, "trainer"):
         folder = tmp_path / str(share)

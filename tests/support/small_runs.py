@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -231,10 +232,12 @@ def config_over(url: str, policy: Path, folder: Path, token_env: str, deadline_s
 
 
 def train(cfg: DictConfig) -> None:
-    """The recipe from start to end, in this process."""
+    """The recipe from start to end, in this process, in any thread of it."""
     from loop_appworld import LoopAppWorldRecipe  # as above
 
     recipe = LoopAppWorldRecipe(cfg)
+    if threading.current_thread() is not threading.main_thread():
+        recipe._stop.listen = lambda: None  # signals are for the main thread
     try:
         recipe.setup()
         recipe.train()

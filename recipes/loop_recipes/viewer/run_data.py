@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,8 +22,7 @@ import yaml
 from agent_environments.agent_turns import agent_turns
 from agent_environments.description import Description
 from agent_environments.tool_calls import ToolCall, parse_tool_calls
-from loop_formats.ids import CollectionName, parse_collection_id
-from loop_formats.rollout import BranchOf
+from loop_formats.ids import parse_collection_id
 from loop_formats.run_files import find_logs, node_address, read_lines, to_json, write_whole
 from loop_formats.turn_values import read_turn_values, values_file
 from loop_plumbing.breakage import error_line
@@ -33,15 +31,12 @@ from loop_recipes.paths import METRICS_FILE
 from loop_recipes.run.environment_file import FOLDERS_ABOVE, read_description
 from loop_recipes.run.metrics import read_metrics
 from loop_recipes.viewer.run_head import Collected, run_head
+from loop_recipes.viewer.summaries import KINDS, group_of, kind_of, name_of, summary_of, totals, without_numbers
 from model_families.chat.tokenizer import read_tokenizer
 
 MAX_CALLS = 300
-ASKS_CHARACTERS = 160
 READ_AT_ONCE_BYTES = 20_000_000
 MAX_NOTE_CHARACTERS = 10_000
-_NUMBERS = re.compile(rb'"(token_ids|mask|sampler_logprobs)"\s*:\s*\[([^\]]*)\]')
-"""The long arrays of a rollout's line. They are nine tenths of it, and a list needs no more than their sums."""
-_BELOW_ZERO = re.compile(r"(?:^|,)\s*(-[^,]+)")
 
 
 @dataclass
@@ -104,7 +99,7 @@ class RunData:
         collections = []
         parsed_ids = {name: parse_collection_id(name) for name in self._logs}
         times = Counter(parsed.iteration for parsed in parsed_ids.values() if parsed.is_training)
-        names = {name: _name(parsed) for name, parsed in parsed_ids.items()}
+        names = {name: name_of(parsed) for name, parsed in parsed_ids.items()}
         alike = Counter(names.values())
         for name, log in self._logs.items():
             parsed = parsed_ids[name]
@@ -117,9 +112,9 @@ class RunData:
                     "name": names[name] if alike[names[name]] == 1 else name,
                     "iteration": parsed.iteration,
                     "whole": parsed.is_training and parsed.share is None and times[parsed.iteration] == 1,
-                    "kind": _kind(parsed),
+                    "kind": kind_of(parsed),
                     "bytes": size,
-                    "totals": _totals(log.summaries),
+                    "totals": totals(log.summaries),
                     **asdict(Collected.of(log.path)),
                 }
             )
@@ -162,10 +157,10 @@ class RunData:
         groups: dict[tuple[Any, ...], list[float]] = defaultdict(list)
         for entry in log.summaries:
             if entry["segment"] == 0:
-                groups[_group(entry)].append(entry["reward"])
+                groups[group_of(entry)].append(entry["reward"])
         result = []
         for entry in log.summaries:
-            rewards = groups[_group(entry)]
+            rewards = groups[group_of(entry)]
             count = len(rewards)
             mean = sum(rewards) / count
             advantage = count / (count - 1) * (entry["reward"] - mean) if count > 1 else None
@@ -286,7 +281,7 @@ class RunData:
         self._read_on(log)
         wanted, notes = text.casefold(), self.notes()
         found = []
-        for line in read_lines(log.path, parse=_without_numbers):
+        for line in read_lines(log.path, parse=without_numbers):
             if line.number > log.lines:
                 break
             with _as_rollout(log.path, line.number):
@@ -302,9 +297,9 @@ class RunData:
         return bool(self._logs)
 
     def _read_on(self, log: _Indexed) -> None:
-        for line in read_lines(log.path, log.read_to, log.lines + 1, _without_numbers):
+        for line in read_lines(log.path, log.read_to, log.lines + 1, without_numbers):
             with _as_rollout(log.path, line.number):
-                log.summaries.append(_summary(line.record, line.number))
+                log.summaries.append(summary_of(line.record, line.number))
             log.offsets[line.number] = line.start
             log.read_to, log.lines = line.end, line.number
 
@@ -405,11 +400,6 @@ def _in_common(texts: Sequence[tuple[str, str]], other: Sequence[Mapping[str, st
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _without_numbers(line: bytes) -> Any:
-    """Parse a rollout's line, its long arrays as the texts between their brackets."""
-    return json.loads(_NUMBERS.sub(rb'"\1":"\2"', line))
-
-
 def _calls(record: dict[str, Any], environment: Description) -> list[str]:
     """Return the names of what an agent called, in order."""
     turns = record["turns"]
@@ -422,97 +412,10 @@ def _calls(record: dict[str, Any], environment: Description) -> list[str]:
         return []
 
 
-def _summary(record: dict[str, Any], cursor: int) -> dict[str, Any]:
-    """Return what a list says of a rollout, whose line was read by :func:`_without_numbers`."""
-    turns = record["turns"]
-    sampled = sum(turn["end"] - turn["start"] for turn in turns)
-    return {
-        "cursor": cursor,
-        "id": record["rollout_id"],
-        "episode": record["episode_id"],
-        "task": record["task_id"],
-        "branch_of": record["branch_of"] and asdict(BranchOf(**record["branch_of"])),
-        "index": record["index"],
-        "segment": record["segment"],
-        "segments": record["segments"],
-        "reward": float(record["reward"]),
-        "success": record["success"],
-        "end_reason": record["end_reason"],
-        "turns": len(turns),
-        "tokens": record["token_ids"].count(",") + bool(record["token_ids"].strip()),
-        "sampled": sampled,
-        "versions": sorted({turn["policy_version"] for turn in turns}),
-        "failed_turns": sum(turn["failed"] for turn in turns),
-        "mean_logprob": _sum(record["sampler_logprobs"]) / max(sampled, 1),
-        "seconds": record["seconds"],
-        "temperature": record["temperature"],
-        "tampered": record["tampered"],
-        "ungradable": record["ungradable"],
-        "asks": _asks(record["messages"]),
-    }
-
-
-def _sum(logprobs: str) -> float:
-    """Return the sum of log-probs by the text between their brackets; those of tokens that were not sampled are 0."""
-    return sum(map(float, _BELOW_ZERO.findall(logprobs)))
-
-
-KINDS = ("training", "dev", "evaluation", "continuation")
-"""Of collections, in the order of the page's lists."""
-
-
-def _kind(parsed: CollectionName) -> str:
-    if parsed.is_training:
-        return "training"
-    return "dev" if parsed.dev else "continuation" if parsed.branch else "evaluation"
-
-
-def _name(parsed: CollectionName) -> str:
-    """Return what the page and the command line call a collection, as long as it is the only one of that name."""
-    if parsed.dev:
-        return f"dev tasks after iteration {parsed.iteration}"
-    if parsed.branch:
-        return f"continuations of {parsed.name}"
-    if not parsed.is_training:
-        return parsed.name
-    round_ = f", round {parsed.refill + 1}" if parsed.refill else ""
-    share = f", share {parsed.share.replace('of', ' of ')}" if parsed.share else ""
-    return f"iteration {parsed.iteration}{round_}{share}"
-
-
-def _asks(messages: Sequence[Mapping[str, str]]) -> str:
-    """Return what a task asks: the last message before the agent's first, or of a long one its last line, since what
-    tasks share comes before what tells them apart."""
-    before = list(takewhile(lambda message: message["role"] != "assistant", messages))
-    text = before[-1]["content"].strip() if before else ""
-    said = text if len(text) <= ASKS_CHARACTERS else text.splitlines()[-1]
-    return " ".join(said.split())[:ASKS_CHARACTERS].rstrip()
-
-
 def _no_text(model: Path | None) -> str:
     """Why tokens are shown as numbers."""
     why = "no rollout_node.yaml here names the model" if model is None else f"{model} holds no tokenizer.json any more"
     return f"tokens are shown as numbers: {why}; give --model FOLDER"
-
-
-def _group(entry: dict[str, Any]) -> tuple[Any, ...]:
-    """Return a key for rollouts that began in the same state: their task, and the rollout and turn that they
-    continue."""
-    origin = entry["branch_of"]
-    return (entry["task"], *((origin["rollout_id"], origin["turns"]) if origin else ()))
-
-
-def _totals(summaries: list[dict[str, Any]]) -> dict[str, float] | None:
-    """Over episodes."""
-    summaries = [entry for entry in summaries if entry["segment"] == 0]
-    if not summaries:
-        return None
-    count = len(summaries)
-    return {
-        "rollouts": count,
-        "reward": sum(entry["reward"] for entry in summaries) / count,
-        "success": sum(entry["success"] for entry in summaries) / count,
-    }
 
 
 @lru_cache(maxsize=4)

@@ -20,7 +20,8 @@ from loop_recipes.run.environment_file import write_description
 from loop_recipes.viewer.app import build_app
 from loop_recipes.viewer.cli import main
 from loop_recipes.viewer.export import write_export
-from loop_recipes.viewer.run_data import RunData, _asks, sequence_beginning
+from loop_recipes.viewer.run_data import RunData, sequence_beginning
+from loop_recipes.viewer.summaries import question_of
 from support.viewer_run import HOSTILE, LONG_TOKENS, SCRIPT, write_run
 from support.waiting import COMMAND_S
 
@@ -433,7 +434,7 @@ def test_search_finds_ids(run):
     ],
 )
 def test_a_list_says_what_a_task_asks(messages, asks):
-    assert _asks([{"role": role, "content": content} for role, content in messages]) == asks
+    assert question_of([{"role": role, "content": content} for role, content in messages]) == asks
 
 
 def test_a_run_is_read_without_a_browser(run_folder, capsys):

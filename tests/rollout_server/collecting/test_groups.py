@@ -180,11 +180,12 @@ async def test_an_episode_that_was_held_is_not_played_again_after_a_restart(poli
     check_groups(rollouts, calls())
 
 
+def full(lines):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 async def test_what_was_noted_counts_where_it_could_not_be_written(policy, tmp_path, file, calls):
     """The reward gives other numbers at each call, so that a second one would be seen."""
-
-    def full(lines):
-        raise OSError(errno.ENOSPC, "No space left on device")
 
     async with node(policy, tmp_path / "node", file) as running:
         counting(running)
@@ -203,9 +204,6 @@ async def test_what_was_noted_counts_where_it_could_not_be_written(policy, tmp_p
 
 
 async def test_what_could_not_be_held_is_written_when_it_is_asked_for_again(policy, tmp_path, file, calls):
-    def full(lines):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     async with node(policy, tmp_path / "node", file) as running:
         counting(running)
         running.vllm.answers = lambda body: False

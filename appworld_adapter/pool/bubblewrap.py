@@ -36,7 +36,8 @@ async def bubblewrap_prefix(python: str, run_folder: RunFolder) -> list[str]:
         seen = await _output_of(*prefix, python, "-c", "import os, sys; print(os.path.exists(sys.argv[1]))", data)
     except OSError as error:
         raise OSError(
-            f"bubblewrap does not work here ({error}): allow user namespaces, and try "
+            f"bubblewrap does not work here ({error}): allow user namespaces (Ubuntu from 24.04: "
+            "`sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0`), and try "
             "`bwrap --unshare-all --ro-bind / / true`"
         ) from error
     if seen.strip() != "False":

@@ -168,7 +168,7 @@ async def complete(route: Route, request: web.Request, session: Session) -> web.
     else:
         response, events = _whole(dialect.whole(asked, answer)), iter(())
     if await _is_sent(request, response, events) and _is_open(transport):
-        session.heard(identity)
+        session.calls.heard(identity)
     return response
 
 
@@ -216,9 +216,9 @@ async def count_tokens(route: Route, request: web.Request, session: Session) -> 
 
 async def _asked(dialect: Dialect, request: web.Request, session: Session) -> tuple[Asked, bytes]:
     """The call that a request makes, and its body."""
-    with session.reading():
+    with session.calls.reading():
         body = await read_body(request)
-        asked = await session.beside(len(body), lambda: dialect.read(body, session.recall))
+        asked = await session.calls.beside(len(body), lambda: dialect.read(body, session.recall))
     model = request.match_info.get("model", asked.model)[:MODEL_CHARACTERS]
     return replace(asked, size=len(body), model=model), body
 
@@ -267,9 +267,9 @@ def _is_number(value: object) -> bool:
 
 
 async def _object(request: web.Request, session: Session) -> dict[str, Any]:
-    with session.reading():
+    with session.calls.reading():
         body = await read_body(request) or b"{}"
-        value = await session.beside(len(body), lambda: read_agents_json(body))
+        value = await session.calls.beside(len(body), lambda: read_agents_json(body))
     if not isinstance(value, dict):
         raise ApiError(400, "invalid_request", "the body must be a JSON object")
     return value

@@ -8,12 +8,10 @@ it would be to sample from another distribution. ``max_tokens`` and ``stop`` onl
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from agent_environments.program_protocol import Figures, ProgramEnvironment, SideCalls
@@ -27,19 +25,21 @@ from model_families.chat.messages import Tools, as_texts, spoken_message
 from rollout_server.collecting.attempt import derive_seed
 from rollout_server.collecting.policy_sampler import PolicySampler
 from rollout_server.collecting.speaker import EpisodeFailed
+from rollout_server.endpoint.calls import Calls
 from rollout_server.endpoint.conversations import Conversations, Prompt, Segment
 from rollout_server.endpoint.turn_end import before_stop, cut_at_stop, finish_reason
-from rollout_server.endpoint.wire import CONTEXT_EXCEEDED, Answer, ApiError, Asked, Choice, Recalled
+from rollout_server.endpoint.wire import (
+    CONTEXT_EXCEEDED,
+    RETRY_AFTER_S,
+    Answer,
+    ApiError,
+    Asked,
+    Choice,
+    Recalled,
+    episode_over,
+)
 from rollout_server.inference.router import Generation
 
-MAX_CALLS_AT_ONCE = 32
-RETRY_AFTER_S = 1
-READ_AT_ONCE = 20_000
-"""Bytes of a request up to which it is read, and its prompt encoded, in the event loop; more would hold up others."""
-READERS = ThreadPoolExecutor(2, "request")
-"""The threads for larger ones: apart from all others, so that no agent keeps the logs or a world waiting."""
-MOST_REFUSED = 1024
-"""Refused calls that are remembered."""
 NONCE_BYTES = 6
 SIDE_CALLS_PER_TURN = 4
 """Most calls aside for each turn that an episode may have: their time is not the agent's, so nothing else ends them."""
@@ -61,18 +61,6 @@ class World:
     act: Callable[[str], Awaitable[StepResult]]
 
 
-@dataclass
-class _Call:
-    answer: asyncio.Task[Answer]
-    listeners: list[Callable[[], bool]] = field(default_factory=list)
-    heard: bool = False
-
-    @property
-    def lost(self) -> bool:
-        """Nobody has the answer, and nobody waits for it."""
-        return not self.heard and not any(listens() for listens in self.listeners)
-
-
 class Session:
     """The state behind one key.
 
@@ -82,6 +70,7 @@ class Session:
         record: keep what was served. Without it every call is encoded anew, and nothing is left of it.
 
     Attributes:
+        calls: those that are under way, and the answers that a retry may ask for.
         refused: why the last call was refused, in the words of :data:`loop_formats.rollout.END_REASONS`; None if it
             was not.
         failure: done once nothing can come of the attempt any more.
@@ -101,6 +90,7 @@ class Session:
     ):
         """``side_calls`` are answered and not recorded, by ``base`` where a rule says so."""
         self.episode_id = episode_id
+        self.calls = Calls(keep_answers=record)
         self.refused: str | None = None
         self.failure: asyncio.Future[EpisodeFailed] = asyncio.get_running_loop().create_future()
         self._seed = seed
@@ -116,13 +106,7 @@ class Session:
         self._answered: dict[str, tuple[int, str | None, Tools]] = {}
         """Of each turn, its place among the conversations, and the instructions and tools of its call."""
         self._record = record
-        self._calls: dict[str, _Call] = {}
-        self._refused_calls: Counter[str] = Counter()
-        """Calls that were refused before they began, by identity: there is no answer that a retry could be given."""
-        self._requests = 0
-        self._large = asyncio.Lock()
         self._begun = 0
-        self._under_way: set[asyncio.Task[Any]] = set()
         self._sampled_tokens = 0
         self._not_applied: dict[str, Any] = {}
         self._refusals: Counter[tuple[int, str]] = Counter()
@@ -141,29 +125,6 @@ class Session:
     @property
     def turns(self) -> int:
         return self._conversations.turns
-
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
-        """Count a request from before its body is read until it is a call.
-
-        Raises:
-            ApiError: too many are read already.
-        """
-        if self._requests >= MAX_CALLS_AT_ONCE:
-            raise ApiError(429, "too_many_calls", f"{MAX_CALLS_AT_ONCE} requests are being read", RETRY_AFTER_S)
-        self._requests += 1
-        try:
-            yield
-        finally:
-            self._requests -= 1
-
-    async def beside(self, size: int, work: Callable[[], T]) -> T:
-        """Return ``work()``, which reads ``size`` bytes: beside the event loop if these are many, one at a time of each
-        session, so that those of other keys wait for one of this key's and not for all."""
-        if size <= READ_AT_ONCE:
-            return work()
-        async with self._large:
-            return await asyncio.get_running_loop().run_in_executor(READERS, work)
 
     @property
     def world(self) -> World:
@@ -185,7 +146,7 @@ class Session:
         world = self.world
         if not world.harness.has_world:
             raise ApiError(404, "no_world", "this episode has no world of the node's; the harness brings its own tools")
-        return await self._outcome(self._begin(self._step(world, action)))
+        return await self.calls.outcome(self.calls.begin(self._step(world, action)))
 
     async def _step(self, world: World, action: str) -> StepResult:
         if self._tokens.overfill([action], self._limits.max_context):  # a world may keep all actions
@@ -201,7 +162,7 @@ class Session:
             except (TimeoutError, EnvironmentTimeout) as error:
                 self._done, self.refused = True, "deadline"
                 world.harness.finish(None)
-                raise self._over(str(error) or "the episode's deadline has passed") from error
+                raise episode_over(str(error) or "the episode's deadline has passed") from error
             except EnvironmentFault as error:
                 if not self.failure.done():
                     self.failure.set_result(EpisodeFailed(error.reason, str(error)))
@@ -217,13 +178,12 @@ class Session:
 
     def _check_going_on(self) -> None:
         if self._done:
-            raise self._over("the episode has ended")
+            raise episode_over("the episode has ended")
 
     async def out_of_turns(self) -> None:
         """Return once a turn was refused because the episode has had them all, and no call is under way."""
         await self._out_of_turns.wait()
-        while self._under_way:
-            await asyncio.wait(list(self._under_way))
+        await self.calls.all_ended()
 
     def segments(self) -> list[Segment]:
         """Return the sequences that were served; an observation that no call has followed ends the last one's
@@ -238,7 +198,8 @@ class Session:
         words of refusals."""
         edited = {f"edited.{kind}": turns for kind, turns in self._conversations.edits.items()}
         refusals = [{"status": of[0], "said": of[1], "times": times} for of, times in self._refusals.items()]
-        return {"calls": {**self._counts, **edited}, "not_applied": self._not_applied, "refusals": refusals}
+        calls = {**(self._counts + Counter(repeated=self.calls.repeated)), **edited}
+        return {"calls": calls, "not_applied": self._not_applied, "refusals": refusals}
 
     def note_refusal(self, error: ApiError) -> None:
         """Keep for the record that a request was refused, and in which words."""
@@ -248,83 +209,17 @@ class Session:
             self._refusals[said] += 1
 
     async def complete(self, asked: Asked, identity: str, retried: bool, listens: Callable[[], bool]) -> Answer:
-        """Answer a call.
-
-        A call whose answer reached nobody gets that answer when it is made again; so does one that says it is a retry.
-        The same request without such a sign is another sample.
-
-        Args:
-            identity: the same for a call and its retries.
-            retried: the client says that it is a retry.
-            listens: whether the client is still there.
+        """Answer a call, or give it the answer that it has already (:meth:`.calls.Calls.answered`).
 
         Raises:
             ApiError: what the client is to be told.
         """
-        call = self._calls.get(identity)
-        if retried and self._refused_calls[identity]:
-            self._refused_calls -= Counter([identity])  # keeps what is above 0
-            call = None
-        if call is None or not (retried or call.lost):
-            try:
-                call = self._calls[identity] = _Call(self._begin(self._answer(asked)))
-            except ApiError:
-                self._refused_calls[identity] += 1
-                if len(self._refused_calls) > MOST_REFUSED:
-                    del self._refused_calls[next(iter(self._refused_calls))]
-                raise
-        else:
-            self._counts["repeated"] += 1
-        if not self._record:
-            self._forget_lost()
-        call.listeners.append(listens)
-        try:
-            return await self._outcome(call.answer)
-        except Exception:
-            if self._calls.get(identity) is call:
-                del self._calls[identity]
-            raise
-
-    def _forget_lost(self) -> None:
-        """Of the answers that reached nobody, a retry finds the latest; a key may live for days."""
-        answered = [identity for identity, call in self._calls.items() if call.answer.done()]
-        for identity in answered[:-MAX_CALLS_AT_ONCE]:
-            del self._calls[identity]
-
-    def heard(self, identity: str) -> None:
-        """The answer reached the client whole."""
-        if identity in self._calls:
-            self._calls[identity].heard = True
-            self._calls[identity].listeners.clear()  # each holds its request, and so its body
-            if not self._record:
-                del self._calls[identity]
+        return await self.calls.answered(identity, retried, listens, lambda: self._answer(asked))
 
     async def close(self) -> None:
         """End the calls and steps that are under way. Those that come later are refused."""
         self._done = True
-        work = list(self._under_way)
-        for task in work:
-            task.cancel()
-        await asyncio.gather(*work, return_exceptions=True)
-
-    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """A call or a step in a task of its own, which :meth:`close` ends."""
-        if len(self._under_way) >= MAX_CALLS_AT_ONCE:
-            work.close()
-            raise ApiError(429, "too_many_calls", f"{MAX_CALLS_AT_ONCE} calls are under way", RETRY_AFTER_S)
-        task = asyncio.create_task(work)
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
-        return task
-
-    async def _outcome(self, work: asyncio.Task[T]) -> T:
-        """Return the result of ``work``; a client that disconnects does not end it."""
-        try:
-            return await asyncio.shield(work)
-        except asyncio.CancelledError:
-            if work.cancelled():
-                raise self._over("the episode is over") from None
-            raise
+        await self.calls.close()
 
     async def _answer(self, asked: Asked) -> Answer:
         self._check_going_on()
@@ -479,13 +374,13 @@ class Session:
         if left <= 0:
             self.refused = "turn_limit"
             self._out_of_turns.set()
-            raise self._over(f"the episode has had its {self._limits.max_turns} turns")
+            raise episode_over(f"the episode has had its {self._limits.max_turns} turns")
         if turns > left:
             raise ApiError(400, "invalid_request", f"n: {turns} choices are {turns} turns; the episode has {left} left")
 
     async def count(self, asked: Asked) -> int:
         """The tokens of a call's prompt. Raises ApiError for one that does not fit."""
-        return len((await self._outcome(self._begin(self._prompt(asked)))).token_ids)
+        return len((await self.calls.outcome(self.calls.begin(self._prompt(asked)))).token_ids)
 
     async def _prompt(self, asked: Asked) -> Prompt:
         messages, tools, most = asked.messages, asked.tools, self._limits.max_context
@@ -506,7 +401,7 @@ class Session:
             return self._conversations.prompt(messages, tools)
 
         try:
-            prompt = await self.beside(asked.size, encoded)
+            prompt = await self.calls.beside(asked.size, encoded)
         except ValueError as error:  # what the chat format has no form for
             raise ApiError(400, "invalid_request", str(error)) from error
         if prompt is not None and not prompt.token_ids:  # vLLM would refuse it, which voids the attempt
@@ -522,10 +417,6 @@ class Session:
         for name, value in asked.not_applied().items():
             self._counts[f"not_applied.{name}"] += 1
             self._not_applied[name] = value
-
-    @staticmethod
-    def _over(why: str) -> ApiError:
-        return ApiError(410, "episode_over", why)
 
 
 async def _together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -15,6 +15,7 @@ MODEL = "policy"
 """The name under which the policy is listed; a request may name any model."""
 CONTEXT_EXCEEDED = "context_length_exceeded"
 """The code of a prompt that does not fit."""
+RETRY_AFTER_S = 1
 MESSAGE_CHARACTERS = 1000
 """Most characters of a refusal."""
 SETTING_CHARACTERS = 200
@@ -33,6 +34,10 @@ class ApiError(Exception):
     def __str__(self) -> str:
         """One line, which may hold words of the request, but not all of them."""
         return visible(" ".join(super().__str__()[: 2 * MESSAGE_CHARACTERS].split()), MESSAGE_CHARACTERS)
+
+
+def episode_over(why: str) -> ApiError:
+    return ApiError(410, "episode_over", why)
 
 
 @dataclass(frozen=True)

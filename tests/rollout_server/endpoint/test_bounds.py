@@ -10,7 +10,7 @@ import pytest
 
 from agent_environments.protocol import StepResult
 from rollout_server.collecting.rollout_log import beside
-from rollout_server.endpoint import session as session_module
+from rollout_server.endpoint import calls as calls_module
 from rollout_server.endpoint.dialects import dialect as dialect_module
 from rollout_server.endpoint.session import World
 from rollout_server.endpoint.wire import MESSAGE_CHARACTERS, ApiError
@@ -96,7 +96,7 @@ async def test_one_large_body_of_a_key_is_read_at_a_time(opened, monkeypatch):
 
 @pytest.mark.parametrize("path", [*SMALL_VALUES, "/v1/episode/step", "/v1/episode/finish"])
 async def test_a_request_is_counted_before_its_body_is_read(opened, monkeypatch, path):
-    monkeypatch.setattr(session_module, "MAX_CALLS_AT_ONCE", 2)
+    monkeypatch.setattr(calls_module, "MAX_CALLS_AT_ONCE", 2)
     host, port = opened.url.removeprefix("http://").split(":")
     head = f"POST {path} HTTP/1.1\r\nHost: n\r\nAuthorization: Bearer {opened.key}\r\nContent-Length: 9\r\n\r\n{{"
     writers = []
@@ -104,16 +104,16 @@ async def test_a_request_is_counted_before_its_body_is_read(opened, monkeypatch,
         _, writer = await asyncio.open_connection(host, int(port))
         writer.write(head.encode())
         writers.append(writer)
-    await wait_until(lambda: opened.session._requests == 2)
+    await wait_until(lambda: opened.session.calls.requests == 2)
     status, answer = await ask(opened, path, {"never": "read"})
     assert (status, b"requests are being read" in answer) == (429, True)
     for writer in writers:
         writer.transport.abort()
-    await wait_until(lambda: opened.session._requests == 0)
+    await wait_until(lambda: opened.session.calls.requests == 0)
 
 
 async def test_counting_tokens_is_a_call_among_the_others(opened, monkeypatch):
-    monkeypatch.setattr(session_module, "MAX_CALLS_AT_ONCE", 2)
+    monkeypatch.setattr(calls_module, "MAX_CALLS_AT_ONCE", 2)
     may_end, prompt = asyncio.Event(), opened.session._prompt
 
     async def held(asked):
@@ -123,7 +123,7 @@ async def test_counting_tokens_is_a_call_among_the_others(opened, monkeypatch):
     monkeypatch.setattr(opened.session, "_prompt", held)
     body = {"messages": ASK, "max_tokens": 1}
     counting = [asyncio.create_task(ask(opened, "/v1/messages/count_tokens", body)) for _ in range(2)]
-    await wait_until(lambda: len(opened.session._under_way) == 2)
+    await wait_until(lambda: opened.session.calls.under_way == 2)
     assert (await ask(opened, "/v1/messages/count_tokens", body))[0] == 429
     assert (await ask(opened, "/v1/chat/completions", {"messages": ASK}))[0] == 429
     may_end.set()
@@ -134,7 +134,7 @@ async def test_the_logs_wait_for_no_other_threads():
     may_end = threading.Event()
     waiting = [asyncio.ensure_future(asyncio.to_thread(may_end.wait)) for _ in range(200)]
     waiting += [
-        asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(session_module.READERS, may_end.wait))
+        asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(calls_module.READERS, may_end.wait))
         for _ in range(200)
     ]
     try:
@@ -161,7 +161,7 @@ async def test_a_models_name_is_neither_kept_nor_repeated_whole(opened, path, bo
     status, answer = await ask(opened, path, {**body, "model": HUGE, "stream": stream})
     assert status == 200
     assert len(answer) < 50_000
-    [call] = opened.session._calls.values()
+    [call] = opened.session.calls.made.values()
     assert len(call.answer.result().model) <= dialect_module.MODEL_CHARACTERS
 
 
@@ -187,17 +187,17 @@ async def test_a_refusal_does_not_repeat_the_request(opened, path, body):
 
 
 async def test_refused_calls_leave_little_behind(opened):
-    for number in range(session_module.MOST_REFUSED + 200):
+    for number in range(calls_module.MOST_REFUSED + 200):
         opened.session._done = True
         with pytest.raises(ApiError):
             await opened.session.complete(SimpleNamespace(choices=1), str(number), False, lambda: True)
-    assert len(opened.session._refused_calls) <= session_module.MOST_REFUSED
+    assert opened.session.calls.refused <= calls_module.MOST_REFUSED
 
 
 async def test_a_key_of_a_call_is_kept_as_its_digest(opened):
     status, _ = await ask(opened, "/v1/chat/completions", {"messages": ASK}, **{"Idempotency-Key": "k" * 7000})
     assert status == 200
-    assert all(len(identity) < 200 for identity in opened.session._calls)
+    assert all(len(identity) < 200 for identity in opened.session.calls.made)
 
 
 async def test_an_action_is_no_longer_than_the_context(opened):

@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from agent_environments.protocol import EnvironmentCrashed, StepResult
+from rollout_server.endpoint import calls as calls_module
 from rollout_server.endpoint import session as session_module
 from rollout_server.endpoint import wire
 from rollout_server.endpoint.session import World
@@ -248,7 +249,7 @@ async def test_who_hangs_up_gets_the_same_answer_when_he_asks_again(running, ope
         await asyncio.sleep(0.01)
     asked.cancel()
     await asyncio.gather(asked, return_exceptions=True)
-    [call] = opened.session._calls.values()
+    [call] = opened.session.calls.made.values()
     while not call.lost:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     again = asyncio.create_task(opened.ask())
@@ -277,7 +278,7 @@ async def test_bodies_are_bounded(opened):
 
 
 async def test_a_flood_of_calls_is_refused_and_the_others_are_exact(running, opened, monkeypatch):
-    monkeypatch.setattr(session_module, "MAX_CALLS_AT_ONCE", 4)
+    monkeypatch.setattr(calls_module, "MAX_CALLS_AT_ONCE", 4)
     other = OpenSession(running)
     may_answer = asyncio.Event()
     running.vllm.answers = lambda body: may_answer.is_set()
@@ -297,19 +298,19 @@ async def test_a_flood_of_calls_is_refused_and_the_others_are_exact(running, ope
 
 
 async def test_a_refused_call_is_another_sample_when_it_is_tried_again(running, opened, monkeypatch):
-    monkeypatch.setattr(session_module, "MAX_CALLS_AT_ONCE", 2)
+    monkeypatch.setattr(calls_module, "MAX_CALLS_AT_ONCE", 2)
     may_answer = asyncio.Event()
     running.vllm.answers = lambda body: may_answer.is_set()
     async with opened.client(max_retries=5) as client:  # OpenAI's own retries, with their header
         create = client.chat.completions.create
         calls = [asyncio.create_task(create(model="gpt-4o", messages=HELLO)) for _ in range(4)]
         async with asyncio.timeout(DEADLINE_S):
-            while opened.session._refused_calls.total() < 2:  # noqa: ASYNC110 - what is waited for has no event
+            while opened.session.calls.refused < 2:  # noqa: ASYNC110 - what is waited for has no event
                 await asyncio.sleep(0.01)
         may_answer.set()
         answers = await asyncio.gather(*calls)
     assert len({answer.id for answer in answers}) == opened.session.turns == 4
-    assert not opened.session._refused_calls
+    assert opened.session.calls.refused == 0
 
 
 async def test_calls_end_with_their_session(running, opened):

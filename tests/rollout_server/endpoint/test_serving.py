@@ -11,7 +11,7 @@ from loop_contrib.chat_model import ChatEndpoint
 from loop_contrib.colbench.human import EndpointHuman
 from loop_contrib.colbench.tasks import ColBenchTask
 from model_families.chat.messages import ChatMessage
-from rollout_server.endpoint import session as session_module
+from rollout_server.endpoint import calls as calls_module
 from rollout_server.endpoint.session import Session
 from rollout_server.endpoint.wire import Asked
 from support.counter_node import TOKEN
@@ -39,7 +39,7 @@ async def test_a_key_of_no_episode_serves_the_model_it_names_and_records_nothing
                 with pytest.raises(openai.BadRequestError, match="temperature"):
                     await client.chat.completions.create(model="m", messages=HELLO, temperature=-1)
                 session = running.node.sessions.find(opened["api_key"])
-                assert (session.turns, session.segments(), session._calls) == (0, [], {})
+                assert (session.turns, session.segments(), session.calls.made) == (0, [], {})
                 async with http.delete(f"{running.url}/v1/keys/{opened['api_key']}") as answer:
                     assert answer.status == 200
                 with pytest.raises(openai.AuthenticationError):
@@ -117,13 +117,13 @@ async def test_a_key_of_no_episode_ends_with_its_time(running):
 
 async def test_of_answers_that_reached_nobody_a_key_keeps_the_latest(running):
     """A key of no episode may live for days, and each call holds its request."""
-    most = session_module.MAX_CALLS_AT_ONCE
+    most = calls_module.MAX_CALLS_AT_ONCE
     own = OpenSession(running, max_turns=4 * most).session
     session = Session("k", 7, own._limits, own._own_time, own._sampler, running.node.tokens, record=False)
     for number in range(3 * most):
         request = Asked(said=(ChatMessage("user", f"{number}"),))
         await session.complete(request, f"call {number}", False, lambda: False)
-    assert len(session._calls) <= most + 1
+    assert len(session.calls.made) <= most + 1
     asked = len(running.vllm.requests)
     await session.complete(request, f"call {number}", True, lambda: True)
     assert len(running.vllm.requests) == asked, "a retry finds the latest"

@@ -61,7 +61,7 @@ async def test_a_long_turn_is_kept_alive_and_read(running, opened, sent, dialect
     assert (sent[:3], sent[-1]) == ([False] * 3, True)
     assert told
     assert opened.session.turns == 1
-    assert all(call.heard for call in opened.session._calls.values())
+    assert all(call.heard for call in opened.session.calls.made.values())
 
 
 @pytest.mark.parametrize("dialect", ["chat", "responses", "completions", "anthropic"])
@@ -88,7 +88,7 @@ async def test_who_hangs_up_in_a_stream_that_is_kept_alive_finds_the_answer(runn
     stream = await client.chat.completions.create(**CHAT)  # it has begun, without an event
     assert opened.session.turns == 0
     await stream.close()
-    [call] = opened.session._calls.values()
+    [call] = opened.session.calls.made.values()
     await wait_until(lambda: call.lost)
     may_answer.set()
     assert [chunk async for chunk in await client.chat.completions.create(**CHAT)]

@@ -68,7 +68,7 @@ class Client:
         self.identity += 1
         before = len(self.served)
         answer = await self.session.complete(asked, str(self.identity), False, lambda: True)
-        self.session.heard(str(self.identity))
+        self.session.calls.heard(str(self.identity))
         if asked.stops:  # which may have cut it
             prompt, sampled = self.served[before]
             kept = slice(answer.completion_tokens)

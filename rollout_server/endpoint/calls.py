@@ -1,0 +1,184 @@
+"""The calls of a session: how many there are at once, which answer a retry has, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from rollout_server.endpoint.wire import RETRY_AFTER_S, Answer, ApiError, episode_over
+
+MAX_CALLS_AT_ONCE = 32
+READ_AT_ONCE = 20_000
+"""Bytes of a request up to which it is read, and its prompt encoded, in the event loop; more would hold up others."""
+READERS = ThreadPoolExecutor(2, "request")
+"""The threads for larger ones: apart from all others, so that no agent keeps the logs or a world waiting."""
+MOST_REFUSED = 1024
+"""Refused calls that are remembered."""
+T = TypeVar("T")
+
+
+@dataclass
+class Call:
+    """A call and those who wait for its ``answer``; ``heard``: it reached one of them whole."""
+
+    answer: asyncio.Task[Answer]
+    listeners: list[Callable[[], bool]] = field(default_factory=list)
+    heard: bool = False
+
+    @property
+    def lost(self) -> bool:
+        """Nobody has the answer, and nobody waits for it."""
+        return not self.heard and not any(listens() for listens in self.listeners)
+
+
+class Calls:
+    """All calls and steps behind one key.
+
+    Args:
+        keep_answers: until the end, as for an episode. Else only the latest that reached nobody are kept.
+
+    Attributes:
+        requests: how many are being read.
+        repeated: calls that were answered with the answer of an earlier one.
+    """
+
+    def __init__(self, keep_answers: bool):
+        self.requests = 0
+        self.repeated = 0
+        self._keep_answers = keep_answers
+        self._made: dict[str, Call] = {}
+        self._refused: Counter[str] = Counter()
+        """Calls that were refused before they began, by identity: there is no answer that a retry could be given."""
+        self._large = asyncio.Lock()
+        self._under_way: set[asyncio.Task[Any]] = set()
+
+    @property
+    def made(self) -> Mapping[str, Call]:
+        """The calls that a retry would find, by identity."""
+        return self._made
+
+    @property
+    def under_way(self) -> int:
+        return len(self._under_way)
+
+    @property
+    def refused(self) -> int:
+        """How many refused calls are remembered."""
+        return self._refused.total()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Count a request from before its body is read until it is a call.
+
+        Raises:
+            ApiError: too many are read already.
+        """
+        if self.requests >= MAX_CALLS_AT_ONCE:
+            raise ApiError(429, "too_many_calls", f"{MAX_CALLS_AT_ONCE} requests are being read", RETRY_AFTER_S)
+        self.requests += 1
+        try:
+            yield
+        finally:
+            self.requests -= 1
+
+    async def beside(self, size: int, work: Callable[[], T]) -> T:
+        """Return ``work()``, which reads ``size`` bytes: beside the event loop if these are many, one at a time of each
+        session, so that those of other keys wait for one of this key's and not for all."""
+        if size <= READ_AT_ONCE:
+            return work()
+        async with self._large:
+            return await asyncio.get_running_loop().run_in_executor(READERS, work)
+
+    async def answered(
+        self, identity: str, retried: bool, listens: Callable[[], bool], work: Callable[[], Coroutine[Any, Any, Answer]]
+    ) -> Answer:
+        """Return the answer of a call, which ``work`` finds unless an earlier call has it.
+
+        A call whose answer reached nobody gets that answer when it is made again; so does one that says it is a retry.
+        The same request without such a sign is another sample.
+
+        Args:
+            identity: the same for a call and its retries.
+            retried: the client says that it is a retry.
+            listens: whether the client is still there.
+
+        Raises:
+            ApiError: what the client is to be told.
+        """
+        call = self._made.get(identity)
+        if retried and self._refused[identity]:
+            self._refused -= Counter([identity])  # keeps what is above 0
+            call = None
+        if call is None or not (retried or call.lost):
+            try:
+                call = self._made[identity] = Call(self.begin(work()))
+            except ApiError:
+                self._refused[identity] += 1
+                if len(self._refused) > MOST_REFUSED:
+                    del self._refused[next(iter(self._refused))]
+                raise
+        else:
+            self.repeated += 1
+        if not self._keep_answers:
+            self._forget_lost()
+        call.listeners.append(listens)
+        try:
+            return await self.outcome(call.answer)
+        except Exception:
+            if self._made.get(identity) is call:
+                del self._made[identity]
+            raise
+
+    def _forget_lost(self) -> None:
+        """Of the answers that reached nobody, a retry finds the latest; a key may live for days."""
+        answered = [identity for identity, call in self._made.items() if call.answer.done()]
+        for identity in answered[:-MAX_CALLS_AT_ONCE]:
+            del self._made[identity]
+
+    def heard(self, identity: str) -> None:
+        """The answer reached the client whole."""
+        if identity in self._made:
+            self._made[identity].heard = True
+            self._made[identity].listeners.clear()  # each holds its request, and so its body
+            if not self._keep_answers:
+                del self._made[identity]
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start a call or a step in a task of its own, which :meth:`close` ends.
+
+        Raises:
+            ApiError: too many are under way already.
+        """
+        if len(self._under_way) >= MAX_CALLS_AT_ONCE:
+            work.close()
+            raise ApiError(429, "too_many_calls", f"{MAX_CALLS_AT_ONCE} calls are under way", RETRY_AFTER_S)
+        task = asyncio.create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return task
+
+    async def outcome(self, work: asyncio.Task[T]) -> T:
+        """Return the result of ``work``; a client that disconnects does not end it."""
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            if work.cancelled():
+                raise episode_over("the episode is over") from None
+            raise
+
+    async def all_ended(self) -> None:
+        """Return once none is under way."""
+        while self._under_way:
+            await asyncio.wait(list(self._under_way))
+
+    async def close(self) -> None:
+        """End those that are under way."""
+        work = list(self._under_way)
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)

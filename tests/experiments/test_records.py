@@ -67,7 +67,8 @@ def test_the_tables_in_the_documents_are_those_of_the_records(script, tmp_path, 
     """By the command that the document gives."""
     monkeypatch.chdir(FOLDER.parent)
     document, copy = FOLDER.parent / "docs/results/algorithms.md", tmp_path / "algorithms.md"
-    (command,) = re.findall(rf"^python experiments/{script}.py (--table-only .*)$", document.read_text(), re.MULTILINE)
+    written = document.read_text().replace("\\\n", "")
+    (command,) = re.findall(rf"^python experiments/{script}.py (--table-only .*)$", written, re.MULTILINE)
     words = shlex.split(command, comments=True)
     assert words[words.index("--docs") + 1] == "docs/results/algorithms.md"
     numbers = FOLDER / f"results/{script}.json"

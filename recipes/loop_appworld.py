@@ -65,8 +65,8 @@ class LoopAppWorldRecipe(TrainingRecipe):
         - **Overlap.** ``collection.max_policy_lag: 1`` collects the next iteration while this one is trained on.
         - **Checkpoints.** One after every iteration, atomic, safetensors and JSON. ``resume_from_checkpoint=True`` with
           the same command line goes on exactly (bit for bit on a CPU). A file ``<output_dir>/stop`` ends the run after
-          the update in hand, or at once while it waits for rollouts, which are not lost. SIGTERM and Ctrl-C do the same
-          to a run of one process; several ranks are killed soon after by torchrun (docs/training.md).
+          the update in hand, or at once while it waits for rollouts, which are not lost. SIGTERM and Ctrl-C do the
+          same; a second one leaves the update before its next step, and a resumed run repeats it (docs/training.md).
         - **Numbers.** ``<output_dir>/metrics.jsonl`` (keys: ``loop_recipes.run.metrics.METRICS``) and
           trackers.
 
@@ -130,6 +130,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
             checkpoint,
             credit=self._credit,
             token_statistics=statistics if conf.update.token_statistics else None,
+            stop_requested=self._stop.in_update,
         )
         if conf.takes_turns:
             self._frozen = FrozenWeights(self._learner.model)

@@ -58,8 +58,8 @@ class SftAppWorldRecipe(TrainingRecipe):
           ``<output_dir>/policies``; ``preset=choose_on_dev`` of ``loop eval`` finds the best of them.
         - **Checkpoints.** One after every iteration; ``resume_from_checkpoint=True`` with the same command line goes on
           exactly (bit for bit on a CPU). A file ``<output_dir>/stop`` ends the run after the iteration in hand.
-          SIGTERM and Ctrl-C do the same to a run of one process; several ranks are killed soon after by torchrun
-          (docs/training.md).
+          SIGTERM and Ctrl-C do the same; a second one ends it before the next step, and a resumed run repeats the
+          iteration (docs/training.md).
 
     Args:
         cfg (DictConfig): the recipe's YAML merged with the command line; the keys are those of
@@ -101,7 +101,7 @@ class SftAppWorldRecipe(TrainingRecipe):
         every, key = [*samples, *self._held_out], "data" if conf.data_files else "rollouts.logs"
         check_context(model, max(sample.tokens for sample in every), f"{key}: the longest")
         check_token_ids(every, vocabulary(model), key)
-        self._learner = Learner(conf, model, base, self._device, checkpoint)
+        self._learner = Learner(conf, model, base, self._device, checkpoint, stop_requested=self._stop.in_update)
         self._setup_set(fixed_set, samples)
         if checkpoint is not None:
             self._restore(checkpoint)

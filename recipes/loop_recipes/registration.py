@@ -100,8 +100,9 @@ def is_tune_run(command: list[str]) -> bool:
 
 
 def say_stopped(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """As ``sys.excepthook``: one line for a Ctrl-C in the seconds in which libraries are imported."""
-    if issubclass(kind, KeyboardInterrupt):
+    """As ``sys.excepthook``: one line for a Ctrl-C in the seconds in which libraries are imported, and for one that
+    torchrun passed on to its ranks, by its ``SignalException``."""
+    if issubclass(kind, KeyboardInterrupt) or kind.__name__ == "SignalException":
         print("tune run: stopped", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)

@@ -6,7 +6,7 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.markdown import Markdown
@@ -87,25 +87,26 @@ def wrapped(line: str, width: int) -> list[str]:
 
 class Bar(tqdm):
     """Shows how far a loop is, on a terminal alone: counts, ten cells, times and ``facts``, as far as there is room.
+    A loop that takes less than a second shows none.
 
     Args:
-        total: of the steps.
+        total: of the steps; there may be more than was foreseen.
         doing: what is done, as the first word of the line.
     """
 
-    def __init__(self, *arguments: Any, total: int, doing: str, disable: bool | None = None) -> None:
+    def __init__(self, *, total: int, doing: str, disable: bool | None = None) -> None:
         self.facts: dict[str, int] = {}
         """Counts by name, such as episodes that run; those that are zero are not shown."""
         super().__init__(
-            *arguments, total=total, desc=doing, leave=False, disable=disable, mininterval=1.0, dynamic_ncols=True
+            total=total, desc=doing, leave=False, disable=disable, mininterval=1.0, delay=1.0, dynamic_ncols=True
         )
 
     def __str__(self) -> str:
         known = self.format_dict
         done, total, elapsed, width = known["n"], known["total"], known["elapsed"], known["ncols"] or 80
         facts = [f"{name} {count}" for name, count in self.facts.items() if count]
-        cells = f"|{'#' * (CELLS * done // max(total, 1)):<{CELLS}}|"
-        left = [f"left {self.format_interval(elapsed / done * (total - done))}"] if done else []
+        cells = f"|{'#' * (CELLS * min(done, total) // max(total, 1)):<{CELLS}}|"
+        left = [f"left {self.format_interval(elapsed / done * max(total - done, 0))}"] if done else []
         head, times = f"{known['prefix'].rstrip(': ')} {done}/{total}", [self.format_interval(elapsed), *left]
         for first, rest in ((f"{head} {cells}", [*times, *facts]), (head, [*times, *facts]), (head, [*left, *facts])):
             line = ", ".join([first, *rest])

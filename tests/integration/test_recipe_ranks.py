@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,11 +14,12 @@ from torch.multiprocessing import ProcessExitedException
 
 from loop_recipes.engine.checkpoint import load_training_state
 from loop_recipes.run.metrics import MACHINE_KEYS
-from support.processes import IMPORT_PATH
-from support.rank_failure import run_to_its_end, train_until_killed
+from loop_recipes.run.stop_request import ANSWERS
+from support.processes import IMPORT_PATH, alive
+from support.rank_failure import run_to_its_end, stopped_in_step, train_until_killed
 from support.ranks import on_ranks
 from support.small_runs import replay_config, train_into
-from support.waiting import COMMAND_S, DEADLINE_S
+from support.waiting import COMMAND_S, DEADLINE_S, block_until
 
 pytestmark = pytest.mark.integration
 ITERATIONS = 3
@@ -157,6 +159,52 @@ def test_a_stop_file_that_is_there_at_the_start_ends_every_rank_with_status_0(tm
     said = [(tmp_path / f"rank{rank}").read_text() for rank in range(2)]
     assert ["stopped while waiting for the rollout node" in text for text in said] == [True, False]
     assert not stop.exists()
+
+
+def test_ranks_of_which_one_is_asked_twice_to_stop_leave_the_update_together_and_go_on_exactly(tmp_path):
+    config, whole, stopped = replay_config(tmp_path, iterations=2), tmp_path / "two", tmp_path / "stopped"
+    on_ranks(2, train_into, config, whole)
+    on_ranks(2, stopped_in_step, config, tmp_path, 6, f"output_dir={stopped}")
+    said = [(tmp_path / f"rank{rank}").read_text() for rank in range(2)]
+    assert ["stopped before step 3 of 4 of iteration 2" in text for text in said] == [True, False]
+    assert [path.name for path in (stopped / "checkpoints").iterdir()] == ["iteration_0001"]
+    on_ranks(2, train_into, config, stopped, True)
+    for file in sorted((whole / "checkpoints/iteration_0002").glob("*.safetensors")):
+        assert file.read_bytes() == (stopped / "checkpoints/iteration_0002" / file.name).read_bytes(), file.name
+
+
+@pytest.mark.parametrize("third", [False, True])
+def test_ctrl_c_reaches_ranks_through_torchrun_as_often_as_it_is_pressed(tmp_path, third, request):
+    until, output = tmp_path / "until", tmp_path / "output"
+    advantage = {"_component_": "support.rank_failure.HeldBack", "folder": str(tmp_path), "until": str(until)}
+    config = replay_config(tmp_path, iterations=1, advantage=advantage)
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "loop_recipes.cli", "train", str(config), "--nproc-per-node", "2"],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": IMPORT_PATH},
+        )
+    request.addfinalizer(process.kill)
+
+    def heard(answer: bytes) -> bool:
+        return answer in output.read_bytes() or process.poll() is not None
+
+    ranks = [tmp_path / "rank0", tmp_path / "rank1"]
+    block_until(lambda: all(rank.exists() and rank.read_text() for rank in ranks), COMMAND_S)
+    for answer in ANSWERS:
+        process.send_signal(signal.SIGINT)
+        block_until(lambda answer=answer: heard(answer), COMMAND_S)
+    if third:
+        process.send_signal(signal.SIGINT)
+    else:
+        until.touch()
+    assert process.wait(COMMAND_S) == 1, "torchrun's status, whatever its ranks do"
+    block_until(lambda: not any(alive(int(rank.read_text())) for rank in ranks))
+    text = output.read_text()
+    assert ("stopped before step 1 of 4 of iteration 1" in text) == (not third)
+    assert "Traceback" not in text
+    assert text.endswith("tune run: stopped\n")
 
 
 def test_a_rank_that_fails_alone_ends_the_job_with_its_traceback(tmp_path):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
+from torch.distributed.elastic.multiprocessing import SignalException
 
 from loop_recipes import registration
 from support.waiting import COMMAND_S
@@ -91,6 +92,9 @@ def test_ctrl_c_while_libraries_are_imported_is_one_line(monkeypatch, capsys):
     registration.install_hook()
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, set())
     sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert capsys.readouterr().err == "tune run: stopped\n"
+    passed_on = SignalException("Process 1 got signal: 2", signal.SIGINT)
+    sys.excepthook(SignalException, passed_on, None)
     assert capsys.readouterr().err == "tune run: stopped\n"
     sys.excepthook(ValueError, ValueError("boom"), None)
     assert "ValueError: boom" in capsys.readouterr().err

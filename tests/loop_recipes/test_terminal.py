@@ -95,6 +95,7 @@ def test_a_training():
         (13, 30, {"running": 12, "waiting": 5, "failed": 0, "lost": 0}, True),
         (0, 30, {}, True),
         (30, 30, {"running": 0}, True),
+        (55, 54, {"running": 41}, True),
         (1234, 4800, {"running": 128, "waiting": 64, "failed": 20, "lost": 10}, False),
         (123456, 480000, {"running": 12800, "waiting": 6400, "failed": 20000, "lost": 10000}, False),
     ],
@@ -108,7 +109,8 @@ def test_a_bar_has_ten_cells_or_none(done, total, facts, cells):
     assert ("|" in shown) == cells
     if cells:
         assert len(shown.split("|")[1]) == 10
-        assert shown.split("|")[1].count("#") == 10 * done // total
+        assert shown.split("|")[1].count("#") == min(10 * done // total, 10)
+        assert "left -" not in shown
         assert all((f"{name} {count}" in shown) == bool(count) for name, count in facts.items())
 
 
@@ -135,11 +137,14 @@ for says in (False, True):
     stop = StopRequest(Path("nosuch"), says)
     stop.listen()
     os.kill(os.getpid(), signal.SIGINT)
-    assert stop
+    assert stop and not stop.in_update()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stop and stop.in_update()
 os.kill(os.getpid(), signal.SIGINT)
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.stderr.count("stopping after what was begun") == 1
+    assert done.stderr.count("stopping before the next optimizer step") == 1
     assert done.returncode == -signal.SIGINT
     assert is_whole(done.stderr)

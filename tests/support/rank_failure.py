@@ -1,4 +1,5 @@
-"""How ranks end: one fails alone, while the others go on into the update's collectives; all are killed, or stop."""
+"""How ranks end: one fails alone, while the others go on into the update's collectives; all are killed, or stop, also
+where only one of them was asked to."""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from loop_appworld import LoopAppWorldRecipe, recipe_main
 from loop_recipes.algorithm.advantages import LeaveOneOut
+from support.signals import signalled
+from support.waiting import block_until
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,19 @@ class FailsOnOneRank:
         if int(os.environ.get("RANK", "-1")) == self.rank:
             Path(self.mark).write_text(str(time.time()))
             raise RuntimeError(f"rank {self.rank} fails alone")
+        return LeaveOneOut()(rewards, groups)
+
+
+@dataclass(frozen=True)
+class HeldBack:
+    """Leave-one-out, once there is a file ``until``; each rank says in ``folder`` that it waits for it."""
+
+    folder: str
+    until: str
+
+    def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
+        Path(self.folder, f"rank{os.environ['RANK']}").write_text(str(os.getpid()))
+        block_until(Path(self.until).exists)
         return LeaveOneOut()(rewards, groups)
 
 
@@ -47,9 +63,16 @@ def train_until_killed(config: Path, output_dir: Path, iteration: int) -> None:
     recipe.train()
 
 
-def run_to_its_end(config: Path, said: Path) -> None:
+def stopped_in_step(config: Path, said: Path, at: int, *words: str) -> None:
+    """:func:`run_to_its_end`, but the last rank alone is asked twice to stop, in its ``at``-th optimizer step."""
+    last = os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1)
+    with signalled(at if last else 0):
+        run_to_its_end(config, said, *words)
+
+
+def run_to_its_end(config: Path, said: Path, *words: str) -> None:
     """Run the recipe as `tune run` does; fails if it ends with a status. ``said`` gets what each rank said of it."""
-    sys.argv = ["loop_appworld", "--config", str(config)]
+    sys.argv = ["loop_appworld", "--config", str(config), *words]
     with open(said / f"rank{os.environ['RANK']}", "w") as file, contextlib.redirect_stderr(file):
         status = recipe_main()
     assert status == 0, status

@@ -160,7 +160,7 @@ class _Asked:
                         for job in done:
                             job.result()
                         if self._stop_requested():
-                            raise StopRequested("the teacher")
+                            raise StopRequested("while waiting for the teacher")
             except TimeoutError:
                 raise NoTeacher(
                     f"{self._key}: {endpoint.model} had not answered for {len(waiting)} of {len(jobs)} rollouts "

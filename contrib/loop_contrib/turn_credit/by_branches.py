@@ -65,7 +65,7 @@ class ByBranches(TurnCredit):
         unfinished, deadline_s = conf.update.unfinished_return, conf.collection.deadline_s
         found = credits_in_parts(self._run.ask, with_unequal_returns(rollouts, unfinished), how, unfinished, deadline_s)
         if found is None:
-            raise StopRequested("what goes on from the iteration's rollouts")
+            raise StopRequested("while waiting for what goes on from the iteration's rollouts")
         self._credits = {name: torch.tensor(turns, dtype=torch.float64) for name, turns in found.items()}
 
     def credits(self, samples: Sequence[ScoredSample]) -> Mapping[str, Tensor]:

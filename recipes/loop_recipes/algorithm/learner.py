@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ class Learner:
         checkpoint: to go on from; None begins with ``initial_adapter`` or a new adapter.
         credit: what gives tokens advantages of their own, by name.
         token_statistics: keeps what happens to each token; None keeps nothing.
+        stop_requested: asked before each optimizer step; true on any rank leaves the update there.
 
     Attributes:
         conf: as given.
@@ -75,6 +76,7 @@ class Learner:
         *,
         credit: Mapping[str, Credit] | None = None,
         token_statistics: TokenStatistics | None = None,
+        stop_requested: Callable[[], bool] = lambda: False,
     ) -> None:
         self.conf = conf
         self._output_dir = Path(conf.output_dir).resolve()
@@ -125,6 +127,7 @@ class Learner:
             credit=credit,
             token_statistics=token_statistics,
             part=Part.of_this_rank(conf.sequence_parallel),
+            stop_requested=stop_requested,
         )
         if checkpoint is not None:
             self.update.load_state_dict(checkpoint.state["update"])

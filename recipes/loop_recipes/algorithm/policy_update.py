@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -38,11 +38,12 @@ from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.engine.adapter_versions import AdapterVersions
 from loop_recipes.engine.batching import StepBatch
 from loop_recipes.engine.model import adapter_parameters, drops_out, trained_parameters
-from loop_recipes.engine.process_group import sum_over_ranks
+from loop_recipes.engine.process_group import any_rank, sum_over_ranks
 from loop_recipes.engine.rank_batches import RankBatches, of_all_ranks
 from loop_recipes.engine.samples import CreditedSample, Sample, ScoredSample, episodes, scored
 from loop_recipes.engine.sequence_parallel import WHOLE, Part
 from loop_recipes.engine.sharding import clip_grad_norm, local_part
+from loop_recipes.run.stop_request import StopRequested
 
 FP16_LOSS_SCALE = 2.0**16
 FP16_GROWTH_STEPS = 2000
@@ -88,6 +89,7 @@ class PolicyUpdate:
         credit: what gives tokens advantages of their own, by name, one after the other.
         token_statistics: keeps what happened to each token, for `loop view`; None keeps nothing.
         part: what this rank takes of each packed row.
+        stop_requested: asked before each step; true on any rank leaves the update there.
 
     Attributes:
         scorer: takes rollouts through the model without a gradient.
@@ -106,10 +108,12 @@ class PolicyUpdate:
         credit: Mapping[str, Credit] | None = None,
         token_statistics: TokenStatistics | None = None,
         part: Part = WHOLE,
+        stop_requested: Callable[[], bool] = lambda: False,
     ) -> None:
         self.model, self.optimizer, self.device, self.seed = model, optimizer, device, seed
         self.loss, self.advantage, self.config = loss, advantage, config
         self.token_statistics = token_statistics
+        self._stop_requested = stop_requested
         self._batches = RankBatches(config, device, part)
         self.scorer = Scorer(model, versions, config, self._batches)
         own = [CreditOfAdvantage(advantage)] if isinstance(advantage, TokenAdvantage) else []
@@ -151,6 +155,7 @@ class PolicyUpdate:
         Raises:
             CreditFailed: what gives tokens advantages of their own has none for them.
             NonFiniteLoss: before the step that it would have spoilt.
+            StopRequested: see :meth:`train`.
         """
         every = credited_samples(samples, self.advantage)
         started = time.perf_counter()
@@ -244,16 +249,21 @@ class PolicyUpdate:
         Raises:
             ValueError: the loss may not see a sample.
             NonFiniteLoss: before the step that it would have spoilt.
+            StopRequested: before the next step, on every rank; what the steps before it changed is not to be saved.
         """
         self.loss.check_samples(samples)
         self.model.train()
         planned = self._planned(samples, iteration)
         statistics, outcomes = RatioStatistics(), list[StepOutcome]()
-        for number, minibatch in enumerate(planned):
-            outcome = self._step(minibatch, statistics, iteration, None if number else step_logprobs)
-            if outcome is None:
-                break
-            outcomes.append(outcome)
+        with self._batches.bar(len(planned), "updating") as bar:
+            for number, minibatch in enumerate(planned):
+                if any_rank(self._stop_requested()):
+                    raise StopRequested(f"before step {number + 1} of {len(planned)} of iteration {iteration}")
+                outcome = self._step(minibatch, statistics, iteration, None if number else step_logprobs)
+                if outcome is None:
+                    break
+                outcomes.append(outcome)
+                bar.update()
         metrics: dict[str, Any] = {"steps": len(outcomes), "steps_left_out": len(planned) - len(outcomes)}
         if outcomes:
             norms = [outcome.grad_norm for outcome in outcomes]

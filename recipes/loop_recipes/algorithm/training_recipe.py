@@ -142,10 +142,10 @@ class TrainingRecipe:
         tokens = max(self._config.update.micro_batch_tokens, self.longest())
         return out_of_memory(error, tokens, self._device, self.length_key)
 
-    def stopped(self, waiting_for: str) -> None:
-        """Say that the run was asked to stop while it waited; every rank ends for that."""
+    def stopped(self, where: str) -> None:
+        """Say where the run stopped, because it was asked to; every rank ends for that."""
         if self._rank == 0:
-            print(f"{self.name}: stopped while waiting for {waiting_for}; a resumed run goes on", file=sys.stderr)
+            print(f"{self.name}: stopped {where}; resume_from_checkpoint=True goes on", file=sys.stderr)
             self._stop.done()
         self._together = True
 
@@ -175,7 +175,7 @@ def run_recipe(recipe_class: type[TrainingRecipe], cfg: DictConfig) -> int | str
         return f"{recipe_class.name}: {error}"
     except StopRequested as error:
         assert recipe is not None, "nothing is waited for before it is there"
-        recipe.stopped(str(error) or "the rollout node")
+        recipe.stopped(str(error))
     except RemoteError:
         return 1
     except torch.OutOfMemoryError as error:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from loop_formats.schema import ConfigError
+from loop_plumbing.process_guard import PR_SET_PDEATHSIG, set_process_control
 from loop_recipes.engine.device_check import check_ranks
 from loop_recipes.run.stop_request import StopRequested
 
@@ -55,6 +57,7 @@ def init_process_group(device: torch.device, waiting_timeout_s: float, always: b
     backend = "gloo" if device.type == "cpu" else f"{device.type}:nccl,cpu:gloo"
     timeout = timedelta(seconds=STEP_TIMEOUT_S)
     if dist.is_torchelastic_launched():
+        set_process_control(PR_SET_PDEATHSIG, signal.SIGTERM)  # torchrun that is killed does not end its ranks
         dist.init_process_group(backend, timeout=timeout)
     elif always:
         store = dist.HashStore()  # type: ignore[attr-defined]

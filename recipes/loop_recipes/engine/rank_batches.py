@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,8 +16,6 @@ from loop_recipes.engine.sequence_parallel import WHOLE, Part
 from loop_recipes.terminal import Bar
 
 PAD_ID = 0  # never seen by anything: padding is on the right of causal attention and selects no row for the head
-
-AnyBatch = TypeVar("AnyBatch", bound=MicroBatch)
 
 
 class RankBatches:
@@ -44,11 +41,20 @@ class RankBatches:
 
     def without_loss(self, samples: Sequence[Sample]) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches of the samples of all ranks."""
-        return self._with_bar(micro_batches(*self._of_this_rank(samples)), "recomputing")
+        batches = micro_batches(*self._of_this_rank(samples))
+        with self.bar(len(batches), "recomputing") as bar:
+            for batch in batches:
+                yield batch.to(self.device)
+                bar.update()
 
     def of_step(self, samples: Sequence[CreditedSample]) -> Iterator[StepBatch]:
         """Yield this rank's micro-batches of a minibatch of all ranks, with what a loss asks for."""
-        return self._with_bar(step_batches(*self._of_this_rank(samples)), "updating")
+        for batch in step_batches(*self._of_this_rank(samples)):
+            yield batch.to(self.device)
+
+    def bar(self, total: int, doing: str) -> Bar:
+        """Return a progress bar for rank 0's terminal."""
+        return Bar(total=total, doing=doing, disable=None if self._rank == 0 else True)
 
     def rehearsed(self, samples: Sequence[CreditedSample]) -> Iterator[StepBatch]:
         """Yield micro-batches of all the samples, on every rank the same."""
@@ -64,12 +70,6 @@ class RankBatches:
         ordered = sorted(samples, key=lambda sample: (-sample.tokens, sample.rollout_id))
         config = self._config
         return ordered, config.micro_batch_tokens, PAD_ID, config.packed, self.groups, self._group, self._part
-
-    def _with_bar(self, batches: list[AnyBatch], doing: str) -> Iterator[AnyBatch]:
-        """The batches on this rank's device, with a progress bar on rank 0's terminal."""
-        disable = None if self._rank == 0 else True
-        for batch in Bar(batches, total=len(batches), doing=doing, disable=disable):
-            yield batch.to(self.device)
 
 
 def of_all_ranks(parts: Mapping[str, Tensor], samples: Sequence[Sample], like: Tensor) -> dict[str, Tensor]:

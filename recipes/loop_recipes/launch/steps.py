@@ -20,6 +20,8 @@ from loop_plumbing import process_guard
 
 GRACE_S = 300.0
 """Seconds that a command has to save and to stop its node, once it is asked to end."""
+LONGEST_UPDATE_S = 86_400
+"""Seconds that torchrun, when it is asked to end, leaves its ranks for the update in hand."""
 
 
 class StepFailed(RuntimeError):
@@ -28,8 +30,9 @@ class StepFailed(RuntimeError):
 
 def on_ranks(count: int) -> list[str]:
     """Return the words with which `tune run` starts so many ranks on this machine. They meet on loopback: the machine's
-    own name need not resolve, as in a container or on a laptop."""
-    return ["--standalone", "--local_addr", "127.0.0.1", "--nproc_per_node", str(count)]
+    own name need not resolve, as in a container or on a laptop. Asked to end, it kills none that is still saving."""
+    patience = ["--shutdown_timeout", str(LONGEST_UPDATE_S)]
+    return ["--standalone", "--local_addr", "127.0.0.1", *patience, "--nproc_per_node", str(count)]
 
 
 def tune(*words: str) -> list[str]:

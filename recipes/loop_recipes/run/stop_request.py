@@ -9,27 +9,34 @@ from typing import Any
 
 
 class StopRequested(Exception):
-    """The run was asked to stop while it waited for rollouts, or for what the message names."""
+    """The run was asked to stop, and does so where the message says."""
+
+    def __init__(self, where: str = "while waiting for the rollout node") -> None:
+        super().__init__(where)
 
 
-ANSWER = (
-    b"\nstopping after what was begun, an update or a checkpoint; a second Ctrl-C\n"
-    b"or signal ends the run at once, and a resumed run then repeats the update\n"
+ANSWERS = (
+    b"\nstopping after what was begun, an update or a checkpoint; a second Ctrl-C or\n"
+    b"signal stops an update before its next optimizer step\n",
+    b"\nstopping before the next optimizer step; a resumed run repeats the update with\n"
+    b"the same rollouts; a third Ctrl-C or signal ends the run at once\n",
 )
+"""What the first signal is answered, and the second."""
 
 
 class StopRequest:
-    """Asked of at safe points of a run. The first signal asks to stop there; the second ends the process at once.
+    """Asked of at safe points of a run. The first signal asks to stop after what was begun, the second to leave an
+    update before its next step; the third ends the process at once.
 
     Args:
-        file: asks to stop by being there.
-        says: whether this process answers the first signal in the terminal; one of a job does.
+        file: asks to stop, as the first signal does, by being there.
+        says: whether this process answers signals in the terminal; one of a job does.
     """
 
     def __init__(self, file: Path, says: bool = True) -> None:
         self._file = file
         self._says = says
-        self._signalled = False
+        self._signals = 0
 
     def listen(self) -> None:
         """Take SIGTERM and SIGINT from now on; main thread only."""
@@ -37,14 +44,20 @@ class StopRequest:
             signal.signal(number, self._on_signal)
 
     def __bool__(self) -> bool:
-        return self._signalled or self._file.exists()
+        return self._signals > 0 or self._file.exists()
+
+    def in_update(self) -> bool:
+        """Return whether an update is to be left before its next optimizer step."""
+        return self._signals > 1
 
     def done(self) -> None:
         """Delete the stop file once the run has stopped or ended, so that it does not stop a resumed run."""
         self._file.unlink(missing_ok=True)
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        self._signalled = True
-        signal.signal(number, signal.SIG_DFL)
         if self._says:  # not by print, which may be in the middle of a line
-            os.write(2, ANSWER)
+            os.write(2, ANSWERS[self._signals])
+        self._signals += 1
+        if self._signals == len(ANSWERS):
+            for each in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(each, signal.SIG_DFL)

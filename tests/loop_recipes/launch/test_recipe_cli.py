@@ -24,7 +24,7 @@ def command(monkeypatch):
         (
             train,
             ["qwen2_5_32b", "--nproc-per-node", "4", "seed=1", "~stop.max_approx_kl"],
-            "tune run --standalone --local_addr 127.0.0.1 --nproc_per_node 4 loop_appworld "
+            "tune run --standalone --local_addr 127.0.0.1 --shutdown_timeout 86400 --nproc_per_node 4 loop_appworld "
             "--config loop_appworld/qwen2_5_32b seed=1 ~stop.max_approx_kl",
         ),
         (sft, ["tiny_cpu"], "tune run sft_appworld --config sft_appworld/tiny_cpu"),

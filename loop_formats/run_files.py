@@ -24,7 +24,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -33,6 +33,8 @@ from safetensors import SafetensorError
 
 from loop_formats.folder_lock import is_locked
 from loop_formats.rollout import Rollout
+
+DAMAGE_CURE = "make the line blank to leave it out and keep the others"
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -137,12 +139,23 @@ def find_logs(run: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Line:
-    """Line ``number`` (from 1) of a file: its record, and the bytes [start, end) that it takes."""
+    """Line ``number`` (from 1) of a file of JSON objects, read."""
+
+    number: int
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class WholeLine:
+    """Line ``number`` (from 1) of a file as it stands there: its bytes, of which the first has the offset ``start``."""
 
     number: int
     start: int
-    end: int
-    record: dict[str, Any]
+    text: bytes
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.text)
 
 
 def is_blank(line: bytes) -> bool:
@@ -150,34 +163,38 @@ def is_blank(line: bytes) -> bool:
     return not line.strip()
 
 
-def read_lines(
-    path: Path, start: int = 0, number: int = 1, parse: Callable[[bytes], Any] = json.loads
-) -> Iterator[Line]:
-    """The whole lines of a file of JSON objects, which may be written to meanwhile.
+def whole_lines(path: Path, start: int = 0, number: int = 1) -> Iterator[WholeLine]:
+    """The whole lines of a file, which may be written to meanwhile, without the blank ones.
 
     Args:
         start: offset of the first line to read, and ``number`` its number: the ``end`` of a line read earlier, and one
             more than its number.
-        parse: reads a line; one that leaves out what nobody asks for is faster.
+    """
+    with path.open("rb") as file:
+        file.seek(start)
+        for text in file:
+            if not text.endswith(b"\n"):
+                return
+            line = WholeLine(number, start, text)
+            if not is_blank(text):
+                yield line
+            start, number = line.end, number + 1
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """The whole lines of a file of JSON objects, which may be written to meanwhile.
 
     Raises:
         ValueError: a whole line is no JSON object; names file and line.
     """
-    with path.open("rb") as file:
-        file.seek(start)
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            try:
-                record = {} if is_blank(line) else parse(line)
-            except (ValueError, RecursionError):
-                record = None
-            if not isinstance(record, dict):
-                cure = "make the line blank to leave it out and keep the others"
-                raise ValueError(f"{path}:{number} is no JSON object; the file is damaged there: {cure}")
-            if not is_blank(line):
-                yield Line(number, start, start + len(line), record)
-            start, number = start + len(line), number + 1
+    for line in whole_lines(path):
+        try:
+            record = json.loads(line.text)
+        except (ValueError, RecursionError):
+            record = None
+        if not isinstance(record, dict):
+            raise ValueError(f"{path}:{line.number} is no JSON object; the file is damaged there: {DAMAGE_CURE}")
+        yield Line(line.number, record)
 
 
 def read_rollouts(log: Path) -> list[Rollout]:

@@ -30,6 +30,7 @@ from loop_formats.run_files import (
     to_json,
     whole_file,
     whole_folder,
+    whole_lines,
     write_sums,
     write_whole,
     writing,
@@ -78,14 +79,13 @@ def test_a_file_cut_at_any_byte_gives_its_whole_lines_and_is_read_on_from_there(
     path = tmp_path / "log.jsonl"
     for cut in range(len(WHOLE) + 1):
         path.write_bytes(WHOLE[:cut])
-        lines = list(read_lines(path))
-        assert [line.record for line in lines] == RECORDS[: sum(end <= cut for end in ends)]
+        assert [line.record for line in read_lines(path)] == RECORDS[: sum(end <= cut for end in ends)]
+        lines = list(whole_lines(path))
         path.write_bytes(WHOLE)
-        last = lines[-1] if lines else None
-        rest = read_lines(path, last.end, last.number + 1) if last else read_lines(path)
-        assert [line.record for line in [*lines, *rest]] == RECORDS
+        rest = whole_lines(path, lines[-1].end, lines[-1].number + 1) if lines else whole_lines(path)
+        assert [json.loads(line.text) for line in [*lines, *rest]] == RECORDS
     for line in lines:
-        assert json.loads(WHOLE[line.start : line.end]) == line.record
+        assert WHOLE[line.start : line.end] == line.text
 
 
 @pytest.mark.parametrize("damage", [b"\0\0\0", b"[1]", b'{"n": ', b"[" * 100_000])
@@ -103,6 +103,7 @@ def test_a_blank_line_counts_and_is_left_out(tmp_path, blank):
     path = tmp_path / "log.jsonl"
     path.write_bytes(b'{"n": 1}\n' + blank + b'\n{"n": 2}\n')
     assert [(line.number, line.record) for line in read_lines(path)] == [(1, {"n": 1}), (3, {"n": 2})]
+    assert [line.start for line in whole_lines(path)] == [0, 10 + len(blank)]
 
 
 def test_a_line_that_is_no_rollout_is_named(tmp_path):

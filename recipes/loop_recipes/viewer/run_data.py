@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from itertools import takewhile
+from itertools import compress, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from agent_environments.agent_turns import agent_turns
 from agent_environments.description import Description
 from agent_environments.tool_calls import ToolCall, parse_tool_calls
 from loop_formats.ids import parse_collection_id
-from loop_formats.run_files import find_logs, node_address, read_lines, to_json, write_whole
+from loop_formats.run_files import DAMAGE_CURE, find_logs, node_address, read_lines, to_json, whole_lines, write_whole
 from loop_formats.turn_values import read_turn_values, values_file
 from loop_plumbing.breakage import error_line
 from loop_recipes.algorithm.token_statistics import TOKEN_STATISTICS, statistics_files
@@ -31,7 +31,7 @@ from loop_recipes.paths import METRICS_FILE
 from loop_recipes.run.environment_file import FOLDERS_ABOVE, read_description
 from loop_recipes.run.metrics import read_metrics
 from loop_recipes.viewer.run_head import Collected, run_head
-from loop_recipes.viewer.summaries import KINDS, group_of, kind_of, name_of, summary_of, totals, without_numbers
+from loop_recipes.viewer.summaries import KINDS, group_of, kind_of, name_of, read_listed, summary_of, totals
 from model_families.chat.tokenizer import read_tokenizer
 
 MAX_CALLS = 300
@@ -281,12 +281,13 @@ class RunData:
         self._read_on(log)
         wanted, notes = text.casefold(), self.notes()
         found = []
-        for line in read_lines(log.path, parse=without_numbers):
+        for line in whole_lines(log.path):
             if line.number > log.lines:
                 break
             with _as_rollout(log.path, line.number):
-                texts = [f"{each['content']}\n{each.get('reasoning', '')}" for each in line.record["messages"]]
-                texts += [line.record["task_id"], line.record["rollout_id"], notes.get(line.record["rollout_id"], "")]
+                rollout = read_listed(line.text)
+            texts = [f"{message.content}\n{message.reasoning}" for message in rollout.messages]
+            texts += [rollout.task_id, rollout.rollout_id, notes.get(rollout.rollout_id, "")]
             if any(wanted in text.casefold() for text in texts):
                 found.append(line.number)
         return found
@@ -297,9 +298,9 @@ class RunData:
         return bool(self._logs)
 
     def _read_on(self, log: _Indexed) -> None:
-        for line in read_lines(log.path, log.read_to, log.lines + 1, without_numbers):
+        for line in whole_lines(log.path, log.read_to, log.lines + 1):
             with _as_rollout(log.path, line.number):
-                log.summaries.append(summary_of(line.record, line.number))
+                log.summaries.append(summary_of(read_listed(line.text), line.number))
             log.offsets[line.number] = line.start
             log.read_to, log.lines = line.end, line.number
 
@@ -357,7 +358,7 @@ def _as_rollout(path: Path, number: int) -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, AttributeError, ArithmeticError, ValueError) as error:
-        raise ValueError(f"{path}, line {number}, is no rollout: {error_line(error)}") from error
+        raise ValueError(f"{path}, line {number}, is no rollout: {error_line(error)}; {DAMAGE_CURE}") from error
 
 
 @lru_cache(maxsize=64)
@@ -422,10 +423,8 @@ def _no_text(model: Path | None) -> str:
 def _read_statistics(files: tuple[tuple[Path, int], ...], log: Path) -> dict[str, dict[str, Any]]:
     """Rollout id -> its token statistics and its largest gap to the sampler; times of change renew the cache."""
     logprobs = {
-        record["rollout_id"]: [
-            value for value, sampled in zip(record["sampler_logprobs"], record["mask"], strict=True) if sampled
-        ]
-        for record in (line.record for line in read_lines(log))
+        rollout.rollout_id: list(compress(rollout.sampler_logprobs, rollout.mask))
+        for rollout in (read_listed(line.text) for line in whole_lines(log))
     }
     result = {}
     for record in (line.record for file, _ in files for line in read_lines(file)):

@@ -3,59 +3,107 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import takewhile
 from typing import Any
+
+import msgspec
 
 from loop_formats.ids import CollectionName
 from loop_formats.rollout import BranchOf
 
 ASKS_CHARACTERS = 160
-_NUMBERS = re.compile(rb'"(token_ids|mask|sampler_logprobs)"\s*:\s*\[([^\]]*)\]')
-"""The long arrays of a rollout's line. They are nine tenths of it, and a list needs no more than their sums."""
-_BELOW_ZERO = re.compile(r"(?:^|,)\s*(-[^,]+)")
 
 
-def without_numbers(line: bytes) -> Any:
-    """Parse a rollout's line, its long arrays as the texts between their brackets."""
-    return json.loads(_NUMBERS.sub(rb'"\1":"\2"', line))
+class _Turn(msgspec.Struct, frozen=True, gc=False):
+    start: int
+    end: int
+    policy_version: int
+    failed: bool
 
 
-def summary_of(record: dict[str, Any], cursor: int) -> dict[str, Any]:
-    """Return what a list says of a rollout, whose line was read by :func:`without_numbers`."""
-    turns = record["turns"]
-    sampled = sum(turn["end"] - turn["start"] for turn in turns)
+class Message(msgspec.Struct, frozen=True, gc=False):
+    """What was said by whom, and the thinking before it."""
+
+    role: str
+    content: str
+    reasoning: str = ""
+
+
+class Listed(msgspec.Struct, frozen=True, gc=False):
+    """The fields of a rollout's record that lists, search and sums read; msgspec skips the others unread.
+
+    ``mask`` and ``sampler_logprobs`` are [s].
+    """
+
+    rollout_id: str
+    episode_id: str
+    task_id: str
+    index: int
+    segment: int
+    segments: int
+    reward: float
+    success: bool
+    end_reason: str
+    seconds: float
+    temperature: float
+    tampered: str | None
+    ungradable: str | None
+    branch_of: BranchOf | None
+    turns: list[_Turn]
+    messages: list[Message]
+    mask: list[bool]
+    sampler_logprobs: list[float]
+
+
+_decoder = msgspec.json.Decoder(Listed)
+
+
+def read_listed(line: bytes) -> Listed:
+    """Read a rollout's line for a list.
+
+    Raises:
+        ValueError: it is no rollout; says where.
+    """
+    try:
+        try:
+            return _decoder.decode(line)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:  # half a surrogate pair in what an agent wrote, or damage
+            return msgspec.convert(json.loads(line), Listed)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+
+
+def summary_of(rollout: Listed, cursor: int) -> dict[str, Any]:
+    """Return what a list says of a rollout."""
+    sampled = sum(turn.end - turn.start for turn in rollout.turns)
     return {
         "cursor": cursor,
-        "id": record["rollout_id"],
-        "episode": record["episode_id"],
-        "task": record["task_id"],
-        "branch_of": record["branch_of"] and asdict(BranchOf(**record["branch_of"])),
-        "index": record["index"],
-        "segment": record["segment"],
-        "segments": record["segments"],
-        "reward": float(record["reward"]),
-        "success": record["success"],
-        "end_reason": record["end_reason"],
-        "turns": len(turns),
-        "tokens": record["token_ids"].count(",") + bool(record["token_ids"].strip()),
+        "id": rollout.rollout_id,
+        "episode": rollout.episode_id,
+        "task": rollout.task_id,
+        "branch_of": rollout.branch_of and asdict(rollout.branch_of),
+        "index": rollout.index,
+        "segment": rollout.segment,
+        "segments": rollout.segments,
+        "reward": rollout.reward,
+        "success": rollout.success,
+        "end_reason": rollout.end_reason,
+        "turns": len(rollout.turns),
+        "tokens": len(rollout.mask),
         "sampled": sampled,
-        "versions": sorted({turn["policy_version"] for turn in turns}),
-        "failed_turns": sum(turn["failed"] for turn in turns),
-        "mean_logprob": _sum(record["sampler_logprobs"]) / max(sampled, 1),
-        "seconds": record["seconds"],
-        "temperature": record["temperature"],
-        "tampered": record["tampered"],
-        "ungradable": record["ungradable"],
-        "asks": question_of(record["messages"]),
+        "versions": sorted({turn.policy_version for turn in rollout.turns}),
+        "failed_turns": sum(turn.failed for turn in rollout.turns),
+        "mean_logprob": sum(rollout.sampler_logprobs) / max(sampled, 1),  # of tokens not sampled it is 0
+        "seconds": rollout.seconds,
+        "temperature": rollout.temperature,
+        "tampered": rollout.tampered,
+        "ungradable": rollout.ungradable,
+        "asks": question_of(rollout.messages),
     }
-
-
-def _sum(logprobs: str) -> float:
-    """Return the sum of log-probs by the text between their brackets; those of tokens that were not sampled are 0."""
-    return sum(map(float, _BELOW_ZERO.findall(logprobs)))
 
 
 KINDS = ("training", "dev", "evaluation", "continuation")
@@ -81,11 +129,11 @@ def name_of(parsed: CollectionName) -> str:
     return f"iteration {parsed.iteration}{round_}{share}"
 
 
-def question_of(messages: Sequence[Mapping[str, str]]) -> str:
+def question_of(messages: Sequence[Message]) -> str:
     """Return what a task asks: the last message before the agent's first, or of a long one its last line, since what
     tasks share comes before what tells them apart."""
-    before = list(takewhile(lambda message: message["role"] != "assistant", messages))
-    text = before[-1]["content"].strip() if before else ""
+    before = list(takewhile(lambda message: message.role != "assistant", messages))
+    text = before[-1].content.strip() if before else ""
     said = text if len(text) <= ASKS_CHARACTERS else text.splitlines()[-1]
     return " ".join(said.split())[:ASKS_CHARACTERS].rstrip()
 

@@ -21,7 +21,7 @@ from loop_recipes.viewer.app import build_app
 from loop_recipes.viewer.cli import main
 from loop_recipes.viewer.export import write_export
 from loop_recipes.viewer.run_data import RunData, sequence_beginning
-from loop_recipes.viewer.summaries import question_of
+from loop_recipes.viewer.summaries import Message, question_of
 from support.viewer_run import HOSTILE, LONG_TOKENS, SCRIPT, write_run
 from support.waiting import COMMAND_S
 
@@ -276,6 +276,10 @@ NO_ROLLOUTS = {
     "tokens of another kind": lambda record: {**record, "token_ids": None},
     "an origin of another kind": lambda record: {**record, "branch_of": 3},
     "a list": lambda record: [record],
+    "a text that no browser can show, and no reward": lambda record: {
+        **{key: value for key, value in record.items() if key != "reward"},
+        "messages": [{"role": "user", "content": "\ud83d"}],
+    },
 }
 
 
@@ -290,6 +294,20 @@ def test_a_line_that_is_no_rollout_is_named_in_one_line(run_folder, tmp_path, ca
     assert said.count("\n") == 1, said
     assert "line 2" in said or ":2 is no JSON object" in said
     assert not (tmp_path / "x.html").exists()
+
+
+def test_damage_within_a_line_is_named_with_its_cure(run_folder, tmp_path, capsys):
+    lines = (run_folder / "node/collections/demo-i0001.jsonl").read_bytes().splitlines(keepends=True)
+    log = tmp_path / "demo-i0001.jsonl"
+    for damage in (b'{"rollout_id": ', b"[" * 100_000, b"\0" * 9, b"NaN", lines[1].replace(b"assistant", b"\xff", 1)):
+        log.write_bytes(lines[0] + damage.strip() + b"\n" + lines[2])
+        assert main([str(log), "--text"]) == 1
+        said = capsys.readouterr().err
+        assert "line 2, is no rollout" in said
+        assert "make the line blank" in said
+        assert said.count("\n") == 1, said
+    log.write_bytes(lines[0] + b"\n" + lines[2])
+    assert main([str(log), "--text"]) == 0
 
 
 async def test_a_note_stays_beside_the_run_and_is_found(run_folder, tmp_path):
@@ -434,7 +452,7 @@ def test_search_finds_ids(run):
     ],
 )
 def test_a_list_says_what_a_task_asks(messages, asks):
-    assert question_of([{"role": role, "content": content} for role, content in messages]) == asks
+    assert question_of([Message(role, content) for role, content in messages]) == asks
 
 
 def test_a_run_is_read_without_a_browser(run_folder, capsys):

@@ -29,6 +29,7 @@ from types import ModuleType
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from loop_plumbing.breakage import error_line
+from loop_plumbing.names import nearest
 from loop_plumbing.plug_ins import plug_ins
 
 Role = Literal["system", "user", "assistant"]
@@ -326,8 +327,9 @@ def pool_class(name: str) -> Callable[..., EnvironmentPool]:
     """
     target = ENVIRONMENTS.get(name) or plug_ins("environments").get(name, name if ":" in name else None)
     if target is None:
-        known = ", ".join(sorted({*ENVIRONMENTS, *plug_ins("environments")}))
-        raise ValueError(f"unknown environment {name!r}; registered: {known}, or give 'module:Class'")
+        known = sorted({*ENVIRONMENTS, *plug_ins("environments")})
+        cure = nearest(name, known, f"registered: {', '.join(known)}, or give 'module:Class'")
+        raise ValueError(f"unknown environment {name!r}; {cure}")
     module, _, attribute = target.partition(":")
     try:
         found = import_module(module)

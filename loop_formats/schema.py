@@ -8,13 +8,14 @@ section is a section inside it, a field without a default a required key, and th
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, to_json
+
+from loop_plumbing.names import alike, did_you_mean, folded, nearest
 
 STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
@@ -38,6 +39,12 @@ _WANTED = {
     "string_pattern_mismatch": "of the form {pattern}",
     "literal_error": "{expected}",
 }
+
+
+TYPING_ERROR = 0.85
+"""How much two names are alike, by difflib's ratio, that differ by a slip of the finger."""
+MOST_LISTED = 15
+"""Keys that a line names where none is like the one that was given."""
 
 
 class ConfigError(ValueError):
@@ -80,19 +87,6 @@ def from_mapping(section: type[Section], data: object, path: str = "") -> Sectio
     raise ConfigError(_line(section, data, path, errors))
 
 
-def nearest(key: str, known: Sequence[str], else_say: str | None = None) -> str:
-    """Return the cure for a key, or another name, that is not among ``known``.
-
-    Args:
-        else_say: the cure where nothing known is like it; None names all known keys.
-    """
-    begun = [name for name in known if key and name.startswith(key)]
-    near = difflib.get_close_matches(key, known, n=1) or begun
-    if near:
-        return f"did you mean {near[0]!r}?"
-    return f"known keys: {', '.join(known)}" if else_say is None else else_say
-
-
 def _adapter(section: type[Section]) -> TypeAdapter[Section]:
     if section not in _ADAPTERS:
         _ADAPTERS[section] = TypeAdapter(section)
@@ -107,8 +101,7 @@ def _line(section: type, data: object, path: str, errors: list[ErrorDetails]) ->
     key = _join(path, where)
     if first["type"] == "unexpected_keyword_argument":
         *above, unknown = first["loc"]
-        deeper = [] if above or path else list(_deeper(data, str(unknown)))
-        cure = f"did you mean {deeper[0]!r}?" if deeper else nearest(str(unknown), _fields(section, above))
+        cure = nearest(str(unknown), _fields(section, above)) if above or path else _deeper(section, data, str(unknown))
         return f"unknown key {key!r}; {cure}"
     if first["type"] == "missing":
         return f"missing key {key!r}"
@@ -124,13 +117,36 @@ def _line(section: type, data: object, path: str, errors: list[ErrorDetails]) ->
     return f"{key} must be {' or '.join(wanted)}, not {first['input']!r}{cure}"
 
 
-def _deeper(data: object, name: str, path: str = "") -> Iterator[str]:
-    """Yield the paths of the keys called ``name`` within the sections of ``data``."""
-    if isinstance(data, Mapping):
-        for key, value in data.items():
-            if path and key == name:
-                yield f"{path}{key}"
-            yield from _deeper(value, name, f"{path}{key}.")
+def _deeper(section: type, data: object, unknown: str) -> str:
+    """Return the cure for a key that ``section`` does not have itself, but perhaps one of the sections within it."""
+    paths = [*dict.fromkeys([*_paths_of(data), *_paths_in(section)])]
+    by_name: dict[str, list[str]] = {}
+    for path in paths:
+        by_name.setdefault(path.rpartition(".")[2], []).append(path)
+    own = [*fields_of(section)]
+    if exact := [path for path in paths if folded(unknown) in (folded(path), folded(path.rpartition(".")[2]))]:
+        return did_you_mean(exact[:1])
+    deeper = [path for name in alike(unknown, [*by_name], TYPING_ERROR) for path in by_name[name]]
+    if near := alike(unknown, own) or deeper[:3]:
+        return did_you_mean(near)
+    return f"known keys: {', '.join(own)}" if len(own) <= MOST_LISTED else "`loop check --keys` prints those there are"
+
+
+def _paths_of(data: object, path: str = "") -> Iterator[str]:
+    """Yield the paths of the keys that ``data`` has below its own."""
+    for key, value in data.items() if isinstance(data, Mapping) else ():
+        if path:
+            yield f"{path}{key}"
+        yield from _paths_of(value, f"{path}{key}.")
+
+
+def _paths_in(section: type, path: str = "") -> Iterator[str]:
+    """Yield the paths of the keys that the sections within ``section`` take."""
+    for key, field in fields_of(section).items():
+        if path:
+            yield f"{path}{key}"
+        for inner in sections_in(field.annotation):
+            yield from _paths_in(inner, f"{path}{key}.")
 
 
 def _of_section(message: str, key: str, fields: Sequence[str]) -> str:

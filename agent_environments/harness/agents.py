@@ -5,7 +5,6 @@ A package adds one by an entry point of the group ``torchtune_loop.agents``, whi
 
 from __future__ import annotations
 
-import difflib
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent_environments.program_protocol import Connection
+from loop_plumbing.names import alike, did_you_mean
 from loop_plumbing.plug_ins import load, plug_ins
 
 PROMPT = "prompt.md"
@@ -54,8 +54,8 @@ def find_agent(name: str) -> Agent:
     """
     known = plug_ins("agents")
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        guess = f"did you mean {near[0]!r}? " if near else ""
+        near = alike(name, sorted(known))
+        guess = f"{did_you_mean(near)} " if near else ""
         there = ", ".join(sorted(known)) or "none (contrib of torchtune-loop has some)"
         raise ValueError(f"harness: no agent is called {name!r}: {guess}There are: {there}; or give a `command`")
     try:

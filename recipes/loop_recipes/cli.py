@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
+from loop_plumbing.names import nearest
 from loop_plumbing.plug_ins import load, plug_ins
 from loop_plumbing.visible import show_all_text
 
@@ -31,8 +32,8 @@ VERBS = {
 packages add theirs: an entry point of the group ``torchtune_loop.verbs`` is such a dict. A verb may be two words."""
 
 NOTES = """\
-CONFIG is a YAML file, or a name from `tune ls` with or without its folder. After it
-come key=value, or ~key to leave one out. `loop VERB --help` lists a verb's options."""
+CONFIG is a YAML file, or a name from `tune ls`. After it come key=value, or
+~key to leave one out. `loop VERB --help` lists a verb's options."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int | None:
@@ -50,9 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
             print(help_text())
             return 0
         named = " ".join(words[: 2 if of_two else 1])
-        from loop_formats.schema import nearest  # which the help does without
-
-        cure = nearest(named, list(verbs), f"there are: {', '.join(verbs)}")
+        cure = nearest(named, [*verbs, "--help", "--version"], f"there are: {', '.join(verbs)}")
         sys.exit(f"loop: no verb {named!r}; {cure}")
     try:
         status = load(verbs[verb][2])(words[len(verb.split()) :])

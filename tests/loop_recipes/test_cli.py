@@ -25,7 +25,7 @@ from support.configs import files_read_once  # noqa: F401 - a fixture for all te
 VERBS = all_verbs()
 CHECKOUT = Path(__file__).parents[2]
 HEAVY = ("torch", "torchtune", "torchao", "transformers", "vllm")
-SCREEN = (24, 85)
+SCREEN = (24, 80)
 HELP = (("--help",), *((*verb.split(), "--help") for verb in VERBS))
 MISTAKES = {
     ("check", "tinycpu"): "loop check: no config 'loop_appworld/tinycpu'; did you mean 'tiny_cpu'?",
@@ -37,7 +37,26 @@ MISTAKES = {
     ("eval", "."): "loop eval: . is a folder, no config; give a config and run=.",
     ("check", "tiny_cpu", "node.potr=1"): "loop check: unknown key 'node.potr'; did you mean 'port'?",
     ("node", "zzz"): "loop node: no config 'loop_appworld/zzz'; there are: ",
-    ("train", "tiny_cpu", "seed"): "loop train: 'seed' is not understood",
+    ("train", "tiny_cpu", "seed"): "loop train: 'seed' is not understood; after the config come key=value",
+    ("train", "TINY_CPU"): "loop train: no config 'loop_appworld/TINY_CPU'; did you mean 'tiny_cpu'?",
+    ("train", "cpu-tiny"): "loop train: no config 'loop_appworld/cpu-tiny'; did you mean 'tiny_cpu'?",
+    ("train", "configs/tiny_cpu.yaml"): "loop train: no config 'configs/tiny_cpu.yaml'; did you mean 'tiny_cpu'?",
+    ("train", "tiny_cpu", "algorithm=GRPO"): "loop train: no algorithm 'GRPO'; did you mean 'grpo'?",
+    ("train", "tiny_cpu", "algorithm=ppo"): "loop train: no algorithm 'ppo'; did you mean 'ppo_critic'?",
+    ("train", "tiny_cpu", "algo=grpo"): "loop train: unknown key 'algo'; did you mean 'algorithm'?",
+    ("train", "tiny_cpu", "babyai"): "loop train: 'babyai' is not understood; did you mean world=babyai?",
+    ("train", "tiny_cpu", "seed", "1"): "loop train: 'seed' is not understood; did you mean seed=1?",
+    ("train", "tiny_cpu", "seed", "=", "1"): "loop train: 'seed' is not understood; no blanks stand around the =",
+    ("eval", "tiny_cpu", "."): "loop eval: '.' is not understood; did you mean run=.?",
+    ("train", "tiny_cpu", "lr=1"): "loop train: unknown key 'lr'; did you mean 'optimizer.lr'?",
+    ("train", "tiny_cpu", "Max-Turns=1"): "loop train: unknown key 'Max-Turns'; did you mean 'collection.limits.max_t",
+    ("train", "tiny_cpu", "model=a/b"): "loop train: model is a section of keys; did you mean model.path=a/b?",
+    ("train", "tiny_cpu", "model_path=x"): "loop train: unknown key 'model_path'; did you mean 'model.path'?",
+    ("train", "tiny_cpu", "epoch=1"): "loop train: unknown key 'epoch'; did you mean 'update.epochs'?",
+    ("train", "tiny_cpu", "batch_size=1"): "loop train: unknown key 'batch_size'; `loop check --keys` prints those",
+    ("help",): "loop: no verb 'help'; did you mean '--help'?",
+    ("solved", "tiny_cpu"): "loop: no verb 'solved'; did you mean 'method solved'?",
+    ("serve", "text-craft"): "loop serve: unknown environment 'text-craft'; did you mean 'textcraft'?",
 }
 
 
@@ -120,7 +139,7 @@ def test_what_a_terminal_cannot_show_ends_no_program(monkeypatch):
     assert out.buffer.getvalue() == b"62.4 ? 17.9 ? ??\n"
 
 
-@pytest.mark.parametrize("words", [["trian", "tiny_cpu"], ["method", "tree"], ["trees"], ["--verbose"]])
+@pytest.mark.parametrize("words", [["trian", "tiny_cpu"], ["method", "tree"], ["zzz"], ["-v"]])
 def test_an_unknown_verb_is_one_line_that_names_those_there_are(words):
     with pytest.raises(SystemExit) as ended:
         main(words)

@@ -3,7 +3,8 @@
     SERVE_ENVIRONMENT_TOKEN=... loop serve textcraft python=.venv-worlds/bin/python --splits train dev
     SERVE_ENVIRONMENT_TOKEN=... loop serve appworld python=.venv-appworld/bin/python root=worlds/synthetic
 
-Observations are not cut here: the client does that, by its policy's tokens.
+Clients send the token of SERVE_ENVIRONMENT_TOKEN. Observations are not cut here: the client does that, by its policy's
+tokens.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from typing import Any
 
 from aiohttp import web
 
-from agent_environments.protocol import EnvironmentFault, create_pool, is_harness
+from agent_environments.protocol import ENVIRONMENTS, EnvironmentFault, create_pool, is_harness, pool_class
 from loop_contrib.services.server import MAX_SESSIONS, EnvironmentServer
 from loop_contrib.services.service_pool import TOKEN_VARIABLE
 from loop_plumbing.http_server import FEWEST_FILES, MAX_STRANGERS, Site, raise_open_files
+from loop_plumbing.plug_ins import plug_ins
 from loop_plumbing.secret import read_secret
 from loop_plumbing.visible import VisibleFormatter
 from loop_recipes.config.arguments import verb_parser
@@ -44,12 +46,16 @@ def option(text: str) -> tuple[str, Any]:
 
 def parser() -> argparse.ArgumentParser:
     described = verb_parser("serve", __doc__)
-    described.add_argument("name", help="a registered environment, or module:Class")
+    names = ", ".join(sorted({*ENVIRONMENTS, *plug_ins("environments")} - {"harness"}))
+    described.add_argument("name", metavar="ENVIRONMENT", help=f"module:Class, or one of {names}")
     described.add_argument("options", type=option, nargs="*", metavar="key=value", help="of its config")
-    described.add_argument("--splits", nargs="+", default=["train"], help="AgentGym's data_idx counts through them")
-    described.add_argument("--host", default="127.0.0.1")
-    described.add_argument("--port", type=int, default=8800, help="0: any that is free")
-    described.add_argument("--idle-timeout-s", type=float, default=600.0, help="of a session of AgentGym's protocol")
+    splits = "tasks that AgentGym's data_idx counts through, one split after the other (train)"
+    described.add_argument("--splits", nargs="+", default=["train"], metavar="SPLIT", help=splits)
+    host = "address to listen at; 0.0.0.0 lets other machines in (127.0.0.1)"
+    described.add_argument("--host", default="127.0.0.1", help=host)
+    described.add_argument("--port", type=int, default=8800, help="port to listen at; 0: any that is free (8800)")
+    idle = "seconds after which an idle session of AgentGym's protocol ends (600)"
+    described.add_argument("--idle-timeout-s", type=float, default=600.0, metavar="SECONDS", help=idle)
     return described
 
 
@@ -94,6 +100,7 @@ def main(words: Sequence[str] | None = None) -> None:
         parser().error(f"--idle-timeout-s is {arguments.idle_timeout_s:g}; it must be above 0")
     raise_open_files(FEWEST_FILES + MAX_STRANGERS + MAX_SESSIONS * OPEN_FILES_PER_SESSION)
     try:
+        pool_class(arguments.name)  # a name that nothing is called is said first
         token = read_secret(TOKEN_VARIABLE)
         if not token:
             raise ValueError(f"set {TOKEN_VARIABLE}, the token that clients must send")

@@ -12,8 +12,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from agent_environments.protocol import ENVIRONMENTS
-from loop_formats.schema import ConfigError, nearest
+from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import error_line
+from loop_plumbing.names import nearest
 from loop_plumbing.plug_ins import packages
 from loop_plumbing.trusted import VARIABLE, is_trusted, trust
 from loop_plumbing.visible import visible

@@ -23,6 +23,7 @@ a trait: ``when: {tiny_policy: ...}`` for those that say ``traits: [tiny_policy]
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 import loop_recipes.config.resolvers  # noqa: F401 - registers the resolvers that configs use
-from loop_formats.schema import ConfigError, fields_of, from_mapping, nearest, require
+from loop_formats.schema import ConfigError, fields_of, from_mapping, require
+from loop_plumbing.names import nearest
 from loop_recipes.paths import KINDS, RECIPES, config_files, recipes_folder
 from model_families.hub import is_hub_name, pinned
 from rollout_server.config import as_written, as_yaml
@@ -72,7 +74,7 @@ def compose(name: str, overrides: Sequence[str] = (), recipe: str = "loop_appwor
     Raises:
         ConfigError: there is no such file, it cannot be read, or a word is not understood.
     """
-    check_overrides(overrides)
+    check_overrides(overrides, recipe)
     chosen = dict(word.split("=", 1) for word in overrides if word.partition("=")[0] in _NOT_KEYS)
     words = [word for word in overrides if word.partition("=")[0] not in _NOT_KEYS]
     run = _run(name, chosen, recipe)
@@ -99,15 +101,33 @@ def pinned_models(config: DictConfig) -> list[str]:
     return words
 
 
-def check_overrides(words: Iterable[str]) -> None:
+def check_overrides(words: Sequence[str], recipe: str = "loop_appworld") -> None:
     """Check that every word is ``key=value`` or ``~key``.
 
     Raises:
         ConfigError: a word is neither ``key=value`` nor ``~key``.
     """
-    for word in words:
+    for word, after in zip(words, (*words[1:], ""), strict=False):
+        key = word.partition("=")[0]
+        kind = next((kind for kind in KINDS if len(key) > 2 and (kind.startswith(key) or key == f"{kind}s")), key)
+        require(kind == key or key in _training_keys(), f"unknown key {key!r}; did you mean {kind!r}?")
         if not word.startswith("~") and ("=" not in word or word.startswith(("-", "="))):
-            raise ConfigError(f"{word!r} is not understood; after the config come key=value, or ~key to leave one out")
+            raise ConfigError(f"{word!r} is not understood; {_meant(word, after, recipe)}")
+
+
+def _meant(word: str, after: str, recipe: str) -> str:
+    """The cure for a word that is no ``key=value``, with another ``after`` it."""
+    known = config_files(recipe, CONFIGS)
+    if Path(word).is_dir():
+        return f"did you mean {'run' if recipe == 'eval_appworld' else 'output_dir'}={word}?"
+    if after.startswith("=") or word == "=":
+        return "no blanks stand around the = of key=value"
+    for kind in KINDS[1:]:
+        if word in known[kind]:
+            return f"did you mean {kind}={word}?"
+    if after and "=" not in after:
+        return f"did you mean {word}={after}?"
+    return "after the config come key=value, or ~key to leave one out"
 
 
 def config_name(name: str, recipe: str) -> str:
@@ -280,7 +300,8 @@ def _file_of_run(name: str, stem: str, recipe: str) -> Path:
         return known[stem]
     if not Path(name).is_file():
         names = ", ".join(f"{recipe}/{one}" for one in known)
-        cure = nearest(stem, list(known), f"there are: {names}, or give a YAML file")
+        file = Path(stem).stem if stem.endswith(".yaml") else stem
+        cure = nearest(file, list(known), f"there are: {names}, or give a YAML file")
         if stem and Path(stem).is_dir():
             own = Path(stem) / "train.yaml"
             again = f"the config that it began with and output_dir={stem} resume_from_checkpoint=True"
@@ -339,6 +360,7 @@ def with_words(tree: Tree, words: Iterable[str]) -> Tree:
             _leave_out(result, word[1:].split("."), word)
             continue
         key, _, value = word.partition("=")
+        _check_no_section(key, _at(result, key), value)
         if isinstance(section := result.get(key), dict) and "_component_" in section and not value.startswith("{"):
             key += "._component_"
         value = "!!null" if value == "None" else f"!!str {value}" if "max_filename" in key else as_yaml(value)
@@ -348,6 +370,13 @@ def with_words(tree: Tree, words: Iterable[str]) -> Tree:
             raise ConfigError(f"{word}: {' '.join(str(error).split())}") from error
         result = _merged(result, given, ("name",))
     return result
+
+
+def _check_no_section(key: str, before: Any, value: str) -> None:
+    """Refuse a text in place of a section, whose keys others refer to."""
+    if isinstance(before, dict) and before and "_component_" not in before and re.match(r"[\w./~-]+$", value):
+        named = next((name for name in ("path", "name") if name in before), next(iter(before)))
+        require(value in ("null", "None"), f"{key} is a section of keys; did you mean {key}.{named}={value}?")
 
 
 def _at(tree: Any, key: str) -> Any:

@@ -366,14 +366,14 @@ def read_report(folder: Path) -> tuple[Mapping[str, Any], list[NamedResults]]:
     try:
         report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
         lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
+        near = [*sorted(folder.glob("*/report.json")), *(above / "report.json" for above in folder.absolute().parents)]
         begun = folder.is_dir() and any(folder.iterdir())
         why = "it has not ended, and the same `loop eval` goes on with it" if begun else "nothing is there"
+        why = next((f"did you mean {path.parent}?" for path in near if path.is_file()), why)
         raise ValueError(f"{folder} holds no evaluation with a {Path(error.filename).name}: {why}") from error
     except (OSError, ValueError) as error:
-        within = [path.parent for path in sorted(folder.glob("*/report.json"))]
-        cure = f"did you mean {within[0]}?" if within else str(error)
-        raise ValueError(f"{folder} holds no evaluation (report.json, results.jsonl); {cure}") from error
+        raise ValueError(f"{folder}: report.json and results.jsonl cannot be read; {error}") from error
     schema = report.get("schema") if isinstance(report, dict) else None
     if schema != SCHEMA:
         raise ValueError(f"{folder}: report schema {schema!r} is not {SCHEMA}")

@@ -12,7 +12,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from loop_formats.schema import fields_of, nearest, require, sections_in
+from loop_formats.schema import fields_of, require, sections_in
+from loop_plumbing.names import nearest
 from loop_recipes.config.loop_config import COMPONENT, LoopConfig
 from loop_recipes.config.sft_config import REFUSED, WHY_REFUSED, SftConfig
 from loop_recipes.evaluation.config import EvalConfig

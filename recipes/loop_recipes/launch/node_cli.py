@@ -10,6 +10,7 @@ Words before -- change the config, those after it the node.
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,6 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.words:
         parser.error("give a config of loop_appworld, or a node's YAML with --file")
     name, *overrides = options.words
+    if talk := difflib.get_close_matches(name, ("status", "cancel"), n=1):
+        parser.error(f"no config {name!r}; did you mean {talk[0]!r}?")
+    if (yaml := Path(name, "rollout_node.yaml")).is_file():
+        parser.error(f"{name} is a folder, no config; did you mean --file {yaml}?")
     try:
         file = _write_yaml(compose(name, overrides))
     except (ConfigError, OSError) as error:

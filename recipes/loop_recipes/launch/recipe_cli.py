@@ -10,20 +10,20 @@ from collections.abc import Sequence
 
 from loop_formats.schema import ConfigError
 from loop_recipes.config.arguments import config_parser
-from loop_recipes.config.files import compose, config_name, pinned_models
+from loop_recipes.config.files import compose, config_name, pinned_models, read_config
 from loop_recipes.launch import own_task
 from loop_recipes.launch.resumable import exit_status
 from loop_recipes.launch.steps import StepFailed, on_ranks, tune
 
 
 def train(arguments: Sequence[str]) -> int | None:
-    """Train an agent with LOOP or another algorithm: `tune run loop_appworld --config CONFIG key=value ...`.
+    """Trains an agent with LOOP or another algorithm: `tune run loop_appworld --config CONFIG key=value ...`.
 
     loop train tiny_cpu output_dir=runs/mine
     loop train tiny_cpu world=babyai
     loop train qwen2_5_7b algorithm=grpo preset=on_policy --nproc-per-node 4
 
-    Or train a model on a file of functions (docs/your_own_task.md), and score it before and after on tasks held out:
+    Or trains a model on a file of functions (docs/your_own_task.md), and scores it before and after on tasks held out:
 
     loop train my_tools.py --model models/SmolLM2-135M-Instruct max_iterations=50
     loop train my_tools.py --model Qwen/Qwen3-0.6B
@@ -46,7 +46,7 @@ def train(arguments: Sequence[str]) -> int | None:
 
 
 def sft(arguments: Sequence[str]) -> None:
-    """Train on stored rollouts: `tune run sft_appworld --config CONFIG key=value ...`.
+    """Trains on stored rollouts or on chats: `tune run sft_appworld --config CONFIG key=value ...`.
 
     loop sft tiny_cpu 'rollouts.logs=[runs/rft_rollouts/solved]'
     """
@@ -56,7 +56,7 @@ def sft(arguments: Sequence[str]) -> None:
 
 
 def evaluate(arguments: Sequence[str]) -> None:
-    """Score policies on held-out tasks: `tune run eval_appworld --config CONFIG key=value ...`.
+    """Scores policies on held-out tasks: `tune run eval_appworld --config CONFIG key=value ...`.
 
     loop eval tiny_cpu run=runs/demo
     """
@@ -70,13 +70,24 @@ def _recipe_parser(verb: str, description: str | None) -> argparse.ArgumentParse
     return parser
 
 
+def sections() -> dict[str, type]:
+    """What each recipe reads its config as; imported only now, because the help needs none of it."""
+    from loop_recipes.config.loop_config import LoopConfig
+    from loop_recipes.config.sft_config import SftConfig
+    from loop_recipes.evaluation.config import EvalConfig
+
+    return {"loop_appworld": LoopConfig, "sft_appworld": SftConfig, "eval_appworld": EvalConfig}
+
+
 def _become(program: str, recipe: str, options: argparse.Namespace, ranks: int | None) -> None:
     """Replace this process by `tune run`; a mistake in the command line is said before torch is loaded."""
     name = config_name(options.config, recipe)
     launcher = [] if ranks is None else on_ranks(ranks)
     try:
         # Once, before there are ranks: each of them and the node find the same commit.
-        models = pinned_models(compose(name, options.overrides, recipe))
+        config = compose(name, options.overrides, recipe)
+        read_config(config, sections()[recipe])
+        models = pinned_models(config)
         command = tune("run", *launcher, recipe, "--config", name, *options.overrides, *models)
         # Ctrl-C waits until it is one line: loop_recipes/registration.py lets it through.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

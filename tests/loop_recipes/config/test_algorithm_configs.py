@@ -245,7 +245,7 @@ def test_all_that_ships_composes_or_is_refused_in_one_line(recipe, machine):
 
 def test_the_clips_and_corrections_of_the_page_are_words_on_the_command_line():
     page = (CONFIGS.parents[1] / "docs/algorithms.md").read_text()
-    words = re.findall(r"`(loss\.\w+=[^`]+)`", page) + re.findall(r"^loop train tiny_cpu (loss\..*)$", page, flags=re.M)
+    words = re.findall(r"`(loss\.\w+=[^`]+)`", page) + re.findall(r"^ {4}(loss\..*)$", page, flags=re.M)
     assert len(words) == 5
     for chosen in map(shlex.split, words):
         loss = read_config(compose("tiny_cpu", chosen), LoopConfig).loss

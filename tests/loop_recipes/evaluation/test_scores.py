@@ -262,6 +262,10 @@ def test_compare_evals_refuses_what_cannot_be_compared(tmp_path, capsys):
     assert "nothing to compare" in capsys.readouterr().err
     assert compare_evals([first, str(tmp_path / "none")]) == 1
     assert "none holds no evaluation with a report.json: nothing is there" in capsys.readouterr().err
+    assert compare_evals([first, str(tmp_path)]) == 1
+    assert capsys.readouterr().err.endswith(f"report.json: did you mean {first}?\n")
+    assert compare_evals([first, f"{first}/report.md"]) == 1
+    assert capsys.readouterr().err.endswith(f"report.json: did you mean {first}?\n")
     (tmp_path / "begun/node").mkdir(parents=True)
     assert compare_evals([first, str(tmp_path / "begun")]) == 1
     assert (

@@ -37,7 +37,7 @@ def test_a_verb_becomes_tune_run(command, verb, words, tune):
 
 
 def test_a_file_of_the_users_own(command, tmp_path):
-    (tmp_path / "mine.yaml").write_text("seed: 1\n")
+    (tmp_path / "mine.yaml").write_text("machine: tiny_cpu\nseed: 1\n")
     train([str(tmp_path / "mine.yaml"), "seed=2"])
     assert command == ["tune", "run", "loop_appworld", "--config", str(tmp_path / "mine.yaml"), "seed=2"]
 
@@ -48,6 +48,8 @@ def test_a_file_of_the_users_own(command, tmp_path):
         (train, ["nosuch"], "loop train: no config 'loop_appworld/nosuch'; there are: "),
         (sft, ["tiny_cpu", "seed"], "loop sft: 'seed' is not understood; after the config come key=value"),
         (evaluate, ["tiny_cpu", "~nosuch"], "loop eval: ~nosuch: there is no such key"),
+        (train, ["tiny_cpu", "lr=1"], "loop train: unknown key 'lr'; did you mean 'optimizer.lr'?"),
+        (evaluate, ["tiny_cpu", "splitt=dev"], "loop eval: unknown key 'splitt'; did you mean 'split'?"),
     ],
 )
 def test_a_mistake_is_one_line_before_anything_is_started(command, verb, words, message):

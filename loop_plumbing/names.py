@@ -1,0 +1,49 @@
+"""Names that were meant, for one that is not known: of verbs, keys, configs, environments and agents."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+
+
+def nearest(name: str, known: Sequence[str], else_say: str | None = None) -> str:
+    """Return the cure for a name that is not among ``known``.
+
+    Args:
+        else_say: the cure where nothing known is like it; None names all known keys.
+    """
+    if near := alike(name, known):
+        return did_you_mean(near)
+    return f"known keys: {', '.join(known)}" if else_say is None else else_say
+
+
+def did_you_mean(names: Sequence[str]) -> str:
+    """Return the question that offers one of ``names``."""
+    *others, last = map(repr, names)
+    return f"did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
+
+
+def alike(name: str, known: Sequence[str], cutoff: float = 0.6) -> list[str]:
+    """Return those of ``known`` that ``name`` may stand for, at most three: the same but for capitals, dashes and dots,
+    else those that it begins or all words of which they have, else the one that is spelt most like it.
+
+    Args:
+        cutoff: how much like it, as difflib's ``ratio`` says.
+    """
+    by_folded: dict[str, list[str]] = {}
+    for each in known:
+        by_folded.setdefault(folded(each), []).append(each)
+    wanted = folded(name)
+    words = {*wanted.split("_")}
+    found = [each for each in by_folded if each == wanted]
+    if len(wanted) > 1:
+        found = found or [each for each in by_folded if each.startswith(wanted)]
+        found = found or [each for each in by_folded if words <= {*each.split("_")}]
+    found = found or difflib.get_close_matches(wanted, by_folded, n=1, cutoff=cutoff)
+    return sorted((each for one in found for each in by_folded[one]), key=len)[:3]
+
+
+def folded(name: str) -> str:
+    """Return ``name`` as all who mean the same may write it."""
+    return re.sub(r"[-. ]", "_", name.lower())

@@ -22,7 +22,7 @@ VERBS = {
     "eval": ("CONFIG", "score policies on held-out tasks", "loop_recipes.launch.recipe_cli:evaluate"),
     "check": ("CONFIG", "show what would run where, and whether it fits", "loop_recipes.launch.check_cli:main"),
     "node": ("CONFIG", "run a rollout node; or status URL, cancel URL ID", "loop_recipes.launch.node_cli:main"),
-    "view": ("RUN", "look at rollouts in a browser", "loop_recipes.viewer.cli:main"),
+    "view": ("RUN...", "look at rollouts in a browser", "loop_recipes.viewer.cli:main"),
     "plot": ("RUN...", "draw learning curves", "loop_recipes.plots.curves:main"),
     "export": ("RUN", "a policy to serve, merge or share", "loop_recipes.launch.export_cli:main"),
     "doctor": ("RUN", "say what is wrong with a run", "loop_recipes.launch.doctor_cli:main"),

@@ -5,34 +5,21 @@ Skipped, with the reason, where no Chromium is installed.
 
 import asyncio
 import json
-import os
 import re
 import shutil
-from contextlib import asynccontextmanager
-from dataclasses import replace
-from pathlib import Path
+from functools import partial
 
 import pytest
 import pytest_asyncio
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
-from agent_environments.extraction import code_blocks
-from loop_contrib.turn_credit.turn_values import ValuedRollout, write_turn_values
-from loop_formats.collection_request import Limits, Sampling
 from loop_formats.folder_lock import lock_folder
-from loop_formats.run_files import read_rollouts
-from loop_formats.turn_values import values_file
-from loop_recipes.rollouts.branching import HowToSample
-from loop_recipes.rollouts.node_source import NodeSource
-from loop_recipes.viewer.app import build_app
 from loop_recipes.viewer.export import write_export
 from loop_recipes.viewer.run_data import RunData
+from support import viewer_pages
 from support.browser import EXECUTABLE, open_browser, open_page, true_in
-from support.counter_node import TOKEN, counter_request, local_node
-from support.small_runs import in_sequences
-from support.viewer_run import LONG_TOKENS, write_run
-from support.waiting import DEADLINE_S
+from support.viewer_pages import says, screenshot, show
+from support.viewer_run import write_run
 
 pytestmark = [
     pytest.mark.integration,
@@ -48,26 +35,6 @@ def run_folder(tmp_path_factory):
     return write_run(tmp_path_factory.mktemp("viewer") / "demo")
 
 
-async def screenshot(page, name):
-    """Keep what is shown, for whoever wants to look at it."""
-    if "SCREENSHOTS" in os.environ:
-        await page.screenshot(path=f"{os.environ['SCREENSHOTS']}/{name}.png")
-
-
-async def says(page, selector, text):
-    """Wait until the first of ``selector`` shows ``text``: a message that was not in view yet has no inner text."""
-    await page.locator(selector).first.scroll_into_view_if_needed()
-    await true_in(page, f"document.querySelector({json.dumps(selector)}).innerText.includes({json.dumps(text)})")
-
-
-@web.middleware
-async def slow_listings(request, handler):
-    """The list of a collection's rollouts takes its time; everything else does not."""
-    if re.fullmatch(r"/api/collections/[^/]+", request.path):
-        await asyncio.sleep(1.0)
-    return await handler(request)
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser():
     async with open_browser() as browser:
@@ -76,23 +43,15 @@ async def browser():
 
 @pytest.fixture
 def viewing(browser):
-    """(page, address of the viewer) of a run's folder."""
-
-    @asynccontextmanager
-    async def opened(folder: Path, *middlewares, phone=False):
-        app = build_app(RunData(folder))
-        app.middlewares.extend(middlewares)
-        async with TestServer(app) as server, open_page(browser, phone) as page:
-            yield page, str(server.make_url("/"))
-
-    return opened
+    return partial(viewer_pages.viewing, browser)
 
 
-async def show(page, address, hash_="", ready="main section"):
-    """Open a page of the viewer and wait until it holds what ``ready`` selects."""
-    await page.goto("about:blank")
-    await page.goto(f"{address}#/{hash_}")
-    await page.locator(ready).first.wait_for(state="attached")
+@web.middleware
+async def slow_listings(request, handler):
+    """The list of a collection's rollouts takes its time; everything else does not."""
+    if re.fullmatch(r"/api/collections/[^/]+", request.path):
+        await asyncio.sleep(1.0)
+    return await handler(request)
 
 
 async def test_from_the_run_to_a_token_by_keyboard(run_folder, viewing):
@@ -197,68 +156,6 @@ async def test_filters_orders_and_search(run_folder, viewing):
         await true_in(page, marked)
 
 
-async def test_a_turn_that_failed_or_was_cut_is_seen_in_every_world(run_folder, tmp_path, viewing):
-    """Whatever the words of its output: the record says it, or the output begins as an error does."""
-    line = json.loads((run_folder / "node/collections/demo-i0001.jsonl").read_text().splitlines()[0])
-    assert len(line["turns"]) >= 2
-    line["turns"] = [turn | {"failed": place == 0} for place, turn in enumerate(line["turns"])]
-    line["turns"][-1]["finish_reason"] = "length"
-    line["messages"].append({"role": "user", "content": "Error: no such tool"})
-    (tmp_path / "one.jsonl").write_text(json.dumps(line) + "\n")
-    async with viewing(tmp_path / "one.jsonl") as (page, address):
-        await show(page, address, "c/one/r/1", ".conversation")
-        failed = [await each.inner_text() for each in await page.locator(".message.failed .output").all()]
-        first = line["turns"][0]["message"] + 1
-        assert [text.split("\n")[0] for text in failed] == [
-            line["messages"][first]["content"].split("\n")[0],
-            "Error: no such tool",
-        ]
-        assert "cut off by the limit of tokens" in await page.inner_text(".message.cut")
-        troubles = "[...document.querySelectorAll('.failed, .cut')]"
-        for place in (0, 1, 2, 0):
-            await page.keyboard.press("e")
-            await true_in(page, f"{troubles}.findIndex(each => each.classList.contains('reached')) === {place}")
-        assert await page.locator(".reached").count() == 1
-
-
-@pytest.mark.parametrize("phone", [True, False], ids=["phone", "desktop"])
-async def test_hostile_text_is_shown_and_never_run(run_folder, phone, viewing):
-    async with viewing(run_folder, phone=phone) as (page, address):
-        for hash_ in ("c/demo-i0003/r/25", "c/demo-i0003/t/hostile_1", "c/demo-i0003/r/25/tokens"):
-            await show(page, address, hash_, ".tokens .token" if hash_.endswith("tokens") else ".conversation .code")
-            assert await page.evaluate("window.hacked") is None
-            assert await page.locator("main script, main img").count() == 0
-            assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        await show(page, address, "c/demo-i0003/r/25", ".conversation .code")
-        text = await page.locator(".conversation").first.text_content()
-        for shown in ("<script>window.hacked = 1</script>", "‹U+202E›gnp.exe", "‹U+0000›‹U+001B›[31m", " broken "):
-            assert shown in text
-        assert len(text) < 100_000
-        await page.locator(".more").first.click()
-        await true_in(page, "document.querySelector('.conversation').textContent.length > 200000")
-
-
-async def test_a_hundred_thousand_tokens_stay_quick(run_folder, viewing):
-    async with viewing(run_folder) as (page, address):
-        await show(page, address, "c/demo-i0003/r/26/tokens", ".tokens .token")
-        await page.keyboard.press("End")
-        await true_in(page, f"document.querySelector('.token.chosen')?.id === 't{LONG_TOKENS - 1}'")
-        assert await page.locator(".tokens .token").count() < 20_000  # the rest is not in the document
-        box = await page.evaluate(
-            "(() => { const box = document.querySelector('.token.chosen').getBoundingClientRect();"
-            "return [box.top >= 0, box.bottom <= innerHeight]; })()"
-        )
-        assert box == [True, True]
-        await page.keyboard.press("ArrowUp")
-        start = LONG_TOKENS - LONG_TOKENS // 80
-        await true_in(page, f"document.querySelector('.token.chosen')?.id === 't{start}'")
-        started = asyncio.get_running_loop().time()
-        for _ in range(20):
-            await page.keyboard.press("ArrowRight")
-        await true_in(page, f"document.querySelector('.token.chosen')?.id === 't{start + 20}'")
-        assert asyncio.get_running_loop().time() - started < 60.0
-
-
 async def test_a_run_in_training_is_followed(run_folder, tmp_path, viewing):
     folder = write_run(tmp_path / "live", iterations=1)
     log = folder / "node/collections/demo-i0001.jsonl"
@@ -334,61 +231,6 @@ async def test_an_iteration_that_was_collected_twice_has_figures_of_its_own(tmp_
     assert rows[0][1] == rows[2][1] != rows[1][1]
 
 
-async def test_a_block_on_one_line_is_code_as_it_is_for_the_world(tmp_path, viewing):
-    folder = write_run(tmp_path / "line", iterations=1, tasks=1, per_task=1)
-    log = folder / "node/collections/demo-i0001.jsonl"
-    rollout, *_ = read_rollouts(log)
-    rollout.messages[2]["content"] = said = "I add ```python add(1)``` and\n```py\nadd(2)\n``` now."
-    log.write_text(rollout.to_json() + "\n")
-    async with viewing(folder) as (page, address):
-        await show(page, address, "c/demo-i0001/r/1", ".conversation .code")
-        shown = await page.locator("#turn-1 .code").all_inner_texts()
-    assert [text.strip() for text in shown] == code_blocks(said) == ["add(1)", "add(2)"]
-
-
-async def test_tool_calls_are_set_apart_from_prose(tmp_path, viewing):
-    folder = write_run(tmp_path / "calls", iterations=1, tasks=1, per_task=1)
-    log = folder / "node/collections/demo-i0001.jsonl"
-    rollout, *_ = read_rollouts(log)
-    call = '<tool_call>\n{"name": "add", "arguments": {"n": 2}}\n</tool_call>'
-    rollout.messages[2]["content"] = f"So.\n{call}\n<tool_call>{{}}</tool_call>\n<tool_call>cut"
-    log.write_text(rollout.to_json() + "\n")
-    async with viewing(folder) as (page, address):
-        await show(page, address, "c/demo-i0001/r/1", ".conversation .code")
-        shown = await page.locator("#turn-1 pre").all_inner_texts()
-        labels = await page.locator("#turn-1 .role").all_inner_texts()
-    assert [text.strip() for text in shown] == ["So.", '{\n  "n": 2\n}', "{}", "cut"]
-    assert labels[1:] == ["calls add", *["a call that cannot be read"] * 2]
-
-
-async def test_tokens_are_coloured_by_choice_and_stand_in_the_address(tmp_path, viewing):
-    folder = write_run(tmp_path / "demo", iterations=1)
-    file = folder / "token_statistics/demo-i0001.jsonl"
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    lines[0]["ratios"][:2] = [1.0, 1.5]
-    lines[0]["old_logprobs"][:2] = [lines[0]["old_logprobs"][0] - 0.005, lines[0]["old_logprobs"][1] - 1.0]
-    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    start = RunData(folder).rollout("demo-i0001", 1)["turns"][0]["start"]
-    first, second = f"document.getElementById('t{start}')", f"document.getElementById('t{start + 1}')"
-    async with viewing(folder) as (page, address):
-        await show(page, address, "c/demo-i0001/r/1/tokens", ".tokens .token")
-        legend = await page.locator(".legend").inner_text()
-        assert "likely" in legend
-        assert "likelyless" not in legend.replace("\n", "")
-        await page.locator(".legend select").select_option("ratio")
-        await true_in(page, f"{first}.classList.contains('s0') && {second}.classList.contains('s4')")
-        assert "log of the ratio within" in await page.locator(".legend").inner_text()
-        await page.locator(".legend select").select_option("gap")
-        await true_in(page, f"{first}.classList.contains('s2') && {second}.classList.contains('s4')")
-        await page.locator(f"#t{start + 1}").click()
-        await true_in(page, f"location.hash.endsWith('colour=gap&token={start + 2}')")
-        await screenshot(page, "tokens")
-        await page.reload()
-        await true_in(page, f"document.querySelector('.token.chosen')?.id === 't{start + 1}'")
-        await true_in(page, f"{second}.classList.contains('s4')")
-        assert await page.locator(".legend select").input_value() == "gap"
-
-
 async def test_a_task_everywhere_leads_to_two_rollouts_beside_each_other(run_folder, viewing):
     async with viewing(run_folder) as (page, address):
         await show(page, address, "c/demo-i0001/t/task0_1", ".column")
@@ -422,32 +264,6 @@ async def test_a_note_is_written_and_filtered_by(run_folder, tmp_path, viewing):
         await screenshot(page, "note")
 
 
-async def test_a_turn_stands_in_the_address(run_folder, viewing):
-    turns = len(RunData(run_folder).rollout("demo-i0001", 1)["turns"])
-    async with viewing(run_folder) as (page, address):
-        await show(page, address, "c/demo-i0001/r/1", ".strip")
-        await page.locator(".strip button").last.click()
-        await true_in(page, f"location.hash.endsWith('?turn={turns}')")
-
-
-async def test_a_token_that_was_not_trained_on_has_no_ratio_and_no_clip(tmp_path, viewing):
-    """It lies beyond update.max_tokens_per_rollout, so the trainer left nothing of it."""
-    folder = write_run(tmp_path / "cut", iterations=1)
-    file = folder / "token_statistics/demo-i0001.jsonl"
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    cut = [line | {key: line[key][:2] for key in ("old_logprobs", "ratios", "clipped")} for line in lines]
-    file.write_text("".join(f"{json.dumps(line)}\n" for line in cut))
-    place = RunData(folder).rollout("demo-i0001", 1)["turns"][0]["start"]
-    async with viewing(folder) as (page, address):
-        await show(page, address, "c/demo-i0001/r/1/tokens", ".tokens .token")
-        for token, told in ((place + 1, True), (place + 2, False)):
-            await page.locator(f"#t{token}").click()
-            await true_in(page, f"document.querySelector('.token.chosen')?.id === 't{token}'")
-            panel = await page.locator(".token-panel").inner_text()
-            assert "log-prob" in panel
-            assert [name in panel for name in ("learner", "ratio", "clipped")] == [told] * 3
-
-
 async def test_the_exported_file_works_alone(run_folder, tmp_path, browser):
     file = tmp_path / "run.html"
     write_export(RunData(run_folder), file)
@@ -470,119 +286,46 @@ async def test_the_exported_file_works_alone(run_folder, tmp_path, browser):
         assert loaded == []
 
 
-async def test_a_turn_is_gone_on_from_and_turn_values_are_drawn(policy, tmp_path, monkeypatch, viewing):
-    """On the page of a live run; then, its node gone, the page says so."""
-    monkeypatch.setenv("ROLLOUT_SERVER_TOKEN", TOKEN)
-    limits = Limits(max_turns=4, max_tokens_per_turn=64, max_context=1000, episode_deadline_s=DEADLINE_S)
-    async with local_node(policy, tmp_path / "node") as local:
-        local.vllm.speak = lambda rng: rng.choice(["```python\nadd(3)\n```", "```python\nadd(1)\n```"])
-        request = counter_request("demo-i0001", tasks=["reach8_1"], rollouts_per_task=1, limits=limits)
-        (rollout,), _ = await local.collect(request)
-        source = NodeSource(local.client, None, DEADLINE_S, DEADLINE_S, lambda: False)
-        wanted = [ValuedRollout.every(rollout, 1, HowToSample(6, 0, Sampling(), limits))]
-        await local.call(write_turn_values, source, wanted, values_file(tmp_path, "demo-i0001"))
-        local.node.write_address(local.url, os.getpid())
-        async with viewing(tmp_path) as (page, address):
-            await show(page, address, "c/demo-i0001/r/1", ".turn-value meter")
-            assert await page.locator(".turn-value").count() == 4
-            await says(page, "#turn-2", "· this turn ")
-            assert re.search(r"value 0\.\d\d ± 0\.\d\d · this turn [+-]?0\.\d\d", await page.inner_text("#turn-2"))
-            await screenshot(page, "turn_values")
-            local.vllm.speak = lambda rng: "```python\nfinish()\n```"
-            await page.locator("#turn-3 .go-on").click()
-            await true_in(page, "location.hash.startsWith('#/c/branch-demo-i0001-')")
-            await page.locator(".replayed").first.wait_for(state="attached")
-            assert await page.locator(".replayed").count() == 2
-            assert "goes on from demo-i0001/reach8_1/0.0 after 2 turns" in await page.inner_text("main")
-            await says(page, "#turn-3", "finish()")
-            await screenshot(page, "branch")
-            await page.locator("main p a").filter(has_text="demo-i0001/reach8_1").click()
-            await true_in(page, "location.hash === '#/c/demo-i0001/r/1'")
-
-
-PROGRAM = {"refusals": [{"status": 400, "said": "too long <b>", "times": 2}], "exit_status": None, "output": "log in"}
-
-
-async def test_an_episode_of_several_sequences(tmp_path, viewing):
-    """Turns of other sequences, and what a harness wrote in the agent's name, are no turns of a sequence."""
-    folder = write_run(tmp_path / "demo", iterations=2, tasks=1, per_task=3)
-    log = folder / "node/collections/demo-i0001.jsonl"
-    rollouts = read_rollouts(log)
-    several = max(rollouts, key=lambda rollout: len(rollout.turns))
-    inserted = [{"role": "assistant", "content": "Said by the harness."}, {"role": "user", "content": "Heard."}]
-    sequences = []
-    for sequence in in_sequences(several):
-        own = 2 + 2 * sequence.segment
-        messages = [*several.messages[:own], *inserted, *several.messages[own : own + 2], *inserted]
-        last = sequence.segment + 1 == sequence.segments
-        turns = [replace(turn, message=own + 2, summary=last) for turn in sequence.turns]
-        extra = {"compaction": "summary", "harness": PROGRAM} if last else {"harness": PROGRAM}
-        sequences.append(replace(sequence, messages=messages, turns=turns, extra=extra).validate())
-    count = len(sequences)
-    assert count > 1
-    others = [rollout for rollout in rollouts if rollout is not several]
-    log.write_text("".join(f"{rollout.to_json()}\n" for rollout in [*sequences, *others]))
-    async with viewing(folder) as (page, address):
-        await show(page, address, "c/demo-i0001", ".cell")
-        assert await page.locator(".cell").count() == 3
-        assert await page.inner_text("#shown") == "3 of 3 rollouts"
-        mean = sum(rollout.reward for rollout in rollouts) / 3
-        assert await page.locator("tbody td").nth(1).inner_text() == f"{mean:.3f}"
-        await screenshot(page, "sequences_collection")
-        await show(page, address, "c/demo-i0001/t/task0_1", ".column .code")
-        assert await page.locator(".column").count() == 3
-        await true_in(page, f"document.querySelectorAll('.column:first-child .sequence').length == {count - 1}")
-        assert "go on from here" not in await page.locator(".column").first.inner_text()
-        await screenshot(page, "sequences_task")
-        await show(page, address, f"c/demo-i0001/r/{count}", ".conversation .output")
-        turns = page.locator(".conversation .assistant:not(.replayed)")
-        assert await turns.count() == count, "each turn once, on the page of any of the sequences"
-        assert [re.search(r"turn \d+", text)[0] for text in await turns.all_inner_texts()] == [
-            f"turn {number + 1}" for number in range(count)
-        ]
-        await says(page, ".sequence", "sequence 2 begins here: another answer to the same messages")
-        assert await page.locator(".sequence").last.inner_text() == (
-            f"sequence {count} begins here: its history was too long (compaction: summary)"
+async def test_runs_of_a_folder_are_listed_sorted_and_drawn_together(run_folder, tmp_path, viewing):
+    """Each opens as a run of its own, and leads back."""
+    for name, model, until in (("a", "Tiny", 3), ("sweep/b <i>", "Other", 2)):
+        run = shutil.copytree(run_folder, tmp_path / "runs" / name)
+        (run / "config.yaml").write_text(f"model: {{path: /x/{model}}}\nmax_iterations: 3\n")
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()[:until]]
+        lines[-1] |= {"loss": 0.25, "dev_iteration": 1, "dev_success": 0.5}
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    names = "[...document.querySelectorAll('#runs tbody a')].map(each => each.innerText).join()"
+    async with viewing(tmp_path / "runs") as (page, address):
+        await show(page, address, ready=".curve canvas")
+        await screenshot(page, "folder")
+        await true_in(page, "document.querySelector('.u-legend')?.innerText.includes('sweep/b <i>')")
+        assert await page.evaluate(names) == "a,sweep/b <i>"
+        row = await page.locator("#runs tbody tr").last.inner_text()
+        for said in ("Other", "stopped after iteration 2 of 3", "50%"):
+            assert said in row, row
+        await page.get_by_role("button", name="iterations").click()
+        await page.get_by_role("button", name="iterations").click()
+        await true_in(page, f"{names} === 'sweep/b <i>,a'")
+        await page.locator("select").select_option("loss")
+        await true_in(page, "document.querySelector('.u-title')?.innerText.startsWith('loss')")
+        await page.get_by_label("draw a").uncheck()
+        await true_in(page, "!/\\ba\\b/.test(document.querySelector('.u-legend')?.innerText ?? 'a')")
+        await page.reload()
+        await true_in(
+            page, f"document.querySelector('.u-title')?.innerText.startsWith('loss') && {names} === 'sweep/b <i>,a'"
         )
-        await says(page, f"#turn-{count}", f"turn {count} · summary of the history ·")
-        await says(page, ".conversation .assistant.replayed", "Said by the harness.")
-        await says(page, ".conversation .assistant.replayed", "not sampled by the policy")
-        await says(page, ".error", "its program was refused 2 times: 400 too long <b>")
-        await says(page, "p.quiet", "its program had to be ended")
-        await says(page, "details summary", "what it printed last")
-        await screenshot(page, "sequences_rollout")
-        await show(page, address, f"c/demo-i0001/r/{count}/tokens", ".token")
-        assert await page.locator(".tabs .here").last.inner_text() == str(count)
-
-
-async def test_without_a_node_nothing_can_be_gone_on_from(run_folder, viewing):
-    async with viewing(run_folder) as (page, address):
-        await show(page, address, "c/demo-i0001/r/1", ".conversation .message.assistant")
-        assert await page.locator(".go-on").count() == 0
-
-
-async def test_two_rollouts_stand_beside_each_other(run_folder, tmp_path, viewing):
-    """Turn by turn, with the lines marked that the other lacks; and a turn has its seconds."""
-    lines = [json.loads(line) for line in (run_folder / "node/collections/demo-i0001.jsonl").read_text().splitlines()]
-    first = lines[0]
-    other = json.loads(json.dumps(first)) | {"index": 1, "rollout_id": lines[1]["rollout_id"]}
-    other["episode_id"] = lines[1]["episode_id"]
-    place = other["turns"][0]["message"]
-    other["messages"][place]["content"] += "\nprint('only here')"
-    first["turns"][-1] |= {"sampling_seconds": 7.5, "finish_reason": "length", "failed": False}
-    (tmp_path / "two.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (first, other)))
-    async with viewing(tmp_path / "two.jsonl") as (page, address):
-        await show(page, address, "c/two/r/1", ".strip")
-        assert await page.locator(".strip button").count() == len(first["turns"])
-        assert "7.5 s to sample" in await page.locator(".strip button").last.get_attribute("title")
-        assert await page.locator(".strip button.amber").count() == 1
-        await page.locator("main select").select_option("2")
-        await true_in(page, "location.hash === '#/beside/two/1/two/2'")
-        await page.locator(".beside .turn").first.wait_for()
-        assert await page.locator(".beside .turn").count() == 2 * len(first["turns"])
-        marked = [text.strip() for text in await page.locator(".differs").all_inner_texts()]
-        assert marked == ["print('only here')"]
-        assert await page.locator(".beside .same").count() == 2 * (len(first["turns"]) - 1)
-        await screenshot(page, "beside")
+        await page.get_by_role("link", name="sweep/b").click()
+        await page.locator("#head").wait_for(state="attached")
+        assert await page.inner_text(".crumbs") == "runs › b <i>"
+        await page.get_by_role("link", name="iteration 1").click()
+        await true_in(page, "document.querySelectorAll('.cell').length === 24")
+        await page.locator(".cell").first.click()
+        await page.locator(".conversation .code").first.wait_for(state="attached")
+        for end, shown in (("/t/task0_1", ".columns"), ("/c/demo-i0001", "#shown"), ("#/", "#head")):
+            await page.keyboard.press("u")
+            await true_in(page, f"location.hash.endsWith({json.dumps(end)})")
+            await page.locator(shown).first.wait_for(state="attached")
         await page.keyboard.press("u")
-        await true_in(page, "location.hash === '#/c/two/r/1'")
+        await page.locator("#runs").wait_for(state="attached")
+        await page.get_by_role("link", name="all rollouts").click()
+        await true_in(page, "document.querySelectorAll('table.wide tbody tr').length === 3")

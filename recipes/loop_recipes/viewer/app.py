@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from aiohttp import web
 
 from loop_recipes.viewer.continuation import CannotContinue, continuation_state, continue_rollout
 from loop_recipes.viewer.run_data import RunData
+from loop_recipes.viewer.run_folder import RunFolder
 
 STATIC = Path(__file__).parent / "static"
 LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
@@ -22,23 +24,31 @@ CONTENT_SECURITY_POLICY = (
 )
 
 
-def build_app(run: RunData) -> web.Application:
-    """The application; every answer carries the content security policy."""
+def build_app(shown: RunData | RunFolder) -> web.Application:
+    """The application; every answer carries the content security policy. A folder's page lists its runs, and each has a
+    page like that of a single run, whose addresses begin with ``/run/NAME``."""
     app = web.Application(middlewares=[_guard])
-    routes = _Routes(run)
+    routes = _Routes(shown)
+    here, rollout = "", "/api/collections/{collection}/rollouts/{cursor:[0-9]{1,12}}"
+    if isinstance(shown, RunFolder):
+        here = "/run/{run}"
+        app.add_routes(
+            [
+                web.get("/", routes.page),
+                web.get("/api/run", routes.folder),
+                web.get("/api/curves/{quantity}", routes.curves),
+            ]
+        )
     app.add_routes(
         [
-            web.get("/", routes.page),
-            web.get("/api/run", routes.overview),
-            web.get("/api/collections/{collection}", routes.summaries),
-            web.get("/api/collections/{collection}/rollouts/{cursor:[0-9]{1,12}}", routes.rollout),
-            web.get("/api/collections/{collection}/search", routes.search),
-            web.post(
-                "/api/collections/{collection}/rollouts/{cursor:[0-9]{1,12}}/turns/{turn:[0-9]{1,12}}/branch",
-                routes.branch,
-            ),
-            web.post("/api/collections/{collection}/rollouts/{cursor:[0-9]{1,12}}/note", routes.note),
-            web.get("/api/branches/{collection}", routes.branch_state),
+            web.get(f"{here}/", routes.page),
+            web.get(f"{here}/api/run", routes.overview),
+            web.get(f"{here}/api/collections/{{collection}}", routes.summaries),
+            web.get(f"{here}{rollout}", routes.rollout),
+            web.get(f"{here}/api/collections/{{collection}}/search", routes.search),
+            web.post(f"{here}{rollout}/turns/{{turn:[0-9]{{1,12}}}}/branch", routes.branch),
+            web.post(f"{here}{rollout}/note", routes.note),
+            web.get(f"{here}/api/branches/{{collection}}", routes.branch_state),
             web.static("/static", STATIC),
         ]
     )
@@ -62,34 +72,44 @@ async def _guard(
 
 
 class _Routes:
-    def __init__(self, run: RunData) -> None:
-        self._run = run
+    def __init__(self, shown: RunData | RunFolder) -> None:
+        self._shown = shown
         self._reading = asyncio.Lock()
 
     async def page(self, request: web.Request) -> web.StreamResponse:
         return web.FileResponse(STATIC / "index.html")
 
+    async def folder(self, request: web.Request) -> web.Response:
+        return await self._answer(lambda: self._shown.overview())
+
+    async def curves(self, request: web.Request) -> web.Response:
+        """One quantity of the runs that the address names."""
+        assert isinstance(self._shown, RunFolder)
+        names = request.query.getall("run", [])
+        return await self._answer(partial(self._shown.curves, request.match_info["quantity"], names))
+
     async def overview(self, request: web.Request) -> web.Response:
-        return await self._answer(self._run.overview)
+        """The run's overview; ``folder`` names the folder of runs that it is looked at in, "" for none."""
+        folder = self._shown.name if isinstance(self._shown, RunFolder) else ""
+        return await self._answer(lambda: {**self._run(request).overview(), "folder": folder})
 
     async def summaries(self, request: web.Request) -> web.Response:
-        return await self._answer(self._run.summaries, request.match_info["collection"])
+        return await self._answer(lambda: self._run(request).summaries(request.match_info["collection"]))
 
     async def rollout(self, request: web.Request) -> web.Response:
-        cursor = int(request.match_info["cursor"])
-        return await self._answer(self._run.rollout, request.match_info["collection"], cursor)
+        return await self._answer(lambda: self._run(request).rollout(*_place(request)))
 
     async def search(self, request: web.Request) -> web.Response:
-        return await self._answer(self._run.search, request.match_info["collection"], request.query.get("q", ""))
+        wanted = request.query.get("q", "")
+        return await self._answer(lambda: self._run(request).search(request.match_info["collection"], wanted))
 
     async def branch(self, request: web.Request) -> web.Response:
         """Ask the run's node to go on from a turn: {"collection": its id}."""
         if request.content_type != "application/json":
             return _no_json()
-        collection, cursor = request.match_info["collection"], int(request.match_info["cursor"])
 
         def ask() -> dict[str, str]:
-            log, line = self._run.stored(collection, cursor)
+            log, line = self._run(request).stored(*_place(request))
             return {"collection": continue_rollout(log, line, int(request.match_info["turn"]))}
 
         return await self._answer(ask)
@@ -98,26 +118,29 @@ class _Routes:
         """Keep what a reader wrote of a rollout: {"note": text}."""
         if request.content_type != "application/json":
             return _no_json()
-        collection, cursor = request.match_info["collection"], int(request.match_info["cursor"])
         try:
             said = json.loads(await request.read())
         except ValueError:
             said = None
         match said:
             case {"note": str(text)}:
-                return await self._answer(self._run.write_note, collection, cursor, text)
+                return await self._answer(lambda: self._run(request).write_note(*_place(request), text))
         return web.json_response({"error": 'send {"note": text}'}, status=400)
 
     async def branch_state(self, request: web.Request) -> web.Response:
         """Whether a branch that was asked for has ended; its log is there soon after it was asked for."""
-        return await self._answer(lambda: continuation_state(self._run.log(request.match_info["collection"])))
+        return await self._answer(lambda: continuation_state(self._run(request).log(request.match_info["collection"])))
 
-    async def _answer(self, read: Callable[..., Any], *arguments: Any) -> web.Response:
+    def _run(self, request: web.Request) -> RunData:
+        """The run that is shown, or of several the one that the address names."""
+        return self._shown if isinstance(self._shown, RunData) else self._shown.run(request.match_info["run"])
+
+    async def _answer(self, read: Callable[[], Any]) -> web.Response:
         """Read beside the event loop, one at a time: the index of a log has one writer."""
 
         def dump() -> str:
             # ASCII only: a lone surrogate in an agent's text cannot be encoded otherwise.
-            return json.dumps(read(*arguments), separators=(",", ":"))
+            return json.dumps(read(), separators=(",", ":"))
 
         try:
             async with self._reading:
@@ -129,6 +152,11 @@ class _Routes:
         except ValueError as error:
             return web.json_response({"error": str(error)}, status=500)
         return web.Response(text=text, content_type="application/json")
+
+
+def _place(request: web.Request) -> tuple[str, int]:
+    """The collection and the cursor of the rollout that an address names."""
+    return request.match_info["collection"], int(request.match_info["cursor"])
 
 
 def _no_json() -> web.Response:

@@ -1,9 +1,10 @@
-"""Shows a run in the browser, while it trains or afterwards: `loop view RUN`."""
+"""Shows a run in the browser, while it trains or afterwards: `loop view RUN`; or all runs of a folder."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from aiohttp import web
@@ -12,13 +13,19 @@ from loop_recipes.config.arguments import verb_parser
 from loop_recipes.viewer.app import build_app
 from loop_recipes.viewer.export import write_export
 from loop_recipes.viewer.run_data import RunData
+from loop_recipes.viewer.run_folder import RunFolder, is_run, runs_below
 from loop_recipes.viewer.text import text_lines
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Do what the words ask for; returns the exit status."""
     parser = verb_parser("view", __doc__)
-    parser.add_argument("run", type=Path, help="a run's or an evaluation's folder, or one collection's .jsonl")
+    parser.add_argument(
+        "run",
+        nargs="+",
+        type=Path,
+        help="a run's or an evaluation's folder, a folder of runs, or one collection's .jsonl",
+    )
     parser.add_argument("--port", type=int, default=8750, help="port on 127.0.0.1 (8750; 0 for any)")
     parser.add_argument("--model", type=Path, help="folder with the policy's tokenizer.json, if it is not found")
     parser.add_argument("--export", type=Path, metavar="FILE", help="write one self-contained HTML file and end")
@@ -31,20 +38,24 @@ def main(arguments: list[str] | None = None) -> int:
     if not 0 <= parsed.port <= 65535:
         parser.error(f"--port is {parsed.port}; it must be 0 to 65535")
     try:
-        run = RunData(parsed.run, parsed.model)
+        shown = what_to_show(parsed.run, parsed.model)
         if parsed.export is not None:
-            size = write_export(run, parsed.export, parsed.collection, parsed.max_mb)
+            if isinstance(shown, RunFolder):
+                names = shown.runs()
+                one = next(iter(names.values()))
+                raise ValueError(f"--export writes one run, and here are {len(names)}: loop view {one} --export FILE")
+            size = write_export(shown, parsed.export, parsed.collection, parsed.max_mb)
             print(f"written: {parsed.export} ({size / 1e6:.1f} MB)")
             return 0
         if parsed.text is not None:
-            print(*text_lines(run, parsed.text), sep="\n")
+            print(*text_lines(shown, parsed.text), sep="\n")
             return 0
         web.run_app(
-            build_app(run),
+            build_app(shown),
             host="127.0.0.1",
             port=parsed.port,
             access_log=None,
-            print=lambda text: print(f"{parser.prog}: {run.path}\n{text}", flush=True),
+            print=lambda text: print(f"{parser.prog}: {shown.path}\n{text}", flush=True),
         )
     except ValueError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
@@ -59,6 +70,18 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return 1
     return 0
+
+
+def what_to_show(paths: Sequence[Path], model: Path | None = None) -> RunData | RunFolder:
+    """Open a run, or several: those that are named, or those in a folder that is none itself.
+
+    Raises:
+        ValueError: there is nothing to show.
+    """
+    only = paths[0]
+    if len(paths) > 1 or (only.is_dir() and not is_run(only) and any(runs_below(only))):
+        return RunFolder(paths, model)
+    return RunData(only, model)
 
 
 if __name__ == "__main__":

@@ -96,6 +96,25 @@ class RunData:
         see :func:`run_head`.
         """
         self._find_logs()
+        collections = self._collections(0)
+        metrics = self.metrics()
+        return {
+            "name": self.name,
+            "head": run_head(self.path, collections, metrics),
+            "collections": collections,
+            "metrics": metrics,
+            "no_text": self._no_text,
+            "node_runs": any(node_address(root) for root in {log.path.parent.parent for log in self._logs.values()}),
+        }
+
+    def head(self) -> dict[str, Any]:
+        """What :func:`run_head` says; only logs that it may speak of are read."""
+        self._find_logs()
+        metrics = self.metrics()
+        return run_head(self.path, self._collections(metrics[-1]["iteration"] if metrics else 0), metrics)
+
+    def _collections(self, done: int) -> list[dict[str, Any]]:
+        """As :meth:`overview` lists them, without those that were trained on in iterations up to ``done``."""
         collections = []
         parsed_ids = {name: parse_collection_id(name) for name in self._logs}
         times = Counter(parsed.iteration for parsed in parsed_ids.values() if parsed.is_training)
@@ -103,6 +122,8 @@ class RunData:
         alike = Counter(names.values())
         for name, log in self._logs.items():
             parsed = parsed_ids[name]
+            if parsed.is_training and (parsed.iteration or 0) <= done:
+                continue
             size = log.path.stat().st_size
             if size - log.read_to <= READ_AT_ONCE_BYTES:
                 self._read_on(log)
@@ -119,28 +140,11 @@ class RunData:
                 }
             )
         collections.sort(key=lambda item: (KINDS.index(item["kind"]), item["iteration"] or 0, item["id"]))
-        metrics = self.metrics()
-        return {
-            "name": self.name,
-            "head": run_head(self.path, collections, metrics),
-            "collections": collections,
-            "metrics": metrics,
-            "no_text": self._no_text,
-            "node_runs": any(node_address(root) for root in {log.path.parent.parent for log in self._logs.values()}),
-        }
+        return collections
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl, where there is one; None for a number that is not finite, such as the ratio of a
-        rollout that is all but impossible now, which a browser's JSON does not know. Raises ValueError for a damaged
-        line; names it."""
-        lines = read_metrics(self.path) if (self.path / METRICS_FILE).is_file() else []
-        return [
-            {
-                key: None if isinstance(value, float) and not math.isfinite(value) else value
-                for key, value in line.items()
-            }
-            for line in lines
-        ]
+        """See :func:`read_numbers`."""
+        return read_numbers(self.path)
 
     def summaries(self, collection: str) -> list[dict[str, Any]]:
         """One entry per rollout, in the order of the log; an episode of several sequences has one for each.
@@ -350,6 +354,17 @@ class RunData:
         if self._tokenizer is None:
             return f"‹{token}›"
         return self._tokenizer.decode([token], skip_special_tokens=False)
+
+
+def read_numbers(run: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl, where there is one; None for a number that is not finite, such as the ratio
+    of a rollout that is all but impossible now, which a browser's JSON does not know. Raises ValueError for a damaged
+    line; names it."""
+    lines = read_metrics(run) if (run / METRICS_FILE).is_file() else []
+    return [
+        {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()}
+        for line in lines
+    ]
 
 
 @contextmanager

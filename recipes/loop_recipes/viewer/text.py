@@ -7,15 +7,22 @@ from typing import Any
 
 from loop_plumbing.visible import visible
 from loop_recipes.viewer.run_data import RunData
+from loop_recipes.viewer.run_folder import RunFolder
 
 
-def text_lines(run: RunData, task: str = "") -> Iterator[str]:
+def text_lines(shown: RunData | RunFolder, task: str = "") -> Iterator[str]:
     """Yield the lines for a run: its collections with their tasks, or with ``task`` all that was said in its rollouts.
+    Of several runs, one line each.
 
     Raises:
-        ValueError: no collection has a rollout of ``task``.
+        ValueError: no collection has a rollout of ``task``, or there are several runs.
     """
-    found = False
+    if isinstance(shown, RunFolder):
+        if task:
+            raise ValueError(f"--text TASK is of one run, and here are {len(shown.runs())}: {', '.join(shown.runs())}")
+        yield from map(_run, shown.overview()["runs"])
+        return
+    run, found = shown, False
     for item in run.overview()["collections"]:
         name = item["id"]
         entries = [entry for entry in run.summaries(name) if task in ("", entry["task"])]
@@ -38,6 +45,16 @@ def text_lines(run: RunData, task: str = "") -> Iterator[str]:
         yield "no rollout has ended yet"
     if task and not found:
         raise ValueError(f"{run.path} holds no rollout of task {task!r}; --text alone lists the tasks")
+
+
+def _run(row: dict[str, Any]) -> str:
+    """What the list of runs says of one."""
+    if "error" in row:
+        return f"{visible(row['name'])}: {visible(row['error'])}"
+    figures = {"reward": row["reward"], "success": row["success"], "dev success": row["dev_success"]}
+    figures["held-out success"] = row["held_out_success"]
+    said = [row["state"], *(f"{name} {value:.3f}" for name, value in figures.items() if value is not None)]
+    return f"{visible(row['name'])}: {', '.join(said)}"
 
 
 def _figures(entries: list[dict[str, Any]]) -> str:

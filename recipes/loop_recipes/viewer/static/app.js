@@ -21,7 +21,7 @@ function readAddress() {
 const KEYS = [
   ["j / k", "next, previous item; scroll in a conversation"],
   ["Enter", "open the focused item"],
-  ["u", "up: to the task, the collection, the run"],
+  ["u", "up: to the task, the collection, the run, the folder"],
   ["[ / ]", "previous, next rollout of the task"],
   ["1 / 2", "conversation, tokens"],
   ["← →", "previous, next token"],
@@ -48,7 +48,7 @@ function Crumbs({ address, run, shown }) {
   const item = run.collections.find((entry) => entry.id === collection);
   const name = item ? item.name : collection;
   return html`<nav class="crumbs">
-    <a href="#/"><bdi>${run.name}</bdi></a>
+    ${run.folder && html`<a href=${TO_FOLDER}><bdi>${run.folder}</bdi></a> › `}<a href="#/"><bdi>${run.name}</bdi></a>
     ${collection && html` › <a href=${link("c", collection)}><bdi>${name}</bdi></a>`}
     ${page === "task" && html` › <bdi>${address.task}</bdi>`}
     ${page === "everywhere" && html` › <bdi>${address.task}</bdi> everywhere`}
@@ -80,7 +80,7 @@ function App() {
       try {
         const next = await api.run();
         const text = JSON.stringify(next);
-        nodeRuns = next.node_runs;
+        nodeRuns = Boolean(next.node_runs);
         if (text !== last) setRun(next);
         last = text;
         setTrouble("");
@@ -96,11 +96,20 @@ function App() {
   useKeys({
     "?": () => setHelp((old) => !old),
     Escape: () => setHelp(false),
-    ...(address.page === "run" ? { j: () => moveFocus(1), k: () => moveFocus(-1) } : {}),
   });
 
   if (!run) return html`<p class="quiet">${trouble || "loading …"}</p>`;
   document.title = `${run.name} – rollouts`;
+  if (run.runs) {
+    const live = run.runs.filter((row) => row.runs).length;
+    return html`<header>
+        <nav class="crumbs"><a href="#/"><bdi>${run.name}</bdi></a></nav>
+        <span class=${`state ${live ? "live" : ""}`}>${trouble || `${run.runs.length} runs, ${live || "none"} at work`}</span>
+        <button onClick=${() => setHelp(true)} aria-label="keys">?</button>
+      </header>
+      <main><${FolderPage} folder=${run} /></main>
+      ${help && html`<${Help} onClose=${() => setHelp(false)} />`}`;
+  }
   const item = run.collections.find((entry) => entry.id === address.collection);
   const common = { ...address, stamp: item ? item.bytes : 0, key: address.collection };
   const live = run.head.runs && !isExport && !trouble;

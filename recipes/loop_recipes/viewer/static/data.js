@@ -26,14 +26,16 @@ async function fetchData(name, url) {
   return answerOf(fetch(url));
 }
 
+/** Addresses are relative: those of a run in a folder begin with its own. */
 const api = {
-  run: () => fetchData("run", "/api/run"),
-  summaries: (id) => fetchData(`collection/${id}`, `/api/collections/${encodeURIComponent(id)}`),
+  run: () => fetchData("run", "api/run"),
+  curves: (quantity, names) => fetchData("", `api/curves/${quantity}?${new URLSearchParams(names.map((name) => ["run", name]))}`),
+  summaries: (id) => fetchData(`collection/${id}`, `api/collections/${encodeURIComponent(id)}`),
   rollout: (id, cursor) =>
-    fetchData(`rollout/${id}/${cursor}`, `/api/collections/${encodeURIComponent(id)}/rollouts/${cursor}`),
+    fetchData(`rollout/${id}/${cursor}`, `api/collections/${encodeURIComponent(id)}/rollouts/${cursor}`),
   branch: (id, cursor, turn) =>
     answerOf(
-      fetch(`/api/collections/${encodeURIComponent(id)}/rollouts/${cursor}/turns/${turn}/branch`, {
+      fetch(`api/collections/${encodeURIComponent(id)}/rollouts/${cursor}/turns/${turn}/branch`, {
         method: "POST",
         headers: { "Content-Type": "application/json" },
         body: "{}",
@@ -41,16 +43,16 @@ const api = {
     ),
   note: (id, cursor, note) =>
     answerOf(
-      fetch(`/api/collections/${encodeURIComponent(id)}/rollouts/${cursor}/note`, {
+      fetch(`api/collections/${encodeURIComponent(id)}/rollouts/${cursor}/note`, {
         method: "POST",
         headers: { "Content-Type": "application/json" },
         body: JSON.stringify({ note }),
       }),
     ),
-  branchState: (id) => answerOf(fetch(`/api/branches/${encodeURIComponent(id)}`)),
+  branchState: (id) => answerOf(fetch(`api/branches/${encodeURIComponent(id)}`)),
   async search(id, text) {
     if (!isExport) {
-      return fetchData("", `/api/collections/${encodeURIComponent(id)}/search?q=${encodeURIComponent(text)}`);
+      return fetchData("", `api/collections/${encodeURIComponent(id)}/search?q=${encodeURIComponent(text)}`);
     }
     const wanted = text.toLowerCase();
     const found = [];
@@ -88,6 +90,10 @@ const fixed = (value, digits = 3) => (value === null || value === undefined ? "â
 const signed = (value) => (value === null || value === undefined ? "â€“" : (value > 0 ? "+" : "") + value.toFixed(2));
 const link = (...parts) => `#/${parts.map(encodeURIComponent).join("/")}`;
 
+/** From the page of a folder to that of one of its runs, and back. */
+const pathOf = (run) => `run/${encodeURIComponent(run)}/`;
+const TO_FOLDER = "../../";
+
 /**
  * Call `handlers[key]` of the last rendering for a key pressed outside of text fields. A layout effect, because effects
  * run some time after the page is drawn, and a key pressed in between would be lost.
@@ -115,7 +121,7 @@ const readQuery = () => Object.fromEntries(new URLSearchParams(location.hash.spl
 /** Have the address say `change` after its ?, so that whoever opens it sees the same; nothing is loaded for it. */
 function writeQuery(change) {
   const query = new URLSearchParams({ ...readQuery(), ...change });
-  history.replaceState(null, "", `${location.hash.split("?")[0]}?${query}`);
+  history.replaceState(null, "", `${location.hash.split("?")[0] || "#/"}?${query}`);
 }
 
 /** Mark where `text` stands below `root`, without touching the document. */

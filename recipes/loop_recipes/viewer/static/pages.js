@@ -1,75 +1,6 @@
 // The four pages: the run, a collection, the rollouts of one task side by side, one rollout.
 "use strict";
 
-/** The charts of a run: a metric -> its name in the legend. Dev scores stand at the iteration whose policy they score. */
-const CURVES = [
-  { title: "reward and success (0 to 1)", keys: { reward: "reward", success: "success", dev_reward: "dev reward", dev_success: "dev success" }, from: [0, 1] },
-  { title: "loss (mean of the steps)", keys: { loss: "loss", held_out_loss: "held out" }, small: true },
-  { title: "entropy (nats)", keys: { entropy: "exact, kept tokens", entropy_estimate: "estimate, sampled tokens" } },
-  { title: "KL (nats)", keys: { approx_kl: "to the sampling policy", reference_kl: "to the base model" }, small: true },
-  { title: "sampler against learner (nats)", keys: { gap_p99: "99th percentile" }, small: true },
-  { title: "shares (0 to 1)", keys: { clip_fraction: "ratios clipped", kept_fraction: "rollouts kept" } },
-  { title: "time of an iteration (s)", keys: { seconds_waiting: "waiting", seconds_recomputing: "old log-probs", seconds_updating: "updating", seconds_publishing: "publishing" } },
-];
-const CURVE_HEIGHT = 200;
-const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7"];
-
-const exponents = (plot, ticks) => ticks.map((tick) => (tick ? tick.toExponential(1) : "0"));
-
-/** The value of a metric by iteration: {iteration: number}. */
-function valuesOf(metrics, key) {
-  const found = new Map();
-  for (const line of metrics) {
-    for (const early of key.startsWith("dev_") ? ["earlier_", ""] : [""]) {
-      const at = key.startsWith("dev_") ? line[`${early}dev_iteration`] : line.iteration;
-      if (typeof line[early + key] === "number") found.set(at, line[early + key]);
-    }
-  }
-  return found;
-}
-
-/** `open` is called with the iteration of a point that was clicked. */
-function Curve({ title, keys, from, small, metrics, open }) {
-  const holder = useRef(null);
-  const series = Object.entries(keys).map(([key, name]) => ({ key, name, values: valuesOf(metrics, key) })).filter(({ values }) => values.size);
-  useEffect(() => {
-    if (!series.length) return undefined;
-    const iterations = series.flatMap(({ values }) => [...values.keys()]);
-    const [first, last] = [Math.min(...iterations), Math.max(...iterations)];
-    const places = [...Array(last - first + 1).keys()].map((i) => first + i);
-    const ink = getComputedStyle(document.body).color;
-    const axis = { stroke: ink, grid: { stroke: "rgba(128,128,128,0.25)" }, ticks: { show: false } };
-    const options = {
-      title,
-      width: holder.current.clientWidth || 300,
-      height: CURVE_HEIGHT,
-      scales: { x: { time: false }, ...(from ? { y: { range: from } } : {}) },
-      axes: [{ ...axis, label: "iteration", labelSize: 16, labelFont: "11px system-ui", size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500] }, { ...axis, size: 56, ...(small ? { values: exponents } : {}) }],
-      series: [
-        { label: "iteration" },
-        ...series.map(({ key, name }, i) => ({
-          label: name,
-          stroke: COLOURS[i],
-          width: 2,
-          spanGaps: key.startsWith("dev_"), // which not every iteration has; any other gap is an iteration without it
-          value: (plot, value) => (value === null || value === undefined ? "–" : value.toPrecision(3)),
-        })),
-      ],
-    };
-    const data = [places, ...series.map(({ values }) => places.map((place) => values.get(place) ?? null))];
-    const plot = new uPlot(options, data, holder.current);
-    plot.over.title = "a click opens the iteration";
-    plot.over.addEventListener("click", () => typeof plot.cursor.idx === "number" && open(places[plot.cursor.idx]));
-    const observer = new ResizeObserver(() => plot.setSize({ width: holder.current.clientWidth, height: CURVE_HEIGHT }));
-    observer.observe(holder.current);
-    return () => {
-      observer.disconnect();
-      plot.destroy();
-    };
-  }, [metrics]);
-  return series.length > 0 && html`<div class="curve" ref=${holder}></div>`;
-}
-
 /** Failed attempts of the given tasks, each {reason: count}. */
 const countFailures = (tasks) => tasks.flatMap(Object.values).reduce((sum, count) => sum + count, 0);
 
@@ -100,6 +31,7 @@ const LISTS = { Iterations: ["training"], Evaluations: ["dev", "evaluation"], Co
 
 function RunPage({ run }) {
   const { metrics, collections, head } = run;
+  useKeys({ j: () => moveFocus(1), k: () => moveFocus(-1), ...(run.folder ? { u: () => location.assign(TO_FOLDER) } : {}) });
   const lines = new Map(metrics.map((line) => [line.iteration, line]));
   const figures = (item) => (item.whole && lines.get(item.iteration)) || item.totals;
   const open = (iteration) => {

@@ -1,0 +1,88 @@
+// Curves by iteration: those of a run, and one quantity of several runs.
+"use strict";
+
+/** The charts of a run: a metric -> its name in the legend. Dev scores stand at the iteration whose policy they score. */
+const CURVES = [
+  { title: "reward and success (0 to 1)", keys: { reward: "reward", success: "success", dev_reward: "dev reward", dev_success: "dev success" }, from: [0, 1] },
+  { title: "loss (mean of the steps)", keys: { loss: "loss", held_out_loss: "held-out loss" }, small: true },
+  { title: "entropy (nats)", keys: { entropy: "entropy, exact, of kept tokens", entropy_estimate: "entropy, estimate, of sampled tokens" } },
+  { title: "KL (nats)", keys: { approx_kl: "KL to the sampling policy", reference_kl: "KL to the base model" }, small: true },
+  { title: "sampler against learner (nats)", keys: { gap_p99: "gap, 99th percentile" }, small: true },
+  { title: "shares (0 to 1)", keys: { clip_fraction: "ratios clipped", kept_fraction: "rollouts kept" } },
+  { title: "time of an iteration (s)", keys: { seconds_waiting: "waiting", seconds_recomputing: "old log-probs", seconds_updating: "updating", seconds_publishing: "publishing" } },
+];
+const CURVE_HEIGHT = 200;
+const FOLDER_CURVE_HEIGHT = 320;
+const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f"];
+const DASHES = [[], [6, 4], [2, 3]];
+const colourOf = (place) => COLOURS[place % COLOURS.length];
+const dashOf = (place) => DASHES[Math.floor(place / COLOURS.length) % DASHES.length];
+/** Whether a metric is there for some iterations only; any other gap is an iteration without it. */
+const hasGaps = (key) => key.startsWith("dev_");
+
+const exponents = (plot, ticks) => ticks.map((tick) => (tick ? tick.toExponential(1) : "0"));
+
+/** The value of a metric by iteration: {iteration: number}. */
+function valuesOf(metrics, key) {
+  const found = new Map();
+  for (const line of metrics) {
+    for (const early of key.startsWith("dev_") ? ["earlier_", ""] : [""]) {
+      const at = key.startsWith("dev_") ? line[`${early}dev_iteration`] : line.iteration;
+      if (typeof line[early + key] === "number") found.set(at, line[early + key]);
+    }
+  }
+  return found;
+}
+
+/** Lines by iteration. Each of `series` is {label, values: {iteration: number}, gaps, dash}; `gaps`: a line crosses an
+ * iteration that it has no number for. `stamp` changes when they do; `open` is called with an iteration that was clicked. */
+function Chart({ title, series, from, small, stamp, open, height = CURVE_HEIGHT }) {
+  const holder = useRef(null);
+  useEffect(() => {
+    const iterations = series.flatMap(({ values }) => [...values.keys()]);
+    if (!iterations.length) return undefined;
+    const first = iterations.reduce((a, b) => Math.min(a, b));
+    const last = iterations.reduce((a, b) => Math.max(a, b));
+    const places = [...Array(last - first + 1).keys()].map((i) => first + i);
+    const ink = getComputedStyle(document.body).color;
+    const axis = { stroke: ink, grid: { stroke: "rgba(128,128,128,0.25)" }, ticks: { show: false } };
+    const options = {
+      title,
+      width: holder.current.clientWidth || 300,
+      height,
+      scales: { x: { time: false }, ...(from ? { y: { range: from } } : {}) },
+      axes: [{ ...axis, label: "iteration", labelSize: 16, labelFont: "11px system-ui", size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500] }, { ...axis, size: 56, ...(small ? { values: exponents } : {}) }],
+      series: [
+        { label: "iteration" },
+        ...series.map(({ label, gaps, place }, i) => ({
+          label,
+          stroke: colourOf(place ?? i),
+          dash: dashOf(place ?? i),
+          width: 2,
+          spanGaps: gaps,
+          value: (plot, value) => (value === null || value === undefined ? "–" : value.toPrecision(3)),
+        })),
+      ],
+    };
+    const data = [places, ...series.map(({ values }) => places.map((place) => values.get(place) ?? null))];
+    const plot = new uPlot(options, data, holder.current);
+    if (open) {
+      plot.over.title = "a click opens the iteration";
+      plot.over.style.cursor = "pointer";
+      plot.over.addEventListener("click", () => typeof plot.cursor.idx === "number" && open(places[plot.cursor.idx]));
+    }
+    const observer = new ResizeObserver(() => plot.setSize({ width: holder.current.clientWidth, height }));
+    observer.observe(holder.current);
+    return () => {
+      observer.disconnect();
+      plot.destroy();
+    };
+  }, [stamp]);
+  return series.some(({ values }) => values.size) && html`<div class="curve" ref=${holder}></div>`;
+}
+
+/** One of the charts of a run. */
+function Curve({ keys, metrics, ...chart }) {
+  const series = Object.entries(keys).map(([key, label]) => ({ label, values: valuesOf(metrics, key), gaps: hasGaps(key) }));
+  return html`<${Chart} ...${chart} series=${series.filter(({ values }) => values.size)} stamp=${metrics} />`;
+}

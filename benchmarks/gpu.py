@@ -117,14 +117,15 @@ SIZES = {
         published_config="qwen3_4b_one_gpu",
         published_tokens=(16_384, 65_536),
         published_words=(
-            ("attention=fa2",),
+            ("attention=fa2", "keep_attention=False"),
             ("attention=fa2", "keep_attention=True"),
-            ("attention=fa4",),
+            ("attention=fa4", "keep_attention=False"),
             ("attention=fa4", "keep_attention=True"),
-            ("compile=True",),
+            ("compile=True", "keep_attention=False"),
         ),
         served_config="qwen3_4b_one_gpu",
         served_words=(
+            "node.servers.share=null",
             "node.servers.max_num_seqs=64",
             "node.servers.gpu_memory_utilization=0.9",
             "node.servers.kv_cache_bytes=null",

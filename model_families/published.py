@@ -8,8 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from model_families.base_model import FAMILIES, BaseModel
-
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "rope_theta": 1e6, "rms_norm_eps": 1e-6}
 QWEN2 |= {"max_position_embeddings": 32_768, "use_sliding_window": False, "sliding_window": 131_072}
 QWEN3 = {**QWEN2, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 128}
@@ -66,9 +64,101 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }
 """By name, without an ``-Instruct`` behind it."""
 
+QWEN3_30B = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "rope_theta": 1e6,
+    "max_position_embeddings": 40_960,
+    **sizes(2048, 6144, 48, 32, 4, 151_936, False),
+}
+LATER_QWEN3_30B = {**QWEN3_30B, "rope_theta": 1e7, "max_position_embeddings": 262_144}
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "head_dim": 64,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "attention_bias": True,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 150_000,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    "quantization_config": {"quant_method": "mxfp4"},
+}
+WINDOWS = ["sliding_attention", "full_attention"]
+PUBLISHED_GENERAL: dict[str, dict[str, Any]] = {
+    "SmolLM3-3B": {
+        "architectures": ["SmolLM3ForCausalLM"],
+        "model_type": "smollm3",
+        "no_rope_layer_interval": 4,
+        "rope_theta": 5e6,
+        "max_position_embeddings": 65_536,
+        **sizes(2048, 11_008, 36, 16, 4, 128_256, True),
+    },
+    "Qwen3.5-4B": {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "tie_word_embeddings": True,
+        "text_config": {
+            "model_type": "qwen3_5_text",
+            "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"] * 8,
+            "head_dim": 256,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 32,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "linear_conv_kernel_dim": 4,
+            "max_position_embeddings": 262_144,
+            **sizes(2560, 9216, 32, 16, 4, 248_320, True),
+        },
+        "vision_config": {
+            "depth": 24,
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_heads": 16,
+            "out_hidden_size": 2560,
+        },
+    },
+    "Qwen3-30B-A3B": QWEN3_30B,
+    "Qwen3-30B-A3B-Instruct-2507": LATER_QWEN3_30B,
+    "Qwen3-30B-A3B-Thinking-2507": LATER_QWEN3_30B,
+    "Qwen3-Coder-30B-A3B": LATER_QWEN3_30B,
+    "gpt-oss-20b": {**GPT_OSS, "num_local_experts": 32, "layer_types": WINDOWS * 12}
+    | sizes(2880, 2880, 24, 64, 8, 201_088, False),
+    "gpt-oss-120b": {**GPT_OSS, "num_local_experts": 128, "layer_types": WINDOWS * 18}
+    | sizes(2880, 2880, 36, 64, 8, 201_088, False),
+}
+"""The same of models that transformers builds."""
 
-def published_model(path: str | Path) -> BaseModel | None:
-    """The published model that a folder, or a name on the hub, is called after; None where none is known here."""
+HUB = {"qwen": "Qwen", "smollm": "HuggingFaceTB", "llama": "meta-llama", "gpt-oss": "openai"}
+"""Whose models of a name's beginning are on the hub."""
+
+
+def published_config(path: str | Path) -> dict[str, Any] | None:
+    """The config.json of the published model that a folder, or a name on the hub, is called after; None where none is
+    known here."""
     name = Path(str(path).partition("@")[0]).name
-    config = PUBLISHED.get(name) or PUBLISHED.get(name.removesuffix("-Instruct"))
-    return None if config is None else BaseModel.of_family(config, FAMILIES[config["architectures"][0]])
+    known = PUBLISHED | PUBLISHED_GENERAL
+    return known.get(name) or known.get(name.removesuffix("-Instruct"))
+
+
+def how_to_fetch(path: str | Path) -> str | None:
+    """The command that fetches the published model that a folder is called after; None where none is known here."""
+    name = Path(path).name
+    owners = [owner for begin, owner in HUB.items() if name.lower().startswith(begin)]
+    if published_config(path) is None or not owners:
+        return None
+    return f"tune download {owners[0]}/{name} --output-dir {path}"

@@ -263,6 +263,17 @@ preflight() {
     return "$bad"
 }
 
+# ranks_on_one_node CONFIG key=value...: of a trainer whose node samples too, by the config. What cannot work is told.
+ranks_on_one_node() {
+    local ranks
+    ranks=$(loop_activate && loop check "$@" --nodes 1 --gpus "$LOOP_GPUS_PER_NODE" | sed -n 's/^trainer  *\([0-9]*\) rank.*/\1/p')
+    if [ -z "$ranks" ]; then
+        say "loop check $1 names no ranks of the trainer" >&2
+        return 1
+    fi
+    echo "$ranks"
+}
+
 # reason LOG: the last line of a preflight's log.
 reason() {
     [ -s "$1" ] && tail -n 1 "$1" && return

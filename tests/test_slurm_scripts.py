@@ -166,6 +166,17 @@ def test_the_node_of_an_evaluation_takes_the_port_that_the_preflight_checks(prog
     assert " node.port=8701" in steps.read_text()
 
 
+def test_a_node_that_does_both_trains_on_the_gpus_that_its_config_leaves(programs):
+    programs(loop=f'exec {sys.executable} -m loop_recipes.cli "$@"')
+    done = job("ranks_on_one_node qwen2_5_32b_one_node seed=1", LOOP_GPUS_PER_NODE="8")
+    assert done.stdout == "8\n", done.stderr
+    programs(loop="echo 'loop check: there is no config nosuch' >&2; exit 1")
+    done = job("ranks_on_one_node nosuch || echo refused", LOOP_GPUS_PER_NODE="8")
+    assert done.stdout == "refused\n"
+    assert "loop check: there is no config nosuch" in done.stderr
+    assert "loop check nosuch names no ranks of the trainer" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("nodes", "trainers", "on"),
     [("a", "1", [["a"], ["a"]]), ("a b c", "1", [["a"], ["b"], ["c"]]), ("a b c", "2", [["a"], ["b,c"]])],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import tempfile
 from collections.abc import Mapping
 from functools import cache
@@ -12,73 +11,11 @@ from typing import Any
 
 import torch
 
+from loop_recipes.launch.published_folder import stored_shapes, write_header
 from model_families.base_model import FAMILIES
-from model_families.published import PUBLISHED, sizes
+from model_families.published import PUBLISHED, PUBLISHED_GENERAL
 from support.random_policy import write_tokenizer
 
-PUBLISHED_GENERAL: dict[str, dict[str, Any]] = {
-    "Qwen3.5-4B": {
-        "architectures": ["Qwen3_5ForConditionalGeneration"],
-        "model_type": "qwen3_5",
-        "tie_word_embeddings": True,
-        "text_config": {
-            "model_type": "qwen3_5_text",
-            "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"] * 8,
-            "head_dim": 256,
-            "linear_num_key_heads": 16,
-            "linear_num_value_heads": 32,
-            "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128,
-            "linear_conv_kernel_dim": 4,
-            "max_position_embeddings": 262_144,
-            **sizes(2560, 9216, 32, 16, 4, 248_320, True),
-        },
-        "vision_config": {
-            "depth": 24,
-            "hidden_size": 1024,
-            "intermediate_size": 4096,
-            "num_heads": 16,
-            "out_hidden_size": 2560,
-        },
-    },
-    "Qwen3-30B-A3B-Instruct-2507": {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "head_dim": 128,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "rope_theta": 1e7,
-        "max_position_embeddings": 262_144,
-        **sizes(2048, 6144, 48, 32, 4, 151_936, False),
-    },
-    "gpt-oss-20b": {
-        "architectures": ["GptOssForCausalLM"],
-        "model_type": "gpt_oss",
-        "head_dim": 64,
-        "num_local_experts": 32,
-        "num_experts_per_tok": 4,
-        "sliding_window": 128,
-        "layer_types": ["sliding_attention", "full_attention"] * 12,
-        "attention_bias": True,
-        "max_position_embeddings": 131_072,
-        "rope_theta": 150_000,
-        "rope_scaling": {
-            "rope_type": "yarn",
-            "factor": 32.0,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "truncate": False,
-            "original_max_position_embeddings": 4096,
-        },
-        "quantization_config": {"quant_method": "mxfp4"},
-        **sizes(2880, 2880, 24, 64, 8, 201_088, False),
-    },
-}
-"""The same of models that transformers builds."""
 ONE_EACH = ("Qwen2.5-1.5B", "Qwen3-4B", "Llama-3.2-1B", "Mistral-Nemo-2407")
 SHRUNK = 16
 WORDS = 97
@@ -138,25 +75,6 @@ def shapes_of(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return shapes if config.get("tie_word_embeddings") else {**shapes, "lm_head.weight": (config["vocab_size"], width)}
 
 
-def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The weights of the model that transformers builds of a folder's config.json, by their names in its files."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
-    from transformers.core_model_loading import revert_weight_conversion
-
-    config = AutoConfig.from_pretrained(folder)
-    auto = AutoModelForImageTextToText if hasattr(config, "text_config") else AutoModelForCausalLM
-    with torch.device("meta"):
-        model = auto.from_config(config)
-    stored = revert_weight_conversion(model, dict(model.named_parameters()))
-    shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
-    if getattr(config, "quantization_config", None):
-        for name in [name for name in shapes if name.endswith("_proj") and len(shapes[name]) == 3]:
-            experts, inputs, outputs = shapes.pop(name)
-            shapes[f"{name}_blocks"] = (experts, outputs, inputs // 32, 16)
-            shapes[f"{name}_scales"] = (experts, outputs, inputs // 32)
-    return shapes
-
-
 def write_headers(folder: Path, files: int = 1) -> Path:
     """Files of weights in bf16 that are whole by their headers, and of which no byte is written."""
     config = json.loads((folder / "config.json").read_text())
@@ -164,16 +82,9 @@ def write_headers(folder: Path, files: int = 1) -> Path:
     parts = [f"model-{number:05}-of-{files:05}.safetensors" for number in range(1, files + 1)]
     index = {}
     for number, part in enumerate(parts if files > 1 else ["model.safetensors"]):
-        header, end = {}, 0
-        for name in list(shapes)[number::files]:
-            packed = name.endswith(("_blocks", "_scales"))
-            begin, end = end, end + (1 if packed else 2) * math.prod(shapes[name])
-            header[name] = {"dtype": "U8" if packed else "BF16", "shape": shapes[name], "data_offsets": [begin, end]}
-            index[name] = part
-        content = json.dumps(header).encode()
-        with (folder / part).open("wb") as file:
-            file.write(len(content).to_bytes(8, "little") + content)
-            file.truncate(8 + len(content) + end)
+        names = list(shapes)[number::files]
+        write_header(folder / part, {name: shapes[name] for name in names})
+        index |= dict.fromkeys(names, part)
     if files > 1:
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     return folder

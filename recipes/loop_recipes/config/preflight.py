@@ -25,6 +25,7 @@ from loop_recipes.config.rollout_node import check_token
 from loop_recipes.paths import METRICS_FILE, loop_package
 from model_families.base_model import BaseModel
 from model_families.opening import check_positions, open_model_chat, open_weights
+from model_families.published import how_to_fetch
 from rollout_server.config import HIGHEST_RANK, ModelConfig, NodeConfig
 from rollout_server.inference.command import ServerStartError, check_serves
 from rollout_server.policies.adapter_check import check_adapter, other_base
@@ -294,7 +295,9 @@ def _check_checkpoint_files(config: LearnerConfig) -> None:
     key = "model.path" if config.checkpointer is None else "checkpointer.checkpoint_dir"
     folder = Path(config.base_model)
     shipped = folder.resolve() == loop_package("tiny_policy").resolve()
-    cure = "run `make warm-start`" if shipped else "download it (tune download), or run the warm start that makes it"
+    fetch = how_to_fetch(folder)
+    cure = f"download it: {fetch}" if fetch else "download it (tune download), or run the warm start that makes it"
+    cure = "run `make warm-start`" if shipped else cure
     require((folder / "config.json").is_file(), f"{key} {folder} holds no config.json; {cure}")
     try:
         if config.checkpointer is None:

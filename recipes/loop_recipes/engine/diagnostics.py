@@ -108,11 +108,11 @@ def flops_metrics(
     if peak_tflops is None:
         return {}
     ranks, _ = get_world_size_and_rank()
-    flops = sum(_training_flops(model, tokens, shared) for tokens, shared in step_tokens)
+    flops = sum(training_flops(model, tokens, shared) for tokens, shared in step_tokens)
     return {"model_flops_utilization": flops / seconds / (peak_tflops * 1e12 * ranks)}
 
 
-def _training_flops(model: AnyDecoder, length: int, shared: int) -> float:
+def training_flops(model: AnyDecoder, length: int, shared: int) -> float:
     """Model FLOPs of one forward and backward pass over a rollout of ``length`` tokens, the first ``shared`` of which
     are another's; recomputation not counted.
 

@@ -45,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.config is None:
             from loop_recipes.launch.job_check import what_fits  # as below
 
+            _quiet()
             print("\n".join(what_fits(config_files()["machine"], memory)))
             return 0
         config = compose(options.config, options.overrides)
@@ -56,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             usual_machines,
         )
 
+        _quiet()
         nodes, gpus = usual_machines(node.servers)
         nodes = nodes if options.nodes is None else options.nodes
         gpus = gpus if options.gpus is None else options.gpus
@@ -74,6 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unseen = f", but its environment was not opened: `loop try {options.config}` does so" if report.unopened else ""
     print(f"nothing found that would stop this job{unseen}")
     return 0
+
+
+def _quiet() -> None:
+    """Have transformers say nothing of kernels that this machine lacks: nothing is computed here."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
 
 
 def _print_keys(program: str, prefix: str) -> int:

@@ -12,7 +12,7 @@ import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -41,9 +41,10 @@ from loop_recipes.launch.memory_plan import (
     plan_trainer,
     plan_turns,
 )
+from loop_recipes.launch.published_folder import folder_to_plan
+from loop_recipes.launch.time_plan import sampled_tokens_per_s, update_seconds
 from loop_recipes.run.tracker_clients import TRACKERS
 from model_families.base_model import BaseModel
-from model_families.published import published_model
 from rollout_server.config import ModelConfig, NodeConfig, ServersConfig
 from rollout_server.inference.command import ServerStartError, check_serves, compile_cache
 
@@ -154,10 +155,14 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Report:
     except ValueError as error:
         if sound:
             report.problems.append(f"model: {error}")
-        published = None if _is_there(node.model.path) else published_model(node.model.path)
-        if published is not None and cuda:
-            report.row("memory", f"of the published {Path(node.model.path).name}, whose folder is not here")
-            _memory(report, config, node, machines, place, published)
+        if cuda and not _is_there(node.model.path):
+            with folder_to_plan(node.model.path) as folder:
+                if folder is not None:
+                    name = Path(node.model.path).name
+                    report.row("memory", f"of the published {name}, whose folder is not here")
+                    config, shape = _reading(config, folder), BaseModel.read(folder)
+                    server = _memory(report, config, node, machines, place, shape)
+                    _time(report, config, node, shape, server, place.trainer_gpus)
         return report
     _served(report, node.model, shape, cuda)
     if sound:
@@ -165,7 +170,8 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Report:
     lora_rank = config.model.get("lora_rank", 16)
     _disk(report, config, shape.adapter_parameters(lora_rank))
     if cuda:
-        _memory(report, config, node, machines, place, shape)
+        server = _memory(report, config, node, machines, place, shape)
+        _time(report, config, node, shape, server, place.trainer_gpus)
     return report
 
 
@@ -201,25 +207,31 @@ def what_fits(names: Iterable[str], gpu_gib: float) -> list[str]:
     for name in names:
         if not str(compose(name).get("device", "cpu")).startswith("cuda"):
             continue
-        try:
-            cells = [_fits(name, words, gpu_gib) for words in (["node.servers.share=null"], IN_TURNS)]
-        except ValueError as error:  # ConfigError too
-            cells = [f"not planned: {error}"]
+        model = described_node(compose(name)).model.path
+        with folder_to_plan(model) as folder:
+            try:
+                if folder is None:
+                    raise ConfigError(f"there is no model at {model}")
+                cells = [_fits(name, words, folder, gpu_gib) for words in (["node.servers.share=null"], IN_TURNS)]
+            except ValueError as error:  # ConfigError too
+                cells = [f"not planned: {error}"]
         lines.append(f"{name:<24}" + "".join(f"{cell:<20}" for cell in cells).rstrip())
     return lines
 
 
-def _fits(name: str, words: Sequence[str], gpu_gib: float) -> str:
+def _fits(name: str, words: Sequence[str], folder: str, gpu_gib: float) -> str:
     cfg = compose(name, words)
     config, node = read_loop_config(cfg), described_node(cfg)
-    shape = BaseModel.read(node.model.path) if _is_there(node.model.path) else published_model(node.model.path)
-    if shape is None:
-        raise ConfigError(f"there is no model at {node.model.path}")
     machines = Machines(*usual_machines(node.servers), gpu_gib)
     place, report = Placement.of(machines, node.servers), Report()
-    _memory(report, config, node, machines, place, shape)
+    _memory(report, _reading(config, folder), node, machines, place, BaseModel.read(folder))
     sums = re.findall(r"^  sum +([\d.]+) GiB$", "\n".join(report.lines), re.M)
     return ", ".join(sums) + (" no" if report.problems else "")
+
+
+def _reading(config: LoopConfig, folder: str) -> LoopConfig:
+    """The config with the model in ``folder`` in place of one that is not here."""
+    return replace(config, model={**config.model, "path": folder}) if "path" in config.model else config
 
 
 def _is_there(model: str) -> bool:
@@ -228,9 +240,9 @@ def _is_there(model: str) -> bool:
 
 def _memory(
     report: Report, config: LoopConfig, node: NodeConfig, machines: Machines, place: Placement, shape: BaseModel
-) -> None:
+) -> MemoryPlan:
     """The tables of a trainer rank and of a server, and of what both take of a GPU that they share; in turns, of both
-    phases."""
+    phases. Returns the server's."""
     sharers, rank, ranks = config.sequence_parallel, config.model.get("lora_rank", 16), place.trainer_gpus
     try:
         check_sharers(sharers, ranks)
@@ -241,7 +253,9 @@ def _memory(
     counted = None if shape.family is not None else _counted(report, config)
     trainer = plan_trainer(shape, rank, tokens, ranks, machines.gpu_gib, keeps, sharers, offloads, counted)
     if node.servers.share is not None:
-        return _turns(report, plan_turns(shape, node, trainer, machines.gpu_gib), ranks)
+        turns = plan_turns(shape, node, trainer, machines.gpu_gib)
+        _turns(report, turns, ranks)
+        return turns.server
     server = plan_rollout_server(shape, node, machines.gpu_gib)
     for plan in (trainer, server):
         report.plan(plan)
@@ -252,14 +266,33 @@ def _memory(
             "share: lower servers.kv_cache_bytes, update.micro_batch_tokens or collection.limits.max_context, or have "
             "it in turns with node.servers.share=trainer"
         )
+    return server
 
 
 def _turns(report: Report, turns: Turns, ranks: int) -> None:
     for plan in (turns.sampling, turns.training):
         report.plan(plan)
-    pinned = f"about {turns.pinned * ranks:.1f} GiB of the host's memory, pinned, before torch rounds each weight up"
+    pinned = f"about {turns.pinned * ranks:.1f} GiB, pinned, before torch rounds each weight up (arithmetic)"
+    report.row("host's memory", pinned)
+    swap = f"{turns.swap_s:.1f} s an iteration for moving weights at {BUS_GB_S:g} GB/s (arithmetic)"
+    report.row("turns", swap)
+
+
+def _time(
+    report: Report, config: LoopConfig, node: NodeConfig, shape: BaseModel, server: MemoryPlan, ranks: int
+) -> None:
+    """What bounds an iteration, so that configs compare; nothing where the model cannot be built."""
+    try:
+        model = meta_model(config.model, DTYPES[config.dtype])
+    except ConfigError:  # which has been said
+        return
+    minutes, sampled = update_seconds(config, model, ranks) / 60, sampled_tokens_per_s(shape, node, server)
+    rollouts = config.collection.tasks_per_iteration * config.collection.rollouts_per_task
+    report.row("sampling", f"at most {sampled:,.0f} tokens a second, by what H100s read of their memory (arithmetic)")
     report.row(
-        "turns", f"{pinned}; {turns.swap_s:.1f} s an iteration for moving weights at {BUS_GB_S:g} GB/s (arithmetic)"
+        "update",
+        f"{minutes:.1f} min, were each of {rollouts} rollouts {config.longest_rollout} tokens long, at the speed of "
+        "H100s (arithmetic)",
     )
 
 
@@ -282,21 +315,21 @@ def _placement(
     if servers.share is not None and machines.nodes > 1:
         report.problems.append("node.servers.share: trainer is for one node, whose GPUs both have: give --nodes 1")
     count, per_server = len(servers.urls or []) or servers.count, servers.tensor_parallel_size
-    on = "the node" if machines.nodes == 1 else f"{max(1, machines.nodes - 1)} node(s)"
     if not cuda:
-        report.row("rollout node", f"{count} vLLM server(s) on CPU, {node.max_concurrent_episodes} episodes at a time")
+        here = f"{_several(count, 'vLLM server')} on CPU, {node.max_concurrent_episodes} episodes at a time"
+        report.row("rollout node", here)
         report.row("trainer", f"1 rank on CPU, {cfg.get('dtype', 'fp32')}")
         return
-    report.row(
-        "rollout node",
-        f"{on}, {count} vLLM server(s) x {per_server} GPU(s) each, {node.max_concurrent_episodes} episodes at a time",
-    )
-    where = "the last node" if machines.nodes > 1 else f"GPUs 0 to {place.trainer_gpus - 1} of the same node"
+    nodes = "" if machines.nodes == 1 else f"{_several(machines.nodes - 1, 'node')} of "
+    takes = f"{_several(count, 'vLLM server')} on {_several(per_server, 'GPU')}{' each' if count > 1 else ''}"
+    report.row("rollout node", f"{nodes}{takes}, {node.max_concurrent_episodes} episodes at a time")
+    last = place.trainer_gpus - 1
+    where = "the last node" if machines.nodes > 1 else f"GPUs 0 to {last}" if last else "GPU 0"
     if place.shared:
-        where = "GPU 0, which it shares with vLLM"
-    if place.shared and servers.share is not None:
-        where = f"GPUs 0 to {place.trainer_gpus - 1}, in turns with vLLM"
-    report.row("trainer", f"{place.trainer_gpus} rank(s) on {where}, {cfg.get('dtype', 'fp32')}")
+        where += ", which it shares with vLLM" if servers.share is None else ", in turns with vLLM"
+    elif machines.nodes == 1:
+        where += " of the same node"
+    report.row("trainer", f"{_several(place.trainer_gpus, 'rank')} on {where}, {cfg.get('dtype', 'fp32')}")
     if servers.urls is not None:
         return
     allowed = place.rollout_gpus
@@ -318,6 +351,10 @@ def _placement(
         )
     if servers.gpus is None and (count > 1 or allowed.start > 0):
         report.problems.append("node.servers.gpus must say which GPUs each server takes")
+
+
+def _several(count: int, thing: str) -> str:
+    return f"{count} {thing}{'' if count == 1 else 's'}"
 
 
 def _port(report: Report, node: NodeConfig) -> None:

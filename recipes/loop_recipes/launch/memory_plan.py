@@ -19,6 +19,7 @@ USABLE = 0.92
 
 
 BASE = "base weights, bf16, sharded"
+CACHE = "KV cache"
 CONTEXT = "CUDA context, activations and graphs (allowance)"
 BUS_GB_S = 25.0
 """10**9 bytes a second between a GPU and pinned memory; about that for PCIe 4.0 x16."""
@@ -42,8 +43,8 @@ class MemoryPlan:
 
     def table(self) -> str:
         rows = [f"{self.title} ({self.available:.1f} GiB available)"]
-        rows += [f"  {name:<44}{size:8.2f} GiB" for name, size in self.parts.items()]
-        rows += [f"  {'sum':<44}{self.sum:8.2f} GiB", *(f"  {note}" for note in self.notes)]
+        rows += [f"  {name:<48}{size:8.2f} GiB" for name, size in self.parts.items()]
+        rows += [f"  {'sum':<48}{self.sum:8.2f} GiB", *(f"  {note}" for note in self.notes)]
         return "\n".join(rows)
 
 
@@ -138,16 +139,17 @@ def plan_rollout_server(shape: BaseModel, node: NodeConfig, gpu_gib: float) -> M
             "servers.kv_cache_bytes or raise servers.tensor_parallel_size"
         )
     notes = (f"KV cache of the server: {tokens} tokens, {tokens // node.model.max_context} full episodes at a time",)
-    return MemoryPlan(f"vLLM server, one of {gpus} GPUs", usable, parts | {"KV cache": cache}, over, notes)
+    return MemoryPlan(f"vLLM server, one of {gpus} GPUs", usable, parts | {CACHE: cache}, over, notes)
 
 
 class Turns(NamedTuple):
-    """Both phases of a GPU on which sampling and training take turns, the pinned host memory for it in GiB, and the
-    seconds that its weights travel in each iteration. All of it is arithmetic; torch rounds what it pins of each weight
-    up to a power of two."""
+    """Both phases of a GPU on which sampling and training take turns, its server alone, the pinned host memory for it
+    in GiB, and the seconds that its weights travel in each iteration. All of it is arithmetic; torch rounds what it
+    pins of each weight up to a power of two."""
 
     sampling: MemoryPlan
     training: MemoryPlan
+    server: MemoryPlan
     pinned: float
     swap_s: float
 
@@ -183,7 +185,8 @@ def plan_turns(shape: BaseModel, node: NodeConfig, trainer: MemoryPlan, gpu_gib:
             over = (
                 f"{phase} needs about {need:.1f} GiB, and {usable} can be used: lower {cures[phase]}, or take more GPUs"
             )
-        phases.append(MemoryPlan(f"{phase}, in turns (arithmetic)", gpu_gib, parts, over))
+        notes = server.notes if phase == "sampling" else trainer.notes
+        phases.append(MemoryPlan(f"{phase}, in turns (arithmetic)", gpu_gib, parts, over, notes))
     pinned = asleep + trainer.parts[BASE]
     sampling, training = phases
-    return Turns(sampling, training, pinned, (2 * asleep + trainer.parts[BASE]) * GIB / BUS_GB_S / 1e9)
+    return Turns(sampling, training, server, pinned, (2 * asleep + trainer.parts[BASE]) * GIB / BUS_GB_S / 1e9)

@@ -1,13 +1,16 @@
 """`loop check`: what it says of jobs that can run, and of those that cannot."""
 
+import copy
 import itertools
 import re
+import shlex
 
 import pytest
 
+from loop_recipes.config.files import CONFIGS as CONFIG_FOLDER
 from loop_recipes.config.files import compose
 from loop_recipes.engine.model import meta_model
-from loop_recipes.launch import job_check
+from loop_recipes.launch import check_cli, job_check
 from loop_recipes.launch.check_cli import main
 from loop_recipes.launch.job_check import Report
 from loop_recipes.launch.layer_memory import layer_bytes
@@ -52,7 +55,7 @@ def every_model_is_built_once():
 
     def counted_once(model):
         if id(model) not in counted:
-            counted[id(model)] = layer_bytes(model)
+            counted[id(model)] = layer_bytes(copy.deepcopy(model))
         return counted[id(model)]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -157,16 +160,16 @@ SOUND = {
     "tiny_gpu": {(nodes, gpus) for nodes in (1, 2, 3) for gpus in (1, 2, 4, 8)},
     "gpu": {(nodes, gpus) for nodes in (1, 2, 3) for gpus in (1, 2, 4, 8)},
     "qwen2_5_1_5b_one_gpu": {(nodes, gpus) for nodes in (1, 2, 3) for gpus in (1, 2, 4, 8)},
-    "qwen2_5_7b_one_gpu": {(nodes, gpus) for nodes in (1, 2, 3) for gpus in (1, 2, 4, 8)},
+    "qwen2_5_7b_one_gpu": {(1, gpus) for gpus in (1, 2, 4, 8)},
     "qwen2_5_7b": {(1, 8), (2, 8), (3, 8)},
     "qwen2_5_32b": {(2, 8), (3, 8)},
-    "qwen2_5_32b_one_node": {(1, 8), (2, 8), (3, 8)},
-    "qwen3_4b_one_gpu": {(nodes, gpus) for nodes in (1, 2, 3) for gpus in (1, 2, 4, 8)},
+    "qwen2_5_32b_one_node": {(1, 8)},
+    "qwen3_4b_one_gpu": {(1, gpus) for gpus in (1, 2, 4, 8)},
     "qwen3_4b_24gb": {(1, gpus) for gpus in (1, 2, 4, 8)},
     "qwen3_8b": {(1, 8), (2, 8), (3, 8)},
     "qwen3_14b": {(1, 8), (2, 8), (3, 8)},
     "qwen3_32b": {(2, 8), (3, 8)},
-    "qwen3_5_4b_one_gpu": {(nodes, gpus) for nodes in (1, 2, 3) for gpus in (1, 2, 4, 8)},
+    "qwen3_5_4b_one_gpu": {(1, gpus) for gpus in (1, 2, 4, 8)},
     "qwen3_30b_a3b": {(1, 8), (2, 8), (3, 8)},
     "gpt_oss_20b": {(1, 8), (2, 8), (3, 8)},
 }
@@ -188,18 +191,49 @@ def test_any_number_of_gpus_and_nodes_gets_an_answer(check_config, config):
 
 @pytest.mark.parametrize(
     ("config", "gpu_gib", "gpus"),
-    [("gpu", 7.5, 1), ("qwen2_5_1_5b_one_gpu", 23.5, 1), ("qwen2_5_7b_one_gpu", 79.0, 1)],
+    [("gpu", 7.5, 1), ("qwen2_5_1_5b_one_gpu", 23.5, 1)],
 )
 def test_a_trainer_and_a_server_share_one_gpu(check_config, config, gpu_gib, gpus):
     words = ("--nodes", "1", "--gpus", gpus, "--gpu-memory", gpu_gib)
     code, shown, problems = check_config(config, CONFIGS[config], *words)
     assert (code, problems) == (0, [])
-    assert "1 rank(s) on GPU 0, which it shares with vLLM" in shown
+    assert "1 rank on GPU 0, which it shares with vLLM" in shown
     servers = "node.servers"
     _, _, problems = check_config(config, CONFIGS[config], f"{servers}.kv_cache_bytes=null", *words)
     assert "needs both gpu_memory_utilization" in problems[0]
     _, _, problems = check_config(config, CONFIGS[config], *words[:-1], 0.8 * gpu_gib)
     assert "of the GPU that they share: lower servers.kv_cache_bytes" in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "ranks", "swap_s"),
+    [("qwen2_5_32b_one_node", 8, 1.6), ("qwen2_5_7b_one_gpu", 1, 1.8), ("qwen3_4b_one_gpu", 1, 1.0)],
+)
+def test_a_config_in_turns_uses_what_a_divided_one_leaves(check_config, config, ranks, swap_s):
+    """By its own command for GPUs that are divided for good, which fits too, with less room for episodes."""
+    code, shown, problems = check_config(config, CONFIGS[config])
+    assert (code, problems) == (0, [])
+    assert f"{ranks} rank{'s' * (ranks > 1)} on " in shown
+    assert f"{swap_s} s an iteration for moving weights" in shown
+    head = (CONFIG_FOLDER / f"machines/{config}.yaml").read_text().partition("\n\n")[0]
+    if "node.servers.share=null" not in head:
+        return
+    words = shlex.split(re.sub(r"\\\n#", "", head).split("node.servers.share=null")[1].splitlines()[0])
+    divided = [word for word in words if "=" in word]
+    code, fewer, problems = check_config(config, CONFIGS[config], "node.servers.share=null", *divided)
+    assert (code, problems) == (0, [])
+    sampled, slower = (int(re.search(r"at most ([\d,]+) tokens", text)[1].replace(",", "")) for text in (shown, fewer))
+    assert sampled > 1.3 * slower
+    update, longer = (float(re.search(r"^update +([\d.]+) min", text, re.M)[1]) for text in (shown, fewer))
+    assert longer / update == pytest.approx(2 if ranks > 1 else 1, rel=0.01)
+    room, less = (
+        int(count) * int(servers)
+        for count, servers in (
+            (re.search(r"(\d+) full episodes", text)[1], re.search(r"(\d+) vLLM server", text)[1])
+            for text in (shown, fewer)
+        )
+    )
+    assert room > 1.5 * less
 
 
 IN_TURNS = ("node.servers.share=trainer", "collection.max_policy_lag=0", "--nodes", "1")
@@ -209,7 +243,7 @@ def test_a_gpu_that_trainer_and_server_have_in_turns_is_planned_by_phases(check_
     small = ("--gpus", "1", "--gpu-memory", "23.5")
     code, shown, problems = check_config("qwen3_4b_24gb", "qwen3_4b", *small)
     assert (code, problems) == (0, [])
-    assert "1 rank(s) on GPUs 0 to 0, in turns with vLLM" in shown
+    assert "1 rank on GPU 0, in turns with vLLM" in shown
     for said in ("sampling, in turns (arithmetic)", "training, in turns (arithmetic)", "GB/s (arithmetic)", "pinned"):
         assert said in shown
     _, _, problems = check_config("qwen3_4b_24gb", "qwen3_4b", "node.servers.share=null", *small)
@@ -223,17 +257,31 @@ def test_a_gpu_that_trainer_and_server_have_in_turns_is_planned_by_phases(check_
     assert "node.servers.share: trainer is for one node, whose GPUs both have: give --nodes 1" in problems
 
 
-def test_a_job_is_planned_before_its_weights_are_fetched(check_config, capsys):
-    planned = check_config("qwen2_5_32b", "32b")[1]
-    code, shown, problems = check(capsys, "qwen2_5_32b")
+@pytest.mark.parametrize(
+    ("config", "fetched"),
+    [
+        ("qwen2_5_32b", "Qwen/Qwen2.5-32B-Instruct"),
+        ("qwen2_5_32b_one_node", "Qwen/Qwen2.5-32B-Instruct"),
+        ("gpu", "HuggingFaceTB/SmolLM2-135M-Instruct"),
+        ("gpt_oss_20b", "openai/gpt-oss-20b"),
+        ("qwen3_30b_a3b", "Qwen/Qwen3-30B-A3B-Instruct-2507"),
+        ("qwen3_5_4b_one_gpu", "Qwen/Qwen3.5-4B"),
+    ],
+)
+def test_a_job_is_planned_before_its_weights_are_fetched(check_config, capsys, config, fetched):
+    """Experts and hybrids too: memory and time are those that the folder gives, and the one problem is its absence."""
+    _, planned, _ = check_config(config, CONFIGS[config])
+    code, shown, problems = check(capsys, config)
     assert code == 1
     [problem] = problems
-    assert "Qwen2.5-32B-Instruct holds no config.json; download it" in problem
-    assert "memory of the published Qwen2.5-32B-Instruct, whose folder is not here" in " ".join(shown.split())
-    table = planned[planned.index("trainer, one of 8 ranks") :].splitlines()[:20]
-    assert [line for line in table if line.endswith(" GiB")] == [
-        line for line in shown[shown.index("trainer, one of 8 ranks") :].splitlines()[:20] if line.endswith(" GiB")
-    ]
+    name = fetched.partition("/")[2]
+    assert re.search(
+        f"{name} holds no config.json; download it: tune download {fetched} --output-dir .*{name}$", problem
+    )
+    assert f"memory of the published {name}, whose folder is not here" in " ".join(shown.split())
+    tables = [re.findall(r"^.* GiB$|^.*\(arithmetic\)$|^  .*", text, flags=re.M) for text in (planned, shown)]
+    assert len(tables[0]) > 12
+    assert tables[0] == tables[1]
 
 
 def test_which_shipped_configs_fit_a_card(capsys, models, monkeypatch):
@@ -242,12 +290,13 @@ def test_which_shipped_configs_fit_a_card(capsys, models, monkeypatch):
 
     here = {"qwen3_4b_24gb", "qwen3_4b_one_gpu", "qwen2_5_1_5b_one_gpu", "qwen2_5_7b_one_gpu"}
     monkeypatch.setattr(job_check, "compose", composed)
+    some = {"machine": ["cpu", "gpu", *sorted(here), "qwen3_14b", "qwen3_5_4b_one_gpu"]}
+    monkeypatch.setattr(check_cli, "config_files", lambda: some)
     code, shown, problems = check(capsys, "--gpu-memory", "23.5")
     assert (code, problems) == (0, [])
     rows = {line.split()[0]: line for line in shown.splitlines()[1:]}
-    assert "cpu" not in rows
-    assert rows.keys() >= here
-    assert re.search("not planned: there is no model at .*/gpt-oss-20b$", rows["gpt_oss_20b"])
+    assert rows.keys() == {*some["machine"]} - {"cpu"}
+    assert re.search(r"\d no +\d+\.\d\d, \d+\.\d\d no$", rows["qwen3_5_4b_one_gpu"]), "a hybrid by its sizes too"
     assert re.search(r"\d no +\d+\.\d\d, \d+\.\d\d no$", rows["qwen3_14b"]), "by the published sizes"
     number = r"\d+\.\d\d"
     for name, divided, turns in (
@@ -316,8 +365,8 @@ def test_what_cannot_be_looked_at_is_one_line(check_32b, words, message):
 def test_a_sound_job_is_shown_with_its_memory(check_32b, tmp_path):
     code, shown, problems = check_32b()
     assert (code, problems) == (0, [])
-    assert "2 vLLM server(s) x 4 GPU(s) each, 240 episodes" in shown
-    assert "8 rank(s) on the last node, bf16" in shown
+    assert "1 node of 2 vLLM servers on 4 GPUs each, 240 episodes" in shown
+    assert "8 ranks on the last node, bf16" in shown
     assert "forty, 40 tasks of paper_train, 40 x 6 rollouts an iteration" in shown
     assert "starts from the beginning, to iteration 2" in shown
     assert not (tmp_path / "run").exists(), "a check makes nothing"
@@ -332,7 +381,7 @@ def test_one_node_takes_other_servers_and_names_the_gpus(check_32b):
     servers = "node.servers"
     code, shown, problems = check_32b(f"{servers}.count=1", f"{servers}.gpus=[[4, 5, 6, 7]]", "--nodes", "1")
     assert (code, problems) == (0, [])
-    assert "4 rank(s) on GPUs 0 to 3 of the same node" in shown
+    assert "4 ranks on GPUs 0 to 3 of the same node" in shown
 
 
 @pytest.mark.parametrize(
@@ -486,7 +535,7 @@ def test_a_config_is_checked_on_the_machines_that_it_is_meant_for(gpus, expected
 @pytest.mark.parametrize(("name", "model"), [("qwen3_4b_one_gpu", "qwen3_4b"), ("qwen2_5_7b_one_gpu", "7b")])
 def test_a_config_of_one_gpu_has_one_rank(check_config, name, model):
     _, printed, _ = check_config(name, model)
-    assert "1 rank(s) on GPU 0, which it shares with vLLM" in printed
+    assert "1 rank on GPU 0, in turns with vLLM" in printed
 
 
 def test_a_model_is_compared_with_transformers_on_demand(tmp_path):

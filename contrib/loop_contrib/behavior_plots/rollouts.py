@@ -7,6 +7,7 @@ sampled at the same temperature.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +17,10 @@ from typing import Any
 
 import numpy as np
 from matplotlib import pyplot as plt
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.typing import ColorType
 
@@ -30,6 +33,8 @@ from loop_recipes.run.environment_file import read_description
 
 MAX_DEPTH = 24
 RESAMPLES = 2000
+SOLVED: dict[str, Any] = {"ls": "", "marker": "o", "ms": 4, "mew": 0, "color": "#1a7f4b"}
+"""How a rollout that solved its task is marked."""
 
 
 @dataclass(frozen=True)
@@ -134,10 +139,12 @@ def behavior_interval(attempts: Sequence[Attempt], figure: BehaviorFigure, level
 
 
 def behavior_change(periods: Sequence[Period], dataset: str, measured: Sequence[BehaviorFigure]) -> Figure:
-    """One panel per measured figure, one bar per period, with its interval; the change in the title."""
+    """One panel per measured figure, one bar per period, with its interval; the change in the title. The numbers of a
+    panel have as many decimals as its largest needs."""
     figure, grid = panels(len(measured), width=14, height=3.25)
     for axes, each in zip(grid.flat, measured, strict=False):
         values = [each.value([item.behavior for item in period.attempts]) for period in periods]
+        decimals = _decimals(max((abs(value) for value in values if value is not None), default=0.0))
         for place, (period, value) in enumerate(zip(periods, values, strict=True)):
             if value is None:
                 axes.text(place, 0, each.undefined, ha="center", va="bottom", fontsize=8, color="#666666")
@@ -145,7 +152,9 @@ def behavior_change(periods: Sequence[Period], dataset: str, measured: Sequence[
             low, high = behavior_interval(period.attempts, each)
             error = [[max(value - low, 0.0)], [max(high - value, 0.0)]]
             axes.bar(place, value, 0.6, color=COLOURS[place], yerr=error, capsize=4, ecolor="#444444")
-            axes.annotate(f"{value:.3g}", (place, high), (0, 3), textcoords="offset points", ha="center", fontsize=9)
+            axes.annotate(
+                f"{value:.{decimals}f}", (place, high), (0, 3), textcoords="offset points", ha="center", fontsize=9
+            )
         axes.set_title(each.title + _change(values), fontsize=10)
         axes.set_xticks(range(len(periods)), [period.name for period in periods], fontsize=9)
         axes.set_xlim(-0.6, len(periods) - 0.4)
@@ -153,13 +162,14 @@ def behavior_change(periods: Sequence[Period], dataset: str, measured: Sequence[
         axes.set_ylim(0, None if any(values) else 1)
         axes.spines[["top", "right"]].set_visible(False)
     counts = ", ".join(f"{period.name}: {len(period.attempts)} rollouts" for period in periods)
-    figure.suptitle(f"{dataset}\n{counts}; bars: 95% bootstrap interval over tasks", fontsize=10, x=0.01, ha="left")
+    figure.suptitle(f"{dataset}\n{counts}; whiskers: 95% bootstrap interval over tasks", fontsize=10, x=0.01, ha="left")
     figure.tight_layout()
     return figure
 
 
 def call_sequences(periods: Sequence[Period], task: str, dataset: str) -> Figure:
-    """The API calls of a task's rollouts as a prefix tree: columns are calls, rollouts that began alike share a box."""
+    """The API calls of a task's rollouts as a prefix tree: columns are calls, rollouts that began alike share a box. A
+    point stands behind the last call of one that solved the task."""
     shown = [Period(p.name, [item for item in p.attempts if item.task_id == task]) for p in periods]
     shown = [period for period in shown if period.attempts]
     counts = Counter(call for period in shown for item in period.attempts for call in item.calls[:MAX_DEPTH])
@@ -174,20 +184,20 @@ def call_sequences(periods: Sequence[Period], task: str, dataset: str) -> Figure
         _draw_tree(axes, ordered, 0, 0, colours)
         for row, item in enumerate(ordered):
             if item.success:
-                axes.text(-0.15, row + 0.5, "✓", ha="right", va="center", fontsize=7, color="#1a7f4b")
+                axes.plot(min(len(item.calls), MAX_DEPTH) + 0.25, row + 0.5, **SOLVED)
         unique, first = len({item.calls for item in ordered}), len({item.calls[:1] for item in ordered})
-        axes.set_title(
-            f"{period.name}: {len(ordered)} rollouts, {unique} unique sequences, {first} first calls", fontsize=10
-        )
-        axes.set(xlim=(-0.6, depth), ylim=(len(ordered), 0), xlabel="API call")
+        kinds = f": {_counted(unique, 'sequence')} of calls, {_counted(first, 'first call')}" * (len(ordered) > 1)
+        axes.set_title(f"{period.name}, {_counted(len(ordered), 'rollout')}{kinds}", fontsize=10)
+        axes.set(xlim=(0, depth + 0.5), ylim=(len(ordered), 0), xlabel="API call")
         axes.set_xticks(np.arange(depth) + 0.5, np.arange(1, depth + 1), fontsize=8)
         axes.set_yticks([])
         axes.spines[["top", "right", "left"]].set_visible(False)
-    handles = [Rectangle((0, 0), 1, 1, color=colours[call]) for call, _ in counts.most_common(12)]
+    handles: list[Artist] = [Rectangle((0, 0), 1, 1, color=colours[call]) for call, _ in counts.most_common(12)]
     labels = [f"{call} ({count})" for call, count in counts.most_common(12)]
+    handles, labels = [*handles, Line2D([], [], **SOLVED)], [*labels, "solved"]
     figure.legend(handles, labels, loc="lower left", ncols=3, fontsize=7, frameon=False)
     figure.suptitle(f"{dataset}: task {task}", fontsize=10, x=0.01, ha="left")
-    figure.tight_layout(rect=(0, 0.2 if rows < 20 else 0.1, 1, 1))
+    figure.tight_layout(rect=(0, (0.2 * -(-len(labels) // 3) + 0.1) / figure.get_figheight(), 1, 1))
     return figure
 
 
@@ -237,6 +247,16 @@ def _draw_tree(axes: Axes, ordered: Sequence[Attempt], row: int, depth: int, col
             axes.text(depth + 0.5, row + (start + end) / 2, str(end - start), ha="center", va="center", fontsize=7)
         _draw_tree(axes, ordered[start:end], row + start, depth + 1, colours)
         start = end
+
+
+def _counted(count: int, what: str) -> str:
+    """Return "1 rollout", "2 rollouts"."""
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def _decimals(largest: float) -> int:
+    """Return how many decimals show three digits of a number."""
+    return max(0, 2 - math.floor(math.log10(largest))) if largest else 0
 
 
 def _distinct_colours(count: int) -> list[ColorType]:

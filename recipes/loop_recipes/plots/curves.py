@@ -27,7 +27,7 @@ from agent_environments.description import BehaviorFigure
 from loop_plumbing.plug_ins import part
 from loop_recipes.config.arguments import verb_parser
 from loop_recipes.paths import distinct_names
-from loop_recipes.plots.style import COLOURS, panels, save
+from loop_recipes.plots.style import COLOURS, lowest, panels, save
 from loop_recipes.run.environment_file import read_description
 from loop_recipes.run.metrics import read_metrics
 
@@ -51,8 +51,12 @@ TRAINING = {
 }
 
 
+PLANNED = {"learning_rate"}
+"""Figures of :data:`TRAINING` that are no measurement, and so have no average."""
 FEWEST_AVERAGED = 5
 """Iterations of a curve that has an average; of fewer it would be one number."""
+LEGEND_ROW_IN = 0.3
+"""Inches that a row of names takes below panels."""
 MOST_MARKED = 30
 """Iterations of a line without an average whose points are drawn, so that it is seen where they are."""
 
@@ -275,10 +279,7 @@ def behavior(curves: Sequence[Curve], window: int) -> Figure:
         _from_zero(axes)
         if not any(drawn):
             axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", color="#666666")
-    for axes in grid[-1]:
-        axes.set_xlabel("iteration")
-    _legend(grid[0][0], columns=1)
-    return _finish(figure, curves, "behaviour of the rollouts trained on")
+    return _finish_panels(figure, grid, curves, "behaviour of the rollouts trained on")
 
 
 def training(curves: Sequence[Curve], window: int) -> Figure:
@@ -287,11 +288,9 @@ def training(curves: Sequence[Curve], window: int) -> Figure:
     figure, grid = panels(len(known), sharex=True)
     for axes, (key, title) in zip(grid.flat, known, strict=False):
         for number, curve in enumerate(curves):
-            draw(axes, curve, key, _colour(number), window)
+            draw(axes, curve, key, _colour(number), 1 if key in PLANNED else window)
         axes.set_title(title, fontsize=10)
-        axes.set_xlabel("iteration")
-    _legend(grid[0][0], columns=1)
-    return _finish(figure, curves, _averaged(curves, "loss", window) if window > 1 else "")
+    return _finish_panels(figure, grid, curves, _averaged(curves, "loss", window) if window > 1 else "")
 
 
 FIGURES: dict[str, Callable[[Sequence[Curve], int], Figure]] = {
@@ -367,13 +366,26 @@ def _legend(axes: Axes, columns: int = 2) -> None:
         axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=columns)
 
 
+def _finish_panels(figure: Figure, grid: np.ndarray, curves: Sequence[Curve], note: str) -> Figure:
+    """:func:`_finish` for panels with the same curves, which are named once below all of them."""
+    for axes in lowest(grid):
+        axes.set_xlabel("iteration")
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, fontsize=8, loc="lower left", ncols=4)
+    return _finish(figure, curves, note, below=LEGEND_ROW_IN * -(-len(labels) // 4))
+
+
 def _from_zero(axes: Axes) -> None:
     """Let the y axis begin at zero and keep some room above the data."""
     axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
 
 
-def _finish(figure: Figure, curves: Sequence[Curve], note: str) -> Figure:
-    """Print the dataset's name, so that curves of different datasets are not confused."""
+def _finish(figure: Figure, curves: Sequence[Curve], note: str, below: float = 0.0) -> Figure:
+    """Print the dataset's name, so that curves of different datasets are not confused.
+
+    Args:
+        below: inches to be left free at the lower edge.
+    """
     datasets = ", ".join(sorted(set().union(*(curve.datasets for curve in curves)))) or "dataset not recorded"
     ended = [curve.label for curve in curves if any(run[-1]["iteration"] > curve.whole_until for run in curve.runs)]
     if ended:
@@ -383,7 +395,7 @@ def _finish(figure: Figure, curves: Sequence[Curve], note: str) -> Figure:
         axes.grid(alpha=0.25, lw=0.5)
         axes.locator_params(axis="x", integer=True)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
+    figure.tight_layout(rect=(0.0, below / figure.get_figheight(), 1.0, 1.0))
     return figure
 
 

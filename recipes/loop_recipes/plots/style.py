@@ -10,6 +10,7 @@ import numpy as np
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from loop_formats.run_files import whole_file
@@ -22,13 +23,20 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#9
 
 def panels(count: int, width: float = 15.0, height: float = 3.25, **options: Any) -> tuple[Figure, np.ndarray]:
     """A figure with room for ``count`` panels, at most four in a row; those of the last row that are left over are
-    hidden."""
+    hidden. Where panels share their x axis, the lowest that is seen of each column has its numbers."""
     columns = min(max(count, 1), 4)
     rows = -(-max(count, 1) // columns)
     figure, grid = plt.subplots(rows, columns, figsize=(width * columns / 4, height * rows), squeeze=False, **options)
     for axes in grid.flat[count:]:
         axes.set_visible(False)
+    for axes in lowest(grid):
+        axes.tick_params(labelbottom=True)
     return figure, grid
+
+
+def lowest(grid: np.ndarray) -> list[Axes]:
+    """Return the lowest panel that is seen of each column."""
+    return [each for column in grid.T for each in [axes for axes in column if axes.get_visible()][-1:]]
 
 
 def save(figure: Figure, output: Path, name: str) -> list[Path]:

@@ -19,6 +19,7 @@ from loop_recipes.plots.curves import (
     training,
 )
 from loop_recipes.run.environment_file import write_description
+from loop_recipes.run.metrics import read_metrics
 
 
 def write_run(folder, rewards, **more):
@@ -203,6 +204,7 @@ def test_a_run_on_a_fixed_set_has_its_losses_drawn(tmp_path):
     shown = [axes for axes in training([parse_curve(str(run))], 1).axes if axes.get_visible()]
     titles = ["loss", "held-out loss", "gradient norm", "learning rate"]
     assert [axes.get_title() for axes in shown] == titles
+    assert all(axes.get_xlabel() == "iteration" for axes in shown), "each is the lowest of its column"
     assert [list(axes.get_lines()[0].get_ydata()) for axes in shown] == [[2.0] * 3, [3.0] * 3, [0.5] * 3, [1e-3] * 3]
 
 
@@ -232,6 +234,19 @@ def test_every_axis_of_every_figure_is_named(tmp_path):
             assert axes.get_xlabel() == "iteration" or not axes.xaxis.get_tick_params()["labelbottom"]
             assert not any("mathdefault" in label.get_text() for label in axes.get_yticklabels())
             assert figure.bbox.x1 >= axes.title.get_window_extent().x1, "a title is cut off"
+
+
+def test_of_panels_that_share_an_axis_the_lowest_that_is_seen_has_its_numbers(tmp_path):
+    more = {"loss": 0.1, "grad_norm": 0.2, "entropy": 0.1, "entropy_estimate": 0.3, "approx_kl": 1e-3}
+    run = write_run(tmp_path / "run", [0.1] * 6, **more)
+    lines = [line | {"learning_rate": line["iteration"] / 8} for line in read_metrics(run)]
+    figure = training([Curve("run", [lines])], 5)
+    shown = [axes for axes in figure.axes if axes.get_visible()]
+    assert len(shown) == 6
+    numbered = [axes.get_title() for axes in shown if axes.xaxis.get_tick_params()["labelbottom"]]
+    assert numbered == [axes.get_title() for axes in shown[2:]]
+    assert list(shown[-1].get_lines()[0].get_ydata()) == [n / 8 for n in range(1, 7)], "a plan has no average"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["run: each iteration", "run: average of 5"]
 
 
 def test_a_title_of_ones_own(tmp_path):

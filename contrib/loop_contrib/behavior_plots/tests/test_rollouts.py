@@ -72,7 +72,10 @@ def test_the_first_and_the_last_tenth_of_the_iterations_are_compared(run):
     assert panels["turns per rollout"].get_title().endswith("(-33%)")
     errors = [patch.get_height() for patch in panels["execution errors per turn"].patches]
     assert errors == pytest.approx([1 / 3, 0.0])
-    assert [text.get_text() for text in panels["failed-call give-up rate"].texts] == ["1", "no call failed"]
+    assert [text.get_text() for text in panels["failed-call give-up rate"].texts] == ["1.00", "no call failed"]
+    errors = [text.get_text() for text in panels["execution errors per turn"].texts]
+    assert errors == ["0.333", "0.000"], "as many decimals in a panel"
+    assert "whiskers: 95% bootstrap interval" in figure._suptitle.get_text()
 
 
 def test_intervals_are_over_tasks_not_rollouts(run):
@@ -90,12 +93,15 @@ def test_sequences_that_begin_alike_share_their_boxes(run):
     dataset, periods = read_periods(run)
     figure = call_sequences(periods, "a_1", dataset)
     late = figure.axes[1]
-    assert late.get_title() == "iterations 19-20: 8 rollouts, 2 unique sequences, 1 first calls"
+    assert late.get_title() == "iterations 19-20, 8 rollouts: 2 sequences of calls, 1 first call"
     boxes = Counter(
         (box.get_x(), box.get_height()) for box in late.patches if isinstance(box, Rectangle) and box.get_width() == 1
     )
     assert boxes == {(0, 8): 1, (1, 4): 2}
-    assert [text.get_text() for text in late.texts].count("✓") == 8
+    assert [line.get_xdata()[0] for line in late.get_lines()] == [2.25] * 8, "each that solved, behind its last call"
+    assert not figure.axes[0].get_lines()
+    assert late.get_xlim()[0] == 0, "the first call stands at the edge"
+    assert figure.legends[0].get_texts()[-1].get_text() == "solved"
 
 
 def test_an_evaluation_or_a_single_log_is_a_period_of_its_own(run, tmp_path, capsys):

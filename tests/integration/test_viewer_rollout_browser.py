@@ -149,6 +149,8 @@ async def test_tokens_are_coloured_by_choice_and_stand_in_the_address(tmp_path, 
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     lines[0]["ratios"][:2] = [1.0, 1.5]
     lines[0]["old_logprobs"][:2] = [lines[0]["old_logprobs"][0] - 0.005, lines[0]["old_logprobs"][1] - 1.0]
+    sampled = len(lines[0]["ratios"])
+    lines[0] |= {"advantages": [-0.75, 0.25, *[0.0] * (sampled - 2)], "entropies": [0.0, 3.0, *[0.5] * (sampled - 2)]}
     file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     start = RunData(folder).rollout("demo-i0001", 1)["turns"][0]["start"]
     first, second = f"document.getElementById('t{start}')", f"document.getElementById('t{start + 1}')"
@@ -160,10 +162,17 @@ async def test_tokens_are_coloured_by_choice_and_stand_in_the_address(tmp_path, 
         await page.locator(".legend select").select_option("ratio")
         await true_in(page, f"{first}.classList.contains('s0') && {second}.classList.contains('s4')")
         assert "log of the ratio within" in await page.locator(".legend").inner_text()
+        for colour, shades in (("advantage", ("below2", "above1")), ("entropy", ("s0", "s4"))):
+            await page.locator(".legend select").select_option(colour)
+            has = "{}.classList.contains('{}')"
+            await true_in(page, f"{has.format(first, shades[0])} && {has.format(second, shades[1])}")
+            assert colour in await page.locator(".legend").inner_text()
         await page.locator(".legend select").select_option("gap")
         await true_in(page, f"{first}.classList.contains('s2') && {second}.classList.contains('s4')")
         await page.locator(f"#t{start + 1}").click()
         await true_in(page, f"location.hash.endsWith('colour=gap&token={start + 2}')")
+        panel = (await page.locator(".token-panel").inner_text()).replace("\n", " ")
+        assert "advantage 0.2500 entropy 3.0000" in panel
         await screenshot(page, "tokens")
         await page.reload()
         await true_in(page, f"document.querySelector('.token.chosen')?.id === 't{start + 1}'")

@@ -33,8 +33,8 @@ class Scorer:
     ) -> tuple[list[ScoredSample], dict[str, float]]:
         """Return the samples with each token's log-prob under the version that sampled it, and metrics.
 
-        Dropout is off and the adapter of each version is put in for its tokens only. The mean entropy there, if the
-        config asks for it, comes out of the same pass, as a metric.
+        Dropout is off and the adapter of each version is put in for its tokens only. Each token's entropy, and as a
+        metric its mean, comes out of the same pass, if the config asks for it.
 
         Args:
             version: of the adapter now in the model.
@@ -53,14 +53,14 @@ class Scorer:
             for sample in of_version:
                 mine, values = sample.policy_versions == other, computed[sample.rollout_id]
                 old.setdefault(sample.rollout_id, torch.zeros_like(values))[mine] = values[mine]
-        metrics = {}
+        metrics, entropies = {}, dict[str, Tensor]()
         if self._config.exact_entropy and samples:
-            entropies = torch.cat([old[sample.rollout_id][:, 1] for sample in samples])
-            metrics["entropy"] = entropies.double().mean().item()
+            entropies = {rollout_id: values[:, 1] for rollout_id, values in old.items()}
+            metrics["entropy"] = torch.cat([entropies[s.rollout_id] for s in samples]).double().mean().item()
             old = {rollout_id: values[:, 0] for rollout_id, values in old.items()}
         under_base = self.logprobs(samples, None) if reference else {}
         names = [(sample, sample.rollout_id) for sample in samples]
-        return [scored(sample, old[name], under_base.get(name)) for sample, name in names], metrics
+        return [scored(sample, old[name], under_base.get(name), entropies.get(name)) for sample, name in names], metrics
 
     def logprobs(
         self, samples: Sequence[Sample], version: int | None, versions: AdapterVersions | None = None

@@ -1,12 +1,13 @@
 """The effect of an update on every sampled token, kept for `loop view`: the learner's log-prob, the ratio, the clip.
 
     <output_dir>/token_statistics/<collection>.jsonl     one line per rollout that was trained on
-    {"rollout_id", "advantage", "old_logprobs": [n], "ratios": [n], "clipped": [n]}
+    {"rollout_id", "advantage", "old_logprobs": [n], "ratios": [n], "clipped": [n]}, some with "advantages", "entropies"
 
 n runs over the sampled tokens of the rollout. ``old_logprobs`` are of the policy that sampled, as the learner
 recomputes them; ``ratios`` and ``clipped`` are of the last step that the rollout was part of. At turn or trajectory
 level each token shows those of its turn or rollout. ``advantage`` is what the rollout was trained with, whichever the
-algorithm; with a critic, the mean over its tokens.
+algorithm; where tokens have advantages of their own, as with a critic, it is their mean, and ``advantages`` [n] are
+theirs. ``entropies`` [n], in nats, are there with ``update.exact_entropy``, which computes them anyway.
 """
 
 from __future__ import annotations
@@ -70,16 +71,22 @@ class TokenStatistics:
                 record = {
                     "rollout_id": sample.rollout_id,
                     "advantage": round(_advantage(sample), 5),
-                    "old_logprobs": [round(value, 5) for value in sample.old_logprobs.tolist()],
-                    "ratios": [round(value, 5) for value in ratios.tolist()],
+                    "old_logprobs": _rounded(sample.old_logprobs),
+                    "ratios": _rounded(ratios),
                     "clipped": [int(value) for value in clipped.tolist()],
                 }
+                further = {"advantages": sample.token_advantages, "entropies": sample.entropies}
+                record |= {name: _rounded(values) for name, values in further.items() if values is not None}
                 lines.setdefault(sample.collection_id, []).append(f"{to_json(record)}\n")
         self._seen.clear()
         with writing(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             for collection, text in lines.items():
                 write_whole(self._folder / f"{collection}{self._suffix}.jsonl", "".join(text))
+
+
+def _rounded(values: Tensor) -> list[float]:
+    return [round(value, 5) for value in values.tolist()]
 
 
 def _advantage(sample: ScoredSample) -> float:

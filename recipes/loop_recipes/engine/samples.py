@@ -162,10 +162,12 @@ class ScoredSample(CreditedSample):
         old_logprobs: [n], the learner's own log-probs under the sampling version, or those of the reference for a loss
             on pairs.
         ref_logprobs: [n], log-probs under the base model; None without a KL term.
+        entropies: [n], in nats, of what each token was sampled from; None unless ``update.exact_entropy`` asks.
     """
 
     old_logprobs: Tensor = field(kw_only=True)
     ref_logprobs: Tensor | None = field(default=None, kw_only=True)
+    entropies: Tensor | None = field(default=None, kw_only=True)
 
 
 AnySample = TypeVar("AnySample", bound=Sample)
@@ -190,10 +192,12 @@ def credited(members: Sequence[Sample], advantage: float, pair: str = "") -> lis
     ]
 
 
-def scored(sample: CreditedSample, old_logprobs: Tensor, ref_logprobs: Tensor | None = None) -> ScoredSample:
-    """The sample with log-probs [n] of its sampled tokens."""
-    fields_before = _of_stage(sample, CreditedSample)
-    return ScoredSample(**fields_before, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs)
+def scored(
+    sample: CreditedSample, old_logprobs: Tensor, ref_logprobs: Tensor | None = None, entropies: Tensor | None = None
+) -> ScoredSample:
+    """The sample with log-probs and entropies [n] of its sampled tokens."""
+    before = _of_stage(sample, CreditedSample)
+    return ScoredSample(**before, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs, entropies=entropies)
 
 
 def _of_stage(sample: Sample, stage: type[Sample]) -> dict[str, Any]:

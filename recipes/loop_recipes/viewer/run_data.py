@@ -178,11 +178,12 @@ class RunData:
     def rollout(self, collection: str, cursor: int) -> dict[str, Any]:
         """The ``cursor``-th rollout (from 1) with what the page shows of it.
 
-        ``tokens`` is {"texts": distinct texts, "index": [s] into them, "ids": [s]}; ``ratios`` and ``clipped`` are per
-        sampled token, or None. ``branch_of`` also has the ``collection`` and ``cursor`` of the rollout it names, where
-        they are known. ``values`` has, per turn of its own, what is known of its value, or None. ``thread`` has, of
-        each sequence of its episode, its ``cursor``, how many messages it has in common with an earlier one
-        (``shared``), why it ``begins``, and how many ``turns`` were before it; it is empty where there is only one.
+        ``tokens`` is {"texts": distinct texts, "index": [s] into them, "ids": [s]}; ``old_logprobs``, ``ratios``,
+        ``clipped``, ``advantages`` and ``entropies`` are per sampled token that was trained on, or None. ``branch_of``
+        also has the ``collection`` and ``cursor`` of the rollout it names, where they are known. ``values`` has, per
+        turn of its own, what is known of its value, or None. ``thread`` has, of each sequence of its episode, its
+        ``cursor``, how many messages it has in common with an earlier one (``shared``), why it ``begins``, and how many
+        ``turns`` were before it; it is empty where there is only one.
 
         Raises:
             KeyError: no such collection or rollout.
@@ -218,6 +219,8 @@ class RunData:
             "old_logprobs": own["old_logprobs"] if own else None,
             "ratios": own["ratios"] if own else None,
             "clipped": own["clipped"] if own else None,
+            "advantages": own["advantages"] if own else None,
+            "entropies": own["entropies"] if own else None,
         }
 
     def log(self, collection: str) -> Path:
@@ -451,6 +454,8 @@ def _read_statistics(files: tuple[tuple[Path, int], ...], log: Path) -> dict[str
             "old_logprobs": learner,
             "ratios": record["ratios"],
             "clipped": record["clipped"],
+            "advantages": record.get("advantages", [record["advantage"]] * len(learner)),
+            "entropies": record.get("entropies"),
             "gap": gap,
         }
     return result

@@ -50,6 +50,26 @@ def test_every_token_has_the_ratio_and_clip_of_its_level(tmp_path, level, packed
     assert (clipped > 0) == (level != "token")
 
 
+def test_advantages_and_entropies_of_tokens_are_written_where_there_are_some(tmp_path):
+    plain, rich = (
+        replace(s, rollout_id=f"run-i0001/{s.task_id}/{i}.0", collection_id="run-i0001")
+        for i, s in enumerate(make_samples([20, 20]))
+    )
+    ramp = torch.linspace(-1, 1, len(rich.old_logprobs))
+    rich = replace(rich, token_advantages=ramp, entropies=ramp + 1)
+    statistics = TokenStatistics(tmp_path, rank=0)
+    for sample in (plain, rich):
+        (batch,) = step_batches([sample], 64, 0, False)
+        statistics.add(batch, ClippedPolicyLoss()(batch.old_logprobs, batch))
+    statistics.keep()
+    statistics.write([plain, rich])
+    first, second = (json.loads(line) for line in (tmp_path / "run-i0001.jsonl").read_text().splitlines())
+    assert not {"advantages", "entropies"} & first.keys()
+    assert second["advantages"] == pytest.approx(ramp.tolist(), abs=1e-5)
+    assert second["entropies"] == pytest.approx((ramp + 1).tolist(), abs=1e-5)
+    assert second["advantage"] == pytest.approx(0.0, abs=1e-5)
+
+
 def test_ranks_write_beside_one_another_and_a_new_call_forgets(tmp_path):
     samples = [
         replace(s, rollout_id=f"run-i000{i}/t/0.0", collection_id=f"run-i000{i}")
@@ -81,6 +101,9 @@ def test_the_viewer_shows_what_a_run_kept(tmp_path):
     assert len(shown) == round(metrics["kept_fraction"] * len(entries)) > 0
     for rollout in shown:
         assert len(rollout["ratios"]) == len(rollout["clipped"]) == sum(rollout["mask"])
+        assert len(rollout["entropies"]) == len(rollout["advantages"]) == sum(rollout["mask"])
+    entropies = [entropy for rollout in shown for entropy in rollout["entropies"]]
+    assert sum(entropies) / len(entropies) == pytest.approx(metrics["entropy"], abs=1e-5)
     ratios = [ratio for rollout in shown for ratio in rollout["ratios"]]
     assert max(ratios) <= metrics["ratio_max"] + 1e-4  # the metrics are over all steps, these of the last
     assert len(set(ratios)) > 1

@@ -119,7 +119,9 @@ def test_token_statistics_are_shown_where_there_are_some(run):
     sampled = sum(rollout["mask"])
     assert len(rollout["ratios"]) == len(rollout["clipped"]) == len(rollout["old_logprobs"]) == sampled
     assert [entry["advantage"] for entry in entries] == [(i + 1) / 8 for i in range(24)]
-    assert run.rollout("demo-i0002", 1)["ratios"] is None
+    assert rollout["advantages"] == [1 / 8] * sampled  # the rollout's, as no token has its own
+    assert rollout["entropies"] is None
+    assert run.rollout("demo-i0002", 1)["ratios"] is run.rollout("demo-i0002", 1)["advantages"] is None
 
 
 def test_what_is_known_of_an_agents_program_is_shown(run_folder, run, tmp_path):

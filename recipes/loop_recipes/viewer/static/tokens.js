@@ -5,9 +5,10 @@
 const CHUNK = 400;
 const ADDRESS_AFTER_MS = 300;
 
+const SHADES = ["s0", "s1", "s2", "s3", "s4"];
 /**
  * What tokens may be coloured by: of a token's details a number, null where it has none, and the four bounds between the
- * five shades. `says` names the shades.
+ * five shades. `says` names the shades; `needs` is what a rollout has to have.
  */
 const COLOURINGS = {
   "log-prob": {
@@ -16,21 +17,36 @@ const COLOURINGS = {
     says: ["log-prob above -0.7: likely", "to -1.4", "to -2.1: less likely", "to -2.8", "below: unlikely"],
   },
   ratio: {
+    needs: "ratios",
     of: ({ ratio }) => (ratio === null ? null : Math.abs(Math.log(ratio))),
     bounds: [0.01, 0.05, 0.1, 0.2],
     says: ["log of the ratio within ±0.01", "±0.05", "±0.1", "±0.2", "beyond"],
   },
   gap: {
+    needs: "old_logprobs",
     of: ({ learner, logprob }) => (learner === null ? null : Math.abs(learner - logprob)),
     bounds: [1e-4, 1e-3, 1e-2, 1e-1],
     says: ["sampler and learner differ by under 1e-4 nats", "1e-3", "1e-2", "1e-1", "more"],
   },
+  advantage: {
+    needs: "advantages",
+    of: ({ advantage }) => advantage,
+    bounds: [-0.5, -0.05, 0.05, 0.5],
+    shades: ["below2", "below1", "s0", "above1", "above2"],
+    says: ["advantage below -0.5", "to -0.05", "about 0", "from 0.05", "from 0.5"],
+  },
+  entropy: {
+    needs: "entropies",
+    of: ({ entropy }) => entropy,
+    bounds: [0.1, 0.5, 1, 2],
+    says: ["entropy under 0.1 nats: sure", "to 0.5", "to 1", "to 2", "more: unsure"],
+  },
 };
 
 /** The class of a token by the colouring's number; "" for one that has none. */
-function shadeOf({ of, bounds }, token) {
+function shadeOf({ of, bounds, shades = SHADES }, token) {
   const value = of(token);
-  return value === null ? "" : ` s${bounds.filter((bound) => value >= bound).length}`;
+  return value === null ? "" : ` ${shades[bounds.filter((bound) => value >= bound).length]}`;
 }
 
 /** What there is to know of token i: the mask, the turn, log-probs and, where the trainer left them, ratio and clip. */
@@ -55,6 +71,8 @@ function tokenDetails(rollout) {
       learner: pick(rollout.old_logprobs),
       ratio: pick(rollout.ratios),
       clipped: pick(rollout.clipped),
+      advantage: pick(rollout.advantages),
+      entropy: pick(rollout.entropies),
     };
   };
 }
@@ -95,6 +113,8 @@ function TokenPanel({ token, i, size }) {
     ...(token.learner !== null ? [["learner", fixed(token.learner, 4)]] : []),
     ...(token.ratio !== null ? [["ratio", fixed(token.ratio, 4)]] : []),
     ...(token.clipped !== null ? [["clipped", token.clipped ? "yes" : "no"]] : []),
+    ...(token.advantage !== null ? [["advantage", fixed(token.advantage, 4)]] : []),
+    ...(token.entropy !== null ? [["entropy", fixed(token.entropy, 4)]] : []),
   ];
   return html`<div class="token-panel" aria-live="polite">
     <code class="chosen-text">${JSON.stringify(token.text)}</code>
@@ -109,7 +129,7 @@ function Tokens({ rollout }) {
   const asked = useMemo(readQuery, []);
   const [chosen, setChosen] = useState(() => (/^\d+$/.test(asked.token) && Number(asked.token) <= size ? Number(asked.token) - 1 : -1));
   const [near, setNear] = useState(() => new Set([0, Math.max(0, chunkOf(chosen))]));
-  const choices = Object.keys(COLOURINGS).filter((name) => name === "log-prob" || rollout.old_logprobs);
+  const choices = Object.keys(COLOURINGS).filter((name) => !COLOURINGS[name].needs || rollout[COLOURINGS[name].needs]);
   const [colouring, setColouring] = useState(choices.includes(asked.colour) ? asked.colour : "log-prob");
   useEffect(() => {
     if (chosen < 0 && colouring === "log-prob" && !location.hash.includes("?")) return undefined;
@@ -186,7 +206,7 @@ function Tokens({ rollout }) {
     <p class="legend">
       ${choices.length > 1 && html`<${Choice} label="colour by" options=${choices} value=${colouring} onChange=${setColouring} />`}
       <span class="token">not sampled</span>
-      ${COLOURINGS[colouring].says.map((words, i) => html`<span class=${`token s${i}`}>${words}</span>`)}
+      ${COLOURINGS[colouring].says.map((words, i) => html`<span class=${`token ${(COLOURINGS[colouring].shades ?? SHADES)[i]}`}>${words}</span>`)}
       ${rollout.clipped && html`<span class="token s0 clipped">clipped</span>`}
     </p>
     <div class="tokens" ref=${list} onClick=${(event) => event.target.dataset.i && setChosen(Number(event.target.dataset.i))}>

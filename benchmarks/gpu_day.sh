@@ -17,12 +17,11 @@ MOST_S=780
 # Limit in seconds, name, words after the interpreter. ROWS stands for the file of the rows.
 STEPS=(
   "60|heads with scale and cap equal full logits|-m pytest -q -n 0 -p no:cacheprovider tests/loop_recipes/engine/test_logprobs.py"
-  "210|a server of Qwen3-4B: start, publication, prompt and sampled tokens a second|benchmarks/gpu.py --json ROWS --parts vllm --only 1000"
+  "270|Qwen3-4B in turns and divided: start, publication, memory, swaps, gaps, tokens a second of both sides|benchmarks/share.py --json ROWS --turns 2 --prompt 3000"
   "160|one sequence of 16,384 tokens by the present kernels|benchmarks/gpu.py --json ROWS --parts published --only 16384"
   "60|packed rollouts and a resumed update in bf16|benchmarks/gpu.py --json ROWS --parts exactness"
   "150|two iterations of tiny_gpu|-m pytest -q -n 0 -p no:cacheprovider tests/integration/test_gpu_loop.py"
   "80|two rollouts of 32,000 tokens, 16 layers of the 32B shape|benchmarks/gpu.py --json ROWS --parts update --only 16.layers.*32000"
-  "60|heads: seconds and memory at 16,384 tokens|benchmarks/gpu.py --json ROWS --parts heads_speed --only ours.*16384"
 )
 
 if [ "${1:-}" = --dry ]; then

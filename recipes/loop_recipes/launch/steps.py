@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from loop_plumbing import process_guard
 GRACE_S = 300.0
 """Seconds that a command has to save and to stop its node, once it is asked to end."""
 LONGEST_UPDATE_S = 86_400
-"""Seconds that torchrun, when it is asked to end, leaves its ranks for the update in hand."""
+"""Seconds that a training has for the update in hand, when it is asked to end; who does not want to wait asks again."""
 
 
 class StepFailed(RuntimeError):
@@ -131,12 +132,14 @@ def run_step(command: Sequence[str], log: Path | None, deadline_s: float | None 
     the main thread.
 
     Nothing of it outlives this process. When the deadline passes or this process is interrupted, it gets SIGTERM, and
-    what is left of it after :data:`GRACE_S` is killed. Ctrl-C reaches this process alone.
+    what is left of it after :data:`GRACE_S` is killed, or after :data:`LONGEST_UPDATE_S` where its output is seen here.
+    Ctrl-C reaches this process alone, which passes each further one on.
 
     Raises:
         StepFailed: it ended with another status than 0, or not before the deadline.
     """
-    guard = [sys.executable, "-I", process_guard.__file__, str(os.getpid()), str(GRACE_S)]
+    grace = GRACE_S if log else LONGEST_UPDATE_S
+    guard = [sys.executable, "-I", process_guard.__file__, str(os.getpid()), str(grace)]
     with _opened(log) as file:
         process = subprocess.Popen(
             [*guard, *command],
@@ -151,8 +154,12 @@ def run_step(command: Sequence[str], log: Path | None, deadline_s: float | None 
             raise StepFailed(f"not done after {deadline_s:.0f} s; see {log or 'above'}") from error
         finally:
             if process.poll() is None:
-                process.terminate()
-                process.wait()
+                before = signal.signal(signal.SIGINT, lambda *_: process.terminate())
+                try:
+                    process.terminate()
+                    process.wait()
+                finally:
+                    signal.signal(signal.SIGINT, before)
     if status:
         raise StepFailed(
             f"status {status}: " + ("see above" if log is None else f"{_last_line(log)} (all of it: {log})")

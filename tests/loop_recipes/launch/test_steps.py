@@ -55,3 +55,26 @@ time.sleep(3600)
     assert (tmp_path / "saved").read_text() == "saved"
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "log").read_text().split()[0]), signal.SIGCONT)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("interruptible")
+def test_each_further_ctrl_c_is_passed_on(tmp_path):
+    """The command presses again each time that it hears of one, and ends at the third."""
+    code = """
+import os, signal, sys, time
+heard = []
+def end(*_):
+    heard.append(1)
+    print(len(heard), flush=True)
+    if len(heard) == 3:
+        sys.exit(1)
+    os.kill(int(sys.argv[1]), signal.SIGINT)
+signal.signal(signal.SIGTERM, end)
+os.kill(int(sys.argv[1]), signal.SIGINT)
+time.sleep(3600)
+"""
+    with pytest.raises(KeyboardInterrupt):
+        run_step(python(code, os.getpid()), tmp_path / "log", COMMAND_S)
+    assert (tmp_path / "log").read_text() == "1\n2\n3\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_origin
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, to_json
@@ -145,7 +145,7 @@ def _paths_in(section: type, path: str = "") -> Iterator[str]:
     for key, field in fields_of(section).items():
         if path:
             yield f"{path}{key}"
-        for inner in sections_in(field.annotation):
+        for inner in sections_in(field.annotation) if get_origin(field.annotation) is not list else ():
             yield from _paths_in(inner, f"{path}{key}.")
 
 

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from agent_environments.protocol import ENVIRONMENTS
 from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import error_line
-from loop_plumbing.names import nearest
+from loop_plumbing.names import alike, did_you_mean, nearest
 from loop_plumbing.plug_ins import packages
 from loop_plumbing.trusted import VARIABLE, is_trusted, trust
 from loop_plumbing.visible import visible
@@ -91,6 +91,16 @@ def _is_ours(name: object) -> bool:
     )
 
 
+def _meant(name: str) -> str:
+    """The cure for a component that is not there; "" where none is known."""
+    module, _, last = name.rpartition(".")
+    if not module:
+        return "; give its module too, as in torch.optim.AdamW"
+    found = vars(sys.modules[module]) if module in sys.modules else {}
+    near = alike(last, [each for each, value in found.items() if callable(value)])
+    return f"; {did_you_mean([f'{module}.{each}' for each in near])}" if near else ""
+
+
 def check_component(
     path: str, component: Mapping[str, Any], positional: int = 0, provided: Iterable[str] = ()
 ) -> Callable[..., Any]:
@@ -113,7 +123,7 @@ def check_component(
         target = _named(name)
         signature = inspect.signature(target)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise ConfigError(f"{path}._component_: cannot use {name!r}: {error}") from error
+        raise ConfigError(f"{path}._component_: cannot use {name!r}: {error}{_meant(name)}") from error
     except (Exception, SystemExit) as error:  # of a module of the user's own
         raise ConfigError(f"{path}._component_: {name!r} cannot be imported: {error_line(error)}") from error
     parameters = signature.parameters.values()

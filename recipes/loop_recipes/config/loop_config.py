@@ -292,7 +292,7 @@ class LearnerConfig:
     update: UpdateConfig = field(default_factory=UpdateConfig)
     seed: Seed = 0
     """Seed of tasks, episodes, the new adapter and minibatches."""
-    device: str = "cpu"
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda|cuda:\d+)$")] = "cpu"
     """``cpu`` or ``cuda``."""
     dtype: Dtype = "fp32"
     """Precision of base weights and computation; LoRA masters and gradients are always fp32."""

@@ -55,6 +55,13 @@ def config(workspace, *overrides):
             "loss._component_=loop_recipes.algorithm.losses.Clipped",
             "loss._component_: cannot use 'loop_recipes.algorithm.losses.Clipped'",
         ),
+        (
+            "loss._component_=loop_recipes.algorithm.losses.ClipedPolicyLoss",
+            "; did you mean 'loop_recipes.algorithm.losses.ClippedPolicyLoss'?",
+        ),
+        ("optimizer._component_=torch.optim.adamw", "; did you mean 'torch.optim.AdamW'?"),
+        ("loss._component_=ppo", "No module named 'ppo'; give its module too, as in torch.optim.AdamW"),
+        ("device=gpu", "device must be of the form ^(cpu|cuda|cuda:"),
         ("model.lora_rank=high", "model.lora_rank is 'high': it must be a number"),
         ("max_iterations=many", "max_iterations must be int, not 'many'"),
         ("collection.rollouts_per_task=1", "collection.rollouts_per_task is 1; leave-one-out needs at least 2"),

@@ -7,7 +7,6 @@ tune run --nproc_per_node 8 loop_appworld --config loop_appworld/qwen2_5_32b \
 
 from __future__ import annotations
 
-import sys
 import time
 from functools import partial
 from typing import Any
@@ -41,7 +40,6 @@ from loop_recipes.rollouts.source import SOURCE_ERRORS, Collected, NoRollouts, c
 from loop_recipes.run.environment_file import ENVIRONMENT_FILE, write_description
 from loop_recipes.run.metrics import SUMMARY_WORDS, behavior_metrics, environment_metrics, rollout_metrics, summary_line
 from loop_recipes.run.rests_on import compare, differing, environment_identity
-from loop_recipes.terminal import folded
 from rollout_server.config import as_keys
 
 log = utils.get_logger("INFO")
@@ -228,7 +226,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
         started = time.perf_counter()
         seconds_publishing = self._publish(self._learner.versions.versions)
         self._score()
-        utils.log_rank_zero(log, folded(SUMMARY_WORDS, sys.stderr))
+        utils.log_rank_zero(log, SUMMARY_WORDS)
         for iteration in range(self._iterations_done + 1, conf.max_iterations + 1):
             request = self._pending or self._plan.training(iteration, self._policy_version, self._adapter_digest)
             self._pending = None

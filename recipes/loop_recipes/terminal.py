@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
+import sys
 import textwrap
 from collections.abc import Sequence
 from itertools import groupby
@@ -68,9 +70,9 @@ def folded(line: str, stream: TextIO, between: str = " ") -> str:
     Args:
         between: where the line may be divided; a piece that is wider than the terminal stays whole.
     """
-    if not stream.isatty():
-        return line
     width, lines = shutil.get_terminal_size().columns - 1, [""]
+    if not stream.isatty() or len(line) <= width:
+        return line
     for piece in line.split(between):
         longer = f"{lines[-1]}{between}{piece}" if lines[-1].strip() else lines[-1] + piece
         if len(longer) <= width or not lines[-1].strip():
@@ -78,6 +80,20 @@ def folded(line: str, stream: TextIO, between: str = " ") -> str:
         else:
             lines.append(f"  {piece}")
     return "\n".join(lines)
+
+
+class _Folding(logging.Formatter):
+    """Divides what is logged where a terminal of this width would break a word."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(folded(line, sys.stderr) for line in super().format(record).split("\n"))
+
+
+def fold_logs() -> None:
+    """Divide what torchtune's logger prints, and warnings of all others, at blanks on a terminal."""
+    for handler in (logging.lastResort, *logging.getLogger("torchtune.utils._logging").handlers):
+        if handler is not None:
+            handler.setFormatter(_Folding())
 
 
 def wrapped(line: str, width: int) -> list[str]:

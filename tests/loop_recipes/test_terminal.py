@@ -1,6 +1,7 @@
 """What is printed is whole on a terminal of 80 columns: a report, a comparison, a training, a wait."""
 
 import io
+import logging
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from loop_recipes.evaluation import compare_cli
 from loop_recipes.rollouts import waiting
 from loop_recipes.rollouts.waiting import Waiting
 from loop_recipes.run.metrics import SUMMARY_WORDS, summary_line
-from loop_recipes.terminal import Bar, folded, print_table
+from loop_recipes.terminal import Bar, fold_logs, folded, print_table
 from support.stored_evaluation import STORED, report_again
 from support.waiting import block_until
 
@@ -87,6 +88,30 @@ def test_a_training():
     for word in ("kept", "steps", "clip", "gap", "left"):
         assert f"{word}: " in SUMMARY_WORDS
         assert f"  {word} " in line
+
+
+def test_what_is_logged(monkeypatch):
+    """Of torchtune's logger and of any other; lines that were divided before stay as they are."""
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    handler = logging.StreamHandler(sys.stderr)
+    own = logging.getLogger("torchtune.utils._logging")
+    monkeypatch.setattr(own, "handlers", [handler])
+    monkeypatch.setattr(own, "propagate", False)
+    monkeypatch.setattr(logging.lastResort, "formatter", None)
+    fold_logs()
+    summary = folded(summary_line(LINE, 20), sys.stderr, "  ")
+    for text in (
+        SUMMARY_WORDS,
+        "stopped while waiting for made-up-i0002-dev-0123; resume_from_checkpoint=True " * 3,
+        summary,
+    ):
+        own.warning(text)
+        logging.lastResort.emit(logging.makeLogRecord({"msg": text}))
+        shown = sys.stderr.getvalue()
+        sys.stderr.truncate(sys.stderr.seek(0))
+        assert is_whole(shown)
+        assert shown.split() == 2 * text.split()
+    assert shown == 2 * f"{summary}\n"
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,8 @@ class TrainingRecipe:
     def stopped(self, where: str) -> None:
         """Say where the run stopped, because it was asked to; every rank ends for that."""
         if self._rank == 0:
-            print(f"{self.name}: stopped {where}; resume_from_checkpoint=True goes on", file=sys.stderr)
+            line = f"{self.name}: stopped {where}; resume_from_checkpoint=True goes on"
+            print(folded(line, sys.stderr), file=sys.stderr)
             self._stop.done()
         self._together = True
 

@@ -15,6 +15,7 @@ from loop_formats.schema import ConfigError, fields_of, require
 from loop_plumbing.visible import show_all_text
 from loop_recipes.config.files import compose, pinned_models
 from loop_recipes.paths import KINDS
+from loop_recipes.terminal import fold_logs
 
 
 def parse(section: type) -> Callable[[Callable[[DictConfig], Any]], Callable[[], Any]]:
@@ -28,6 +29,7 @@ def parse(section: type) -> Callable[[Callable[[DictConfig], Any]], Callable[[],
         @functools.wraps(main)
         def from_command_line() -> Any:
             show_all_text()
+            fold_logs()
             recipe = Path(sys.argv[0]).stem
             parser = argparse.ArgumentParser(
                 recipe, description=main.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

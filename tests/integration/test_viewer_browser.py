@@ -70,6 +70,7 @@ async def test_from_the_run_to_a_token_by_keyboard(run_folder, viewing):
         await true_in(page, "document.querySelectorAll('.column .code').length > 6")
         assert await page.locator(".column").count() == 6
         assert "different orders in 6 rollouts" in await page.inner_text("main")
+        assert (await page.inner_text("main")).count("do what is asked") == 1  # all rollouts begin with it
         await page.keyboard.press("j")
         await page.keyboard.press("Enter")
         # The tabs are the rollout's page: the task's page, still drawn when the address changes, has outputs too.
@@ -207,6 +208,9 @@ async def test_a_run_has_a_head_lists_by_kind_and_charts_that_lead_to_iterations
             cells = "[...document.querySelectorAll('.u-legend th, .u-legend td')]"
             borders = await page.evaluate(f"{cells}.map(each => getComputedStyle(each).borderBottomWidth)")
             assert set(borders) == {"0px"}
+            assert await page.evaluate("[fixed(-0.0001), signed(-0.001), signed(0.25), fixed(-1)]") == [
+                *("0.000", "0.00", "+0.25", "-1.000")
+            ]
             # An iteration without steps has no loss, and the line is broken there; dev scores stand at their policy.
             assert await page.evaluate("[...valuesOf([{iteration: 1, loss: 2}, {iteration: 2}], 'loss')]") == [[1, 2]]
             dev = "[...valuesOf([{iteration: 3, dev_iteration: 2, dev_success: 0.5}], 'dev_success')]"

@@ -86,6 +86,10 @@ async def test_hostile_text_is_shown_and_never_run(run_folder, phone, viewing):
             assert await page.evaluate("window.hacked") is None
             assert await page.locator("main script, main img").count() == 0
             assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        # What is known of the chosen token stays in view, below a head of several lines too.
+        await page.locator(".tokens .token").nth(300).click()
+        free = "document.querySelector('.token-panel').contains(document.elementFromPoint(r.x + 20, r.y + 6))"
+        await true_in(page, f"(r => {free})(document.querySelector('.token-panel').getBoundingClientRect())")
         await show(page, address, "c/demo-i0003/r/25", ".conversation .code")
         text = await page.locator(".conversation").first.text_content()
         for shown in ("<script>window.hacked = 1</script>", "‹U+202E›gnp.exe", "‹U+0000›‹U+001B›[31m", " broken "):
@@ -101,6 +105,8 @@ async def test_a_hundred_thousand_tokens_stay_quick(run_folder, viewing):
         await page.keyboard.press("End")
         await true_in(page, f"document.querySelector('.token.chosen')?.id === 't{LONG_TOKENS - 1}'")
         assert await page.locator(".tokens .token").count() < 20_000  # the rest is not in the document
+        shown = await page.evaluate("getComputedStyle(document.querySelector('.token.chosen').parentElement).display")
+        assert shown == "inline"  # a block would end a line where a chunk ends
         box = await page.evaluate(
             "(() => { const box = document.querySelector('.token.chosen').getBoundingClientRect();"
             "return [box.top >= 0, box.bottom <= innerHeight]; })()"
@@ -305,6 +311,9 @@ async def test_two_rollouts_stand_beside_each_other(run_folder, tmp_path, viewin
     other["episode_id"] = lines[1]["episode_id"]
     place = other["turns"][0]["message"]
     other["messages"][place]["content"] += "\nprint('only here')"
+    reminder = "\nAs a reminder\n\nTask: do what is asked."
+    first["messages"][place + 1]["content"] += reminder
+    other["messages"][place + 1]["content"] += reminder
     first["turns"][-1] |= {"sampling_seconds": 7.5, "finish_reason": "length", "failed": False}
     (tmp_path / "two.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (first, other)))
     async with viewing(tmp_path / "two.jsonl") as (page, address):
@@ -318,6 +327,7 @@ async def test_two_rollouts_stand_beside_each_other(run_folder, tmp_path, viewin
         assert await page.locator(".beside .turn").count() == 2 * len(first["turns"])
         marked = [text.strip() for text in await page.locator(".differs").all_inner_texts()]
         assert marked == ["print('only here')"]
+        assert "As a reminder" not in await page.inner_text(".beside")
         assert await page.locator(".beside .same").count() == 2 * (len(first["turns"]) - 1)
         await screenshot(page, "beside")
         await page.keyboard.press("u")

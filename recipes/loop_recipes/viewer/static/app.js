@@ -51,7 +51,7 @@ function Crumbs({ address, run, shown }) {
     ${run.folder && html`<a href=${TO_FOLDER}><bdi>${run.folder}</bdi></a> › `}<a href="#/"><bdi>${run.name}</bdi></a>
     ${collection && html` › <a href=${link("c", collection)}><bdi>${name}</bdi></a>`}
     ${page === "task" && html` › <bdi>${address.task}</bdi>`}
-    ${page === "everywhere" && html` › <bdi>${address.task}</bdi> everywhere`}
+    ${page === "everywhere" && html` › <bdi>${address.task}</bdi> ${EVERYWHERE}`}
     ${page === "rollout" && shown.cursor === address.cursor && html` › <a href=${link("c", collection, "t", shown.task)}><bdi>${shown.task}</bdi></a> › rollout ${shown.index}`}
     ${page === "beside" && " › two rollouts"}
   </nav>`;

@@ -53,7 +53,7 @@ function Chart({ title, series, from, small, stamp, open, height = CURVE_HEIGHT 
       scales: { x: { time: false }, ...(from ? { y: { range: from } } : {}) },
       axes: [{ ...axis, label: "iteration", labelSize: 16, labelFont: "11px system-ui", size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500] }, { ...axis, size: 56, ...(small ? { values: exponents } : {}) }],
       series: [
-        { label: "iteration" },
+        { label: "iteration", value: (plot, value) => value ?? "–" },
         ...series.map(({ label, gaps, place }, i) => ({
           label,
           stroke: colourOf(place ?? i),

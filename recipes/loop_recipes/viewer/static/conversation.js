@@ -69,14 +69,19 @@ function LongText({ text, className }) {
     </button>`}`;
 }
 
-function Observation({ text, ofFailed }) {
+/** What the world answered, without the task that it repeats after every turn. */
+function withoutReminder(text) {
   const cut = text.lastIndexOf(REMINDER);
-  const output = cut < 0 ? text : text.slice(0, cut);
+  return cut < 0 ? text : text.slice(0, cut);
+}
+
+function Observation({ text, ofFailed }) {
+  const output = withoutReminder(text);
   const failed = ofFailed || /^(Execution failed\.|Error:|Traceback \(most recent call last\):)/.test(text);
   return html`<div class=${`message user ${failed ? "failed" : ""}`}>
     <div class="role">${failed ? "output: failed" : "output"}</div>
     <${LongText} text=${output} className="output" />
-    ${cut >= 0 && html`<details><summary>reminder</summary><${LongText} text=${text.slice(cut + 1)} /></details>`}
+    ${output !== text && html`<details><summary>reminder</summary><${LongText} text=${text.slice(output.length + 1)} /></details>`}
   </div>`;
 }
 
@@ -177,7 +182,7 @@ function Marked({ text, other }) {
 
 /** What was said and answered in each turn of a rollout's own. */
 const stepsOf = ({ messages, turns }) =>
-  turns.map(({ message }) => ({ action: messages[message]?.content, output: messages[message + 1]?.content }));
+  turns.map(({ message }) => ({ action: messages[message]?.content, output: messages[message + 1] && withoutReminder(messages[message + 1].content).trimEnd() }));
 
 /** Two rollouts turn by turn, with the lines marked in which they differ. */
 function BesidePage({ collection, cursor, other, run }) {
@@ -205,21 +210,30 @@ function BesidePage({ collection, cursor, other, run }) {
   </section>`;
 }
 
-/** The sequences of an episode as one conversation: what one has in common with an earlier one is shown there only. */
-function Thread({ rollout }) {
+/** The sequences of an episode as one conversation: what one has in common with an earlier one is shown there only, as
+ * are messages that it begins with and that stand `above` it. */
+function Thread({ rollout, above = [] }) {
   const { thread, collection } = rollout;
   const others = useLoaded(
     () => Promise.all(thread.map(({ cursor }) => api.rollout(collection, cursor))),
     [collection, thread.map(({ cursor }) => cursor).join()],
   );
-  if (thread.length < 2) return html`<${Conversation} rollout=${rollout} />`;
+  const begun = above.every(({ content }, place) => rollout.messages[place]?.content === content) ? above.length : 0;
+  if (thread.length < 2) return html`<${Conversation} rollout=${rollout} shared=${begun} />`;
   if (others.error) return html`<p class="error">${others.error}</p>`;
   if (!others.value) return html`<p class="quiet">reading the other sequences …</p>`;
   const known = (place) => new Set(others.value.slice(0, place).flatMap(({ messages }) => messages.map(({ content }) => content)));
   return others.value.map(
     (each, place) => html`${place > 0 && html`<h4 class="sequence" id=${`sequence-${place + 1}`}>sequence ${place + 1} begins here: ${thread[place].begins}</h4>`}
-      <${Conversation} rollout=${each} shared=${thread[place].shared} earlier=${thread[place].turns} known=${known(place)} />`,
+      <${Conversation} rollout=${each} shared=${place ? thread[place].shared : begun} earlier=${thread[place].turns} known=${known(place)} />`,
   );
+}
+
+/** The messages before a sequence's first turn: the last of them as what is asked, the others folded. */
+function Opening({ folded, task, segment = 0 }) {
+  const summary = segment ? `${folded.length} more messages before its first turn` : `prompt: ${folded.length} message${folded.length === 1 ? "" : "s"} before the task`;
+  return html`${folded.length > 0 && html`<${Folded} summary=${summary} messages=${folded} />`}
+    ${task && html`<div class="message task"><div class="role">${segment ? task.role : "task"}</div><${LongText} text=${task.content} /></div>`}`;
 }
 
 function Folded({ summary, messages }) {
@@ -234,24 +248,30 @@ function Folded({ summary, messages }) {
   </details>`;
 }
 
+/** The places of a rollout's messages that another rollout sampled. */
+function replayedOf(rollout) {
+  if (rollout.segment || !rollout.turns.length) return [];
+  const earlier = [...rollout.messages.keys()].filter((place) => rollout.messages[place].role === "assistant" && place < rollout.turns[0].message);
+  return earlier.slice(-turnsBefore(rollout) || Infinity);
+}
+
+/** How many messages stand before the first turn of a rollout. */
+const openingOf = (rollout) => replayedOf(rollout)[0] ?? rollout.turns[0]?.message ?? rollout.messages.length;
+
 /** `rollout` with its messages; what its first turn follows on is folded away. In a thread, the first `shared` messages
  * are left out, `earlier` turns were before its own, and `known` are the texts of the sequences before. */
 function Conversation({ rollout, shared = 0, earlier = 0, known = new Set() }) {
   const { messages, turns } = rollout;
-  const assistant = messages.map((message, place) => (message.role === "assistant" ? place : -1)).filter((p) => p >= 0);
   const before = turnsBefore(rollout);
-  // Records of earlier versions do not say which messages the turns are: they are the last ones.
-  const places = turns.map((turn, i) => turn.message ?? assistant[assistant.length - turns.length + i]);
-  const replayed = turns.length && !rollout.segment ? assistant.filter((place) => place < places[0]).slice(-before || Infinity) : [];
-  const first = turns.length ? (replayed[0] ?? places[0]) : messages.length;
+  const places = turns.map(({ message }) => message);
+  const replayed = replayedOf(rollout);
+  const first = openingOf(rollout);
   const last = messages[first - 1];
-  const task = last && !known.has(last.content) ? last : null;
+  const task = last && shared < first && !known.has(last.content) ? last : null;
   const requests = new Set(turns.map((turn, i) => (turn.summary ? places[i] - 1 : -1)));
   const folded = messages.slice(shared, task ? first - 1 : first);
-  const summary = !rollout.segment ? `prompt: ${folded.length} message${folded.length === 1 ? "" : "s"} before the task` : `${folded.length} more messages before its first turn`;
   return html`<div class="conversation">
-    ${folded.length > 0 && html`<${Folded} summary=${summary} messages=${folded} />`}
-    ${task && html`<div class="message task"><div class="role">${rollout.segment ? task.role : "task"}</div><${LongText} text=${task.content} /></div>`}
+    <${Opening} folded=${folded} task=${task} segment=${rollout.segment} />
     ${messages.slice(first).map((message, i) => {
       if (requests.has(first + i)) return html`<div class="message"><div class="role">request of the node</div><${LongText} text=${message.content} /></div>`;
       if (message.role !== "assistant") return html`<${Observation} text=${message.content} ofFailed=${Boolean(turns[places.indexOf(first + i - 1)]?.failed)} />`;

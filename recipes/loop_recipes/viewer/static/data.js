@@ -86,8 +86,9 @@ function useLoaded(load, inputs) {
 const turnsBefore = (rollout) => (rollout.branch_of ? rollout.branch_of.turns : 0);
 
 const percent = (value) => `${Math.round(100 * value)}%`;
-const fixed = (value, digits = 3) => (value === null || value === undefined ? "–" : value.toFixed(digits));
-const signed = (value) => (value === null || value === undefined ? "–" : (value > 0 ? "+" : "") + value.toFixed(2));
+/** With so many digits; what they round to nothing is 0, not -0. */
+const fixed = (value, digits = 3) => (value === null || value === undefined ? "–" : value.toFixed(digits).replace(/^-(0\.?0*)$/, "$1"));
+const signed = (value) => (value > 0.005 ? "+" : "") + fixed(value, 2);
 const link = (...parts) => `#/${parts.map(encodeURIComponent).join("/")}`;
 
 /** From the page of a folder to that of one of its runs, and back. */

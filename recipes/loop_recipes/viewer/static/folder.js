@@ -5,15 +5,15 @@ const SHOWN_AT_FIRST = 8;
 /** Columns of the list: what a run's row says, and how it is written. */
 const COLUMNS = {
   run: { of: ({ name }) => name },
-  model: { of: ({ model }) => model },
-  algorithm: { of: ({ algorithm }) => algorithm },
-  tasks: { of: ({ dataset }) => dataset },
   state: { of: ({ state }) => state },
   iterations: { of: ({ iterations }) => iterations, number: (value) => value },
   reward: { of: ({ reward }) => reward, number: fixed },
   success: { of: ({ success }) => success, number: percent },
   "dev success": { of: ({ dev_success: value }) => value, number: percent },
   "held-out success": { of: ({ held_out_success: value }) => value, number: percent },
+  model: { of: ({ model }) => model },
+  algorithm: { of: ({ algorithm }) => algorithm },
+  tasks: { of: ({ dataset }) => dataset },
 };
 /** What a run's legends name -> the metric, and the chart that it is drawn in. */
 const QUANTITIES = Object.fromEntries(CURVES.flatMap((chart) => Object.entries(chart.keys).map(([key, label]) => [label, { ...chart, key }])));

@@ -42,10 +42,10 @@ function RunPage({ run }) {
     <${Head} head=${head} />
     ${metrics.length > 0 &&
     html`<div class="curves">${CURVES.map((curve) => html`<${Curve} ...${curve} metrics=${metrics} open=${open} />`)}</div>`}
-    ${Object.entries(LISTS).map(([title, kinds]) => {
+    <div class="lists">${Object.entries(LISTS).map(([title, kinds]) => {
       const items = collections.filter(({ kind }) => kinds.includes(kind));
-      return items.length > 0 && html`<h2>${title}</h2><${CollectionTable} key=${title} items=${items} figures=${figures} />`;
-    })}
+      return items.length > 0 && html`<div key=${title}><h2>${title}</h2><${CollectionTable} items=${items} figures=${figures} /></div>`;
+    })}</div>
     ${collections.length === 0 && html`<p class="quiet">no rollouts yet</p>`}
   </section>`;
 }
@@ -192,7 +192,7 @@ function CollectionPage({ collection, stamp, failures }) {
 function TaskTable({ collection, entries, failures }) {
   const tasks = new Map();
   for (const entry of entries) tasks.set(entry.task, [...(tasks.get(entry.task) || []), entry]);
-  return html`<table class="wide">
+  return html`<table class="wide tasks">
     <thead><tr><th>task</th><th>mean reward</th><th class="attempts">failed attempts</th><th>rollouts: reward or ✓, turns, advantage</th></tr></thead>
     <tbody>
       ${[...tasks].sort(([a], [b]) => (a < b ? -1 : 1)).map(([task, group]) => {
@@ -202,9 +202,9 @@ function TaskTable({ collection, entries, failures }) {
             <div class="quiet" title=${group[0].asks}><bdi>${group[0].asks}</bdi></div></td>
           <td>${fixed(mean)}</td>
           <td class="attempts" title=${attemptsByTask({ [task]: failures[task] || {} })}>${countFailures([failures[task] || {}])}</td>
-          <td class="cells">${group
+          <td><div class="cells">${group
             .sort((a, b) => a.index - b.index)
-            .map((entry) => html`<${RolloutCell} key=${entry.cursor} collection=${collection} entry=${entry} />`)}</td>
+            .map((entry) => html`<${RolloutCell} key=${entry.cursor} collection=${collection} entry=${entry} />`)}</div></td>
         </tr>`;
       })}
     </tbody>
@@ -217,7 +217,7 @@ const ORDER_OF = { reward: "lowest reward", turns: "most turns", tokens: "longes
 function RolloutList({ collection, entries, order, onOrder }) {
   return html`<table class="wide">
     <thead><tr>
-      ${["rollout", "reward", "advantage", "turns", "tokens", "gap", "log-prob", "end"].map((name) => html`<th>${
+      ${["rollout", "reward", "advantage", "turns", "tokens", "gap", "log-prob", "end", "asks"].map((name) => html`<th class=${name === "asks" ? "further" : ""}>${
         ORDER_OF[name] ? html`<button aria-pressed=${ORDER_OF[name] === order} title=${ORDER_OF[name]} onClick=${() => onOrder(ORDER_OF[name])}>${name}</button>` : name
       }</th>`)}
     </tr></thead>
@@ -232,6 +232,7 @@ function RolloutList({ collection, entries, order, onOrder }) {
           <td>${entry.gap === null ? "–" : entry.gap.toExponential(1)}</td>
           <td>${fixed(entry.mean_logprob)}</td>
           <td>${entry.end_reason}</td>
+          <td class="asks further"><div class="quiet" title=${entry.asks}><bdi>${entry.asks}</bdi></div></td>
         </tr>`,
       )}
     </tbody>
@@ -251,7 +252,7 @@ function CallSequences({ group, collection }) {
     <summary>calls: ${unique} different orders in ${group.length} rollouts</summary>
     ${group.map((entry, place) => ({ ...entry, calls: loaded.value[place] })).map(
       (entry) => html`<div class="call-row">
-        <a class="stop" href=${link("c", collection, "r", entry.cursor)}>${entry.index}${entry.success ? " ✓" : ""}</a>
+        <a class="stop" href=${link("c", collection, "r", entry.cursor)}>rollout ${entry.index}${entry.success ? " ✓" : ""}</a>
         ${entry.calls.slice(0, 40).map(
           (call) => html`<span class=${`call app${apps.indexOf(call.split(".")[0]) % 6}`}><bdi>${call}</bdi></span>`,
         )}
@@ -268,13 +269,23 @@ function TaskPage({ collection, task, stamp }) {
   if (!summaries.value) return html`<p class="quiet">reading the log …</p>`;
   const group = byEpisode(summaries.value.filter((entry) => entry.task === task)).sort((a, b) => a.index - b.index);
   return html`<section>
-    <p class="facts"><a href=${link("everywhere", task)}>this task in all iterations and evaluations</a></p>
-    <${CallSequences} group=${group} collection=${collection} />
-    <div class="columns">
-      ${group.map((entry) => html`<${Column} key=${entry.cursor} collection=${collection} entry=${entry} />`)}
-    </div>
+    <p class="facts"><a href=${link("everywhere", task)}>this task ${EVERYWHERE}</a></p>
+    ${group.length > 0 && html`<${TaskColumns} collection=${collection} group=${group} />`}
   </section>`;
 }
+
+/** What all rollouts of a task begin with, once; then their calls, and what each did by itself. */
+function TaskColumns({ collection, group }) {
+  const first = useLoaded(() => api.rollout(collection, group[0].cursor), [collection, group[0].cursor]);
+  const opening = first.value ? first.value.messages.slice(0, openingOf(first.value)) : [];
+  return html`${opening.length > 0 && html`<${Opening} folded=${opening.slice(0, -1)} task=${opening.at(-1)} />`}
+    <${CallSequences} group=${group} collection=${collection} />
+    <div class="columns">
+      ${group.map((entry) => html`<${Column} key=${entry.cursor} collection=${collection} entry=${entry} opening=${opening} />`)}
+    </div>`;
+}
+
+const EVERYWHERE = "in all iterations and evaluations";
 
 /** A task's rollouts in all collections of the run; two that are ticked are set beside each other. */
 function EverywherePage({ task, run }) {
@@ -293,27 +304,28 @@ function EverywherePage({ task, run }) {
   if (!loaded.value) return html`<p class="quiet">reading the logs …</p>`;
   const rows = loaded.value.filter(({ group }) => group.length);
   return html`<section class="everywhere">
+    ${rows.length > 0 && html`<p><bdi>${rows[0].group[0].asks}</bdi></p>`}
     <p class="quiet">${rows.length ? "Tick two rollouts to set them beside each other." : "No collection has a rollout of this task."}</p>
     <table class="wide">
       <thead><tr><th>collection</th><th>mean reward</th><th>rollouts: reward or ✓, turns, advantage</th></tr></thead>
       <tbody>${rows.map(({ id, name, group }) => html`<tr key=${id}>
         <td><a class="stop" href=${link("c", id, "t", task)}><bdi>${name}</bdi></a></td>
         <td>${fixed(group.reduce((sum, entry) => sum + entry.reward, 0) / group.length)}</td>
-        <td class="cells">${group.sort((a, b) => a.index - b.index).map((entry) => html`<span class="both" key=${entry.cursor}>
+        <td><div class="cells">${group.sort((a, b) => a.index - b.index).map((entry) => html`<span class="both" key=${entry.cursor}>
           <input type="checkbox" aria-label=${`${name}, rollout ${entry.index}: beside`} onChange=${(event) => tick([id, entry.cursor], event.target.checked)} />
-          <${RolloutCell} collection=${id} entry=${entry} /></span>`)}</td>
+          <${RolloutCell} collection=${id} entry=${entry} /></span>`)}</div></td>
       </tr>`)}</tbody>
     </table>
   </section>`;
 }
 
-function Column({ collection, entry }) {
+function Column({ collection, entry, opening }) {
   const loaded = useLoaded(() => api.rollout(collection, entry.cursor), [collection, entry.cursor]);
   return html`<article class="column">
     <h3><${RolloutCell} collection=${collection} entry=${entry} /> rollout ${entry.index}</h3>
     ${loaded.error && html`<p class="error">${loaded.error}</p>`}
     ${loaded.value &&
-    html`<${Requirements} requirements=${loaded.value.requirements} /><${Thread} rollout=${loaded.value} />`}
+    html`<${Requirements} requirements=${loaded.value.requirements} /><${Thread} rollout=${loaded.value} above=${opening} />`}
   </article>`;
 }
 

@@ -93,7 +93,7 @@ class Chunk extends Component {
       const name = `token${shadeOf(COLOURINGS[colouring], token)}${token.clipped ? " clipped" : ""}`;
       spans.push(html`<span class=${name} id=${`t${i}`} data-i=${i}>${visible(token.text)}</span>`);
     }
-    return html`<div class="chunk" data-chunk=${start} style=${style}>${spans}</div>`;
+    return html`<div class=${`chunk ${mounted ? "mounted" : ""}`} data-chunk=${start} style=${style}>${spans}</div>`;
   }
 }
 

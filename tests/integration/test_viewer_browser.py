@@ -71,6 +71,8 @@ async def test_from_the_run_to_a_token_by_keyboard(run_folder, viewing):
         assert await page.locator(".column").count() == 6
         assert "different orders in 6 rollouts" in await page.inner_text("main")
         assert (await page.inner_text("main")).count("do what is asked") == 1  # all rollouts begin with it
+        ids = await page.evaluate("[...document.querySelectorAll('[id]')].map(each => each.id)")
+        assert len(ids) == len(set(ids))
         await page.keyboard.press("j")
         await page.keyboard.press("Enter")
         # The tabs are the rollout's page: the task's page, still drawn when the address changes, has outputs too.

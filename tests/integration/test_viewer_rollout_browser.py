@@ -130,7 +130,7 @@ async def test_a_block_on_one_line_is_code_as_it_is_for_the_world(tmp_path, view
     log.write_text(rollout.to_json() + "\n")
     async with viewing(folder) as (page, address):
         await show(page, address, "c/demo-i0001/r/1", ".conversation .code")
-        shown = await page.locator("#turn-1 .code").all_inner_texts()
+        shown = await page.locator('[data-turn="1"] .code').all_inner_texts()
     assert [text.strip() for text in shown] == code_blocks(said) == ["add(1)", "add(2)"]
 
 
@@ -143,8 +143,8 @@ async def test_tool_calls_are_set_apart_from_prose(tmp_path, viewing):
     log.write_text(rollout.to_json() + "\n")
     async with viewing(folder) as (page, address):
         await show(page, address, "c/demo-i0001/r/1", ".conversation .code")
-        shown = await page.locator("#turn-1 pre").all_inner_texts()
-        labels = await page.locator("#turn-1 .role").all_inner_texts()
+        shown = await page.locator('[data-turn="1"] pre').all_inner_texts()
+        labels = await page.locator('[data-turn="1"] .role').all_inner_texts()
     assert [text.strip() for text in shown] == ["So.", '{\n  "n": 2\n}', "{}", "cut"]
     assert labels[1:] == ["calls add", *["a call that cannot be read"] * 2]
 
@@ -227,16 +227,18 @@ async def test_a_turn_is_gone_on_from_and_turn_values_are_drawn(policy, tmp_path
         async with viewing(tmp_path) as (page, address):
             await show(page, address, "c/demo-i0001/r/1", ".turn-value meter")
             assert await page.locator(".turn-value").count() == 4
-            await says(page, "#turn-2", "· this turn ")
-            assert re.search(r"value 0\.\d\d ± 0\.\d\d · this turn [+-]?0\.\d\d", await page.inner_text("#turn-2"))
+            await says(page, '[data-turn="2"]', "· this turn ")
+            assert re.search(
+                r"value 0\.\d\d ± 0\.\d\d · this turn [+-]?0\.\d\d", await page.inner_text('[data-turn="2"]')
+            )
             await screenshot(page, "turn_values")
             local.vllm.speak = lambda rng: "```python\nfinish()\n```"
-            await page.locator("#turn-3 .go-on").click()
+            await page.locator('[data-turn="3"] .go-on').click()
             await true_in(page, "location.hash.startsWith('#/c/branch-demo-i0001-')")
             await page.locator(".replayed").first.wait_for(state="attached")
             assert await page.locator(".replayed").count() == 2
             assert "goes on from demo-i0001/reach8_1/0.0 after 2 turns" in await page.inner_text("main")
-            await says(page, "#turn-3", "finish()")
+            await says(page, '[data-turn="3"]', "finish()")
             await screenshot(page, "branch")
             await page.locator("main p a").filter(has_text="demo-i0001/reach8_1").click()
             await true_in(page, "location.hash === '#/c/demo-i0001/r/1'")
@@ -286,7 +288,7 @@ async def test_an_episode_of_several_sequences(tmp_path, viewing):
         assert await page.locator(".sequence").last.inner_text() == (
             f"sequence {count} begins here: its history was too long (compaction: summary)"
         )
-        await says(page, f"#turn-{count}", f"turn {count} · summary of the history ·")
+        await says(page, f'[data-turn="{count}"]', f"turn {count} · summary of the history ·")
         await says(page, ".conversation .assistant.replayed", "Said by the harness.")
         await says(page, ".conversation .assistant.replayed", "not sampled by the policy")
         await says(page, ".error", "its program was refused 2 times: 400 too long <b>")

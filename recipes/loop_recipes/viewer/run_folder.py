@@ -134,7 +134,9 @@ class RunFolder:
                     for key in SHOWN
                 },
                 **_held_out(reports),
-                "quantities": {key for line in lines for key, value in line.items() if isinstance(value, int | float)},
+                "quantities": {
+                    key for key in set().union(*lines) if any(isinstance(line.get(key), int | float) for line in lines)
+                },
             }
         except (OSError, ValueError) as error:
             row = {"error": str(error)}

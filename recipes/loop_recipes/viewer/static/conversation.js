@@ -123,18 +123,21 @@ function TurnValue({ value, next }) {
 
 const turnSeconds = (turn) => `${turn.sampling_seconds.toFixed(1)} s to sample, ${turn.environment_seconds.toFixed(1)} s in the world`;
 
+/** No id: on a task's page every rollout has a turn of the same number. */
+const scrollToTurn = (number) => document.querySelector(`[data-turn="${CSS.escape(number)}"]`)?.scrollIntoView();
+
 /** A cell for each turn, as wide as its seconds: red where it failed, amber where it was cut; a click goes there. */
 function TurnStrip({ rollout }) {
   const before = turnsBefore(rollout);
   useEffect(() => {
     const { turn } = readQuery();
-    if (turn) document.getElementById(`turn-${turn}`)?.scrollIntoView();
+    if (turn) scrollToTurn(turn);
   }, [rollout]);
   return html`<div class="strip" aria-label="turns by seconds">${rollout.turns.map((turn, place) => {
     const state = turn.failed ? "red" : turn.finish_reason === "length" ? "amber" : "";
     const goTo = () => {
       writeQuery({ turn: before + place + 1 });
-      document.getElementById(`turn-${before + place + 1}`)?.scrollIntoView();
+      scrollToTurn(before + place + 1);
     };
     return html`<button class=${state} style=${{ flexGrow: turn.sampling_seconds + turn.environment_seconds }}
       title=${`turn ${before + place + 1}: ${turnSeconds(turn)}`} onClick=${goTo}>${before + place + 1}</button>`;
@@ -149,7 +152,7 @@ function Action({ text, reasoning, number, turn, place, rollout }) {
   const cut = turn?.finish_reason === "length";
   const { values } = rollout;
   const after = values && (place + 1 < values.length ? values[place + 1]?.value : rollout.reward);
-  return html`<div class=${`message assistant ${turn ? "" : "replayed"} ${cut ? "cut" : ""}`} id=${`turn-${number}`}>
+  return html`<div class=${`message assistant ${turn ? "" : "replayed"} ${cut ? "cut" : ""}`} data-turn=${number}>
     <div class="role">agent <bdi class="quiet">${note}</bdi>${cut && html` <span class="error">cut off by the limit of tokens</span>`}
       ${turn && values && html` <${TurnValue} value=${values[place]} next=${after} />`}
       ${turn && nodeRuns && rollout.mask.length > 0 && rollout.segments === 1 && html` <${GoOn} rollout=${rollout} turn=${number - 1} />`}
@@ -224,7 +227,7 @@ function Thread({ rollout, above = [] }) {
   if (!others.value) return html`<p class="quiet">reading the other sequences …</p>`;
   const known = (place) => new Set(others.value.slice(0, place).flatMap(({ messages }) => messages.map(({ content }) => content)));
   return others.value.map(
-    (each, place) => html`${place > 0 && html`<h4 class="sequence" id=${`sequence-${place + 1}`}>sequence ${place + 1} begins here: ${thread[place].begins}</h4>`}
+    (each, place) => html`${place > 0 && html`<h4 class="sequence">sequence ${place + 1} begins here: ${thread[place].begins}</h4>`}
       <${Conversation} rollout=${each} shared=${place ? thread[place].shared : begun} earlier=${thread[place].turns} known=${known(place)} />`,
   );
 }

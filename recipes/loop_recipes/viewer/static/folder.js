@@ -6,6 +6,7 @@ const SHOWN_AT_FIRST = 8;
 const COLUMNS = {
   run: { of: ({ name }) => name },
   state: { of: ({ state }) => state },
+  "time left": { of: ({ seconds_left: value }) => value, number: duration },
   iterations: { of: ({ iterations }) => iterations, number: (value) => value },
   reward: { of: ({ reward }) => reward, number: fixed },
   success: { of: ({ success }) => success, number: percent },

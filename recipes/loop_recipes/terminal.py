@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import sys
 import textwrap
@@ -80,6 +81,19 @@ def folded(line: str, stream: TextIO, between: str = " ") -> str:
         else:
             lines.append(f"  {piece}")
     return "\n".join(lines)
+
+
+def say(*lines: str, stream: TextIO | None = None) -> None:
+    """Print lines whole: on a terminal those that are wider go on in lines below, under what follows their first word
+    where two blanks part it from the rest."""
+    stream = stream or sys.stdout
+    for line in lines:
+        if stream.isatty() and line:
+            head = re.match(r" *\S+(?: \S+)? {2,}", line[:24])
+            below = " " * (head.end() if head else len(line) - len(line.lstrip()) + 2)
+            width = shutil.get_terminal_size().columns - 1
+            line = textwrap.fill(line, width, subsequent_indent=below, break_long_words=False, break_on_hyphens=False)
+        print(line, file=stream)
 
 
 class _Folding(logging.Formatter):

@@ -16,7 +16,7 @@ from loop_recipes.evaluation import compare_cli
 from loop_recipes.rollouts import waiting
 from loop_recipes.rollouts.waiting import Waiting
 from loop_recipes.run.metrics import SUMMARY_WORDS, summary_line
-from loop_recipes.terminal import Bar, fold_logs, folded, print_table
+from loop_recipes.terminal import Bar, fold_logs, folded, print_table, say
 from support.stored_evaluation import STORED, report_again
 from support.waiting import block_until
 
@@ -88,6 +88,24 @@ def test_a_training():
     for word in ("kept", "steps", "clip", "gap", "left"):
         assert f"{word}: " in SUMMARY_WORDS
         assert f"  {word} " in line
+
+
+def test_lines_with_a_label_go_on_below_what_they_say():
+    lines = [
+        "log-probs      TiledLogProbs, log-probs by tiles over tokens and vocabulary, with a log-sum-exp in fp32",
+        "task:     quest.py, 200 tasks in 200 groups, of which 40 are held out to score on, always the same: 160",
+        "nothing found in 6 iterations of runs/demo; looked for: no signal, broken gap, cut turns, failing calls",
+        "",
+        "vllm-0    short",
+    ]
+    log, shown = io.StringIO(), Terminal()
+    say(*lines, stream=log)
+    assert log.getvalue().splitlines() == lines, "a log has each in one line"
+    say(*lines, stream=shown)
+    assert is_whole(shown.getvalue())
+    assert shown.getvalue().split() == log.getvalue().split()
+    below = [len(line) - len(line.lstrip()) for line in shown.getvalue().splitlines()]
+    assert below == [0, 15, 0, 10, 0, 2, 0, 0]
 
 
 def test_what_is_logged(monkeypatch):

@@ -9,6 +9,7 @@ loop check --keys collection.
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -19,6 +20,10 @@ from loop_recipes.config.arguments import config_parser
 from loop_recipes.config.files import compose
 from loop_recipes.config.rollout_node import described_node
 from loop_recipes.paths import config_files
+from loop_recipes.terminal import say
+
+KEYS_COLUMNS = 100
+"""Of the sentences of keys, where the terminal is not narrower."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from loop_recipes.launch.job_check import what_fits  # as below
 
             _quiet()
-            print("\n".join(what_fits(config_files()["machine"], memory)))
+            say(*what_fits(config_files()["machine"], memory))
             return 0
         config = compose(options.config, options.overrides)
         node = described_node(config)
@@ -68,13 +73,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.exit(f"{parser.prog}: {error}")
     except OmegaConfBaseException as error:
         sys.exit(f"{parser.prog}: config {options.config}: {str(error).splitlines()[0]}")
-    print("\n".join(report.lines))
+    say(*report.lines)
     for problem in report.problems:
-        print(f"problem: {problem}", file=sys.stderr)
+        say(f"problem: {problem}", stream=sys.stderr)
     if report.problems:
         return 1
     unseen = f", but its environment was not opened: `loop try {options.config}` does so" if report.unopened else ""
-    print(f"nothing found that would stop this job{unseen}")
+    say(f"nothing found that would stop this job{unseen}")
     return 0
 
 
@@ -89,7 +94,7 @@ def _print_keys(program: str, prefix: str) -> int:
     from loop_recipes.launch.keys import key_lines
 
     try:
-        print("\n".join(key_lines(prefix)))
+        print("\n".join(key_lines(prefix, min(KEYS_COLUMNS, shutil.get_terminal_size((KEYS_COLUMNS, 24)).columns))))
     except ConfigError as error:
         sys.exit(f"{program}: {error}")
     return 0

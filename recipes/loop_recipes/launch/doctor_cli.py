@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from loop_recipes.config.arguments import verb_parser
+from loop_recipes.terminal import say
 
 Lines = Sequence[Mapping[str, Any]]
 
@@ -161,9 +162,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
     found = findings(lines)
-    for each in found:
-        print(each)
+    say(*map(str, found))
     if not found:
         names = ", ".join(rule.__name__.replace("_", " ") for rule in RULES)
-        print(f"nothing found in {len(lines)} iterations of {options.run}; looked for: {names}")
+        say(f"nothing found in {len(lines)} iterations of {options.run}; looked for: {names}")
     return 1 if found else 0

@@ -34,8 +34,11 @@ _TOLD_ELSEWHERE = "policies[].endpoint"
 """Its keys are those of ``endpoint``."""
 
 
-def key_lines(prefix: str = "") -> list[str]:
+def key_lines(prefix: str = "", width: int = 100) -> list[str]:
     """The keys that begin with ``prefix``: for each recipe those that no recipe before it has too.
+
+    Args:
+        width: of the sentences, in columns.
 
     Raises:
         ConfigError: there are none.
@@ -49,7 +52,7 @@ def key_lines(prefix: str = "") -> list[str]:
         known |= {*found}
         lines += [f"# {title}", ""] if new else []
         for key, kind, default, text in new:
-            lines += [f"{key}: {kind}{f' = {default}' if default else ''}", *wrap(text, 100, indent="    ")]
+            lines += [f"{key}: {kind}{f' = {default}' if default else ''}", *wrap(text, width, indent="    ")]
         for key in refused if found else ():
             lines += [f"{key}: must be left out, because {why}"] if key.startswith(prefix) else []
         lines += [""] if new else []

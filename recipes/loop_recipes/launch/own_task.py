@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from loop_recipes.launch.oracle import Oracle, ask_oracle
 from loop_recipes.launch.play import Played, nothing, play_tasks, words_as_tokens
 from loop_recipes.launch.steps import check_finished, run_step, tune
 from loop_recipes.paths import KINDS, METRICS_FILE, loop_home
+from loop_recipes.terminal import say
 from model_families.base_model import BaseModel
 from model_families.hub import is_hub_name, model_folder, pinned
 from model_families.opening import open_model_chat, open_weights
@@ -306,7 +308,8 @@ def train(module: str | os.PathLike[str], model: str | os.PathLike[str] | None, 
     seen = [] if begun else task.ask_oracle().lines
     file = write_config(config)
     run = file.parent
-    print("\n".join(_head(task, config, seen)), flush=True)
+    say(*_head(task, config, seen))
+    sys.stdout.flush()
     if not (run / "checkpoints" / f"iteration_{compose(str(file)).max_iterations:04d}").is_dir():
         run_step(tune("run", "loop_appworld", "--config", str(file)), None)
         check_finished(run)

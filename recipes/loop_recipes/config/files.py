@@ -375,8 +375,10 @@ def with_words(tree: Tree, words: Iterable[str]) -> Tree:
 def _check_no_section(key: str, before: Any, value: str) -> None:
     """Refuse a text in place of a section, whose keys others refer to."""
     if isinstance(before, dict) and before and "_component_" not in before and re.match(r"[\w./~-]+$", value):
-        named = next((name for name in ("path", "name") if name in before), next(iter(before)))
-        require(value in ("null", "None"), f"{key} is a section of keys; did you mean {key}.{named}={value}?")
+        named = next((name for name in ("path", "name") if name in before), None)
+        some = f"set one of them, such as {key}.{next(iter(before))}"
+        cure = f"did you mean {key}.{named}={value}?" if named else some
+        require(value in ("null", "None"), f"{key} is a section of keys; {cure}")
 
 
 def _at(tree: Any, key: str) -> Any:

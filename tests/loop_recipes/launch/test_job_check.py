@@ -350,7 +350,7 @@ def test_an_adapter_of_two_bytes_takes_half_the_disk(check_32b):
         (("--gpus", "0"), "--nodes and --gpus must be at least 1"),
         (("--nodes", "0"), "--nodes and --gpus must be at least 1"),
         (("--gpu-memory", "-3"), "--gpu-memory must be above 0, not -3"),
-        (("node=abc",), "node must be a mapping, not str"),
+        (("node=abc",), "node is a section of keys; set one of them, such as node.port"),
         (("dtype=${nowhere}",), "Interpolation key 'nowhere' not found"),
         (("node=${nowhere}",), "node: Interpolation key 'nowhere' not found"),
         (("seed=[",), "seed=[: while parsing a flow node"),

@@ -71,6 +71,12 @@ async def test_from_the_run_to_a_token_by_keyboard(run_folder, viewing):
         assert await page.locator(".column").count() == 6
         assert "different orders in 6 rollouts" in await page.inner_text("main")
         assert (await page.inner_text("main")).count("do what is asked") == 1  # all rollouts begin with it
+        second = "[...document.querySelectorAll('[data-turn=\"2\"]')].map(each => each.getBoundingClientRect().top)"
+        assert len(set(await page.evaluate(second))) == 1  # a turn stands in one row
+        parts = "each.querySelectorAll('.column > *, .message').length"
+        room = f"[...document.querySelectorAll('.column')].map(each => {parts})"
+        rows = "Number(getComputedStyle(document.querySelector('.columns')).getPropertyValue('--rows'))"
+        assert max(await page.evaluate(room)) <= await page.evaluate(rows)
         ids = await page.evaluate("[...document.querySelectorAll('[id]')].map(each => each.id)")
         assert len(ids) == len(set(ids))
         await page.keyboard.press("j")

@@ -93,6 +93,7 @@ def summary_of(rollout: Listed, cursor: int) -> dict[str, Any]:
         "success": rollout.success,
         "end_reason": rollout.end_reason,
         "turns": len(rollout.turns),
+        "messages": len(rollout.messages),
         "tokens": len(rollout.mask),
         "sampled": sampled,
         "versions": sorted({turn.policy_version for turn in rollout.turns}),

@@ -107,6 +107,7 @@ function byEpisode(entries) {
       ...sequences[0],
       cursors: sequences.map((entry) => entry.cursor),
       turns: sum("turns"),
+      messages: sum("messages"),
       tokens: sum("tokens"),
       failed_turns: sum("failed_turns"),
       gap: Math.max(...sequences.map((entry) => entry.gap ?? -1)) < 0 ? null : Math.max(...sequences.map((entry) => entry.gap ?? -1)),
@@ -277,10 +278,12 @@ function TaskPage({ collection, task, stamp }) {
 /** What all rollouts of a task begin with, once; then their calls, and what each did by itself. */
 function TaskColumns({ collection, group }) {
   const first = useLoaded(() => api.rollout(collection, group[0].cursor), [collection, group[0].cursor]);
+  // Messages of the same place stand in one row of the grid: besides them a head, requirements, and what begins a sequence.
+  const rows = 2 + Math.max(...group.map((entry) => entry.messages + 2 * entry.segments));
   const opening = first.value ? first.value.messages.slice(0, openingOf(first.value)) : [];
   return html`${opening.length > 0 && html`<${Opening} folded=${opening.slice(0, -1)} task=${opening.at(-1)} />`}
     <${CallSequences} group=${group} collection=${collection} />
-    <div class="columns">
+    <div class="columns" style=${{ "--rows": rows }}>
       ${group.map((entry) => html`<${Column} key=${entry.cursor} collection=${collection} entry=${entry} opening=${opening} />`)}
     </div>`;
 }

@@ -19,7 +19,8 @@ WORLD ?= worlds/synthetic
 RUN ?= runs/demo
 SEED ?= 0
 # The demo is a short run of tiny_cpu, whose own 20 iterations of 60 rollouts bring some points more.
-SHORT := seed=$(SEED) max_iterations=6 collection.tasks_per_iteration=8 lr_scheduler.num_warmup_steps=1
+ITERATIONS := 6
+SHORT := seed=$(SEED) max_iterations=$(ITERATIONS) collection.tasks_per_iteration=8 lr_scheduler.num_warmup_steps=1
 SAMPLED := 'samplings=[{temperature: 1.0, runs: 1}]'
 SMOLLM2 := models/SmolLM2-135M-Instruct
 # Two busy cores are faster with one thread a program; the trainer has them to itself while it updates.
@@ -126,7 +127,8 @@ demo: | $(UV) ## train the tiny policy on the synthetic world and show the resul
 	@$(MAKE) -s --no-print-directory -j2 setup world
 	@echo "==> 2/4 training with LOOP into $(RUN) (an interrupted run goes on; RUN=runs/other starts another)"
 	@test -e $(RUN)/.trained || { \
-	  OMP_NUM_THREADS=2 .venv/bin/tune run loop_appworld --config $(CONFIG) output_dir=$(abspath $(RUN)) resume_from_checkpoint=True $(SHORT) && \
+	  OMP_NUM_THREADS=2 .venv/bin/tune run loop_appworld --config $(CONFIG) output_dir=$(abspath $(RUN)) resume_from_checkpoint=True $(SHORT); \
+	  test -d $(RUN)/checkpoints/iteration_000$(ITERATIONS) || { echo "==> the training was stopped; make demo goes on with it" >&2; exit 1; }; \
 	  touch $(RUN)/.trained; }
 	@echo "==> 3/4 evaluating before and after on held-out tasks"
 	.venv/bin/tune run eval_appworld --config eval_appworld/tiny_cpu run=$(abspath $(RUN)) $(SAMPLED) $(EVALUATION)

@@ -125,6 +125,22 @@ def test_what_is_installed_is_not_listed(make):
     assert not list(make.folder.glob(".*.lock"))
 
 
+def test_a_demo_whose_training_was_stopped_goes_on_with_it(make):
+    """A recipe that is asked to stop ends with status 0, so only its last checkpoint says that it is done."""
+    make.lines("setup")
+    make.write(make.folder / ".venv/bin/loop", "#!/bin/sh\n")
+    make.write(make.folder / ".venv/bin/tune", '#!/bin/sh\necho "tune $*" >>{asked}\n')
+    done = make.run("demo")
+    assert done.returncode == 2
+    assert "==> the training was stopped; make demo goes on with it" in done.stderr
+    assert "evaluating" not in done.stdout
+    assert not (make.folder / "runs/demo/.trained").exists()
+    (make.folder / "runs/demo/checkpoints/iteration_0006").mkdir(parents=True)
+    for recipes in (["loop_appworld", "eval_appworld"], ["eval_appworld"]):
+        asked = [line.split()[2] for line in make.lines("demo") if line.startswith("tune run ")]
+        assert asked == recipes
+
+
 def test_two_makes_install_one_after_the_other(make, tmp_path):
     """The second waits for the process that holds the lock, says so, and goes on when it is gone, however it ended."""
     alone = ["bash", "requirements/one_at_a_time.sh", ".venv"]

@@ -9,7 +9,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.markdown import Markdown
@@ -130,6 +130,12 @@ class Bar(tqdm):
         super().__init__(
             total=total, desc=doing, leave=False, disable=disable, mininterval=1.0, delay=1.0, dynamic_ncols=True
         )
+
+    def refresh(self, *arguments: Any, **options: Any) -> None:
+        """Show it as it is now, which leaves something to be cleared at its end."""
+        if not self.disable and self._time() >= self.start_t + self.delay:
+            self.last_print_t = self._time()
+            super().refresh(*arguments, **options)
 
     def __str__(self) -> str:
         known = self.format_dict

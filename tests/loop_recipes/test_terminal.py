@@ -157,6 +157,20 @@ def test_a_bar_has_ten_cells_or_none(done, total, facts, cells):
         assert all((f"{name} {count}" in shown) == bool(count) for name, count in facts.items())
 
 
+def test_a_bar_is_shown_after_a_second_and_leaves_nothing(capsys):
+    with Bar(total=54, doing="collecting", disable=False) as bar:
+        bar.start_t += 1000.0
+        bar.refresh()
+        assert capsys.readouterr().err == ""
+        bar.start_t -= 1002.0
+        bar.refresh()
+        shown = capsys.readouterr().err
+        assert shown.startswith("\rcollecting 0/54 ")
+    cleared = capsys.readouterr().err
+    assert cleared.strip("\r ") == ""
+    assert len(cleared.strip("\r")) >= len(shown.strip())
+
+
 def test_a_wait_takes_the_lines_that_it_needs(monkeypatch):
     monkeypatch.setattr(waiting, "REFRESH_S", 0.01)
     stream = Terminal()

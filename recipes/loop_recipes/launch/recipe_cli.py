@@ -85,9 +85,8 @@ def _become(program: str, recipe: str, options: argparse.Namespace, ranks: int |
     launcher = [] if ranks is None else on_ranks(ranks)
     try:
         # Once, before there are ranks: each of them and the node find the same commit.
-        config = compose(name, options.overrides, recipe)
-        read_config(config, sections()[recipe])
-        models = pinned_models(config)
+        models = pinned_models(compose(name, options.overrides, recipe))
+        read_config(compose(name, [*options.overrides, *models], recipe), sections()[recipe])
         command = tune("run", *launcher, recipe, "--config", name, *options.overrides, *models)
         # Ctrl-C waits until it is one line: loop_recipes/registration.py lets it through.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

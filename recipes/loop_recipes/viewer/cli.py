@@ -1,4 +1,4 @@
-"""Shows a run in the browser, while it trains or afterwards: `loop view RUN`; or all runs of a folder."""
+"""Shows a run in the browser, while it trains or afterwards; of several runs, a list."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Do what the words ask for; returns the exit status."""
     parser = verb_parser("view", __doc__)
     parser.add_argument(
-        "run",
+        "runs",
         nargs="+",
         type=Path,
-        help="a run's or an evaluation's folder, a folder of runs, or one collection's .jsonl",
+        metavar="RUN",
+        help="folder of a run, of an evaluation or of several runs, or one collection's .jsonl",
     )
     parser.add_argument("--port", type=int, default=8750, help="port on 127.0.0.1 (8750; 0 for any)")
     parser.add_argument("--model", type=Path, help="folder with the policy's tokenizer.json, if it is not found")
@@ -38,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not 0 <= parsed.port <= 65535:
         parser.error(f"--port is {parsed.port}; it must be 0 to 65535")
     try:
-        shown = what_to_show(parsed.run, parsed.model)
+        shown = what_to_show(parsed.runs, parsed.model)
         if parsed.export is not None:
             if isinstance(shown, RunFolder):
                 names = shown.runs()

@@ -105,7 +105,7 @@ function TokenPanel({ token, i, size }) {
     ["", token.sampled ? `sampled in turn ${token.turn}` : "not sampled"],
     ...(token.sampled
       ? [
-          ["version", token.version],
+          ["policy version", token.version],
           ["log-prob", fixed(token.logprob, 4)],
           ["probability", fixed(Math.exp(token.logprob), 4)],
         ]

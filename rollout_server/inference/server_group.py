@@ -249,7 +249,10 @@ class ServerGroup:
         self._changed = asyncio.Event()
 
     async def _supervise(self, server: VllmServer, first_start: asyncio.Future[None]) -> None:
-        """Start, watch, replace, until given up; the first start's failure goes to ``first_start`` and ends it."""
+        """Start, watch, replace, until given up; the first start's failure goes to ``first_start`` and ends it.
+
+        A server that has answered and is then killed, twice at most, is started again: it did start.
+        """
         record = _Record()
         while True:
             if self.resting:
@@ -258,9 +261,10 @@ class ServerGroup:
                 await self._may_run.wait()
             self._set_state(server, "starting")
             started = time.monotonic()
-            ready_at = None
+            answered, ready_at = False, None
             try:
                 await server.launch()
+                answered = True
                 await self._prepare(server)
                 self._set_state(server, "ready")
                 ready_at = time.monotonic()
@@ -270,10 +274,11 @@ class ServerGroup:
                 fault = await server.watch()
             except Exception as error:
                 # Whatever a start or a hook raised: this server is of no use now, and the node goes on without it.
-                if not first_start.done():
+                fault = await _fault_of_start(server, error)
+                killed = answered and fault.cause is None and server.restarts + 1 < DEATHS_ALIKE
+                if not first_start.done() and not killed:
                     first_start.set_exception(error)
                     return
-                fault = await _fault_of_start(server, error)
             server.last_error = fault.reason
             self._set_state(server, "down")
             start_s = (ready_at or time.monotonic()) - started

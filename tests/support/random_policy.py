@@ -115,6 +115,11 @@ def write_adapter(
 
 def reference_logprobs(model_folder: Path, adapter_folder: Path | None, token_ids: list[int]) -> list[float]:
     """Log-prob of each token given those before it, [s] (0.0 for the first), by transformers and plain matrix sums."""
+    return token_logprobs(reference_model(model_folder, adapter_folder), token_ids)
+
+
+def reference_model(model_folder: Path, adapter_folder: Path | None) -> torch.nn.Module:
+    """transformers' model in fp32, with the adapter added to its weights."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
@@ -128,6 +133,11 @@ def reference_logprobs(model_folder: Path, adapter_folder: Path | None, token_id
             target = parameters[key.removeprefix("base_model.model.").replace("lora_A.weight", "weight")]
             delta = tensors[key.replace("lora_A", "lora_B")].float() @ tensors[key].float()
             target.data += delta * (config["lora_alpha"] / config["r"])
+    return model
+
+
+def token_logprobs(model: torch.nn.Module, token_ids: list[int]) -> list[float]:
+    """As :func:`reference_logprobs`, of a model that is loaded."""
     with torch.no_grad():
         logits = model(torch.tensor([token_ids])).logits[0].float()
     chosen = logits[:-1].log_softmax(-1).gather(1, torch.tensor(token_ids[1:])[:, None])[:, 0]

@@ -99,7 +99,7 @@ def plan_trainer(
             f"a trainer rank needs about {need:.0f} GiB of {gpu_gib:.0f}: use {cure}, or a lower "
             "update.micro_batch_tokens or collection.limits.max_context, whose rows sequence_parallel divides"
         )
-    title = f"trainer, one of {ranks} ranks, micro-batches of {tokens} tokens"
+    title = f"trainer{f', one of {ranks} ranks' if ranks > 1 else ''}, micro-batches of {tokens} tokens"
     title += "" if sharers == 1 else f" a rank, rows of {sharers} ranks"
     notes = [f"inputs of the layers on the host, pinned: {shape.layers * inputs:.1f} GiB for each rank"] * offloads
     if counted is not None:
@@ -138,8 +138,10 @@ def plan_rollout_server(shape: BaseModel, node: NodeConfig, gpu_gib: float) -> M
             f"a vLLM server needs about {sum(parts.values()) + cache:.0f} GiB of {gpu_gib:.0f}: lower "
             "servers.kv_cache_bytes or raise servers.tensor_parallel_size"
         )
-    notes = (f"KV cache of the server: {tokens} tokens, {tokens // node.model.max_context} full episodes at a time",)
-    return MemoryPlan(f"vLLM server, one of {gpus} GPUs", usable, parts | {CACHE: cache}, over, notes)
+    episodes = tokens // node.model.max_context
+    notes = (f"KV cache of the server: {tokens:,} tokens, {episodes} full episodes at a time",)
+    title = f"vLLM server{f', one of {gpus} GPUs' if gpus > 1 else ''}"
+    return MemoryPlan(title, usable, parts | {CACHE: cache}, over, notes)
 
 
 class Turns(NamedTuple):

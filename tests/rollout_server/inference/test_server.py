@@ -79,6 +79,28 @@ def autogroup_niceness(pid: int) -> int | None:
     return int(file.read_text().split()[-1]) if file.exists() else None
 
 
+@pytest.mark.parametrize(("deaths", "starts"), [(1, 2), (2, 3), (3, 3)])
+async def test_a_server_that_is_killed_while_it_loads_its_first_policies_is_started_again(group_of, deaths, starts):
+    """A node that begins anew in the middle of a run goes on; one whose server is killed each time ends."""
+    group, hooked = group_of(), []
+
+    async def hook(server):
+        hooked.append(server.name)
+        if len(hooked) <= deaths:
+            os.kill(descendants(server.pid)[0], signal.SIGKILL)
+            await server.work("/inference/v1/generate", {}, timeout_s=DEADLINE_S)
+
+    group.add_ready_hook(hook)
+    if deaths < 3:
+        await group.start()
+        assert [server.state for server in group.servers] == ["ready"]
+        await group.stop()
+    else:
+        with pytest.raises((ServerStartError, *vllm_server.TRANSPORT_ERRORS)):
+            await group.start()
+    assert len(hooked) == starts
+
+
 async def test_killed_server_is_replaced_and_leaves_nothing_behind(group_of):
     group = group_of()
     hooked = []

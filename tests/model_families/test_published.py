@@ -12,6 +12,8 @@ CARDS = {  # billions of parameters, GiB of its text's weights as published, byt
     "Qwen3.5-4B": (4.21, 7.83, 8 * 2 * 4 * 256 * 2),
     "Qwen3-30B-A3B-Instruct-2507": (30.5, 56.9, 48 * 2 * 4 * 128 * 2),
     "gpt-oss-20b": (20.9, 12.8, 24 * 2 * 8 * 64 * 2),
+    "gpt-oss-120b": (116.8, 60.8, 36 * 2 * 8 * 64 * 2),
+    "SmolLM3-3B": (3.08, 5.73, 36 * 2 * 4 * 128 * 2),
 }
 
 
@@ -23,7 +25,7 @@ def test_sizes_are_those_of_the_card(name, tmp_path):
     assert base.parameters == pytest.approx(parameters * 1e9, rel=0.003)
     assert base.served_bytes / GIB == pytest.approx(size, rel=0.003)
     assert base.kv_bytes_per_token == kept
-    assert base.mxfp4 == (name == "gpt-oss-20b")
+    assert base.mxfp4 == name.startswith("gpt-oss")
     assert base.layer_parameters * base.layers + base.outer_parameters == pytest.approx(base.parameters, rel=0.02)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -53,6 +54,8 @@ from agent_environments.protocol import (
 GRADE_TIMEOUT_S = 600.0
 LEAVE_S = 10.0
 """Seconds that a program has to end once its episode is over."""
+INTERPRETER = re.compile(r"(ba|da|z)?sh|python[\d.]*|node")
+"""Programs whose first word is the file that they run."""
 
 
 @dataclass(eq=False)
@@ -338,6 +341,7 @@ class HarnessPool:
             require_installed(*self._agent, path)
         _require_program("command", self.command, path)
         _require_program("grade_command", self.grade_command)
+        _require_script(self.grade_command)
         if self.task_files is not None:
             for task_id in [task_id for ids in self._tasks.values() for task_id in ids]:
                 (self.task_files.of if self._agent is None else self.task_files.prompt)(task_id)
@@ -452,6 +456,16 @@ class HarnessPool:
 def _require_program(key: str, command: Sequence[str] | None, path: str | None = None) -> None:
     if command is not None and shutil.which(command[0], path=path) is None:
         raise FileNotFoundError(f"harness: {key} cannot be run: there is no program {command[0]}")
+
+
+def _require_script(grade_command: Sequence[str] | None) -> None:
+    """Raise where an interpreter would look for its script in the folder that the agent wrote."""
+    program, script = (*(grade_command or ()), "", "")[:2]
+    if INTERPRETER.fullmatch(os.path.basename(program)) and script[:1] != "-" and not os.path.isabs(script):
+        raise FileNotFoundError(
+            f"harness: grade_command: there is no file {script!r} here, and in the episode's folder it is the agent's "
+            "to write; give its path"
+        )
 
 
 def _no_imports_from_here() -> dict[str, str]:

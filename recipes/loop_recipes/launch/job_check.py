@@ -147,8 +147,8 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Report:
     sound = _run(report, config)
     _head(report, config)
     _trackers(report, config)
+    _dataset(report, config, node)
     if sound:
-        _dataset(report, config, node)
         _run_state(report, config)
     try:
         shape = BaseModel.read(node.model.path)
@@ -216,7 +216,11 @@ def what_fits(names: Iterable[str], gpu_gib: float) -> list[str]:
             except ValueError as error:  # ConfigError too
                 cells = [f"not planned: {error}"]
         lines.append(f"{name:<24}" + "".join(f"{cell:<20}" for cell in cells).rstrip())
-    return lines
+    return [
+        *lines,
+        f"no: it does not fit GPUs of {gpu_gib:g} GiB, of which a config has as many as `loop check NAME` says.",
+        "Where trainer and server divide one GPU, both figures are of it.",
+    ]
 
 
 def _fits(name: str, words: Sequence[str], folder: str, gpu_gib: float) -> str:
@@ -399,7 +403,8 @@ def _dataset(report: Report, config: LoopConfig, node: NodeConfig) -> None:
     try:
         ahead = tasks_ahead(config, node)
     except ConfigError as error:
-        report.problems.append(str(error))
+        if str(error) not in report.problems:
+            report.problems.append(str(error))
         return
     if ahead is None:
         _environment(report, node)

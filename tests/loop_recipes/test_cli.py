@@ -56,6 +56,15 @@ MISTAKES = {
     ("train", "tiny_cpu", "batch_size=1"): "loop train: unknown key 'batch_size'; `loop check --keys` prints those",
     ("help",): "loop: no verb 'help'; did you mean '--help'?",
     ("solved", "tiny_cpu"): "loop: no verb 'solved'; did you mean 'method solved'?",
+    (
+        "check",
+        "cli.py",
+    ): "loop check: cli.py is a file of functions, no config: `loop try cli.py` plays its tasks, `loop ",
+    ("eval", "cli.py"): "loop eval: cli.py is a file of functions, no config: ",
+    ("sft", "cli.py"): "loop sft: cli.py is a file of functions, no config: ",
+    ("node", "cli.py"): "loop node: cli.py is a file of functions, no config: ",
+    ("train", "cli"): "loop train: no config 'loop_appworld/cli'; did you mean cli.py?",
+    ("try", "./cli"): "loop try: no config './cli'; did you mean cli.py?",
     ("serve", "text-craft"): "loop serve: unknown environment 'text-craft'; did you mean 'textcraft'?",
 }
 
@@ -80,7 +89,9 @@ for words in {commands!r}:
     answers.append((1 if code else 0, [name for name in {HEAVY!r} if name in sys.modules], said.getvalue()))
 print(json.dumps(answers))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=CHECKOUT / "recipes")
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=CHECKOUT / "recipes/loop_recipes"
+    )
     assert done.returncode == 0, done.stderr
     return {words: tuple(answer) for words, answer in zip(commands, json.loads(done.stdout), strict=True)}
 

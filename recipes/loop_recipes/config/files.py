@@ -296,12 +296,19 @@ def _run(name: str, words: Mapping[str, str], recipe: str) -> _Run:
 
 def _file_of_run(name: str, stem: str, recipe: str) -> Path:
     known = config_files(recipe, CONFIGS)["machine"]
+    require(
+        not (name.endswith(".py") and Path(name).is_file()),
+        f"{name} is a file of functions, no config: `loop try {name}` plays its tasks, `loop train {name} --model MODEL` "
+        f"trains on it and writes the config, runs/{Path(name).stem}/train.yaml",
+    )
     if stem in known and not (name.endswith(".yaml") and Path(name).is_file()):
         return known[stem]
     if not Path(name).is_file():
         names = ", ".join(f"{recipe}/{one}" for one in known)
         file = Path(stem).stem if stem.endswith(".yaml") else stem
         cure = nearest(file, list(known), f"there are: {names}, or give a YAML file")
+        if (functions := Path(f"{stem}.py")).is_file():
+            cure = f"did you mean {functions}?"
         if stem and Path(stem).is_dir():
             own = Path(stem) / "train.yaml"
             again = f"the config that it began with and output_dir={stem} resume_from_checkpoint=True"
@@ -374,8 +381,9 @@ def with_words(tree: Tree, words: Iterable[str]) -> Tree:
 
 def _check_no_section(key: str, before: Any, value: str) -> None:
     """Refuse a text in place of a section, whose keys others refer to."""
-    if isinstance(before, dict) and before and "_component_" not in before and re.match(r"[\w./~-]+$", value):
-        named = next((name for name in ("path", "name") if name in before), None)
+    if isinstance(before, dict) and before and "_component_" not in before and not value.startswith(("{", "$")):
+        plain = re.match(r"[\w./~-]+$", value)
+        named = next((name for name in ("path", "name") if plain and name in before), None)
         some = f"set one of them, such as {key}.{next(iter(before))}"
         cure = f"did you mean {key}.{named}={value}?" if named else some
         require(value in ("null", "None"), f"{key} is a section of keys; {cure}")

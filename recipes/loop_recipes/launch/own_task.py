@@ -18,12 +18,12 @@ from omegaconf import OmegaConf
 
 from agent_environments.description import Description
 from agent_environments.protocol import EnvironmentFault, EnvironmentPool, PoolWithSplits, create_pool
-from loop_formats.run_files import newest_adapter, write_whole
+from loop_formats.run_files import newest_adapter, whole_file
 from loop_formats.schema import ConfigError, from_mapping, made_folder, require
-from loop_recipes.config.files import check_overrides, compose, read_file, with_words
+from loop_recipes.config.files import check_overrides, compose, read_config, read_file, with_words
 from loop_recipes.launch.oracle import Oracle, ask_oracle
 from loop_recipes.launch.play import Played, nothing, play_tasks, words_as_tokens
-from loop_recipes.launch.steps import check_finished, run_step, tune
+from loop_recipes.launch.steps import check_finished, recipe_sections, run_step, tune
 from loop_recipes.paths import KINDS, METRICS_FILE, loop_home
 from loop_recipes.terminal import say
 from model_families.base_model import BaseModel
@@ -201,8 +201,8 @@ def check_model(folder: str | os.PathLike[str] | None, words: Sequence[str] = ()
         raise ConfigError(f"--model: {error}") from error
     require(path.is_dir(), f"--model {path} is no folder, and no model of the hub (OWNER/NAME); {NO_MODEL}")
     require((path / "config.json").is_file(), f"--model {path} holds no config.json; {NO_MODEL}")
+    chat = from_mapping(ModelConfig, {"path": str(path), **_of_node(words, "model")}, "node.model")
     try:
-        chat = from_mapping(ModelConfig, {"path": str(path), **_of_node(words, "model")})
         open_model_chat(path, open_weights(path), chat.chat_format, chat.thinking, chat.observation_role)
     except ValueError as error:
         raise ConfigError(f"--model: {error}") from error
@@ -237,11 +237,7 @@ def config_of(task: OwnTask, model: Path, words: Sequence[str]) -> dict[str, Any
     require(
         not any(word.startswith("~") for word in words), "~key cannot stand in a file; give key=null or another value"
     )
-    given = with_words({}, words)
-    for kind in KINDS:  # a path is relative to the file that holds it
-        if isinstance(name := given.get(kind), str) and Path(name).is_file():
-            given[kind] = str(Path(name).resolve())
-    machine = given.pop("machine", None) or found_machine(model)
+    machine = with_words({}, words).get("machine") or found_machine(model)
     chosen: dict[str, Any] = {
         "output_dir": str(loop_home() / "runs" / task.file.stem),
         "resume_from_checkpoint": True,
@@ -254,10 +250,15 @@ def config_of(task: OwnTask, model: Path, words: Sequence[str]) -> dict[str, Any
         chosen["collection"]["limits"] = SMALL_EPISODES
     elif machine in (LAPTOP, SMALL_GPU) and (task.module.tools or not task.module.reply):
         chosen["collection"]["limits"] = CALLS_AND_ANSWERS
-    tree = OmegaConf.to_container(OmegaConf.merge(chosen, given))
-    assert isinstance(tree, dict), "of two mappings"
-    tree["output_dir"] = str(Path(tree["output_dir"]).absolute())
-    return {"machine": machine, **tree}
+    tree = with_words({"machine": machine, **chosen}, words)
+    for key in ("model", "collection", "node", "node.environment", "eval"):
+        require(OmegaConf.select(OmegaConf.create(tree), key), f"{key} cannot be left out")
+    for kind in KINDS:  # a path is relative to the file that holds it
+        if isinstance(name := tree.get(kind), str) and Path(name).is_file():
+            tree[kind] = str(Path(name).resolve())
+    folder = tree["output_dir"]
+    require(isinstance(folder, str), f"output_dir must be str, not {folder!r}")
+    return {**tree, "output_dir": str(Path(folder).absolute())}
 
 
 MAY_DIFFER = ("max_iterations", "accept_changes")
@@ -268,7 +269,8 @@ def write_config(config: Mapping[str, Any]) -> Path:
     """Write ``<output_dir>/train.yaml``; only :data:`MAY_DIFFER` may differ from what the run began with.
 
     Raises:
-        ConfigError: the folder holds a run that was begun otherwise, or cannot be made.
+        ConfigError: a key is unknown or its value ill-typed, or the folder holds a run that was begun otherwise, or
+            cannot be made.
     """
     folder = made_folder("output_dir", Path(config["output_dir"]))
     file = folder / "train.yaml"
@@ -279,7 +281,10 @@ def write_config(config: Mapping[str, Any]) -> Path:
     module = Path(config["node"]["environment"]["module"])
     head = f"# Made by `loop train {module.name}`. `loop train` and `loop eval`\n"
     head += "# take this file too; `loop check` shows all that it leaves to the machine.\n"
-    write_whole(file, head + OmegaConf.to_yaml(OmegaConf.create(dict(config))))
+    with whole_file(file) as partial:
+        partial.write_text(head + OmegaConf.to_yaml(OmegaConf.create(dict(config))), encoding="utf-8")
+        for recipe in ("loop_appworld", "eval_appworld"):
+            read_config(compose(str(partial), (), recipe), recipe_sections()[recipe])
     return file
 
 
@@ -304,10 +309,9 @@ def train(module: str | os.PathLike[str], model: str | os.PathLike[str] | None, 
     config = config_of(task, folder, words)
     if is_hub_name(name := str(model)):  # train.yaml holds what was asked for, and the commit
         config["model"] |= {"path": pinned(name)}
-    begun = (Path(config["output_dir"]) / METRICS_FILE).exists()
-    seen = [] if begun else task.ask_oracle().lines
     file = write_config(config)
     run = file.parent
+    seen = [] if (run / METRICS_FILE).exists() else task.ask_oracle().lines
     say(*_head(task, config, seen))
     sys.stdout.flush()
     if not (run / "checkpoints" / f"iteration_{compose(str(file)).max_iterations:04d}").is_dir():

@@ -13,7 +13,7 @@ from loop_recipes.config.arguments import config_parser
 from loop_recipes.config.files import compose, config_name, pinned_models, read_config
 from loop_recipes.launch import own_task
 from loop_recipes.launch.resumable import exit_status
-from loop_recipes.launch.steps import StepFailed, on_ranks, tune
+from loop_recipes.launch.steps import StepFailed, on_ranks, recipe_sections, tune
 
 
 def train(arguments: Sequence[str]) -> int | None:
@@ -70,15 +70,6 @@ def _recipe_parser(verb: str, description: str | None) -> argparse.ArgumentParse
     return parser
 
 
-def sections() -> dict[str, type]:
-    """What each recipe reads its config as; imported only now, because the help needs none of it."""
-    from loop_recipes.config.loop_config import LoopConfig
-    from loop_recipes.config.sft_config import SftConfig
-    from loop_recipes.evaluation.config import EvalConfig
-
-    return {"loop_appworld": LoopConfig, "sft_appworld": SftConfig, "eval_appworld": EvalConfig}
-
-
 def _become(program: str, recipe: str, options: argparse.Namespace, ranks: int | None) -> None:
     """Replace this process by `tune run`; a mistake in the command line is said before torch is loaded."""
     name = config_name(options.config, recipe)
@@ -86,7 +77,7 @@ def _become(program: str, recipe: str, options: argparse.Namespace, ranks: int |
     try:
         # Once, before there are ranks: each of them and the node find the same commit.
         models = pinned_models(compose(name, options.overrides, recipe))
-        read_config(compose(name, [*options.overrides, *models], recipe), sections()[recipe])
+        read_config(compose(name, [*options.overrides, *models], recipe), recipe_sections()[recipe])
         command = tune("run", *launcher, recipe, "--config", name, *options.overrides, *models)
         # Ctrl-C waits until it is one line: loop_recipes/registration.py lets it through.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

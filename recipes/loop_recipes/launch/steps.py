@@ -29,6 +29,15 @@ class StepFailed(RuntimeError):
     """A command ended otherwise than well; the message is one line for the user."""
 
 
+def recipe_sections() -> dict[str, type]:
+    """What each recipe of ``loop`` reads its config as; imported only now, because the help needs none of it."""
+    from loop_recipes.config.loop_config import LoopConfig
+    from loop_recipes.config.sft_config import SftConfig
+    from loop_recipes.evaluation.config import EvalConfig
+
+    return {"loop_appworld": LoopConfig, "sft_appworld": SftConfig, "eval_appworld": EvalConfig}
+
+
 def on_ranks(count: int) -> list[str]:
     """Return the words with which `tune run` starts so many ranks on this machine. They meet on loopback: the machine's
     own name need not resolve, as in a container or on a laptop. Asked to end, it kills none that is still saving."""

@@ -77,6 +77,38 @@ def steps(monkeypatch):
     return commands
 
 
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("max_iterations=ten", "max_iterations must be int, not 'ten'"),
+        ("collection.limits.max_turns=x", "collection.limits.max_turns must be int, not 'x'"),
+        ("collection=[1]", "collection is a section of keys; set one of them, such as collection.split"),
+        ("collection=null", "collection cannot be left out"),
+        ("model=null", "model cannot be left out"),
+        ("model.path=5", "node.model.path must be str, not 5"),
+        ("node=x", "node is a section of keys; set one of them, such as node.environment"),
+        ("node=null", "node cannot be left out"),
+        ("node.environment=null", "node.environment cannot be left out"),
+        ("node.model=5", "node.model must be a mapping, not 5"),
+        ("node.model.chat_format=5", "node.model.chat_format must be str, not 5"),
+        ("node.servers.gpus=x", "node.servers.gpus must be a list, not 'x'"),
+        ("eval=5", "eval is a section of keys; set one of them, such as eval.split"),
+        ("eval.samplings=x", "samplings must be a list, not 'x'"),
+        ("output_dir=5", "output_dir must be str, not 5"),
+        ("machine=5", "no machine '5'; there are: "),
+        ("world=[1]", "no world '1'; there are: "),
+        ("lr=1", "unknown key 'lr'; did you mean 'optimizer.lr'?"),
+    ],
+)
+def test_a_value_of_another_type_is_one_line_before_anything_starts(products, word, message, capsys, steps):
+    folder = [] if word.startswith("output_dir") else [f"output_dir={products.parent / 'run'}"]
+    assert train_verb([str(products), "--model", str(MODEL), *folder, word]) == 1
+    said = capsys.readouterr()
+    assert said.err.startswith(f"loop train: {message}")
+    assert (said.out, said.err.count("\n"), steps) == ("", 1, [])
+    assert [*products.parent.glob("run/*")] == [*products.parent.glob("run/.*")] == []
+
+
 def test_a_folder_that_is_no_model_is_one_line(tmp_path):
     with pytest.raises(ConfigError, match=r"^give --model FOLDER or .*smollm2"):
         check_model(None)

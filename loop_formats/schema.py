@@ -101,7 +101,9 @@ def _line(section: type, data: object, path: str, errors: list[ErrorDetails]) ->
     key = _join(path, where)
     if first["type"] == "unexpected_keyword_argument":
         *above, unknown = first["loc"]
-        cure = nearest(str(unknown), _fields(section, above)) if above or path else _deeper(section, data, str(unknown))
+        cure = (
+            nearest(str(unknown), _fields(section, above)) if above or path else _of_whole(section, data, str(unknown))
+        )
         return f"unknown key {key!r}; {cure}"
     if first["type"] == "missing":
         return f"missing key {key!r}"
@@ -117,19 +119,25 @@ def _line(section: type, data: object, path: str, errors: list[ErrorDetails]) ->
     return f"{key} must be {' or '.join(wanted)}, not {first['input']!r}{cure}"
 
 
-def _deeper(section: type, data: object, unknown: str) -> str:
-    """Return the cure for a key that ``section`` does not have itself, but perhaps one of the sections within it."""
+def _of_whole(section: type, data: object, unknown: str) -> str:
+    """Return the cure for a key that ``section`` does not have itself."""
+    if near := keys_meant(section, data, unknown):
+        return did_you_mean(near)
+    own = [*fields_of(section)]
+    return f"known keys: {', '.join(own)}" if len(own) <= MOST_LISTED else "`loop check --keys` prints those there are"
+
+
+def keys_meant(section: type, data: object, name: str) -> list[str]:
+    """Return the keys, at most three, that ``name`` may stand for: of ``section``, of the sections within it, or of
+    ``data``, a config of it."""
     paths = [*dict.fromkeys([*_paths_of(data), *_paths_in(section)])]
     by_name: dict[str, list[str]] = {}
     for path in paths:
         by_name.setdefault(path.rpartition(".")[2], []).append(path)
-    own = [*fields_of(section)]
-    if exact := [path for path in paths if folded(unknown) in (folded(path), folded(path.rpartition(".")[2]))]:
-        return did_you_mean(exact[:1])
-    deeper = [path for name in alike(unknown, [*by_name], TYPING_ERROR) for path in by_name[name]]
-    if near := alike(unknown, own) or deeper[:3]:
-        return did_you_mean(near)
-    return f"known keys: {', '.join(own)}" if len(own) <= MOST_LISTED else "`loop check --keys` prints those there are"
+    if exact := [path for path in paths if folded(name) in (folded(path), folded(path.rpartition(".")[2]))]:
+        return exact[:1]
+    deeper = [path for near in alike(name, [*by_name], TYPING_ERROR) for path in by_name[near]]
+    return alike(name, [*fields_of(section)]) or deeper[:3]
 
 
 def _paths_of(data: object, path: str = "") -> Iterator[str]:

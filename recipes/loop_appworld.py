@@ -232,7 +232,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
             self._pending = None
             collected, refilled = self._collect(request, iteration)
             if collected is None:
-                return self._end(f"stopped while waiting for {request.id}; resume_from_checkpoint=True goes on with it")
+                return self._end(f"stopped while waiting for {request.id}; {self._what_goes_on()} goes on with it")
             self._check_grader()
             # What was asked for ahead is taken even where a resumed run's config allows no lag any more.
             oldest = min(request.policy_version, self._policy_version - conf.collection.max_policy_lag)

@@ -31,6 +31,8 @@ VERBS = {
 """Verb -> its main argument, a summary, and the function that is called with the words after the verb. Installed
 packages add theirs: an entry point of the group ``torchtune_loop.verbs`` is such a dict. A verb may be two words."""
 
+OTHER_WORDS = {"run": "train", "resume": "train"}
+"""What verbs are called elsewhere, and no name is like."""
 NOTES = """\
 CONFIG is a YAML file, or a name from `tune ls`. After it come key=value, or
 ~key to leave one out. `loop VERB --help` lists a verb's options."""
@@ -40,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
     """Call the verb's function; returns the exit status, None for 0."""
     show_all_text()
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if len(words) > 1 and words[0] in ("-h", "--help"):
+        words = [*words[1:], words[0]]
     if words == ["--version"]:
         print(f"torchtune-loop {version('torchtune-loop')}")
         return 0
@@ -51,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
             print(help_text())
             return 0
         named = " ".join(words[: 2 if of_two else 1])
-        cure = nearest(named, [*verbs, "--help", "--version"], f"there are: {', '.join(verbs)}")
+        cure = nearest(OTHER_WORDS.get(named, named), [*verbs, "--help", "--version"], f"there are: {', '.join(verbs)}")
         sys.exit(f"loop: no verb {named!r}; {cure}")
     try:
         status = load(verbs[verb][2])(words[len(verb.split()) :])

@@ -53,6 +53,18 @@ def distinct_names(paths: list[Path]) -> list[str]:
     return [str(path) for path in paths]
 
 
+def run_meant(path: Path) -> str:
+    """The question that offers the training runs which ``path``, that is none, may stand for: the one around it, the
+    one of its name in ``runs``, or the first two within it; it begins with a semicolon. "" where there are none."""
+
+    def runs(*patterns: str) -> list[Path]:
+        return [file.parent for pattern in patterns for file in sorted(path.glob(f"{pattern}/{METRICS_FILE}"))]
+
+    around = (*path.absolute().parents, Path("runs") / path, loop_home() / "runs" / path)
+    found = [folder for folder in around if (folder / METRICS_FILE).is_file()][:1] or runs("*", "*/*")[:2]
+    return f"; did you mean {' or '.join(map(str, found))}?" if found else ""
+
+
 def loop_package(relative: str) -> Path:
     """A file or folder shipped inside the installed ``loop_recipes`` package."""
     return _PACKAGE / relative

@@ -65,6 +65,9 @@ MISTAKES = {
     ("node", "cli.py"): "loop node: cli.py is a file of functions, no config: ",
     ("train", "cli"): "loop train: no config 'loop_appworld/cli'; did you mean cli.py?",
     ("try", "./cli"): "loop try: no config './cli'; did you mean cli.py?",
+    ("run", "X"): "loop: no verb 'run'; did you mean 'train'?",
+    ("resume", "runs/demo"): "loop: no verb 'resume'; did you mean 'train'?",
+    ("serve", "config"): "loop serve: config is a folder, no environment; to serve a policy: loop export RUN",
     ("serve", "text-craft"): "loop serve: unknown environment 'text-craft'; did you mean 'textcraft'?",
 }
 
@@ -104,6 +107,13 @@ def test_the_help_names_every_verb_on_one_screen(words, capsys):
     assert max(map(len, lines)) <= SCREEN[1]
     for verb, (argument, summary, _) in VERBS.items():
         assert any(re.fullmatch(rf" *{verb} {re.escape(argument)} +{re.escape(summary)}", line) for line in lines)
+
+
+@pytest.mark.parametrize("words", [["-h", "train"], ["--help", "train"], ["train", "-h"]])
+def test_help_is_of_the_verb_on_either_side(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert (ended.value.code, capsys.readouterr().out.startswith("usage: loop train ")) == (0, True)
 
 
 def test_the_help_needs_no_more_than_python_itself(monkeypatch):
@@ -167,11 +177,23 @@ def test_help_of_a_verb_is_as_wide_as_the_terminal(verb):
 
 
 def test_an_option_that_is_a_key_is_told_how_keys_are_written(capsys):
-    cures = {"--lr": "; a key has no dashes: lr=VALUE", "--modle": "; did you mean --model?"}
-    for option, cure in cures.items():
+    cures = {
+        "train --modle": "did you mean --model?",
+        "train --lr": "a key has no dashes: optimizer.lr=VALUE",
+        "train --gpu": "a key has no dashes: machine=gpu",
+        "sft --grpo": "a key has no dashes: algorithm=grpo",
+        "train --world": "a key has no dashes: world=VALUE",
+        "train --max-iterations": "a key has no dashes: max_iterations=VALUE",
+        "check --epochs": "a key has no dashes: update.epochs=VALUE",
+        "try --max-turns": "a key has no dashes: collection.limits.max_turns=VALUE",
+        "eval --run": "a key has no dashes: run=VALUE",
+        "train --nosuchkey": "a key has no dashes: nosuchkey=VALUE",
+    }
+    for words, cure in cures.items():
+        verb, option = words.split()
         with pytest.raises(SystemExit):
-            main(["train", "tiny_cpu", option, "1"])
-        assert capsys.readouterr().err.endswith(f"{cure}\n")
+            main([verb, "tiny_cpu", option, "1"])
+        assert capsys.readouterr().err.endswith(f"; {cure}\n")
     with pytest.raises(SystemExit):
         main(["train"])
     assert capsys.readouterr().err.endswith("the following arguments are required: CONFIG\n")

@@ -17,6 +17,7 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -100,6 +101,8 @@ def main(words: Sequence[str] | None = None) -> None:
         parser().error(f"--idle-timeout-s is {arguments.idle_timeout_s:g}; it must be above 0")
     raise_open_files(FEWEST_FILES + MAX_STRANGERS + MAX_SESSIONS * OPEN_FILES_PER_SESSION)
     try:
+        if Path(arguments.name).is_dir():
+            raise ValueError(f"{arguments.name} is a folder, no environment; to serve a policy: loop export RUN")
         pool_class(arguments.name)  # a name that nothing is called is said first
         token = read_secret(TOKEN_VARIABLE)
         if not token:

@@ -145,10 +145,14 @@ class TrainingRecipe:
     def stopped(self, where: str) -> None:
         """Say where the run stopped, because it was asked to; every rank ends for that."""
         if self._rank == 0:
-            line = f"{self.name}: stopped {where}; resume_from_checkpoint=True goes on"
+            line = f"{self.name}: stopped {where}; {self._what_goes_on()} goes on"
             print(folded(line, sys.stderr), file=sys.stderr)
             self._stop.done()
         self._together = True
+
+    def _what_goes_on(self) -> str:
+        """Name what goes on with a run that was stopped."""
+        return "the same command" if self._config.resume_from_checkpoint else "resume_from_checkpoint=True"
 
     def _end(self, line: str | None) -> None:
         """Say why the run ends, if before its time; a stop file has then done its work."""

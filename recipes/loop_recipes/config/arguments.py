@@ -9,6 +9,10 @@ import re
 import textwrap
 from typing import NoReturn
 
+from loop_formats.schema import fields_of, keys_meant
+from loop_recipes.paths import KINDS, config_files
+from rollout_server.config import as_written
+
 _EXAMPLE = re.compile(r"( *(?:[A-Z_]+=\S+ )*loop \S.*?)(?: {3,}(\S.*))?")
 
 
@@ -46,9 +50,22 @@ class _Parser(argparse.ArgumentParser):
             option, options = found[1], self._option_string_actions
             near = difflib.get_close_matches(option, [*options], n=1, cutoff=0.7)
             keys = any(action.metavar == "key=value" for action in self._actions)
-            key = option.lstrip("-").replace("-", "_")
-            message += f"; did you mean {near[0]}?" if near else f"; a key has no dashes: {key}=VALUE" if keys else ""
+            word = _as_word(option.lstrip("-").replace("-", "_"), of_training=self.prog != "loop eval")
+            cure = f"; a key has no dashes: {word}" if keys else ""
+            message += f"; did you mean {near[0]}?" if near else cure
         super().error(message)
+
+
+def _as_word(name: str, of_training: bool) -> str:
+    """What stands after a config in place of an option ``name`` that there is not: ``key=VALUE``, or a shipped file."""
+    from loop_recipes.config.files import compose  # the schemas, which no help needs
+    from loop_recipes.config.loop_config import LoopConfig
+
+    if (kind := next((kind for kind, files in config_files().items() if name in files), None)) is not None:
+        return f"{kind}={name}"
+    known = not of_training or name in (*KINDS, *fields_of(LoopConfig))
+    meant = [] if known else keys_meant(LoopConfig, as_written(compose("tiny_cpu")), name)
+    return f"{meant[0] if len(meant) == 1 else name}=VALUE"
 
 
 def verb_parser(verb: str, description: str | None) -> argparse.ArgumentParser:

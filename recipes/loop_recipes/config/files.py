@@ -298,8 +298,8 @@ def _file_of_run(name: str, stem: str, recipe: str) -> Path:
     known = config_files(recipe, CONFIGS)["machine"]
     require(
         not (name.endswith(".py") and Path(name).is_file()),
-        f"{name} is a file of functions, no config: `loop try {name}` plays its tasks, `loop train {name} --model MODEL` "
-        f"trains on it and writes the config, runs/{Path(name).stem}/train.yaml",
+        f"{name} is a file of functions, no config: `loop try {name}` plays its tasks, `loop train {name} --model "
+        f"MODEL` trains on it and writes the config, runs/{Path(name).stem}/train.yaml",
     )
     if stem in known and not (name.endswith(".yaml") and Path(name).is_file()):
         return known[stem]
@@ -310,8 +310,9 @@ def _file_of_run(name: str, stem: str, recipe: str) -> Path:
         if (functions := Path(f"{stem}.py")).is_file():
             cure = f"did you mean {functions}?"
         if stem and Path(stem).is_dir():
-            own = Path(stem) / "train.yaml"
-            again = f"the config that it began with and output_dir={stem} resume_from_checkpoint=True"
+            own, stored = Path(stem) / "train.yaml", Path(stem) / "config.yaml"
+            begun = stored if stored.is_file() else "the config that it began with"
+            again = f"{begun} and output_dir={stem} resume_from_checkpoint=True"
             score = f"a config and run={stem}"
             cure = f"give {own if own.is_file() else score if recipe == 'eval_appworld' else again}"
             raise ConfigError(f"{stem} is a folder, no config; {cure}")

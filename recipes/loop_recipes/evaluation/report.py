@@ -367,7 +367,11 @@ def read_report(folder: Path) -> tuple[Mapping[str, Any], list[NamedResults]]:
         report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
         lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
     except (FileNotFoundError, NotADirectoryError) as error:
-        near = [*sorted(folder.glob("*/report.json")), *(above / "report.json" for above in folder.absolute().parents)]
+        near = [
+            *sorted(folder.glob("*/report.json")),
+            *sorted(Path("runs", folder).glob("*/report.json")),
+            *(above / "report.json" for above in folder.absolute().parents),
+        ]
         begun = folder.is_dir() and any(folder.iterdir())
         why = "it has not ended, and the same `loop eval` goes on with it" if begun else "nothing is there"
         why = next((f"did you mean {path.parent}?" for path in near if path.is_file()), why)

@@ -16,7 +16,7 @@ from loop_recipes.config.components import check_ours
 from loop_recipes.config.files import read_config, read_file
 from loop_recipes.config.loop_config import LearnerConfig
 from loop_recipes.export.card import Base, Card
-from loop_recipes.paths import METRICS_FILE
+from loop_recipes.paths import run_meant
 from model_families.own_tokenizer import differing_ids, read_as_written
 from rollout_server.policies.adapter_check import read_adapter_config
 
@@ -108,9 +108,7 @@ def config_of_run(run: Path) -> tuple[dict[str, Any], LearnerConfig]:
         ConfigError: there is none, or it is no config of a training run.
     """
     file = run / "config.yaml"
-    above = next((str(folder) for folder in run.absolute().parents if (folder / METRICS_FILE).is_file()), None)
-    cure = f"; did you mean {above}?" if above else ""
-    require(file.is_file(), f"{run} is no folder of a training run: it holds no config.yaml{cure}")
+    require(file.is_file(), f"{run} is no folder of a training run: it holds no config.yaml{run_meant(run)}")
     stored = read_file(file)
     check_ours(stored)
     try:

@@ -9,11 +9,13 @@ import types
 from collections.abc import Iterator
 from typing import Any, Literal, Union, get_args, get_origin
 
+from omegaconf import OmegaConf
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from loop_formats.schema import fields_of, require, sections_in
 from loop_plumbing.names import nearest
+from loop_recipes.config.files import compose
 from loop_recipes.config.loop_config import COMPONENT, LoopConfig
 from loop_recipes.config.sft_config import REFUSED, WHY_REFUSED, SftConfig
 from loop_recipes.evaluation.config import EvalConfig
@@ -28,6 +30,8 @@ RECIPES = {
 }
 NODE = "node"
 """Its keys are those of ``loop node --file`` as well; they are listed once."""
+SHOWN = "tiny_cpu"
+"""The config whose values stand for those of a component, which has no defaults of its own."""
 _REFUSED: dict[type, tuple[tuple[str, ...], str]] = {SftConfig: (REFUSED, WHY_REFUSED)}
 """Keys that a recipe's section shares with others and that must be left out there, and why."""
 _TOLD_ELSEWHERE = "policies[].endpoint"
@@ -35,7 +39,8 @@ _TOLD_ELSEWHERE = "policies[].endpoint"
 
 
 def key_lines(prefix: str = "", width: int = 100) -> list[str]:
-    """The keys that begin with ``prefix``: for each recipe those that no recipe before it has too.
+    """The keys that begin with ``prefix``: for each recipe those that no recipe before it has too. Of a component's,
+    which are no schema's, those that the config :data:`SHOWN` sets.
 
     Args:
         width: of the sentences, in columns.
@@ -56,9 +61,31 @@ def key_lines(prefix: str = "", width: int = 100) -> list[str]:
         for key in refused if found else ():
             lines += [f"{key}: must be left out, because {why}"] if key.startswith(prefix) else []
         lines += [""] if new else []
+    lines = lines or component_lines(prefix, width)
     known_keys = sorted({row[0] for row in known} if known else {row[0] for s in RECIPES.values() for row in rows(s)})
     require(lines, f"no key begins with {prefix!r}; {nearest(prefix, known_keys)}")
     return lines[:-1]
+
+
+def component_lines(prefix: str, width: int) -> list[str]:
+    """The keys of a component of ``loop train`` that begin with ``prefix``, as :data:`SHOWN` sets them, and the empty
+    line after them; [] where ``prefix`` is of none."""
+    config = compose(SHOWN)
+    for key, kind, *_ in rows(LoopConfig):
+        component = OmegaConf.select(config, key) if kind == "component" and prefix.startswith(f"{key}.") else None
+        if component is None:
+            continue
+        given = {f"{key}.{name}": value for name, value in component.items()}
+        found = {name: value for name, value in given.items() if name.startswith(prefix)} or given
+        text = f"Arguments of {component['_component_']}, as {SHOWN} sets them; `loop check CONFIG` checks any others."
+        return [
+            "# loop train",
+            "",
+            *(f"{name} = `{value}`" for name, value in found.items()),
+            *wrap(text, width, "    "),
+            "",
+        ]
+    return []
 
 
 def wrap(text: str, width: int, indent: str) -> list[str]:

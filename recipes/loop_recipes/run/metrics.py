@@ -19,7 +19,7 @@ from loop_formats.rollout import Rollout, by_episode, sequence_texts
 from loop_formats.run_files import append_to, read_lines, to_json, write_whole, writing
 from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import error_line
-from loop_recipes.paths import METRICS_FILE
+from loop_recipes.paths import METRICS_FILE, run_meant
 from loop_recipes.run.tracker_clients import Point
 from loop_recipes.run.trackers import Trackers
 
@@ -155,9 +155,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """
     file = path / METRICS_FILE if path.is_dir() else path
     if not file.is_file():
-        above = next((str(folder) for folder in path.absolute().parents if (folder / METRICS_FILE).is_file()), None)
-        cure = f"; did you mean {above}?" if above else ""
-        raise ValueError(f"{path} is no training run: there is no {METRICS_FILE}{cure}")
+        raise ValueError(f"{path} is no training run: there is no {METRICS_FILE}{run_meant(path)}")
     lines = []
     for line in read_lines(file):
         if not isinstance(line.record.get("iteration"), int):

@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = verb_parser("view", __doc__)
     parser.add_argument(
         "runs",
-        nargs="+",
+        nargs="*",
         type=Path,
         metavar="RUN",
         help="folder of a run, of an evaluation or of several runs, or one collection's .jsonl",
@@ -35,7 +35,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--text", nargs="?", const="", metavar="TASK", help="print the tasks, or a task's rollouts")
     parser.add_argument("--max-mb", type=float, default=200.0, help="with --export: refuse to write more (200)")
-    parsed = parser.parse_args(arguments)
+    parsed = parser.parse_intermixed_args(arguments)
+    if parsed.text and (not parsed.runs or is_run(Path(parsed.text))):  # --text before the runs took the first
+        parsed.runs, parsed.text = [Path(parsed.text), *parsed.runs], ""
+    if not parsed.runs:
+        parser.error("the following arguments are required: RUN")
     if not 0 <= parsed.port <= 65535:
         parser.error(f"--port is {parsed.port}; it must be 0 to 65535")
     try:

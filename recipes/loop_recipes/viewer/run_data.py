@@ -27,7 +27,7 @@ from loop_formats.run_files import DAMAGE_CURE, find_logs, node_address, read_li
 from loop_formats.turn_values import read_turn_values, values_file
 from loop_plumbing.breakage import error_line
 from loop_recipes.algorithm.token_statistics import TOKEN_STATISTICS, statistics_files
-from loop_recipes.paths import METRICS_FILE
+from loop_recipes.paths import METRICS_FILE, run_meant
 from loop_recipes.run.environment_file import FOLDERS_ABOVE, read_description
 from loop_recipes.run.metrics import read_metrics
 from loop_recipes.viewer.run_head import Collected, run_head
@@ -66,11 +66,11 @@ class RunData:
     def __init__(self, path: Path, model: Path | None = None) -> None:
         self.path = path.resolve()
         if not self.path.exists():
-            raise ValueError(f"{path} does not exist")
+            raise ValueError(f"{path} does not exist{run_meant(path)}")
         self._logs: dict[str, _Indexed] = {}
         self._environment = read_description(self.path)
         if not self._find_logs() and not self.metrics():
-            raise ValueError(f"{path} holds no run: neither collections/*.jsonl nor metrics.jsonl")
+            raise ValueError(f"{path} holds no run: neither collections/*.jsonl nor metrics.jsonl{run_meant(path)}")
         if self.path.is_file() and not any("rollout_id" in line.record for line in read_lines(self.path)):
             raise ValueError(f"{path} is no log of rollouts")
         folder = model or self._model_folder()

@@ -10,7 +10,7 @@ from typing import Any
 
 from loop_formats.folder_lock import is_locked
 from loop_formats.run_files import COLLECTIONS
-from loop_recipes.paths import METRICS_FILE, distinct_names
+from loop_recipes.paths import METRICS_FILE, distinct_names, run_meant
 from loop_recipes.viewer.run_data import RunData, read_numbers
 from loop_recipes.viewer.run_head import CONFIG, NODE_CONFIG, REPORT, RUN_LOCK, run_head
 
@@ -64,7 +64,7 @@ class RunFolder:
         self.path = Path(os.path.commonpath(self._paths))
         for path in paths:
             if not path.exists():
-                raise ValueError(f"{path} does not exist")
+                raise ValueError(f"{path} does not exist{run_meant(path)}")
         if not self.runs():
             raise ValueError(f"{paths[0]} holds no run: neither {COLLECTIONS}/*.jsonl nor {METRICS_FILE}")
 

@@ -15,6 +15,7 @@ from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.evaluation.config import EvalConfig
 from loop_recipes.paths import RECIPES
+from rollout_server.config import as_config, as_keys
 
 
 def written(folder: Path, name: str, text: str) -> str:
@@ -184,6 +185,22 @@ def test_a_mistake_is_one_line(tmp_path, recipe, words, message):
     with pytest.raises(ConfigError, match=message) as caught:
         compose(name, words, recipe)
     assert "\n" not in str(caught.value)
+
+
+def test_in_place_of_a_run_the_config_that_it_stores_is_named_and_is_one(tmp_path):
+    config = compose("tiny_cpu", ["world=babyai", "algorithm=[rloo,horizon_curriculum]", f"output_dir={tmp_path}"])
+    stored = written(tmp_path, "config.yaml", OmegaConf.to_yaml(as_config(as_keys(read_config(config, LoopConfig)))))
+    words = [f"output_dir={tmp_path}", "resume_from_checkpoint=True"]
+    with pytest.raises(ConfigError) as refused:
+        compose(str(tmp_path))
+    assert str(refused.value) == f"{tmp_path} is a folder, no config; give {stored} and {' '.join(words)}"
+    again, asked = (read_config(compose(name, words), LoopConfig) for name in (stored, "tiny_cpu"))
+    assert again.resume_from_checkpoint
+    assert again.child.environment.name == "babyai" != asked.child.environment.name
+    own = written(tmp_path, "train.yaml", "machine: tiny_cpu\n")
+    for recipe in ("loop_appworld", "eval_appworld"):
+        with pytest.raises(ConfigError, match=f"is a folder, no config; give {own}$"):
+            compose(str(tmp_path), (), recipe)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

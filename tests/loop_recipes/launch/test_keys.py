@@ -1,8 +1,10 @@
 """`loop check --keys` says of every key what the schemas say."""
 
 import pytest
+from omegaconf import OmegaConf
 
 from loop_formats.schema import ConfigError
+from loop_recipes.config.files import compose
 from loop_recipes.config.sft_config import REFUSED
 from loop_recipes.launch.check_cli import main
 from loop_recipes.launch.keys import RECIPES, key_lines, rows
@@ -28,6 +30,21 @@ def test_keys_are_listed_by_their_beginning(capsys):
     assert "    Policy versions that can be sampled from at the same time; at least 2." in printed
     assert key_lines("credit")[2].startswith("credit: components by name")
     assert all(line.startswith(("#", " ", "node.servers.max")) for line in printed if line)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "key"),
+    [
+        ("optimizer.", "optimizer.lr"),
+        ("optimizer.l", "optimizer.lr"),
+        ("optimizer.foreach", "optimizer._component_"),
+        ("lr_scheduler.", "lr_scheduler._component_"),
+    ],
+)
+def test_keys_of_a_component_are_those_that_a_config_sets(prefix, key):
+    lines = key_lines(prefix, 200)
+    assert f"{key} = `{OmegaConf.select(compose('tiny_cpu'), key)}`" in lines
+    assert lines[-1].endswith("as tiny_cpu sets them; `loop check CONFIG` checks any others.")
 
 
 def test_a_misspelt_beginning_is_one_line():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from agent_environments.description import TOOLS_BEHAVIOR, Description
+from loop_recipes.launch.doctor_cli import main as doctor
 from loop_recipes.plots.curves import (
     FIGURES,
     Curve,
@@ -20,6 +21,7 @@ from loop_recipes.plots.curves import (
 )
 from loop_recipes.run.environment_file import write_description
 from loop_recipes.run.metrics import read_metrics
+from loop_recipes.viewer.cli import main as view
 
 
 def write_run(folder, rewards, **more):
@@ -182,6 +184,31 @@ def test_what_is_no_run_is_one_clear_line(tmp_path, capsys):
     (tmp_path / "metrics.jsonl").touch()
     assert main([str(tmp_path)]) == 1
     assert "holds no metrics yet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("demo", "runs/demo"),
+        ("runs", "runs/a or runs/b"),
+        (".", "runs/a or runs/b"),
+        ("a,b", "runs/a"),
+        ("runs/sweep", "runs/sweep/c"),
+        ("runs/demo/policies", "{here}/runs/demo"),
+        ("nosuch", ""),
+    ],
+)
+def test_what_is_no_run_names_those_that_are_meant(tmp_path, capsys, monkeypatch, words, meant):
+    for name in ("a", "b", "demo", "sweep/c"):
+        write_run(tmp_path / "runs" / name, [0.1])
+    (tmp_path / "runs/demo/policies").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for verb in (main, doctor, view) if "," not in words else (main,):
+        if verb is not view or words not in ("runs", ".", "runs/sweep"):  # which it shows
+            assert verb([words]) == 1
+            error = capsys.readouterr().err
+            assert error.endswith(f"; did you mean {meant.format(here=tmp_path)}?\n") if meant else "mean" not in error
+            assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("rewards", [[0.1, 0.5, 0.9], [0.1], [0.1, 0.9], [0.1, 0.2, 0.3, 0.9]])

@@ -460,6 +460,14 @@ def test_a_list_says_what_a_task_asks(messages, asks):
 def test_a_run_is_read_without_a_browser(run_folder, capsys):
     assert main([str(run_folder), "--text"]) == 0
     listed = capsys.readouterr().out
+    assert main(["--text", str(run_folder)]) == 0
+    assert capsys.readouterr().out == listed
+    assert main(["--text", str(run_folder), str(run_folder)]) == 0
+    assert main(["--text", "task0_1", str(run_folder)]) == 0
+    assert "## demo-i" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main([])
+    assert capsys.readouterr().err.endswith("the following arguments are required: RUN\n")
     entries = RunData(run_folder).summaries("demo-i0001")
     solved = sum(entry["success"] for entry in entries)
     assert f"# demo-i0001: 24 rollouts, {solved} solved, mean reward " in listed

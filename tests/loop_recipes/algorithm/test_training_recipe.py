@@ -1,0 +1,16 @@
+"""What a recipe says when it was stopped."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from loop_recipes.algorithm.training_recipe import TrainingRecipe
+
+
+@pytest.mark.parametrize(("resumes", "what"), [(True, "the same command"), (False, "resume_from_checkpoint=True")])
+def test_a_run_that_was_stopped_says_what_goes_on(capsys, resumes, what):
+    recipe = TrainingRecipe.__new__(TrainingRecipe)
+    recipe.name, recipe._rank, recipe._stop = "loop_appworld", 0, SimpleNamespace(done=lambda: None)
+    recipe._config = SimpleNamespace(resume_from_checkpoint=resumes)
+    recipe.stopped("while waiting")
+    assert capsys.readouterr().err == f"loop_appworld: stopped while waiting; {what} goes on\n"

@@ -269,11 +269,13 @@ def test_a_gpu_that_trainer_and_server_have_in_turns_is_planned_by_phases(check_
     ],
 )
 def test_a_job_is_planned_before_its_weights_are_fetched(check_config, capsys, config, fetched):
-    """Experts and hybrids too: memory and time are those that the folder gives, and the one problem is its absence."""
+    """Experts and hybrids too: memory and time are those that the folder gives, and the problem is its absence; what
+    the world lacks stands beside it."""
     _, planned, _ = check_config(config, CONFIGS[config])
     code, shown, problems = check(capsys, config)
     assert code == 1
-    [problem] = problems
+    problem, *of_the_world = problems
+    assert all("AppWorld" in said for said in of_the_world)
     name = fetched.partition("/")[2]
     assert re.search(
         f"{name} holds no config.json; download it: tune download {fetched} --output-dir .*{name}$", problem
@@ -294,7 +296,9 @@ def test_which_shipped_configs_fit_a_card(capsys, models, monkeypatch):
     monkeypatch.setattr(check_cli, "config_files", lambda: some)
     code, shown, problems = check(capsys, "--gpu-memory", "23.5")
     assert (code, problems) == (0, [])
-    rows = {line.split()[0]: line for line in shown.splitlines()[1:]}
+    *table, no, _ = shown.splitlines()
+    assert no.startswith("no: it does not fit GPUs of 23.5 GiB")
+    rows = {line.split()[0]: line for line in table[1:]}
     assert rows.keys() == {*some["machine"]} - {"cpu"}
     assert re.search(r"\d no +\d+\.\d\d, \d+\.\d\d no$", rows["qwen3_5_4b_one_gpu"]), "a hybrid by its sizes too"
     assert re.search(r"\d no +\d+\.\d\d, \d+\.\d\d no$", rows["qwen3_14b"]), "by the published sizes"

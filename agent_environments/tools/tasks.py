@@ -80,7 +80,7 @@ class TaskTable:
         if self.splits != [SPLIT]:
             raise ValueError(f"held_out is for tasks without splits; there are {', '.join(self.splits)}")
         names = set(map(self.group_of, self._tasks))
-        if not 0 < groups < len(names):
+        if not isinstance(groups, int) or not 0 < groups < len(names):
             raise ValueError(f"held_out is {groups}; of {len(names)} groups of tasks it can be 1 to {len(names) - 1}")
         held_out = set(sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())[:groups])
         for split, inside in ((SPLIT, False), (HELD_OUT, True)):

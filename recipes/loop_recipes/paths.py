@@ -60,7 +60,8 @@ def run_meant(path: Path) -> str:
     def runs(*patterns: str) -> list[Path]:
         return [file.parent for pattern in patterns for file in sorted(path.glob(f"{pattern}/{METRICS_FILE}"))]
 
-    around = (*path.absolute().parents, Path("runs") / path, loop_home() / "runs" / path)
+    name = str(path).removesuffix(".py")  # a file of functions has its run there too
+    around = (*path.absolute().parents, Path("runs") / name, loop_home() / "runs" / name)
     found = [folder for folder in around if (folder / METRICS_FILE).is_file()][:1] or runs("*", "*/*")[:2]
     return f"; did you mean {' or '.join(map(str, found))}?" if found else ""
 

@@ -309,13 +309,14 @@ def _file_of_run(name: str, stem: str, recipe: str) -> Path:
         cure = nearest(file, list(known), f"there are: {names}, or give a YAML file")
         if (functions := Path(f"{stem}.py")).is_file():
             cure = f"did you mean {functions}?"
-        if stem and Path(stem).is_dir():
-            own, stored = Path(stem) / "train.yaml", Path(stem) / "config.yaml"
+        folder = Path(stem) if Path(stem).is_dir() else Path("runs") / stem
+        if stem and folder.is_dir():
+            own, stored = folder / "train.yaml", folder / "config.yaml"
             begun = stored if stored.is_file() else "the config that it began with"
-            again = f"{begun} and output_dir={stem} resume_from_checkpoint=True"
-            score = f"a config and run={stem}"
+            again = f"{begun} and output_dir={folder} resume_from_checkpoint=True"
+            score = f"a config and run={folder}"
             cure = f"give {own if own.is_file() else score if recipe == 'eval_appworld' else again}"
-            raise ConfigError(f"{stem} is a folder, no config; {cure}")
+            raise ConfigError(f"{folder} is a folder, no config; {cure}")
         raise ConfigError(f"no config {config_name(name, recipe)!r}; {cure}")
     return Path(name).resolve()
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import textwrap
 import types
 from collections.abc import Iterator
 from typing import Any, Literal, Union, get_args, get_origin
 
-from omegaconf import OmegaConf
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -20,7 +20,7 @@ from loop_recipes.config.loop_config import COMPONENT, LoopConfig
 from loop_recipes.config.sft_config import REFUSED, WHY_REFUSED, SftConfig
 from loop_recipes.evaluation.config import EvalConfig
 from loop_recipes.warm_start.config import WarmStartConfig
-from rollout_server.config import EnvironmentConfig
+from rollout_server.config import EnvironmentConfig, as_written
 
 RECIPES = {
     "loop train": LoopConfig,
@@ -48,7 +48,7 @@ def key_lines(prefix: str = "", width: int = 100) -> list[str]:
     Raises:
         ConfigError: there are none.
     """
-    lines: list[str] = []
+    lines = component_lines(prefix, width)
     known: set[tuple[str, ...]] = set()
     for title, section in RECIPES.items():
         refused, why = _REFUSED.get(section, ((), ""))
@@ -61,7 +61,6 @@ def key_lines(prefix: str = "", width: int = 100) -> list[str]:
         for key in refused if found else ():
             lines += [f"{key}: must be left out, because {why}"] if key.startswith(prefix) else []
         lines += [""] if new else []
-    lines = lines or component_lines(prefix, width)
     known_keys = sorted({row[0] for row in known} if known else {row[0] for s in RECIPES.values() for row in rows(s)})
     require(lines, f"no key begins with {prefix!r}; {nearest(prefix, known_keys)}")
     return lines[:-1]
@@ -70,14 +69,15 @@ def key_lines(prefix: str = "", width: int = 100) -> list[str]:
 def component_lines(prefix: str, width: int) -> list[str]:
     """The keys of a component of ``loop train`` that begin with ``prefix``, as :data:`SHOWN` sets them, and the empty
     line after them; [] where ``prefix`` is of none."""
-    config = compose(SHOWN)
+    config = as_written(compose(SHOWN))
     for key, kind, *_ in rows(LoopConfig):
-        component = OmegaConf.select(config, key) if kind == "component" and prefix.startswith(f"{key}.") else None
-        if component is None:
+        if kind != "component" or not prefix.startswith(f"{key}."):
             continue
+        component = functools.reduce(lambda tree, part: tree[part], key.split("."), config)
         given = {f"{key}.{name}": value for name, value in component.items()}
         found = {name: value for name, value in given.items() if name.startswith(prefix)} or given
-        text = f"Arguments of {component['_component_']}, as {SHOWN} sets them; `loop check CONFIG` checks any others."
+        of = f"Arguments of {component['_component_']}" if "_component_" in component else "Keys"
+        text = f"{of}, as {SHOWN} sets them; `loop check CONFIG` checks any others."
         return [
             "# loop train",
             "",

@@ -20,6 +20,7 @@ from agent_environments.description import Description
 from agent_environments.protocol import EnvironmentFault, EnvironmentPool, PoolWithSplits, create_pool
 from loop_formats.run_files import newest_adapter, whole_file
 from loop_formats.schema import ConfigError, from_mapping, made_folder, require
+from loop_plumbing.names import alike, did_you_mean
 from loop_recipes.config.files import check_overrides, compose, read_config, read_file, with_words
 from loop_recipes.launch.oracle import Oracle, ask_oracle
 from loop_recipes.launch.play import Played, nothing, play_tasks, words_as_tokens
@@ -101,7 +102,9 @@ class OwnTask:
             ConfigError: it is none, or anything is wrong with a part of it; one line.
         """
         file = Path(file)
-        require(file.is_file(), f"{file} is no file")
+        near = alike(file.name, [path.name for path in file.parent.glob("*.py")])
+        meant = f"; {did_you_mean([str(file.with_name(name)) for name in near])}" if near else ""
+        require(file.is_file(), f"{file} is no file{meant}")
         environment = _of_node(words, "environment")
         require(not {"name", "module"} & environment.keys(), f"node.environment: its module is {file}; leave that away")
         try:

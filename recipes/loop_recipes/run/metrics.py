@@ -154,7 +154,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         ValueError: there is no such file, or a whole line of it is no iteration's; names the line.
     """
     file = path / METRICS_FILE if path.is_dir() else path
-    if not file.is_file():
+    if not file.is_file() or file.suffix != ".jsonl":
         raise ValueError(f"{path} is no training run: there is no {METRICS_FILE}{run_meant(path)}")
     lines = []
     for line in read_lines(file):

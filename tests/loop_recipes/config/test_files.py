@@ -187,7 +187,7 @@ def test_a_mistake_is_one_line(tmp_path, recipe, words, message):
     assert "\n" not in str(caught.value)
 
 
-def test_in_place_of_a_run_the_config_that_it_stores_is_named_and_is_one(tmp_path):
+def test_in_place_of_a_run_the_config_that_it_stores_is_named_and_is_one(tmp_path, monkeypatch):
     config = compose("tiny_cpu", ["world=babyai", "algorithm=[rloo,horizon_curriculum]", f"output_dir={tmp_path}"])
     stored = written(tmp_path, "config.yaml", OmegaConf.to_yaml(as_config(as_keys(read_config(config, LoopConfig)))))
     words = [f"output_dir={tmp_path}", "resume_from_checkpoint=True"]
@@ -197,6 +197,10 @@ def test_in_place_of_a_run_the_config_that_it_stores_is_named_and_is_one(tmp_pat
     again, asked = (read_config(compose(name, words), LoopConfig) for name in (stored, "tiny_cpu"))
     assert again.resume_from_checkpoint
     assert again.child.environment.name == "babyai" != asked.child.environment.name
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "runs/demo", "metrics.jsonl", "")
+    with pytest.raises(ConfigError, match=r"^runs/demo is a folder, no config; give a config and run=runs/demo$"):
+        compose("demo", (), "eval_appworld")
     own = written(tmp_path, "train.yaml", "machine: tiny_cpu\n")
     for recipe in ("loop_appworld", "eval_appworld"):
         with pytest.raises(ConfigError, match=f"is a folder, no config; give {own}$"):

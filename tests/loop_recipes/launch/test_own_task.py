@@ -89,6 +89,7 @@ def steps(monkeypatch):
         ("node=x", "node is a section of keys; set one of them, such as node.environment"),
         ("node=null", "node cannot be left out"),
         ("node.environment=null", "node.environment cannot be left out"),
+        ("node.environment.held_out=x", "held_out is x; of 20 groups of tasks it can be 1 to 19"),
         ("node.model=5", "node.model must be a mapping, not 5"),
         ("node.model.chat_format=5", "node.model.chat_format must be str, not 5"),
         ("node.servers.gpus=x", "node.servers.gpus must be a list, not 'x'"),

@@ -195,13 +195,17 @@ def test_what_is_no_run_is_one_clear_line(tmp_path, capsys):
         ("a,b", "runs/a"),
         ("runs/sweep", "runs/sweep/c"),
         ("runs/demo/policies", "{here}/runs/demo"),
+        ("demo.py", "runs/demo"),
         ("nosuch", ""),
+        ("notes.py", ""),
     ],
 )
 def test_what_is_no_run_names_those_that_are_meant(tmp_path, capsys, monkeypatch, words, meant):
     for name in ("a", "b", "demo", "sweep/c"):
         write_run(tmp_path / "runs" / name, [0.1])
     (tmp_path / "runs/demo/policies").mkdir()
+    for name in ("demo.py", "notes.py"):
+        (tmp_path / name).write_text("TASKS = []\n")
     monkeypatch.chdir(tmp_path)
     for verb in (main, doctor, view) if "," not in words else (main,):
         if verb is not view or words not in ("runs", ".", "runs/sweep"):  # which it shows

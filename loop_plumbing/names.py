@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
+
+_UNEXPECTED = re.compile(r"(?P<call>[\w.]+)\(\) got an unexpected keyword argument '(?P<option>\w+)'")
 
 
 def nearest(name: str, known: Sequence[str], else_say: str | None = None) -> str:
@@ -16,6 +20,21 @@ def nearest(name: str, known: Sequence[str], else_say: str | None = None) -> str
     if near := alike(name, known):
         return did_you_mean(near)
     return f"known keys: {', '.join(known)}" if else_say is None else else_say
+
+
+def unexpected_option(error: BaseException, call: Callable[..., Any], first: str) -> str | None:
+    """Return which option ``call`` was given and does not take, and the cure; None where ``error`` says something else.
+
+    Args:
+        first: the parameter of ``call`` that is no option.
+    """
+    found = _UNEXPECTED.fullmatch(str(error))
+    classes = {each.__name__: each for each in getattr(call, "__mro__", (call,))}
+    if found is None or (taker := classes.get(found["call"].partition(".")[0])) is None:
+        return None
+    given = {**inspect.signature(call).parameters, **inspect.signature(taker).parameters}  # one passes some on
+    takes = [each.name for each in given.values() if each.name != first and each.kind is not each.VAR_KEYWORD]
+    return f"{found['option']!r}; {nearest(found['option'], takes)}"
 
 
 def did_you_mean(names: Sequence[str]) -> str:

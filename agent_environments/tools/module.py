@@ -13,13 +13,15 @@ from types import ModuleType
 from typing import Any
 
 from agent_environments.protocol import import_module
+from agent_environments.tools.function_tool import tool
 from agent_environments.tools.own_folder import neighbours_of
 from agent_environments.tools.reply import Reply
-from agent_environments.tools.reward import Reward
+from agent_environments.tools.reward import Reward, reward
 from agent_environments.tools.right_answers import SOLVE, solver_of
 from agent_environments.tools.tasks import TaskTable, read_tasks
 from agent_environments.tools.tool import Tool
 from loop_plumbing.breakage import error_line
+from loop_plumbing.names import unexpected_option
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,11 @@ def _import(name: str, file: Path | None) -> ModuleType:
         spec.loader.exec_module(module)
         return module
     except (Exception, SystemExit) as error:  # of a main() that nobody guarded, or of argparse
-        raise ValueError(f"module {name} cannot be imported: {error_line(error)}") from error
+        said = error_line(error)
+        for decorator in (tool, reward):
+            if option := unexpected_option(error, decorator, "function"):
+                said += f": @{decorator.__name__} takes no {option}"
+        raise ValueError(f"module {name} cannot be imported: {said}") from error
 
 
 def _parts(module: ModuleType, tasks: object) -> ToolModule:
@@ -174,11 +180,11 @@ def _one(found: list[Any], what: str) -> Any:
 
 def _by_name(tools: Sequence[Tool]) -> dict[str, Tool]:
     by_name: dict[str, Tool] = {}
-    for tool in tools:
-        if tool.name in by_name:
-            raise ValueError(f"there are two tools {tool.name!r}")
-        if not tool.description:
-            raise ValueError(f"tool {tool.name} has no docstring: the policy is told what stands there")
-        assert tool.schema, "a signature that no schema can say is an error now, not in an episode"
-        by_name[tool.name] = tool
+    for each in tools:
+        if each.name in by_name:
+            raise ValueError(f"there are two tools {each.name!r}")
+        if not each.description:
+            raise ValueError(f"tool {each.name} has no docstring: the policy is told what stands there")
+        assert each.schema, "a signature that no schema can say is an error now, not in an episode"
+        by_name[each.name] = each
     return by_name

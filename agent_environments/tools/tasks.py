@@ -113,6 +113,8 @@ def read_tasks(source: object) -> TaskTable:
         source = {SPLIT: source}
     if not isinstance(source, Mapping):
         raise ValueError(f"tasks must be a list, a path, or either of them for each split, not {source!r}")
+    if isinstance(source.get("question"), str):
+        raise ValueError("TASKS is one task, and not a list of tasks: write TASKS = [{...}]")
     return TaskTable(
         {str(split): _read_file(Path(tasks)) if isinstance(tasks, str) else tasks for split, tasks in source.items()}
     )

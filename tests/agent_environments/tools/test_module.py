@@ -34,6 +34,11 @@ def test_a_module_by_its_dotted_name(tmp_path, monkeypatch):
     ("change", "complaint"),
     [
         (("class Counter:", "class Counter"), "cannot be imported: SyntaxError"),
+        (("@reward", "@reward(wieght=2)"), r"@reward takes no 'wieght'; did you mean 'weight'\?"),
+        (
+            ("@tool\n    async", "@tool(terminate=True)\n    async"),
+            r"@tool takes no 'terminate'; did you mean 'terminal'\?",
+        ),
         (("@reward", ""), "there is no reward: write a function with @reward"),
         (
             ("@reward", '@reward(name="reached")\ndef other(): ...\n@reward'),
@@ -137,6 +142,7 @@ def test_tasks_from_jsonl(tmp_path):
         ([{"id": ""}], "task id '' must be text"),
         ({"train": [{"id": "a_1"}], "dev": [{"id": "a_1"}]}, "there are two tasks 'a_1'"),
         ("nowhere.jsonl", "tasks cannot be read: .*nowhere.jsonl"),
+        ({"question": "What?", "answer": "4"}, r"TASKS is one task, and not a list of tasks: write TASKS = \[\{"),
     ],
 )
 def test_bad_tasks_are_named(tasks, complaint):

@@ -121,9 +121,9 @@ def test_the_documented_line_reads_what_was_written(tmp_path, one_liner):
 
 def test_the_documented_count_of_reasons_tells_them_apart(tmp_path):
     page = (PROJECT / "docs/troubleshooting.md").read_text()
-    read, count = re.search(r"```python\nimport pandas .*\n\nrecords = (.*)\n(.*)\n```", page).groups()
+    read, why, count = re.search(r"import pandas\n\nrecords = (.*)\nwhy = (.*)\n(.*)\n```", page).groups()
     broke, path = {"where": "grade", "what": "ValueError"}, tmp_path / "log.jsonl"
     written = [rollout(reward=0.0, success=False, rollout_id=f"c/t_1/{n}.0", broke=broke) for n in range(2)]
     path.write_text("".join(f"{one.to_json()}\n" for one in [*written, rollout(reward=1.0)]))
     records = eval(read.replace('"RUN/node/collections/ID.jsonl"', "path"), {"pandas": pandas, "path": path})
-    assert eval(count, {"records": records}).tolist() == [2]
+    assert eval(count, {"records": records, "why": eval(why)}).tolist() == [2]

@@ -89,7 +89,7 @@ def test_one_gpu_is_refused_with_the_cure(shape):
 def test_a_server_on_four_gpus_holds_about_twenty_full_episodes_and_on_one_none(shape):
     four = plan_rollout_server(shape, _node(4), gpu_gib=79.0)
     assert four.over is None
-    episodes = int(four.notes[0].split(",")[1].split()[0])
+    episodes = int(four.notes[0].split(", ")[1].split()[0])
     assert 15 <= episodes <= 30
     assert "raise servers.tensor_parallel_size" in plan_rollout_server(shape, _node(1), gpu_gib=79.0).over
 

@@ -48,7 +48,8 @@ def end(*_):
 signal.signal(signal.SIGTERM, end)
 print(os.getpid(), flush=True)
 os.kill(int(sys.argv[1]), signal.SIGINT)
-time.sleep(3600)
+while True:
+    time.sleep(0.05)  # a signal that comes just before a sleep is heard after it
 """
     with pytest.raises(KeyboardInterrupt):
         run_step(python(code, os.getpid(), tmp_path / "saved"), tmp_path / "log", COMMAND_S)
@@ -72,7 +73,8 @@ def end(*_):
     os.kill(int(sys.argv[1]), signal.SIGINT)
 signal.signal(signal.SIGTERM, end)
 os.kill(int(sys.argv[1]), signal.SIGINT)
-time.sleep(3600)
+while True:
+    time.sleep(0.05)  # a signal that comes just before a sleep is heard after it
 """
     with pytest.raises(KeyboardInterrupt):
         run_step(python(code, os.getpid()), tmp_path / "log", COMMAND_S)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import numbers
+import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -109,15 +110,23 @@ def read_tasks(source: object) -> TaskTable:
     """
     if source is None:
         raise ValueError("there are no TASKS: write a list of mappings, each with its question")
-    if isinstance(source, str | list | tuple):
+    if isinstance(source, str):
+        source = _read_file(Path(source))
+    if isinstance(source, list | tuple):
         source = {SPLIT: source}
     if not isinstance(source, Mapping):
         raise ValueError(f"tasks must be a list, a path, or either of them for each split, not {source!r}")
-    if isinstance(source.get("question"), str):
-        raise ValueError("TASKS is one task, and not a list of tasks: write TASKS = [{...}]")
-    return TaskTable(
-        {str(split): _read_file(Path(tasks)) if isinstance(tasks, str) else tasks for split, tasks in source.items()}
-    )
+    by_split = {}
+    for split, tasks in source.items():
+        if isinstance(tasks, str) and os.path.isfile(tasks):
+            tasks = _read_file(Path(tasks))
+        elif isinstance(tasks, str | int | float | None):
+            raise ValueError(
+                f"tasks of the split {split!r} must be a list, or the path of a JSONL file, not {tasks!r}; one task "
+                "alone stands in a list: [{...}]"
+            )
+        by_split[str(split)] = tasks
+    return TaskTable(by_split)
 
 
 def _read_file(file: Path) -> list[Task]:

@@ -1,4 +1,5 @@
-"""What integration tests share because it is dear: a real vLLM server on CPU, and a pool of real AppWorld worlds.
+"""What integration tests share because it is dear: a real vLLM server on CPU, a pool of real AppWorld worlds,
+a browser.
 
 Starting a server takes half a minute of a core, opening a pool a quarter. A node that is given
 ``servers: {urls: [shared_vllm.url]}`` starts in a second and is otherwise a node like any other. The tests that use one
@@ -12,8 +13,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +142,27 @@ async def unguarded() -> AsyncIterator[Any]:
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the half minute that a program has between the engine's alarm and its end a few seconds are left."""
     monkeypatch.setattr(episode, "KILL_GRACE_S", 3.0)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Any]:
+    from support.browser import open_browser  # Playwright, which no other test here needs
+
+    async with open_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def viewing(browser: Any) -> Callable[..., Any]:
+    """Opens a page of the viewer: ``async with viewing(folder) as (page, address)``."""
+    from support import viewer_pages
+
+    return partial(viewer_pages.viewing, browser)
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A made-up run for the viewer."""
+    from support.viewer_run import write_run
+
+    return write_run(tmp_path_factory.mktemp("viewer") / "demo")

@@ -7,43 +7,17 @@ import asyncio
 import json
 import re
 import shutil
-from functools import partial
 
-import pytest
-import pytest_asyncio
 from aiohttp import web
 
 from loop_formats.folder_lock import lock_folder
 from loop_recipes.viewer.export import write_export
 from loop_recipes.viewer.run_data import RunData
-from support import viewer_pages
-from support.browser import EXECUTABLE, open_browser, open_page, true_in
+from support.browser import IN_A_BROWSER, open_page, true_in
 from support.viewer_pages import says, screenshot, show
 from support.viewer_run import write_run
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.skipif(
-        EXECUTABLE is None, reason="needs a browser: chromium, chromium-browser or google-chrome on the PATH"
-    ),
-]
-
-
-@pytest.fixture(scope="module")
-def run_folder(tmp_path_factory):
-    return write_run(tmp_path_factory.mktemp("viewer") / "demo")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser():
-    async with open_browser() as browser:
-        yield browser
-
-
-@pytest.fixture
-def viewing(browser):
-    return partial(viewer_pages.viewing, browser)
+pytestmark = IN_A_BROWSER
 
 
 @web.middleware

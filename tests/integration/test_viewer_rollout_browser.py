@@ -8,10 +8,8 @@ import json
 import os
 import re
 from dataclasses import replace
-from functools import partial
 
 import pytest
-import pytest_asyncio
 
 from agent_environments.extraction import code_blocks
 from loop_contrib.turn_credit.turn_values import ValuedRollout, write_turn_values
@@ -21,37 +19,14 @@ from loop_formats.turn_values import values_file
 from loop_recipes.rollouts.branching import HowToSample
 from loop_recipes.rollouts.node_source import NodeSource
 from loop_recipes.viewer.run_data import RunData
-from support import viewer_pages
-from support.browser import EXECUTABLE, open_browser, true_in
+from support.browser import IN_A_BROWSER, true_in
 from support.counter_node import TOKEN, counter_request, local_node
 from support.small_runs import in_sequences
 from support.viewer_pages import says, screenshot, show
 from support.viewer_run import LONG_TOKENS, write_run
 from support.waiting import DEADLINE_S
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.skipif(
-        EXECUTABLE is None, reason="needs a browser: chromium, chromium-browser or google-chrome on the PATH"
-    ),
-]
-
-
-@pytest.fixture(scope="module")
-def run_folder(tmp_path_factory):
-    return write_run(tmp_path_factory.mktemp("viewer") / "demo")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser():
-    async with open_browser() as browser:
-        yield browser
-
-
-@pytest.fixture
-def viewing(browser):
-    return partial(viewer_pages.viewing, browser)
+pytestmark = IN_A_BROWSER
 
 
 async def test_a_turn_that_failed_or_was_cut_is_seen_in_every_world(run_folder, tmp_path, viewing):

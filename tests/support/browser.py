@@ -8,11 +8,20 @@ import shutil
 import time
 from collections.abc import AsyncIterator
 
+import pytest
 from playwright.async_api import Browser, Page, async_playwright
 
 from support.waiting import DEADLINE_S
 
 EXECUTABLE = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+IN_A_BROWSER = [
+    pytest.mark.integration,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(
+        EXECUTABLE is None, reason="needs a browser: chromium, chromium-browser or google-chrome on the PATH"
+    ),
+]
+"""The marks of a file of tests that share a browser."""
 DESKTOP, PHONE = (1280, 900), (390, 844)
 
 

@@ -96,7 +96,7 @@ class Oracle:
         said = f"{self._what()} earns {_mean(rewards)} on average of {self._tasks(len(rewards))}"
         if not any(rewards):
             said += ", where what is right should earn 1: look at the reward"
-            guessed = f" (an answer is text, and never equals a number), or {CURE}"
+            guessed = f" (an answer is text, also where the field is a number), or {CURE}"
             said += "" if self.solves or EXPERT in self.tried else guessed
         elif short:
             said += f"; less than 1 on {len(short)} of them, such as {short[0]} ({self.right[short[0]]:.3g})"

@@ -142,7 +142,12 @@ def test_tasks_from_jsonl(tmp_path):
         ([{"id": ""}], "task id '' must be text"),
         ({"train": [{"id": "a_1"}], "dev": [{"id": "a_1"}]}, "there are two tasks 'a_1'"),
         ("nowhere.jsonl", "tasks cannot be read: .*nowhere.jsonl"),
-        ({"question": "What?", "answer": "4"}, r"TASKS is one task, and not a list of tasks: write TASKS = \[\{"),
+        (
+            {"question": "What?", "answer": "4"},
+            r"split 'question' must be a list, .* not 'What\?'; one task alone stands in",
+        ),
+        ({"number": 7, "word": "x"}, "tasks of the split 'number' must be a list, .* not 7; one task alone"),
+        ({"train": "nowhere.jsonl"}, "split 'train' must be a list, or the path of a JSONL file, not 'nowhere.jsonl'"),
     ],
 )
 def test_bad_tasks_are_named(tasks, complaint):

@@ -93,12 +93,12 @@ FILES = {
     ),
     "another form": (
         reward(value='answer == f"<{target}>"'),
-        f"the field target as the answer {ZERO} (an answer is text, and never equals a number), or {CURE}",
+        f"the field target as the answer {ZERO} (an answer is text, also where the field is a number), or {CURE}",
         0,
     ),
     "a reward that is upside down": (
         reward(value="answer != str(target)"),
-        f"the field target as the answer {ZERO} (an answer is text, and never equals a number), or {CURE}",
+        f"the field target as the answer {ZERO} (an answer is text, also where the field is a number), or {CURE}",
         "1 on average of 6 tasks, where it should earn 0: the agent may learn to do nothing",
     ),
     "solve is wrong": (reward() + SOLVED.format('"?"'), f"solve(task) {ZERO}", 0),

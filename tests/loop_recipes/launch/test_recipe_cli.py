@@ -1,6 +1,7 @@
 """`loop train`, `loop sft`, `loop eval`: which `tune run` they become."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,13 @@ from loop_recipes.launch.recipe_cli import evaluate, sft, train
 
 @pytest.fixture
 def command(monkeypatch):
-    """The command that this process would have become, without its folder."""
+    """The command that this process would have become, without its folder. It hears Ctrl-C again afterwards, which a
+    verb leaves blocked for what it becomes."""
     became = []
     monkeypatch.setattr(os, "execv", lambda program, words: became.extend([Path(program).name, *words[1:]]))
-    return became
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, set())
+    yield became
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 
 import loop_appworld
 import sft_appworld
+from loop_recipes.algorithm.scoring import Scorer
 from loop_recipes.run.metrics import MACHINE_KEYS, read_metrics
 from loop_recipes.run.stop_request import ANSWERS
 from support.signals import signalled
@@ -58,6 +59,22 @@ def test_a_second_signal_leaves_the_update_before_its_next_step(tmp_path, capfd,
     )
     assert "Traceback" not in said
     assert len(list((stopped / "checkpoints").glob("*"))) == iteration
+    assert run(loop_appworld, file, f"output_dir={stopped}", "resume_from_checkpoint=True") == 0
+    assert_the_same(stopped, whole, "iteration_0002")
+
+
+def test_a_second_signal_leaves_the_recomputing_before_its_next_micro_batch(tmp_path, capfd, run):
+    file, whole, stopped = replay_config(tmp_path, iterations=2), tmp_path / "whole", tmp_path / "stopped"
+    recomputing = {"owner": Scorer, "method": "_logprobs_and_entropy"}
+    with signalled(0, **recomputing) as batches:
+        assert run(loop_appworld, file, f"output_dir={whole}") == 0
+    capfd.readouterr()
+    at = len(batches) - 1  # the last but one, of the second iteration
+    with signalled(at, **recomputing) as taken, signalled(0) as steps:
+        assert run(loop_appworld, file, f"output_dir={stopped}") == 0
+    assert (len(taken), len(steps)) == (at, STEPS)
+    assert "stopped while recomputing log-probs; resume_from_checkpoint=True" in capfd.readouterr().err
+    assert [path.name for path in (stopped / "checkpoints").iterdir()] == ["iteration_0001"]
     assert run(loop_appworld, file, f"output_dir={stopped}", "resume_from_checkpoint=True") == 0
     assert_the_same(stopped, whole, "iteration_0002")
 

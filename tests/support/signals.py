@@ -15,11 +15,13 @@ TWICE = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def signalled(at: int, signals: Sequence[int] = TWICE) -> Iterator[list[int]]:
-    """Have this process signalled at the end of its ``at``-th optimizer step, and its handlers as they were afterwards;
-    gives the numbers of the steps that were taken."""
+def signalled(
+    at: int, signals: Sequence[int] = TWICE, owner: type = PolicyUpdate, method: str = "_step"
+) -> Iterator[list[int]]:
+    """Have this process signalled at the end of its ``at``-th optimizer step, or call of another method, and its
+    handlers as they were afterwards; gives the numbers of the calls that were made."""
     taken: list[int] = []
-    step = PolicyUpdate._step
+    step = getattr(owner, method)
     before = {number: signal.getsignal(number) for number in TWICE}
 
     def step_and_signal(*arguments: Any) -> Any:
@@ -30,7 +32,7 @@ def signalled(at: int, signals: Sequence[int] = TWICE) -> Iterator[list[int]]:
         return outcome
 
     try:
-        with mock.patch.object(PolicyUpdate, "_step", step_and_signal):
+        with mock.patch.object(owner, method, step_and_signal):
             yield taken
     finally:
         for number, handler in before.items():

@@ -89,7 +89,8 @@ class PolicyUpdate:
         credit: what gives tokens advantages of their own, by name, one after the other.
         token_statistics: keeps what happened to each token, for `loop view`; None keeps nothing.
         part: what this rank takes of each packed row.
-        stop_requested: asked before each step; true on any rank leaves the update there.
+        stop_requested: asked before each step, and before each micro-batch that is recomputed; true on any rank leaves
+            the update there.
 
     Attributes:
         scorer: takes rollouts through the model without a gradient.
@@ -115,7 +116,7 @@ class PolicyUpdate:
         self.token_statistics = token_statistics
         self._stop_requested = stop_requested
         self._batches = RankBatches(config, device, part)
-        self.scorer = Scorer(model, versions, config, self._batches)
+        self.scorer = Scorer(model, versions, config, self._batches, stop_requested)
         own = [CreditOfAdvantage(advantage)] if isinstance(advantage, TokenAdvantage) else []
         self._credit: list[Credit] = [*own, *(credit or {}).values()]
         self._further = trained(credit or {})
@@ -155,7 +156,7 @@ class PolicyUpdate:
         Raises:
             CreditFailed: what gives tokens advantages of their own has none for them.
             NonFiniteLoss: before the step that it would have spoilt.
-            StopRequested: see :meth:`train`.
+            StopRequested: while log-probs are recomputed, or see :meth:`train`.
         """
         every = credited_samples(samples, self.advantage)
         started = time.perf_counter()

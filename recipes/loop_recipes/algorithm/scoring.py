@@ -11,8 +11,10 @@ from torchtune.modules.peft import disable_adapter
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.engine.adapter_versions import AdapterVersions
 from loop_recipes.engine.batching import MicroBatch
+from loop_recipes.engine.process_group import any_rank
 from loop_recipes.engine.rank_batches import RankBatches, of_all_ranks
 from loop_recipes.engine.samples import CreditedSample, Sample, ScoredSample, scored
+from loop_recipes.run.stop_request import StopRequested
 
 
 class Scorer:
@@ -22,11 +24,20 @@ class Scorer:
         model: a decoder with a log-prob head.
         versions: the adapters that log-probs are computed with.
         batches: of this rank.
+        stop_requested: asked by :meth:`scored` before each micro-batch; true on any rank leaves it there.
     """
 
-    def __init__(self, model: nn.Module, versions: AdapterVersions, config: UpdateConfig, batches: RankBatches) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        versions: AdapterVersions,
+        config: UpdateConfig,
+        batches: RankBatches,
+        stop_requested: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.model = model
         self.versions, self._config, self._batches = versions, config, batches
+        self._stop_requested = stop_requested
 
     def scored(
         self, samples: Sequence[CreditedSample], version: int, reference: bool
@@ -39,9 +50,12 @@ class Scorer:
         Args:
             version: of the adapter now in the model.
             reference: whether log-probs under the base model are needed too.
+
+        Raises:
+            StopRequested: on every rank.
         """
         needed = sorted({int(v) for sample in samples for v in sample.policy_versions.unique()})
-        compute = self._logprobs_and_entropy if self._config.exact_entropy else self._logprobs
+        compute = self._unless_stopped(self._logprobs_and_entropy if self._config.exact_entropy else self._logprobs)
         old: dict[str, Tensor] = {}
         for other in needed:
             of_version = [sample for sample in samples if bool((sample.policy_versions == other).any())]
@@ -58,7 +72,10 @@ class Scorer:
             entropies = {rollout_id: values[:, 1] for rollout_id, values in old.items()}
             metrics["entropy"] = torch.cat([entropies[s.rollout_id] for s in samples]).double().mean().item()
             old = {rollout_id: values[:, 0] for rollout_id, values in old.items()}
-        under_base = self.logprobs(samples, None) if reference else {}
+        under_base: dict[str, Tensor] = {}
+        if reference:
+            with disable_adapter(self.model):
+                under_base = self.per_token(samples, self._unless_stopped(self._logprobs))
         names = [(sample, sample.rollout_id) for sample in samples]
         return [scored(sample, old[name], under_base.get(name), entropies.get(name)) for sample, name in names], metrics
 
@@ -82,6 +99,16 @@ class Scorer:
         """Return last hidden states [n, d] at the positions that predict each rollout's sampled tokens, by rollout id;
         of the adapter that is in the model."""
         return self.per_token(samples, lambda batch: self.model(**batch.inputs(), with_hidden=True).hidden)
+
+    def _unless_stopped(self, compute: Callable[[MicroBatch], Tensor]) -> Callable[[MicroBatch], Tensor]:
+        """Have ``compute`` asked for no more once the run is to stop: over all rollouts it takes as long as a step."""
+
+        def of(batch: MicroBatch) -> Tensor:
+            if any_rank(self._stop_requested()):
+                raise StopRequested("while recomputing log-probs")
+            return compute(batch)
+
+        return of
 
     def _logprobs(self, batch: MicroBatch) -> Tensor:
         return self.model(**batch.inputs()).logprobs

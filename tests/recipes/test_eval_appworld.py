@@ -462,7 +462,8 @@ async def test_the_best_on_one_split_is_taken_to_another(policy, tmp_path):
         ({"splitt": "dev"}, "unknown key 'splitt'; did you mean 'split'"),
         ({"policies": [{"name": "a", "adaptr": None}]}, r"unknown key 'policies\[0\].adaptr'; did you mean 'adapter'"),
         ({"policies": []}, "at least one policy"),
-        ({"policies": [{"name": "a", "adapter": "/nowhere"}]}, "neither a PEFT adapter .* nor a training run"),
+        ({"policies": [{"name": "a", "adapter": "/nowhere"}]}, "there is no folder /nowhere; give that of an adapter, "),
+        ({"policies": [{"name": "a", "adapter": "/"}]}, "neither a PEFT adapter .* nor a training run"),
         ({"policies": [{"name": "a", "adapter": "/nowhere/*"}]}, "no adapter folder matches"),
         ({"policies": [{"name": "a"}, {"name": "a"}]}, "'a' is there twice"),
         ({"policies": [{"name": "a b"}]}, r"policies\[0\].name must be of the form .*, not 'a b'"),
@@ -487,6 +488,14 @@ def test_config_errors_are_one_clear_line(policy, tmp_path, changes, message):
         EvalAppWorldRecipe(config(policy, tmp_path, **changes))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "evaluation").exists()
+
+
+def test_a_run_by_its_name_alone_is_found_in_runs(policy, tmp_path, monkeypatch):
+    (tmp_path / "runs/mine").mkdir(parents=True)
+    (tmp_path / "runs/mine/metrics.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"adapter: there is no folder mine; did you mean runs/mine\?$"):
+        EvalAppWorldRecipe(config(policy, tmp_path, policies=[{"name": "a", "adapter": "mine"}]))
 
 
 def test_missing_keys_and_token_are_named(policy, tmp_path, monkeypatch):

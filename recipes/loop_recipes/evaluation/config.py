@@ -22,6 +22,7 @@ from loop_formats.schema import STRICT, ConfigError, Seed, require
 from loop_recipes.config.files import read_config
 from loop_recipes.config.loop_config import EndpointConfig
 from loop_recipes.config.rollout_node import WithNode, check_token
+from loop_recipes.paths import run_meant
 from loop_recipes.run.environment_file import read_description
 from rollout_server.config import EnvironmentConfig, NodeConfig
 
@@ -252,12 +253,15 @@ def find_policies(config: EvalConfig) -> list[PolicyUnderTest]:
             require(bool(folders), f"{key}.adapter: no adapter folder matches {policy.adapter}")
             found += [PolicyUnderTest(policy.name + folder.name, folder, adapter_digest(folder)) for folder in folders]
         else:
-            folder, chosen = _best_of_evaluation(Path(policy.adapter), key)
+            given = Path(policy.adapter)
+            meant = run_meant(given) or "; give that of an adapter, of a training run or of an evaluation"
+            require(given.is_dir(), f"{key}.adapter: there is no folder {given}{meant}")
+            folder, chosen = _best_of_evaluation(given, key)
             folder = newest_adapter(folder) or folder
             require(
                 is_adapter(folder),
                 f"{key}.adapter: {folder} is neither a PEFT adapter (a folder with {' and '.join(ADAPTER_FILES)}) nor "
-                "a training run with policies/policy-v* nor an evaluation with report.json",
+                f"a training run with policies/policy-v* nor an evaluation with report.json{run_meant(folder)}",
             )
             found.append(PolicyUnderTest(policy.name, folder, adapter_digest(folder), chosen))
     names = [policy.name for policy in found]

@@ -10,7 +10,6 @@ the first policy is compared with each other one. A policy is named with the par
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -47,8 +46,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
     print_document(console(sys.stdout), text)
-    both = os.path.relpath(os.path.commonpath([folder.resolve() for folder in options.folders]))
-    print(f"to see a task's rollouts by each policy, two beside each other:\n    loop view {shlex.quote(both)}")
+    folders = list(dict.fromkeys(map(str, options.folders)))
+    print(f"to see a task's rollouts by each policy, two beside each other:\n    loop view {shlex.join(folders)}")
+    if len(folders) > 1:
+        print("there, below the list: all rollouts as those of one run")
     if options.out is not None:
         print(f"written: {options.out / 'comparison.md'}, {options.out / 'comparison.json'}")
     return 0

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from itertools import compress, takewhile
+from itertools import chain, compress, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ class RunData:
 
     Args:
         path: the folder or ``*.jsonl`` file.
+        within: the runs of a folder whose rollouts are shown, where they are not all that lie in it.
         model: folder with the policy's tokenizer.json; None for what the run's or the node's files name. Without one,
             tokens are shown as numbers.
 
@@ -63,8 +64,9 @@ class RunData:
         ValueError: there is nothing to show at ``path``, or no tokenizer in ``model``.
     """
 
-    def __init__(self, path: Path, model: Path | None = None) -> None:
+    def __init__(self, path: Path, model: Path | None = None, within: Sequence[Path] = ()) -> None:
         self.path = path.resolve()
+        self._within = within or [self.path]
         if not self.path.exists():
             raise ValueError(f"{path} does not exist{run_meant(path)}")
         self._logs: dict[str, _Indexed] = {}
@@ -300,7 +302,7 @@ class RunData:
         return found
 
     def _find_logs(self) -> bool:
-        for file in find_logs(self.path):
+        for file in chain.from_iterable(map(find_logs, self._within)):
             self._logs.setdefault(file.stem, _Indexed(file))
         return bool(self._logs)
 

@@ -79,15 +79,15 @@ class RunFolder:
         return dict(zip(distinct_names(self._paths), self._paths, strict=True))
 
     def run(self, name: str) -> RunData:
-        """One of the runs; :data:`EVERYTHING` is all that lies in the folder, as one.
+        """One of the runs; :data:`EVERYTHING` is all of them as one.
 
         Raises:
             KeyError: there is none of that name.
             ValueError: it cannot be shown.
         """
         if name not in self._opened:
-            path = self.path if name == EVERYTHING and len(self._paths) == 1 else self.runs()[name]
-            self._opened[name] = RunData(path, self._model)
+            path, within = (self.path, self._paths) if name == EVERYTHING else (self.runs()[name], ())
+            self._opened[name] = RunData(path, self._model, within)
         return self._opened[name]
 
     def overview(self) -> dict[str, Any]:
@@ -96,12 +96,11 @@ class RunFolder:
         Each of ``runs`` has its ``name``, the fields of :func:`run_head`, ``iterations`` and the last of each of
         :data:`SHOWN`; ``held_out_success`` (0 to 1) of the policy that its evaluation scored last, ``held_out_policy``;
         or None for what it does not have. One that is damaged has an ``error`` instead. ``quantities`` are the metrics
-        that are numbers in any of the runs. ``whole``: see :data:`EVERYTHING`, where it can be asked for.
+        that are numbers in any of the runs. ``whole`` is :data:`EVERYTHING`.
         """
         rows = [{"name": name, **self._row(name, path)} for name, path in self.runs().items()]
         quantities = sorted({key for row in rows for key in row.pop("quantities", ())})
-        whole = EVERYTHING if len(self._paths) == 1 else ""
-        return {"name": self.name, "runs": rows, "whole": whole, "quantities": quantities}
+        return {"name": self.name, "runs": rows, "whole": EVERYTHING, "quantities": quantities}
 
     def curves(self, quantity: str, names: Collection[str]) -> dict[str, list[dict[str, Any]]]:
         """A run's name -> its lines of metrics.jsonl, each with no more than the quantity, and where it stands."""

@@ -37,6 +37,12 @@ def runs(written, tmp_path):
     return runs
 
 
+def collections(folder):
+    """The runs of which collections are shown where all are looked at as one."""
+    found = folder.run(folder.overview()["whole"]).overview()["collections"]
+    return {each["id"].partition("-")[0] for each in found}
+
+
 def row(folder, name):
     return next(row for row in folder.overview()["runs"] if row["name"] == name)
 
@@ -52,7 +58,15 @@ def test_runs_may_be_named(runs):
     assert named.runs() == {"a": runs / "a", "b": runs / "sweep/b"}
     assert named.run("b").path == runs / "sweep/b"
     with pytest.raises(KeyError):
-        named.run("*")
+        named.run("scores")
+
+
+def test_all_as_one_are_those_that_were_named(runs):
+    for log in (runs / "sweep/b/node/collections").iterdir():
+        log.rename(log.with_name(log.name.replace("demo", "other", 1)))
+    assert collections(RunFolder([runs / "a", runs / "scores"])) == {"demo"}
+    assert collections(RunFolder([runs / "a", runs / "sweep/b"])) == {"demo", "other"}
+    assert collections(RunFolder([runs])) == {"demo", "other"}
 
 
 def test_a_list_says_how_far_each_is_and_how_good(runs):

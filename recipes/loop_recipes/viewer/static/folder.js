@@ -76,7 +76,7 @@ function FolderPage({ folder }) {
       <tbody>${sortedRows(runs, sort.column, sort.backwards).map((row) => html`<${RunRow} key=${row.name} row=${row} columns=${columns}
         place=${names.indexOf(row.name)} ticked=${ticked.has(row.name)} tick=${tick} />`)}</tbody>
     </table>
-    ${folder.whole && runs.length > 1 && html`<p><a class="stop" href=${pathOf(folder.whole)}>all rollouts as those of one run</a>
+    ${runs.length > 1 && html`<p><a class="stop" href=${pathOf(folder.whole)}>all rollouts as those of one run</a>
       <span class="quiet">: a task's rollouts by several runs, two beside each other</span></p>`}
   </section>`;
 }

@@ -57,6 +57,11 @@ class Broke:
     where: str
     what: str
 
+    @property
+    def line(self) -> str:
+        """Both in one line."""
+        return self.what if self.what.startswith(f"{self.where} ") else f"{self.where} raised {self.what}"
+
 
 @dataclass(frozen=True)
 class ToolUse:

@@ -17,11 +17,11 @@ from types import SimpleNamespace
 from typing import Any, Protocol, cast
 
 from agent_environments.plain_values import plain_grade
-from agent_environments.protocol import EnvironmentCrashed
+from agent_environments.protocol import EnvironmentCrashed, Grade
 from agent_environments.tools.function_tool import FunctionTool, tool
 from agent_environments.tools.identity import tasks_digest
 from agent_environments.tools.module import ToolModule, load_module
-from agent_environments.tools.reward import Reward, reward
+from agent_environments.tools.reward import NoGrade, Reward, reward
 from agent_environments.tools.right_answers import Solving
 from agent_environments.tools.tool import DEADLINE_S, ToolError, WrongArguments, as_text
 from loop_plumbing import deadline, fork_server
@@ -135,10 +135,12 @@ class Calls:
         trajectory: list[dict[str, str]],
         judge_s: float,
         code_folder: Mapping[str, str] | None = None,
+        instead: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """The fields of the grade that the reward of this name gives.
 
         Args:
+            instead: fields in place of the task's own.
             judge_s: seconds that a judge has to answer.
             code_folder: the files that the agent's code left, name -> base64.
         """
@@ -146,8 +148,8 @@ class Calls:
         episode: dict[str, Any] = {"answer": answer, "trajectory": trajectory, "code_folder": left}
         episode |= {"instance": self._instance, "judge": self._judge}
         with self._judging(judge_s):
-            grade = self._reward(reward).grade(self._task(task_id), **episode)
-        return asdict(plain_grade(grade))  # what no JSON can hold is refused here, as it is for every environment
+            grade = self._reward(reward).grade({**self._task(task_id), **(instead or {})}, **episode)
+        return _fields(grade, self._reward(reward))
 
     def grade_group(
         self, reward: str, task_id: str, members: list[dict[str, Any]], judge_s: float
@@ -166,7 +168,7 @@ class Calls:
         }
         with self._judging(judge_s):
             grades = self._reward(reward).grade_group(self._task(task_id), **episodes)
-        return [asdict(plain_grade(grade)) for grade in grades]
+        return [_fields(grade, self._reward(reward)) for grade in grades]
 
     def _task(self, task_id: str) -> dict[str, Any]:
         """A copy of its own: what a reward changes in there is no other's."""
@@ -190,6 +192,14 @@ class Calls:
     def close(self) -> None:
         """Close the instance."""
         deadline.call(self._instance.close, {}, self._deadline_s)
+
+
+def _fields(grade: Grade, given_by: Reward) -> dict[str, Any]:
+    """Return the fields of a grade; what no JSON can hold is refused here, as it is for every environment."""
+    try:
+        return asdict(plain_grade(grade))
+    except ValueError as error:
+        raise NoGrade(f"reward {given_by.name} returned what is no grade: {error}", given_by.place) from error
 
 
 def digests(module: ToolModule) -> dict[str, str]:

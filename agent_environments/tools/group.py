@@ -59,8 +59,8 @@ async def group_grades(
             answered = await process.ask("grade_group", DEADLINE_S + judge_s, **asked)
             grades = [grade_of(fields) for fields in answered]
         except (Raised, DeadlinePassed, ProcessEnded, ValueError) as error:
-            logger.error("reward %s grades no group", reward.name, exc_info=error)
             what = error_line(error)
+            logger.error("reward %s grades no group: %s", reward.name, what)
             ungradable = Grade.of_ungradable(what, Broke(f"reward {reward.name}", what))
             if reward.weight > 0.0:
                 return [ungradable] * len(seen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -31,6 +32,14 @@ GROUP_NAMES = {
 """The same of a reward that sees the whole group."""
 DEADLINE_S = 600.0
 """For a call, without what a judge takes."""
+
+
+class NoGrade(ValueError):
+    """A reward returned what is no grade; ``place`` is its own file and line."""
+
+    def __init__(self, message: str, place: str) -> None:
+        super().__init__(message)
+        self.place = place
 
 
 class Reward:
@@ -83,6 +92,17 @@ class Reward:
         return "code_folder" in self._parameters
 
     @property
+    def place(self) -> str:
+        """``file:line`` of its function; "" where that is not Python."""
+        code = getattr(inspect.unwrap(self.function), "__code__", None)
+        return "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+
+    @property
+    def reads_answer(self) -> bool:
+        """Whether it is given what the agent answered."""
+        return "answer" in self._parameters
+
+    @property
     def task_fields(self) -> list[str]:
         """The fields of a task that it reads."""
         return [name for name in self._parameters if name not in self._own_names]
@@ -111,10 +131,14 @@ class Reward:
 
         Raises:
             Raised, DeadlinePassed: of the function.
-            ValueError: it returned something else than a number on its scale, True, False or a Grade. One that weighs
+            NoGrade: it returned something else than a number on its scale, True, False or a Grade. One that weighs
                 nothing may return any finite number.
         """
-        return self._grade_of(self._called({**task, **episode}))
+        result = self._called({**task, **episode})
+        try:
+            return self._grade_of(result)
+        except ValueError as error:
+            raise NoGrade(str(error), self.place) from error
 
     def grade_group(self, task: Mapping[str, Any], **episodes: Any) -> list[Grade]:
         """The grade of each episode of a group, computed here and now.
@@ -125,21 +149,21 @@ class Reward:
 
         Raises:
             Raised, DeadlinePassed: of the function.
-            ValueError: it returned something else than a list with what :meth:`grade` takes for each episode.
+            NoGrade: it returned something else than a list with what :meth:`grade` takes for each episode.
         """
         size = len(episodes["answers"])
         result = self._called({**task, **episodes})
         values = result.tolist() if hasattr(result, "tolist") else result
         if not isinstance(values, list | tuple):
-            raise ValueError(f"reward {self.name} returned {result!r:.80}, and not a list of {size} numbers")
+            raise NoGrade(f"reward {self.name} returned {result!r:.80}, and not a list of {size} numbers", self.place)
         if len(values) != size:
-            raise ValueError(f"reward {self.name} returned {len(values)} numbers for a group of {size}")
+            raise NoGrade(f"reward {self.name} returned {len(values)} numbers for a group of {size}", self.place)
         grades = []
         for place, value in enumerate(values):
             try:
                 grades.append(self._grade_of(value))
             except ValueError as error:
-                raise ValueError(f"{error}, for answer {place} of {size}") from error
+                raise NoGrade(f"{error}, for answer {place} of {size}", self.place) from error
         return grades
 
     def _called(self, values: Mapping[str, Any]) -> Any:

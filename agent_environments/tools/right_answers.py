@@ -7,6 +7,7 @@ tried as the answer.
 from __future__ import annotations
 
 import inspect
+import numbers
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -99,6 +100,42 @@ def _forms(value: Any) -> list[Any]:
         return []
     first = next(iter(value), None) if isinstance(value, list | tuple) else None
     return [value, as_text(value), *([] if first is None else [first, as_text(first)])]
+
+
+def other_forms(value: Any) -> list[str | int | float]:
+    """Return what a field's value would be as text, or a text as a number: what a reward may have taken it for."""
+    if isinstance(value, str):
+        forms: list[Any] = [value.strip(), *_numbers(value)]
+    else:
+        found = _forms(value)  # of several the first, as a text that holds all of them is nobody's answer
+        forms = [form if isinstance(form, str) else str(form) for form in found[2:] or found]
+    return [form for form in dict.fromkeys(forms) if form != value]
+
+
+def _numbers(text: str) -> list[int | float]:
+    found: list[int | float] = []
+    for kind in (int, float):
+        try:
+            found.append(kind(text))
+        except ValueError:
+            continue
+    return found[:1]
+
+
+def unlike(answer: str, name: str, task: Mapping[str, Any]) -> str:
+    """Say what an answer is, and what a field of the task is, with their types."""
+    value = task[name]
+    return (
+        f"answer is the text {answer!r:.80}, and the field {name} of task {task['id']} is {_kind(value)} {value!r:.80}"
+    )
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, str):
+        return "the text"
+    if isinstance(value, bool):
+        return "the truth value"
+    return "the number" if isinstance(value, numbers.Number) else f"the {type(value).__name__}"
 
 
 def _calls(tool: FunctionTool, value: Any) -> list[str]:

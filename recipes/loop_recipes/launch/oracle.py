@@ -8,7 +8,6 @@ environment's own expert. None of these episodes is scored or trained on.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from agent_environments.protocol import Environment, EnvironmentFault, EnvironmentPool, Message
 from loop_plumbing.breakage import error_line
-from loop_recipes.launch.play import Agent, Played, play_task
+from loop_recipes.launch.play import Agent, Played, play_task, quiet
 
 PATIENCE_S = 60.0
 """After so long no further task is begun: an environment may be slow."""
@@ -32,6 +31,8 @@ class _OwnPool(Protocol):
     """What is asked of a file's pool beside the protocol."""
 
     def field_answers(self, task_id: str) -> list[tuple[str, str]]: ...
+
+    async def why_nothing(self, task_id: str, turns: Sequence[str]) -> tuple[str, bool]: ...
 
 
 @runtime_checkable
@@ -52,7 +53,8 @@ class Oracle:
     """What came of it: the episodes with nothing done, what nonsense earned in each task, and the most that a right
     answer earned.
 
-    ``tried`` says what was tried as right, ``untried`` why a task could not be. ``broke`` is what broke first.
+    ``tried`` says what was tried as right, ``untried`` why a task could not be. ``broke`` is what broke first. ``why``
+    says what a reward compared where right answers earn nothing, and ``sure`` whether that is the cause.
     """
 
     of: int
@@ -64,24 +66,50 @@ class Oracle:
     untried: dict[str, str] = field(default_factory=dict)
     broke: str = ""
     refused: str = ""
+    failed: list[Played] = field(default_factory=list)
+    why: str = ""
+    sure: bool = False
+
+    @property
+    def right_is_worth_nothing(self) -> bool:
+        """Whether what is right was tried, and earned 0 in every task."""
+        return bool(self.right) and not any(self.right.values())
+
+    @property
+    def nothing_is_worth_something(self) -> bool:
+        """Whether doing nothing, or writing nonsense, earned something."""
+        return any(played.grade.reward for played in self.nothing) or any(self.nonsense.values())
 
     @property
     def lines(self) -> list[str]:
-        """A line on what is right, one on nothing, and one on nonsense that earns something."""
+        """A line on what is right, one on nothing, and a warning for each of them, or nonsense, that earns what it
+        should not.
+        """
         paid = {task: reward for task, reward in self.nonsense.items() if reward > 0.0}
-        lines = [f"right:    {self._of_right()}", f"nothing:  {self._of_nothing()}"]
-        if paid and not any(played.grade.reward for played in self.nothing):
+        rewards = [played.grade.reward for played in self.nothing]
+        idle = f"doing nothing earns {_mean(rewards)} on average of {self._tasks(len(rewards))}"
+        lines = [f"right:    {self._of_right()}", f"nothing:  {idle}"]
+        if self.right_is_worth_nothing:
+            lines.append(f"warning:  what is right should earn 1; {self.cure}")
+        if any(rewards):
+            lines.append("warning:  doing nothing should earn 0: the agent may learn to do nothing")
+        elif paid:
             task = next(iter(paid))
             lines.append(
-                f"nonsense: a turn of nonsense earns something in {len(paid)} of {self._tasks(len(self.nonsense))}, "
+                f"warning:  a turn of nonsense earns something in {len(paid)} of {self._tasks(len(self.nonsense))}, "
                 f"such as {task} ({paid[task]:.3g}), where it should earn 0: look at the reward"
             )
         return lines
 
-    def _of_nothing(self) -> str:
-        rewards = [played.grade.reward for played in self.nothing]
-        said = f"doing nothing earns {_mean(rewards)} on average of {self._tasks(len(rewards))}"
-        return said if not any(rewards) else f"{said}, where it should earn 0: the agent may learn to do nothing"
+    @property
+    def cure(self) -> str:
+        """Say what to do where right answers earn nothing."""
+        if self.sure:
+            return self.why
+        look = f"look at the reward, and at {SOLVE}" if self.solves else "look at the reward"
+        if not self.solves and EXPERT not in self.tried:
+            look += f", or {CURE}"
+        return "; ".join(part for part in (self.why, look) if part)
 
     def _of_right(self) -> str:
         left = ""
@@ -94,11 +122,7 @@ class Oracle:
         rewards = list(self.right.values())
         short = [task for task, reward in self.right.items() if reward < 1.0]
         said = f"{self._what()} earns {_mean(rewards)} on average of {self._tasks(len(rewards))}"
-        if not any(rewards):
-            said += ", where what is right should earn 1: look at the reward"
-            guessed = f" (an answer is text, also where the field is a number), or {CURE}"
-            said += "" if self.solves or EXPERT in self.tried else guessed
-        elif short:
+        if short and any(rewards):
             said += f"; less than 1 on {len(short)} of them, such as {short[0]} ({self.right[short[0]]:.3g})"
         return "; ".join(part for part in (said, self.broke, self.refused, left) if part)
 
@@ -126,13 +150,8 @@ def ask_oracle(pool: EnvironmentPool, solves: bool, tasks: Callable[[], Sequence
     Raises:
         EnvironmentFault, ValueError, OSError: of the environment.
     """
-    environments = logging.getLogger("agent_environments")
-    before = environments.level
-    environments.setLevel(logging.CRITICAL)  # what a wrong guess of the right answer breaks is no news
-    try:
+    with quiet():
         return asyncio.run(_ask(pool, solves, tasks, most))
-    finally:
-        environments.setLevel(before)
 
 
 def spread(task_ids: Sequence[str], most: int) -> list[str]:
@@ -158,6 +177,13 @@ async def _ask(pool: EnvironmentPool, solves: bool, tasks: Callable[[], Sequence
                 await _try_expert(pool, oracle, task_id)
             if time.monotonic() > until:
                 break
+        if oracle.right_is_worth_nothing and not oracle.nothing_is_worth_something and isinstance(pool, _OwnPool):
+            for played in oracle.failed:
+                turns = [message.content for message in played.messages if message.role == "assistant"]
+                why, oracle.sure = await pool.why_nothing(played.task_id, turns)
+                oracle.why = why if oracle.sure else oracle.why or why
+                if oracle.sure:
+                    break
     finally:
         await pool.close()
     return oracle
@@ -194,7 +220,7 @@ async def _try(pool: EnvironmentPool, oracle: Oracle, task_id: str, name: str, a
         return
     grade = played.grade
     if grade.broke is not None and not oracle.broke:
-        oracle.broke = f"{grade.broke.where} raised {grade.broke.what} on task {task_id}"
+        oracle.broke = f"{grade.broke.line} on task {task_id}"
     if oracle.solves and not oracle.refused:
         answers = [message.content for message in played.messages if message.role != "assistant"]
         errors = [line for answer in answers for line in answer.splitlines() if line.startswith("Error:")]
@@ -202,6 +228,8 @@ async def _try(pool: EnvironmentPool, oracle: Oracle, task_id: str, name: str, a
             oracle.refused = f"but on task {task_id} it was answered {errors[0]!r:.160}"
     if name and name not in oracle.tried:
         oracle.tried.append(name)
+    if not oracle.failed or oracle.failed[0].task_id == task_id:
+        oracle.failed.append(played)
     oracle.right[task_id] = max(grade.reward, oracle.right.get(task_id, 0.0))
 
 

@@ -66,6 +66,8 @@ class _Module(Protocol):
     @property
     def solve(self) -> object: ...
     @property
+    def grades_groups(self) -> bool: ...
+    @property
     def tasks(self) -> _Tasks: ...
 
 
@@ -171,6 +173,21 @@ class OwnTask:
         self._sound(play)
         return found[0]
 
+    def check_reward(self) -> list[str]:
+        """Return what the oracle says before a training.
+
+        Raises:
+            ConfigError: by what the file itself calls right nothing is earned, so that nothing could be learned.
+        """
+        oracle = self.ask_oracle()
+        # Alone in its group, the right answer may be worth nothing.
+        hopeless = oracle.solves and oracle.right_is_worth_nothing and not self.module.grades_groups
+        tried = f"all {len(oracle.right)} tasks that were tried"
+        require(
+            not hopeless, f"{self.file}: solve(task) earns 0 on {tried}, so nothing could be learned; {oracle.cure}"
+        )
+        return oracle.lines
+
     def _sound(self, play: Callable[[], list[Played]]) -> list[Played]:
         try:
             episodes = play()
@@ -178,7 +195,7 @@ class OwnTask:
             raise ConfigError(f"{self.file}: an episode cannot begin: {error}") from error
         for played in episodes:
             if (broke := played.grade.broke) is not None:
-                raise ConfigError(f"{broke.where} raised on task {played.task_id}, with nothing done: {broke.what}")
+                raise ConfigError(f"{broke.line}, on task {played.task_id}, with nothing done")
         return episodes
 
 
@@ -314,7 +331,7 @@ def train(module: str | os.PathLike[str], model: str | os.PathLike[str] | None, 
         config["model"] |= {"path": pinned(name)}
     file = write_config(config)
     run = file.parent
-    seen = [] if (run / METRICS_FILE).exists() else task.ask_oracle().lines
+    seen = [] if (run / METRICS_FILE).exists() else task.check_reward()
     say(*_head(task, config, seen))
     sys.stdout.flush()
     if not (run / "checkpoints" / f"iteration_{compose(str(file)).max_iterations:04d}").is_dir():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from agent_environments.no_voiding import NoVoiding
@@ -47,14 +49,27 @@ async def play_tasks(
         EnvironmentFault, ValueError, OSError: of the environment; names what failed.
     """
     episodes: list[Played] = []
-    try:
-        await pool.open()
-        for task_id in tasks():
-            episodes.append(await play_task(pool, task_id, lambda environment: _speaking(speak)))
-            ended(episodes[-1])
-    finally:
-        await pool.close()
+    with quiet():
+        try:
+            await pool.open()
+            for task_id in tasks():
+                episodes.append(await play_task(pool, task_id, lambda environment: _speaking(speak)))
+                ended(episodes[-1])
+        finally:
+            await pool.close()
     return episodes
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Let environments log nothing: what breaks in an episode stands in its grade, and who plays it says so once."""
+    environments = logging.getLogger("agent_environments")
+    before = environments.level
+    environments.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        environments.setLevel(before)
 
 
 def _speaking(speak: Speak) -> Agent:

@@ -205,5 +205,5 @@ def result(played: Played) -> str:
     grade = played.grade
     why = f", ungradable: {grade.ungradable}" if grade.ungradable else ""
     if grade.broke is not None and grade.ungradable is None:
-        why = f", ended as {grade.broke.where} raised {grade.broke.what}"
+        why = f", ended as {grade.broke.line}"
     return f"=== task {played.task_id}: {played.turns} turns, reward {grade.reward:g}{why}"

@@ -67,7 +67,7 @@ def reward(parameters="answer, target", value="answer == str(target)", target="n
 
 
 WELL = "the field target as the answer earns 1 on average of 6 tasks"
-ZERO = "earns 0 on average of 6 tasks, where what is right should earn 1: look at the reward"
+ZERO = "earns 0 on average of 6 tasks"
 CURE = "say the agent's right turns in a function solve(task)"
 FILES = {
     "a number as text": (reward(), WELL, 0),
@@ -93,13 +93,13 @@ FILES = {
     ),
     "another form": (
         reward(value='answer == f"<{target}>"'),
-        f"the field target as the answer {ZERO} (an answer is text, also where the field is a number), or {CURE}",
+        f"the field target as the answer {ZERO}",
         0,
     ),
     "a reward that is upside down": (
         reward(value="answer != str(target)"),
-        f"the field target as the answer {ZERO} (an answer is text, also where the field is a number), or {CURE}",
-        "1 on average of 6 tasks, where it should earn 0: the agent may learn to do nothing",
+        f"the field target as the answer {ZERO}",
+        1,
     ),
     "solve is wrong": (reward() + SOLVED.format('"?"'), f"solve(task) {ZERO}", 0),
     "a part is wrong": (
@@ -133,13 +133,63 @@ def test_one_line_says_what_is_right_and_one_what_nothing_earns(tmp_path, name):
     (tmp_path / "mine.py").write_text(source)
     said = OwnTask.read(tmp_path / "mine.py").ask_oracle().lines
     assert said[0] == f"right:    {right}"
-    assert said[1] == (NOTHING.format(nothing) if nothing == 0 else f"nothing:  doing nothing earns {nothing}")
+    assert said[1] == NOTHING.format(nothing)
+    assert all(line.startswith("warning:  ") for line in said[2:])
+    assert sum("nonsense" not in line for line in said[2:]) == (ZERO in right) + nothing
+
+
+@pytest.mark.parametrize(
+    ("value", "target", "why"),
+    [
+        ("answer == target", "n", "the text '0', and the field target of task 0 is the number 0; compare"),
+        ("answer.strip().lower() == target", "n * 0.5", "'0.0', and the field target of task 0 is the number 0.0; "),
+        ("answer == target", "n == 2", "the text 'False', and the field target of task 0 is the truth value False; "),
+        ("answer == target", "f'{n} '", "the text '0', and the field target of task 0 is the text '0 '; compare"),
+        (
+            "int(answer) == target if answer.isdigit() else False",
+            "str(n)",
+            "is the text '0', where 0 as a number is right; compare",
+        ),
+        ("answer == target", "[f'Paris {n}', 'x']", "'Paris 0', and the field target of task 0 is the list ['Paris 0'"),
+        ("answer == target", "__import__('decimal').Decimal(n)", "target of task 0 is the number Decimal('0'); "),
+    ],
+)
+@pytest.mark.parametrize("solve", ["", SOLVED.format("str(task['target'])")])
+def test_what_is_compared_with_what_is_said_where_right_answers_earn_nothing(tmp_path, value, target, why, solve):
+    (tmp_path / "mine.py").write_text(reward(value=value, target=target) + solve)
+    task = OwnTask.read(tmp_path / "mine.py")
+    oracle = task.ask_oracle()
+    if solve and "[" in target:  # solve gives another text
+        assert not oracle.sure
+        return
+    [warning] = [line for line in oracle.lines if line.startswith("warning:")]
+    assert warning.startswith("warning:  what is right should earn 1; reward right: answer is the text ")
+    assert why in warning
+    assert warning.endswith("; compare like with like")
+
+
+def test_two_values_are_shown_where_the_cause_is_not_known(tmp_path):
+    (tmp_path / "mine.py").write_text(reward(value='answer == f"<{target}>"'))
+    [*_, warning] = OwnTask.read(tmp_path / "mine.py").ask_oracle().lines
+    values = "answer is the text '0', and the field target of task 0 is the number 0"
+    assert warning == f"warning:  what is right should earn 1; {values}; look at the reward, or {CURE}"
+
+
+def test_a_training_whose_own_right_turns_earn_nothing_is_refused(tmp_path):
+    (tmp_path / "mine.py").write_text(reward(value="answer == target") + SOLVED.format("str(task['target'])"))
+    with pytest.raises(ConfigError, match=r"mine.py: solve\(task\) earns 0 on all 6 tasks that were tried, so nothing"):
+        OwnTask.read(tmp_path / "mine.py").check_reward()
+    group = REWARD.replace("@reward", "@reward(group=True)").format("answers, target", "[0 for each in answers]", "n")
+    for source in (group + SOLVED.format("'1'"), reward(value="answer == target")):
+        (tmp_path / "mine.py").write_text(source)
+        *_, warning = OwnTask.read(tmp_path / "mine.py").check_reward()
+        assert warning.startswith("warning:  ")
 
 
 def test_what_breaks_is_named_with_its_line(tmp_path):
     (tmp_path / "mine.py").write_text(reward(value='answer != "" and 1 / target > 0.0'))
     line, _, nonsense = OwnTask.read(tmp_path / "mine.py").ask_oracle().lines
-    assert nonsense.startswith("nonsense: a turn of nonsense earns something in 5 of 6 tasks, such as 1 (1), where it")
+    assert nonsense.startswith("warning:  a turn of nonsense earns something in 5 of 6 tasks, such as 1 (1), where it")
     assert (
         "earns 0.833 on average of 6 tasks; less than 1 on 1 of them, such as 0 (0); reward right raised Zero" in line
     )
@@ -179,8 +229,30 @@ def test_groups_are_told(tmp_path, capsys):
 
 def test_a_reward_that_breaks_with_nothing_done_is_refused(tmp_path):
     (tmp_path / "mine.py").write_text(reward(value="int(answer) == target"))
-    with pytest.raises(ConfigError, match="reward right raised on task 0, with nothing done: ValueError"):
+    with pytest.raises(ConfigError, match=r"^reward right raised ValueError: .*, on task 0, with nothing"):
         OwnTask.read(tmp_path / "mine.py").ask_oracle()
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("None", "returned None, which is no number"),
+        ("-1", "returned -1, which is no number from 0 to 1; one on another scale says so: @reward(scale=(LOW, HIGH))"),
+        ("'yes'", "returned 'yes', which is no number"),
+        ("1 / 0", "raised ZeroDivisionError: division by zero"),
+        (
+            "Grade(1.0, False, metrics={'a': float('nan')})",
+            "returned what is no grade: Grade.metrics['a'] is nan, which is no finite number",
+        ),
+    ],
+)
+def test_a_reward_that_gives_no_grade_is_one_line_with_its_file(tmp_path, capfd, caplog, body, said):
+    file = tmp_path / "mine.py"
+    file.write_text("from agent_environments.protocol import Grade\n" + reward(value=body))
+    assert main([str(file)]) == 1
+    line = 7 if "1 / 0" in body else 5
+    assert capfd.readouterr().err == f"loop try: reward right {said} ({file}:{line}), on task 0, with nothing done\n"
+    assert not caplog.records
 
 
 def test_tasks_are_spread_evenly():

@@ -55,7 +55,7 @@ def changed(file, *changes):
         ("@reward", "", "products.py: there is no reward"),
         ("import reward", "import rewards", "cannot be imported: ImportError"),
         ("value: float", "value", "parameter"),
-        ('answer != "" and ', "", "reward correct raised on task product2, with nothing done: ValueError"),
+        ('answer != "" and ', "", "reward correct raised ValueError: could not convert string to float: ''"),
         ("range(2, 22)", "range(2, 3)", "TASKS has one task"),
         ('"question": f"What is {n} times 37?", ', "", "task product2 has no 'question'"),
     ],
@@ -248,7 +248,7 @@ def test_a_reward_for_nothing_is_told(products, tmp_path, steps, monkeypatch, ca
     monkeypatch.setattr(own_task, "check_finished", lambda run: None)
     changed(products, ('answer != "" and ', 'answer == "" or '))
     train(products, MODEL, f"output_dir={tmp_path / 'run'}")
-    assert "doing nothing earns 1 on average of 20 tasks, where it should earn 0" in capsys.readouterr().out
+    assert "\nwarning:  doing nothing should earn 0: the agent may learn to do nothing\n" in capsys.readouterr().out
 
 
 def test_three_lines_of_python_need_no_torch():

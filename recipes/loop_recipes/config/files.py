@@ -296,10 +296,16 @@ def _run(name: str, words: Mapping[str, str], recipe: str) -> _Run:
 
 def _file_of_run(name: str, stem: str, recipe: str) -> Path:
     known = config_files(recipe, CONFIGS)["machine"]
+    written = Path("runs", Path(name).stem, "train.yaml")
     require(
         not (name.endswith(".py") and Path(name).is_file()),
-        f"{name} is a file of functions, no config: `loop try {name}` plays its tasks, `loop train {name} --model "
-        f"MODEL` trains on it and writes the config, runs/{Path(name).stem}/train.yaml",
+        f"{name} is a file of functions, no config: "
+        + (
+            f"give the one that its training wrote, {written}"
+            if written.is_file()
+            else f"`loop try {name}` plays its tasks, `loop train {name} --model MODEL` trains on it and writes the "
+            f"config, {written}"
+        ),
     )
     if stem in known and not (name.endswith(".yaml") and Path(name).is_file()):
         return known[stem]

@@ -242,3 +242,14 @@ def test_a_misspelt_key_is_refused_wherever_it_stands(tmp_path):
 def test_words_are_merged_as_torchtune_merges_them(words):
     keys = plain(compose("qwen2_5_32b"))
     assert compose("qwen2_5_32b", words) == _merge_yaml_and_cli_args(Namespace(**keys), words)
+
+
+def test_a_file_of_functions_is_told_the_config_that_its_training_wrote(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").touch()
+    with pytest.raises(ConfigError, match=r"`loop train mine\.py --model MODEL` trains on it and writes the config"):
+        compose("mine.py", [], "eval_appworld")
+    (tmp_path / "runs/mine").mkdir(parents=True)
+    (tmp_path / "runs/mine/train.yaml").touch()
+    with pytest.raises(ConfigError, match=r"no config: give the one that its training wrote, runs/mine/train\.yaml$"):
+        compose("mine.py", [], "eval_appworld")

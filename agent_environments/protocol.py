@@ -29,7 +29,7 @@ from types import ModuleType
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from loop_plumbing.breakage import error_line
-from loop_plumbing.names import nearest, unexpected_option
+from loop_plumbing.names import missing_options, nearest, unexpected_option
 from loop_plumbing.plug_ins import plug_ins
 
 Role = Literal["system", "user", "assistant"]
@@ -321,6 +321,8 @@ def create_pool(name: str, options: Mapping[str, Any], token_spans: TokenSpans) 
     try:
         return build(token_spans=token_spans, **options)
     except TypeError as error:
+        if needs := missing_options(error, build, "token_spans", [*options]):
+            raise ValueError(f"environment {name!r} needs {needs}") from error
         said = unexpected_option(error, build, "token_spans") or error
         raise ValueError(f"environment {name!r} was given options it does not take: {said}") from error
 

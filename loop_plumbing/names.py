@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+_MISSING = re.compile(r".+\(\) missing \d+ required (positional|keyword-only) arguments?: (?P<options>.+)")
 _UNEXPECTED = re.compile(r"(?P<call>[\w.]+)\(\) got an unexpected keyword argument '(?P<option>\w+)'")
 
 
@@ -32,9 +33,24 @@ def unexpected_option(error: BaseException, call: Callable[..., Any], first: str
     classes = {each.__name__: each for each in getattr(call, "__mro__", (call,))}
     if found is None or (taker := classes.get(found["call"].partition(".")[0])) is None:
         return None
-    given = {**inspect.signature(call).parameters, **inspect.signature(taker).parameters}  # one passes some on
-    takes = [each.name for each in given.values() if each.name != first and each.kind is not each.VAR_KEYWORD]
+    takes = [*dict.fromkeys([*_options(call, first), *_options(taker, first)])]  # one passes some on to the other
     return f"{found['option']!r}; {nearest(found['option'], takes)}"
+
+
+def missing_options(error: BaseException, call: Callable[..., Any], first: str, given: Sequence[str]) -> str | None:
+    """Return which options ``call`` needs and was not given, and which of those ``given`` may be meant for one of them;
+    None where ``error`` says something else.
+    """
+    if (found := _MISSING.fullmatch(str(error))) is None:
+        return None
+    takes = _options(call, first)
+    others = [f"; {name!r}: {nearest(name, takes)}" for name in given if name not in takes]
+    return f"{found['options']}{''.join(others)}"
+
+
+def _options(call: Callable[..., Any], first: str) -> list[str]:
+    parameters = inspect.signature(call).parameters.values()
+    return [each.name for each in parameters if each.name != first and each.kind is not each.VAR_KEYWORD]
 
 
 def did_you_mean(names: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,8 @@ from agent_environments.tools.tasks import TaskTable, read_tasks
 from agent_environments.tools.tool import Tool
 from loop_plumbing.breakage import error_line
 from loop_plumbing.names import unexpected_option
+
+DECORATORS = ("reply", "reward", "tool")
 
 
 @dataclass(frozen=True)
@@ -107,11 +110,20 @@ def _import(name: str, file: Path | None) -> ModuleType:
         spec.loader.exec_module(module)
         return module
     except (Exception, SystemExit) as error:  # of a main() that nobody guarded, or of argparse
-        said = error_line(error)
-        for decorator in (tool, reward):
-            if option := unexpected_option(error, decorator, "function"):
-                said += f": @{decorator.__name__} takes no {option}"
-        raise ValueError(f"module {name} cannot be imported: {said}") from error
+        raise ValueError(f"module {name} cannot be imported: {error_line(error)}{_cure(error)}") from error
+
+
+def _cure(error: BaseException) -> str:
+    """Return the cure for a decorator that was imported or written otherwise than it is; "" for another error."""
+    for decorator in (tool, reward):
+        if option := unexpected_option(error, decorator, "function"):
+            return f": @{decorator.__name__} takes no {option}"
+    if isinstance(error, TypeError) and str(error).startswith("reply() "):
+        return ": @reply takes no options; it stands without brackets"
+    named = (error.name or "").partition(".")[0] if isinstance(error, ImportError | NameError) else ""
+    if named in DECORATORS or (isinstance(error, ImportError) and re.match("loop|torchtune_loop|agent_env", named)):
+        return f": the decorators come by `from agent_environments.tools import {', '.join(DECORATORS)}`"
+    return ""
 
 
 def _parts(module: ModuleType, tasks: object) -> ToolModule:

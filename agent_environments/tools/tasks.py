@@ -10,7 +10,7 @@ import json
 import numbers
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from agent_environments.protocol import UnknownTask
 Task = dict[str, Any]
 SPLIT = "train"
 """Of tasks that come without a split."""
+ALONE = "task"
+"""What their ids begin with: the split would say of one that is held out that it is trained on."""
 HELD_OUT = "held_out"
 """Of those that are set aside from tasks without a split."""
 
@@ -27,20 +29,20 @@ class TaskTable:
     """The tasks of each split, in order.
 
     Args:
-        splits: split -> tasks. A task without an ``id`` gets ``<split><n>``. An id that is a whole number or a UUID is
-            known by its text.
+        splits: split -> tasks. An id that is a whole number or a UUID is known by its text.
+        named: what the ids of tasks without one begin with, before their numbers; the name of their split unless given.
 
     Raises:
         ValueError: no tasks, one that is no mapping, a bad id or group, or an id that is there twice.
     """
 
-    def __init__(self, splits: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    def __init__(self, splits: Mapping[str, Iterable[Mapping[str, Any]]], named: str | None = None) -> None:
         self._splits: dict[str, list[str]] = {}
         self._tasks: dict[str, Task] = {}
         self.groups: dict[str, str] = {}
         """The groups of the tasks that state one, by task id."""
         for split, tasks in splits.items():
-            self._splits[split] = [self._add(task, f"{split}{number}") for number, task in enumerate(tasks, 1)]
+            self._splits[split] = [self._add(task, f"{named or split}{number}") for number, task in enumerate(tasks, 1)]
         if not self._tasks:
             raise ValueError("there are no tasks")
 
@@ -110,20 +112,21 @@ def read_tasks(source: object) -> TaskTable:
     """
     if source is None:
         raise ValueError("there are no TASKS: write a list of mappings, each with its question")
-    if isinstance(source, str):
+    if isinstance(source, str | os.PathLike):
         source = _read_file(Path(source))
     if isinstance(source, list | tuple):
-        source = {SPLIT: source}
+        return TaskTable({SPLIT: source}, ALONE)
     if not isinstance(source, Mapping):
-        raise ValueError(f"tasks must be a list, a path, or either of them for each split, not {source!r}")
-    by_split = {}
+        raise ValueError(f"tasks must be a list, a path, or either of them for each split, not {source!r:.80}")
+    by_split: dict[str, Iterable[Mapping[str, Any]]] = {}
     for split, tasks in source.items():
-        if isinstance(tasks, str) and os.path.isfile(tasks):
+        if isinstance(tasks, str | os.PathLike) and os.path.isfile(tasks):
             tasks = _read_file(Path(tasks))
-        elif isinstance(tasks, str | int | float | None):
+        elif isinstance(tasks, str | bytes | Mapping | os.PathLike) or not isinstance(tasks, Iterable):
+            no_file = ", which is no file" if isinstance(tasks, str | os.PathLike) else ""
             raise ValueError(
-                f"tasks of the split {split!r} must be a list, or the path of a JSONL file, not {tasks!r}; one task "
-                "alone stands in a list: [{...}]"
+                "TASKS is a mapping, so each value is a list, or the path of a JSONL file, with the tasks of a split; "
+                f"that of {split!r} is {tasks!r:.80}{no_file}; for one task write TASKS = [{{...}}]"
             )
         by_split[str(split)] = tasks
     return TaskTable(by_split)

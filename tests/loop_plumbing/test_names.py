@@ -2,7 +2,7 @@
 
 import pytest
 
-from loop_plumbing.names import alike, nearest
+from loop_plumbing.names import alike, missing_options, nearest
 
 KNOWN = ["tiny_cpu", "qwen2_5_7b", "qwen3_8b", "qwen3_14b", "qwen3_32b", "ppo_critic", "dpo", "grpo", "method trees"]
 
@@ -31,3 +31,15 @@ def test_several_are_offered_and_none_is_guessed():
     assert nearest("qwen3", KNOWN) == "did you mean 'qwen3_8b', 'qwen3_14b' or 'qwen3_32b'?"
     assert nearest("zzz", ["a", "b"]) == "known keys: a, b"
     assert nearest("zzz", KNOWN, "there are many") == "there are many"
+
+
+def test_options_that_are_missing_are_named_with_those_that_were_meant_for_them():
+    def build(spans, url, dataset, reset=None): ...
+
+    for given, said in ((["dataset", "uri"], "'url'; 'uri': did you mean 'url'?"), (["reset"], "'url' and 'dataset'")):
+        with pytest.raises(TypeError) as raised:
+            build("", **{name: 1 for name in given if name != "uri"})
+        needs = missing_options(raised.value, build, "spans", given)
+        assert needs is not None
+        assert needs.startswith(said.removeprefix("build() "))
+    assert missing_options(TypeError("another"), build, "spans", []) is None

@@ -300,14 +300,14 @@ TASKS = [{"question": "?"}]
 async def test_a_grade_of_numpys_numbers_comes_as_pythons_own(one):
     pool = await one(GRADES)
     environment = await pool.acquire("first")
-    await environment.start("train1")
+    await environment.start("task1")
     await environment.step("0.25")
     grade = await environment.grade()
     assert grade == Grade(0.25, False, (Requirement("one", True),))
     assert {type(grade.success), type(grade.requirements[0].passed)} == {bool}
     await environment.close()
     environment = await pool.acquire("second")
-    await environment.start("train1")
+    await environment.start("task1")
     await environment.step("object")
     assert "Grade.tampered" in (await environment.grade()).ungradable
     await environment.close()

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,6 +39,24 @@ def test_a_module_by_its_dotted_name(tmp_path, monkeypatch):
         (
             ("@tool\n    async", "@tool(terminate=True)\n    async"),
             r"@tool takes no 'terminate'; did you mean 'terminal'\?",
+        ),
+        (
+            ("@reward", "@reply()\ndef said(text): ...\n\n@reward"),
+            "@reply takes no options; it stands without brackets",
+        ),
+        (
+            ("@reward", "import loop.tools\n\n@reward"),
+            "'loop' .*: the decorators come by `from agent_environments.tools",
+        ),
+        (("@reward", "import nosuch\n\n@reward"), r"No module named 'nosuch' \([^:]*:\d+\)$"),
+        (
+            ("import reply, reward", "import reply, rewards"),
+            "cannot import name 'rewards' .* come by `from agent_environments.tools import",
+        ),
+        (("from agent_environments.tools", "from agent_environments.tool"), "the decorators come by `from agent"),
+        (
+            ("import reply, reward, tool", "import reply, tool"),
+            "name 'reward' is not defined .*: the decorators come by",
         ),
         (("@reward", ""), "there is no reward: write a function with @reward"),
         (
@@ -114,7 +133,7 @@ def test_jsonl_is_utf8_and_its_texts_may_hold_any_character(tmp_path):
     file = tmp_path / "tasks.jsonl"
     question = "Grüße\u2028and\u0085more"
     file.write_text(json.dumps({"question": question}, ensure_ascii=False) + "\n", encoding="utf-8")
-    assert read_tasks(str(file))["train1"]["question"] == question
+    assert read_tasks(str(file))["task1"]["question"] == question
     file.write_bytes(b'{"question": "\xff"}\n')
     with pytest.raises(ValueError, match=r"tasks cannot be read: .*tasks\.jsonl: 'utf-8' codec") as caught:
         read_tasks(str(file))
@@ -127,7 +146,7 @@ def test_tasks_from_jsonl(tmp_path):
     table = read_tasks({"train": str(file), "test": [{"id": "x_1"}]})
     assert (table.split("train"), table.split("test")) == (["train1", "train2"], ["x_1"])
     assert table["train2"] == {"question": "2", "id": "train2"}
-    assert read_tasks(str(file)).split("train") == ["train1", "train2"]
+    assert read_tasks(file).split("train") == ["task1", "task2"]
     with pytest.raises(UnknownTask, match="no task 'train3'"):
         table["train3"]
 
@@ -137,17 +156,21 @@ def test_tasks_from_jsonl(tmp_path):
     [
         (None, "there are no TASKS: write a list of mappings"),
         ([], "there are no tasks"),
-        (["What?"], "task train1 must be a mapping, not 'What\\?'"),
+        (["What?"], "task task1 must be a mapping, not 'What\\?'"),
         ([{"id": 7.5}], "task id 7.5 must be text, or a whole number"),
         ([{"id": ""}], "task id '' must be text"),
         ({"train": [{"id": "a_1"}], "dev": [{"id": "a_1"}]}, "there are two tasks 'a_1'"),
         ("nowhere.jsonl", "tasks cannot be read: .*nowhere.jsonl"),
         (
             {"question": "What?", "answer": "4"},
-            r"split 'question' must be a list, .* not 'What\?'; one task alone stands in",
+            r"^TASKS is a mapping, so .* that of 'question' is 'What\?', which is no file; for one task write TASKS = ",
         ),
-        ({"number": 7, "word": "x"}, "tasks of the split 'number' must be a list, .* not 7; one task alone"),
-        ({"train": "nowhere.jsonl"}, "split 'train' must be a list, or the path of a JSONL file, not 'nowhere.jsonl'"),
+        ({"number": 7, "word": "x"}, "TASKS is a mapping, so .* that of 'number' is 7; for one task write"),
+        ({"a": {"question": "What?"}}, "TASKS is a mapping, so .* that of 'a' is {'question': 'What"),
+        ({"train": [{}], "dev": None}, "that of 'dev' is None; for one task write"),
+        ({"train": "nowhere.jsonl"}, "that of 'train' is 'nowhere.jsonl', which is no file"),
+        ({"train": Path("nowhere.jsonl")}, "that of 'train' is .*nowhere.jsonl.*, which is no file"),
+        (Path("nowhere.jsonl"), "tasks cannot be read: nowhere.jsonl: "),
     ],
 )
 def test_bad_tasks_are_named(tasks, complaint):

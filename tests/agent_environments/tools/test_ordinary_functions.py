@@ -389,7 +389,7 @@ def neighbours(tmp_path, monkeypatch):
 def test_a_file_imports_its_neighbours_and_nobody_else_does(neighbours, tmp_path_factory):
     before = set(sys.modules)
     module = load_module(str(neighbours / "mine.py"))
-    assert module.tasks["train1"]["question"] == "deep"
+    assert module.tasks["task1"]["question"] == "deep"
     assert module.tools["late"].schema["function"]["parameters"]["$defs"]["Pair"]["required"] == ["a"]
     assert set(sys.modules) - before <= {"tool_module_mine"} | {name for name in sys.modules if "email" in name}
     other = tmp_path_factory.mktemp("other")

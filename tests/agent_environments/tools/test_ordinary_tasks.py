@@ -74,8 +74,8 @@ def test_an_id_that_is_there_twice_is_named(tmp_path, ids, twice):
 @pytest.mark.fault("ids that are no text")
 def test_a_task_keeps_the_id_that_it_was_given():
     table = read_tasks([{"id": 7}, {"id": uuid.UUID(int=8)}, {}])
-    assert table.split("train") == ["7", str(uuid.UUID(int=8)), "train3"]
-    assert [task["id"] for task in table.all()] == [7, uuid.UUID(int=8), "train3"]
+    assert table.split("train") == ["7", str(uuid.UUID(int=8)), "task3"]
+    assert [task["id"] for task in table.all()] == [7, uuid.UUID(int=8), "task3"]
 
 
 @pytest.mark.fault("a field named as a reward's parameter")
@@ -85,18 +85,18 @@ def test_a_field_that_the_episode_hides_is_refused_with_its_new_name(tmp_path, f
     tasks = f'TASKS = [{{"question": "?", "{field}": "42"}}]\n'
     file = write(tmp_path, REWARD.format(f"{field}, target='42'") + tasks)
     with pytest.raises(
-        ValueError, match=f"task train1 has a field '{field}', but the '{field}' of reward right"
+        ValueError, match=f"task task1 has a field '{field}', but the '{field}' of reward right"
     ) as told:
         load_module(file)
     assert "\n" not in str(told.value)
     cure = str(told.value).partition("rename the field: ")[2].partition(", or for the lines")[0]
     module = load_module(write(tmp_path, REWARD.format(f"{field}, target") + tasks + cure + "\n"))
-    assert module.tasks["train1"] == {"id": "train1", "question": "?", "target": "42"}
+    assert module.tasks["task1"] == {"id": "task1", "question": "?", "target": "42"}
 
 
 def test_a_field_that_no_reward_hides_stays(tmp_path):
     module = load_module(write(tmp_path, REWARD.format("instance") + 'TASKS = [{"question": "?", "answer": 3}]'))
-    assert module.tasks["train1"]["answer"] == 3
+    assert module.tasks["task1"]["answer"] == 3
 
 
 LINE = json.dumps({"question": "2 + 2?", "target": "4"}).encode()
@@ -115,8 +115,8 @@ LINE = json.dumps({"question": "2 + 2?", "target": "4"}).encode()
 def test_empty_lines_and_a_byte_order_mark_are_no_tasks(tmp_path, text):
     (tmp_path / "tasks.jsonl").write_bytes(text)
     table = read_tasks(str(tmp_path / "tasks.jsonl"))
-    assert table.split("train") == ["train1", "train2"]
-    assert table["train2"]["target"] == "4"
+    assert table.split("train") == ["task1", "task2"]
+    assert table["task2"]["target"] == "4"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_empty_lines_and_a_byte_order_mark_are_no_tasks(tmp_path, text):
         (b"[\n" + LINE + b"\n]", r"tasks.jsonl:1 is no JSON: .*it must hold a task in each line"),
         (b"\n" + LINE + b"\n{", r"tasks.jsonl:3 is no JSON"),
         (b"\n\n", "there are no tasks"),
-        (b"[" + LINE + b"]\n", "task train1 must be a mapping"),
+        (b"[" + LINE + b"]\n", "task task1 must be a mapping"),
     ],
 )
 def test_a_line_that_is_no_task_is_named(tmp_path, text, complaint):
@@ -152,9 +152,9 @@ TASKS = [{"question": %s}]
 @pytest.mark.fault("a question that is no text")
 @pytest.mark.parametrize("question", ["['a', 'b']", "None", "3", "{'role': 'user'}"])
 def test_a_question_that_is_no_text_is_refused(tmp_path, question):
-    with pytest.raises(ValueError, match="task train1 has a 'question' that is no text"):
+    with pytest.raises(ValueError, match="task task1 has a 'question' that is no text"):
         load_module(write(tmp_path, GAME % question))
-    with pytest.raises(ValueError, match="task train1 has a 'question' that is no text"):
+    with pytest.raises(ValueError, match="task task1 has a 'question' that is no text"):
         load_module(write(tmp_path, REWARD.format("answer") + f'TASKS = [{{"question": {question}}}]'))
 
 

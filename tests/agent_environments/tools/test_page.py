@@ -31,10 +31,10 @@ async def play(pool, task, *actions):
 
 async def test_the_first_file(tmp_path):
     pool = create_pool("tools", {"module": write(tmp_path, GAME, "my_game"), "max_worlds": 1}, word_spans)
-    messages, grade = await play(pool, "train7", "10", "7")
+    messages, grade = await play(pool, "task7", "10", "7")
     assert messages[-1].content == "Guess a number between 1 and 20. Reply with the number only."
     assert grade.success
-    assert not (await play(pool, "train7", "10", "Seven."))[1].reward
+    assert not (await play(pool, "task7", "10", "Seven."))[1].reward
     await pool.close()
 
 
@@ -44,10 +44,10 @@ async def test_the_twenty_lines(tmp_path, monkeypatch):
     assert len([line for line in FUNCTIONS.splitlines() if line]) <= 20
     options = dict(yaml.safe_load(CONFIG)["node"]["environment"])
     pool = create_pool(options.pop("name"), options, word_spans)
-    _, grade = await play(pool, "train6", call("multiply", a=7, b=37), call("answer", value=259))
+    _, grade = await play(pool, "task6", call("multiply", a=7, b=37), call("answer", value=259))
     assert grade.success
-    assert not (await play(pool, "train6"))[1].reward
-    await check_conformance(pool, "train1")
+    assert not (await play(pool, "task6"))[1].reward
+    await check_conformance(pool, "task1")
     await pool.close()
 
 
@@ -55,7 +55,7 @@ async def test_the_class(tmp_path):
     tasks = 'TASKS = [{"begins_on": True}]'
     file = write(tmp_path, f"from agent_environments.tools import reward, tool\n\n{CLASS}\n{tasks}\n")
     pool = create_pool("tools", {"module": file, "max_worlds": 1}, word_spans)
-    messages, grade = await play(pool, "train1", call("press"))
+    messages, grade = await play(pool, "task1", call("press"))
     assert messages[-1].content == "The light is on."
     assert grade.success
     await pool.close()

@@ -410,7 +410,7 @@ def test_one_node_takes_other_servers_and_names_the_gpus(check_32b):
         ("node.environment.python=3", "environment option python must be a path, not 3"),
         ("node.environment.promt=loop", "it does not take: 'promt'; did you mean 'prompt'?"),
         ("node.environment.name=nosuch", "environment.name: unknown environment 'nosuch'"),
-        ("node.environment.name=tools", "environment 'tools' was given options it does not take"),
+        ("node.environment.name=tools", "environment 'tools' needs 'module'"),
         ("collection.split=null", "collection.split must be str, not None"),
         ("model.path=/nowhere", "holds no config.json; download it (tune download), or run the warm"),
         ("node.environment.name=json:nosuch", "'json:nosuch' cannot be imported: json has no 'nosuch'"),

@@ -7,6 +7,7 @@ take it too.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -188,6 +189,23 @@ class OwnTask:
         )
         return oracle.lines
 
+    def check_unchanged(self, checkpoint: Path, accept: bool) -> None:
+        """Compare the file with what a policy was trained on, as a resumed run does.
+
+        Args:
+            checkpoint: the folder of the run's last one.
+            accept: the config's ``accept_changes``.
+
+        Raises:
+            ConfigError: its code or its tasks have changed, and that is not accepted.
+        """
+        from loop_recipes.run.rests_on import compare  # torch
+
+        state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+        before = state.get("rests_on", {}).get("environment", {})
+        own = {key: value for key, value in self.description.identity.items() if key in ("code", "tasks")}
+        compare(state, "environment", {**before, **own}, accept)  # other tools, such as MCP's, are not open
+
     def _sound(self, play: Callable[[], list[Played]]) -> list[Played]:
         try:
             episodes = play()
@@ -331,10 +349,15 @@ def train(module: str | os.PathLike[str], model: str | os.PathLike[str] | None, 
         config["model"] |= {"path": pinned(name)}
     file = write_config(config)
     run = file.parent
+    wanted = compose(str(file)).max_iterations
+    last = run / "checkpoints" / f"iteration_{wanted:04d}"
     seen = [] if (run / METRICS_FILE).exists() else task.check_reward()
+    if last.is_dir():
+        task.check_unchanged(last, bool(config.get("accept_changes")))
+        seen = [f"done:     the training is complete ({wanted}/{wanted} iterations)"]
     say(*_head(task, config, seen))
     sys.stdout.flush()
-    if not (run / "checkpoints" / f"iteration_{compose(str(file)).max_iterations:04d}").is_dir():
+    if not last.is_dir():
         run_step(tune("run", "loop_appworld", "--config", str(file)), None)
         check_finished(run)
     print("now scored on the held-out tasks, before and after training:", flush=True)

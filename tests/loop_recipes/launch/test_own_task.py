@@ -239,8 +239,20 @@ def test_it_trains_then_scores_and_a_trained_run_is_only_scored(products, tmp_pa
     assert "right:    the field target as the answer earns 1 on average of 20 tasks\n" in said
     assert "nothing:  doing nothing earns 0 on average of 20 tasks\n" in said
     (run / "checkpoints/iteration_0002").mkdir(parents=True)
+    rests_on = {"dataset": "products", **OwnTask.read(products).description.identity, "tools": "of a server"}
+    (run / "checkpoints/iteration_0002/state.json").write_text(json.dumps({"rests_on": {"environment": rests_on}}))
     steps.clear()
     train(products, MODEL, *words)
+    assert [command[2] for command in steps] == ["eval_appworld"]
+    assert "\ndone:     the training is complete (2/2 iterations)\n" in capsys.readouterr().out
+    steps.clear()
+    for change, what in ((("times 37", "times 38"), "tasks"), (("== target", "> target"), "tasks, code")):
+        changed(products, change)
+        names = sorted(what.split(", "))
+        with pytest.raises(ConfigError, match=f"rests on has changed since its checkpoint: {', '.join(names)}; bring"):
+            train(products, MODEL, *words)
+    assert steps == []
+    train(products, MODEL, *words, "accept_changes=True")
     assert [command[2] for command in steps] == ["eval_appworld"]
 
 

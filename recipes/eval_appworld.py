@@ -209,7 +209,8 @@ class EvalAppWorldRecipe:
                 nonlocal done
                 done += 1
                 left = (time.monotonic() - began) * (total - done) / (done - total + missing) / 60
-                waiting.told(f"{cell.label}: {done} of {total} rollouts, left {left:.0f} min")
+                to_come = f", left {left:.0f} min" if done < total else ""
+                waiting.told(f"{cell.label}: {done} of {total} rollouts{to_come}")
                 if result.broke is not None and not self._told_of_break:
                     self._told_of_break = True
                     text = f"task {result.task_id}: {break_line([result.broke], 1)}; mend it before reading scores"

@@ -38,7 +38,14 @@ from loop_recipes.rollouts.plan import CollectionPlan, run_name
 from loop_recipes.rollouts.shared_source import SharedSource
 from loop_recipes.rollouts.source import SOURCE_ERRORS, Collected, NoRollouts, check_versions, in_groups
 from loop_recipes.run.environment_file import ENVIRONMENT_FILE, write_description
-from loop_recipes.run.metrics import SUMMARY_WORDS, behavior_metrics, environment_metrics, rollout_metrics, summary_line
+from loop_recipes.run.metrics import (
+    SUMMARY_WORDS,
+    behavior_metrics,
+    environment_metrics,
+    nothing_learned,
+    rollout_metrics,
+    summary_line,
+)
 from loop_recipes.run.rests_on import compare, differing, environment_identity
 from rollout_server.config import as_keys
 
@@ -414,6 +421,12 @@ class LoopAppWorldRecipe(TrainingRecipe):
         head = {"iteration": iteration, "policy_version": self._policy_version, "dataset": self._dataset}
         line = {**head, **metrics}
         self._write(line, summary_line(line, self._config.max_iterations))
+
+    def _end(self, line: str | None) -> None:
+        if self._iterations_done and not self._policy_version:
+            nothing = on_main_rank(lambda: nothing_learned(self._output_dir))
+            line = "; ".join(part for part in (line, nothing) if part) or None
+        super()._end(line)
 
     def longest(self) -> int:
         return self._config.longest_rollout

@@ -90,6 +90,12 @@ def test_a_training():
         assert f"  {word} " in line
 
 
+def test_nothing_is_left_after_the_last_iteration():
+    assert "  left 0 min" in summary_line(LINE | {"seconds": 1.0}, LINE["iteration"] + 1)
+    for last in (LINE["iteration"], LINE["iteration"] - 1):
+        assert "left" not in summary_line(LINE | {"seconds": 60.0}, last)
+
+
 def test_lines_with_a_label_go_on_below_what_they_say():
     lines = [
         "log-probs      TiledLogProbs, log-probs by tiles over tokens and vocabulary, with a log-sum-exp in fp32",

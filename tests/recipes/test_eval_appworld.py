@@ -85,9 +85,10 @@ async def test_a_whole_evaluation(policy, tmp_path, monkeypatch):
         assert len(served) == 2
         temperatures = {request["sampling_params"]["temperature"] for request in local.vllm.requests}
         assert temperatures == {0.0, 1.0}
-        said = [line for line in told if " rollouts, left " in line]
+        said = [line for line in told if " of 48 rollouts" in line]
         assert len(said) == 48
-        assert said[-1] == "trained, T=1: 48 of 48 rollouts, left 0 min"
+        assert " rollouts, left " in said[-2]
+        assert said[-1] == "trained, T=1: 48 of 48 rollouts"
     results, report, markdown = reports(files)
     assert len(results) == 2 * (6 + 18)
     assert {(line["policy"], line["sampling"], line["run"]) for line in results} == {

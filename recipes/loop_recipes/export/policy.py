@@ -33,6 +33,8 @@ _BESIDE = (
     "own_tokenizer.py",
 )
 """Files of a base model's folder that say how its texts become ids and how it is sampled."""
+UNTRAINED = "policy-v0000"
+"""The version that a run begins with."""
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM's --max-lora-rank may be."""
 
@@ -92,6 +94,8 @@ def export(run: Path, config: ExportConfig) -> Exported:
             check = _merged(run, conf, config, adapter, partial)
         notes = _same_ids(base_folder, partial)
         own = bool(notes)
+        if adapter.name == UNTRAINED:
+            notes = [*notes, f"{adapter.name} is the adapter that the run began with: no step has trained it"]
         serve = _serve(base, adapter, folder, title, config.merge, own)
         card = Card(title, run, adapter, base, stored, config.merge, serve, check, notes)
         try:

@@ -368,14 +368,16 @@ def train(module: str | os.PathLike[str], model: str | os.PathLike[str] | None, 
 def show(run: Path) -> list[str]:
     """Draw the curves of a run that has ended; returns lines that say where everything is."""
     from loop_recipes.plots.curves import parse_curve, write_figures  # matplotlib
+    from loop_recipes.run.metrics import nothing_learned  # torch
 
+    nothing = nothing_learned(run)
     first, *_ = write_figures([parse_curve(str(run))], run, 5)
     return [
         f"adapter:  {newest_adapter(run)}",
         f"table:    {run / 'evaluation' / 'report.md'}",
         f"curve:    {first}",
         f"rollouts: loop view {run}",
-        f"to serve: loop export {run}",
+        f"warning:  {nothing}" if nothing else f"to serve: loop export {run}",
     ]
 
 

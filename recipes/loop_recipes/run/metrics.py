@@ -164,6 +164,21 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
+def nothing_learned(run: Path) -> str | None:
+    """Say in a line that no iteration of a run has made a step; None where one has, or none is done.
+
+    Raises:
+        ValueError: as :func:`read_metrics`.
+    """
+    lines = read_metrics(run)
+    if not lines or any(line.get("steps", 1) for line in lines):
+        return None
+    return (
+        f"nothing was learned: no step was made in {len(lines)} iterations, because no rollout was kept; for that the "
+        f"rewards of a task have to differ (loop doctor {run})"
+    )
+
+
 def points(lines: Iterable[Mapping[str, Any]]) -> list[Point]:
     """The lines' numbers by flat names, as trackers are told them: an iteration's own, then the dev scores in its line.
 
@@ -350,11 +365,12 @@ def summary_line(metrics: Mapping[str, Any], max_iterations: int) -> str:
     """Describe an iteration in one line, whose parts stand two blanks apart."""
     gap = f"gap {metrics['gap_p99']:.1e} {metrics['gap_verdict']}" if "gap_p99" in metrics else "gap -"
     gap += f" (at first {metrics['gap_base']:.1e})" if "gap_base" in metrics else ""
-    left = metrics.get("seconds", 0.0) * (max_iterations - metrics["iteration"]) / 60
+    to_come = max_iterations - metrics["iteration"]
+    left = f"  left {metrics.get('seconds', 0.0) * to_come / 60:.0f} min" if to_come > 0 else ""
     return (
         f"iteration {metrics['iteration']:3d}/{max_iterations}  reward {metrics['reward']:.3f}  "
         f"success {metrics['success']:.3f}  kept {round(metrics['kept_fraction'] * metrics['rollouts'])}/"
         f"{metrics['rollouts']}  steps {metrics['steps']}  clip {metrics.get('clip_fraction', 0.0):.3f}  {gap}  "
         f"collecting {metrics['seconds_collecting']:.1f}s  "
-        f"updating {metrics['seconds_recomputing'] + metrics['seconds_updating']:.1f}s  left {left:.0f} min"
+        f"updating {metrics['seconds_recomputing'] + metrics['seconds_updating']:.1f}s{left}"
     )

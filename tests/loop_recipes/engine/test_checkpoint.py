@@ -153,6 +153,7 @@ def test_a_run_without_signal_stops_with_that_reason(tmp_path, caplog):
     )
     run(config)
     assert "stopped after iteration 2: 2 iterations without signal" in caplog.text
+    assert "nothing was learned: no step was made in 2 iterations, because no rollout was kept" in caplog.text
     state = load_training_state(tmp_path / "run/checkpoints/iteration_0002").state
     assert (state["policy_version"], state["iteration"]) == (0, 2)
 

@@ -124,6 +124,15 @@ def test_an_adapter_is_exported_with_its_tokenizer_and_a_card(tmp_path):
     assert f"--enable-lora --max-lora-rank 8 --lora-modules run-policy-v0002={done.folder}" in done.serve[0]
 
 
+def test_the_version_that_a_run_began_with_is_said_to_be_untrained(tmp_path):
+    run = write_run(tmp_path)
+    (run / "policies/policy-v0002").rename(run / "policies/policy-v0000")
+    done = export(run, ExportConfig())
+    said = "policy-v0000 is the adapter that the run began with: no step has trained it"
+    assert said in done.lines()
+    assert f"- {said}" in (done.folder / "README.md").read_text()
+
+
 def test_the_card_has_the_scores_of_this_version_alone(tmp_path):
     from loop_formats.run_files import adapter_digest
 

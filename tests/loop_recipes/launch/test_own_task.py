@@ -277,8 +277,15 @@ def test_at_the_end_it_is_said_where_everything_is(tmp_path):
     for name in ADAPTER_FILES:
         (adapter / name).touch()
     figures = {"reward": 0.5, "success": 0.5, "turns": 3.0}
-    lines = [json.dumps({"iteration": number, "dataset": "products", **figures}) for number in (1, 2)]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+
+    def write_metrics(*steps):
+        head = [{"iteration": number, "dataset": "products", "steps": each} for number, each in enumerate(steps, 1)]
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line | figures) + "\n" for line in head))
+
+    write_metrics(0, 0)
+    why = "no step was made in 2 iterations, because no rollout was kept; for that the rewards of a task have to differ"
+    assert show(tmp_path)[-1] == f"warning:  nothing was learned: {why} (loop doctor {tmp_path})"
+    write_metrics(0, 1)
     assert show(tmp_path) == [
         f"adapter:  {adapter}",
         f"table:    {tmp_path / 'evaluation/report.md'}",

@@ -22,6 +22,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from agent_environments.protocol import EnvironmentFault, EnvironmentPool, Message, create_pool, is_harness
+from agent_environments.tool_calls import CALL_OPENS, split_tools_section
 from loop_formats.rollout import Rollout
 from loop_formats.run_files import find_logs, read_rollouts
 from loop_formats.schema import ConfigError, require
@@ -151,13 +152,18 @@ def _of_rollout(rollout: Rollout) -> list[str]:
 
 
 class Keyboard:
-    """The agent that a person is: shows the messages that are new, and reads a line."""
+    """The agent that a person is: shows the messages that are new, and reads a line. Says once how calls are typed."""
 
     def __init__(self) -> None:
         self._shown = 0
+        self._told: list[str] = []
 
     def __call__(self, messages: list[Message]) -> str | None:
         self._show(messages)
+        calls = typed_calls(messages[0].content)
+        if calls and calls != self._told:
+            self._told = calls
+            print(f"\na call is typed as {', '.join(calls)}; any other line is text, and an empty one ends the episode")
         try:
             line = input("> ").strip()
         except EOFError:
@@ -172,7 +178,21 @@ class Keyboard:
         """Show how an episode ended; the next one begins anew."""
         self._show(played.messages)
         self._shown = 0
+        last = played.messages[-1]
+        if typed_calls(played.messages[0].content) and last.role == "assistant" and CALL_OPENS not in last.content:
+            print(f"that was no call of a tool, so it was the answer: {visible(last.content)}")
         print(f"{result(played)}\n", flush=True)
+
+
+def typed_calls(system: str) -> list[str]:
+    """Return how a call of each tool that ``system`` offers is typed; what stands in brackets may be left away."""
+    found = []
+    for schema in split_tools_section(system)[1]:
+        function = schema["function"]
+        required, names = (function["parameters"].get(key, ()) for key in ("required", "properties"))
+        arguments = [f"{name}=..." if name in required else f"[{name}=...]" for name in names]
+        found.append(" ".join([function["name"], *arguments]))
+    return found
 
 
 def as_action(line: str, system: str) -> str:

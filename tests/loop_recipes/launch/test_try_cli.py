@@ -35,6 +35,36 @@ def test_a_person_plays(capsys, monkeypatch):
     assert said.endswith("mean reward 0.667 of 3 tasks\n")
 
 
+SHOP = '''
+from agent_environments.tools import reward, tool
+
+@tool
+def price(item: str, currency: str = "EUR") -> int:
+    """Look up a price."""
+    return {"apple": 3}[item]
+
+@reward
+def right(answer: str, target: int) -> bool:
+    return answer == str(target)
+
+TASKS = [{"question": f"What does an apple cost ({n})?", "target": 3} for n in range(3)]
+'''
+
+
+def test_a_person_is_told_how_a_call_is_typed_and_what_was_taken_for_the_answer(tmp_path, capsys, monkeypatch):
+    (tmp_path / "shop.py").write_text(SHOP)
+    monkeypatch.setattr("sys.stdin", io.StringIO("price apple\nprice item=apple\n3\n\n"))
+    assert main([str(tmp_path / "shop.py"), "--by-hand", "--tasks", "3"]) == 0
+    said = capsys.readouterr().out
+    told = "a call is typed as price item=... [currency=...]; any other line is text, and an empty one ends the episode"
+    assert said.count(told) == 1
+    assert said.index(told) < said.index("\n> ")
+    ended = "that was no call of a tool, so it was the answer: {}\n=== task task{}: {} turns, reward {}\n"
+    assert ended.format("price apple", 1, 1, 0) in said
+    assert ended.format("3", 2, 2, 1) in said
+    assert said.count("it was the answer") == 2
+
+
 def test_a_reply_that_raises_ends_the_episode_and_is_named(tmp_path, capsys, monkeypatch):
     file = tmp_path / "game.py"
     file.write_text(EXAMPLE.read_text().replace("if said else None", ""))

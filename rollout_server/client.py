@@ -275,7 +275,7 @@ class RolloutClient:
 
     def _unreachable(self, error: Exception) -> NodeUnreachable:
         reason = str(error) or type(error).__name__
-        return NodeUnreachable(f"no rollout node at {self.url} ({reason}); start it with rollout-server or fix the URL")
+        return NodeUnreachable(f"no rollout node at {self.url} ({reason}); start it with `loop node` or fix the URL")
 
     def read_lines(self, path: str, **content: Any) -> Iterator[dict[str, Any]]:
         """The objects of an NDJSON answer, as they come.

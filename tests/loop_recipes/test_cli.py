@@ -19,7 +19,8 @@ import pytest
 
 from loop_recipes import cli
 from loop_recipes.cli import all_verbs, main
-from loop_recipes.config.files import check_overrides, compose
+from loop_recipes.config.files import check_overrides, compose, read_config
+from loop_recipes.launch.steps import recipe_sections
 from support.configs import files_read_once  # noqa: F401 - a fixture for all tests here
 
 VERBS = all_verbs()
@@ -33,6 +34,11 @@ MISTAKES = {
     ("check", "tiny_cpu", "world=babyia"): "loop check: no world 'babyia'; did you mean 'babyai'?",
     ("check", "tiny_cpu", "algorithm=grop"): "loop check: no algorithm 'grop'; did you mean 'grpo'?",
     ("check", "tiny_cpu", "preset=on_polcy"): "loop check: no preset 'on_polcy'; did you mean 'on_policy'?",
+    (
+        "check",
+        "mine.yaml",
+    ): f"loop check: no config 'mine.yaml'; there is no such file in {CHECKOUT}/recipes/loop_recipes\n",
+    ("check", "tiny_cpu", "world=a/b.yaml"): f"loop check: no world 'a/b.yaml'; there is no such file in {CHECKOUT}/",
     ("check", "."): "loop check: . is a folder, no config; give the config that it began with and output_dir=.",
     ("eval", "."): "loop eval: . is a folder, no config; give a config and run=.",
     ("check", "tiny_cpu", "node.potr=1"): "loop check: unknown key 'node.potr'; did you mean 'port'?",
@@ -208,13 +214,23 @@ def test_a_mistake_in_a_config_is_said_before_anything_heavy_is_imported(words):
 
 def shown_commands() -> list[list[str]]:
     """Words of the commands that pages, heads of configs and docstrings show, without ``loop`` and the environment."""
-    sources = [*CHECKOUT.glob("docs/**/*.md"), CHECKOUT / "README.md", *CHECKOUT.glob("recipes/configs/*/*.yaml")]
+    pages = ("docs/**/*.md", "*.md", "*/README.md", "recipes/configs/*/*.yaml", "contrib/*/*/configs/*/*.yaml")
+    sources = [page for place in pages for page in CHECKOUT.glob(place)]
     modules = {entry.partition(":")[0] for _, _, entry in VERBS.values()}
     sources += [Path(importlib.import_module(module).__file__ or "") for module in modules]
     found = []
+    names = "|".join(VERBS)
     for source in sorted(sources):  # every worker collects them in the same order
         text = re.sub(r" *\\+\n#? *", " ", source.read_text())
-        for line in re.findall(r"^(?:#? {3,4}|# )?(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?loop ([a-z].*)$", text, flags=re.M):
+        lines = re.findall(r"^(?:#? {3,4}|# |\$ )?(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?loop ([a-z].*)$", text, flags=re.M)
+        if source.suffix == ".md":  # in a sentence, with more behind the verb than its name or an option's
+            inside = re.findall(r"`(?:\.venv/bin/)?loop ([a-z][^`]*)`", text)
+            lines += [
+                line
+                for line in inside
+                if re.fullmatch(f"({names}) (?!status$|cancel$)[^-.].*", line) and "..." not in line
+            ]
+        for line in lines:
             words = shlex.split(re.sub(r" {3,}\S.*", "", line), comments=True)
             if words and words[0] in {verb.split()[0] for verb in VERBS}:
                 found.append(words)
@@ -252,7 +268,8 @@ def test_commands_are_shown():
 
 
 @pytest.mark.parametrize("words", SHOWN, ids=" ".join)
-def test_a_command_that_is_shown_is_understood(words, only_parse):
+def test_a_command_that_is_shown_is_understood(words, only_parse, monkeypatch):
+    monkeypatch.setattr("model_families.hub.is_hub_name", lambda name: False)  # nothing is fetched
     with pytest.raises(Parsed) as parsed:
         cli.main(words)
     (options,) = parsed.value.args
@@ -260,8 +277,11 @@ def test_a_command_that_is_shown_is_understood(words, only_parse):
     for name, of in ((getattr(options, "config", None), recipe), (getattr(options, "training", None), "sft_appworld")):
         if name is not None and name.endswith(".py"):
             check_overrides(options.overrides)
-        elif name is not None and not name.endswith(".yaml"):
-            compose(name, [word for word in getattr(options, "overrides", []) if "..." not in word], of)
+        elif name is not None and not name.endswith(".yaml") and not name.isupper():
+            words = [word for word in getattr(options, "overrides", []) if "..." not in word]
+            config = compose(name, words, of)
+            if words:  # that of an endpoint is none without
+                read_config(config, recipe_sections()[of])
 
 
 def test_the_version_is_said(capsys):

@@ -22,6 +22,7 @@ from loop_recipes.engine.process_group import init_process_group
 
 LONGEST_WAIT_S = 1800.0
 """For another rank."""
+TRAINS_ONE = "`loop sft ... algorithm=turn_critic` trains one"
 
 
 def critic_adapter(run: Path) -> Path:
@@ -54,7 +55,7 @@ def stored_config(run: Path) -> SftConfig:
         ConfigError: it is no such run.
     """
     file = run / "config.yaml"
-    require(file.is_file(), f"{run} is no folder of a run: it holds no config.yaml")
+    require(file.is_file(), f"{run} is no folder of a run: it holds no config.yaml; {TRAINS_ONE}")
     try:
         stored = read_file(file)
         check_ours(stored)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from loop_contrib.sweet_rl.stored_critic import adapter_from_the_start, critic_over
+from loop_contrib.sweet_rl.stored_critic import TRAINS_ONE, adapter_from_the_start, critic_over
 from loop_contrib.sweet_rl.turn_critic import TurnCritic
 from loop_contrib.turn_credit.spread import TurnCredit
 from loop_formats.schema import require
@@ -38,7 +38,8 @@ class ByCritic(TurnCredit):
 
     def check(self, config: LoopConfig) -> None:
         there = (self._run / "config.yaml").is_file()
-        require(there, f"{self.key}.critic {self._run} is no folder of a run: it holds no config.yaml")
+        none = f"{self.key}.critic {self._run} is no folder of a run: it holds no config.yaml"
+        require(there, f"{none}; {TRAINS_ONE}")
 
     def setup(self, run: TrainingRun) -> None:
         adapter = adapter_from_the_start(self._run, self._before)

@@ -129,9 +129,11 @@ def check_component(
     parameters = signature.parameters.values()
     known = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     arguments = {key: value for key, value in component.items() if key != "_component_"}
-    for key in arguments:
-        if key not in known and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            raise ConfigError(f"unknown key '{path}.{key}' for {name}; {nearest(key, known)}")
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    if unknown := [key for key in arguments if key not in known and not takes_all]:
+        others = " ".join(f"~{path}.{key}" for key in unknown)
+        cure = nearest(unknown[0], known, f"it takes {', '.join(known) or 'none'}; leave out the others: {others}")
+        raise ConfigError(f"unknown key '{path}.{unknown[0]}' for {name}; {cure}")
     try:
         signature.bind(*[None] * positional, **{**arguments, **dict.fromkeys(provided)})
     except TypeError as error:

@@ -312,7 +312,7 @@ def _file_of_run(name: str, stem: str, recipe: str) -> Path:
     if not Path(name).is_file():
         names = ", ".join(f"{recipe}/{one}" for one in known)
         file = Path(stem).stem if stem.endswith(".yaml") else stem
-        cure = nearest(file, list(known), f"there are: {names}, or give a YAML file")
+        cure = nearest(file, list(known), _no_file(name, Path()) or f"there are: {names}, or give a YAML file")
         if (functions := Path(f"{stem}.py")).is_file():
             cure = f"did you mean {functions}?"
         folder = Path(stem) if Path(stem).is_dir() else Path("runs") / stem
@@ -327,6 +327,11 @@ def _file_of_run(name: str, stem: str, recipe: str) -> Path:
     return Path(name).resolve()
 
 
+def _no_file(name: str, folder: Path) -> str:
+    """What is wrong with a name that can only be a file's; "" for any other."""
+    return f"there is no such file in {(folder / name).absolute().parent}" if name.endswith((".yaml", ".yml")) else ""
+
+
 def _chosen(kind: str, value: Any, folder: Path, recipe: str) -> tuple[Path, ...]:
     """The files that ``value`` chooses: a name or a path relative to ``folder``, a list of them, or null for none."""
     if isinstance(value, str) and value.startswith("["):
@@ -337,7 +342,8 @@ def _chosen(kind: str, value: Any, folder: Path, recipe: str) -> tuple[Path, ...
     for name in map(str, names):
         stem = name.removeprefix(f"{recipe}/") if kind == "machine" else name
         file = known.get(stem, folder / name)
-        cure = nearest(stem, list(known), f"there are: {', '.join(known)}, or give a YAML file")
+        there_are = _no_file(name, folder) or f"there are: {', '.join(known)}, or give a YAML file"
+        cure = nearest(stem, list(known), there_are)
         require(file.is_file(), f"no {kind} {name!r}; {cure}")
         files.append(file.resolve())
     return tuple(files)

@@ -397,7 +397,9 @@ def tasks_ahead(config: LoopConfig, node: NodeConfig) -> tuple[str, list[str]] |
         pool = create_pool(environment.name, environment.options, lambda text: [])
         assert isinstance(pool, PoolWithPreflight), "its class has the method"
         tasks = pool.preflight(config.collection.tasks or config.collection.split)
-    except (ValueError, FileNotFoundError, UnknownTask) as error:
+    except UnknownTask as error:
+        raise ConfigError(f"collection.{'tasks' if config.collection.tasks else 'split'}: {error}") from error
+    except (ValueError, FileNotFoundError) as error:
         raise ConfigError(f"node.environment: {error}") from error
     least = pool.least_context if isinstance(pool, PoolWithLeastContext) else 0
     most = config.collection.limits.max_context

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig
 
-from agent_environments.protocol import PoolWithSplits, create_pool
+from agent_environments.protocol import PoolWithSplits, UnknownTask, create_pool
 from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import error_line
 from loop_recipes.config.components import check_component
@@ -407,7 +407,8 @@ def _dataset(report: Report, config: LoopConfig, node: NodeConfig) -> None:
             report.problems.append(str(error))
         return
     if ahead is None:
-        _environment(report, node)
+        ahead = _environment(report, config, node)
+    if ahead is None:
         return
     dataset, tasks = ahead
     report.row(
@@ -421,13 +422,24 @@ def _dataset(report: Report, config: LoopConfig, node: NodeConfig) -> None:
         )
 
 
-def _environment(report: Report, node: NodeConfig) -> None:
-    """Builds the node's pool, without opening it: options that it does not take."""
+def _environment(report: Report, config: LoopConfig, node: NodeConfig) -> tuple[str, list[str]] | None:
+    """Builds the node's pool, without opening it: options that it does not take.
+
+    Returns:
+        Its dataset and the tasks to train on, where it knows its splits by then.
+    """
     settings = node.environment
+    wanted = config.collection.tasks
+    ahead = None
     report.row("environment", settings.name)
     try:
         pool = create_pool(settings.name, settings.options, lambda text: [])
         report.unopened = not isinstance(pool, PoolWithSplits)
+        if not report.unopened:
+            pool.check_tasks(wanted or [])
+            ahead = (pool.dataset, wanted or pool.tasks(config.collection.split))
+    except UnknownTask as error:
+        report.problems.append(f"collection.{'tasks' if wanted else 'split'}: {error}")
     except Exception as error:
         said = str(error) if isinstance(error, ValueError | OSError) else error_line(error)
         report.problems.append(f"node.environment: {said}")
@@ -435,6 +447,7 @@ def _environment(report: Report, node: NodeConfig) -> None:
     told = isinstance(python, str) and any(python in problem for problem in report.problems)
     if isinstance(python, str) and os.sep in python and not os.access(python, os.X_OK) and not told:
         report.problems.append(f"node.environment.python: there is no interpreter at {python}")
+    return ahead
 
 
 def _served(report: Report, model: ModelConfig, shape: BaseModel, cuda: bool) -> None:

@@ -21,7 +21,14 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from agent_environments.protocol import EnvironmentFault, EnvironmentPool, Message, create_pool, is_harness
+from agent_environments.protocol import (
+    EnvironmentFault,
+    EnvironmentPool,
+    Message,
+    UnknownTask,
+    create_pool,
+    is_harness,
+)
 from agent_environments.tool_calls import CALL_OPENS, split_tools_section
 from loop_formats.rollout import Rollout
 from loop_formats.run_files import find_logs, read_rollouts
@@ -106,7 +113,10 @@ def _tried(name: str, words: Sequence[str], count: int, by_hand: bool) -> str:
 
     def tasks() -> Sequence[str]:
         chosen = OmegaConf.select(config, "collection.tasks")
-        return list(chosen) if chosen else playing.tasks(str(config.collection.split))
+        try:
+            return list(chosen) if chosen else playing.tasks(str(config.collection.split))
+        except UnknownTask as error:
+            raise ConfigError(f"collection.split: {error}") from error
 
     if by_hand:
         return _by_hand(playing, lambda: tasks()[:count])

@@ -135,7 +135,8 @@ def read_fixed_set(config: FixedSetConfig, maker: SampleMaker | None = None) -> 
     for name in config.logs:
         given = Path(name)
         logs = find_logs(given) if given.exists() else []
-        require(logs, f"rollouts.logs: {name} is no log of rollouts, and no folder with collections/*.jsonl below it")
+        none = f"rollouts.logs: {name} is no log of rollouts, and no folder with collections/*.jsonl below it"
+        require(logs, f"{none}; name the folder of a run, as in rollouts.logs='[runs/demo]'")
         for log in logs:
             if given.is_file() or _to_learn_from(log, maker.reads_branches):
                 rollouts += _read(log)

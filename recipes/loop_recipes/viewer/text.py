@@ -60,7 +60,8 @@ def _run(row: dict[str, Any]) -> str:
 def _figures(entries: list[dict[str, Any]]) -> str:
     """The number of rollouts, how many solve their task, and their mean reward."""
     solved, reward = sum(entry["success"] for entry in entries), sum(entry["reward"] for entry in entries)
-    return f"{len(entries)} rollouts, {solved} solved, mean reward {reward / len(entries):.3f}"
+    count = "1 rollout" if len(entries) == 1 else f"{len(entries)} rollouts"
+    return f"{count}, {solved} solved, mean reward {reward / len(entries):.3f}"
 
 
 def _rollout(rollout: dict[str, Any]) -> Iterator[str]:

@@ -1,9 +1,11 @@
 """Whatever is wrong with a config is one line that names the key and the cure, before any work begins."""
 
 import json
+import re
 import socket
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +15,8 @@ from loop_appworld import LoopAppWorldRecipe
 from loop_formats.folder_lock import lock_run
 from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.advantages import LeaveOneOut, Shuffled
-from loop_recipes.config.files import CONFIGS
+from loop_recipes.config.components import check_component
+from loop_recipes.config.files import CONFIGS, compose
 from support.random_policy import MODEL_CONFIG, write_adapter
 from support.small_runs import replay_config
 
@@ -45,6 +48,11 @@ def config(workspace, *overrides):
         ("collection.limits.compaction=forget", "collection.limits.compaction must be drop or summary, not 'forget'"),
         ("optimzer.lr=1", "unknown key 'optimzer'; did you mean 'optimizer'"),
         ("optimizer.learning_rate=1", "unknown key 'optimizer.learning_rate' for torch.optim.AdamW; "),
+        (
+            "loss._component_=loop_recipes.algorithm.losses.Reinforce",
+            "unknown key 'loss.level' for loop_recipes.algorithm.losses.Reinforce; it takes kl_coefficient, "
+            "sampler_correction; leave out the others: ~loss.level ~loss.eps",
+        ),
         ("optimizer.lr=-1", "optimizer: Invalid learning rate: -1"),
         ("optimizer={_component_: torchao.optim.AdamW8bit}", "optimizer: checkpoints cannot hold exp_avg of torchao"),
         ("lr_scheduler.num_warmup_steps=few", "lr_scheduler.num_warmup_steps is 'few': it must be a number"),
@@ -328,3 +336,13 @@ def test_a_warm_start_is_refused_before_it_begins(tmp_path, monkeypatch, word, m
         sys.exit(import_module("warm_start_appworld").recipe_main())
     assert str(ended.value).startswith(f"warm_start_appworld: {message}")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_that_the_page_shows_trains_with_its_loss(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[3] / "docs/architecture.md").read_text()
+    [block] = [each for each in re.findall(r"```python\n(.*?)```", page, flags=re.S) if "class MyLoss" in each]
+    [words] = [line.split() for line in re.findall(r"`loop train ([^`]*my_loss[^`]*)`", page)]
+    (tmp_path / "my_loss.py").write_text(block)
+    monkeypatch.syspath_prepend(tmp_path)
+    loss = compose(words[0], words[1:]).loss
+    assert check_component("loss", loss).__name__ == "MyLoss"

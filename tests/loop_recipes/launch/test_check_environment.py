@@ -10,7 +10,9 @@ from loop_formats.schema import ConfigError
 from loop_recipes.config.preflight import tasks_ahead
 from loop_recipes.launch import job_check
 from loop_recipes.launch.job_check import Report
-from support.tool_modules import SUMS, write
+from support.tool_modules import PRODUCTS, SUMS, write
+
+TRAIN = SimpleNamespace(collection=SimpleNamespace(tasks=None, split="train"))
 
 
 @pytest.mark.parametrize(
@@ -34,7 +36,7 @@ def test_a_module_of_tools_is_looked_at(tmp_path, change, problem):
     tools = {"name": "tools", "options": {"module": module}}
     mixed = {"name": "mixed", "options": {"environments": {"sums": {"name": "tools", "module": module}}}}
     for section in (tools, mixed):
-        job_check._environment(report, SimpleNamespace(environment=SimpleNamespace(**section)))
+        job_check._environment(report, TRAIN, SimpleNamespace(environment=SimpleNamespace(**section)))
     assert [problem in line for line in report.problems] == ([True, True] if problem else [])
 
 
@@ -49,7 +51,7 @@ def test_a_module_of_tools_is_looked_at(tmp_path, change, problem):
 def test_an_environment_that_was_not_opened_is_said(options, unopened, problem):
     report = Report()
     environment = SimpleNamespace(name="textcraft", options=options)
-    job_check._environment(report, SimpleNamespace(environment=environment))
+    job_check._environment(report, TRAIN, SimpleNamespace(environment=environment))
     assert report.unopened is unopened
     assert report.problems == ([problem] if problem else [])
 
@@ -70,7 +72,7 @@ def test_an_environment_that_was_not_opened_is_said(options, unopened, problem):
             10_000,
             "command cannot be run: there is no program /nowhere/",
         ),
-        ({"tasks": {"dev": ["t_1"]}}, 10_000, "no split 'train'"),
+        ({"tasks": {"dev": ["t_1"]}}, 10_000, "collection.split: no split 'train'"),
     ],
 )
 def test_an_agent_is_looked_for_before_any_model_starts(tmp_path, options, max_context, said):
@@ -88,11 +90,33 @@ def test_an_agent_is_looked_for_before_any_model_starts(tmp_path, options, max_c
             tasks_ahead(config, node)
 
 
+@pytest.mark.parametrize(
+    ("wanted", "split", "problems"),
+    [
+        (None, "train", []),
+        (["product2"], "nosuch", []),
+        (None, "paper_train", ["collection.split: no split 'paper_train'; there are train"]),
+        (["product1"], "train", ["collection.tasks: no task 'product1'"]),
+    ],
+)
+def test_a_split_that_a_file_of_functions_has_not_is_told_before_it_is_opened(tmp_path, wanted, split, problems):
+    (tmp_path / "mine.py").write_text(PRODUCTS)
+    options = {"module": str(tmp_path / "mine.py")}
+    node = SimpleNamespace(environment=SimpleNamespace(name="tools", options=options))
+    limits = SimpleNamespace(max_context=1000)
+    collection = SimpleNamespace(tasks=wanted, split=split, limits=limits, tasks_per_iteration=1, rollouts_per_task=2)
+    report = Report()
+    job_check._dataset(report, SimpleNamespace(collection=collection), node)
+    assert (report.problems, report.unopened) == (problems, False)
+    assert any(" tasks of " in line for line in report.lines) == (problems == [])
+
+
 def test_a_world_that_has_to_be_opened_is_not_said_to_be_sound():
     options = {"command": ["true"], "world": {"name": "counter"}}
     node = SimpleNamespace(environment=SimpleNamespace(name="harness", options=options))
     collection = SimpleNamespace(tasks=None, split="train", limits=SimpleNamespace(max_context=1000))
-    assert tasks_ahead(SimpleNamespace(collection=collection), node) is None
+    config = SimpleNamespace(collection=collection)
+    assert tasks_ahead(config, node) is None
     report = Report()
-    job_check._environment(report, node)
+    assert job_check._environment(report, config, node) is None
     assert (report.unopened, report.problems) == (True, [])

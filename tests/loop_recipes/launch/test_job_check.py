@@ -392,7 +392,7 @@ def test_one_node_takes_other_servers_and_names_the_gpus(check_32b):
     ("word", "problem"),
     [
         ("collection.tasks_per_iteration=41", "collection.tasks_per_iteration is 41, but the split has 40"),
-        ("collection.split=test_nromal", "node.environment: no split 'test_nromal'"),
+        ("collection.split=test_nromal", "collection.split: no split 'test_nromal'"),
         (
             "node.environment.root=/nowhere",
             "node.environment: no AppWorld dataset at /nowhere",

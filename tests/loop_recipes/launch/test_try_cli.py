@@ -122,6 +122,11 @@ def counting(tmp_path, name="counter"):
     return str(file)
 
 
+def test_a_split_that_the_environment_has_not_is_named_by_its_key(tmp_path, capsys):
+    assert main([counting(tmp_path), "collection.split=paper_train"]) == 1
+    assert capsys.readouterr().err.startswith("loop try: collection.split: ")
+
+
 def test_the_environment_of_a_config_is_played(tmp_path, capsys, monkeypatch):
     assert main([counting(tmp_path), "--tasks", "2"]) == 0
     said = capsys.readouterr().out

@@ -17,13 +17,19 @@ from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout
 from agent_environments.tools.forked import digests
 from agent_environments.tools.identity import tasks_digest
 from agent_environments.tools.module import ToolModule
-from loop_plumbing.deadline import DeadlinePassed, Raised
+from loop_plumbing.breakage import Raised, error_line
+from loop_plumbing.deadline import DeadlinePassed
 from loop_plumbing.forked_process import ForkedProcess, ForkServer, ProcessEnded
 
 logger = logging.getLogger(__name__)
 
 SLOW_S = 0.5
 """To make an instance, above which its cost is told."""
+
+
+def _said(error: Exception) -> str:
+    """Return what an error says, and of one in the user's own code also where."""
+    return error_line(error) if isinstance(error, Raised) else str(error)
 
 
 class Lease:
@@ -63,7 +69,7 @@ class Lease:
         try:
             shown: str = await (await self.process()).ask("reset", self._pool.deadline_s, task_id=task_id)
         except (Raised, DeadlinePassed, ProcessEnded) as error:
-            raise EnvironmentCrashed(f"the instance's reset failed on task {task_id}: {error}") from error
+            raise EnvironmentCrashed(f"the instance's reset failed on task {task_id}: {_said(error)}") from error
         self._was_reset = True
         return shown
 
@@ -180,7 +186,7 @@ class InstancePool:
         except BaseException as error:
             process.kill()
             if isinstance(error, Raised | DeadlinePassed | ProcessEnded):
-                raise EnvironmentCrashed(f"an instance could not be made: {error}") from error
+                raise EnvironmentCrashed(f"an instance could not be made: {_said(error)}") from error
             raise
         return process
 
@@ -199,6 +205,6 @@ class InstancePool:
                 process.interrupt()
                 await process.ask("close", self.deadline_s)
         except (Raised, DeadlinePassed, ProcessEnded, EnvironmentCrashed) as error:
-            logger.warning("closing an instance failed: %s", error)
+            logger.warning("closing an instance failed: %s", _said(error))
         finally:
             process.kill()

@@ -104,8 +104,8 @@ class Oracle:
     @property
     def cure(self) -> str:
         """Say what to do where right answers earn nothing."""
-        if self.sure:
-            return self.why
+        if self.broke or self.sure:
+            return self.broke or self.why
         look = f"look at the reward, and at {SOLVE}" if self.solves else "look at the reward"
         if not self.solves and EXPERT not in self.tried:
             look += f", or {CURE}"
@@ -124,7 +124,8 @@ class Oracle:
         said = f"{self._what()} earns {_mean(rewards)} on average of {self._tasks(len(rewards))}"
         if short and any(rewards):
             said += f"; less than 1 on {len(short)} of them, such as {short[0]} ({self.right[short[0]]:.3g})"
-        return "; ".join(part for part in (said, self.broke, self.refused, left) if part)
+        broke = "" if self.right_is_worth_nothing else self.broke  # which the warning says
+        return "; ".join(part for part in (said, broke, self.refused, left) if part)
 
     def _what(self) -> str:
         if self.solves:
@@ -150,7 +151,7 @@ def ask_oracle(pool: EnvironmentPool, solves: bool, tasks: Callable[[], Sequence
     Raises:
         EnvironmentFault, ValueError, OSError: of the environment.
     """
-    with quiet():
+    with quiet("agent_environments"):  # what a wrong guess of the right answer breaks is no news
         return asyncio.run(_ask(pool, solves, tasks, most))
 
 

@@ -13,6 +13,13 @@ from agent_environments.protocol import Environment, EnvironmentPool, Environmen
 
 Speak = Callable[[list[Message]], str | None]
 """From the messages until now to the agent's next one; None ends the episode."""
+GRADED = (
+    "agent_environments.no_voiding",
+    "agent_environments.groups",
+    "agent_environments.tools.environment",
+    "agent_environments.tools.group",
+)
+"""Modules whose logs say what stands in a grade too, which is shown."""
 Agent = Callable[[list[Message]], Awaitable[str | None]]
 """The same, which may take its time."""
 
@@ -49,7 +56,7 @@ async def play_tasks(
         EnvironmentFault, ValueError, OSError: of the environment; names what failed.
     """
     episodes: list[Played] = []
-    with quiet():
+    with quiet(*GRADED):
         try:
             await pool.open()
             for task_id in tasks():
@@ -61,15 +68,16 @@ async def play_tasks(
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Let environments log nothing: what breaks in an episode stands in its grade, and who plays it says so once."""
-    environments = logging.getLogger("agent_environments")
-    before = environments.level
-    environments.setLevel(logging.CRITICAL)
+def quiet(*names: str) -> Iterator[None]:
+    """Let the loggers of these names log nothing."""
+    before = {logger: logger.level for logger in map(logging.getLogger, names)}
+    for logger in before:
+        logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        environments.setLevel(before)
+        for logger, level in before.items():
+            logger.setLevel(level)
 
 
 def _speaking(speak: Speak) -> Agent:

@@ -175,6 +175,13 @@ def test_two_values_are_shown_where_the_cause_is_not_known(tmp_path):
     assert warning == f"warning:  what is right should earn 1; {values}; look at the reward, or {CURE}"
 
 
+def test_right_turns_that_break_the_reward_are_told_in_its_place(tmp_path):
+    (tmp_path / "mine.py").write_text(reward(value="int(answer or 7) == target") + SOLVED.format("'three'"))
+    right, _, warning = OwnTask.read(tmp_path / "mine.py").ask_oracle().lines
+    assert right == f"right:    solve(task) {ZERO}"
+    assert warning.startswith("warning:  what is right should earn 1; reward right raised ValueError: invalid literal")
+
+
 def test_a_training_whose_own_right_turns_earn_nothing_is_refused(tmp_path):
     (tmp_path / "mine.py").write_text(reward(value="answer == target") + SOLVED.format("str(task['target'])"))
     with pytest.raises(ConfigError, match=r"mine.py: solve\(task\) earns 0 on all 6 tasks that were tried, so nothing"):

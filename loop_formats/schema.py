@@ -136,8 +136,13 @@ def keys_meant(section: type, data: object, name: str) -> list[str]:
         by_name.setdefault(path.rpartition(".")[2], []).append(path)
     if exact := [path for path in paths if folded(name) in (folded(path), folded(path.rpartition(".")[2]))]:
         return exact[:1]
-    deeper = [path for near in alike(name, [*by_name], TYPING_ERROR) for path in by_name[near]]
-    return alike(name, [*fields_of(section)]) or deeper[:3]
+    own = [*fields_of(section)]
+    if near := alike(name, own, TYPING_ERROR):
+        return near
+    if deeper := [path for near in alike(name, [*by_name], TYPING_ERROR) for path in by_name[near]]:
+        return deeper[:3]
+    # Of few letters two in three are alike by chance: `seed` is not what `sleep` was to be.
+    return alike(name, own, 0.6 if len(name) > 5 else 0.7)
 
 
 def _paths_of(data: object, path: str = "") -> Iterator[str]:

@@ -267,9 +267,13 @@ def write_whole(path: Path, text: str) -> Path:
     return path
 
 
-def to_json(value: Any, indent: int | None = None) -> str:
-    """JSON as its standard has it and every reader takes it: a number that is not finite is null."""
-    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+def to_json(value: Any, indent: int | None = None, separators: tuple[str, str] | None = None) -> str:
+    """JSON as its standard has it and every reader takes it: a number that is not finite is null, and half a surrogate
+    pair is written by its number."""
+    try:
+        return json.dumps(value, indent=indent, separators=separators, allow_nan=False)
+    except ValueError:  # to look at each number first takes as long again
+        return json.dumps(_finite(value), indent=indent, separators=separators, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:

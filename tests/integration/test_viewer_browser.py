@@ -28,6 +28,21 @@ async def slow_listings(request, handler):
     return await handler(request)
 
 
+async def test_addresses_typed_by_hand_leave_no_page_empty(run_folder, viewing):
+    typed = {
+        "c/demo-i0001/r/abc": "24 of 24 rollouts",
+        "c/demo-i0001?filter=toString&order=constructor": "24 of 24 rollouts",
+        "beside/demo-i0001/1/demo-i0001/x": "iteration 3",
+        "everywhere/50%": "No collection has a rollout of this task",
+    }
+    async with viewing(run_folder) as (page, address):
+        for words, text in typed.items():
+            await show(page, address, words, ready="main *")
+            await says(page, "main", text)
+    async with viewing(run_folder.parent) as (page, address):
+        await show(page, address, "?sort=toString", ready="#runs")
+
+
 async def test_from_the_run_to_a_token_by_keyboard(run_folder, viewing):
     async with viewing(run_folder) as (page, address):
         await show(page, address, ready=".curve canvas")

@@ -11,6 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
+from loop_formats.run_files import to_json
 from loop_recipes.viewer.continuation import CannotContinue, continuation_state, continue_rollout
 from loop_recipes.viewer.run_data import RunData
 from loop_recipes.viewer.run_folder import RunFolder
@@ -139,8 +140,7 @@ class _Routes:
         """Read beside the event loop, one at a time: the index of a log has one writer."""
 
         def dump() -> str:
-            # ASCII only: a lone surrogate in an agent's text cannot be encoded otherwise.
-            return json.dumps(read(), separators=(",", ":"))
+            return to_json(read(), separators=(",", ":"))
 
         try:
             async with self._reading:
@@ -149,6 +149,8 @@ class _Routes:
             return web.json_response({"error": f"not there: {error.args[0]}"}, status=404)
         except CannotContinue as error:
             return web.json_response({"error": str(error)})  # an answer: nothing is wrong with the request
+        except OSError as error:  # removed or renamed since its folder was looked at
+            return web.json_response({"error": f"{error.filename}: {error.strerror}"}, status=404)
         except ValueError as error:
             return web.json_response({"error": str(error)}, status=500)
         return web.Response(text=text, content_type="application/json")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from loop_formats.run_files import whole_file
+from loop_formats.run_files import to_json, whole_file
 from loop_recipes.viewer.app import STATIC
 from loop_recipes.viewer.run_data import RunData
 
@@ -88,7 +87,7 @@ def _parts(run: RunData, overview: dict[str, Any], collections: list[str]) -> It
 
 def _data(name: str, value: Any) -> str:
     """JSON in a script element that is never executed. Without a "<" in it, nothing inside can end the element."""
-    text = json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+    text = to_json(value, separators=(",", ":")).replace("<", "\\u003c")
     return f'<script type="application/json" data-name="{html.escape(name)}">{text}</script>\n'
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -41,14 +41,25 @@ MAX_NOTE_CHARACTERS = 10_000
 
 @dataclass
 class _Indexed:
-    """One log: places of its lines, their summaries, and how far it has been read."""
+    """One log: places of its lines, their summaries, and how far it has been read.
+
+    ``inode`` is that of the file when it was found.
+    """
 
     path: Path
+    inode: int
     offsets: dict[int, int] = field(default_factory=dict)
     """By the number of the line, from 1."""
     summaries: list[dict[str, Any]] = field(default_factory=list)
     read_to: int = 0
     lines: int = 0
+    threads: dict[tuple[int, ...], list[dict[str, Any]]] = field(default_factory=dict)
+    """See :meth:`RunData.rollout`, by the cursors; kept, because a page asks for each sequence of an episode."""
+
+    def is_of(self, file: Path) -> bool:
+        """Whether ``file`` is what was read here, and perhaps more; not a log of the same name that was begun anew."""
+        now = file.stat()
+        return (self.path, self.inode) == (file, now.st_ino) and now.st_size >= self.read_to
 
 
 class RunData:
@@ -96,8 +107,13 @@ class RunData:
         again, by a run that went back to an earlier checkpoint. ``no_text`` of the whole says why tokens are shown as
         numbers; "" where they are not. ``node_runs``: a node is running that can go on with a rollout. ``head``:
         see :func:`run_head`.
+
+        Raises:
+            ValueError: the folder is gone, or a line that must be read is damaged.
         """
         self._find_logs()
+        if not self.path.exists():
+            raise ValueError(f"{self.path} does not exist any more")
         collections = self._collections(0)
         metrics = self.metrics()
         return {
@@ -302,8 +318,12 @@ class RunData:
         return found
 
     def _find_logs(self) -> bool:
+        """Whether there are logs; what was read of those that are gone, or were begun anew, is forgotten."""
+        there: dict[str, Path] = {}
         for file in chain.from_iterable(map(find_logs, self._within)):
-            self._logs.setdefault(file.stem, _Indexed(file))
+            there.setdefault(file.stem, file)
+        known = {name: log for name, log in self._logs.items() if name in there and log.is_of(there[name])}
+        self._logs = {name: known.get(name) or _Indexed(file, file.stat().st_ino) for name, file in there.items()}
         return bool(self._logs)
 
     def _read_on(self, log: _Indexed) -> None:
@@ -318,8 +338,12 @@ class RunData:
         if record["segments"] == 1:
             return []
         first = cursor - record["segment"]
-        there = self._logs[collection].offsets.keys() & range(first, first + record["segments"])
-        return _threads(self, collection, tuple(sorted(there)))
+        log = self._logs[collection]
+        cursors = tuple(sorted(log.offsets.keys() & range(first, first + record["segments"])))
+        if cursors not in log.threads:
+            records = ((cursor, json.loads(self.stored(collection, cursor)[1])) for cursor in cursors)
+            log.threads[cursors] = _threads(records)
+        return log.threads[cursors]
 
     def _origin(self, branch_of: dict[str, Any] | None) -> dict[str, Any] | None:
         """Return the rollout and turn that a rollout continues, with that rollout's place among the logs, if it is
@@ -381,14 +405,12 @@ def _as_rollout(path: Path, number: int) -> Iterator[None]:
         raise ValueError(f"{path}, line {number}, is no rollout: {error_line(error)}; {DAMAGE_CURE}") from error
 
 
-@lru_cache(maxsize=64)
-def _threads(run: RunData, collection: str, cursors: tuple[int, ...]) -> list[dict[str, Any]]:
-    """See :meth:`RunData.rollout`; kept, because a page asks for each sequence of an episode."""
+def _threads(records: Iterable[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """See :meth:`RunData.rollout`; of the sequences of an episode, with their cursors."""
     thread: list[dict[str, Any]] = []
     earlier: list[list[dict[str, str]]] = []
     turns = 0
-    for cursor in cursors:
-        record = json.loads(run.stored(collection, cursor)[1])
+    for cursor, record in records:
         shared, begins = sequence_beginning(record["messages"], earlier)
         rule = record["extra"].get("compaction")
         begins = f"its history was too long (compaction: {rule})" if rule else begins

@@ -43,6 +43,12 @@ def collections(folder):
     return {each["id"].partition("-")[0] for each in found}
 
 
+def other_names(run, name):
+    """Have a copy's collections named as those of another run."""
+    for log in (run / "node/collections").iterdir():
+        log.rename(log.with_name(log.name.replace("demo", name, 1)))
+
+
 def row(folder, name):
     return next(row for row in folder.overview()["runs"] if row["name"] == name)
 
@@ -62,9 +68,9 @@ def test_runs_may_be_named(runs):
 
 
 def test_all_as_one_are_those_that_were_named(runs):
-    for log in (runs / "sweep/b/node/collections").iterdir():
-        log.rename(log.with_name(log.name.replace("demo", "other", 1)))
-    assert collections(RunFolder([runs / "a", runs / "scores"])) == {"demo"}
+    other_names(runs / "sweep/b", "other")
+    shutil.rmtree(runs / "scores/node")
+    assert collections(RunFolder([runs / "a", runs / "a/node"])) == {"demo"}, "what is named twice is no copy"
     assert collections(RunFolder([runs / "a", runs / "sweep/b"])) == {"demo", "other"}
     assert collections(RunFolder([runs])) == {"demo", "other"}
 
@@ -155,12 +161,36 @@ async def test_each_run_has_an_address_and_none_lies_outside_the_folder(runs):
             note = f"/run/{name}/api/collections/demo-i0001/rollouts/1/note"
             assert (await client.post(note, json={"note": name})).status == 200
         assert json.loads((runs / "sweep/b/notes.json").read_text()) != json.loads((runs / "a/notes.json").read_text())
+        copied = await (await client.get("/run/*/api/run")).json()
+        assert "a and scores both have a collection demo-i0001" in copied["error"], "one would hide the other"
+        other_names(runs / "sweep/b", "b")
+        other_names(runs / "scores", "scores")
         together = await (await client.get("/run/*/api/run")).json()
-        assert [item["id"] for item in together["collections"]] == ["demo-i0001", "demo-i0002"]
+        expected = [f"{name}-i000{number}" for number in (1, 2) for name in ("b", "demo", "scores")]
+        assert [item["id"] for item in together["collections"]] == expected
         curves = await (await client.get("/api/curves/reward?run=a&run=scores")).json()
         assert [len(lines) for lines in curves.values()] == [2, 0]
         for path in ("a%2F..%2F..", "%2Fetc", "nosuch", "sweep", ".hidden"):
             assert (await client.get(f"/run/{path}/api/run")).status == 404, path
+
+
+async def test_a_run_that_is_removed_or_begun_anew_while_it_is_shown(runs):
+    async with TestClient(TestServer(build_app(what_to_show([runs])))) as client:
+
+        async def said(path):
+            return await (await client.get(path)).json()
+
+        log, kept = "/run/a/api/collections/demo-i0001", "/run/sweep%2Fb/api/collections/demo-i0001"
+        assert len(await said(log)) == 2
+        shutil.rmtree(runs / "a")
+        for path in (log, f"{log}/rollouts/1", f"{log}/search?q=a"):
+            assert "No such file" in (await said(path))["error"], path
+        assert [row["name"] for row in (await said("/api/run"))["runs"]] == ["scores", "sweep/b"]
+        assert (await said("/run/a/api/run"))["error"] == "not there: a"
+        assert len(await said(kept)) == 2
+        write_run(runs / "a", iterations=2, tasks=1, per_task=1)
+        assert (await said("/run/a/api/run"))["collections"][0]["totals"]["rollouts"] == 1
+        assert len(await said(log)) == 1
 
 
 def test_a_new_run_appears(runs):

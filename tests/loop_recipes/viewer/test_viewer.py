@@ -154,6 +154,69 @@ def test_a_log_that_grows_is_read_on(run_folder, tmp_path):
     assert run.rollout("live", 5)["rollout_id"] == json.loads(source[4])["rollout_id"]
 
 
+@pytest.mark.parametrize("anew", ["fewer", "as long", "gone"])
+def test_a_log_that_is_begun_anew_is_read_anew(run_folder, tmp_path, anew):
+    folder = tmp_path / "run"
+    shutil.copytree(run_folder, folder)
+    log = folder / "node/collections/demo-i0002.jsonl"
+    shown = RunData(folder)
+    assert len(shown.summaries("demo-i0002")) == 24
+    lines = log.read_text().splitlines(keepends=True)
+    (tmp_path / "next").write_text("".join({"fewer": lines[:2], "as long": lines[::-1], "gone": []}[anew]))
+    (tmp_path / "next").rename(log)
+    if anew == "gone":
+        log.unlink()
+    listed = [item["id"] for item in shown.overview()["collections"]]
+    assert ("demo-i0002" in listed) == (anew != "gone")
+    if anew == "gone":
+        with pytest.raises(KeyError):
+            shown.summaries("demo-i0002")
+        return
+    first = shown.summaries("demo-i0002")[0]
+    assert first["id"] == json.loads(log.read_text().splitlines()[0])["rollout_id"]
+    assert shown.rollout("demo-i0002", 1)["rollout_id"] == first["id"]
+
+
+def test_a_folder_that_is_gone_is_said_to_be(run_folder, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(run_folder, folder)
+    shown = RunData(folder)
+    shutil.rmtree(folder)
+    with pytest.raises(ValueError, match=r"run does not exist any more$"):
+        shown.overview()
+
+
+async def test_numbers_that_no_browser_can_read_are_left_open(run_folder, tmp_path):
+    """Whoever wrote the log: of one such number the whole page would stay empty."""
+    folder = tmp_path / "run"
+    shutil.copytree(run_folder, folder)
+    log = folder / "node/collections/demo-i0002.jsonl"
+    first, second, *others = map(json.loads, log.read_text().splitlines())
+    first["reward"] = float("nan")
+    second["sampler_logprobs"][-1] = -float("inf")
+    log.write_text("".join(f"{json.dumps(line)}\n" for line in (first, second, *others)))
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 4, "environments": {"game": {"wins": NaN}}}\n')
+    run = RunData(folder)
+
+    def refused(text):
+        raise AssertionError(text)
+
+    async with TestClient(TestServer(build_app(run))) as client:
+        answers = {}
+        for path in ("run", "collections/demo-i0002", *(f"collections/demo-i0002/rollouts/{n}" for n in (1, 2))):
+            text = await (await client.get(f"/api/{path}")).text()
+            answers[path] = json.loads(text, parse_constant=refused)
+    assert answers["collections/demo-i0002"][0]["reward"] is None
+    assert answers["collections/demo-i0002/rollouts/2"]["logprobs"][-1] is None
+    assert answers["run"]["metrics"][-1]["environments"] == {"game": {"wins": None}}
+    write_export(run, tmp_path / "page.html", ["demo-i0002"])
+    for text in re.findall(
+        r'<script type="application/json"[^>]*>(.*?)</script>', (tmp_path / "page.html").read_text()
+    ):
+        json.loads(text, parse_constant=refused)
+
+
 def test_search_finds_texts_in_messages(run):
     assert run.search("demo-i0003", "ONERROR") == [25]
     assert run.search("demo-i0003", "step 0") != []

@@ -3,15 +3,27 @@
 
 const POLL_MS = 3000;
 
+/** A part of the address as it is meant; as it stands where somebody typed it with a bare %. */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
+/** Whether a part of the address is the place of a rollout in its log. */
+const isCursor = (part) => /^\d{1,12}$/.test(part ?? "");
+
 function readAddress() {
-  const parts = location.hash.replace(/^#\/?/, "").replace(/\?.*/, "").split("/").filter(Boolean).map(decodeURIComponent);
-  if (parts[0] === "beside" && parts[4]) {
+  const parts = location.hash.replace(/^#\/?/, "").replace(/\?.*/, "").split("/").filter(Boolean).map(decoded);
+  if (parts[0] === "beside" && isCursor(parts[2]) && isCursor(parts[4])) {
     return { page: "beside", collection: parts[1], cursor: Number(parts[2]), other: { collection: parts[3], cursor: Number(parts[4]) } };
   }
   if (parts[0] === "everywhere" && parts[1]) return { page: "everywhere", task: parts[1] };
   if (parts[0] !== "c" || !parts[1]) return { page: "run" };
   if (parts[2] === "t" && parts[3]) return { page: "task", collection: parts[1], task: parts[3] };
-  if (parts[2] === "r" && parts[3]) {
+  if (parts[2] === "r" && isCursor(parts[3])) {
     const view = parts[4] === "tokens" ? "tokens" : "conversation";
     return { page: "rollout", collection: parts[1], cursor: Number(parts[3]), view };
   }
@@ -85,7 +97,7 @@ function App() {
         last = text;
         setTrouble("");
       } catch (error) {
-        setTrouble(`the viewer does not answer: ${error.message}`);
+        setTrouble(error instanceof TypeError ? `the viewer does not answer: ${error.message}` : error.message); // of fetch
       }
       if (!isExport) timer = setTimeout(poll, POLL_MS);
     };

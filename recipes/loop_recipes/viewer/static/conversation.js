@@ -121,7 +121,7 @@ function TurnValue({ value, next }) {
   </span>`;
 }
 
-const turnSeconds = (turn) => `${turn.sampling_seconds.toFixed(1)} s to sample, ${turn.environment_seconds.toFixed(1)} s in the world`;
+const turnSeconds = (turn) => `${fixed(turn.sampling_seconds, 1)} s to sample, ${fixed(turn.environment_seconds, 1)} s in the world`;
 
 /** No id: on a task's page every rollout has a turn of the same number. */
 const scrollToTurn = (number) => document.querySelector(`[data-turn="${CSS.escape(number)}"]`)?.scrollIntoView();

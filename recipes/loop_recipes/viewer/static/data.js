@@ -12,7 +12,7 @@ const isExport = embedded.has("run");
 
 async function answerOf(request) {
   const answer = await request;
-  const data = await answer.json();
+  const data = await answer.json().catch(() => ({ error: `HTTP ${answer.status} for ${new URL(answer.url).pathname}` }));
   if (!answer.ok || data?.error) throw new Error(data.error || `HTTP ${answer.status}`);
   return data;
 }
@@ -85,7 +85,7 @@ function useLoaded(load, inputs) {
 /** Turns of a rollout's episode that another rollout sampled. */
 const turnsBefore = (rollout) => (rollout.branch_of ? rollout.branch_of.turns : 0);
 
-const percent = (value) => `${Math.round(100 * value)}%`;
+const percent = (value) => (value === null || value === undefined ? "–" : `${Math.round(100 * value)}%`);
 /** With so many digits; what they round to nothing is 0, not -0. */
 const fixed = (value, digits = 3) => (value === null || value === undefined ? "–" : value.toFixed(digits).replace(/^-(0\.?0*)$/, "$1"));
 const signed = (value) => (value > 0.005 ? "+" : "") + fixed(value, 2);

@@ -31,7 +31,7 @@ function sortedRows(rows, column, backwards) {
 function FolderPage({ folder }) {
   const { runs } = folder;
   const asked = useMemo(readQuery, []);
-  const [sort, setSort] = useState({ column: asked.sort in COLUMNS ? asked.sort : "run", backwards: asked.backwards === "1" });
+  const [sort, setSort] = useState({ column: Object.hasOwn(COLUMNS, asked.sort) ? asked.sort : "run", backwards: asked.backwards === "1" });
   const offered = Object.keys(QUANTITIES).filter((label) => folder.quantities.includes(QUANTITIES[label].key));
   const [chosen, setChosen] = useState(asked.quantity);
   const quantity = offered.includes(chosen) ? chosen : offered[0];

@@ -131,8 +131,8 @@ const chosenFilters = { filter: "all", order: "by task", text: "" };
 /** The filters of the address, which wins, or those chosen last; unknown names are left out. */
 function readFilters() {
   const { filter, order, text } = readQuery();
-  if (filter in FILTERS) chosenFilters.filter = filter;
-  if (order in ORDERS) chosenFilters.order = order;
+  if (Object.hasOwn(FILTERS, filter)) chosenFilters.filter = filter;
+  if (Object.hasOwn(ORDERS, order)) chosenFilters.order = order;
   if (text !== undefined) chosenFilters.text = text;
   return { ...chosenFilters };
 }

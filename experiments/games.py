@@ -283,6 +283,8 @@ def main() -> None:
         parser.error(f"--against names {len(options.against)} runs, but there are {len(options.runs)}")
     if options.start is None:
         runs = [Path(run) for run in options.runs]
+        if gone := [str(run) for run in runs if not (run / "config.yaml").is_file()]:
+            parser.error(f"{', '.join(gone)}: no folder of a run, which holds config.yaml; train it first")
         rows = [row for run in runs for row in table(run)]
         if not runs:
             parser.error("name the runs, or give --start")

@@ -83,7 +83,7 @@ class RolloutClient:
 
     Args:
         url: ``http://host:port``.
-        token: the node's bearer token.
+        token: the node's bearer token; "" sends none, which is enough for :meth:`health`.
         timeout_s: bound of one ordinary request.
         reconnect_s: how long a call goes on trying while the node cannot be reached or is starting.
         alive: called before every further try; it raises when waiting is in vain, such as ``NodeProcess.check``.
@@ -109,7 +109,7 @@ class RolloutClient:
         self.url = url.rstrip("/")
         self._http = httpx.Client(
             base_url=self.url,
-            headers={"Authorization": f"Bearer {token}"},
+            headers={"Authorization": f"Bearer {token}"} if token else {},
             timeout=timeout_s,
             verify=ssl.create_default_context(),  # the system's certificates
             trust_env=False,  # a proxy for the internet is none for a node beside us

@@ -54,6 +54,14 @@ async def test_an_upload_is_streamed_and_sent_again_whole(node, tmp_path):
     assert received == [{**whole, "canary": json.dumps(canary).encode()}] * 2
 
 
+async def test_health_is_asked_for_without_a_token(node):
+    async def handle(request):
+        return web.json_response({"status": "ok", "sent": request.headers.get("Authorization")})
+
+    client = RolloutClient(await node(handle), "")
+    assert await asyncio.to_thread(client.health) == {"status": "ok", "sent": None}
+
+
 async def test_a_stream_that_breaks_off_in_a_line_is_read_on_from_the_cursor(node):
     rollouts = [stored_rollout("a", "t_1", index, 0, 1.0, 300, seed=index) for index in range(2)]
     lines = [f'{{"cursor": {n}, "rollout": {rollout.to_json()}}}\n' for n, rollout in enumerate(rollouts, start=1)]

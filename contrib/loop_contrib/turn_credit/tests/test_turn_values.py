@@ -1,6 +1,7 @@
 """Continuations and Monte-Carlo values of turns, from a node on the counter environment whose policy is a coin."""
 
 import json
+import os
 from functools import cache
 from pathlib import Path
 
@@ -137,7 +138,8 @@ async def test_the_command_values_the_newest_training_collection(coin, tmp_path,
     await adding(coin, "demo-i0001")
     await adding(coin, "demo-i0002", rollouts=2)
     await adding(coin, "demo-i0002-dev")
-    arguments = [str(tmp_path), "--url", coin.url, "--continuations", "2", "--every", "3", "--most", "1"]
+    arguments = [str(tmp_path), "--continuations", "2", "--every", "3", "--most", "1"]
+    coin.node.write_address(coin.url, os.getpid())  # the run's own node is running
     assert await coin.call(main, arguments) == 0
     file = tmp_path / "turn_values" / "demo-i0002.jsonl"
     assert capsys.readouterr().out == f"written: {file}\n"

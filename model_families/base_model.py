@@ -26,6 +26,7 @@ from model_families.general_model import (
     takes_lora,
     text_config,
 )
+from model_families.published import how_to_fetch
 from model_families.weight_names import EMBEDDING, HEAD
 
 FAMILIES = {each.FAMILY.architecture: each.FAMILY for each in (qwen2, qwen3, llama, mistral)}
@@ -113,6 +114,11 @@ class BaseModel:
                 if config.get(key) and not _is_mxfp4(config)
             ]
             decoder = "num_hidden_layers" in text_config(config) and not config.get("is_encoder_decoder")
+        except FileNotFoundError as error:
+            fetch = how_to_fetch(folder) or "`tune download`"
+            raise ValueError(
+                f"{folder} holds no config.json; give a model's folder, or download it: {fetch}"
+            ) from error
         except (OSError, AttributeError, TypeError, KeyError, ValueError, RecursionError) as error:
             raise ValueError(f"{file} cannot be read as a model's configuration: {error!r}") from error
         if quantised:

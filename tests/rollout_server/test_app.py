@@ -362,7 +362,10 @@ def yaml(policy, tmp_path):
         ("max_concurent_episodes=3", "unknown key 'max_concurent_episodes'; did you mean 'max_concurrent_episodes'?"),
         ("servers.max_num_seqs=many", "servers.max_num_seqs must be int, not 'many'"),
         ("model.dtype=int4", "model.dtype must be float32, bfloat16 or float16"),
-        ("model.path=/nowhere", "/nowhere/config.json cannot be read as a model's configuration: FileNotFoundError"),
+        (
+            "model.path=/nowhere",
+            "/nowhere holds no config.json; give a model's folder, or download it: `tune download`",
+        ),
         ("model.max_context=5000", "model.max_context is 5000, and the model in"),
         ("environment.name=atari", "unknown environment 'atari'"),
         ("environment.speed=3", "environment 'counter' was given options it does not take"),

@@ -165,5 +165,6 @@ def main(arguments: list[str] | None = None) -> int:
     say(*map(str, found))
     if not found:
         names = ", ".join(rule.__name__.replace("_", " ") for rule in RULES)
-        say(f"nothing found in {len(lines)} iterations of {options.run}; looked for: {names}")
+        looked_at = f"{len(lines)} iteration{'' if len(lines) == 1 else 's'}"
+        say(f"nothing found in {looked_at} of {options.run}; looked for: {names}")
     return 1 if found else 0

@@ -33,7 +33,7 @@ from agent_environments.tools.instances import InstancePool, Lease
 from agent_environments.tools.module import ToolModule, load_module
 from agent_environments.tools.reward import DEADLINE_S as REWARD_DEADLINE_S
 from agent_environments.tools.reward import Reward, together
-from agent_environments.tools.right_answers import field_answers, other_forms, unlike
+from agent_environments.tools.right_answers import field_answers, kind_of, other_forms, unlike
 from agent_environments.tools.tool import DEADLINE_S, Tool
 from loop_plumbing.breakage import Raised, error_line
 from loop_plumbing.deadline import DeadlinePassed
@@ -189,19 +189,21 @@ class ToolEnvironment:
         return grades, None
 
     async def why_nothing(self) -> tuple[str, bool]:
-        """Say what the answer and the field are that a reward has compared, where it gave nothing; "" where it reads
-        none. Then whether this is the cause: with the field's value as text, or as a number, the answer is right.
+        """Say what the answer and the field are that a reward has compared, where it gave less than all; "" where it
+        reads none. Then whether this is the cause: with another form of the field's value the answer is right.
         """
         task, said = self._module.tasks[self._task_id], ""
         for reward in self._module.rewards:
-            if reward.group or reward.takes_judge or not reward.weight or (await self._graded_by(reward)).reward:
+            if reward.group or reward.takes_judge or not reward.weight or (await self._graded_by(reward)).success:
                 continue
             for name in (each for each in reward.task_fields if each in task and reward.reads_answer):
                 compared = unlike(self._answer, name, task)
                 for form in other_forms(task[name]):
                     if (await self._graded_by(reward, {name: form})).success:
-                        as_other = "" if isinstance(form, str) else f", where {form!r} as a number is right"
-                        return f"reward {reward.name}: {compared}{as_other}; compare like with like", True
+                        other = (
+                            f", where {kind_of(form)} {form!r} would be right" if isinstance(task[name], str) else ""
+                        )
+                        return f"reward {reward.name}: {compared}{other}; compare like with like", True
                 said = said or compared
         return said, False
 

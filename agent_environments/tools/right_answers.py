@@ -103,9 +103,9 @@ def _forms(value: Any) -> list[Any]:
 
 
 def other_forms(value: Any) -> list[str | int | float]:
-    """Return what a field's value would be as text, or a text as a number: what a reward may have taken it for."""
+    """Return a field's value as text, or a text as a number or written otherwise: what a reward may take it for."""
     if isinstance(value, str):
-        forms: list[Any] = [value.strip(), *_numbers(value)]
+        forms: list[Any] = [value.strip(), *_numbers(value), value.lower(), value.upper()]
     else:
         found = _forms(value)  # of several the first, as a text that holds all of them is nobody's answer
         forms = [form if isinstance(form, str) else str(form) for form in found[2:] or found]
@@ -125,12 +125,12 @@ def _numbers(text: str) -> list[int | float]:
 def unlike(answer: str, name: str, task: Mapping[str, Any]) -> str:
     """Say what an answer is, and what a field of the task is, with their types."""
     value = task[name]
-    return (
-        f"answer is the text {answer!r:.80}, and the field {name} of task {task['id']} is {_kind(value)} {value!r:.80}"
-    )
+    of = f"the field {name} of task {task['id']}"
+    return f"answer is the text {answer!r:.80}, and {of} is {kind_of(value)} {value!r:.80}"
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """Return what a value is, for a sentence."""
     if isinstance(value, str):
         return "the text"
     if isinstance(value, bool):

@@ -54,7 +54,8 @@ class Oracle:
     answer earned.
 
     ``tried`` says what was tried as right, ``untried`` why a task could not be. ``broke`` is what broke first. ``why``
-    says what a reward compared where right answers earn nothing, and ``sure`` whether that is the cause.
+    says what a reward compared where right answers earn least, and ``sure`` whether that is the cause. ``played`` has
+    the episodes with right answers of each task.
     """
 
     of: int
@@ -66,7 +67,7 @@ class Oracle:
     untried: dict[str, str] = field(default_factory=dict)
     broke: str = ""
     refused: str = ""
-    failed: list[Played] = field(default_factory=list)
+    played: dict[str, list[Played]] = field(default_factory=dict)
     why: str = ""
     sure: bool = False
 
@@ -89,7 +90,7 @@ class Oracle:
         rewards = [played.grade.reward for played in self.nothing]
         idle = f"doing nothing earns {_mean(rewards)} on average of {self._tasks(len(rewards))}"
         lines = [f"right:    {self._of_right()}", f"nothing:  {idle}"]
-        if self.right_is_worth_nothing:
+        if self.right_is_worth_nothing or self.sure:
             lines.append(f"warning:  what is right should earn 1; {self.cure}")
         if any(rewards):
             lines.append("warning:  doing nothing should earn 0: the agent may learn to do nothing")
@@ -104,8 +105,8 @@ class Oracle:
     @property
     def cure(self) -> str:
         """Say what to do where right answers earn nothing."""
-        if self.broke or self.sure:
-            return self.broke or self.why
+        if self.sure or self.broke:
+            return self.why if self.sure else self.broke
         look = f"look at the reward, and at {SOLVE}" if self.solves else "look at the reward"
         if not self.solves and EXPERT not in self.tried:
             look += f", or {CURE}"
@@ -178,16 +179,24 @@ async def _ask(pool: EnvironmentPool, solves: bool, tasks: Callable[[], Sequence
                 await _try_expert(pool, oracle, task_id)
             if time.monotonic() > until:
                 break
-        if oracle.right_is_worth_nothing and not oracle.nothing_is_worth_something and isinstance(pool, _OwnPool):
-            for played in oracle.failed:
-                turns = [message.content for message in played.messages if message.role == "assistant"]
-                why, oracle.sure = await pool.why_nothing(played.task_id, turns)
-                oracle.why = why if oracle.sure else oracle.why or why
-                if oracle.sure:
-                    break
+        if isinstance(pool, _OwnPool) and not oracle.nothing_is_worth_something:
+            await _find_why(pool, oracle)
     finally:
         await pool.close()
     return oracle
+
+
+async def _find_why(pool: _OwnPool, oracle: Oracle) -> None:
+    """Find out what the rewards compared in the task whose right answers earned least."""
+    least = min(oracle.right, key=lambda task: oracle.right[task], default=None)
+    if least is None or oracle.right[least] == 1.0:
+        return
+    for played in oracle.played[least]:
+        turns = [message.content for message in played.messages if message.role == "assistant"]
+        why, oracle.sure = await pool.why_nothing(least, turns)
+        oracle.why = why if oracle.sure else oracle.why or why
+        if oracle.sure:
+            return
 
 
 async def _try_expert(pool: EnvironmentPool, oracle: Oracle, task_id: str) -> None:
@@ -229,8 +238,7 @@ async def _try(pool: EnvironmentPool, oracle: Oracle, task_id: str, name: str, a
             oracle.refused = f"but on task {task_id} it was answered {errors[0]!r:.160}"
     if name and name not in oracle.tried:
         oracle.tried.append(name)
-    if not oracle.failed or oracle.failed[0].task_id == task_id:
-        oracle.failed.append(played)
+    oracle.played.setdefault(task_id, []).append(played)
     oracle.right[task_id] = max(grade.reward, oracle.right.get(task_id, 0.0))
 
 

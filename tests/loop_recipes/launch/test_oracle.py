@@ -144,11 +144,25 @@ def test_one_line_says_what_is_right_and_one_what_nothing_earns(tmp_path, name):
         ("answer == target", "n", "the text '0', and the field target of task 0 is the number 0; compare"),
         ("answer.strip().lower() == target", "n * 0.5", "'0.0', and the field target of task 0 is the number 0.0; "),
         ("answer == target", "n == 2", "the text 'False', and the field target of task 0 is the truth value False; "),
-        ("answer == target", "f'{n} '", "the text '0', and the field target of task 0 is the text '0 '; compare"),
+        (
+            "answer == target",
+            "f'{n} '",
+            "the text '0', and the field target of task 0 is the text '0 ', where the text '0' would be right; compare",
+        ),
         (
             "int(answer) == target if answer.isdigit() else False",
             "str(n)",
-            "is the text '0', where 0 as a number is right; compare",
+            "is the text '0', where the number 0 would be right; ",
+        ),
+        (
+            "answer.lower() == target",
+            "f'Paris {n}'",
+            "is the text 'Paris 0', where the text 'paris 0' would be right; ",
+        ),
+        (
+            "answer.strip() == target",
+            "f'{n}\\n'",
+            "is the text '0\\n', where the text '0' would be right; compare",
         ),
         ("answer == target", "[f'Paris {n}', 'x']", "'Paris 0', and the field target of task 0 is the list ['Paris 0'"),
         ("answer == target", "__import__('decimal').Decimal(n)", "target of task 0 is the number Decimal('0'); "),
@@ -166,6 +180,25 @@ def test_what_is_compared_with_what_is_said_where_right_answers_earn_nothing(tmp
     assert warning.startswith("warning:  what is right should earn 1; reward right: answer is the text ")
     assert why in warning
     assert warning.endswith("; compare like with like")
+
+
+@pytest.mark.parametrize(
+    ("target", "parts", "earned"),
+    [
+        ("n if n % 2 else str(n)", "", "0.5 on average of 6 tasks; less than 1 on 3 of them, such as 1 (0)"),
+        (
+            "n",
+            "@reward\ndef brief(answer): return 0 < len(answer) < 4\n",
+            "0.5 on average of 6 tasks; less than 1 on 6 of",
+        ),
+    ],
+)
+def test_the_cause_is_named_too_where_some_tasks_or_a_part_of_the_reward_earn_nothing(tmp_path, target, parts, earned):
+    (tmp_path / "mine.py").write_text(reward(value="answer == target", target=target) + parts)
+    right, _, warning = OwnTask.read(tmp_path / "mine.py").ask_oracle().lines
+    number = 0 if parts else 1
+    assert earned in right
+    assert f"should earn 1; reward right: answer is the text '{number}', and the field target of task " in warning
 
 
 def test_two_values_are_shown_where_the_cause_is_not_known(tmp_path):

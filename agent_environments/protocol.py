@@ -29,7 +29,7 @@ from types import ModuleType
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from loop_plumbing.breakage import error_line
-from loop_plumbing.names import missing_options, nearest, unexpected_option
+from loop_plumbing.names import misfit, mistyped_option, nearest
 from loop_plumbing.plug_ins import plug_ins
 
 Role = Literal["system", "user", "assistant"]
@@ -318,13 +318,12 @@ def create_pool(name: str, options: Mapping[str, Any], token_spans: TokenSpans) 
         ValueError: unknown name, or options that the pool's class does not take.
     """
     build = pool_class(name)
+    if wrong := mistyped_option(build, options):
+        raise ValueError(f"environment {name!r}: {wrong}")
     try:
         return build(token_spans=token_spans, **options)
     except TypeError as error:
-        if needs := missing_options(error, build, "token_spans", [*options]):
-            raise ValueError(f"environment {name!r} needs {needs}") from error
-        said = unexpected_option(error, build, "token_spans") or error
-        raise ValueError(f"environment {name!r} was given options it does not take: {said}") from error
+        raise ValueError(f"environment {name!r} {misfit(error, build, 'token_spans', [*options])}") from error
 
 
 def pool_class(name: str) -> Callable[..., EnvironmentPool]:

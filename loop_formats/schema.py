@@ -205,4 +205,4 @@ def sections_in(annotation: Any) -> list[type]:
 
 
 def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path and not name.startswith("[") else path + name
+    return f"{path}.{name}" if path and name and not name.startswith("[") else path + name

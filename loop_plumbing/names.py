@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+_PLAIN: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float, int), "str": (str,), "bool": (bool,)}
 _MISSING = re.compile(r".+\(\) missing \d+ required (positional|keyword-only) arguments?: (?P<options>.+)")
 _UNEXPECTED = re.compile(r"(?P<call>[\w.]+)\(\) got an unexpected keyword argument '(?P<option>\w+)'")
 
@@ -21,6 +22,29 @@ def nearest(name: str, known: Sequence[str], else_say: str | None = None) -> str
     if near := alike(name, known):
         return did_you_mean(near)
     return f"known keys: {', '.join(known)}" if else_say is None else else_say
+
+
+def misfit(error: BaseException, call: Callable[..., Any], first: str, given: Sequence[str]) -> str:
+    """Return what is wrong with the options that a config has ``given`` to ``call``, as what follows its name.
+
+    Args:
+        first: the parameter of ``call`` that is no option.
+    """
+    if needs := missing_options(error, call, first, given):
+        return f"needs {needs}"
+    return f"was given options it does not take: {unexpected_option(error, call, first) or error}"
+
+
+def mistyped_option(call: Callable[..., Any], given: Mapping[str, Any]) -> str | None:
+    """Return which option is no number, text or truth value where ``call`` says that it is one; None where all are."""
+    for name, parameter in inspect.signature(call).parameters.items():
+        kind = _PLAIN.get(getattr(parameter.annotation, "__name__", str(parameter.annotation)))
+        if kind is None or name not in given:
+            continue
+        value = given[name]
+        if not isinstance(value, kind) or (isinstance(value, bool) and bool not in kind):
+            return f"{name} must be {kind[0].__name__}, not {value!r}"
+    return None
 
 
 def unexpected_option(error: BaseException, call: Callable[..., Any], first: str) -> str | None:

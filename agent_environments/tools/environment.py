@@ -38,6 +38,7 @@ from agent_environments.tools.tool import DEADLINE_S, Tool
 from loop_plumbing.breakage import Raised, error_line
 from loop_plumbing.deadline import DeadlinePassed
 from loop_plumbing.forked_process import ForkServer, ProcessEnded
+from loop_plumbing.names import misfit
 from loop_plumbing.plug_ins import part
 from loop_plumbing.visible import printable
 
@@ -403,7 +404,14 @@ def _server(module: str, tasks: object, deadline_s: float, judge: Mapping[str, A
 
 def _mcp_servers(sections: Mapping[str, Mapping[str, Any]]) -> list[Any]:
     server = part("mcp")
-    try:
-        return [server(name, **section) for name, section in sections.items()]
-    except TypeError as error:
-        raise ValueError(f"mcp: {error}") from error
+    made = []
+    if not isinstance(sections, Mapping):
+        raise ValueError(f"mcp must be a mapping, such as {{files: {{command: [...]}}}}, not {sections!r}")
+    for name, section in sections.items():
+        if not isinstance(section, Mapping):
+            raise ValueError(f"mcp.{name} must be a mapping, such as {{command: [...]}}, not {section!r}")
+        try:
+            made.append(server(name, **section))
+        except TypeError as error:
+            raise ValueError(f"mcp.{name} {misfit(error, server, 'name', [*section])}") from error
+    return made

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import aiohttp
+from pydantic.dataclasses import dataclass
 
 from agent_environments.protocol import EnvironmentCrashed
+from loop_formats.schema import STRICT, from_mapping
 from loop_plumbing.chat_client import ChatClient, Completion, NoCompletion, Patience, url_problem
 from loop_plumbing.own_time import not_the_agents
 from loop_plumbing.secret import read_secret
@@ -19,7 +21,7 @@ LONGEST_TIMEOUT_S = 600.0
 """Of one answer. A text that has none, and the greeting after it, then fit into what a judge may take."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class ChatEndpoint:
     """The place where a model is asked: ``POST <url>/chat/completions``. Raises ValueError for what no endpoint has."""
 
@@ -45,10 +47,7 @@ class ChatEndpoint:
     @classmethod
     def of(cls, name: str, options: Mapping[str, Any]) -> ChatEndpoint:
         """Read the section of a config that has this name. Raises ValueError, one line that begins with it."""
-        try:
-            return cls(**options)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{name}: {error}") from error
+        return from_mapping(cls, options, name)
 
 
 class ChatModel:

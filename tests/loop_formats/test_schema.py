@@ -80,6 +80,9 @@ def test_the_path_of_the_section_comes_first():
         from_mapping(Outer, {"name": "a", "inner": {"cuont": 1}}, "above[0]")
     with pytest.raises(ConfigError, match=r"^above must be a mapping, not list$"):
         from_mapping(Outer, [], "above")
+    for count, said in ((7, r"^above\.count is 7; choose another$"), (8, "^above: eight is too many$")):
+        with pytest.raises(ConfigError, match=said):
+            from_mapping(Inner, {"count": count}, "above")
 
 
 def test_a_misspelt_key_is_named_before_the_one_that_is_missing_because_of_it():

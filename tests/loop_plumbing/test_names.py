@@ -2,7 +2,7 @@
 
 import pytest
 
-from loop_plumbing.names import alike, missing_options, nearest
+from loop_plumbing.names import alike, missing_options, mistyped_option, nearest
 
 KNOWN = ["tiny_cpu", "qwen2_5_7b", "qwen3_8b", "qwen3_14b", "qwen3_32b", "ppo_critic", "dpo", "grpo", "method trees"]
 
@@ -43,3 +43,20 @@ def test_options_that_are_missing_are_named_with_those_that_were_meant_for_them(
         assert needs is not None
         assert needs.startswith(said.removeprefix("build() "))
     assert missing_options(TypeError("another"), build, "spans", []) is None
+
+
+def test_an_option_of_another_type_is_named():
+    def build(
+        spans, size: int = 1, share: "float" = 0.5, name: str = "", on: bool = True, other: int | None = None
+    ): ...
+
+    for given, said in (
+        ({"size": "x"}, "size must be int, not 'x'"),
+        ({"size": True}, "size must be int, not True"),
+        ({"size": None}, "size must be int, not None"),
+        ({"share": "half"}, "share must be float, not 'half'"),
+        ({"name": 3}, "name must be str, not 3"),
+        ({"on": "yes"}, "on must be bool, not 'yes'"),
+        ({"size": 3, "share": 1, "name": "", "on": False, "other": "left to itself", "unknown": 1}, None),
+    ):
+        assert mistyped_option(build, given) == said

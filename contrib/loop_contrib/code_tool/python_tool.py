@@ -16,13 +16,15 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
+
+from pydantic.dataclasses import dataclass
 
 from agent_environments.protocol import EnvironmentCrashed
 from agent_environments.tools.environment import CodeSession
 from agent_environments.tools.tool import DEADLINE_S, MAX_CHARACTERS, ToolError, WrongArguments
+from loop_formats.schema import STRICT, from_mapping
 from loop_plumbing.deadline import DeadlinePassed
 from loop_plumbing.forked_process import ForkServer, ProcessEnded, scrubbed_environment
 
@@ -36,7 +38,7 @@ LOOK_S = 0.2
 MOST_FILES = 1000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class CodeLimits:
     """What a session may use. ``code: python`` takes these; as a mapping, ``code`` changes some.
 
@@ -59,9 +61,7 @@ class CodeLimits:
 
     def __post_init__(self) -> None:
         if min(self.deadline_s, self.memory_mb, self.folder_mb, self.max_characters) <= 0:
-            raise ValueError("code: deadline_s, memory_mb, folder_mb and max_characters must be above 0")
-        if isinstance(self.packages, str):
-            raise ValueError(f"code.packages is a list: [{self.packages}]")
+            raise ValueError("deadline_s, memory_mb, folder_mb and max_characters must be above 0")
 
 
 class PythonSessions:
@@ -79,10 +79,7 @@ class PythonSessions:
             given = {}
         if not isinstance(given, Mapping):
             raise ValueError(f"code is {given!r}: say `code: python`, or a mapping such as {{memory_mb: 512}}")
-        try:
-            self.limits = CodeLimits(**given)
-        except TypeError as error:
-            raise ValueError(f"code: {error}") from error
+        self.limits = from_mapping(CodeLimits, given, "code")
         python = self.limits.python or getattr(sys, "_base_executable", None) or sys.executable
         told: dict[str, Any] = {"packages": list(self.limits.packages), "deadline_s": self.limits.deadline_s}
         told |= {"memory_mb": self.limits.memory_mb, "folder_mb": self.limits.folder_mb}

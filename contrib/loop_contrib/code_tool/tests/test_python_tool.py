@@ -177,9 +177,10 @@ async def test_sessions_are_apart_and_leave_nothing():
     ("given", "words"),
     [
         ("shell", "say `code: python`"),
-        ({"memory": 1}, "unexpected keyword argument 'memory'"),
-        ({"deadline_s": 0}, "must be above 0"),
-        ({"packages": "numpy"}, r"code.packages is a list: \[numpy\]"),
+        ({"memory": 1}, r"unknown key 'code.memory'; did you mean 'memory_mb'\?"),
+        ({"deadline_s": 0}, "^code.deadline_s, memory_mb, folder_mb and max_characters must be above 0"),
+        ({"packages": "numpy"}, r"code.packages must be a list, not 'numpy'"),
+        ({"memory_mb": "much"}, "code.memory_mb must be int, not 'much'"),
     ],
 )
 async def test_a_wrong_section_is_one_line(given, words):

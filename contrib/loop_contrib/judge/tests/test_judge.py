@@ -163,13 +163,16 @@ async def test_a_judge_who_was_never_there_is_a_crash(tmp_path, endpoint):
     ("judge", "problem"),
     [
         (None, "reward polite asks a judge: say which .*node.environment.judge.url=URL"),
-        ({"url": "nowhere", "model": "m", "api_key_env": None}, "judge: url 'nowhere' must begin with http"),
+        ({"url": "nowhere", "model": "m", "api_key_env": None}, "judge.url 'nowhere' must begin with http"),
         (
             {"url": "http://localhost/v1", "model": "m", "api_key_env": None, "timeout_s": 601},
-            "judge: timeout_s must be",
+            "judge.timeout_s must be",
         ),
-        ({"url": "http://localhost/v1"}, "judge: .* missing 1 required positional argument: 'model'"),
+        ({"url": "http://localhost/v1"}, "missing key 'judge.model'"),
         ({"url": "http://localhost/v1", "model": "m", "api_key_env": "NO_SUCH_KEY"}, "judge: set .* NO_SUCH_KEY"),
+        ({"ulr": "http://localhost/v1", "model": "m"}, r"unknown key 'judge.ulr'; did you mean 'url'\?"),
+        ({"url": 5, "model": "m"}, "judge.url must be str, not 5"),
+        ("http://localhost/v1", "judge must be a mapping, not str"),
     ],
 )
 def test_what_is_wrong_with_a_judge_is_one_line(tmp_path, judge, problem):

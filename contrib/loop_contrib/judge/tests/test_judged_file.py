@@ -94,8 +94,8 @@ def test_without_a_judge_the_line_says_how_to_name_one(judged, verb, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["node.environment.judge.url=ftp://x", "node.environment.judge.model=j"], "judge: url "),
-        (["node.environment.judge.url=http://x"], "judge: "),
+        (["node.environment.judge.url=ftp://x", "node.environment.judge.model=j"], "judge.url "),
+        (["node.environment.judge.url=http://x"], "missing key 'judge.model'"),
         (["node.environment.judge.url=http://x", "node.environment.judge.model=j"], "OPENAI_API_KEY, or api_key_env"),
         (["node.environment.name=counter"], "node.environment: its module is "),
         (["node.environment.jugde.url=http://x"], "jugde"),

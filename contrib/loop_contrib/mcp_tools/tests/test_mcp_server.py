@@ -214,7 +214,7 @@ async def test_what_cannot_be_used_is_one_line(tmp_path, options, complaint):
 
 
 def test_a_bad_section(tmp_path):
-    with pytest.raises(ValueError, match=r"mcp: .*unexpected keyword argument 'comand'"):
+    with pytest.raises(ValueError, match=r"^mcp\.\w+ was given .*: 'comand'; did you mean 'command'\?"):
         pool_of(tmp_path, comand=["x"])
 
 

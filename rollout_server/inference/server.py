@@ -201,7 +201,7 @@ class VllmServer:
         self.now("falls asleep")
         # Whoever still waits for tokens asks again, once it is awake.
         await self._swap("/sleep?level=1&mode=abort", asleep=True)
-        self.now("sleeps")
+        self.now("sleeps until the trainer's turn ends (POST /v1/servers/wake)")
 
     async def wake(self) -> None:
         """Have the server take its GPU's memory again; what it then computes has to be proven. Raises what

@@ -17,6 +17,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+
 from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference.command import ServerStartError, installed_vllm
 from rollout_server.inference.server import SWAP_S, TRANSPORT_ERRORS, Fault, ServerHangs, VllmServer
@@ -112,8 +114,10 @@ class ServerGroup:
         """Return when no server holds a GPU's memory any more. One of ours that does not fall asleep is ended.
 
         Raises:
-            ServerAwake: one still holds its memory; ask again.
+            ServerAwake: one still holds its memory, or the node has only begun to look for its servers; ask again.
         """
+        if not self.servers:
+            raise ServerAwake("the node has not looked for its servers yet")
         await asyncio.gather(*(self._put_to_sleep(server) for server in self.servers))
 
     async def _put_to_sleep(self, server: VllmServer) -> None:
@@ -123,12 +127,16 @@ class ServerGroup:
                     await self.wait_for_change()
         except TimeoutError:
             raise ServerAwake(f"{server.waits_for()}; it cannot sleep yet") from None
-        if server.state != "ready":
+        # One of ours that waits to be started was ended before; one elsewhere may be there all the same.
+        unseen = server.external and server.state == "waiting"
+        if server.state != "ready" and not unseen:
             return
         try:
             async with asyncio.timeout(SWAP_S):
                 await server.sleep()
         except Exception as error:  # whatever it was: its memory is needed
+            if unseen and isinstance(error, aiohttp.ClientConnectorError):
+                return  # it is gone
             if server.external:
                 raise ServerAwake(str(error) or f"{server.name} ({server.url}) does not fall asleep") from error
             self.condemn(server, f"{server.name} does not fall asleep: {error!r}")

@@ -184,6 +184,29 @@ async def test_a_server_elsewhere_that_does_not_sleep_is_told_and_samples_on(sha
     assert end.reason == "complete"
 
 
+async def test_a_server_elsewhere_that_is_not_reached_is_asked_again_before_the_trainer_has_its_gpu(shared):
+    server = shared.node.servers.servers[0]
+    shared.node.servers.rest()
+    shared.node.servers.condemn(server, "did not answer")
+    await wait_until(lambda: server.state == "waiting")
+    assert not shared.vllm.asleep
+    await shared.call(shared.client.sleep)
+    assert shared.vllm.asleep
+    await shared.call(shared.client.wake)
+    await wait_until(lambda: shared.node.servers.ready)
+    _, end = await shared.collect(counter_request())
+    assert end.reason == "complete"
+
+
+async def test_a_server_elsewhere_that_has_ended_holds_no_gpu(shared):
+    server = shared.node.servers.servers[0]
+    shared.node.servers.rest()
+    shared.node.servers.condemn(server, "did not answer")
+    await wait_until(lambda: server.state == "waiting")
+    await shared.vllm.stop()
+    await shared.call(impatient(shared).sleep)
+
+
 async def test_a_publication_waits_for_the_trainers_turn_to_end(shared, policy):
     await shared.call(shared.client.sleep)
     publishing = asyncio.create_task(publish_proven(shared, policy))
@@ -269,6 +292,7 @@ async def start_beside_a_trainer(node, start=Node.start):
     starting = asyncio.create_task(start(node))
     await asyncio.to_thread(client.sleep)
     assert not node.servers.ready
+    assert await node.servers.servers[0]._is_asleep(), "the trainer takes the GPU now"
     await asyncio.to_thread(client.wake)
     await starting
 

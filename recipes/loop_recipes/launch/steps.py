@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
 from typing import Any, BinaryIO
 
 from omegaconf import OmegaConf
@@ -142,14 +143,15 @@ def run_step(command: Sequence[str], log: Path | None, deadline_s: float | None 
 
     Nothing of it outlives this process. When the deadline passes or this process is interrupted, it gets SIGTERM, and
     what is left of it after :data:`GRACE_S` is killed, or after :data:`LONGEST_UPDATE_S` where its output is seen here.
-    Ctrl-C reaches this process alone, which passes each further one on.
+    Ctrl-C reaches this process alone, which passes each further one on; so does a SIGTERM of whoever started it.
 
     Raises:
         StepFailed: it ended with another status than 0, or not before the deadline.
+        KeyboardInterrupt: this process was interrupted, or got SIGTERM.
     """
     grace = GRACE_S if log else LONGEST_UPDATE_S
     guard = [sys.executable, "-I", process_guard.__file__, str(os.getpid()), str(grace)]
-    with _opened(log) as file:
+    with _opened(log) as file, _handled(signal.default_int_handler, signal.SIGTERM):
         process = subprocess.Popen(
             [*guard, *command],
             stdin=subprocess.DEVNULL,
@@ -163,16 +165,24 @@ def run_step(command: Sequence[str], log: Path | None, deadline_s: float | None 
             raise StepFailed(f"not done after {deadline_s:.0f} s; see {log or 'above'}") from error
         finally:
             if process.poll() is None:
-                before = signal.signal(signal.SIGINT, lambda *_: process.terminate())
-                try:
+                with _handled(lambda *_: process.terminate(), signal.SIGINT, signal.SIGTERM):
                     process.terminate()
                     process.wait()
-                finally:
-                    signal.signal(signal.SIGINT, before)
     if status:
         raise StepFailed(
             f"status {status}: " + ("see above" if log is None else f"{_last_line(log)} (all of it: {log})")
         )
+
+
+@contextmanager
+def _handled(handler: Callable[[int, FrameType | None], Any], *numbers: signal.Signals) -> Iterator[None]:
+    """Have ``handler`` called at these signals within the block."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def _opened(log: Path | None) -> AbstractContextManager[BinaryIO | None]:

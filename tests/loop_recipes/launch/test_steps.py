@@ -37,30 +37,36 @@ def interruptible():
     signal.signal(signal.SIGINT, before)
 
 
+SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+"""Of a terminal, and of a scheduler or a container that ends."""
+
+
+@SIGNALS
 @pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
-def test_interrupted_it_lets_the_command_save_and_leaves_nothing_of_it(tmp_path):
+def test_interrupted_it_lets_the_command_save_and_leaves_nothing_of_it(tmp_path, number):
     code = """
 import os, pathlib, signal, sys, time
 def end(*_):
-    pathlib.Path(sys.argv[2]).write_text("saved")
+    pathlib.Path(sys.argv[3]).write_text("saved")
     sys.exit(1)
 signal.signal(signal.SIGTERM, end)
 print(os.getpid(), flush=True)
-os.kill(int(sys.argv[1]), signal.SIGINT)
+os.kill(int(sys.argv[1]), int(sys.argv[2]))
 while True:
     time.sleep(0.05)  # a signal that comes just before a sleep is heard after it
 """
     with pytest.raises(KeyboardInterrupt):
-        run_step(python(code, os.getpid(), tmp_path / "saved"), tmp_path / "log", COMMAND_S)
+        run_step(python(code, os.getpid(), int(number), tmp_path / "saved"), tmp_path / "log", COMMAND_S)
     assert (tmp_path / "saved").read_text() == "saved"
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "log").read_text().split()[0]), signal.SIGCONT)
 
 
+@SIGNALS
 @pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
-def test_each_further_ctrl_c_is_passed_on(tmp_path):
+def test_each_further_signal_is_passed_on(tmp_path, number):
     """The command presses again each time that it hears of one, and ends at the third."""
     code = """
 import os, signal, sys, time
@@ -70,13 +76,15 @@ def end(*_):
     print(len(heard), flush=True)
     if len(heard) == 3:
         sys.exit(1)
-    os.kill(int(sys.argv[1]), signal.SIGINT)
+    os.kill(int(sys.argv[1]), int(sys.argv[2]))
 signal.signal(signal.SIGTERM, end)
-os.kill(int(sys.argv[1]), signal.SIGINT)
+os.kill(int(sys.argv[1]), int(sys.argv[2]))
 while True:
     time.sleep(0.05)  # a signal that comes just before a sleep is heard after it
 """
+    before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
-        run_step(python(code, os.getpid()), tmp_path / "log", COMMAND_S)
+        run_step(python(code, os.getpid(), int(number)), tmp_path / "log", COMMAND_S)
     assert (tmp_path / "log").read_text() == "1\n2\n3\n"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -188,6 +188,10 @@ class BaseModel:
             if takes_lora(name, shape, self.model_type)
         }
 
+    def divides(self, parts: int) -> bool:
+        """Whether attention can be divided by heads into so many parts, of which each key head is in one or more."""
+        return self.heads % parts == 0 and (self.kv_heads % parts == 0 or parts % self.kv_heads == 0)
+
     @property
     def lora_modules(self) -> tuple[str, ...]:
         """The last parts of their names, in the order of a layer."""

@@ -72,6 +72,19 @@ def check_release(version: str, what: str) -> None:
         raise ServerStartError(f"{what} is version {version}; this node needs {VLLM_RELEASE}.x")
 
 
+def check_divided(base: BaseModel, gpus: int) -> None:
+    """Check that vLLM can divide the model over so many GPUs.
+
+    Raises:
+        ServerStartError: its heads cannot be; one line.
+    """
+    if not base.divides(gpus):
+        heads = f"{base.heads} heads and {base.kv_heads} key heads"
+        raise ServerStartError(
+            f"servers.tensor_parallel_size is {gpus}, by which the model's {heads} cannot be divided; give another"
+        )
+
+
 def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu: bool) -> list[str]:
     """The command line of one server.
 
@@ -105,6 +118,7 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
     flags = ["--enable-scale-out", "--enable-prompt-tokens-details", "--enable-lora"]
     # Else vLLM holds an adapter of the head too, and multiplies its zeros with every sampled token.
     base = BaseModel.read(model.path)
+    check_divided(base, servers.tensor_parallel_size)
     flags += ["--lora-target-modules", *base.lora_modules]
     overrides: dict[str, object] = {} if model.dtype == "float32" else {"head_dtype": "float32"}
     if base.rope.positions:  # vLLM takes the number beside them for all that there are

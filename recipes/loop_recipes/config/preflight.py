@@ -27,7 +27,7 @@ from model_families.base_model import BaseModel
 from model_families.opening import check_positions, open_model_chat, open_weights
 from model_families.published import how_to_fetch
 from rollout_server.config import HIGHEST_RANK, ModelConfig, NodeConfig
-from rollout_server.inference.command import ServerStartError, check_serves
+from rollout_server.inference.command import ServerStartError, check_divided, check_serves
 from rollout_server.policies.adapter_check import check_adapter, other_base
 
 log = utils.get_logger("INFO")
@@ -119,9 +119,11 @@ def _check_shared_rows(config: LearnerConfig, ranks: int | None) -> None:
     shared = f"sequence_parallel is {sharers}, and what ranks share is packed rows: give update.packed: True"
     require(config.update.packed, shared)
     base = BaseModel.read(config.base_model)
-    fit = base.heads % sharers == 0 and (base.kv_heads % sharers == 0 or sharers % base.kv_heads == 0)
     heads = f"{base.heads} heads and {base.kv_heads} key heads"
-    require(fit, f"sequence_parallel is {sharers}, by which the model's {heads} cannot be divided; give another")
+    require(
+        base.divides(sharers),
+        f"sequence_parallel is {sharers}, by which the model's {heads} cannot be divided; give another",
+    )
     check_sharers(sharers, sharers if ranks is None else ranks)
 
 
@@ -354,8 +356,13 @@ def _check_child(config: LoopConfig, node: NodeConfig, starts_now: bool) -> None
     )
     check_served(node.model)
     if starts_now and node.servers.urls is None:
+        base = BaseModel.read(node.model.path)
         try:
-            check_serves(node.model.path, BaseModel.read(node.model.path))
+            check_divided(base, node.servers.tensor_parallel_size)
+        except ServerStartError as error:
+            raise ConfigError(f"node.{error}") from error
+        try:
+            check_serves(node.model.path, base)
         except ServerStartError as error:
             raise ConfigError(f"node.model: {error}") from error
     tasks_ahead(config, node)

@@ -46,7 +46,7 @@ from loop_recipes.launch.time_plan import sampled_tokens_per_s, update_seconds
 from loop_recipes.run.tracker_clients import TRACKERS
 from model_families.base_model import BaseModel
 from rollout_server.config import ModelConfig, NodeConfig, ServersConfig
-from rollout_server.inference.command import ServerStartError, check_serves, compile_cache
+from rollout_server.inference.command import ServerStartError, check_divided, check_serves, compile_cache
 
 IN_TURNS = ("node.servers.share=trainer", "collection.max_policy_lag=0")
 
@@ -252,6 +252,10 @@ def _memory(
         check_sharers(sharers, ranks)
     except ConfigError as error:
         report.problems.append(str(error))
+    try:
+        check_divided(shape, node.servers.tensor_parallel_size)
+    except ServerStartError as error:
+        report.problems.append(f"node.{error}")
     tokens = max(-(-config.collection.limits.max_context // sharers), config.update.micro_batch_tokens)
     keeps, offloads = config.keep_attention, config.enable_activation_offloading
     counted = None if shape.family is not None else _counted(report, config)

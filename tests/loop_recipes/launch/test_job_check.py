@@ -236,6 +236,23 @@ def test_a_config_in_turns_uses_what_a_divided_one_leaves(check_config, config, 
     assert room > 1.5 * less
 
 
+@pytest.mark.parametrize(
+    ("gpus", "words"), [(8, "28 heads and 4 key heads"), (3, "28 heads and 4 key heads"), (7, "28")]
+)
+def test_a_server_over_gpus_by_which_heads_cannot_be_divided_is_refused(check_config, gpus, words):
+    on = ("node.servers.count=1", f"node.servers.gpus=[{[*range(gpus)]}]", f"node.servers.tensor_parallel_size={gpus}")
+    code, _, problems = check_config("qwen2_5_7b", "7b", *on, "--nodes", "2")
+    assert (code, len(problems)) == (1, 1)
+    assert f"node.servers.tensor_parallel_size is {gpus}, by which the model's {words}" in problems[0]
+
+
+def test_a_model_that_is_not_here_is_refused_over_such_gpus_too(capsys, dataset, tmp_path):
+    words = (f"output_dir={tmp_path / 'run'}", f"node.environment.root={dataset}", "node.environment.python=/bin/sh")
+    on = ("node.servers.count=1", "node.servers.gpus=[[0,1,2]]", "node.servers.tensor_parallel_size=3", "--nodes", "2")
+    _, _, problems = check(capsys, "qwen2_5_7b", f"model.path={tmp_path / 'Qwen2.5-7B-Instruct'}", *words, *on)
+    assert any("tensor_parallel_size is 3, by which the model's 28 heads" in problem for problem in problems)
+
+
 IN_TURNS = ("node.servers.share=trainer", "collection.max_policy_lag=0", "--nodes", "1")
 
 

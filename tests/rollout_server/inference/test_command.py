@@ -72,11 +72,24 @@ def test_only_servers_that_share_their_gpu_can_sleep(monkeypatch, tmp_path):
         assert server_environment(servers, 0, "key", tmp_path, cpu=False).get("VLLM_SERVER_DEV_MODE") == mode
 
 
+def test_gpus_by_which_heads_cannot_be_divided_are_refused_before_a_server_starts(tmp_path):
+    model = ModelConfig(path=str(written(tmp_path / "qwen", num_attention_heads=6, num_key_value_heads=2)))
+    for gpus in (1, 2, 6):
+        server_command(model, ServersConfig(tensor_parallel_size=gpus), 8001, cpu=False)
+    for gpus in (3, 4, 5):
+        with pytest.raises(
+            ServerStartError, match=f"^servers.tensor_parallel_size is {gpus}, by which .* 6 heads and 2 "
+        ):
+            server_command(model, ServersConfig(tensor_parallel_size=gpus), 8001, cpu=False)
+
+
 def test_gpu_and_cpu_settings_reach_the_command_line(monkeypatch, tmp_path):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.setenv(name, "expandable_segments:True")
-    model = ModelConfig(path=str(written(tmp_path / "qwen")), dtype="bfloat16", max_context=32768, lora_rank=16)
+    model = ModelConfig(
+        path=str(written(tmp_path / "qwen", num_attention_heads=4)), dtype="bfloat16", max_context=32768, lora_rank=16
+    )
     servers = ServersConfig(
         count=2,
         tensor_parallel_size=4,

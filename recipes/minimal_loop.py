@@ -163,6 +163,6 @@ def minibatches(rollouts: list[Rollout], iteration: int, epoch: int) -> list[lis
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         sys.exit("minimal_loop: give the folder of the run: python recipes/minimal_loop.py runs/minimal")
     main(Path(sys.argv[1]).resolve())

@@ -363,6 +363,7 @@ def thinkers(tmp_path_factory):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["kept", "stripped"])
 @pytest.mark.parametrize("form", THINKERS)
 def test_thinking_is_learned_in_the_models_own_form(tmp_path, thinkers, form, mode):
@@ -379,6 +380,7 @@ def test_thinking_is_learned_in_the_models_own_form(tmp_path, thinkers, form, mo
         assert found.notes == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["kept", "stripped"])
 @pytest.mark.parametrize("form", THINKERS)
 def test_later_turns_of_a_conversation_that_thinks_are_learned_as_they_would_be_served(tmp_path, thinkers, form, mode):

@@ -12,6 +12,8 @@ from support.in_process_tools import InProcessServer
 from support.tool_modules import write
 from support.waiting import DEADLINE_S, wait_until
 
+pytestmark = pytest.mark.slow  # the policy is written by transformers
+
 SOURCE = """
 import pathlib
 from agent_environments.tools import reward

@@ -267,9 +267,9 @@ def _is_mxfp4(config: Mapping[str, Any]) -> bool:
 
 
 def _sizes(config: Mapping[str, Any], head_width: int | None) -> dict[str, int]:
-    """The sizes that config.json says of every decoder."""
+    """The sizes that config.json says of every decoder. Raises ValueError for one that no decoder has."""
     width, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-    return {
+    sizes = {
         "layers": int(config["num_hidden_layers"]),
         "width": width,
         "heads": heads,
@@ -277,6 +277,9 @@ def _sizes(config: Mapping[str, Any], head_width: int | None) -> dict[str, int]:
         "head_width": int(config.get("head_dim") or head_width or width // heads),
         "vocabulary": int(config["vocab_size"]),
     }
+    if wrong := [f"{name} {size}" for name, size in sizes.items() if size < 1]:
+        raise ValueError(f"it says {', '.join(wrong)}, which no decoder has")
+    return sizes
 
 
 def _weights_of_family(

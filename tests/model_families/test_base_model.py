@@ -21,6 +21,16 @@ def test_what_is_no_configuration_is_one_line(tmp_path, content):
         BaseModel.read(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [("num_hidden_layers", "layers 0"), ("hidden_size", "width 0, head_width 0"), ("vocab_size", "vocabulary 0")],
+)
+def test_a_size_that_no_decoder_has_is_named(tmp_path, key, said):
+    (tmp_path / "config.json").write_text(json.dumps({**MODEL_CONFIG, key: 0}))
+    with pytest.raises(ValueError, match=rf"config\.json: it says {said}, which no decoder has$"):
+        BaseModel.read(tmp_path)
+
+
 def test_explicit_head_width_counts(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**MODEL_CONFIG, "head_dim": 128}))
     shapes = BaseModel.read(tmp_path).adapter_shapes(["q_proj", "k_proj", "o_proj"], 4)

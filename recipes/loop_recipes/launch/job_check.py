@@ -11,6 +11,7 @@ import re
 import shutil
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -351,7 +352,13 @@ def _placement(
             f"the servers need {count * per_server} GPUs, a rollout node has {len(allowed)}: lower "
             "node.servers.count or tensor_parallel_size"
         )
-    named = sorted({gpu for gpus in servers.gpus or [] for gpu in gpus})
+    uses = Counter(gpu for gpus in servers.gpus or [] for gpu in gpus)
+    named = sorted(uses)
+    if several := [gpu for gpu in named if uses[gpu] > 1]:
+        report.problems.append(
+            f"node.servers.gpus names {several} more than once, and a server is planned as the only one on its GPUs: "
+            "give each GPUs of its own"
+        )
     if any(gpu not in allowed for gpu in named):
         report.problems.append(
             f"node.servers.gpus names {named}, but on {machines.nodes} node(s) of {machines.gpus} "

@@ -246,6 +246,14 @@ def test_a_server_over_gpus_by_which_heads_cannot_be_divided_is_refused(check_co
     assert f"node.servers.tensor_parallel_size is {gpus}, by which the model's {words}" in problems[0]
 
 
+def test_two_servers_on_one_gpu_are_refused(check_config):
+    code, _, problems = check_config(
+        "qwen2_5_7b_one_gpu", "7b", "node.servers.count=2", "node.servers.gpus=[[0],[0]]", "--gpus", "2"
+    )
+    assert code == 1
+    assert problems[0].startswith("node.servers.gpus names [0] more than once, and a server is planned as")
+
+
 def test_a_model_that_is_not_here_is_refused_over_such_gpus_too(capsys, dataset, tmp_path):
     words = (f"output_dir={tmp_path / 'run'}", f"node.environment.root={dataset}", "node.environment.python=/bin/sh")
     on = ("node.servers.count=1", "node.servers.gpus=[[0,1,2]]", "node.servers.tensor_parallel_size=3", "--nodes", "2")

@@ -339,7 +339,8 @@ class RunData:
             return []
         first = cursor - record["segment"]
         log = self._logs[collection]
-        cursors = tuple(sorted(log.offsets.keys() & range(first, first + record["segments"])))
+        last = min(first + record["segments"] - 1, log.lines)  # whatever a damaged record says
+        cursors = tuple(sorted(log.offsets.keys() & range(first, last + 1)))
         if cursors not in log.threads:
             records = ((cursor, json.loads(self.stored(collection, cursor)[1])) for cursor in cursors)
             log.threads[cursors] = _threads(records)

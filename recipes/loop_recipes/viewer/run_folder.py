@@ -144,10 +144,7 @@ class RunFolder:
             row = {
                 **head,
                 "iterations": lines[-1]["iteration"] if lines else None,
-                **{
-                    key: next((line[key] for line in reversed(lines) if line.get(key) is not None), None)
-                    for key in SHOWN
-                },
+                **{key: _last(lines, key) for key in SHOWN},
                 **_held_out(reports),
                 "quantities": {
                     key for key in set().union(*lines) if any(isinstance(line.get(key), int | float) for line in lines)
@@ -159,8 +156,9 @@ class RunFolder:
         return dict(row)
 
 
-def _last(lines: Sequence[Mapping[str, Any]], key: str) -> Any:
-    return next((line[key] for line in reversed(lines) if line.get(key) is not None), None)
+def _last(lines: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    """The last number of that name, which the page writes as one."""
+    return next((line[key] for line in reversed(lines) if isinstance(line.get(key), int | float)), None)
 
 
 def _stamp(file: Path) -> object:

@@ -73,7 +73,7 @@ def run_head(
     return {
         "model": Path(model).name,
         "algorithm": ", ".join(filter(None, parts)),
-        "dataset": last.get("dataset", ""),
+        "dataset": str(last.get("dataset", "")),
         "state": _state(runs, (folder / REPORT).is_file(), total, last.get("iteration", 0), collections),
         "runs": runs,
         "seconds_left": left,

@@ -94,6 +94,14 @@ def test_the_last_dev_score_stays_when_later_iterations_have_none(runs):
     assert row(RunFolder([runs]), "a")["dev_success"] == 0.5
 
 
+def test_what_is_no_number_is_not_listed_as_one(runs):
+    with (runs / "a/metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 3, "reward": "high", "success": {}, "dev_success": [1], "dataset": 5}\n')
+    before, shown = row(RunFolder([runs]), "sweep/b"), row(RunFolder([runs]), "a")
+    assert [shown[key] for key in ("reward", "success")] == [before[key] for key in ("reward", "success")]
+    assert (shown["dev_success"], shown["dataset"]) == (None, "5")
+
+
 @pytest.mark.parametrize(
     ("file", "text", "said"),
     [

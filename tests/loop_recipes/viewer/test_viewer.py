@@ -262,6 +262,15 @@ def test_the_sequences_of_an_episode_are_one_thread(run_folder, tmp_path):
     assert [entry["episode"] for entry in run.summaries("own")] == [first.rollout_id] * 3
 
 
+def test_a_record_that_names_sequences_without_end_is_shown(run_folder, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(run_folder, folder)
+    log = folder / "node/collections/demo-i0002.jsonl"
+    first, *others = log.read_text().splitlines()
+    log.write_text("\n".join([json.dumps({**json.loads(first), "segments": 10**15}), *others]) + "\n")
+    assert len(RunData(folder).rollout("demo-i0002", 1)["thread"]) == 24
+
+
 def test_calls_of_tools_are_counted_whatever_the_environment_says(run_folder, tmp_path):
     rollout = read_rollouts(run_folder / "node/collections/demo-i0001.jsonl")[0]
     rollout.messages[2]["content"] = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'

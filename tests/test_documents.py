@@ -27,16 +27,18 @@ from omegaconf import OmegaConf
 from agent_environments.counter import CounterPool
 from agent_environments.protocol import create_pool
 from loop_formats.collection_request import CollectionRequest
-from loop_formats.schema import fields_of
+from loop_formats.schema import ConfigError, fields_of
 from loop_plumbing.plug_ins import GROUPS
 from loop_recipes.config.files import compose, read_config
 from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.config.rollout_node import described_node
+from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.evaluation.config import EvalConfig
 from loop_recipes.launch.keys import RECIPES, rows
 from loop_recipes.paths import RECIPES as RECIPE_NAMES
 from rollout_server.client import RolloutClient, TaskList
 from rollout_server.config import as_written
+from support.configs import files_read_once  # noqa: F401 - a fixture for all tests here
 from support.random_policy import write_tokenizer
 from support.tool_modules import PRODUCTS, write
 from support.viewer_run import ordinary
@@ -191,6 +193,39 @@ def test_a_config_is_read_and_its_environment_takes_its_options(block, tmp_path,
     if "machine" in shown:  # all of a run
         assert len(pool.tasks(trained.collection.split)) >= trained.collection.tasks_per_iteration
         assert pool.tasks(str(scored.split))
+
+
+NO_KEYS = {
+    "key=value": "the pattern of them all",
+    "machine=NAME": "the pattern of one",
+    "merge=fp32": "of loop export",
+    "max_characters=2048": "of @tool",
+    "terminal=True": "of @tool",
+    "weight=0": "of @reward",
+    "trust_remote_code=True": "of transformers",
+}
+"""What looks like a key in a sentence and is none, and what it is."""
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
+def test_words_in_a_sentence_are_keys_with_values_that_they_take(page, monkeypatch):
+    """Of one recipe at least, beside the config of the tiny policy."""
+    monkeypatch.setattr("model_families.hub.is_hub_name", lambda name: False)  # nothing is fetched
+    text = re.sub(r" *\n", " ", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S))
+    recipes = [("loop_appworld", LoopConfig), ("eval_appworld", EvalConfig), ("sft_appworld", SftConfig)]
+    for span in {*re.findall(r"`((?:~?[a-z_.]+=[^` ][^`]*)+)`", text)} - NO_KEYS.keys():
+        words = [] if "..." in span else shlex.split(span)
+        if not all(re.match(r"~?[a-z_.]+", word) for word in words):
+            continue
+        refused = []
+        for recipe, section in recipes:
+            data = ["data=chats.jsonl"] if recipe == "sft_appworld" else []
+            try:
+                read_config(compose("tiny_cpu", [*data, *words], recipe), section)
+                break
+            except ConfigError as error:
+                refused.append(str(error))
+        assert len(refused) < len(recipes), refused
 
 
 @pytest.mark.parametrize("block", blocks("json"))

@@ -119,7 +119,8 @@ class CollectionConfig:
     def __post_init__(self) -> None:
         most, least = self.rollouts_per_task, self.min_rollouts_per_task
         require(most >= 2, f"rollouts_per_task is {most}; leave-one-out needs at least 2")
-        require(2 <= least <= most, f"min_rollouts_per_task is {least}; it must be 2 to {most}")
+        allowed = "2" if most == 2 else f"2 to {most}"
+        require(2 <= least <= most, f"min_rollouts_per_task is {least}; it must be {allowed}, by rollouts_per_task")
         distinct = self.tasks is None or len(set(self.tasks)) == len(self.tasks)
         require(distinct, "tasks must be distinct")
 

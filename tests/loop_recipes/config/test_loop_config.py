@@ -73,7 +73,11 @@ def config(workspace, *overrides):
         ("model.lora_rank=high", "model.lora_rank is 'high': it must be a number"),
         ("max_iterations=many", "max_iterations must be int, not 'many'"),
         ("collection.rollouts_per_task=1", "collection.rollouts_per_task is 1; leave-one-out needs at least 2"),
-        ("collection.min_rollouts_per_task=5", "collection.min_rollouts_per_task is 5; it must be 2 to 4"),
+        ("collection.min_rollouts_per_task=5", "collection.min_rollouts_per_task is 5; it must be 2 to 4, by rollo"),
+        (
+            "collection={rollouts_per_task: 2, min_rollouts_per_task: 4}",
+            "collection.min_rollouts_per_task is 4; it must be 2, by rollouts_per_task",
+        ),
         ("collection.max_policy_lag=2", "collection.max_policy_lag must be 0 or 1, not 2"),
         (
             "collection.tasks_per_iteration=4",

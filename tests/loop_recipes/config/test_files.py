@@ -161,7 +161,7 @@ def test_an_evaluation_is_of_the_run_that_the_same_words_train():
             ["tiny_cpu", "algorithm=gpro"],
             "no algorithm 'gpro'; did you mean 'grpo'?",
         ),
-        ("loop_appworld", ["tiny_cpu", "world=./no.yaml"], r"no world './no.yaml'; there are: agent, babyai, "),
+        ("loop_appworld", ["tiny_cpu", "world=./no.yaml"], r"no world './no.yaml'; there is no such file in "),
         ("loop_appworld", ["tiny_cpu", "algorithm=dpo"], "algorithm dpo is one of sft_appworld, not of loop_appworld"),
         ("loop_appworld", ["tiny_cpu", "preset=choose_on_dev"], "preset choose_on_dev is one of eval_appworld"),
         ("sft_appworld", ["tiny_cpu", "algorithm=ppo_critic"], "algorithm ppo_critic is one of loop_appworld"),

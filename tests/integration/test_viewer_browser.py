@@ -292,6 +292,8 @@ async def test_runs_of_a_folder_are_listed_sorted_and_drawn_together(run_folder,
     for name, model, until in (("a", "Tiny", 3), ("sweep/b <i>", "Other", 2)):
         run = shutil.copytree(run_folder, tmp_path / "runs" / name)
         (run / "config.yaml").write_text(f"model: {{path: /x/{model}}}\nmax_iterations: 3\n")
+        for log in (run / "node/collections").iterdir() if name != "a" else ():  # that of another run
+            log.rename(log.with_name(log.name.replace("demo", "other", 1)))
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()[:until]]
         lines[-1] |= {"loss": 0.25, "dev_iteration": 1, "dev_success": 0.5}
         (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -322,11 +324,11 @@ async def test_runs_of_a_folder_are_listed_sorted_and_drawn_together(run_folder,
         await true_in(page, "document.querySelectorAll('.cell').length === 24")
         await page.locator(".cell").first.click()
         await page.locator(".conversation .code").first.wait_for(state="attached")
-        for end, shown in (("/t/task0_1", ".columns"), ("/c/demo-i0001", "#shown"), ("#/", "#head")):
+        for end, shown in (("/t/task0_1", ".columns"), ("/c/other-i0001", "#shown"), ("#/", "#head")):
             await page.keyboard.press("u")
             await true_in(page, f"location.hash.endsWith({json.dumps(end)})")
             await page.locator(shown).first.wait_for(state="attached")
         await page.keyboard.press("u")
         await page.locator("#runs").wait_for(state="attached")
         await page.get_by_role("link", name="all rollouts").click()
-        await true_in(page, "document.querySelectorAll('table.wide tbody tr').length === 3")
+        await true_in(page, "document.querySelectorAll('table.wide tbody tr').length === 6")

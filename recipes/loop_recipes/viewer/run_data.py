@@ -106,7 +106,8 @@ class RunData:
         iteration are of its rollouts alone, not of several nodes' shares or rounds; nor was the iteration collected
         again, by a run that went back to an earlier checkpoint. ``no_text`` of the whole says why tokens are shown as
         numbers; "" where they are not. ``node_runs``: a node is running that can go on with a rollout. ``head``:
-        see :func:`run_head`.
+        see :func:`run_head`. ``shown_once`` says which collections several runs have, of which one is shown; "" where
+        there is none.
 
         Raises:
             ValueError: the folder is gone, or a line that must be read is damaged.
@@ -122,6 +123,7 @@ class RunData:
             "collections": collections,
             "metrics": metrics,
             "no_text": self._no_text,
+            "shown_once": self._shown_once,
             "node_runs": any(node_address(root) for root in {log.path.parent.parent for log in self._logs.values()}),
         }
 
@@ -320,8 +322,11 @@ class RunData:
     def _find_logs(self) -> bool:
         """Whether there are logs; what was read of those that are gone, or were begun anew, is forgotten."""
         there: dict[str, Path] = {}
+        again = []
         for file in chain.from_iterable(map(find_logs, self._within)):
-            there.setdefault(file.stem, file)
+            if not there.setdefault(file.stem, file).samefile(file):
+                again.append(file.stem)
+        self._shown_once = _shown_once(again)
         known = {name: log for name, log in self._logs.items() if name in there and log.is_of(there[name])}
         self._logs = {name: known.get(name) or _Indexed(file, file.stat().st_ino) for name, file in there.items()}
         return bool(self._logs)
@@ -454,6 +459,15 @@ def _calls(record: dict[str, Any], environment: Description) -> list[str]:
         return (environment.calls(record["task_id"], record["messages"], own) or read)[:MAX_CALLS]
     except ValueError:
         return []
+
+
+def _shown_once(collections: Sequence[str]) -> str:
+    """Say of which collections only the first is shown."""
+    if not collections:
+        return ""
+    count = len(set(collections))
+    many = f"{count} collections were" if count > 1 else "1 collection was"
+    return f"{many} asked for by the same request in several runs, such as {collections[0]}: of each the first is shown"
 
 
 def _no_text(model: Path | None) -> str:

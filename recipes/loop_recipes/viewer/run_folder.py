@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from loop_formats.folder_lock import is_locked
-from loop_formats.run_files import COLLECTIONS, find_logs
+from loop_formats.run_files import COLLECTIONS
 from loop_recipes.paths import METRICS_FILE, distinct_names, run_meant
 from loop_recipes.viewer.run_data import RunData, read_numbers
 from loop_recipes.viewer.run_head import CONFIG, NODE_CONFIG, REPORT, RUN_LOCK, run_head
@@ -86,23 +86,9 @@ class RunFolder:
             ValueError: it cannot be shown.
         """
         if name not in self._opened:
-            if name == EVERYTHING:
-                self._check_distinct()
             path, within = (self.path, self._paths) if name == EVERYTHING else (self.runs()[name], ())
             self._opened[name] = RunData(path, self._model, within)
         return self._opened[name]
-
-    def _check_distinct(self) -> None:
-        """Raise ValueError where two of the runs have a collection of the same name, of which one would be hidden."""
-        found: dict[str, tuple[str, Path]] = {}
-        for run, path in self.runs().items():
-            for log in find_logs(path):
-                other, file = found.setdefault(log.stem, (run, log))
-                if not log.samefile(file):
-                    raise ValueError(
-                        f"{other} and {run} both have a collection {log.stem}, as a run and its copy have: they cannot "
-                        "be looked at as one"
-                    )
 
     def overview(self) -> dict[str, Any]:
         """{"name", "runs", "whole", "quantities"}; a run that did not change is not read again.

@@ -170,12 +170,16 @@ async def test_each_run_has_an_address_and_none_lies_outside_the_folder(runs):
             assert (await client.post(note, json={"note": name})).status == 200
         assert json.loads((runs / "sweep/b/notes.json").read_text()) != json.loads((runs / "a/notes.json").read_text())
         copied = await (await client.get("/run/*/api/run")).json()
-        assert "a and scores both have a collection demo-i0001" in copied["error"], "one would hide the other"
+        assert [item["id"] for item in copied["collections"]] == ["demo-i0001", "demo-i0002"]
+        assert copied["shown_once"].startswith(
+            "2 collections were asked for by the same request in several runs, such as "
+        )
         other_names(runs / "sweep/b", "b")
         other_names(runs / "scores", "scores")
         together = await (await client.get("/run/*/api/run")).json()
         expected = [f"{name}-i000{number}" for number in (1, 2) for name in ("b", "demo", "scores")]
         assert [item["id"] for item in together["collections"]] == expected
+        assert together["shown_once"] == ""
         curves = await (await client.get("/api/curves/reward?run=a&run=scores")).json()
         assert [len(lines) for lines in curves.values()] == [2, 0]
         for path in ("a%2F..%2F..", "%2Fetc", "nosuch", "sweep", ".hidden"):

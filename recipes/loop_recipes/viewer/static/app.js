@@ -131,6 +131,7 @@ function App() {
       <button onClick=${() => setHelp(true)} aria-label="keys">?</button>
     </header>
     ${run.no_text && html`<p class="quiet" id="no-text">${run.no_text}</p>`}
+    ${run.shown_once && html`<p class="quiet">${run.shown_once}</p>`}
     <main>
       ${address.page === "run" && html`<${RunPage} run=${run} />`}
       ${address.page === "collection" && html`<${CollectionPage} ...${common} failures=${item ? item.failures : {}} />`}

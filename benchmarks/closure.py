@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NOT_LOADED = {"tests", "benchmarks", "experiments", "examples", "docs", "slurm"}
 TRAINER, NODE = ["loop_appworld"], ["rollout_server.cli"]
 TOOLS = ["agent_environments.tools.environment", "agent_environments.tools.forked"]
-OWN_TASK = ["loop_recipes.cli", "loop_recipes.launch.own_task", *TRAINER, *NODE, *TOOLS]
+OWN_TASK = ["loop_recipes.cli", "loop_recipes.own_task.training", *TRAINER, *NODE, *TOOLS]
 WAYS = {
     "python recipes/minimal_loop.py": ["minimal_loop"],
     "tune run loop_appworld": TRAINER,
@@ -32,14 +32,14 @@ WAYS = {
         *OWN_TASK,
         "eval_appworld",
         "sft_appworld",
-        "loop_recipes.launch.recipe_cli",
-        "loop_recipes.launch.init_cli",
-        "loop_recipes.launch.try_cli",
-        "loop_recipes.launch.check_cli",
-        "loop_recipes.launch.node_cli",
-        "loop_recipes.viewer.cli",
+        "loop_recipes.verbs.recipes",
+        "loop_recipes.verbs.init",
+        "loop_recipes.verbs.try_tasks",
+        "loop_recipes.verbs.check",
+        "loop_recipes.verbs.node",
+        "loop_recipes.verbs.view",
         "loop_recipes.plots.curves",
-        "loop_recipes.evaluation.compare_cli",
+        "loop_recipes.verbs.compare",
     ],
 }
 """A way in -> the modules that it begins with."""

@@ -33,7 +33,7 @@ from transformers import AutoModelForCausalLM
 from loop_formats.schema import ConfigError
 from loop_recipes.engine.model import meta_model, new_adapter
 from loop_recipes.engine.sharding import place_model
-from loop_recipes.launch.own_task import check_model
+from loop_recipes.own_task.training import check_model
 from model_families.base_model import BaseModel
 from model_families.decoder.weights import load_weights
 from support.families import section

@@ -42,11 +42,11 @@ from agent_environments.tool_calls import ToolCall, render_tool_call
 from loop_formats.collection_request import CollectionRequest, Limits
 from loop_formats.rollout import Rollout
 from loop_recipes.evaluation.scores import TaskResult, score
-from loop_recipes.launch.own_task import OwnTask, config_of
-from loop_recipes.launch.play import words_as_tokens
-from loop_recipes.launch.try_cli import main as loop_try
+from loop_recipes.own_task.play import words_as_tokens
+from loop_recipes.own_task.training import OwnTask, config_of
 from loop_recipes.paths import loop_package
 from loop_recipes.rollouts.task_sampler import TaskSampler
+from loop_recipes.verbs.try_tasks import main as loop_try
 from model_families.chat.chatml import ChatML
 from rollout_server.collecting.collector import Collector, EpisodeKey
 from rollout_server.collecting.episode import Episode

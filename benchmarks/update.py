@@ -50,7 +50,7 @@ from loop_recipes.engine.logprobs import TiledLogProbs
 from loop_recipes.engine.samples import CreditedSample, Sample, ScoredSample, scored
 from loop_recipes.engine.sharding import place_model
 from model_families.base_model import BaseModel
-from model_families.weight_names import peft_name
+from model_families.weights.weight_names import peft_name
 
 GROUP, MINIBATCH, EPS, RANK, ALPHA, LR = 6, 16, 0.1, 16, 32, 1e-3
 PROMPT, TRL_ROWS = 300, 8

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from loop_formats.run_files import COLLECTIONS, log_path
-from loop_recipes.viewer.run_data import RunData
+from loop_viewer.run_data import RunData
 
 SIZES = {"small": (100, 1), "large": (840, 4)}
 """Tokens and turns of a rollout."""

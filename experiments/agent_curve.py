@@ -34,9 +34,9 @@ from scored_runs import Algorithm, t_quantile
 
 from loop_formats.ids import parse_collection_id
 from loop_formats.run_files import find_logs, read_rollouts
+from loop_formats.run_folder import read_metrics
 from loop_formats.schema import ConfigError
-from loop_recipes.launch.steps import StepFailed, Steps
-from loop_recipes.run.metrics import read_metrics
+from loop_recipes.steps import StepFailed, Steps
 
 OWN_LOOP = Algorithm("the node's own loop")
 AGENT = Algorithm("agent through the endpoint", "world=agent")

@@ -58,8 +58,8 @@ from scored_runs import (
 from appworld_adapter.dataset import load_split
 from loop_formats.schema import ConfigError
 from loop_recipes.config.files import compose, split_words
-from loop_recipes.launch.steps import StepFailed, Steps, newest_policy
 from loop_recipes.plots.curves import Curve, draw
+from loop_recipes.steps import StepFailed, Steps, newest_policy
 
 RATE_OF = {"shuffled": "loop_token", "turn_credit": "loop_token", "turn_branches": "loop_token"}
 """Algorithms that have no search of their own: the control would choose by chance, the others are LOOP otherwise."""

@@ -31,13 +31,13 @@ from matplotlib import pyplot as plt
 from scored_runs import ALGORITHMS, Algorithm, figure, joined, number, put_into
 
 from agent_environments.description import UNSAID, Description, environment_of
+from loop_formats.run_folder import read_metrics
 from loop_formats.schema import ConfigError
 from loop_recipes.config.files import split_words
 from loop_recipes.evaluation.report import read_report
 from loop_recipes.evaluation.scores import Score, TaskResult, score
-from loop_recipes.launch.steps import StepFailed, Steps, newest_policy, tune
 from loop_recipes.plots.curves import Curve, draw
-from loop_recipes.run.metrics import read_metrics
+from loop_recipes.steps import StepFailed, Steps, newest_policy, tune
 
 WORLDS = {"babyai": "BabyAI", "textworldexpress": "TextWorldExpress", "colbench": "ColBench", "mixed": "mixture"}
 """Name of the world in the configs -> in the table."""

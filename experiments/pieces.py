@@ -22,11 +22,11 @@ from typing import Any
 from records import Record, read_records
 from scored_runs import WINDOW, Algorithm, number
 
+from loop_formats.places import METRICS_FILE
+from loop_formats.run_folder import read_metrics
 from loop_formats.schema import ConfigError
 from loop_recipes.config.files import split_words
-from loop_recipes.launch.steps import StepFailed, Steps, newest_policy
-from loop_recipes.paths import METRICS_FILE
-from loop_recipes.run.metrics import read_metrics
+from loop_recipes.steps import StepFailed, Steps, newest_policy
 
 ITERATIONS, TASKS, ROLLOUTS = 10, 5, 6
 BUDGET = ITERATIONS * TASKS * ROLLOUTS

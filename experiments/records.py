@@ -18,10 +18,10 @@ from omegaconf import OmegaConf
 
 from loop_formats.ids import parse_collection_id
 from loop_formats.run_files import append_to, find_logs, read_lines, read_rollouts
+from loop_formats.run_folder import read_metrics
 from loop_formats.schema import require
 from loop_recipes.evaluation.report import read_report
 from loop_recipes.evaluation.scores import TaskResult
-from loop_recipes.run.metrics import read_metrics
 
 KEPT_METRICS = ("iteration", "steps", "reward", "success", "dev_success")
 KEPT_OF_RESULTS = ("task_id", "run", "reward", "success", "end_reason")

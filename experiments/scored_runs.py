@@ -1,6 +1,6 @@
 """Policies made by commands and scored on held-out tasks: what algorithms.py, table_one.py and learn_worlds.py share.
 
-A policy is made in a folder of its own, step by step (:class:`~loop_recipes.launch.steps.Steps`), and scored by
+A policy is made in a folder of its own, step by step (:class:`~loop_recipes.steps.Steps`), and scored by
 ``eval_appworld`` in the folder ``evaluation`` there. Several seeds of one setting are several runs over the same tasks.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 from loop_recipes.evaluation.comparison import NamedResults, compare, comparison_table
 from loop_recipes.evaluation.scores import Figure, Score, TaskResult, score
-from loop_recipes.launch.steps import Steps, tune
+from loop_recipes.steps import Steps, tune
 
 EVALUATION = "evaluation"
 """Of a policy, in the folder that it was made in."""

@@ -52,7 +52,7 @@ from loop_contrib.rft.collect_solved import SOLVED
 from loop_contrib.turn_pairs import TURN_PAIRS
 from loop_formats.schema import ConfigError, require
 from loop_recipes.config.files import compose, split_words
-from loop_recipes.launch.steps import StepFailed, Steps, module, newest_policy, tune
+from loop_recipes.steps import StepFailed, Steps, module, newest_policy, tune
 
 TEMPERATURES = ("0.2", "0.4", "0.6", "0.8", "1.0")
 """Of RFT. The paper has twenty; a budget for two cores would end within the lowest of them."""

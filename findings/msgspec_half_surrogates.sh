@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One would guess: msgspec.json.decode reads every line that the standard library's json.dumps wrote and json.loads reads.
 # So it is: it refuses half a surrogate pair (a text of a model that a limit cut in an emoji), also in a skipped field.
-# See recipes/loop_recipes/viewer/summaries.py. msgspec 0.22.0, Python 3.11, on a CPU; 28 November 2026.
+# See recipes/loop_viewer/summaries.py. msgspec 0.22.0, Python 3.11, on a CPU; 28 November 2026.
 set -euo pipefail
 . "$(dirname "$0")/alone.sh"
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One would guess: a config.json with rope_parameters, to which rope_scaling is added as models' cards say, has both.
 # So it is: rope_scaling takes the place of all rope_parameters, and rope_theta falls to 10000.
-# See model_families/family.py. transformers 5.23.0, and 5.19.0 alike; 27 November 2026.
+# See model_families/families/family.py. transformers 5.23.0, and 5.19.0 alike; 27 November 2026.
 set -euo pipefail
 . "$(dirname "$0")/alone.sh"
 

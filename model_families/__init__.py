@@ -1,1 +1,1 @@
-"""Base models: a family is one file."""
+"""What is known of base models: their families, their weights on disk and on the hub, their chat formats."""

@@ -15,9 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from model_families import llama, mistral, qwen2, qwen3
-from model_families.family import Family, NotBuilt, Rope, read_rope
-from model_families.general_model import (
+from model_families.families import llama, mistral, qwen2, qwen3
+from model_families.families.family import Family, NotBuilt, Rope, read_rope
+from model_families.families.general_model import (
     is_expert,
     is_of_tower,
     layer_of,
@@ -26,8 +26,8 @@ from model_families.general_model import (
     takes_lora,
     text_config,
 )
-from model_families.published import how_to_fetch
-from model_families.weight_names import EMBEDDING, HEAD
+from model_families.weights.published import how_to_fetch
+from model_families.weights.weight_names import EMBEDDING, HEAD
 
 FAMILIES = {each.FAMILY.architecture: each.FAMILY for each in (qwen2, qwen3, llama, mistral)}
 """Those that torchtune's modules build, by their names in config.json; transformers builds all others."""

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from model_families.base_model import BaseModel, files_digest
-from model_families.general_model import layer_of
-from model_families.weight_files import StoredTensor, check_one_set, read_header, weight_files
-from model_families.weight_names import EMBEDDING, HEAD
+from model_families.families.general_model import layer_of
+from model_families.weights.weight_files import StoredTensor, check_one_set, read_header, weight_files
+from model_families.weights.weight_names import EMBEDDING, HEAD
 
 COMPARED = 64
 """Pieces of two tensors that are compared."""

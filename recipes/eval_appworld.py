@@ -24,6 +24,7 @@ from agent_environments.unopened import difficulties_of, packages_of
 from appworld_adapter.pool.experiments import FinalState, MissingState, split_name, write_experiments
 from loop_formats.folder_lock import lock_run
 from loop_formats.run_files import WriteFailed, writing
+from loop_formats.run_folder import write_description
 from loop_formats.schema import ConfigError, made_folder
 from loop_plumbing.plug_ins import part
 from loop_recipes.config.command_line import parse
@@ -57,7 +58,6 @@ from loop_recipes.rollouts.broken import break_line
 from loop_recipes.rollouts.open import open_nodes
 from loop_recipes.rollouts.source import NoRollouts
 from loop_recipes.rollouts.waiting import Waiting
-from loop_recipes.run.environment_file import write_description
 from loop_recipes.run.starts import package_versions
 from loop_recipes.terminal import console
 from model_families.base_model import model_digest

@@ -18,9 +18,10 @@ from loop_formats.collection_request import CollectionRequest
 from loop_formats.ids import parse_collection_id
 from loop_formats.rollout import Rollout, by_episode
 from loop_formats.run_files import writing
+from loop_formats.run_folder import ENVIRONMENT_FILE, TOKEN_STATISTICS, write_description
 from loop_recipes.algorithm.credit import TrainingRun, build_credit, trained
 from loop_recipes.algorithm.learner import Learner
-from loop_recipes.algorithm.token_statistics import TOKEN_STATISTICS, TokenStatistics
+from loop_recipes.algorithm.token_statistics import TokenStatistics
 from loop_recipes.algorithm.training_recipe import TrainingRecipe, run_recipe
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
@@ -37,7 +38,6 @@ from loop_recipes.rollouts.open import open_source
 from loop_recipes.rollouts.plan import CollectionPlan, run_name
 from loop_recipes.rollouts.shared_source import SharedSource
 from loop_recipes.rollouts.source import SOURCE_ERRORS, Collected, NoRollouts, check_versions, in_groups
-from loop_recipes.run.environment_file import ENVIRONMENT_FILE, write_description
 from loop_recipes.run.metrics import (
     SUMMARY_WORDS,
     behavior_metrics,

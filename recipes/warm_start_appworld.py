@@ -24,6 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from agent_environments.protocol import EnvironmentFault, create_pool
 from loop_formats.folder_lock import lock_run
+from loop_formats.places import METRICS_FILE
 from loop_formats.run_files import to_json
 from loop_formats.schema import ConfigError, made_folder
 from loop_recipes.config.command_line import parse
@@ -31,7 +32,6 @@ from loop_recipes.config.files import read_config
 from loop_recipes.config.preflight import check_can_write
 from loop_recipes.engine.decoder import LogProbDecoder
 from loop_recipes.engine.logprobs import FullLogProbs
-from loop_recipes.paths import METRICS_FILE
 from loop_recipes.warm_start import demonstration, demonstrator, tiny_model, tiny_tokenizer
 from loop_recipes.warm_start.batches import Batch, copy_batches, demonstration_batches
 from loop_recipes.warm_start.config import WarmStartConfig

@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 
 from loop_formats.run_files import write_whole
 from loop_formats.schema import STRICT, ConfigError, from_mapping, require
-from model_families.hub import local_path
+from model_families.weights.hub import local_path
 
 ALL_ADDRESSES = ("0.0.0.0", "::")
 """As ``host``: listen at every address of this machine, of IPv4 or IPv6."""

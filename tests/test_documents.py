@@ -34,8 +34,8 @@ from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.config.rollout_node import described_node
 from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.evaluation.config import EvalConfig
-from loop_recipes.launch.keys import RECIPES, rows
 from loop_recipes.paths import RECIPES as RECIPE_NAMES
+from loop_recipes.verbs.keys import RECIPES, rows
 from rollout_server.client import RolloutClient, TaskList
 from rollout_server.config import as_written
 from support.configs import files_read_once  # noqa: F401 - a fixture for all tests here
@@ -180,7 +180,7 @@ def test_a_config_is_read_and_its_environment_takes_its_options(block, tmp_path,
     task = {"problem_description": "d", "ground_truth": "def f(): return 1", "test_cases": {"test1": "f()"}}
     for split in ("train", "test"):
         (tmp_path / f"data/backend_tasks/{split}.jsonl").write_text(json.dumps(task))
-    monkeypatch.setattr("model_families.hub.is_hub_name", lambda name: False)  # nothing is fetched
+    monkeypatch.setattr("model_families.weights.hub.is_hub_name", lambda name: False)  # nothing is fetched
     monkeypatch.setitem(sys.modules, "my_package", module_from_spec(ModuleSpec("my_package", None)))
     monkeypatch.setitem(sys.modules, "my_package.my_module", SimpleNamespace(MyPool=CounterPool))
     file = tmp_path / "mine.yaml"
@@ -210,7 +210,7 @@ NO_KEYS = {
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
 def test_words_in_a_sentence_are_keys_with_values_that_they_take(page, monkeypatch):
     """Of one recipe at least, beside the config of the tiny policy."""
-    monkeypatch.setattr("model_families.hub.is_hub_name", lambda name: False)  # nothing is fetched
+    monkeypatch.setattr("model_families.weights.hub.is_hub_name", lambda name: False)  # nothing is fetched
     text = re.sub(r" *\n", " ", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S))
     recipes = [("loop_appworld", LoopConfig), ("eval_appworld", EvalConfig), ("sft_appworld", SftConfig)]
     for span in {*re.findall(r"`((?:~?[a-z_.]+=[^` ][^`]*)+)`", text)} - NO_KEYS.keys():

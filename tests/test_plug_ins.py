@@ -106,7 +106,7 @@ def test_a_verb_is_listed_and_called_and_takes_nobody_elses_place(installed, cap
     assert capsys.readouterr().out == "drawn: a b\n"
     assert "draw maze MAZE" in cli.help_text()
     assert "take a verb away" not in cli.help_text()
-    monkeypatch.setattr("loop_recipes.launch.recipe_cli.train", lambda words: 5)
+    monkeypatch.setattr("loop_recipes.verbs.recipes.train", lambda words: 5)
     assert cli.main(["train", "x"]) == 5
 
 

@@ -20,7 +20,7 @@ from torchtune.modules.peft import LoRALinear
 from model_families.base_model import BaseModel
 from model_families.decoder.attention import NormFirstAttention
 from model_families.decoder.rope import ScaledRope
-from model_families.family import Family
+from model_families.families.family import Family
 
 ATTENTION_MODULES = ("q_proj", "k_proj", "v_proj", "output_proj")
 

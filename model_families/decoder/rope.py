@@ -13,7 +13,7 @@ from torchtune.models.llama3_1 import Llama3ScaledRoPE
 from torchtune.models.qwen2 import Qwen2RotaryPositionalEmbeddings
 from torchtune.modules import RotaryPositionalEmbeddings
 
-from model_families.family import Rope
+from model_families.families.family import Rope
 
 
 def frequencies(rope: Rope, head_width: int) -> Tensor:

@@ -10,8 +10,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from model_families.base_model import BaseModel
-from model_families.weight_files import weight_files
-from model_families.weight_names import EMBEDDING, HEAD, tune_name
+from model_families.weights.weight_files import weight_files
+from model_families.weights.weight_names import EMBEDDING, HEAD, tune_name
 
 
 def load_weights(folder: str | Path, base: BaseModel) -> dict[str, Tensor]:

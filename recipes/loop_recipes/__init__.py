@@ -13,7 +13,7 @@ iteration. The wings, each using only those below it:
     run                                 metrics, and the request to stop
     config                              schemas and files of configs, and what can be refused before work begins
 
-Three lines train a model on a file of functions (:func:`loop_recipes.launch.own_task.train`):
+Three lines train a model on a file of functions (:func:`loop_recipes.own_task.training.train`):
 
     from loop_recipes import train
 
@@ -29,4 +29,4 @@ import agent_environments  # noqa: F401 - before torch, for the variable that it
 def __getattr__(name: str) -> Any:
     if name != "train":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module("loop_recipes.launch.own_task").train
+    return importlib.import_module("loop_recipes.own_task.training").train

@@ -15,18 +15,18 @@ from loop_plumbing.plug_ins import load, plug_ins
 from loop_plumbing.visible import show_all_text
 
 VERBS = {
-    "init": ("NAME", "begin a task of your own: a file of functions", "loop_recipes.launch.init_cli:main"),
-    "try": ("FILE.py", "play a few tasks of such a file", "loop_recipes.launch.try_cli:main"),
-    "train": ("CONFIG|FILE.py", "train an agent", "loop_recipes.launch.recipe_cli:train"),
-    "sft": ("CONFIG", "train on stored rollouts", "loop_recipes.launch.recipe_cli:sft"),
-    "eval": ("CONFIG", "score policies on held-out tasks", "loop_recipes.launch.recipe_cli:evaluate"),
-    "check": ("CONFIG", "show what would run where, and whether it fits", "loop_recipes.launch.check_cli:main"),
-    "node": ("CONFIG", "run a rollout node; or status URL, cancel URL ID", "loop_recipes.launch.node_cli:main"),
-    "view": ("RUN...", "look at rollouts in a browser", "loop_recipes.viewer.cli:main"),
+    "init": ("NAME", "begin a task of your own: a file of functions", "loop_recipes.verbs.init:main"),
+    "try": ("FILE.py", "play a few tasks of such a file", "loop_recipes.verbs.try_tasks:main"),
+    "train": ("CONFIG|FILE.py", "train an agent", "loop_recipes.verbs.recipes:train"),
+    "sft": ("CONFIG", "train on stored rollouts", "loop_recipes.verbs.recipes:sft"),
+    "eval": ("CONFIG", "score policies on held-out tasks", "loop_recipes.verbs.recipes:evaluate"),
+    "check": ("CONFIG", "show what would run where, and whether it fits", "loop_recipes.verbs.check:main"),
+    "node": ("CONFIG", "run a rollout node; or status URL, cancel URL ID", "loop_recipes.verbs.node:main"),
+    "view": ("RUN...", "look at rollouts in a browser", "loop_recipes.verbs.view:main"),
     "plot": ("RUN...", "draw learning curves", "loop_recipes.plots.curves:main"),
-    "export": ("RUN", "a policy to serve, merge or share", "loop_recipes.launch.export_cli:main"),
-    "doctor": ("RUN", "say what is wrong with a run", "loop_recipes.launch.doctor_cli:main"),
-    "compare": ("A B", "compare two evaluations, task by task", "loop_recipes.evaluation.compare_cli:main"),
+    "export": ("RUN", "a policy to serve, merge or share", "loop_recipes.verbs.export:main"),
+    "doctor": ("RUN", "say what is wrong with a run", "loop_recipes.verbs.doctor:main"),
+    "compare": ("A B", "compare two evaluations, task by task", "loop_recipes.verbs.compare:main"),
 }
 """Verb -> its main argument, a summary, and the function that is called with the words after the verb. Installed
 packages add theirs: an entry point of the group ``torchtune_loop.verbs`` is such a dict. A verb may be two words."""

@@ -1,18 +1,14 @@
-"""The places of files: the recipes and their configs, the files of this package, and the user's worlds and runs.
+"""The places of files: the recipes, their configs, and the files of this package.
 
 Imports little more than the standard library, because :mod:`loop_recipes.registration` runs in every program that
 imports torch.
 """
 
 import functools
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from loop_plumbing.plug_ins import folders
-
-METRICS_FILE = "metrics.jsonl"
-"""In a run's folder: what :mod:`loop_recipes.run.metrics` writes and reads."""
 
 RECIPES = {
     "loop_appworld": "train",
@@ -34,36 +30,6 @@ def recipes_folder() -> Path:
     """
     inside = _PACKAGE / "recipes"
     return inside if inside.is_dir() else _PACKAGE.parent
-
-
-def loop_home() -> Path:
-    """The folder that holds ``worlds/``, ``.venv-appworld/`` and ``runs/``."""
-    if os.environ.get("LOOP_HOME"):
-        return Path(os.environ["LOOP_HOME"]).expanduser().resolve()
-    checkout = _PACKAGE.parents[1]
-    return checkout if (checkout / "pyproject.toml").exists() else Path.cwd()
-
-
-def distinct_names(paths: list[Path]) -> list[str]:
-    """The last part of the paths in which all differ: a and b of runs/a/evaluation and runs/b/evaluation."""
-    parts = [path.resolve().parts[::-1] for path in paths]
-    for names in zip(*parts, strict=False):
-        if len(set(names)) == len(paths):
-            return list(names)
-    return [str(path) for path in paths]
-
-
-def run_meant(path: Path) -> str:
-    """The question that offers the training runs which ``path``, that is none, may stand for: the one around it, the
-    one of its name in ``runs``, or the first two within it; it begins with a semicolon. "" where there are none."""
-
-    def runs(*patterns: str) -> list[Path]:
-        return [file.parent for pattern in patterns for file in sorted(path.glob(f"{pattern}/{METRICS_FILE}"))]
-
-    name = str(path).removesuffix(".py")  # a file of functions has its run there too
-    around = (*path.absolute().parents, Path("runs") / name, loop_home() / "runs" / name)
-    found = [folder for folder in around if (folder / METRICS_FILE).is_file()][:1] or runs("*", "*/*")[:2]
-    return f"; did you mean {' or '.join(map(str, found))}?" if found else ""
 
 
 def loop_package(relative: str) -> Path:

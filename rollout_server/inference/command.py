@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model_families.base_model import BaseModel
-from model_families.general_model import text_config
+from model_families.families.general_model import text_config
 from rollout_server.config import ModelConfig, ServersConfig
 
 VLLM_RELEASE = "0.32"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from loop_formats.run_files import ADAPTER_FILES
+from loop_recipes import steps
 from loop_recipes.config.files import compose
-from loop_recipes.launch import steps
 from loop_recipes.paths import loop_package
 from support.experiment_scripts import load_experiment, made_up_evaluation, made_up_record
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from loop_formats.run_files import ADAPTER_FILES
-from loop_recipes.launch import steps
+from loop_recipes import steps
 from support.experiment_scripts import load_experiment
 
 SOLVED = {"clean": 4, "before": 1, "seed0": 3, "seed1": 4, "shuffled": 1}

@@ -7,8 +7,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from loop_formats.run_files import ADAPTER_FILES, write_rollouts
-from loop_recipes.launch import steps
-from loop_recipes.launch.steps import StepFailed
+from loop_recipes import steps
+from loop_recipes.steps import StepFailed
 from support.experiment_scripts import load_experiment, made_up_evaluation, made_up_record
 from support.small_runs import stored_rollout
 

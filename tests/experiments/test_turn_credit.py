@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from appworld_adapter.dataset import load_split
 from appworld_adapter.flaws import flawed_turns, possible_flaws
-from loop_recipes.paths import loop_home
+from loop_formats.places import loop_home
 from support.experiment_scripts import load_experiment
 
 WORLD = loop_home() / "worlds/synthetic"

@@ -20,8 +20,8 @@ from omegaconf import OmegaConf
 
 from appworld_adapter.dataset import load_split
 from eval_appworld import EvalAppWorldRecipe
+from loop_formats.places import loop_home
 from loop_recipes.evaluation.config import find_policies, read_eval_config
-from loop_recipes.paths import loop_home
 from model_families.chat.chatml import ChatML
 from support.random_policy import write_adapter, write_model
 from support.scripted_vllm import ScriptedVllm

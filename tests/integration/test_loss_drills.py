@@ -14,7 +14,7 @@ from agent_environments.counter import TARGETS, CounterEnvironment
 from agent_environments.protocol import EnvironmentCrashed
 from eval_appworld import EvalAppWorldRecipe
 from loop_appworld import LoopAppWorldRecipe
-from loop_recipes.run.metrics import read_metrics
+from loop_formats.run_folder import read_metrics
 from rollout_server.client import CollectionFailed
 from support.counter_node import TOKEN, local_node
 from support.small_runs import config_over

@@ -61,8 +61,8 @@ def test_a_built_wheel_works_without_the_checkout(tmp_path):
     } <= names
     assert "loop_recipes/tiny_policy/model.safetensors" in names
     assert "appworld_adapter/worker/synthetic/generate.py" in names
-    assert {"loop_recipes/viewer/cli.py", "loop_recipes/viewer/static/index.html"} <= names
-    assert {f"loop_recipes/viewer/static/vendor/{name}" for name in ("uplot.js", "htm-preact.js")} <= names
+    assert {"loop_recipes/verbs/view.py", "loop_viewer/static/index.html"} <= names
+    assert {f"loop_viewer/static/vendor/{name}" for name in ("uplot.js", "htm-preact.js")} <= names
 
     # A fresh environment that sees this one's packages but not the editable install of the checkout.
     venv.create(tmp_path / "venv", symlinks=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from torchtune._cli.tune import main
 
-from loop_recipes.paths import loop_home
+from loop_formats.places import loop_home
 from support.small_runs import launched_node, replay_config
 from support.waiting import COMMAND_S
 

@@ -11,11 +11,10 @@ import shutil
 from aiohttp import web
 
 from loop_formats.folder_lock import lock_folder
-from loop_recipes.viewer.export import write_export
-from loop_recipes.viewer.run_data import RunData
+from loop_viewer.export import write_export
 from support.browser import IN_A_BROWSER, open_page, true_in
 from support.viewer_pages import says, screenshot, show
-from support.viewer_run import write_run
+from support.viewer_run import opened, write_run
 
 pytestmark = IN_A_BROWSER
 
@@ -84,7 +83,7 @@ async def test_from_the_run_to_a_token_by_keyboard(run_folder, viewing):
         await page.keyboard.press("ArrowDown")
         await page.locator(".token.chosen").first.wait_for(state="attached")
         await page.keyboard.press("ArrowRight")
-        record = RunData(run_folder).rollout("demo-i0001", 2)
+        record = opened(run_folder).rollout("demo-i0001", 2)
         place = record["turns"][0]["start"] + 1
         await true_in(page, f"document.querySelector('.token.chosen')?.id === 't{place}'")
         panel = await page.locator(".token-panel").first.inner_text()
@@ -113,7 +112,7 @@ async def test_no_key_is_lost_on_a_page_that_is_drawn(run_folder, viewing):
 
 
 async def test_filters_orders_and_search(run_folder, viewing):
-    entries = RunData(run_folder).summaries("demo-i0001")
+    entries = opened(run_folder).summaries("demo-i0001")
     async with viewing(run_folder) as (page, address):
         await show(page, address, "c/demo-i0001", "#shown")
         assert await page.inner_text("#shown") == "24 of 24 rollouts"
@@ -135,7 +134,7 @@ async def test_filters_orders_and_search(run_folder, viewing):
         await ordering.select_option("lowest reward")
         await page.keyboard.press("/")
         await page.keyboard.type("step 2")
-        found = len(RunData(run_folder).search("demo-i0001", "step 2"))
+        found = len(opened(run_folder).search("demo-i0001", "step 2"))
         assert 0 < found < 24
         await true_in(page, f"document.getElementById('shown').innerText === '{found} of 24 rollouts'")
         await page.keyboard.press("Escape")
@@ -267,7 +266,7 @@ async def test_a_note_is_written_and_filtered_by(run_folder, tmp_path, viewing):
 
 async def test_the_exported_file_works_alone(run_folder, tmp_path, browser):
     file = tmp_path / "run.html"
-    write_export(RunData(run_folder), file)
+    write_export(opened(run_folder), file)
     async with open_page(browser) as page:
         await page.goto(file.as_uri())
         await page.locator(".curve canvas").first.wait_for(state="attached")
@@ -281,7 +280,7 @@ async def test_the_exported_file_works_alone(run_folder, tmp_path, browser):
         await page.keyboard.press("/")
         await page.keyboard.type("step 2")
         await page.keyboard.press("Enter")
-        found = len(RunData(run_folder).search("demo-i0001", "step 2"))
+        found = len(opened(run_folder).search("demo-i0001", "step 2"))
         await true_in(page, f"document.getElementById('shown').innerText === '{found} of 24 rollouts'")
         loaded = await page.evaluate("performance.getEntriesByType('resource').map((entry) => entry.name)")
         assert loaded == []

@@ -18,12 +18,11 @@ from loop_formats.run_files import read_rollouts
 from loop_formats.turn_values import values_file
 from loop_recipes.rollouts.branching import HowToSample
 from loop_recipes.rollouts.node_source import NodeSource
-from loop_recipes.viewer.run_data import RunData
 from support.browser import IN_A_BROWSER, true_in
 from support.counter_node import TOKEN, counter_request, local_node
 from support.small_runs import in_sequences
 from support.viewer_pages import says, screenshot, show
-from support.viewer_run import LONG_TOKENS, write_run
+from support.viewer_run import LONG_TOKENS, opened, write_run
 from support.waiting import DEADLINE_S
 
 pytestmark = IN_A_BROWSER
@@ -133,7 +132,7 @@ async def test_tokens_are_coloured_by_choice_and_stand_in_the_address(tmp_path, 
     sampled = len(lines[0]["ratios"])
     lines[0] |= {"advantages": [-0.75, 0.25, *[0.0] * (sampled - 2)], "entropies": [0.0, 3.0, *[0.5] * (sampled - 2)]}
     file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    start = RunData(folder).rollout("demo-i0001", 1)["turns"][0]["start"]
+    start = opened(folder).rollout("demo-i0001", 1)["turns"][0]["start"]
     first, second = f"document.getElementById('t{start}')", f"document.getElementById('t{start + 1}')"
     async with viewing(folder) as (page, address):
         await show(page, address, "c/demo-i0001/r/1/tokens", ".tokens .token")
@@ -162,7 +161,7 @@ async def test_tokens_are_coloured_by_choice_and_stand_in_the_address(tmp_path, 
 
 
 async def test_a_turn_stands_in_the_address(run_folder, viewing):
-    turns = len(RunData(run_folder).rollout("demo-i0001", 1)["turns"])
+    turns = len(opened(run_folder).rollout("demo-i0001", 1)["turns"])
     async with viewing(run_folder) as (page, address):
         await show(page, address, "c/demo-i0001/r/1", ".strip")
         await page.locator(".strip button").last.click()
@@ -176,7 +175,7 @@ async def test_a_token_that_was_not_trained_on_has_no_ratio_and_no_clip(tmp_path
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     cut = [line | {key: line[key][:2] for key in ("old_logprobs", "ratios", "clipped")} for line in lines]
     file.write_text("".join(f"{json.dumps(line)}\n" for line in cut))
-    place = RunData(folder).rollout("demo-i0001", 1)["turns"][0]["start"]
+    place = opened(folder).rollout("demo-i0001", 1)["turns"][0]["start"]
     async with viewing(folder) as (page, address):
         await show(page, address, "c/demo-i0001/r/1/tokens", ".tokens .token")
         for token, told in ((place + 1, True), (place + 2, False)):

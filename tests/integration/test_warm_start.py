@@ -11,7 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from appworld_adapter.flaws import CORRECTED_ERROR, FLAWS
-from loop_recipes.paths import loop_home, loop_package
+from loop_formats.places import loop_home
+from loop_recipes.paths import loop_package
 from loop_recipes.warm_start import tiny_model
 from model_families.chat.chatml import ChatML
 from support.waiting import COMMAND_S

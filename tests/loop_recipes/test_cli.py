@@ -20,7 +20,7 @@ import pytest
 from loop_recipes import cli
 from loop_recipes.cli import all_verbs, main
 from loop_recipes.config.files import check_overrides, compose, read_config
-from loop_recipes.launch.steps import recipe_sections
+from loop_recipes.steps import recipe_sections
 from support.configs import files_read_once  # noqa: F401 - a fixture for all tests here
 
 VERBS = all_verbs()
@@ -287,7 +287,7 @@ def test_commands_are_shown():
 
 @pytest.mark.parametrize("words", SHOWN, ids=" ".join)
 def test_a_command_that_is_shown_is_understood(words, only_parse, monkeypatch):
-    monkeypatch.setattr("model_families.hub.is_hub_name", lambda name: False)  # nothing is fetched
+    monkeypatch.setattr("model_families.weights.hub.is_hub_name", lambda name: False)  # nothing is fetched
     with pytest.raises(Parsed) as parsed:
         cli.main(words)
     (options,) = parsed.value.args

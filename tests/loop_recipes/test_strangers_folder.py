@@ -14,16 +14,16 @@ from agent_environments.protocol import ENVIRONMENTS, pool_class
 from loop_contrib.sweet_rl import stored_critic
 from loop_formats.folder_lock import lock_folder
 from loop_formats.run_files import NODE_ADDRESS, NODE_LOCK, node_address
+from loop_formats.run_folder import ENVIRONMENT_FILE
 from loop_formats.schema import ConfigError
 from loop_plumbing import trusted
 from loop_plumbing.plug_ins import plug_ins
 from loop_recipes.config.components import check_component, check_ours
-from loop_recipes.evaluation.compare_cli import main as compare
 from loop_recipes.paths import recipes_folder
 from loop_recipes.plots.curves import main as plot
-from loop_recipes.run.environment_file import ENVIRONMENT_FILE
-from loop_recipes.viewer.cli import main as view
-from loop_recipes.viewer.run_data import RunData
+from loop_recipes.verbs.compare import main as compare
+from loop_recipes.verbs.view import main as view
+from loop_viewer.run_data import RunData
 from support.viewer_run import write_run
 
 HOSTILE = """
@@ -125,7 +125,7 @@ COMPONENTS = [
     "os.system",
     "hostile_module.Counter",
     "loop_recipes.config.components.os.system",
-    "loop_recipes.viewer.export.write_export",
+    "loop_viewer.export.write_export",
     "loop_recipes.cli.main",
     "torch.optim.optimizer.os.abort",
     "torch.optim.Optimizer.step",

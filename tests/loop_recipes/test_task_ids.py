@@ -16,7 +16,7 @@ from loop_recipes.evaluation.scores import TaskResult, score
 from loop_recipes.plots.curves import main as plot
 from loop_recipes.rollouts.task_sampler import TaskSampler
 from loop_recipes.run.metrics import behavior_metrics, environment_metrics, rollout_metrics
-from loop_recipes.viewer.run_data import RunData
+from loop_viewer.run_data import RunData
 from support.small_runs import stored_rollout
 
 NASTY = [

@@ -12,11 +12,11 @@ from rich.console import Console
 
 from agent_environments.description import description_of
 from appworld_adapter.pool.forked import AppWorldPool
-from loop_recipes.evaluation import compare_cli
 from loop_recipes.rollouts import waiting
 from loop_recipes.rollouts.waiting import Waiting
 from loop_recipes.run.metrics import SUMMARY_WORDS, summary_line
 from loop_recipes.terminal import Bar, fold_logs, folded, print_table, say
+from loop_recipes.verbs import compare
 from support.stored_evaluation import STORED, report_again
 from support.waiting import block_until
 
@@ -59,8 +59,8 @@ def test_a_report(tmp_path):
 
 def test_a_comparison(monkeypatch, tmp_path):
     out = narrow()
-    monkeypatch.setattr(compare_cli, "console", lambda stream: out)
-    assert compare_cli.main([str(STORED), "--resamples", "300", "--out", str(tmp_path)]) == 0
+    monkeypatch.setattr(compare, "console", lambda stream: out)
+    assert compare.main([str(STORED), "--resamples", "300", "--out", str(tmp_path)]) == 0
     shown = out.file.getvalue()
     assert is_whole(shown)
     assert "TGC difference  " in shown

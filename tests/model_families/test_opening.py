@@ -5,7 +5,7 @@ import json
 import pytest
 
 from loop_formats.schema import ConfigError
-from loop_recipes.launch.own_task import check_model
+from loop_recipes.own_task.training import check_model
 from support.families import write_config
 from support.model_folders import ALPACA, CASES, plain, qwen2
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from model_families.base_model import BaseModel
-from model_families.general_model import COMPARED
+from model_families.families.general_model import COMPARED
 from support.tiny_models import write_random
 
 PAGE = Path(__file__).parents[2] / "docs/add_a_model.md"

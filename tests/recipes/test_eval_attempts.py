@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from eval_appworld import EvalAppWorldRecipe
 from loop_formats.run_files import find_logs, read_lines
-from loop_recipes.evaluation.compare_cli import main as compare
+from loop_recipes.verbs.compare import main as compare
 from support.counter_node import TOKEN, local_node
 from support.random_policy import write_adapter, write_model
 

@@ -6,7 +6,7 @@ from omegaconf import OmegaConf
 
 from loop_formats.ids import parse_collection_id
 from loop_formats.run_files import find_logs
-from loop_recipes.run.metrics import read_metrics
+from loop_formats.run_folder import read_metrics
 from support.counter_node import TOKEN, local_node
 from support.small_runs import config_over, train
 from support.waiting import DEADLINE_S

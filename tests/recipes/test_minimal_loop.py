@@ -12,7 +12,7 @@ import minimal_loop
 from loop_formats.run_files import read_rollouts
 from loop_recipes.config.loop_config import read_loop_config
 from loop_recipes.engine.model import adapter_parameters
-from model_families.weight_names import peft_name
+from model_families.weights.weight_names import peft_name
 from support.small_runs import replay_config, train
 
 

@@ -13,7 +13,7 @@ from loop_recipes.engine.checkpoint import load_latest
 from loop_recipes.engine.peft_export import read_adapter
 from loop_recipes.rollouts.replay_source import ReplaySource
 from loop_recipes.run.stop_request import StopRequested
-from model_families.weight_names import peft_name
+from model_families.weights.weight_names import peft_name
 from rollout_server.client import RolloutNodeError
 from support.small_runs import replay_config, train
 

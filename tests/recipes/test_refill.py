@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from loop_formats.ids import parse_collection_id
 from loop_formats.run_files import find_logs
+from loop_formats.run_folder import read_metrics
 from loop_recipes.engine.checkpoint import latest_checkpoint
-from loop_recipes.run.metrics import read_metrics
 from loop_recipes.run.stop_request import StopRequest
 from support.counter_node import TOKEN, local_node
 from support.rank_records import records

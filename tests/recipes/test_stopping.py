@@ -8,8 +8,9 @@ from omegaconf import OmegaConf
 
 import loop_appworld
 import sft_appworld
+from loop_formats.run_folder import read_metrics
 from loop_recipes.algorithm.scoring import Scorer
-from loop_recipes.run.metrics import MACHINE_KEYS, read_metrics
+from loop_recipes.run.metrics import MACHINE_KEYS
 from loop_recipes.run.stop_request import ANSWERS
 from support.signals import signalled
 from support.small_runs import replay_config, sft_config

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from loop_recipes.launch.published_folder import stored_shapes, write_header
+from loop_recipes.plan.published_folder import stored_shapes, write_header
 from model_families.base_model import FAMILIES
-from model_families.published import PUBLISHED, PUBLISHED_GENERAL
+from model_families.weights.published import PUBLISHED, PUBLISHED_GENERAL
 from support.random_policy import write_tokenizer
 
 ONE_EACH = ("Qwen2.5-1.5B", "Qwen3-4B", "Llama-3.2-1B", "Mistral-Nemo-2407")

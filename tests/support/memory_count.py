@@ -33,7 +33,7 @@ from loop_recipes.engine.diagnostics import made_up
 from loop_recipes.engine.model import adapter_parameters, meta_model
 from loop_recipes.engine.sequence_parallel import Part
 from loop_recipes.engine.sharding import local_part, place_model
-from loop_recipes.launch.layer_memory import LiveBytes
+from loop_recipes.plan.layer_memory import LiveBytes
 from support.on_cuda import as_on_cuda, norms_of_one_kernel
 
 GIB = 2**30

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from model_families import qwen2
 from model_families.base_model import BaseModel
+from model_families.families import qwen2
 
 # Heads of 32: vLLM on CPU knows no smaller ones.
 WIDTH, LAYERS, HEADS, KV_HEADS, FEED_FORWARD = 64, 2, 2, 1, 128

@@ -11,8 +11,8 @@ from pathlib import Path
 from aiohttp.test_utils import TestServer
 from playwright.async_api import Browser, Page
 
-from loop_recipes.viewer.app import build_app
-from loop_recipes.viewer.cli import what_to_show
+from loop_recipes.verbs.view import what_to_show
+from loop_viewer.app import build_app
 from support.browser import open_page, true_in
 
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from loop_formats.rollout import Rollout, Turn
+from loop_viewer.run_data import RunData
+from model_families.chat.tokenizer import read_tokenizer
 from support.random_policy import write_tokenizer
+
+opened = partial(RunData, read_tokenizer=read_tokenizer)
+"""Opens a run as `loop view` does, with the texts of its tokens."""
 
 SCRIPT = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'></script>"
 LONG_LINE = "x" * 300_000

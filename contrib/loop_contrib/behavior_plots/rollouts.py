@@ -28,8 +28,8 @@ from agent_environments.agent_turns import agent_turns
 from agent_environments.description import BehaviorFigure
 from loop_formats.ids import parse_collection_id
 from loop_formats.run_files import find_logs, read_lines
+from loop_formats.run_folder import read_description
 from loop_recipes.plots.style import COLOURS, panels, save
-from loop_recipes.run.environment_file import read_description
 
 MAX_DEPTH = 24
 RESAMPLES = 2000

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchtune.utils import get_world_size_and_rank
 
 from agent_environments.description import BehaviorFigure
+from loop_formats.places import METRICS_FILE
 from loop_formats.run_files import write_whole, writing
 from loop_recipes.algorithm.credit import Credit, place_weights, trained
 from loop_recipes.algorithm.policy_update import PolicyUpdate
@@ -36,7 +37,6 @@ from loop_recipes.engine.peft_export import export_adapter, load_adapter
 from loop_recipes.engine.process_group import on_main_rank
 from loop_recipes.engine.sequence_parallel import Part
 from loop_recipes.engine.sharding import full_tensors, place_model
-from loop_recipes.paths import METRICS_FILE
 from loop_recipes.run.metrics import RunMetrics
 from loop_recipes.run.starts import record_start
 from loop_recipes.run.trackers import Trackers

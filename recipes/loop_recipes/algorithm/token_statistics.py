@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loop_formats.run_files import in_order, to_json, write_whole, writing
+from loop_formats.run_files import to_json, write_whole, writing
 
 if TYPE_CHECKING:  # the viewer reads these files without torch
     from torch import Tensor
@@ -24,15 +24,6 @@ if TYPE_CHECKING:  # the viewer reads these files without torch
     from loop_recipes.algorithm.losses import LossOutput
     from loop_recipes.engine.batching import MicroBatch
     from loop_recipes.engine.samples import ScoredSample
-
-TOKEN_STATISTICS = "token_statistics"
-"""Their folder in a run's."""
-
-
-def statistics_files(folder: Path, collection_id: str) -> list[Path]:
-    """Return the files that the ranks have written about a collection, rank 0 first."""
-    own = folder / f"{collection_id}.jsonl"
-    return [file for file in (own, *in_order(folder.glob(f"{collection_id}.rank*.jsonl"))) if file.is_file()]
 
 
 class TokenStatistics:

@@ -37,7 +37,7 @@ import loop_recipes.config.resolvers  # noqa: F401 - registers the resolvers tha
 from loop_formats.schema import ConfigError, fields_of, from_mapping, require
 from loop_plumbing.names import nearest
 from loop_recipes.paths import KINDS, RECIPES, config_files, recipes_folder
-from model_families.hub import is_hub_name, pinned
+from model_families.weights.hub import is_hub_name, pinned
 from rollout_server.config import as_written, as_yaml
 
 Section = TypeVar("Section")

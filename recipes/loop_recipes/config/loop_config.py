@@ -17,7 +17,7 @@ from loop_formats.schema import STRICT, ConfigError, Seed, require
 from loop_plumbing.chat_client import url_problem
 from loop_recipes.config.files import read_config
 from loop_recipes.config.rollout_node import RolloutNodeConfig, WithNode, read_token
-from model_families.hub import local_path
+from model_families.weights.hub import local_path
 
 COMPONENT = "component"
 Component = Annotated[dict[str, Any], COMPONENT]

@@ -17,15 +17,16 @@ from torchtune import utils
 from torchtune.training import FormattedCheckpointFiles
 
 from agent_environments.protocol import PoolWithLeastContext, PoolWithPreflight, UnknownTask, create_pool, pool_class
+from loop_formats.places import METRICS_FILE
 from loop_formats.run_files import ADAPTER_FILES, is_adapter, only_logs
 from loop_formats.schema import ConfigError, require
 from loop_recipes.config.components import build, check_component
 from loop_recipes.config.loop_config import FROM_ITS_FOLDER, LearnerConfig, LoopConfig
 from loop_recipes.config.rollout_node import check_token
-from loop_recipes.paths import METRICS_FILE, loop_package
+from loop_recipes.paths import loop_package
 from model_families.base_model import BaseModel
 from model_families.opening import check_positions, open_model_chat, open_weights
-from model_families.published import how_to_fetch
+from model_families.weights.published import how_to_fetch
 from rollout_server.config import HIGHEST_RANK, ModelConfig, NodeConfig
 from rollout_server.inference.command import ServerStartError, check_divided, check_serves
 from rollout_server.policies.adapter_check import check_adapter, other_base

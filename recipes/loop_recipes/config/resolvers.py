@@ -7,7 +7,8 @@ installed package. Importing this module registers both.
 
 from omegaconf import OmegaConf
 
-from loop_recipes.paths import loop_home, loop_package
+from loop_formats.places import loop_home
+from loop_recipes.paths import loop_package
 
 OmegaConf.register_resolver("loop_home", lambda: str(loop_home()), replace=True)
 OmegaConf.register_resolver("loop_package", lambda relative: str(loop_package(relative)), replace=True)

@@ -25,7 +25,7 @@ from loop_recipes.engine.decoder import CHECKPOINT_WRAPPER, TokenOutputs, check_
 from loop_recipes.engine.general_attention import NAME, row_of
 from loop_recipes.engine.logprobs import Head
 from model_families.base_model import BaseModel
-from model_families.general_model import COMPARED, is_expert
+from model_families.families.general_model import COMPARED, is_expert
 
 _STATES = ("linear_attention", "conv", "mamba")
 """What ``layer_types`` calls layers with a state along the row in place of attention."""

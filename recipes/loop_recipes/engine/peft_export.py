@@ -21,8 +21,8 @@ from loop_formats.schema import ConfigError
 from loop_recipes.engine.general_decoder import GeneralDecoder
 from loop_recipes.engine.model import AnyDecoder, adapter_parameters, check_adapter, lora_scale, neighbour_heads
 from model_families.base_model import BaseModel
-from model_families.general_model import TOWERS, is_of_tower
-from model_families.weight_names import peft_name
+from model_families.families.general_model import TOWERS, is_of_tower
+from model_families.weights.weight_names import peft_name
 from rollout_server.policies.adapter_check import BASE_DIGEST, read_adapter_config
 
 _PAIRED = re.compile(r".*\.attn\.[qk]_proj\.lora_b\.weight")

@@ -17,13 +17,13 @@ from pydantic.dataclasses import dataclass
 
 from agent_environments.unopened import keeping_states, keeps_states
 from loop_formats.collection_request import Limits, check_temperature
+from loop_formats.places import run_meant
 from loop_formats.run_files import ADAPTER_FILES, adapter_digest, in_order, is_adapter, newest_adapter
+from loop_formats.run_folder import read_description
 from loop_formats.schema import STRICT, ConfigError, Seed, require
 from loop_recipes.config.files import read_config
 from loop_recipes.config.loop_config import EndpointConfig
 from loop_recipes.config.rollout_node import WithNode, check_token
-from loop_recipes.paths import run_meant
-from loop_recipes.run.environment_file import read_description
 from rollout_server.config import EnvironmentConfig, NodeConfig
 
 _WHERE = ("python", "root", "module", "max_worlds", "experiments_root", "keep_experiments", "sandbox_minimum")

@@ -16,8 +16,8 @@ from torch import Tensor
 from loop_recipes.engine.model import DTYPES
 from loop_recipes.engine.peft_export import read_adapter
 from model_families.base_model import BaseModel
-from model_families.general_model import module_of
-from model_families.weight_files import INDEX, SAFETENSORS, weight_files
+from model_families.families.general_model import module_of
+from model_families.weights.weight_files import INDEX, SAFETENSORS, weight_files
 
 _BESIDE = ("*.json", "*.jinja", "*.model", "*.txt", "*.py", "LICENSE*", "NOTICE*", "additional_chat_templates")
 """What of a base model's folder is a merged model's too."""

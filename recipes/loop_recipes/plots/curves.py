@@ -24,12 +24,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from agent_environments.description import BehaviorFigure
+from loop_formats.places import distinct_names
+from loop_formats.run_folder import read_description, read_metrics
 from loop_plumbing.plug_ins import part
 from loop_recipes.config.arguments import verb_parser
-from loop_recipes.paths import distinct_names
 from loop_recipes.plots.style import COLOURS, lowest, panels, save
-from loop_recipes.run.environment_file import read_description
-from loop_recipes.run.metrics import read_metrics
 
 PHASES = {
     "seconds_waiting": "waiting for rollouts",

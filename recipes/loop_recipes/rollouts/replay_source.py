@@ -13,9 +13,9 @@ from loop_formats.collection_request import CollectionEnd, CollectionRequest
 from loop_formats.ids import parse_collection_id
 from loop_formats.rollout import Rollout, by_episode
 from loop_formats.run_files import only_logs, read_rollouts
+from loop_formats.run_folder import read_description
 from loop_formats.schema import ConfigError, require
 from loop_recipes.rollouts.source import Collected, NoRollouts
-from loop_recipes.run.environment_file import read_description
 
 
 class ReplaySource:

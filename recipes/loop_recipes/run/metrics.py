@@ -16,10 +16,10 @@ from typing import Any
 
 from agent_environments.description import UNSAID, Behavior, Description, episode_counts
 from loop_formats.rollout import Rollout, by_episode, sequence_texts
-from loop_formats.run_files import append_to, read_lines, to_json, write_whole, writing
+from loop_formats.run_files import append_to, to_json, write_whole, writing
+from loop_formats.run_folder import read_metrics
 from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import error_line
-from loop_recipes.paths import METRICS_FILE, run_meant
 from loop_recipes.run.tracker_clients import Point
 from loop_recipes.run.trackers import Trackers
 
@@ -145,23 +145,6 @@ CONDITIONAL_KEYS = frozenset(
 sentence names. All others are in every line of an iteration that took a step."""
 
 MACHINE_KEYS = ("tokens_per_second", "model_flops_utilization", "peak_memory_gib")
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The iterations of a run, in order, from its folder or its metrics.jsonl; the run may still be writing.
-
-    Raises:
-        ValueError: there is no such file, or a whole line of it is no iteration's; names the line.
-    """
-    file = path / METRICS_FILE if path.is_dir() else path
-    if not file.is_file() or file.suffix != ".jsonl":
-        raise ValueError(f"{path} is no training run: there is no {METRICS_FILE}{run_meant(path)}")
-    lines = []
-    for line in read_lines(file):
-        if not isinstance(line.record.get("iteration"), int):
-            raise ValueError(f"{file}:{line.number} is no line of metrics: it has no iteration")
-        lines.append(line.record)
-    return lines
 
 
 def nothing_learned(run: Path) -> str | None:

@@ -10,9 +10,9 @@ from omegaconf import OmegaConf
 from loop_recipes.algorithm.losses import ClippedPolicyLoss
 from loop_recipes.algorithm.token_statistics import TokenStatistics
 from loop_recipes.engine.batching import step_batches
-from loop_recipes.viewer.run_data import RunData
 from support.learner_cases import make_samples
 from support.small_runs import replay_config, train
+from support.viewer_run import opened
 
 SHIFT = 0.05
 
@@ -93,7 +93,7 @@ def test_the_viewer_shows_what_a_run_kept(tmp_path):
     train(cfg)
     (tmp_path / "run/node").mkdir()
     (tmp_path / "logs").rename(tmp_path / "run/node/collections")
-    run = RunData(tmp_path / "run", tmp_path / "base")
+    run = opened(tmp_path / "run", tmp_path / "base")
     (metrics,) = run.metrics()
     (collection,) = run.overview()["collections"]
     entries = run.summaries(collection["id"])

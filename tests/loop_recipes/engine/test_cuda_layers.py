@@ -23,7 +23,7 @@ from loop_recipes.engine.sharding import ATTENTION, compile_each_layer, place_mo
 from model_families.base_model import BaseModel
 from model_families.decoder.rope import ScaledRope, turns_neighbours
 from model_families.decoder.weights import load_weights
-from model_families.family import Rope
+from model_families.families.family import Rope
 from support.families import ONE_EACH, section, small, write_model
 from support.learner_cases import adapter_gradient, flash_attention, make_episodes, make_samples, tiny_lora_model
 from support.on_cuda import as_on_cuda

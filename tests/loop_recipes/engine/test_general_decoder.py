@@ -20,7 +20,7 @@ from loop_recipes.engine.peft_export import load_adapter
 from loop_recipes.engine.process_group import FromMainRank
 from loop_recipes.engine.sharding import compile_each_layer
 from model_families.base_model import BaseModel
-from model_families.general_model import COMPARED
+from model_families.families.general_model import COMPARED
 from model_families.opening import open_weights
 from rollout_server.policies.adapter_check import check_adapter
 from support.families import section

@@ -14,7 +14,7 @@ from loop_formats.schema import ConfigError
 from loop_recipes.engine.model import load_base, meta_model, new_adapter
 from loop_recipes.engine.peft_export import export_adapter, load_adapter, read_adapter
 from loop_recipes.engine.sharding import place_model
-from model_families.weight_names import peft_name
+from model_families.weights.weight_names import peft_name
 from support import random_policy
 from support.families import PUBLISHED, WORDS, section, small, write_model
 from support.learner_cases import tiny_lora_model

@@ -6,12 +6,12 @@ import pytest
 
 from agent_environments.description import Description, description_of
 from appworld_adapter.pool.forked import AppWorldPool
-from loop_recipes.evaluation.compare_cli import main as compare_evals
 from loop_recipes.evaluation.report import (
     best_policy,
     read_report,
 )
 from loop_recipes.evaluation.scores import TaskResult
+from loop_recipes.verbs.compare import main as compare_evals
 from support.stored_evaluation import SAMPLINGS, STORED, report_again
 
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from loop_recipes.evaluation.compare_cli import main as compare_evals
 from loop_recipes.evaluation.comparison import NamedResults, compare, compare_with_first
 from loop_recipes.evaluation.scores import TaskResult, score
+from loop_recipes.verbs.compare import main as compare_evals
 
 TASKS = ["aaa_1", "aaa_2", "bbb_1", "bbb_2"]
 

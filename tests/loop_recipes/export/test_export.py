@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from loop_formats.run_files import in_order
 from loop_formats.schema import ConfigError
 from loop_recipes.export.policy import ExportConfig, export
-from loop_recipes.launch.export_cli import main
 from loop_recipes.paths import loop_package
+from loop_recipes.verbs.export import main
 from support import random_policy, small_runs
 
 pytestmark = pytest.mark.slow

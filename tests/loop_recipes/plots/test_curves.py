@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agent_environments.description import TOOLS_BEHAVIOR, Description
-from loop_recipes.launch.doctor_cli import main as doctor
+from loop_formats.run_folder import read_metrics, write_description
 from loop_recipes.plots.curves import (
     FIGURES,
     Curve,
@@ -19,9 +19,8 @@ from loop_recipes.plots.curves import (
     smooth,
     training,
 )
-from loop_recipes.run.environment_file import write_description
-from loop_recipes.run.metrics import read_metrics
-from loop_recipes.viewer.cli import main as view
+from loop_recipes.verbs.doctor import main as doctor
+from loop_recipes.verbs.view import main as view
 
 
 def write_run(folder, rewards, **more):

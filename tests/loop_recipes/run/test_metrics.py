@@ -13,7 +13,7 @@ from loop_formats.rollout import by_episode
 from loop_formats.run_files import read_rollouts
 from loop_recipes.evaluation.scores import TaskResult
 from loop_recipes.run.metrics import CONDITIONAL_KEYS, METRICS, behavior_metrics, points, rollout_metrics
-from loop_recipes.viewer.run_data import RunData
+from loop_viewer.run_data import RunData
 from support.small_runs import in_sequences, replay_config, train, write_logs
 
 CALL = '<tool_call>{"name": "a"}</tool_call>'

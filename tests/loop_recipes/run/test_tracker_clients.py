@@ -9,10 +9,10 @@ from omegaconf import OmegaConf
 
 from loop_formats.schema import ConfigError
 from loop_recipes.config.loop_config import read_loop_config
-from loop_recipes.launch.check_cli import main
 from loop_recipes.run.metrics import RunMetrics
 from loop_recipes.run.tracker_clients import TRACKERS
 from loop_recipes.run.trackers import Trackers
+from loop_recipes.verbs.check import main
 from support.small_runs import replay_config, train
 
 MODULES = {

@@ -10,7 +10,7 @@ from loop_recipes.engine.sharding import place_model
 from model_families.base_model import BaseModel
 from model_families.decoder.attention import NormFirstAttention
 from model_families.decoder.weights import load_weights
-from model_families.weight_names import hf_name
+from model_families.weights.weight_names import hf_name
 from support.families import ONE_EACH, PUBLISHED, WORDS, section, small, write_config, write_model
 
 TOKENS = torch.randint(0, WORDS, (2, 80), generator=torch.Generator().manual_seed(2))

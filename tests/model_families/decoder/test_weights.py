@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 
 from model_families.base_model import BaseModel
 from model_families.decoder.weights import load_weights
-from model_families.weight_files import weight_files
-from model_families.weight_names import hf_name
+from model_families.weights.weight_files import weight_files
+from model_families.weights.weight_names import hf_name
 from support.families import small, write_model
 
 ONE_FILE = "model.safetensors"

@@ -7,8 +7,8 @@ import pytest
 
 from loop_contrib.agent_evol import agent_evol
 from loop_formats.run_files import ADAPTER_FILES
-from loop_recipes.launch import steps
-from loop_recipes.launch.steps import StepFailed
+from loop_recipes import steps
+from loop_recipes.steps import StepFailed
 from support.small_runs import stored_rollout
 
 COMMAND = ["collection.split=train:1", "--training", "tiny_cpu", "seed=5"]

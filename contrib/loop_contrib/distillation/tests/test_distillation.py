@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from loop_appworld import LoopAppWorldRecipe
 from loop_contrib.distillation.distillation import Distillation, NoTeacher
 from loop_formats.run_files import read_rollouts
+from loop_formats.run_folder import read_metrics
 from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.advantages import LeaveOneOut
 from loop_recipes.algorithm.losses import Reinforce
@@ -26,7 +27,6 @@ from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.logprobs import FullLogProbs
 from loop_recipes.engine.model import adapter_parameters
 from loop_recipes.engine.samples import Sample
-from loop_recipes.run.metrics import read_metrics
 from loop_recipes.run.stop_request import StopRequested
 from support.learner_cases import VOCAB, a_run, make_samples, tiny_lora_model
 from support.rank_records import records, train_recorded

@@ -21,10 +21,10 @@ from loop_formats.schema import ConfigError
 from loop_plumbing import chat_client
 from loop_recipes.config.loop_config import EndpointConfig
 from loop_recipes.evaluation.collect import EvaluationTimeout, NoScore
-from loop_recipes.viewer.run_data import RunData
 from rollout_server.collecting.compaction import SUMMARY_HEAD, SUMMARY_REQUEST
 from rollout_server.config import EnvironmentConfig
 from support.random_policy import write_model
+from support.viewer_run import opened
 
 KEY = "sk-secret"
 
@@ -173,7 +173,7 @@ async def test_a_whole_evaluation_without_a_node(model, tmp_path):
     assert f"policy gpt: some-model at {service.url}" in text
     everything = "".join(path.read_text() for path in (tmp_path / "out").rglob("*.*") if path.is_file())
     assert KEY not in everything
-    shown = RunData(tmp_path / "out", model)
+    shown = opened(tmp_path / "out", model)
     (collection,) = shown.overview()["collections"]
     assert collection["totals"] == {"rollouts": 12, "reward": pytest.approx(score["reward"]), "success": 1 / 6}
     assert len(shown.rollout(collection["id"], 1)["messages"]) == 6

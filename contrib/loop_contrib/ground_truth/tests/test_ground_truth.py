@@ -6,8 +6,9 @@ from appworld_adapter.dataset import load_split
 from appworld_adapter.ground_truth import load_solution
 from appworld_adapter.prompt import Prompt, TaskCard
 from loop_contrib.ground_truth.ground_truth import main
+from loop_formats.places import loop_home
 from loop_formats.run_files import read_rollouts
-from loop_recipes.paths import loop_home, loop_package
+from loop_recipes.paths import loop_package
 from model_families.chat.chatml import ChatML
 
 WORLD = loop_home() / "worlds/synthetic"

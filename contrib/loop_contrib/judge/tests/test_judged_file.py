@@ -8,10 +8,11 @@ import pytest
 from loop_recipes.config.files import compose, read_config
 from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.evaluation.config import EvalConfig
-from loop_recipes.launch import own_task, try_cli
-from loop_recipes.launch.recipe_cli import train as train_verb
-from loop_recipes.launch.try_cli import main as try_verb
+from loop_recipes.own_task import training
 from loop_recipes.paths import loop_package
+from loop_recipes.verbs import try_tasks
+from loop_recipes.verbs.recipes import train as train_verb
+from loop_recipes.verbs.try_tasks import main as try_verb
 from support.chat_endpoint import FakeChatEndpoint
 from support.small_runs import write_logs
 
@@ -33,7 +34,7 @@ TASKS = [{"id": f"greet{n}", "question": f"Greet guest {n}."} for n in range(4)]
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
-    monkeypatch.setattr(own_task, "found_machine", lambda model: "cpu")
+    monkeypatch.setattr(training, "found_machine", lambda model: "cpu")
 
 
 @pytest.fixture
@@ -71,9 +72,9 @@ def test_the_file_is_tried(judged, capsys):
 def test_the_file_is_trained_and_scored_with_its_judge(judged, tmp_path, monkeypatch, capsys):
     file, words = judged
     commands = []
-    monkeypatch.setattr(own_task, "run_step", lambda command, log: commands.append(command))
-    monkeypatch.setattr(own_task, "check_finished", lambda run: None)
-    monkeypatch.setattr(own_task, "show", lambda run: [])
+    monkeypatch.setattr(training, "run_step", lambda command, log: commands.append(command))
+    monkeypatch.setattr(training, "check_finished", lambda run: None)
+    monkeypatch.setattr(training, "show", lambda run: [])
     assert train_verb([file, "--model", MODEL, f"output_dir={tmp_path / 'run'}", *words]) == 0
     assert "right:    solve(task) earns 1 on average of 4 tasks\n" in capsys.readouterr().out
     assert [command[-3:-1] for command in commands] == [["loop_appworld", "--config"], ["eval_appworld", "--config"]]
@@ -118,10 +119,10 @@ def test_a_model_is_tried_in_the_form_that_the_words_say(judged, monkeypatch, tm
         asked.append((node.model.chat_format, node.model.observation_role, node.environment.options["judge"]["model"]))
         write_logs(tmp_path / "logs", 1, 300)
 
-    monkeypatch.setattr(try_cli, "run_step", evaluate)
-    monkeypatch.setattr(try_cli, "find_logs", lambda folder: [])
+    monkeypatch.setattr(try_tasks, "run_step", evaluate)
+    monkeypatch.setattr(try_tasks, "find_logs", lambda folder: [])
     opened = []
-    monkeypatch.setattr(own_task, "open_model_chat", lambda *told: opened.append(told[2:]))
+    monkeypatch.setattr(training, "open_model_chat", lambda *told: opened.append(told[2:]))
     assert try_verb([file, "--model", MODEL, *own, *words]) == 0
     assert asked == [("chatml", "user", "j")]
     assert opened == [("chatml", None, "user")]

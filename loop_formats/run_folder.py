@@ -1,0 +1,65 @@
+"""Reads what a run's folder says of it: its metrics, its tokens' statistics, how its environment described itself."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from agent_environments.description import UNSAID, Description
+from loop_formats.places import METRICS_FILE, run_meant
+from loop_formats.run_files import in_order, read_lines, to_json, write_whole
+
+ENVIRONMENT_FILE = "environment.json"
+FOLDERS_ABOVE = 3
+"""A log lies in ``<run>/node/collections``."""
+
+
+TOKEN_STATISTICS = "token_statistics"
+"""Their folder in a run's."""
+
+
+def write_description(folder: Path, environment: Description) -> Path:
+    """Write the description, whole or not at all; returns the path."""
+    return write_whole(folder / ENVIRONMENT_FILE, to_json(asdict(environment), indent=1) + "\n")
+
+
+def read_description(path: Path) -> Description:
+    """The environment of a run's folder, or of a file in it; :data:`UNSAID` where the folder does not say.
+
+    Raises:
+        ValueError: the file is damaged; names it.
+    """
+    path = path.resolve()
+    for folder in (path, *path.parents[:FOLDERS_ABOVE]):
+        file = folder / ENVIRONMENT_FILE
+        if file.is_file():
+            try:
+                return Description.from_dict(json.loads(file.read_text(encoding="utf-8")))
+            except ValueError as error:
+                raise ValueError(f"{file} is damaged: {error}; remove it") from error
+    return UNSAID
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The iterations of a run, in order, from its folder or its metrics.jsonl; the run may still be writing.
+
+    Raises:
+        ValueError: there is no such file, or a whole line of it is no iteration's; names the line.
+    """
+    file = path / METRICS_FILE if path.is_dir() else path
+    if not file.is_file() or file.suffix != ".jsonl":
+        raise ValueError(f"{path} is no training run: there is no {METRICS_FILE}{run_meant(path)}")
+    lines = []
+    for line in read_lines(file):
+        if not isinstance(line.record.get("iteration"), int):
+            raise ValueError(f"{file}:{line.number} is no line of metrics: it has no iteration")
+        lines.append(line.record)
+    return lines
+
+
+def statistics_files(folder: Path, collection_id: str) -> list[Path]:
+    """Return the files that the ranks have written about a collection, rank 0 first."""
+    own = folder / f"{collection_id}.jsonl"
+    return [file for file in (own, *in_order(folder.glob(f"{collection_id}.rank*.jsonl"))) if file.is_file()]

@@ -1,0 +1,187 @@
+"""The viewer's HTTP face: a page of static files and a little JSON, for the browser on this machine only."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from loop_formats.run_files import to_json
+from loop_viewer.run_data import RunData
+from loop_viewer.run_folder import RunFolder
+
+
+class CannotContinue(RuntimeError):
+    """There is no node to ask, or it refuses; the message is one line for the user."""
+
+
+class Continuation(Protocol):
+    """Has the node of a live run go on from a turn; :mod:`loop_recipes.verbs.continuation` is one."""
+
+    def continue_rollout(self, log: Path, line: bytes, turn: int) -> str:
+        """Return the id of the collection that will hold the new rollout; raises :class:`CannotContinue`."""
+
+    def continuation_state(self, log: Path) -> dict[str, Any]:
+        """Return {"ended", "error"} of such a collection; raises :class:`CannotContinue`."""
+
+
+STATIC = Path(__file__).parent / "static"
+LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
+# What agents wrote is hostile: no inline script, nothing from elsewhere, nothing sent anywhere.
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def build_app(shown: RunData | RunFolder, continuation: Continuation | None = None) -> web.Application:
+    """The application; every answer carries the content security policy. A folder's page lists its runs, and each has a
+    page like that of a single run, whose addresses begin with ``/run/NAME``. Without a ``continuation`` no rollout is
+    gone on from."""
+    app = web.Application(middlewares=[_guard])
+    routes = _Routes(shown, continuation)
+    here, rollout = "", "/api/collections/{collection}/rollouts/{cursor:[0-9]{1,12}}"
+    if isinstance(shown, RunFolder):
+        here = "/run/{run}"
+        app.add_routes(
+            [
+                web.get("/", routes.page),
+                web.get("/api/run", routes.folder),
+                web.get("/api/curves/{quantity}", routes.curves),
+            ]
+        )
+    app.add_routes(
+        [
+            web.get(f"{here}/", routes.page),
+            web.get(f"{here}/api/run", routes.overview),
+            web.get(f"{here}/api/collections/{{collection}}", routes.summaries),
+            web.get(f"{here}{rollout}", routes.rollout),
+            web.get(f"{here}/api/collections/{{collection}}/search", routes.search),
+            web.post(f"{here}{rollout}/turns/{{turn:[0-9]{{1,12}}}}/branch", routes.branch),
+            web.post(f"{here}{rollout}/note", routes.note),
+            web.get(f"{here}/api/branches/{{collection}}", routes.branch_state),
+            web.static("/static", STATIC),
+        ]
+    )
+    return app
+
+
+@web.middleware
+async def _guard(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Answer only to a local name, so that a web page elsewhere cannot reach this server by a name of its own."""
+    host = request.host.rsplit(":", 1)[0] if not request.host.endswith("]") else request.host
+    if host not in LOCAL_NAMES:
+        return web.Response(status=403, text="the viewer answers to 127.0.0.1 and localhost only")
+    response = await handler(request)
+    response.headers["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    response.headers["Referrer-Policy"] = "no-referrer"
+    response.headers["Cache-Control"] = "no-store"
+    return response
+
+
+class _Routes:
+    def __init__(self, shown: RunData | RunFolder, continuation: Continuation | None) -> None:
+        self._shown, self._continuation = shown, continuation
+        self._reading = asyncio.Lock()
+
+    async def page(self, request: web.Request) -> web.StreamResponse:
+        return web.FileResponse(STATIC / "index.html")
+
+    async def folder(self, request: web.Request) -> web.Response:
+        return await self._answer(lambda: self._shown.overview())
+
+    async def curves(self, request: web.Request) -> web.Response:
+        """One quantity of the runs that the address names."""
+        assert isinstance(self._shown, RunFolder)
+        names = request.query.getall("run", [])
+        return await self._answer(partial(self._shown.curves, request.match_info["quantity"], names))
+
+    async def overview(self, request: web.Request) -> web.Response:
+        """The run's overview; ``folder`` names the folder of runs that it is looked at in, "" for none."""
+        folder = self._shown.name if isinstance(self._shown, RunFolder) else ""
+        return await self._answer(lambda: {**self._run(request).overview(), "folder": folder})
+
+    async def summaries(self, request: web.Request) -> web.Response:
+        return await self._answer(lambda: self._run(request).summaries(request.match_info["collection"]))
+
+    async def rollout(self, request: web.Request) -> web.Response:
+        return await self._answer(lambda: self._run(request).rollout(*_place(request)))
+
+    async def search(self, request: web.Request) -> web.Response:
+        wanted = request.query.get("q", "")
+        return await self._answer(lambda: self._run(request).search(request.match_info["collection"], wanted))
+
+    async def branch(self, request: web.Request) -> web.Response:
+        """Ask the run's node to go on from a turn: {"collection": its id}."""
+        if request.content_type != "application/json":
+            return _no_json()
+
+        def ask() -> dict[str, str]:
+            log, line = self._run(request).stored(*_place(request))
+            return {"collection": self._asked().continue_rollout(log, line, int(request.match_info["turn"]))}
+
+        return await self._answer(ask)
+
+    async def note(self, request: web.Request) -> web.Response:
+        """Keep what a reader wrote of a rollout: {"note": text}."""
+        if request.content_type != "application/json":
+            return _no_json()
+        try:
+            said = json.loads(await request.read())
+        except ValueError:
+            said = None
+        match said:
+            case {"note": str(text)}:
+                return await self._answer(lambda: self._run(request).write_note(*_place(request), text))
+        return web.json_response({"error": 'send {"note": text}'}, status=400)
+
+    async def branch_state(self, request: web.Request) -> web.Response:
+        """Whether a branch that was asked for has ended; its log is there soon after it was asked for."""
+        collection = request.match_info["collection"]
+        return await self._answer(lambda: self._asked().continuation_state(self._run(request).log(collection)))
+
+    def _asked(self) -> Continuation:
+        if self._continuation is None:
+            raise CannotContinue("this viewer asks no rollout node")
+        return self._continuation
+
+    def _run(self, request: web.Request) -> RunData:
+        """The run that is shown, or of several the one that the address names."""
+        return self._shown if isinstance(self._shown, RunData) else self._shown.run(request.match_info["run"])
+
+    async def _answer(self, read: Callable[[], Any]) -> web.Response:
+        """Read beside the event loop, one at a time: the index of a log has one writer."""
+
+        def dump() -> str:
+            return to_json(read(), separators=(",", ":"))
+
+        try:
+            async with self._reading:
+                text = await asyncio.to_thread(dump)
+        except KeyError as error:
+            return web.json_response({"error": f"not there: {error.args[0]}"}, status=404)
+        except CannotContinue as error:
+            return web.json_response({"error": str(error)})  # an answer: nothing is wrong with the request
+        except OSError as error:  # removed or renamed since its folder was looked at
+            return web.json_response({"error": f"{error.filename}: {error.strerror}"}, status=404)
+        except ValueError as error:
+            return web.json_response({"error": str(error)}, status=500)
+        return web.Response(text=text, content_type="application/json")
+
+
+def _place(request: web.Request) -> tuple[str, int]:
+    """The collection and the cursor of the rollout that an address names."""
+    return request.match_info["collection"], int(request.match_info["cursor"])
+
+
+def _no_json() -> web.Response:
+    """Refuse what a page from elsewhere could send without being asked for: anything but JSON."""
+    return web.json_response({"error": "send application/json"}, status=415)

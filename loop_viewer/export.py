@@ -1,0 +1,96 @@
+"""One self-contained HTML file of a run: the page, its libraries and the data, readable without a server or network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from loop_formats.run_files import to_json, whole_file
+from loop_viewer.app import STATIC
+from loop_viewer.run_data import RunData
+
+_REFERENCE = re.compile(r'<link rel="stylesheet" href="/static/([\w./-]+)">|<script src="/static/([\w./-]+)"></script>')
+
+
+class ExportTooLarge(ValueError):
+    """The export would be larger than asked for."""
+
+
+def write_export(run: RunData, file: Path, collections: list[str] | None = None, max_megabytes: float = 200.0) -> int:
+    """Write the page with the given collections (default: all) into ``file``; returns its size in bytes.
+
+    Args:
+        collections: each by its id, by what the page calls it ("iteration 2"), or by the number of its iteration, which
+            are all that were trained on in it.
+
+    Raises:
+        ValueError: there is no such collection.
+        ExportTooLarge: it would exceed ``max_megabytes``.
+    """
+    overview = run.overview()
+    known = overview["collections"]
+    chosen = [] if collections else [item["id"] for item in known]
+    for wanted in collections or []:
+        found = [item["id"] for item in known if wanted in (item["id"], item["name"], _iteration(item))]
+        if not found:
+            raise ValueError(f"no collection {wanted!r}; there are {', '.join(item['name'] for item in known)}")
+        chosen += [name for name in found if name not in chosen]
+    overview["collections"] = [item for item in known if item["id"] in chosen]
+    overview["node_runs"] = False
+    limit, size = int(max_megabytes * 1e6), 0
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(file) as partial, partial.open("w", encoding="utf-8", newline="\n") as out:
+        for part in _parts(run, overview, chosen):
+            size += len(part)
+            if size > limit:
+                raise ExportTooLarge(
+                    f"the page would exceed {max_megabytes:g} MB; choose with --collection, or raise --max-mb"
+                )
+            out.write(part)
+    return size
+
+
+def _iteration(item: dict[str, Any]) -> str | None:
+    """Return the number of the iteration that a collection was trained on in."""
+    return str(item["iteration"]) if item["kind"] == "training" else None
+
+
+def _parts(run: RunData, overview: dict[str, Any], collections: list[str]) -> Iterator[str]:
+    page = (STATIC / "index.html").read_text(encoding="utf-8")
+    scripts = [(STATIC / match[2]).read_text(encoding="utf-8") for match in _REFERENCE.finditer(page) if match[2]]
+    styles = [(STATIC / match[1]).read_text(encoding="utf-8") for match in _REFERENCE.finditer(page) if match[1]]
+    head, _, body = page.partition("</title>")
+    yield f"{head}</title>\n"
+    # The page's own scripts and styles are allowed by their hashes and nothing else is: not even a script element that
+    # an agent's text would manage to open.
+    yield (
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; img-src data:; base-uri 'none'; "
+        f"form-action 'none'; script-src {_hashes(scripts)}; style-src {_hashes(styles)}\">\n"
+    )
+    yield "".join(f"<style>{style}</style>\n" for style in styles)
+    before, _, after = _REFERENCE.sub("", body).partition("</body>")
+    yield before
+    yield _data("run", overview)
+    for collection in collections:
+        summaries = run.summaries(collection)
+        yield _data(f"collection/{collection}", summaries)
+        for entry in summaries:
+            yield _data(f"rollout/{collection}/{entry['cursor']}", run.rollout(collection, entry["cursor"]))
+    yield "".join(f"<script>{script}</script>\n" for script in scripts)
+    yield f"</body>{after}"
+
+
+def _data(name: str, value: Any) -> str:
+    """JSON in a script element that is never executed. Without a "<" in it, nothing inside can end the element."""
+    text = to_json(value, separators=(",", ":")).replace("<", "\\u003c")
+    return f'<script type="application/json" data-name="{html.escape(name)}">{text}</script>\n'
+
+
+def _hashes(contents: list[str]) -> str:
+    digests = [base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() for content in contents]
+    return " ".join(f"'sha256-{digest}'" for digest in digests)

@@ -1,0 +1,514 @@
+"""Reads what a run has left on disk, while it may still be writing: metrics, collections, rollouts, token statistics.
+
+A collection's log is read once and then only from where the last reading ended; of each line only its place and a small
+summary stay in memory, so a run of many gigabytes can be looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from itertools import chain, compress, takewhile
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+from agent_environments.agent_turns import agent_turns
+from agent_environments.description import Description
+from agent_environments.tool_calls import ToolCall, parse_tool_calls
+from loop_formats.ids import parse_collection_id
+from loop_formats.places import METRICS_FILE, run_meant
+from loop_formats.run_files import DAMAGE_CURE, find_logs, node_address, read_lines, to_json, whole_lines, write_whole
+from loop_formats.run_folder import FOLDERS_ABOVE, TOKEN_STATISTICS, read_description, read_metrics, statistics_files
+from loop_formats.turn_values import read_turn_values, values_file
+from loop_plumbing.breakage import error_line
+from loop_viewer.run_head import Collected, run_head
+from loop_viewer.summaries import KINDS, group_of, kind_of, name_of, read_listed, summary_of, totals
+
+
+class Decodes(Protocol):
+    """A tokenizer, as of the package tokenizers."""
+
+    def decode(self, ids: Sequence[int], /, *, skip_special_tokens: bool) -> str:
+        """Return the text of token ids."""
+
+
+TokenizerReader = Callable[[Path], Decodes]
+"""Reads the tokenizer of a model's folder; raises ValueError where it holds none."""
+MAX_CALLS = 300
+READ_AT_ONCE_BYTES = 20_000_000
+MAX_NOTE_CHARACTERS = 10_000
+
+
+@dataclass
+class _Indexed:
+    """One log: places of its lines, their summaries, and how far it has been read.
+
+    ``inode`` is that of the file when it was found.
+    """
+
+    path: Path
+    inode: int
+    offsets: dict[int, int] = field(default_factory=dict)
+    """By the number of the line, from 1."""
+    summaries: list[dict[str, Any]] = field(default_factory=list)
+    read_to: int = 0
+    lines: int = 0
+    threads: dict[tuple[int, ...], list[dict[str, Any]]] = field(default_factory=dict)
+    """See :meth:`RunData.rollout`, by the cursors; kept, because a page asks for each sequence of an episode."""
+
+    def is_of(self, file: Path) -> bool:
+        """Whether ``file`` is what was read here, and perhaps more; not a log of the same name that was begun anew."""
+        now = file.stat()
+        return (self.path, self.inode) == (file, now.st_ino) and now.st_size >= self.read_to
+
+
+class RunData:
+    """A run's folder, an evaluation's folder, or a single collection's log.
+
+    Args:
+        path: the folder or ``*.jsonl`` file.
+        model: folder with the policy's tokenizer.json; None for what the run's or the node's files name. Without one,
+            tokens are shown as numbers.
+        within: the runs of a folder whose rollouts are shown, where they are not all that lie in it.
+        read_tokenizer: reads it; None shows tokens as numbers.
+
+    Raises:
+        ValueError: there is nothing to show at ``path``, or no tokenizer in ``model``.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        model: Path | None = None,
+        within: Sequence[Path] = (),
+        read_tokenizer: TokenizerReader | None = None,
+    ) -> None:
+        self.path = path.resolve()
+        self._within = within or [self.path]
+        if not self.path.exists():
+            raise ValueError(f"{path} does not exist{run_meant(path)}")
+        self._logs: dict[str, _Indexed] = {}
+        self._environment = read_description(self.path)
+        if not self._find_logs() and not self.metrics():
+            raise ValueError(f"{path} holds no run: neither collections/*.jsonl nor metrics.jsonl{run_meant(path)}")
+        if self.path.is_file() and not any("rollout_id" in line.record for line in read_lines(self.path)):
+            raise ValueError(f"{path} is no log of rollouts")
+        folder = model or self._model_folder()
+        known = folder is not None and (model is not None or (folder / "tokenizer.json").is_file())
+        self._tokenizer = read_tokenizer(folder) if read_tokenizer and folder is not None and known else None
+        self._no_text = "" if known else _no_text(folder)
+        self._token_text = lru_cache(maxsize=1 << 16)(self._decode_token)
+
+    @property
+    def name(self) -> str:
+        return self.path.stem if self.path.is_file() else self.path.name
+
+    def overview(self) -> dict[str, Any]:
+        """Name, metrics and collections; cheap, so that a page can ask again and again.
+
+        ``totals`` of a collection are over its rollouts so far: {"rollouts", "reward", "success"}, or None for a log
+        that nobody has opened yet and that is too large to be read for three numbers. ``failures`` are its failed
+        attempts, {task: {reason: count}}, ``wanted`` the rollouts that were asked for, until it has ``ended``. ``name``
+        is what the page calls it, ``kind`` is training, dev, evaluation or continuation. ``whole``: the metrics of its
+        iteration are of its rollouts alone, not of several nodes' shares or rounds; nor was the iteration collected
+        again, by a run that went back to an earlier checkpoint. ``no_text`` of the whole says why tokens are shown as
+        numbers; "" where they are not. ``node_runs``: a node is running that can go on with a rollout. ``head``:
+        see :func:`run_head`. ``shown_once`` says which collections several runs have, of which one is shown; "" where
+        there is none.
+
+        Raises:
+            ValueError: the folder is gone, or a line that must be read is damaged.
+        """
+        self._find_logs()
+        if not self.path.exists():
+            raise ValueError(f"{self.path} does not exist any more")
+        collections = self._collections(0)
+        metrics = self.metrics()
+        return {
+            "name": self.name,
+            "head": run_head(self.path, collections, metrics),
+            "collections": collections,
+            "metrics": metrics,
+            "no_text": self._no_text,
+            "shown_once": self._shown_once,
+            "node_runs": any(node_address(root) for root in {log.path.parent.parent for log in self._logs.values()}),
+        }
+
+    def head(self) -> dict[str, Any]:
+        """What :func:`run_head` says; only logs that it may speak of are read."""
+        self._find_logs()
+        metrics = self.metrics()
+        return run_head(self.path, self._collections(metrics[-1]["iteration"] if metrics else 0), metrics)
+
+    def _collections(self, done: int) -> list[dict[str, Any]]:
+        """As :meth:`overview` lists them, without those that were trained on in iterations up to ``done``."""
+        collections = []
+        parsed_ids = {name: parse_collection_id(name) for name in self._logs}
+        times = Counter(parsed.iteration for parsed in parsed_ids.values() if parsed.is_training)
+        names = {name: name_of(parsed) for name, parsed in parsed_ids.items()}
+        alike = Counter(names.values())
+        for name, log in self._logs.items():
+            parsed = parsed_ids[name]
+            if parsed.is_training and (parsed.iteration or 0) <= done:
+                continue
+            size = log.path.stat().st_size
+            if size - log.read_to <= READ_AT_ONCE_BYTES:
+                self._read_on(log)
+            collections.append(
+                {
+                    "id": name,
+                    "name": names[name] if alike[names[name]] == 1 else name,
+                    "iteration": parsed.iteration,
+                    "whole": parsed.is_training and parsed.share is None and times[parsed.iteration] == 1,
+                    "kind": kind_of(parsed),
+                    "bytes": size,
+                    "totals": totals(log.summaries),
+                    **asdict(Collected.of(log.path)),
+                }
+            )
+        collections.sort(key=lambda item: (KINDS.index(item["kind"]), item["iteration"] or 0, item["id"]))
+        return collections
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """See :func:`read_numbers`."""
+        return read_numbers(self.path)
+
+    def summaries(self, collection: str) -> list[dict[str, Any]]:
+        """One entry per rollout, in the order of the log; an episode of several sequences has one for each.
+
+        ``advantage`` is the one it was trained with, where the run kept token statistics; else the leave-one-out
+        advantage within its task, and of a continuation among those from the same turn; None where it is the only one.
+
+        Raises:
+            KeyError: no such collection.
+        """
+        log = self._logs[collection]
+        self._read_on(log)
+        statistics, notes = self._statistics(collection), self.notes()
+        groups: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+        for entry in log.summaries:
+            if entry["segment"] == 0:
+                groups[group_of(entry)].append(entry["reward"])
+        result = []
+        for entry in log.summaries:
+            rewards = groups[group_of(entry)]
+            count = len(rewards)
+            mean = sum(rewards) / count
+            advantage = count / (count - 1) * (entry["reward"] - mean) if count > 1 else None
+            own = statistics.get(entry["id"])
+            if own:
+                advantage = own["advantage"]
+            note = notes.get(entry["id"], "")
+            result.append({**entry, "advantage": advantage, "gap": own["gap"] if own else None, "note": note})
+        return result
+
+    def rollout(self, collection: str, cursor: int) -> dict[str, Any]:
+        """The ``cursor``-th rollout (from 1) with what the page shows of it.
+
+        ``tokens`` is {"texts": distinct texts, "index": [s] into them, "ids": [s]}; ``old_logprobs``, ``ratios``,
+        ``clipped``, ``advantages`` and ``entropies`` are per sampled token that was trained on, or None. ``branch_of``
+        also has the ``collection`` and ``cursor`` of the rollout it names, where they are known. ``values`` has, per
+        turn of its own, what is known of its value, or None. ``thread`` has, of each sequence of its episode, its
+        ``cursor``, how many messages it has in common with an earlier one (``shared``), why it ``begins``, and how many
+        ``turns`` were before it; it is empty where there is only one.
+
+        Raises:
+            KeyError: no such collection or rollout.
+        """
+        path, line = self.stored(collection, cursor)
+        record = json.loads(line)
+        with _as_rollout(path, cursor):
+            return self._shown(collection, cursor, record)
+
+    def _shown(self, collection: str, cursor: int, record: dict[str, Any]) -> dict[str, Any]:
+        texts: dict[str, int] = {}
+        index = [texts.setdefault(self._token_text(token), len(texts)) for token in record["token_ids"]]
+        own = self._statistics(collection).get(record["rollout_id"])
+        return {
+            "collection": collection,
+            "cursor": cursor,
+            **{key: record[key] for key in ("rollout_id", "task_id", "index", "dataset", "reward", "success")},
+            **{key: record[key] for key in ("end_reason", "temperature", "seconds", "tampered", "turns", "seed")},
+            "ungradable": record["ungradable"],
+            "broke": record.get("broke"),
+            "program": record["extra"].get("harness"),
+            "segment": record["segment"],
+            "segments": record["segments"],
+            "thread": self._thread(collection, cursor, record),
+            "branch_of": self._origin(record["branch_of"]),
+            "values": self._turn_values(collection, record),
+            "messages": record["messages"],
+            "requirements": record["requirements"],
+            "calls": _calls(record, self._environment),
+            "tokens": {"texts": list(texts), "index": index, "ids": record["token_ids"]},
+            "mask": [int(sampled) for sampled in record["mask"]],
+            "logprobs": [round(value, 5) for value in record["sampler_logprobs"]],
+            "old_logprobs": own["old_logprobs"] if own else None,
+            "ratios": own["ratios"] if own else None,
+            "clipped": own["clipped"] if own else None,
+            "advantages": own["advantages"] if own else None,
+            "entropies": own["entropies"] if own else None,
+        }
+
+    def log(self, collection: str) -> Path:
+        """The file of a collection.
+
+        Raises:
+            KeyError: no such collection.
+        """
+        self._find_logs()
+        return self._logs[collection].path
+
+    def stored(self, collection: str, cursor: int) -> tuple[Path, bytes]:
+        """The log that holds the ``cursor``-th rollout, and the rollout's line.
+
+        Raises:
+            KeyError: no such collection or rollout.
+        """
+        log = self._logs[collection]
+        self._read_on(log)
+        if cursor not in log.offsets:
+            raise KeyError(f"no rollout {cursor} in {collection}")
+        with log.path.open("rb") as file:
+            file.seek(log.offsets[cursor])
+            return log.path, file.readline()
+
+    def notes(self) -> dict[str, str]:
+        """What readers wrote of rollouts, by their ids; what stands in the file beside the run and is no note is left
+        out."""
+        try:
+            found = json.loads(self._notes_file.read_text(encoding="utf-8")) if self._notes_file.is_file() else {}
+        except (OSError, ValueError):
+            return {}
+        pairs = found.items() if isinstance(found, dict) else ()
+        return {key: value for key, value in pairs if isinstance(value, str)}
+
+    def write_note(self, collection: str, cursor: int, text: str) -> None:
+        """Keep a note of a rollout in ``notes.json`` of the run's folder; an empty one removes it.
+
+        Raises:
+            KeyError: no such collection or rollout.
+            ValueError: it is too long, or the file cannot be written.
+        """
+        if len(text) > MAX_NOTE_CHARACTERS:
+            raise ValueError(f"the note has {len(text)} characters; it may have {MAX_NOTE_CHARACTERS}")
+        rollout = json.loads(self.stored(collection, cursor)[1])["rollout_id"]
+        notes = {**self.notes(), rollout: text.strip()}
+        try:
+            write_whole(
+                self._notes_file, to_json({key: value for key, value in notes.items() if value}, indent=1) + "\n"
+            )
+        except OSError as error:
+            raise ValueError(f"{self._notes_file} cannot be written: {error.strerror}") from error
+
+    @property
+    def _notes_file(self) -> Path:
+        return self.path.with_suffix(".notes.json") if self.path.is_file() else self.path / "notes.json"
+
+    def search(self, collection: str, text: str) -> list[int]:
+        """Cursors of the rollouts whose ids, note or one of whose messages hold ``text``, upper and lower case alike.
+
+        Raises:
+            KeyError: no such collection.
+        """
+        log = self._logs[collection]
+        self._read_on(log)
+        wanted, notes = text.casefold(), self.notes()
+        found = []
+        for line in whole_lines(log.path):
+            if line.number > log.lines:
+                break
+            with _as_rollout(log.path, line.number):
+                rollout = read_listed(line.text)
+            texts = [f"{message.content}\n{message.reasoning}" for message in rollout.messages]
+            texts += [rollout.task_id, rollout.rollout_id, notes.get(rollout.rollout_id, "")]
+            if any(wanted in text.casefold() for text in texts):
+                found.append(line.number)
+        return found
+
+    def _find_logs(self) -> bool:
+        """Whether there are logs; what was read of those that are gone, or were begun anew, is forgotten."""
+        there: dict[str, Path] = {}
+        again = []
+        for file in chain.from_iterable(map(find_logs, self._within)):
+            if not there.setdefault(file.stem, file).samefile(file):
+                again.append(file.stem)
+        self._shown_once = _shown_once(again)
+        known = {name: log for name, log in self._logs.items() if name in there and log.is_of(there[name])}
+        self._logs = {name: known.get(name) or _Indexed(file, file.stat().st_ino) for name, file in there.items()}
+        return bool(self._logs)
+
+    def _read_on(self, log: _Indexed) -> None:
+        for line in whole_lines(log.path, log.read_to, log.lines + 1):
+            with _as_rollout(log.path, line.number):
+                log.summaries.append(summary_of(read_listed(line.text), line.number))
+            log.offsets[line.number] = line.start
+            log.read_to, log.lines = line.end, line.number
+
+    def _thread(self, collection: str, cursor: int, record: dict[str, Any]) -> list[dict[str, Any]]:
+        """The sequences of the episode of ``record``, in order, as far as they are in the log."""
+        if record["segments"] == 1:
+            return []
+        first = cursor - record["segment"]
+        log = self._logs[collection]
+        last = min(first + record["segments"] - 1, log.lines)  # whatever a damaged record says
+        cursors = tuple(sorted(log.offsets.keys() & range(first, last + 1)))
+        if cursors not in log.threads:
+            records = ((cursor, json.loads(self.stored(collection, cursor)[1])) for cursor in cursors)
+            log.threads[cursors] = _threads(records)
+        return log.threads[cursors]
+
+    def _origin(self, branch_of: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Return the rollout and turn that a rollout continues, with that rollout's place among the logs, if it is
+        there."""
+        if branch_of is None:
+            return None
+        collection = branch_of["rollout_id"].partition("/")[0]
+        log = self._logs.get(collection)
+        if log is not None:
+            self._read_on(log)
+        entries = log.summaries if log is not None else []
+        cursor = next((entry["cursor"] for entry in entries if entry["id"] == branch_of["rollout_id"]), None)
+        return {**branch_of, "collection": collection, "cursor": cursor}
+
+    def _turn_values(self, collection: str, record: dict[str, Any]) -> list[dict[str, Any] | None] | None:
+        values = read_turn_values(values_file(self.path, collection))
+        known = {value.turn: asdict(value) for value in values if value.rollout_id == record["rollout_id"]}
+        before = (record["branch_of"] or {"turns": 0})["turns"]
+        return [known.get(before + place) for place in range(len(record["turns"]))] if known else None
+
+    def _statistics(self, collection: str) -> dict[str, dict[str, Any]]:
+        files = statistics_files(self.path / TOKEN_STATISTICS, collection)
+        found = tuple((file, file.stat().st_mtime_ns) for file in files)
+        return _read_statistics(found, self._logs[collection].path) if found else {}
+
+    def _model_folder(self) -> Path | None:
+        """Return the model's folder by the nearest ``rollout_node.yaml``, which lies above the node's folder."""
+        for folder in (self.path, self.path / "evaluation", *self.path.parents[:FOLDERS_ABOVE]):
+            if (file := folder / "rollout_node.yaml").is_file():
+                try:  # as data: an interpolation of a stranger's would show what stands in the reader's variables
+                    return Path(yaml.safe_load(file.read_text(encoding="utf-8"))["model"]["path"])
+                except (yaml.YAMLError, OSError, LookupError, TypeError, ValueError) as error:
+                    raise ValueError(f"{file} is damaged; remove it, and give --model") from error
+        return None
+
+    def _decode_token(self, token: int) -> str:
+        if self._tokenizer is None:
+            return f"‹{token}›"
+        return self._tokenizer.decode([token], skip_special_tokens=False)
+
+
+def read_numbers(run: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl, where there is one; None for a number that is not finite, such as the ratio
+    of a rollout that is all but impossible now, which a browser's JSON does not know. Raises ValueError for a damaged
+    line; names it."""
+    lines = read_metrics(run) if (run / METRICS_FILE).is_file() else []
+    return [
+        {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()}
+        for line in lines
+    ]
+
+
+@contextmanager
+def _as_rollout(path: Path, number: int) -> Iterator[None]:
+    """Read line ``number``, which is any JSON until it was read; raises ValueError, which names the line."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ArithmeticError, ValueError) as error:
+        raise ValueError(f"{path}, line {number}, is no rollout: {error_line(error)}; {DAMAGE_CURE}") from error
+
+
+def _threads(records: Iterable[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """See :meth:`RunData.rollout`; of the sequences of an episode, with their cursors."""
+    thread: list[dict[str, Any]] = []
+    earlier: list[list[dict[str, str]]] = []
+    turns = 0
+    for cursor, record in records:
+        shared, begins = sequence_beginning(record["messages"], earlier)
+        rule = record["extra"].get("compaction")
+        begins = f"its history was too long (compaction: {rule})" if rule else begins
+        thread.append({"cursor": cursor, "shared": shared, "begins": begins, "turns": turns})
+        earlier.append(record["messages"])
+        turns += len(record["turns"])
+    return thread
+
+
+def sequence_beginning(
+    messages: Sequence[Mapping[str, str]], earlier: Sequence[Sequence[Mapping[str, str]]]
+) -> tuple[int, str]:
+    """Return how many messages a sequence has in common with one of the ``earlier`` ones of its episode, and what that
+    says of why it begins; (0, "") for the first."""
+    if not earlier:
+        return 0, ""
+    texts = [(message["role"], message["content"]) for message in messages]
+    shared, other = max(((_in_common(texts, each), each) for each in earlier), key=lambda found: found[0])
+    if shared == len(other) or shared == len(texts):
+        return shared, "the same history was encoded anew"
+    if texts[shared][0] == other[shared]["role"] == "assistant":
+        return shared, "another answer to the same messages"
+    if any(role == "assistant" for role, _ in texts[:shared]):
+        return shared, "its history was changed"
+    return shared, "a conversation of its own, such as a sub-agent's"
+
+
+def _in_common(texts: Sequence[tuple[str, str]], other: Sequence[Mapping[str, str]]) -> int:
+    pairs = zip(texts, ((message["role"], message["content"]) for message in other), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _calls(record: dict[str, Any], environment: Description) -> list[str]:
+    """Return the names of what an agent called, in order."""
+    turns = record["turns"]
+    try:
+        own = agent_turns(record["messages"], [turn["message"] for turn in turns if not turn.get("summary")])
+        # Of a program's environment nobody says what a call is; that of a tool can be read all the same.
+        read = [call.name for turn in own for call in parse_tool_calls(turn.text) if isinstance(call, ToolCall)]
+        return (environment.calls(record["task_id"], record["messages"], own) or read)[:MAX_CALLS]
+    except ValueError:
+        return []
+
+
+def _shown_once(collections: Sequence[str]) -> str:
+    """Say of which collections only the first is shown."""
+    if not collections:
+        return ""
+    count = len(set(collections))
+    many = f"{count} collections were" if count > 1 else "1 collection was"
+    return f"{many} asked for by the same request in several runs, such as {collections[0]}: of each the first is shown"
+
+
+def _no_text(model: Path | None) -> str:
+    """Why tokens are shown as numbers."""
+    why = "no rollout_node.yaml here names the model" if model is None else f"{model} holds no tokenizer.json any more"
+    return f"tokens are shown as numbers: {why}; give --model FOLDER"
+
+
+@lru_cache(maxsize=4)
+def _read_statistics(files: tuple[tuple[Path, int], ...], log: Path) -> dict[str, dict[str, Any]]:
+    """Rollout id -> its token statistics and its largest gap to the sampler; times of change renew the cache."""
+    logprobs = {
+        rollout.rollout_id: list(compress(rollout.sampler_logprobs, rollout.mask))
+        for rollout in (read_listed(line.text) for line in whole_lines(log))
+    }
+    result = {}
+    for record in (line.record for file, _ in files for line in read_lines(file)):
+        learner = record["old_logprobs"]
+        sampler = logprobs.get(record["rollout_id"], [])
+        gap = max((abs(a - b) for a, b in zip(learner, sampler, strict=False)), default=None)
+        result[record["rollout_id"]] = {
+            "advantage": record["advantage"],
+            "old_logprobs": learner,
+            "ratios": record["ratios"],
+            "clipped": record["clipped"],
+            "advantages": record.get("advantages", [record["advantage"]] * len(learner)),
+            "entropies": record.get("entropies"),
+            "gap": gap,
+        }
+    return result

@@ -1,0 +1,77 @@
+"""Prints a run for a terminal, where there is no browser: `loop view RUN --text [TASK]`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from loop_plumbing.visible import visible
+from loop_viewer.run_data import RunData
+from loop_viewer.run_folder import RunFolder
+
+
+def text_lines(shown: RunData | RunFolder, task: str = "") -> Iterator[str]:
+    """Yield the lines for a run: its collections with their tasks, or with ``task`` all that was said in its rollouts.
+    Of several runs, one line each.
+
+    Raises:
+        ValueError: no collection has a rollout of ``task``, or there are several runs.
+    """
+    if isinstance(shown, RunFolder):
+        if task:
+            raise ValueError(f"--text TASK is of one run, and here are {len(shown.runs())}: {', '.join(shown.runs())}")
+        yield from map(_run, shown.overview()["runs"])
+        return
+    run, found = shown, False
+    for item in run.overview()["collections"]:
+        name = item["id"]
+        entries = [entry for entry in run.summaries(name) if task in ("", entry["task"])]
+        first = [entry for entry in entries if entry["segment"] == 0]
+        if not first:
+            continue
+        found = True
+        yield f"# {name}: {_figures(first)}"
+        if task:
+            for entry in entries:
+                yield from _rollout(run.rollout(name, entry["cursor"]))
+            continue
+        tasks: dict[str, list[dict[str, Any]]] = {}
+        for entry in first:
+            tasks.setdefault(entry["task"], []).append(entry)
+        for name_of_task, group in sorted(tasks.items()):
+            yield f"{visible(name_of_task)}: {_figures(group)}"
+            yield f"    {visible(group[0]['asks'], 72)}"
+    if not task and not found:
+        yield "no rollout has ended yet"
+    if task and not found:
+        raise ValueError(f"{run.path} holds no rollout of task {task!r}; --text alone lists the tasks")
+
+
+def _run(row: dict[str, Any]) -> str:
+    """What the list of runs says of one."""
+    if "error" in row:
+        return f"{visible(row['name'])}: {visible(row['error'])}"
+    figures = {"reward": row["reward"], "success": row["success"], "dev success": row["dev_success"]}
+    figures["held-out success"] = row["held_out_success"]
+    said = [row["state"], *(f"{name} {value:.3f}" for name, value in figures.items() if value is not None)]
+    return f"{visible(row['name'])}: {', '.join(said)}"
+
+
+def _figures(entries: list[dict[str, Any]]) -> str:
+    """The number of rollouts, how many solve their task, and their mean reward."""
+    solved, reward = sum(entry["success"] for entry in entries), sum(entry["reward"] for entry in entries)
+    count = "1 rollout" if len(entries) == 1 else f"{len(entries)} rollouts"
+    return f"{count}, {solved} solved, mean reward {reward / len(entries):.3f}"
+
+
+def _rollout(rollout: dict[str, Any]) -> Iterator[str]:
+    """A rollout's conversation, with what is known of each turn beside it."""
+    turns = {turn["message"]: turn for turn in rollout["turns"]}
+    yield f"\n## {visible(rollout['rollout_id'])}: reward {rollout['reward']:.3f}, {rollout['end_reason']}"
+    for place, message in enumerate(rollout["messages"]):
+        turn = turns.get(place)
+        marks = [f"{turn['end'] - turn['start']} tokens"] if turn else []
+        marks += ["cut off by the limit of tokens"] if turn and turn["finish_reason"] == "length" else []
+        marks += ["failed"] if turn and turn["failed"] else []
+        yield f"\n--- {message['role']}{' (' * bool(marks)}{', '.join(marks)}{')' * bool(marks)}"
+        yield visible(message["content"])

@@ -1,0 +1,1 @@
+"""What a model family says of its decoder, and the decoders that torchtune builds of it."""

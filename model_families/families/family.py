@@ -1,0 +1,130 @@
+"""A family: what its decoders have in common, and what of a config.json it can build. Each has a file beside this.
+
+All are dense decoders of one build, which :mod:`model_families.decoder` makes: RMSNorm, rotary positions,
+attention with shared keys, a gated MLP of SiLU. A family says what differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+ROPE_SCALINGS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "default": frozenset(),
+        "linear": frozenset({"factor"}),
+        "llama3": frozenset(
+            {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+        ),
+        "yarn": frozenset({"factor", "original_max_position_embeddings", "beta_fast", "beta_slow"}),
+    }
+)
+"""Kinds of rotary scaling -> the numbers that each takes."""
+_OPTIONAL = frozenset({"beta_fast", "beta_slow"})
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary positions: the base of their frequencies, and how these are scaled for longer contexts."""
+
+    base: float
+    kind: str = "default"
+    scaling: Mapping[str, float] = field(default_factory=dict)
+    """Numbers of the kind, by the names of config.json."""
+
+    @property
+    def positions(self) -> int:
+        """The number of positions that YaRN makes of those before; 0 of another kind. Some models' cards have it put
+        into a config.json that goes on to name those before, which transformers does not mind."""
+        if self.kind != "yarn":
+            return 0
+        return int(self.scaling["factor"] * self.scaling["original_max_position_embeddings"])
+
+
+@dataclass(frozen=True)
+class Family:
+    """The common build of the decoders of one architecture.
+
+    Attributes:
+        architecture: how config.json names it.
+        qkv_bias: the projections to queries, keys and values have a bias.
+        qk_norm: queries and keys are normalised head by head, before they are rotated.
+        positions: how many there are where config.json does not say.
+        head_width: likewise; None is the width divided by the heads.
+        window: tokens over which attention reaches where config.json names no other number; None is all.
+        windowed: it does so unless config.json says ``use_sliding_window: false``; else only if that is true.
+        required: keys of config.json that must have one of these values where they are there.
+        vllm_args: of every vLLM server that serves it.
+    """
+
+    architecture: str
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    positions: int = 32_768
+    head_width: int | None = None
+    window: int | None = None
+    windowed: bool = True
+    required: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    vllm_args: tuple[str, ...] = ()
+
+    def objection(self, config: Mapping[str, Any]) -> str | None:
+        """Why a model of this config.json cannot be built, as ``key is value``; None if it can."""
+        for key, allowed in (_OF_ALL | dict(self.required)).items():
+            if key in config and config[key] not in allowed:
+                return f"{key} is {config[key]!r}"
+        for kind in config.get("layer_types") or []:
+            if kind not in ("full_attention", "sliding_attention"):
+                return f"layer_types has {kind!r}"
+        return None
+
+    def window_of(self, config: Mapping[str, Any]) -> int | None:
+        """The number of tokens over which attention reaches in any layer; None if over all."""
+        if not config.get("use_sliding_window", self.windowed):
+            return None
+        window = config.get("sliding_window", self.window)
+        return None if window is None else int(window)
+
+
+_OF_ALL: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu", None),
+    "mlp_bias": (False, None),
+    "partial_rotary_factor": (1.0, None),
+}
+
+
+class NotBuilt(ValueError):
+    """A model that torchtune's modules cannot build."""
+
+
+def read_rope(config: Mapping[str, Any]) -> Rope:
+    """The rotary positions of a config.json, in the spelling of transformers 5 (``rope_parameters``) or the older one.
+
+    Raises:
+        NotBuilt: a scaling, or a number of one, that is not built here.
+        ValueError: a scaling that lacks a number, or two that differ.
+    """
+    newer, older = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    read = {"rope_type": older.get("type"), **older}
+    lost = sorted(key for key, value in newer.items() if read.get(key) != value)
+    if older and lost:
+        raise ValueError(
+            f"rope_scaling and rope_parameters differ in {', '.join(lost)}, and transformers and vLLM read the first "
+            "alone; put the scaling into rope_parameters"
+        )
+    own = {"rope_theta": config.get("rope_theta")} | (older or newer)
+    numbers = {key: value for key, value in own.items() if value is not None}
+    kinds = {numbers.pop(key) for key in ("rope_type", "type") if key in numbers} or {"default"}
+    base = float(numbers.pop("rope_theta", 10_000.0))
+    if numbers.pop("partial_rotary_factor", 1.0) != 1.0:
+        raise NotBuilt("partial_rotary_factor cannot be other than 1")
+    kind = " and ".join(sorted(map(str, kinds)))
+    if kind not in ROPE_SCALINGS:
+        raise NotBuilt(f"rotary scaling {kind!r} cannot be built; those that can: {', '.join(ROPE_SCALINGS)}")
+    known = ROPE_SCALINGS[kind]
+    if strange := sorted(set(numbers) - known):
+        raise NotBuilt(f"rotary scaling {kind!r} with {', '.join(strange)} cannot be built")
+    if missing := sorted(known - set(numbers) - _OPTIONAL):
+        raise ValueError(f"rotary scaling {kind!r} lacks {', '.join(missing)}")
+    return Rope(base, kind, {key: float(value) for key, value in numbers.items()})

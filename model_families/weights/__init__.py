@@ -1,0 +1,1 @@
+"""Weights on disk and on the hub: names, headers, published sizes."""

@@ -1,0 +1,275 @@
+"""Plays tasks with what is right, with nonsense and with nothing, before anything is trained.
+
+A reward that gives nothing for the right answer, or something for none, trains a policy for nothing; this is seen
+here in seconds, without a model. What is right, a file's ``solve(task)`` says, or a field of its tasks, or the
+environment's own expert. None of these episodes is scored or trained on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast, runtime_checkable
+
+from agent_environments.protocol import Environment, EnvironmentFault, EnvironmentPool, Message
+from loop_plumbing.breakage import error_line
+from loop_recipes.own_task.play import Agent, Played, play_task, quiet
+
+PATIENCE_S = 60.0
+"""After so long no further task is begun: an environment may be slow."""
+SOLVE = "solve(task)"
+EXPERT = "the environment's expert"
+CURE = f"say the agent's right turns in a function {SOLVE}"
+NONSENSE = "wibble 7351"
+"""A turn that is right in no task."""
+
+
+@runtime_checkable
+class _OwnPool(Protocol):
+    """What is asked of a file's pool beside the protocol."""
+
+    def field_answers(self, task_id: str) -> list[tuple[str, str]]: ...
+
+    async def why_nothing(self, task_id: str, turns: Sequence[str]) -> tuple[str, bool]: ...
+
+
+@runtime_checkable
+class _PoolWithExpert(Protocol):
+    """What is asked of a pool whose environment has an expert."""
+
+    async def expert(self, task_id: str) -> list[str]: ...
+
+    def message(self, command: str) -> str: ...
+
+
+class _Solved(Protocol):
+    async def right_turn(self, said: str) -> str | None: ...
+
+
+@dataclass
+class Oracle:
+    """What came of it: the episodes with nothing done, what nonsense earned in each task, and the most that a right
+    answer earned.
+
+    ``tried`` says what was tried as right, ``untried`` why a task could not be. ``broke`` is what broke first. ``why``
+    says what a reward compared where right answers earn least, and ``sure`` whether that is the cause. ``played`` has
+    the episodes with right answers of each task.
+    """
+
+    of: int
+    solves: bool
+    nothing: list[Played] = field(default_factory=list)
+    nonsense: dict[str, float] = field(default_factory=dict)
+    right: dict[str, float] = field(default_factory=dict)
+    tried: list[str] = field(default_factory=list)
+    untried: dict[str, str] = field(default_factory=dict)
+    broke: str = ""
+    refused: str = ""
+    played: dict[str, list[Played]] = field(default_factory=dict)
+    why: str = ""
+    sure: bool = False
+
+    @property
+    def right_is_worth_nothing(self) -> bool:
+        """Whether what is right was tried, and earned 0 in every task."""
+        return bool(self.right) and not any(self.right.values())
+
+    @property
+    def nothing_is_worth_something(self) -> bool:
+        """Whether doing nothing, or writing nonsense, earned something."""
+        return any(played.grade.reward for played in self.nothing) or any(self.nonsense.values())
+
+    @property
+    def lines(self) -> list[str]:
+        """A line on what is right, one on nothing, and a warning for each of them, or nonsense, that earns what it
+        should not.
+        """
+        paid = {task: reward for task, reward in self.nonsense.items() if reward > 0.0}
+        rewards = [played.grade.reward for played in self.nothing]
+        idle = f"doing nothing earns {_mean(rewards)} on average of {self._tasks(len(rewards))}"
+        lines = [f"right:    {self._of_right()}", f"nothing:  {idle}"]
+        if self.right_is_worth_nothing or self.sure:
+            lines.append(f"warning:  what is right should earn 1; {self.cure}")
+        if any(rewards):
+            lines.append("warning:  doing nothing should earn 0: the agent may learn to do nothing")
+        elif paid:
+            task = next(iter(paid))
+            lines.append(
+                f"warning:  a turn of nonsense earns something in {len(paid)} of {self._tasks(len(self.nonsense))}, "
+                f"such as {task} ({paid[task]:.3g}), where it should earn 0: look at the reward"
+            )
+        return lines
+
+    @property
+    def cure(self) -> str:
+        """Say what to do where right answers earn nothing."""
+        if self.sure or self.broke:
+            return self.why if self.sure else self.broke
+        look = f"look at the reward, and at {SOLVE}" if self.solves else "look at the reward"
+        if not self.solves and EXPERT not in self.tried:
+            look += f", or {CURE}"
+        return "; ".join(part for part in (self.why, look) if part)
+
+    def _of_right(self) -> str:
+        left = ""
+        if self.untried:
+            task, why = next(iter(self.untried.items()))
+            count = f"{len(self.untried)} tasks" if self.right else "what is right"
+            left = f"{count} could not be tried ({task}: {why})"
+        if not self.right:
+            return left if EXPERT in self.tried else f"{left}; {CURE}"
+        rewards = list(self.right.values())
+        short = [task for task, reward in self.right.items() if reward < 1.0]
+        said = f"{self._what()} earns {_mean(rewards)} on average of {self._tasks(len(rewards))}"
+        if short and any(rewards):
+            said += f"; less than 1 on {len(short)} of them, such as {short[0]} ({self.right[short[0]]:.3g})"
+        broke = "" if self.right_is_worth_nothing else self.broke  # which the warning says
+        return "; ".join(part for part in (said, broke, self.refused, left) if part)
+
+    def _what(self) -> str:
+        if self.solves:
+            return SOLVE
+        if EXPERT in self.tried:
+            return EXPERT
+        if len(self.tried) == 1:
+            return f"the field {self.tried[0]} as the answer"
+        return f"one of the fields {', '.join(self.tried)} as the answer"
+
+    def _tasks(self, count: int) -> str:
+        return f"{count} tasks" if count == self.of else f"{count} of {self.of} tasks"
+
+
+def ask_oracle(pool: EnvironmentPool, solves: bool, tasks: Callable[[], Sequence[str]], most: int) -> Oracle:
+    """Play at most ``most`` of the tasks, spread evenly, with what is right, with nonsense and with nothing.
+
+    Args:
+        pool: not yet open; it is closed at the end.
+        solves: whether it is of a file that has a function ``solve(task)``.
+        tasks: gives the tasks once the pool is open.
+
+    Raises:
+        EnvironmentFault, ValueError, OSError: of the environment.
+    """
+    with quiet("agent_environments"):  # what a wrong guess of the right answer breaks is no news
+        return asyncio.run(_ask(pool, solves, tasks, most))
+
+
+def spread(task_ids: Sequence[str], most: int) -> list[str]:
+    """Return at most so many tasks at even distances, because neighbours are often of one kind."""
+    count = min(most, len(task_ids))
+    return [task_ids[number * len(task_ids) // count] for number in range(count)]
+
+
+async def _ask(pool: EnvironmentPool, solves: bool, tasks: Callable[[], Sequence[str]], most: int) -> Oracle:
+    until = time.monotonic() + PATIENCE_S
+    try:
+        await pool.open()
+        task_ids = tasks()
+        oracle = Oracle(len(task_ids), solves)
+        for task_id in spread(task_ids, most):
+            oracle.nothing.append(await play_task(pool, task_id, _turns_of([])))
+            oracle.nonsense[task_id] = (await play_task(pool, task_id, _turns_of([NONSENSE]))).grade.reward
+            if oracle.solves:
+                await _try(pool, oracle, task_id, "", _solving)
+            elif isinstance(pool, _OwnPool):
+                await _try_fields(pool, oracle, task_id)
+            else:
+                await _try_expert(pool, oracle, task_id)
+            if time.monotonic() > until:
+                break
+        if isinstance(pool, _OwnPool) and not oracle.nothing_is_worth_something:
+            await _find_why(pool, oracle)
+    finally:
+        await pool.close()
+    return oracle
+
+
+async def _find_why(pool: _OwnPool, oracle: Oracle) -> None:
+    """Find out what the rewards compared in the task whose right answers earned least."""
+    least = min(oracle.right, key=lambda task: oracle.right[task], default=None)
+    if least is None or oracle.right[least] == 1.0:
+        return
+    for played in oracle.played[least]:
+        turns = [message.content for message in played.messages if message.role == "assistant"]
+        why, oracle.sure = await pool.why_nothing(least, turns)
+        oracle.why = why if oracle.sure else oracle.why or why
+        if oracle.sure:
+            return
+
+
+async def _try_expert(pool: EnvironmentPool, oracle: Oracle, task_id: str) -> None:
+    oracle.tried = [EXPERT]
+    if not isinstance(pool, _PoolWithExpert):
+        oracle.untried[task_id] = "the environment has no expert"
+        return
+    try:
+        turns = [pool.message(command) for command in await pool.expert(task_id)]
+    except EnvironmentFault as error:
+        oracle.untried[task_id] = str(error)
+        return
+    await _try(pool, oracle, task_id, EXPERT, _turns_of(turns))
+
+
+async def _try_fields(pool: Any, oracle: Oracle, task_id: str) -> None:
+    found = pool.field_answers(task_id)
+    if not found:
+        oracle.untried[task_id] = "no reward reads a field of the task that could be the answer"
+    for name, turn in sorted(found, key=lambda each: each[0] not in oracle.tried):  # what was right before comes first
+        await _try(pool, oracle, task_id, name, _turns_of([turn]))
+        if oracle.right.get(task_id) == 1.0:
+            break
+
+
+async def _try(pool: EnvironmentPool, oracle: Oracle, task_id: str, name: str, agent_in: Any) -> None:
+    try:
+        played = await play_task(pool, task_id, agent_in)
+    except _SolveBroke as error:
+        oracle.untried[task_id] = str(error)
+        return
+    grade = played.grade
+    if grade.broke is not None and not oracle.broke:
+        oracle.broke = f"{grade.broke.line} on task {task_id}"
+    if oracle.solves and not oracle.refused:
+        answers = [message.content for message in played.messages if message.role != "assistant"]
+        errors = [line for answer in answers for line in answer.splitlines() if line.startswith("Error:")]
+        if errors:
+            oracle.refused = f"but on task {task_id} it was answered {errors[0]!r:.160}"
+    if name and name not in oracle.tried:
+        oracle.tried.append(name)
+    oracle.played.setdefault(task_id, []).append(played)
+    oracle.right[task_id] = max(grade.reward, oracle.right.get(task_id, 0.0))
+
+
+class _SolveBroke(Exception):
+    """The file's own function did not give its turns."""
+
+
+def _turns_of(turns: Sequence[str]) -> Any:
+    def agent_in(environment: Environment) -> Agent:
+        left = iter(turns)
+
+        async def agent(messages: list[Message]) -> str | None:
+            return next(left, None)
+
+        return agent
+
+    return agent_in
+
+
+def _solving(environment: Environment) -> Agent:
+    async def agent(messages: list[Message]) -> str | None:
+        try:
+            return await cast(_Solved, environment).right_turn(messages[-1].content)
+        except EnvironmentFault:
+            raise
+        except Exception as error:
+            said = error_line(error)
+            raise _SolveBroke(said if said.startswith("solve ") else f"solve raised {said}") from error
+
+    return agent
+
+
+def _mean(rewards: Sequence[float]) -> str:
+    return f"{sum(rewards) / len(rewards):.3g}"

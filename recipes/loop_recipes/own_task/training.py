@@ -1,0 +1,403 @@
+"""Trains on a file of functions: checks it, writes the run's config, trains, scores before and after, draws.
+
+The config is ``<output_dir>/train.yaml``, a file as a user would write it: ``loop train``, ``loop eval`` and `tune run`
+take it too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from omegaconf import OmegaConf
+
+from agent_environments.description import Description
+from agent_environments.protocol import EnvironmentFault, EnvironmentPool, PoolWithSplits, create_pool
+from loop_formats.places import METRICS_FILE, loop_home
+from loop_formats.run_files import newest_adapter, whole_file
+from loop_formats.schema import ConfigError, from_mapping, made_folder, require
+from loop_plumbing.names import alike, did_you_mean
+from loop_recipes.config.files import check_overrides, compose, read_config, read_file, with_words
+from loop_recipes.own_task.oracle import Oracle, ask_oracle
+from loop_recipes.own_task.play import Played, nothing, play_tasks, words_as_tokens
+from loop_recipes.paths import KINDS
+from loop_recipes.steps import check_finished, recipe_sections, run_step, tune
+from loop_recipes.terminal import say
+from model_families.base_model import BaseModel
+from model_families.opening import open_model_chat, open_weights
+from model_families.weights.hub import is_hub_name, model_folder, pinned
+from rollout_server.config import ModelConfig
+
+ENVIRONMENT = "tools"
+TRAINED = "train"
+HELD_OUT_SHARE = 0.2
+MOST_HELD_OUT = 100
+"""Groups of tasks: more make intervals no narrower than a small machine's patience allows."""
+TASKS_PER_ITERATION = 8
+ORACLE_TASKS = 20
+"""Tasks that are played with the right answer and with nothing before the first iteration."""
+LAPTOP, SMALL_GPU, ONE_GPU = "cpu", "gpu", "qwen2_5_1_5b_one_gpu"
+SMALL_MODEL = 10**9  # parameters, below which a model is one for gpu
+SMALL_EPISODES = {"max_turns": 10, "max_tokens_per_turn": 500, "max_context": 4096}
+"""In place of the long episodes that ``qwen2_5_1_5b_one_gpu`` is made for."""
+CALLS_AND_ANSWERS = {"max_tokens_per_turn": 128}
+"""In place of the 16 that a move in plain text takes: the shortest call takes 30."""
+NO_MODEL = (
+    "give --model FOLDER or --model OWNER/NAME of the Hugging Face hub: `make smollm2` makes "
+    "models/SmolLM2-135M-Instruct, and docs/add_a_model.md says which others there are"
+)
+
+
+class _Tasks(Protocol):
+    def hold_out(self, groups: int) -> None: ...
+
+
+class _Module(Protocol):
+    @property
+    def moves(self) -> str: ...
+    @property
+    def tools(self) -> Mapping[str, object]: ...
+    @property
+    def reply(self) -> object: ...
+    @property
+    def solve(self) -> object: ...
+    @property
+    def grades_groups(self) -> bool: ...
+    @property
+    def tasks(self) -> _Tasks: ...
+
+
+class _OwnPool(EnvironmentPool, PoolWithSplits, Protocol):
+    module: _Module
+    description: Description
+
+
+@dataclass(frozen=True)
+class OwnTask:
+    """A file of functions that was read: its parts, ``splits`` by name, and the groups of tasks in ``train``.
+
+    ``environment`` is what the command line says of the environment beside the file, such as a judge.
+    ``trained`` and ``scored`` are the tasks to train on and those to score on; () where the file cannot be divided.
+    """
+
+    file: Path
+    module: _Module
+    splits: dict[str, list[str]]
+    groups: int
+    description: Description
+    environment: Mapping[str, Any]
+    trained: Sequence[str] = ()
+    scored: Sequence[str] = ()
+
+    @classmethod
+    def read(cls, file: str | Path, words: Sequence[str] = ()) -> OwnTask:
+        """Import the file and look at its parts.
+
+        Args:
+            words: ``key=value`` of the config, among which ``node.environment`` may name a judge, or other options.
+
+        Raises:
+            ConfigError: it is none, or anything is wrong with a part of it; one line.
+        """
+        file = Path(file)
+        near = alike(file.name, [path.name for path in file.parent.glob("*.py")])
+        meant = f"; {did_you_mean([str(file.with_name(name)) for name in near])}" if near else ""
+        require(file.is_file(), f"{file} is no file{meant}")
+        environment = _of_node(words, "environment")
+        require(not {"name", "module"} & environment.keys(), f"node.environment: its module is {file}; leave that away")
+        try:
+            pool = _pool(file.resolve(), environment)
+            splits = {name: pool.tasks(name) for name in pool.splits()}
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        require(splits.get(TRAINED), f"{file}: TASKS has no split {TRAINED!r}; there are {', '.join(splits)}")
+        groups = len(set(map(pool.description.group_of, splits[TRAINED])))
+        task = cls(file.resolve(), pool.module, splits, groups, pool.description, environment)
+        if len(splits) > 1:
+            return replace(task, trained=splits[TRAINED], scored=splits[task.scored_split])
+        if groups > 1:
+            pool.module.tasks.hold_out(cast(int, task.held_out_groups))
+            return replace(task, trained=pool.tasks(TRAINED), scored=pool.tasks(task.scored_split))
+        return task
+
+    @property
+    def held_out_groups(self) -> int | None:
+        """The number of groups of ``train`` that are set aside; None where the file has a split to score on."""
+        if len(self.splits) > 1:
+            return None
+        count = len(self.splits[TRAINED])
+        all_one = "TASKS has one task" if count == 1 else f"all {count} TASKS are of one group by their field 'group'"
+        require(self.groups > 1, f"{self.file}: {all_one}; to train and to score takes two at least")
+        return max(1, min(MOST_HELD_OUT, round(HELD_OUT_SHARE * self.groups)))
+
+    @property
+    def scored_split(self) -> str:
+        """The split to score on: the file's last one that is not trained on."""
+        return "held_out" if len(self.splits) == 1 else [name for name in self.splits if name != TRAINED][-1]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The environment's section of a config."""
+        held_out = {} if self.held_out_groups is None else {"held_out": self.held_out_groups}
+        return {"name": ENVIRONMENT, "module": str(self.file), **held_out, **self.environment}
+
+    def pool(self) -> EnvironmentPool:
+        """The environment, not yet open."""
+        return _pool(self.file, self.environment)
+
+    def earned_by_nothing(self, count: int) -> list[Played]:
+        """Play the first ``count`` tasks without doing anything.
+
+        Raises:
+            ConfigError: the environment breaks already here, such as by a reward that raises; one line.
+        """
+        return self._sound(lambda: asyncio.run(play_tasks(self.pool(), lambda: self.splits[TRAINED][:count], nothing)))
+
+    def ask_oracle(self, most: int = ORACLE_TASKS) -> Oracle:
+        """Play at most so many tasks with what the file says is right, and with nothing.
+
+        Raises:
+            ConfigError: the environment breaks with nothing done; one line.
+        """
+        tasks, solves = self.splits[TRAINED], self.module.solve is not None
+        found: list[Oracle] = []
+
+        def play() -> list[Played]:
+            found.append(ask_oracle(self.pool(), solves, lambda: tasks, most))
+            return found[0].nothing
+
+        self._sound(play)
+        return found[0]
+
+    def check_reward(self) -> list[str]:
+        """Return what the oracle says before a training.
+
+        Raises:
+            ConfigError: by what the file itself calls right nothing is earned, so that nothing could be learned.
+        """
+        oracle = self.ask_oracle()
+        # Alone in its group, the right answer may be worth nothing.
+        hopeless = oracle.solves and oracle.right_is_worth_nothing and not self.module.grades_groups
+        tried = f"all {len(oracle.right)} tasks that were tried"
+        require(
+            not hopeless, f"{self.file}: solve(task) earns 0 on {tried}, so nothing could be learned; {oracle.cure}"
+        )
+        return oracle.lines
+
+    def check_unchanged(self, checkpoint: Path, accept: bool) -> None:
+        """Compare the file with what a policy was trained on, as a resumed run does.
+
+        Args:
+            checkpoint: the folder of the run's last one.
+            accept: the config's ``accept_changes``.
+
+        Raises:
+            ConfigError: its code or its tasks have changed, and that is not accepted.
+        """
+        from loop_recipes.run.rests_on import compare  # torch
+
+        state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+        before = state.get("rests_on", {}).get("environment", {})
+        own = {key: value for key, value in self.description.identity.items() if key in ("code", "tasks")}
+        compare(state, "environment", {**before, **own}, accept)  # other tools, such as MCP's, are not open
+
+    def _sound(self, play: Callable[[], list[Played]]) -> list[Played]:
+        try:
+            episodes = play()
+        except (EnvironmentFault, ValueError, OSError) as error:
+            raise ConfigError(f"{self.file}: an episode cannot begin: {error}") from error
+        for played in episodes:
+            if (broke := played.grade.broke) is not None:
+                raise ConfigError(f"{broke.line}, on task {played.task_id}, with nothing done")
+        return episodes
+
+
+def _pool(file: Path, options: Mapping[str, Any]) -> _OwnPool:
+    return cast(_OwnPool, create_pool(ENVIRONMENT, {**options, "module": str(file), "max_worlds": 1}, words_as_tokens))
+
+
+def check_model(folder: str | os.PathLike[str] | None, words: Sequence[str] = ()) -> Path:
+    """The folder of a model that can be trained and served.
+
+    Args:
+        folder: of the model, or its name on the hub.
+        words: ``key=value`` of the config, among which ``node.model.chat_format`` may say how it speaks.
+
+    Raises:
+        ConfigError: it is none; one line.
+    """
+    if folder is None:
+        raise ConfigError(NO_MODEL)
+    try:
+        path = model_folder(str(folder))
+    except ValueError as error:
+        raise ConfigError(f"--model: {error}") from error
+    require(path.is_dir(), f"--model {path} is no folder, and no model of the hub (OWNER/NAME); {NO_MODEL}")
+    require((path / "config.json").is_file(), f"--model {path} holds no config.json; {NO_MODEL}")
+    chat = from_mapping(ModelConfig, {"path": str(path), **_of_node(words, "model")}, "node.model")
+    try:
+        open_model_chat(path, open_weights(path), chat.chat_format, chat.thinking, chat.observation_role)
+    except ValueError as error:
+        raise ConfigError(f"--model: {error}") from error
+    return path.resolve()
+
+
+def _of_node(words: Sequence[str], key: str) -> Mapping[str, Any]:
+    """What the words say of a section of the node."""
+    check_overrides(words)
+    node = with_words({}, words).get("node")
+    section = node.get(key) if isinstance(node, dict) else None
+    return section if isinstance(section, dict) else {}
+
+
+def found_machine(model: Path, devices: Path = Path("/dev")) -> str:
+    """The name of the machine's config that fits the model and what is here: a GPU of NVIDIA's, or none."""
+    if not any(devices.glob("nvidia[0-9]*")):
+        return LAPTOP
+    return SMALL_GPU if BaseModel.read(model).parameters < SMALL_MODEL else ONE_GPU
+
+
+def config_of(task: OwnTask, model: Path, words: Sequence[str]) -> dict[str, Any]:
+    """The config of a run, as a file would have it.
+
+    Args:
+        words: ``key=value`` that win over what is chosen here.
+
+    Raises:
+        ConfigError: a word is not understood.
+    """
+    check_overrides(words)
+    require(
+        not any(word.startswith("~") for word in words), "~key cannot stand in a file; give key=null or another value"
+    )
+    machine = with_words({}, words).get("machine") or found_machine(model)
+    chosen: dict[str, Any] = {
+        "output_dir": str(loop_home() / "runs" / task.file.stem),
+        "resume_from_checkpoint": True,
+        "model": {"path": str(model)},
+        "collection": {"split": TRAINED, "tasks_per_iteration": min(TASKS_PER_ITERATION, len(task.trained))},
+        "node": {"environment": task.options},
+        "eval": {"split": task.scored_split},
+    }
+    if machine == ONE_GPU:
+        chosen["collection"]["limits"] = SMALL_EPISODES
+    elif machine in (LAPTOP, SMALL_GPU) and (task.module.tools or not task.module.reply):
+        chosen["collection"]["limits"] = CALLS_AND_ANSWERS
+    tree = with_words({"machine": machine, **chosen}, words)
+    for key in ("model", "collection", "node", "node.environment", "eval"):
+        require(OmegaConf.select(OmegaConf.create(tree), key), f"{key} cannot be left out")
+    for kind in KINDS:  # a path is relative to the file that holds it
+        if isinstance(name := tree.get(kind), str) and Path(name).is_file():
+            tree[kind] = str(Path(name).resolve())
+    folder = tree["output_dir"]
+    require(isinstance(folder, str), f"output_dir must be str, not {folder!r}")
+    return {**tree, "output_dir": str(Path(folder).absolute())}
+
+
+MAY_DIFFER = ("max_iterations", "accept_changes")
+"""Keys that a run may be gone on with otherwise than it began."""
+
+
+def write_config(config: Mapping[str, Any]) -> Path:
+    """Write ``<output_dir>/train.yaml``; only :data:`MAY_DIFFER` may differ from what the run began with.
+
+    Raises:
+        ConfigError: a key is unknown or its value ill-typed, or the folder holds a run that was begun otherwise, or
+            cannot be made.
+    """
+    folder = made_folder("output_dir", Path(config["output_dir"]))
+    file = folder / "train.yaml"
+    if (folder / METRICS_FILE).exists():
+        before = read_file(file) if file.exists() else {}
+        keys = [key for key in {**before, **config} if before.get(key) != config.get(key) and key not in MAY_DIFFER]
+        require(not keys, f"{folder} holds a run with another {', '.join(keys)}; give the same, or another output_dir")
+    module = Path(config["node"]["environment"]["module"])
+    head = f"# Made by `loop train {module.name}`. `loop train` and `loop eval`\n"
+    head += "# take this file too; `loop check` shows all that it leaves to the machine.\n"
+    with whole_file(file) as partial:
+        partial.write_text(head + OmegaConf.to_yaml(OmegaConf.create(dict(config))), encoding="utf-8")
+        for recipe in ("loop_appworld", "eval_appworld"):
+            read_config(compose(str(partial), (), recipe), recipe_sections()[recipe])
+    return file
+
+
+def train(module: str | os.PathLike[str], model: str | os.PathLike[str] | None, *words: str) -> Path:
+    """Train a model on a file of functions, and score it before and after.
+
+    The same call goes on where it was stopped.
+
+    Args:
+        module: a Python file with ``@reward`` and ``TASKS``, and ``@tool`` or ``@reply`` functions.
+        model: the folder of a Hugging Face model, or its name on the hub.
+        words: ``key=value`` of the config, such as ``max_iterations=50`` or ``output_dir=runs/mine``.
+
+    Returns:
+        The folder of the run.
+
+    Raises:
+        ConfigError: anything wrong with what was given, before anything starts; one line.
+        StepFailed: the training or the evaluation did not come to its end.
+    """
+    task, folder = OwnTask.read(Path(module), words), check_model(model, words)
+    config = config_of(task, folder, words)
+    if is_hub_name(name := str(model)):  # train.yaml holds what was asked for, and the commit
+        config["model"] |= {"path": pinned(name)}
+    file = write_config(config)
+    run = file.parent
+    wanted = compose(str(file)).max_iterations
+    last = run / "checkpoints" / f"iteration_{wanted:04d}"
+    seen = [] if (run / METRICS_FILE).exists() else task.check_reward()
+    if last.is_dir():
+        task.check_unchanged(last, bool(config.get("accept_changes")))
+        seen = [f"done:     the training is complete ({wanted}/{wanted} iterations)"]
+    say(*_head(task, config, seen))
+    sys.stdout.flush()
+    if not last.is_dir():
+        run_step(tune("run", "loop_appworld", "--config", str(file)), None)
+        check_finished(run)
+    print("now scored on the held-out tasks, before and after training:", flush=True)
+    run_step(tune("run", "eval_appworld", "--config", str(file)), None)
+    return run
+
+
+def show(run: Path) -> list[str]:
+    """Draw the curves of a run that has ended; returns lines that say where everything is."""
+    from loop_recipes.plots.curves import parse_curve, write_figures  # matplotlib
+    from loop_recipes.run.metrics import nothing_learned  # torch
+
+    nothing = nothing_learned(run)
+    first, *_ = write_figures([parse_curve(str(run))], run, 5)
+    return [
+        f"adapter:  {newest_adapter(run)}",
+        f"table:    {run / 'evaluation' / 'report.md'}",
+        f"curve:    {first}",
+        f"rollouts: loop view {run}",
+        f"warning:  {nothing}" if nothing else f"to serve: loop export {run}",
+    ]
+
+
+def _head(task: OwnTask, config: Mapping[str, Any], seen: Sequence[str]) -> list[str]:
+    """Say for the terminal what is about to run."""
+    trained, scored, groups = len(task.trained), len(task.scored), task.held_out_groups
+    if groups is None:
+        tasks = f"{trained} tasks to train on, {scored} of split {task.scored_split} to score on"
+    elif task.groups == trained + scored:
+        tasks = f"{trained + scored} tasks, of which {scored} are held out to score on, always the same"
+    else:
+        tasks = f"{trained + scored} tasks in {task.groups} groups, of which {groups} are held out to score on, always "
+        tasks += f"the same: {trained} tasks to train on, {scored} to score on"
+    model = config["model"]["path"]
+    return [
+        f"task:     {task.file.name}, {tasks}",
+        f"a turn:   {task.module.moves}",
+        f"model:    {model}, {BaseModel.read(model_folder(model)).parameters / 1e6:.0f}M parameters",
+        f"machine:  {config['machine']} (machine=NAME takes another, `tune ls` names them)",
+        *seen,
+        f"config:   {Path(config['output_dir']) / 'train.yaml'}",
+    ]

@@ -1,0 +1,1 @@
+"""What a job needs and whether it fits: GPUs, memory, time, disk; `loop check` prints it."""

@@ -1,0 +1,194 @@
+"""Memory arithmetic for a job before it runs: what a trainer rank and a vLLM server hold, by kind.
+
+Estimates from shapes, no measurement; the recipe's own stress test measures. All sizes in GiB (2**30 bytes), where
+nothing else is said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from loop_recipes.plan.layer_memory import LayerBytes
+from model_families.base_model import BaseModel
+from rollout_server.config import NodeConfig
+
+GIB = 2**30
+USABLE = 0.92
+"""Of a GPU's memory: the rest goes to the CUDA context, NCCL and what the allocator cannot use."""
+
+
+BASE = "base weights, bf16, sharded"
+CACHE = "KV cache"
+CONTEXT = "CUDA context, activations and graphs (allowance)"
+BUS_GB_S = 25.0
+"""10**9 bytes a second between a GPU and pinned memory; about that for PCIe 4.0 x16."""
+TRAINER_CONTEXT = 1.0
+"""GiB that a trainer's CUDA context and communicators hold of a GPU while its weights are on the host (allowance)."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The memory that one GPU needs, by use. ``over`` is the one line to say when it does not fit."""
+
+    title: str
+    available: float
+    parts: dict[str, float] = field(default_factory=dict)
+    over: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def sum(self) -> float:
+        return sum(self.parts.values())
+
+    def table(self) -> str:
+        rows = [f"{self.title} ({self.available:.1f} GiB available)"]
+        rows += [f"  {name:<48}{size:8.2f} GiB" for name, size in self.parts.items()]
+        rows += [f"  {'sum':<48}{self.sum:8.2f} GiB", *(f"  {note}" for note in self.notes)]
+        return "\n".join(rows)
+
+
+def plan_trainer(
+    shape: BaseModel,
+    lora_rank: int,
+    tokens: int,
+    ranks: int,
+    gpu_gib: float,
+    keep_attention: bool = False,
+    sharers: int = 1,
+    offloads: bool = False,
+    counted: LayerBytes | None = None,
+) -> MemoryPlan:
+    """One rank of the trainer where it holds most, in the backward pass through a layer, of ``tokens`` at once.
+
+    Sharded: the bf16 base, and in fp32 the adapter, its gradient and two Adam moments. FSDP2 keeps the embedding and
+    the head gathered for the whole pass, and beside the layer at work, with several ranks, the next one. Activation
+    checkpointing saves each layer's input. The layer at work is differentiated with its activations recomputed: at the
+    peak six tensors of the feed-forward width (four activations of the MLP and two gradients on their way), six of the
+    model's width and four of the keys' width. ``keep_attention`` keeps its output and fp32 normalisers of each layer.
+    Where several ranks are ``sharers`` of each row, what attention exchanges is one more tensor of the queries' width.
+    A rank that ``offloads`` has two of the layers' inputs on its GPU, the one at work and one on its way.
+    ``counted`` is the layer at work of a model that transformers builds, in the place of these tensors.
+
+    A test compares this with a count on the recipe's own code (tests/support/memory_count.py).
+    """
+    queries, keys = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
+    inputs = tokens * shape.width * 2 / GIB  # of one layer
+    layer = tokens * (6 * shape.width + 6 * shape.feed_forward + 4 * keys) * 2.0
+    if counted is not None:
+        layer = tokens * counted.token + counted.block
+    if sharers > 1:
+        layer += tokens * queries * 2
+    parts = {
+        BASE: shape.parameters * 2 / ranks / GIB,
+        "adapter, gradient, Adam moments, fp32, sharded": shape.adapter_parameters(lora_rank) * 16 / ranks / GIB,
+        "embedding and head gathered, bf16": shape.outer_parameters * 2 / GIB,
+        "layers gathered, bf16": min(ranks, 2) * shape.layer_parameters * 2 / GIB,
+        "checkpointed inputs of the layers, bf16": inputs * (2 if offloads else shape.layers),
+        "one layer recomputed and differentiated, bf16": layer / GIB,
+    }
+    if keep_attention:
+        kept = shape.heads * (shape.head_width * 2 + 4)
+        parts["attention of the layers, bf16"] = shape.layers * tokens * kept / GIB
+    need = sum(parts.values())
+    over = None
+    if need > gpu_gib * USABLE:
+        cures = ["keep_attention: False"] * keep_attention + ["enable_activation_offloading: True"] * (not offloads)
+        cure = ", ".join([*cures, "more GPUs"])
+        over = (
+            f"a trainer rank needs about {need:.0f} GiB of {gpu_gib:.0f}: use {cure}, or a lower "
+            "update.micro_batch_tokens or collection.limits.max_context, whose rows sequence_parallel divides"
+        )
+    title = f"trainer{f', one of {ranks} ranks' if ranks > 1 else ''}, micro-batches of {tokens} tokens"
+    title += "" if sharers == 1 else f" a rank, rows of {sharers} ranks"
+    notes = [f"inputs of the layers on the host, pinned: {shape.layers * inputs:.1f} GiB for each rank"] * offloads
+    if counted is not None:
+        notes += [
+            f"rank 0 reads all weights into the host's memory: {shape.parameters * 2 / GIB:.1f} GiB",
+            "the layer is transformers' own PyTorch code; kernels that it finds installed take less",
+        ]
+    return MemoryPlan(title, gpu_gib, parts, over, tuple(notes))
+
+
+def plan_rollout_server(shape: BaseModel, node: NodeConfig, gpu_gib: float) -> MemoryPlan:
+    """One GPU of one vLLM server: weights as stored and adapter slots over the tensor-parallel GPUs, and the KV cache,
+    which is what ``servers.kv_cache_bytes`` says, else the rest of ``servers.gpu_memory_utilization``."""
+    gpus = node.servers.tensor_parallel_size
+    adapter = shape.adapter_parameters(node.model.lora_rank)
+    usable = gpu_gib * (node.servers.gpu_memory_utilization or 0.9)
+    parts = {
+        "weights, bf16 and MXFP4" if shape.mxfp4 else "weights, bf16": shape.served_bytes / gpus / GIB,
+        "adapters loaded, bf16": node.servers.max_loras * adapter * 2 / gpus / GIB,
+        CONTEXT: 3.0 if shape.width < 3000 else 4.0,
+    }
+    if node.servers.kv_cache_bytes is None:
+        cache = max(usable - sum(parts.values()), 0.0)
+    else:
+        cache = node.servers.kv_cache_bytes / GIB
+    tokens = int(cache * GIB / (shape.kv_bytes_per_token / min(gpus, shape.kv_heads)))
+    over = None
+    if tokens < node.model.max_context:
+        key = "tensor_parallel_size" if node.servers.kv_cache_bytes is None else "kv_cache_bytes"
+        over = (
+            f"a vLLM server has room for {tokens} tokens of KV cache, less than one episode of "
+            f"{node.model.max_context}: raise servers.{key} or lower model.max_context"
+        )
+    elif sum(parts.values()) + cache > gpu_gib * 0.97:
+        over = (
+            f"a vLLM server needs about {sum(parts.values()) + cache:.0f} GiB of {gpu_gib:.0f}: lower "
+            "servers.kv_cache_bytes or raise servers.tensor_parallel_size"
+        )
+    episodes = tokens // node.model.max_context
+    notes = (f"KV cache of the server: {tokens:,} tokens, {episodes} full episodes at a time",)
+    title = f"vLLM server{f', one of {gpus} GPUs' if gpus > 1 else ''}"
+    return MemoryPlan(title, usable, parts | {CACHE: cache}, over, notes)
+
+
+class Turns(NamedTuple):
+    """Both phases of a GPU on which sampling and training take turns, its server alone, the pinned host memory for it
+    in GiB, and the seconds that its weights travel in each iteration. All of it is arithmetic; torch rounds what it
+    pins of each weight up to a power of two."""
+
+    sampling: MemoryPlan
+    training: MemoryPlan
+    server: MemoryPlan
+    pinned: float
+    swap_s: float
+
+
+def plan_turns(shape: BaseModel, node: NodeConfig, trainer: MemoryPlan, gpu_gib: float) -> Turns:
+    """Plan a GPU that holds the frozen base once at a time: vLLM's while it samples, the trainer's while it trains.
+
+    A server that sleeps (level 1) has its weights and adapters in pinned host memory and drops its KV cache; its
+    context and graphs stay. A trainer that waits keeps its context, the adapter and its moments. Its frozen weights
+    never change, so only vLLM copies out: an iteration moves the server's weights out and in, and the trainer's in.
+
+    Args:
+        trainer: one rank, as :func:`plan_trainer` plans it.
+    """
+    server = plan_rollout_server(shape, node, gpu_gib)
+    stays = server.parts[CONTEXT]
+    asleep = sum(size for name, size in server.parts.items() if name.startswith(("weights", "adapters")))
+    waits = TRAINER_CONTEXT + sum(size for name, size in trainer.parts.items() if name.startswith("adapter,"))
+    phases: list[MemoryPlan] = []
+    for phase, parts in (
+        ("sampling", {**server.parts, "trainer that waits": waits}),
+        ("training", {**trainer.parts, "vLLM server that sleeps": stays}),
+    ):
+        need, over = sum(parts.values()), None
+        if phase == "sampling" and server.over:
+            over = server.over
+        elif need > gpu_gib * USABLE:
+            cures = {
+                "sampling": "servers.kv_cache_bytes",
+                "training": "update.micro_batch_tokens or collection.limits.max_context",
+            }
+            usable = f"{gpu_gib * USABLE:.1f} of {gpu_gib:.1f} GiB"
+            over = (
+                f"{phase} needs about {need:.1f} GiB, and {usable} can be used: lower {cures[phase]}, or take more GPUs"
+            )
+        notes = server.notes if phase == "sampling" else trainer.notes
+        phases.append(MemoryPlan(f"{phase}, in turns (arithmetic)", gpu_gib, parts, over, notes))
+    pinned = asleep + trainer.parts[BASE]
+    sampling, training = phases
+    return Turns(sampling, training, server, pinned, (2 * asleep + trainer.parts[BASE]) * GIB / BUS_GB_S / 1e9)

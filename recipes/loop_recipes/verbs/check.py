@@ -1,0 +1,100 @@
+"""Shows what would run where, and whether it fits, without running it; or what can be set.
+
+loop check qwen2_5_32b preset=paper output_dir=runs/a
+loop check qwen2_5_7b_one_gpu output_dir=runs/a --gpu-memory 40
+loop check tiny_cpu model.path=models/SmolLM3-3B --probe
+loop check --gpu-memory 24
+loop check --keys collection.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+
+from omegaconf.errors import OmegaConfBaseException
+
+from loop_formats.schema import ConfigError
+from loop_recipes.config.arguments import config_parser
+from loop_recipes.config.files import compose
+from loop_recipes.config.rollout_node import described_node
+from loop_recipes.paths import config_files
+from loop_recipes.terminal import say
+
+KEYS_COLUMNS = 100
+"""Of the sentences of keys, where the terminal is not narrower."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print where everything would run and the memory arithmetic.
+
+    Returns:
+        The exit status: 1 when something cannot work, with one line on stderr for each such thing.
+    """
+    parser = config_parser("check", __doc__, optional=True)
+    parser.add_argument("--keys", metavar="PREFIX", nargs="?", const="", help="print the keys of configs that begin so")
+    usual = "by node.servers.gpus, else"
+    parser.add_argument("--nodes", type=int, help=f"1: rollouts and trainer share a node, half each ({usual} 2)")
+    parser.add_argument("--gpus", type=int, help=f"GPUs of each node ({usual} 8)")
+    said = "memory of one GPU in GiB (79); without a config: which of the shipped ones fit"
+    parser.add_argument("--gpu-memory", type=float, metavar="GIB", help=said)
+    parser.add_argument("--probe", action="store_true", help="read the model and compare its layers with transformers'")
+    options = parser.parse_intermixed_args(arguments)
+    if options.keys is not None:
+        return _print_keys(parser.prog, options.keys)
+    if options.config is None and options.gpu_memory is None:
+        parser.error("give a config, --gpu-memory or --keys")
+    memory = 79.0 if options.gpu_memory is None else options.gpu_memory
+    try:
+        if options.config is None:
+            from loop_recipes.plan.job_check import what_fits  # as below
+
+            _quiet()
+            say(*what_fits(config_files()["machine"], memory))
+            return 0
+        config = compose(options.config, options.overrides)
+        node = described_node(config)
+        from loop_recipes.plan.job_check import (  # imports the components, and torch with them
+            Machines,
+            check_job,
+            probe_model,
+            usual_machines,
+        )
+
+        _quiet()
+        nodes, gpus = usual_machines(node.servers)
+        nodes = nodes if options.nodes is None else options.nodes
+        gpus = gpus if options.gpus is None else options.gpus
+        report = check_job(config, node, Machines(nodes, gpus, memory))
+        if options.probe:
+            probe_model(report, node.model.path)
+    except (ConfigError, OSError) as error:
+        sys.exit(f"{parser.prog}: {error}")
+    except OmegaConfBaseException as error:
+        sys.exit(f"{parser.prog}: config {options.config}: {str(error).splitlines()[0]}")
+    say(*report.lines)
+    for problem in report.problems:
+        say(f"problem: {problem}", stream=sys.stderr)
+    if report.problems:
+        return 1
+    unseen = f", but its environment was not opened: `loop try {options.config}` does so" if report.unopened else ""
+    say(f"nothing found that would stop this job{unseen}")
+    return 0
+
+
+def _quiet() -> None:
+    """Have transformers say nothing of kernels that this machine lacks: nothing is computed here."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+
+
+def _print_keys(program: str, prefix: str) -> int:
+    from loop_recipes.verbs.keys import key_lines
+
+    try:
+        print("\n".join(key_lines(prefix, min(KEYS_COLUMNS, shutil.get_terminal_size((KEYS_COLUMNS, 24)).columns))))
+    except ConfigError as error:
+        sys.exit(f"{program}: {error}")
+    return 0

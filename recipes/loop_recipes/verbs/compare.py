@@ -1,0 +1,96 @@
+"""Compares evaluations of the same tasks, task by task.
+
+    loop compare runs/a/evaluation runs/b/evaluation
+    loop compare runs/a/evaluation runs/b/evaluation --out runs/comparison --level 0.9
+
+Each folder is an output of `eval_appworld`; one folder that holds several policies will do. For every way of sampling,
+the first policy is compared with each other one. A policy is named with the part of its folder's path that differs.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from loop_formats.places import distinct_names
+from loop_formats.run_files import to_json, write_whole
+from loop_formats.run_folder import read_description
+from loop_recipes.config.arguments import verb_parser
+from loop_recipes.evaluation.comparison import NamedResults, compare_with_first, comparison_markdown
+from loop_recipes.evaluation.report import read_report
+from loop_recipes.terminal import console, print_document
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Do what the words ask for; returns the exit status."""
+    parser = verb_parser("compare", __doc__)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="output of an evaluation")
+    parser.add_argument("--out", type=Path, help="folder for comparison.md and comparison.json")
+    parser.add_argument("--level", type=float, default=0.95, help="confidence of the bootstrap intervals, 0.95")
+    parser.add_argument("--resamples", type=int, default=10_000, help="of the bootstrap, 10000")
+    options = parser.parse_args(arguments)
+    if not 0.5 <= options.level < 1.0:
+        parser.error(f"--level is {options.level:g}; it must be 0.5 to below 1")
+    if options.resamples < 100:
+        parser.error(f"--resamples is {options.resamples}; it must be at least 100")
+    try:
+        text, data = _compare(options.folders, options.level, options.resamples)
+        if options.out is not None:
+            options.out.mkdir(parents=True, exist_ok=True)
+            write_whole(options.out / "comparison.md", text)
+            write_whole(options.out / "comparison.json", to_json(data, indent=1) + "\n")
+    except (ValueError, OSError) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+    print_document(console(sys.stdout), text)
+    folders = list(dict.fromkeys(map(str, options.folders)))
+    print(f"to see a task's rollouts by each policy, two beside each other:\n    loop view {shlex.join(folders)}")
+    if len(folders) > 1:
+        print("there, below the list: all rollouts as those of one run")
+    if options.out is not None:
+        print(f"written: {options.out / 'comparison.md'}, {options.out / 'comparison.json'}")
+    return 0
+
+
+def _compare(folders: list[Path], level: float, resamples: int) -> tuple[str, dict[str, Any]]:
+    described = [read_description(folder) for folder in folders]
+    environment = described[0]
+    reports, scores = [], []
+    for folder, name in zip(folders, distinct_names(folders), strict=True):
+        report, named = read_report(folder)
+        reports.append(report)
+        prefix = f"{name}/" if len(folders) > 1 else ""
+        scores += [NamedResults(prefix + item.name, item.sampling, item.results) for item in named]
+    for key in ("dataset", "limits", "environment_turns"):
+        values = [json.dumps(report.get(key, {}), sort_keys=True) for report in reports]
+        if len(set(values)) > 1:
+            raise ValueError(
+                f"the evaluations differ in {key}, so their scores cannot be compared: {', '.join(values)}"
+            )
+    rests_on = [each.whole_identity for each in described]
+    if changed := [name for name in rests_on[0] if len({each.get(name) for each in rests_on}) > 1]:
+        raise ValueError(
+            f"the evaluations were graded by different {' and '.join(changed)} of the environment, so their scores "
+            "cannot be compared; evaluate both again as it is now"
+        )
+    groups = reports[0].get("groups")
+    comparisons = compare_with_first(scores, groups, environment, level=level, resamples=resamples)
+    if not comparisons:
+        held = ", ".join(f"{item.name} ({item.sampling})" for item in scores)
+        raise ValueError(f"nothing to compare: no two policies were sampled the same way; there are {held}")
+    first = reports[0]
+    header = {"dataset": first["dataset"], "split": f"{first['split']} ({len(first['tasks'])} tasks)"}
+    header["intervals"] = (
+        f"{level:.0%} bootstrap, p-values by permutation, both over {environment.groups}; in percentage points"
+    )
+    return comparison_markdown(comparisons, header, environment), {
+        **header,
+        "comparisons": [comparison.to_dict() for comparison in comparisons],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""Reads a run's metrics and says what is wrong with it, a line for each finding, with the figure and the page.
+
+    loop doctor runs/demo
+
+It looks at the last five iterations, and for what rises at all of them. It ends with 1 where it has found something.
+What it looks at is in ``metrics.jsonl``; `loop view` shows the rollouts behind it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loop_recipes.config.arguments import verb_parser
+from loop_recipes.terminal import say
+
+Lines = Sequence[Mapping[str, Any]]
+
+RECENT = 5
+"""Iterations that say how a run is now."""
+FEWEST_FOR_A_TREND = 6
+PAGE = "docs/troubleshooting.md"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A thing that is wrong: what was seen, with its figure; what it means or helps; and the page's section."""
+
+    seen: str
+    cure: str
+    section: str
+
+    def __str__(self) -> str:
+        return f"{self.seen}: {self.cure} ({PAGE}#{self.section})"
+
+
+def no_signal(lines: Lines) -> Finding | None:
+    """All rollouts of most tasks earn the same, so that few of them teach anything."""
+    recent = lines[-RECENT:]
+    groups, idle = (sum(line.get(key, 0) for line in recent) for key in ("groups", "groups_without_signal"))
+    if not groups or idle <= 0.8 * groups:
+        return None
+    reward = _mean(recent, "reward") or 0.0
+    cure = (
+        "the tasks are too hard, or the reward too strict; demonstrations first (loop sft), or a reward with degrees"
+        if reward < 0.5
+        else "the tasks are too easy; take harder ones"
+    )
+    return Finding(
+        f"no signal in {idle} of {groups} groups of rollouts (mean reward {reward:.3f})", cure, "it-does-not-learn"
+    )
+
+
+def broken_gap(lines: Lines) -> Finding | None:
+    """Sampler and learner disagree about the same tokens."""
+    verdicts = [line.get("gap_verdict") for line in lines[-RECENT:]]
+    worst = next((verdict for verdict in ("broken", "drift") if verdict in verdicts), None)
+    if worst is None:
+        return None
+    largest = max(line.get("gap_p99") or 0.0 for line in lines[-RECENT:])
+    base = lines[-1].get("gap_base")
+    before = "" if base is None else f", before the first step {base:.2g}"
+    seen = f"the gap of sampler and learner is called {worst} in {verdicts.count(worst)} of {len(verdicts)} iterations"
+    figures = f"(99th percentile up to {largest:.2g} nats{before})"
+    return Finding(f"{seen} {figures}", "compare weights and dtypes", "the-gap-drifts")
+
+
+def cut_turns(lines: Lines) -> Finding | None:
+    """Episodes, or thoughts, are ended by limits and not by the agent."""
+    recent = lines[-RECENT:]
+    thinking, completed = _mean(recent, "cut_in_thinking"), _mean(recent, "completed")
+    if thinking is not None and thinking > 0.1:
+        cure = "raise collection.limits.max_thinking_tokens or max_tokens_per_turn"
+        return Finding(f"{thinking:.0%} of the turns are cut inside their thinking", cure, "the-reward-is-0")
+    if completed is not None and completed < 0.5:
+        cure = "raise collection.limits, or begin with collection.horizons"
+        return Finding(f"only {completed:.0%} of the episodes are ended by the agent", cure, "it-does-not-learn")
+    return None
+
+
+def failing_calls(lines: Lines) -> Finding | None:
+    """The agent's calls reach no tool, or the tool fails."""
+    kinds = {
+        "tool_calls_bad": ("cannot be read", "the model writes calls in another form; demonstrations first (loop sft)"),
+        "tool_calls_unknown": ("name no tool", "say in the instructions which tools there are"),
+        "tool_calls_wrong_arguments": ("have wrong arguments", "describe the parameters in the tool's docstring"),
+        "tool_calls_failed": ("fail in the tool or take too long", "try the tool by itself (loop try)"),
+    }
+    shares = {key: _mean(lines[-RECENT:], key) or 0.0 for key in kinds}
+    key = max(shares, key=lambda name: shares[name])
+    if shares[key] <= 0.3:
+        return None
+    return Finding(f"{shares[key]:.0%} of the tool calls {kinds[key][0]} ({key})", kinds[key][1], "the-reward-is-0")
+
+
+def hollow_reward(lines: Lines) -> Finding | None:
+    """The reward rises and the share of solved tasks does not: the agent may have found what pays without solving."""
+    rise = _rise(lines, "reward")
+    if rise is None or rise.by <= 2 * rise.error or rise.by < 0.02:
+        return None
+    for key, name in (("dev_success", "the share of dev tasks solved"), ("success", "the share of tasks solved")):
+        solved = _rise(lines, key)
+        if solved is not None and solved.by <= max(0.0, 0.1 * rise.by):
+            seen = f"the reward rose by {rise.by:.3f} and {name} by {solved.by:+.3f}"
+            return Finding(
+                seen, "read rollouts with a high reward that are not solved (loop view)", "it-does-not-learn"
+            )
+    return None
+
+
+RULES: tuple[Callable[[Lines], Finding | None], ...] = (
+    no_signal,
+    broken_gap,
+    cut_turns,
+    failing_calls,
+    hollow_reward,
+)
+
+
+@dataclass(frozen=True)
+class Rise:
+    """The difference of the means of the last and of the first third, and its standard error."""
+
+    by: float
+    error: float
+
+
+def _rise(lines: Lines, key: str) -> Rise | None:
+    values = [line[key] for line in lines if isinstance(line.get(key), int | float)]
+    if len(values) < FEWEST_FOR_A_TREND:
+        return None
+    third = len(values) // 3
+    first, last = values[:third], values[-third:]
+    error = sum(statistics.variance(part) / len(part) for part in (first, last)) ** 0.5
+    return Rise(statistics.fmean(last) - statistics.fmean(first), error)
+
+
+def _mean(lines: Lines, key: str) -> float | None:
+    values = [line[key] for line in lines if isinstance(line.get(key), int | float)]
+    return statistics.fmean(values) if values else None
+
+
+def findings(lines: Lines) -> list[Finding]:
+    """All that the rules find in the lines of a run, the first of which is the first iteration."""
+    return [found for rule in RULES if (found := rule(lines)) is not None]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Do what the words ask for; returns the exit status."""
+    parser = verb_parser("doctor", __doc__)
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a training run")
+    options = parser.parse_args(arguments)
+    from loop_formats.run_folder import read_metrics  # torch, which --help does without
+
+    try:
+        lines = read_metrics(options.run)
+    except (ValueError, OSError) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+    found = findings(lines)
+    say(*map(str, found))
+    if not found:
+        names = ", ".join(rule.__name__.replace("_", " ") for rule in RULES)
+        looked_at = f"{len(lines)} iteration{'' if len(lines) == 1 else 's'}"
+        say(f"nothing found in {looked_at} of {options.run}; looked for: {names}")
+    return 1 if found else 0

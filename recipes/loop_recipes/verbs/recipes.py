@@ -1,0 +1,86 @@
+"""Runs a recipe: ``loop train``, ``loop sft`` and ``loop eval`` are `tune run` with the recipe's name filled in."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from loop_formats.schema import ConfigError
+from loop_recipes.config.arguments import config_parser
+from loop_recipes.config.files import compose, config_name, pinned_models, read_config
+from loop_recipes.own_task import training
+from loop_recipes.steps import StepFailed, on_ranks, recipe_sections, tune
+from loop_recipes.verbs.exit_status import exit_status
+
+
+def train(arguments: Sequence[str]) -> int | None:
+    """Trains an agent with LOOP or another algorithm: `tune run loop_appworld --config CONFIG key=value ...`.
+
+    loop train tiny_cpu output_dir=runs/mine
+    loop train tiny_cpu world=babyai
+    loop train qwen2_5_7b algorithm=grpo preset=on_policy --nproc-per-node 4
+
+    Or trains a model on a file of functions (docs/your_own_task.md), and scores it before and after on tasks held out:
+
+    loop train my_tools.py --model models/SmolLM2-135M-Instruct max_iterations=50
+    loop train my_tools.py --model Qwen/Qwen3-0.6B
+    """
+    parser = _recipe_parser("train", train.__doc__)
+    parser.add_argument("--model", metavar="MODEL", help="its folder or name on the hub, for a file of functions")
+    options = parser.parse_intermixed_args(arguments)
+    if not options.config.endswith(".py"):
+        if options.model is not None:
+            parser.error(f"--model is for a file of functions; say model.path={options.model}")
+        _become(parser.prog, "loop_appworld", options, options.nproc_per_node)
+        return None
+    if options.nproc_per_node is not None:
+        parser.error("--nproc-per-node is for a config: `loop train` takes the train.yaml that this writes")
+    return exit_status(
+        parser.prog,
+        lambda: "\n".join(training.show(training.train(options.config, options.model, *options.overrides))),
+        (ConfigError, StepFailed, OSError),
+    )
+
+
+def sft(arguments: Sequence[str]) -> None:
+    """Trains on stored rollouts or on chats: `tune run sft_appworld --config CONFIG key=value ...`.
+
+    loop sft tiny_cpu 'rollouts.logs=[runs/rft_rollouts/solved]'
+    """
+    parser = _recipe_parser("sft", sft.__doc__)
+    options = parser.parse_intermixed_args(arguments)
+    _become(parser.prog, "sft_appworld", options, options.nproc_per_node)
+
+
+def evaluate(arguments: Sequence[str]) -> None:
+    """Scores policies on held-out tasks: `tune run eval_appworld --config CONFIG key=value ...`.
+
+    loop eval tiny_cpu run=runs/demo
+    """
+    parser = config_parser("eval", evaluate.__doc__)
+    _become(parser.prog, "eval_appworld", parser.parse_intermixed_args(arguments), ranks=None)
+
+
+def _recipe_parser(verb: str, description: str | None) -> argparse.ArgumentParser:
+    parser = config_parser(verb, description)
+    parser.add_argument("--nproc-per-node", type=int, metavar="N", help="processes of the trainer, one a GPU")
+    return parser
+
+
+def _become(program: str, recipe: str, options: argparse.Namespace, ranks: int | None) -> None:
+    """Replace this process by `tune run`; a mistake in the command line is said before torch is loaded."""
+    name = config_name(options.config, recipe)
+    launcher = [] if ranks is None else on_ranks(ranks)
+    try:
+        # Once, before there are ranks: each of them and the node find the same commit.
+        models = pinned_models(compose(name, options.overrides, recipe))
+        read_config(compose(name, [*options.overrides, *models], recipe), recipe_sections()[recipe])
+        command = tune("run", *launcher, recipe, "--config", name, *options.overrides, *models)
+        # Ctrl-C waits until it is one line: loop_recipes/registration.py lets it through.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        os.execv(command[0], command)
+    except (ConfigError, OSError) as error:
+        sys.exit(f"{program}: {error}")

@@ -1,0 +1,239 @@
+"""Plays a few tasks of a file, or of a config's environment, before anything is trained. No model is needed.
+
+loop try my_tools.py                what an agent that does nothing sees and earns, and what the right answer earns
+loop try my_tools.py --by-hand      you are the agent: `guess number=10` calls a tool, anything else is said as text,
+                                    and an empty line ends the episode
+loop try my_tools.py --model FOLDER node.model.chat_format=chatml
+                                    a model plays; words say what `loop train` is told by the same ones
+loop try my_run.yaml                the same for the environment of a config, which it opens: what is right is
+                                    then what the environment's own expert does, where it has one
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from agent_environments.protocol import (
+    EnvironmentFault,
+    EnvironmentPool,
+    Message,
+    UnknownTask,
+    create_pool,
+    is_harness,
+)
+from agent_environments.tool_calls import CALL_OPENS, split_tools_section
+from loop_formats.rollout import Rollout
+from loop_formats.run_files import find_logs, read_rollouts
+from loop_formats.schema import ConfigError, require
+from loop_plumbing.visible import visible
+from loop_recipes.config.arguments import verb_parser
+from loop_recipes.config.files import compose
+from loop_recipes.config.rollout_node import described_node
+from loop_recipes.own_task.oracle import ask_oracle
+from loop_recipes.own_task.play import Played, nothing, play_tasks, words_as_tokens
+from loop_recipes.own_task.training import (
+    TRAINED,
+    OwnTask,
+    check_model,
+    config_of,
+    write_config,
+)
+from loop_recipes.rollouts.broken import hopeless_lines
+from loop_recipes.steps import StepFailed, run_step, tune
+from loop_recipes.verbs.exit_status import exit_status
+
+ORACLE_TASKS = 100
+"""Tasks that are played with the right answer, with nonsense and with nothing."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Play what the words ask for; returns the exit status."""
+    parser = verb_parser("try", __doc__)
+    parser.add_argument(
+        "file", metavar="FILE", help="FILE.py with a @reward and TASKS, and @tool or @reply functions; or a config"
+    )
+    who = parser.add_mutually_exclusive_group()
+    who.add_argument("--by-hand", action="store_true", help="play at the keyboard")
+    who.add_argument("--model", metavar="MODEL", help="its folder or name on the hub, which plays")
+    parser.add_argument("--tasks", type=int, default=3, metavar="N", help="how many are shown, from the first (3)")
+    parser.add_argument(
+        "words", nargs="*", metavar="key=value", help="of the config, such as node.environment.judge.url=URL"
+    )
+    options = parser.parse_intermixed_args(arguments)
+    if options.tasks < 1:
+        parser.error(f"--tasks is {options.tasks}; it must be at least 1")
+
+    def work() -> str:
+        if not options.file.endswith(".py"):
+            require(options.model is None, "a config's environment is played by a model with `loop eval`")
+            return _tried(options.file, options.words, options.tasks, options.by_hand)
+        task = OwnTask.read(options.file, options.words)
+        if options.model is not None:
+            return played_by(task, check_model(options.model, options.words), options.tasks, options.words)
+        if not options.by_hand:
+            system = ""  # which most tasks share; it is shown where it is another
+            for played in task.earned_by_nothing(options.tasks):
+                new = [each for each in played.messages if each.role != "system" or each.content != system]
+                system = next((each.content for each in played.messages if each.role == "system"), system)
+                print(*map(shown, new), result(played), sep="\n\n")
+            return "\n".join(["", *task.ask_oracle(ORACLE_TASKS).lines, *_groups(task)])
+        return _by_hand(task.pool(), lambda: task.splits[TRAINED][: options.tasks])
+
+    return exit_status(parser.prog, work, (ConfigError, StepFailed, EnvironmentFault, ValueError, OSError))
+
+
+def _by_hand(pool: EnvironmentPool, tasks: Callable[[], Sequence[str]]) -> str:
+    agent = Keyboard()
+    episodes = asyncio.run(play_tasks(pool, tasks, agent, agent.ended))
+    rewards = [one.grade.reward for one in episodes]
+    return f"mean reward {sum(rewards) / len(rewards):.3f} of {len(rewards)} tasks"
+
+
+def _tried(name: str, words: Sequence[str], count: int, by_hand: bool) -> str:
+    """Play tasks of the environment that a config names."""
+    config = compose(name, words)
+    environment = described_node(config).environment
+    require(
+        not is_harness(environment.name),
+        f"{environment.name} is played by a program of its own: see a whole episode with `loop eval {name}`",
+    )
+
+    def pool() -> EnvironmentPool:
+        return create_pool(environment.name, environment.options, words_as_tokens)
+
+    playing = pool()
+
+    def tasks() -> Sequence[str]:
+        chosen = OmegaConf.select(config, "collection.tasks")
+        try:
+            return list(chosen) if chosen else playing.tasks(str(config.collection.split))
+        except UnknownTask as error:
+            raise ConfigError(f"collection.split: {error}") from error
+
+    if by_hand:
+        return _by_hand(playing, lambda: tasks()[:count])
+    for played in asyncio.run(play_tasks(playing, lambda: tasks()[:count], nothing)):
+        print(*map(shown, played.messages), result(played), sep="\n\n")
+    playing = pool()
+    solves = getattr(getattr(playing, "module", None), "solve", None) is not None
+    return "\n".join(["", *ask_oracle(playing, solves, tasks, ORACLE_TASKS).lines])
+
+
+def _groups(task: OwnTask) -> list[str]:
+    """Say which tasks belong together, where some do."""
+    count = len(task.splits[TRAINED])
+    if task.groups == count:
+        return []
+    if task.groups == 1:
+        return [f"groups:   all {count} tasks are one group by their field 'group', so none can be held out"]
+    return [f"groups:   {count} tasks in {task.groups} groups by their field 'group'"]
+
+
+def played_by(task: OwnTask, model: Path, count: int, words: Sequence[str] = ()) -> str:
+    """Let the model play the first ``count`` tasks, as an evaluation that is thrown away; returns what it did."""
+    with TemporaryDirectory(prefix="loop-try-") as folder:
+        config = config_of(task, model, [*words, f"output_dir={folder}"])
+        config["eval"] |= {
+            "policies": [{"name": "model", "adapter": None}],
+            "tasks": task.splits[TRAINED][:count],
+            "samplings": [{"temperature": 1.0, "runs": 1}],
+        }
+        run_step(tune("run", "eval_appworld", "--config", str(write_config(config))), None)
+        rollouts = [rollout for log in find_logs(Path(folder)) for rollout in read_rollouts(log)]
+    lines = [line for rollout in rollouts for line in _of_rollout(rollout)]
+    return "\n\n".join([*lines, *hopeless_lines(rollouts, task.description)])
+
+
+def _of_rollout(rollout: Rollout) -> list[str]:
+    tools = ", ".join(f"{use['tool']} x{use['calls']}" for use in rollout.tools) or "none"
+    return [
+        *(shown(Message(message["role"], message["content"])) for message in rollout.messages),  # type: ignore[arg-type]
+        f"=== task {rollout.task_id}: {len(rollout.turns)} turns, {rollout.sampled_tokens} tokens of "
+        f"{len(rollout.token_ids)} sampled, calls: {tools}, reward {rollout.reward:g}",
+    ]
+
+
+class Keyboard:
+    """The agent that a person is: shows the messages that are new, and reads a line. Says once how calls are typed."""
+
+    def __init__(self) -> None:
+        self._shown = 0
+        self._told: list[str] = []
+
+    def __call__(self, messages: list[Message]) -> str | None:
+        self._show(messages)
+        calls = typed_calls(messages[0].content)
+        if calls and calls != self._told:
+            self._told = calls
+            print(f"\na call is typed as {', '.join(calls)}; any other line is text, and an empty one ends the episode")
+        try:
+            line = input("> ").strip()
+        except EOFError:
+            return None
+        self._shown = len(messages) + 1  # what was typed is on the screen
+        return as_action(line, messages[0].content) if line else None
+
+    def _show(self, messages: Sequence[Message]) -> None:
+        print(*map(shown, messages[self._shown :]), sep="\n\n", flush=True)
+
+    def ended(self, played: Played) -> None:
+        """Show how an episode ended; the next one begins anew."""
+        self._show(played.messages)
+        self._shown = 0
+        last = played.messages[-1]
+        if typed_calls(played.messages[0].content) and last.role == "assistant" and CALL_OPENS not in last.content:
+            print(f"that was no call of a tool, so it was the answer: {visible(last.content)}")
+        print(f"{result(played)}\n", flush=True)
+
+
+def typed_calls(system: str) -> list[str]:
+    """Return how a call of each tool that ``system`` offers is typed; what stands in brackets may be left away."""
+    found = []
+    for schema in split_tools_section(system)[1]:
+        function = schema["function"]
+        required, names = (function["parameters"].get(key, ()) for key in ("required", "properties"))
+        arguments = [f"{name}=..." if name in required else f"[{name}=...]" for name in names]
+        found.append(" ".join([function["name"], *arguments]))
+    return found
+
+
+def as_action(line: str, system: str) -> str:
+    """The agent's action for a typed line: a call of a tool that ``system`` offers, or the text itself."""
+    try:
+        name, *rest = shlex.split(line)
+    except ValueError:  # an apostrophe
+        return line
+    if f'"name": {json.dumps(name)}' not in system or not all("=" in word for word in rest):
+        return line
+    arguments = {key: _value(value) for key, _, value in (word.partition("=") for word in rest)}
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def shown(message: Message) -> str:
+    """A message for the terminal, with its number of words."""
+    count = len(message.content.split())
+    return f"--- {message.role} ({count} word{'' if count == 1 else 's'})\n{visible(message.content)}"
+
+
+def result(played: Played) -> str:
+    """Say in one line how an episode ended."""
+    grade = played.grade
+    why = f", ungradable: {grade.ungradable}" if grade.ungradable else ""
+    if grade.broke is not None and grade.ungradable is None:
+        why = f", ended as {grade.broke.line}"
+    return f"=== task {played.task_id}: {played.turns} turns, reward {grade.reward:g}{why}"

@@ -1,0 +1,317 @@
+"""What a file says is right, and nothing, are played before anything is trained."""
+
+import signal
+
+import pytest
+
+from agent_environments.tools import environment
+from loop_formats.schema import ConfigError
+from loop_recipes.own_task.oracle import spread
+from loop_recipes.own_task.training import OwnTask
+from loop_recipes.verbs.try_tasks import main
+from support.in_process_tools import InProcessServer
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch):
+    before = signal.getsignal(signal.SIGALRM)
+    monkeypatch.setattr(environment, "ForkServer", InProcessServer)
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+REWARD = """
+from agent_environments.tools import reply, reward, tool
+
+@reward
+def right({}):
+    return {}
+
+TASKS = [{{"id": n, "question": f"q{{n}}", "target": {}}} for n in range(6)]
+"""
+CALCULATOR = '''
+@tool
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+@tool(terminal=True)
+def submit(x: {}, note: str = "") -> str:
+    """Submit."""
+    return str(x) + note
+'''
+GAME = '''
+class Game:
+    def reset(self, task):
+        self.number, self.found = task["target"], False
+
+    @reply
+    def guess(self, text: str):
+        """Answer."""
+        self.found = int(text) == self.number
+        return None if self.found else "Higher." if int(text) < self.number else "Lower."
+
+def solve(task):
+    low, high = 0, 5
+    while True:
+        said = yield str((low + high) // 2)
+        low, high = ((low + high) // 2 + 1, high) if said == "Higher." else (low, (low + high) // 2 - 1)
+'''
+SOLVED = "\ndef solve(task):\n    return {}\n"
+CALLS = '[{"add": {"a": 1, "b": task["target"]}}, {"submit": {"x": task["target"], "note": "!"}}]'
+NOTHING = "nothing:  doing nothing earns {} on average of 6 tasks"
+
+
+def reward(parameters="answer, target", value="answer == str(target)", target="n"):
+    return REWARD.format(parameters, value, target)
+
+
+WELL = "the field target as the answer earns 1 on average of 6 tasks"
+ZERO = "earns 0 on average of 6 tasks"
+CURE = "say the agent's right turns in a function solve(task)"
+FILES = {
+    "a number as text": (reward(), WELL, 0),
+    "a bool": (reward(value="answer.lower() == str(target).lower()", target="n % 2 == 0"), WELL, 0),
+    "the text behind ####": (reward(value="answer[-1:] == target[-1:]", target='f"so\\n#### {n}"'), WELL, 0),
+    "one of several": (reward(value="answer in target", target="[f'Paris {n}', 'x']"), WELL, 0),
+    "a number for a terminal tool": (reward() + CALCULATOR.format("int"), WELL, 0),
+    "text for a terminal tool": (reward() + CALCULATOR.format("str"), WELL, 0),
+    "two fields": (
+        reward("answer, question, target"),
+        "one of the fields question, target as the answer earns 1 on average of 6 tasks",
+        0,
+    ),
+    "right turns in calls": (
+        reward(value='answer == f"{target}!"') + CALCULATOR.format("int") + SOLVED.format(CALLS),
+        "solve(task) earns 1 on average of 6 tasks",
+        0,
+    ),
+    "a game that answers": (
+        reward("instance", "instance.found") + GAME,
+        "solve(task) earns 1 on average of 6 tasks",
+        0,
+    ),
+    "another form": (
+        reward(value='answer == f"<{target}>"'),
+        f"the field target as the answer {ZERO}",
+        0,
+    ),
+    "a reward that is upside down": (
+        reward(value="answer != str(target)"),
+        f"the field target as the answer {ZERO}",
+        1,
+    ),
+    "solve is wrong": (reward() + SOLVED.format('"?"'), f"solve(task) {ZERO}", 0),
+    "a part is wrong": (
+        reward() + SOLVED.format('str(task["id"] % 5)'),
+        "solve(task) earns 0.833 on average of 6 tasks; less than 1 on 1 of them, such as 5 (0)",
+        0,
+    ),
+    "nothing to try": (
+        reward("instance", "instance.found") + GAME.replace("def solve", "def other"),
+        f"what is right could not be tried (0: no reward reads a field of the task that could be the answer); {CURE}",
+        0,
+    ),
+    "some without": (
+        reward(value='bool(answer) and answer == f"{target}"', target="n if n else None"),
+        "the field target as the answer earns 1 on average of 5 of 6 tasks; 1 tasks could not be tried "
+        "(0: no reward reads a field of the task that could be the answer)",
+        0,
+    ),
+    "solve gives no turns": (
+        reward() + SOLVED.format("3"),
+        "what is right could not be tried (0: solve gives 3; a turn is a text, or a mapping of tool names to "
+        f"arguments, and several stand in a list); {CURE}",
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_one_line_says_what_is_right_and_one_what_nothing_earns(tmp_path, name):
+    source, right, nothing = FILES[name]
+    (tmp_path / "mine.py").write_text(source)
+    said = OwnTask.read(tmp_path / "mine.py").ask_oracle().lines
+    assert said[0] == f"right:    {right}"
+    assert said[1] == NOTHING.format(nothing)
+    assert all(line.startswith("warning:  ") for line in said[2:])
+    assert sum("nonsense" not in line for line in said[2:]) == (ZERO in right) + nothing
+
+
+@pytest.mark.parametrize(
+    ("value", "target", "why"),
+    [
+        ("answer == target", "n", "the text '0', and the field target of task 0 is the number 0; compare"),
+        ("answer.strip().lower() == target", "n * 0.5", "'0.0', and the field target of task 0 is the number 0.0; "),
+        ("answer == target", "n == 2", "the text 'False', and the field target of task 0 is the truth value False; "),
+        (
+            "answer == target",
+            "f'{n} '",
+            "the text '0', and the field target of task 0 is the text '0 ', where the text '0' would be right; compare",
+        ),
+        (
+            "int(answer) == target if answer.isdigit() else False",
+            "str(n)",
+            "is the text '0', where the number 0 would be right; ",
+        ),
+        (
+            "answer.lower() == target",
+            "f'Paris {n}'",
+            "is the text 'Paris 0', where the text 'paris 0' would be right; ",
+        ),
+        (
+            "answer.strip() == target",
+            "f'{n}\\n'",
+            "is the text '0\\n', where the text '0' would be right; compare",
+        ),
+        ("answer == target", "[f'Paris {n}', 'x']", "'Paris 0', and the field target of task 0 is the list ['Paris 0'"),
+        ("answer == target", "__import__('decimal').Decimal(n)", "target of task 0 is the number Decimal('0'); "),
+    ],
+)
+@pytest.mark.parametrize("solve", ["", SOLVED.format("str(task['target'])")])
+def test_what_is_compared_with_what_is_said_where_right_answers_earn_nothing(tmp_path, value, target, why, solve):
+    (tmp_path / "mine.py").write_text(reward(value=value, target=target) + solve)
+    task = OwnTask.read(tmp_path / "mine.py")
+    oracle = task.ask_oracle()
+    if solve and "[" in target:  # solve gives another text
+        assert not oracle.sure
+        return
+    [warning] = [line for line in oracle.lines if line.startswith("warning:")]
+    assert warning.startswith("warning:  what is right should earn 1; reward right: answer is the text ")
+    assert why in warning
+    assert warning.endswith("; compare like with like")
+
+
+@pytest.mark.parametrize(
+    ("target", "parts", "earned"),
+    [
+        ("n if n % 2 else str(n)", "", "0.5 on average of 6 tasks; less than 1 on 3 of them, such as 1 (0)"),
+        (
+            "n",
+            "@reward\ndef brief(answer): return 0 < len(answer) < 4\n",
+            "0.5 on average of 6 tasks; less than 1 on 6 of",
+        ),
+    ],
+)
+def test_the_cause_is_named_too_where_some_tasks_or_a_part_of_the_reward_earn_nothing(tmp_path, target, parts, earned):
+    (tmp_path / "mine.py").write_text(reward(value="answer == target", target=target) + parts)
+    right, _, warning = OwnTask.read(tmp_path / "mine.py").ask_oracle().lines
+    number = 0 if parts else 1
+    assert earned in right
+    assert f"should earn 1; reward right: answer is the text '{number}', and the field target of task " in warning
+
+
+def test_two_values_are_shown_where_the_cause_is_not_known(tmp_path):
+    (tmp_path / "mine.py").write_text(reward(value='answer == f"<{target}>"'))
+    [*_, warning] = OwnTask.read(tmp_path / "mine.py").ask_oracle().lines
+    values = "answer is the text '0', and the field target of task 0 is the number 0"
+    assert warning == f"warning:  what is right should earn 1; {values}; look at the reward, or {CURE}"
+
+
+def test_right_turns_that_break_the_reward_are_told_in_its_place(tmp_path):
+    (tmp_path / "mine.py").write_text(reward(value="int(answer or 7) == target") + SOLVED.format("'three'"))
+    right, _, warning = OwnTask.read(tmp_path / "mine.py").ask_oracle().lines
+    assert right == f"right:    solve(task) {ZERO}"
+    assert warning.startswith("warning:  what is right should earn 1; reward right raised ValueError: invalid literal")
+
+
+def test_a_training_whose_own_right_turns_earn_nothing_is_refused(tmp_path):
+    (tmp_path / "mine.py").write_text(reward(value="answer == target") + SOLVED.format("str(task['target'])"))
+    with pytest.raises(ConfigError, match=r"mine.py: solve\(task\) earns 0 on all 6 tasks that were tried, so nothing"):
+        OwnTask.read(tmp_path / "mine.py").check_reward()
+    group = REWARD.replace("@reward", "@reward(group=True)").format("answers, target", "[0 for each in answers]", "n")
+    for source in (group + SOLVED.format("'1'"), reward(value="answer == target")):
+        (tmp_path / "mine.py").write_text(source)
+        *_, warning = OwnTask.read(tmp_path / "mine.py").check_reward()
+        assert warning.startswith("warning:  ")
+
+
+def test_what_breaks_is_named_with_its_line(tmp_path):
+    (tmp_path / "mine.py").write_text(reward(value='answer != "" and 1 / target > 0.0'))
+    line, _, nonsense = OwnTask.read(tmp_path / "mine.py").ask_oracle().lines
+    assert nonsense.startswith("warning:  a turn of nonsense earns something in 5 of 6 tasks, such as 1 (1), where it")
+    assert (
+        "earns 0.833 on average of 6 tasks; less than 1 on 1 of them, such as 0 (0); reward right raised Zero" in line
+    )
+    assert f"({tmp_path / 'mine.py'}:6) on task 0" in line
+    (tmp_path / "mine.py").write_text(reward() + "\ndef solve(task):\n    return task['no such']\n")
+    line, _ = OwnTask.read(tmp_path / "mine.py").ask_oracle().lines
+    assert f"(0: solve raised KeyError: 'no such' ({tmp_path / 'mine.py'}:11))" in line
+
+
+def test_a_helper_called_solve_or_a_tool_is_no_solution(tmp_path):
+    for helper in (
+        "def solve(a, b): ...",
+        "solve = 3",
+        "@tool(terminal=True)\ndef solve(x: str) -> str:\n    'Solve.'\n    return x",
+    ):
+        (tmp_path / "mine.py").write_text(f"{reward()}\n{helper}\n")
+        assert OwnTask.read(tmp_path / "mine.py").module.solve is None
+
+
+@pytest.mark.parametrize("drawn", ["random.random()", "uuid.uuid4().hex", "time.time_ns()"])
+def test_tasks_that_differ_from_import_to_import_are_told(tmp_path, capsys, drawn):
+    (tmp_path / "mine.py").write_text("import random, time, uuid\n" + reward(target=drawn))
+    assert main([str(tmp_path / "mine.py")]) == 1
+    assert "gives other tasks at each import: 6 of 6 differ" in capsys.readouterr().err
+
+
+@pytest.mark.fault("ids that end in a number")
+def test_groups_are_told(tmp_path, capsys):
+    for group, said in (
+        ("1", "all 6 tasks are one group by their field 'group', so none"),
+        ("n // 3", "6 tasks in 2 groups"),
+    ):
+        (tmp_path / "mine.py").write_text(reward(target=f'n, "group": {group}'))
+        assert main([str(tmp_path / "mine.py"), "--tasks", "1"]) == 0
+        assert f"\ngroups:   {said}" in capsys.readouterr().out
+
+
+def test_a_reward_that_breaks_with_nothing_done_is_refused(tmp_path):
+    (tmp_path / "mine.py").write_text(reward(value="int(answer) == target"))
+    with pytest.raises(ConfigError, match=r"^reward right raised ValueError: .*, on task 0, with nothing"):
+        OwnTask.read(tmp_path / "mine.py").ask_oracle()
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("None", "returned None, which is no number"),
+        ("-1", "returned -1, which is no number from 0 to 1; one on another scale says so: @reward(scale=(LOW, HIGH))"),
+        ("'yes'", "returned 'yes', which is no number"),
+        ("1 / 0", "raised ZeroDivisionError: division by zero"),
+        (
+            "Grade(1.0, False, metrics={'a': float('nan')})",
+            "returned what is no grade: Grade.metrics['a'] is nan, which is no finite number",
+        ),
+    ],
+)
+def test_a_reward_that_gives_no_grade_is_one_line_with_its_file(tmp_path, capfd, caplog, body, said):
+    file = tmp_path / "mine.py"
+    file.write_text("from agent_environments.protocol import Grade\n" + reward(value=body))
+    assert main([str(file)]) == 1
+    line = 7 if "1 / 0" in body else 5
+    assert capfd.readouterr().err == f"loop try: reward right {said} ({file}:{line}), on task 0, with nothing done\n"
+    assert not caplog.records
+
+
+def test_tasks_are_spread_evenly():
+    ids = [str(number) for number in range(10)]
+    assert (spread(ids, 5), spread(ids, 3), spread(ids, 20)) == (["0", "2", "4", "6", "8"], ["0", "3", "6"], ids)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "answered"),
+    [('{"ad": {"a": 1, "b": 2}}', "ad"), ('{"add": {"a": 1}}', "b"), ('{"divide": {"by": 0}}', "ZeroDivisionError")],
+)
+def test_a_call_of_solve_that_is_refused_is_told_although_the_reward_is_1(tmp_path, wrong, answered):
+    divide = '\n@tool\ndef divide(by: int) -> float:\n    """Divide."""\n    return 1 / by\n'
+    solve = f'\ndef solve(task):\n    yield {wrong}\n    yield {{"submit": {{"x": str(task["target"])}}}}\n'
+    file = tmp_path / "task.py"
+    file.write_text(
+        REWARD.format("answer, target", "answer == str(target)", "n") + CALCULATOR.format("str") + divide + solve
+    )
+    [right, *_] = OwnTask.read(file).ask_oracle().lines
+    assert right.startswith("right:    solve(task) earns 1 on average of 6 tasks; but on task 0 it was answered ")
+    assert "Error: " in right
+    assert answered in right

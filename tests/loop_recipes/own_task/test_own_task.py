@@ -1,0 +1,295 @@
+"""`loop train my_tools.py`: what is refused before anything starts, the config that is written, what runs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import loop_recipes
+from agent_environments.protocol import create_pool
+from loop_formats.run_files import ADAPTER_FILES
+from loop_formats.schema import ConfigError
+from loop_recipes.config.files import compose, read_config, read_file
+from loop_recipes.config.loop_config import LoopConfig
+from loop_recipes.evaluation.config import EvalConfig
+from loop_recipes.own_task import training
+from loop_recipes.own_task.training import OwnTask, check_model, config_of, found_machine, show, train, write_config
+from loop_recipes.paths import loop_package
+from loop_recipes.verbs.recipes import train as train_verb
+from support.families import with_config
+from support.tool_modules import PRODUCTS
+
+MODEL = loop_package("tiny_policy")
+QUEST = Path(__file__).parents[3] / "examples/quest.py"
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(training, "found_machine", lambda model: "cpu")
+
+
+@pytest.fixture
+def products(tmp_path):
+    """A file of functions with twenty tasks."""
+    file = tmp_path / "products.py"
+    file.write_text(PRODUCTS)
+    return file
+
+
+def changed(file, *changes):
+    text = file.read_text()
+    for before, after in changes:
+        assert before in text
+        text = text.replace(before, after)
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ('"""Give the final answer."""', "pass", "products.py: tool answer has no docstring"),
+        ("TASKS", "TASK", "products.py: there are no TASKS"),
+        ("@reward", "", "products.py: there is no reward"),
+        ("import reward", "import rewards", "cannot be imported: ImportError"),
+        ("value: float", "value", "parameter"),
+        ('answer != "" and ', "", "reward correct raised ValueError: could not convert string to float: ''"),
+        ("range(2, 22)", "range(2, 3)", "TASKS has one task"),
+        ('"question": f"What is {n} times 37?", ', "", "task product2 has no 'question'"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_line_before_anything_starts(products, before, after, message, capsys, steps):
+    changed(products, (before, after))
+    assert train_verb([str(products), "--model", str(MODEL), f"output_dir={products.parent / 'run'}"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("loop train: ")
+    assert message in line
+    assert steps == []
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """The commands that would have run."""
+    commands = []
+    monkeypatch.setattr(training, "run_step", lambda command, log: commands.append([*command, log]))
+    return commands
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("max_iterations=ten", "max_iterations must be int, not 'ten'"),
+        ("collection.limits.max_turns=x", "collection.limits.max_turns must be int, not 'x'"),
+        ("collection=[1]", "collection is a section of keys; set one of them, such as collection.split"),
+        ("collection=null", "collection cannot be left out"),
+        ("model=null", "model cannot be left out"),
+        ("model.path=5", "node.model.path must be str, not 5"),
+        ("node=x", "node is a section of keys; set one of them, such as node.environment"),
+        ("node=null", "node cannot be left out"),
+        ("node.environment=null", "node.environment cannot be left out"),
+        ("node.environment.held_out=x", "held_out is x; of 20 groups of tasks it can be 1 to 19"),
+        ("node.model=5", "node.model must be a mapping, not 5"),
+        ("node.model.chat_format=5", "node.model.chat_format must be str, not 5"),
+        ("node.servers.gpus=x", "node.servers.gpus must be a list, not 'x'"),
+        ("eval=5", "eval is a section of keys; set one of them, such as eval.split"),
+        ("eval.samplings=x", "samplings must be a list, not 'x'"),
+        ("output_dir=5", "output_dir must be str, not 5"),
+        ("machine=5", "no machine '5'; there are: "),
+        ("world=[1]", "no world '1'; there are: "),
+        ("lr=1", "unknown key 'lr'; did you mean 'optimizer.lr'?"),
+    ],
+)
+def test_a_value_of_another_type_is_one_line_before_anything_starts(products, word, message, capsys, steps):
+    folder = [] if word.startswith("output_dir") else [f"output_dir={products.parent / 'run'}"]
+    assert train_verb([str(products), "--model", str(MODEL), *folder, word]) == 1
+    said = capsys.readouterr()
+    assert said.err.startswith(f"loop train: {message}")
+    assert (said.out, said.err.count("\n"), steps) == ("", 1, [])
+    assert [*products.parent.glob("run/*")] == [*products.parent.glob("run/.*")] == []
+
+
+def test_a_folder_that_is_no_model_is_one_line(tmp_path):
+    with pytest.raises(ConfigError, match=r"^give --model FOLDER or .*smollm2"):
+        check_model(None)
+    with pytest.raises(ConfigError, match=r"--model .*nosuch is no folder, and no model of the hub .*; give --model"):
+        check_model(tmp_path / "nosuch")
+    with pytest.raises(ConfigError, match=r"holds no config\.json"):
+        check_model(tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
+    with pytest.raises(ConfigError, match="BertModel is no decoder that generates text"):
+        check_model(tmp_path)
+    (tmp_path / "config.json").write_text((MODEL / "config.json").read_text())
+    with pytest.raises(ConfigError, match="holds no weights"):
+        check_model(tmp_path)
+
+
+def test_the_machine_is_what_is_there(tmp_path):
+    (tmp_path / "nvidiactl").touch()
+    assert found_machine(MODEL, tmp_path) == "cpu"
+    (tmp_path / "nvidia0").touch()
+    assert found_machine(MODEL, tmp_path) == "gpu"
+    large = with_config({"path": tmp_path / "Qwen2.5-1.5B-Instruct"})["path"]
+    assert found_machine(Path(large), tmp_path) == "qwen2_5_1_5b_one_gpu"
+
+
+@pytest.mark.parametrize(("machine", "move", "other"), [("cpu", 16, 128), ("gpu", 16, 128), ("tiny_cpu", 128, 128)])
+def test_a_turn_is_as_long_as_a_move_a_call_or_an_answer(products, tmp_path, machine, move, other):
+    questions = tmp_path / "questions.py"
+    questions.write_text(products.read_text().replace("@tool(terminal=True)", ""))
+    for file, tokens in ((QUEST, move), (products, other), (questions, other)):
+        words = [f"machine={machine}", f"output_dir={tmp_path / file.stem}"]
+        written = str(write_config(config_of(OwnTask.read(file), MODEL, words)))
+        assert read_config(compose(written), LoopConfig).collection.limits.max_tokens_per_turn == tokens
+        assert read_config(compose(written, (), "eval_appworld"), EvalConfig).limits.max_tokens_per_turn == tokens
+
+
+@pytest.mark.parametrize("machine", ["cpu", "gpu", "qwen2_5_1_5b_one_gpu"])
+def test_the_config_that_is_written_trains_and_scores(products, tmp_path, machine, monkeypatch):
+    monkeypatch.setattr(training, "found_machine", lambda model: machine)
+    task = OwnTask.read(products)
+    file = write_config(config_of(task, MODEL, [f"output_dir={tmp_path / 'run'}", "seed=3", "algorithm=grpo"]))
+    assert file == tmp_path / "run/train.yaml"
+    trained = read_config(compose(str(file)), LoopConfig)
+    assert (trained.seed, trained.loss["kl_coefficient"], trained.resume_from_checkpoint) == (3, 0.04, True)
+    assert trained.base_model == trained.child.model.path == str(MODEL)
+    assert trained.child.environment.options == {"module": str(products), "held_out": 4}
+    assert trained.collection.split == "train"
+    scoring = read_config(compose(str(file), (), "eval_appworld"), EvalConfig)
+    assert (scoring.split, scoring.run) == ("held_out", str(tmp_path / "run"))
+    assert [policy.adapter for policy in scoring.policies] == [None, str(tmp_path / "run")]
+
+
+@pytest.mark.fault("ids that end in a number")
+@pytest.mark.parametrize(
+    ("change", "held_out", "batch", "said"),
+    [
+        ('f"product_{n}"', 4, 8, "20 tasks, of which 4 are held out"),
+        ("f\"{'easy' if n % 2 else 'hard'}_{n}\"", 4, 8, "20 tasks, of which 4 are held out"),
+        ('f"Sums/{n}"', 4, 8, "20 tasks, of which 4 are held out"),
+        (
+            'n, "group": n % 2',
+            1,
+            8,
+            "20 tasks in 2 groups, of which 1 are held out to score on, always the same: 10 tasks",
+        ),
+        ('n, "group": n // 7', 1, 8, "20 tasks in 4 groups, of which 1 are held out"),
+    ],
+)
+def test_the_split_holds_out_groups_and_an_iteration_is_never_one_task(
+    products, change, held_out, batch, said, tmp_path
+):
+    changed(products, ('f"product{n}"', change))
+    task = OwnTask.read(products)
+    config = config_of(task, MODEL, [f"output_dir={tmp_path / 'run'}"])
+    assert config["node"]["environment"]["held_out"] == held_out
+    assert config["collection"]["tasks_per_iteration"] == batch
+    assert said in training._head(task, config, [])[0]
+    pool = create_pool("tools", {"module": str(products), "held_out": held_out}, lambda text: [])
+    assert (pool.tasks("train"), pool.tasks("held_out")) == (task.trained, task.scored)
+
+
+@pytest.mark.fault("ids that end in a number")
+def test_tasks_that_are_all_one_group_are_refused(products):
+    changed(products, ('f"product{n}"', 'n, "group": "all"'))
+    with pytest.raises(ConfigError, match="all 20 TASKS are of one group by their field 'group'; to train and"):
+        config_of(OwnTask.read(products), MODEL, [])
+
+
+def test_a_file_with_splits_is_scored_on_its_last(products, tmp_path):
+    changed(products, ("TASKS = [", "ALL = ["))
+    products.write_text(products.read_text() + 'TASKS = {"dev": ALL[:2], "train": ALL[2:4], "test": ALL[4:]}\n')
+    config = config_of(OwnTask.read(products), MODEL, [])
+    assert config["node"]["environment"] == {"name": "tools", "module": str(products)}
+    assert (config["eval"], config["collection"]["tasks_per_iteration"]) == ({"split": "test"}, 2)
+    changed(products, ('"train": ', '"training": '))
+    with pytest.raises(ConfigError, match="TASKS has no split 'train'; there are dev, training, test"):
+        OwnTask.read(products)
+
+
+def test_the_same_command_goes_on_and_another_is_refused(products, tmp_path):
+    def write(*words):
+        return write_config(config_of(OwnTask.read(products), MODEL, [f"output_dir={tmp_path / 'run'}", *words]))
+
+    write("seed=1")
+    write("seed=2")
+    (tmp_path / "run/metrics.jsonl").touch()
+    write("seed=2", "max_iterations=50")
+    with pytest.raises(ConfigError, match=r"run holds a run with another seed; give the same, or another output_dir"):
+        write("seed=3", "max_iterations=50")
+    assert read_file(tmp_path / "run/train.yaml")["max_iterations"] == 50
+
+
+def test_a_word_that_no_file_can_hold_is_refused(products):
+    with pytest.raises(ConfigError, match="~key cannot stand in a file"):
+        config_of(OwnTask.read(products), MODEL, ["~stop.max_approx_kl"])
+
+
+def test_it_trains_then_scores_and_a_trained_run_is_only_scored(products, tmp_path, steps, monkeypatch, capsys):
+    monkeypatch.setattr(training, "check_finished", lambda run: None)
+    run = tmp_path / "run"
+    words = (f"output_dir={run}", "max_iterations=2")
+    assert train(products, MODEL, *words) == run
+    assert [command[1:] for command in steps] == [
+        ["run", recipe, "--config", str(run / "train.yaml"), None] for recipe in ("loop_appworld", "eval_appworld")
+    ]
+    assert "20 tasks, of which 4 are held out" in (said := capsys.readouterr().out)
+    assert "a turn:   calls of answer; a turn without one is a mistake\n" in said
+    assert "right:    the field target as the answer earns 1 on average of 20 tasks\n" in said
+    assert "nothing:  doing nothing earns 0 on average of 20 tasks\n" in said
+    (run / "checkpoints/iteration_0002").mkdir(parents=True)
+    rests_on = {"dataset": "products", **OwnTask.read(products).description.identity, "tools": "of a server"}
+    (run / "checkpoints/iteration_0002/state.json").write_text(json.dumps({"rests_on": {"environment": rests_on}}))
+    steps.clear()
+    train(products, MODEL, *words)
+    assert [command[2] for command in steps] == ["eval_appworld"]
+    assert "\ndone:     the training is complete (2/2 iterations)\n" in capsys.readouterr().out
+    steps.clear()
+    for change, what in ((("times 37", "times 38"), "tasks"), (("== target", "> target"), "tasks, code")):
+        changed(products, change)
+        names = sorted(what.split(", "))
+        with pytest.raises(ConfigError, match=f"rests on has changed since its checkpoint: {', '.join(names)}; bring"):
+            train(products, MODEL, *words)
+    assert steps == []
+    train(products, MODEL, *words, "accept_changes=True")
+    assert [command[2] for command in steps] == ["eval_appworld"]
+
+
+def test_a_reward_for_nothing_is_told(products, tmp_path, steps, monkeypatch, capsys):
+    monkeypatch.setattr(training, "check_finished", lambda run: None)
+    changed(products, ('answer != "" and ', 'answer == "" or '))
+    train(products, MODEL, f"output_dir={tmp_path / 'run'}")
+    assert "\nwarning:  doing nothing should earn 0: the agent may learn to do nothing\n" in capsys.readouterr().out
+
+
+def test_three_lines_of_python_need_no_torch():
+    assert loop_recipes.train is train
+    code = "import sys; from loop_recipes import train; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    with pytest.raises(AttributeError, match="no attribute 'nosuch'"):
+        loop_recipes.nosuch  # noqa: B018
+
+
+def test_at_the_end_it_is_said_where_everything_is(tmp_path):
+    adapter = tmp_path / "policies/policy-v0002"
+    adapter.mkdir(parents=True)
+    for name in ADAPTER_FILES:
+        (adapter / name).touch()
+    figures = {"reward": 0.5, "success": 0.5, "turns": 3.0}
+
+    def write_metrics(*steps):
+        head = [{"iteration": number, "dataset": "products", "steps": each} for number, each in enumerate(steps, 1)]
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line | figures) + "\n" for line in head))
+
+    write_metrics(0, 0)
+    why = "no step was made in 2 iterations, because no rollout was kept; for that the rewards of a task have to differ"
+    assert show(tmp_path)[-1] == f"warning:  nothing was learned: {why} (loop doctor {tmp_path})"
+    write_metrics(0, 1)
+    assert show(tmp_path) == [
+        f"adapter:  {adapter}",
+        f"table:    {tmp_path / 'evaluation/report.md'}",
+        f"curve:    {tmp_path / 'learning_curve.png'}",
+        f"rollouts: loop view {tmp_path}",
+        f"to serve: loop export {tmp_path}",
+    ]

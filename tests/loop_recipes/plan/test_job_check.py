@@ -1,0 +1,594 @@
+"""`loop check`: what it says of jobs that can run, and of those that cannot."""
+
+import copy
+import itertools
+import re
+import shlex
+
+import pytest
+
+from loop_recipes.config.files import CONFIGS as CONFIG_FOLDER
+from loop_recipes.config.files import compose
+from loop_recipes.engine.model import meta_model
+from loop_recipes.paths import loop_package
+from loop_recipes.plan import job_check
+from loop_recipes.plan.job_check import Report
+from loop_recipes.plan.layer_memory import layer_bytes
+from loop_recipes.verbs.check import main
+from model_families.base_model import BaseModel
+from rollout_server.config import ModelConfig
+from rollout_server.inference import command
+from support.configs import files_read_once  # noqa: F401 - a fixture for all tests here
+from support.families import PUBLISHED, PUBLISHED_GENERAL, write_config, write_headers
+from support.small_runs import replay_config
+
+SIZES = {  # layers, width, feed-forward, heads, KV heads, vocabulary, tied
+    "tiny": (6, 128, 384, 4, 2, 783, True),
+    "1_5b": (28, 1536, 8960, 12, 2, 151936, True),
+    "7b": (28, 3584, 18944, 28, 4, 152064, False),
+    "32b": (64, 5120, 27648, 40, 8, 152064, False),
+}
+
+SHARDS = {"7b": 4, "32b": 17}
+PUBLISHED_AS = {
+    "smollm2": "SmolLM2-135M",
+    "qwen3_4b": "Qwen3-4B-Instruct-2507",
+    "qwen3_8b": "Qwen3-8B",
+    "qwen3_14b": "Qwen3-14B",
+    "qwen3_32b": "Qwen3-32B",
+    "qwen3_5_4b": "Qwen3.5-4B",
+    "qwen3_30b_a3b": "Qwen3-30B-A3B-Instruct-2507",
+    "gpt_oss_20b": "gpt-oss-20b",
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def every_model_is_built_once():
+    """A model does not depend on the GPUs and nodes that a job has, nor what its layers take."""
+    built, counted = {}, {}
+
+    def once(component, dtype):
+        key = (repr(component), dtype)
+        if key not in built:
+            built[key] = meta_model(component, dtype)
+        return built[key]
+
+    def counted_once(model):
+        if id(model) not in counted:
+            counted[id(model)] = layer_bytes(copy.deepcopy(model))
+        return counted[id(model)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job_check, "meta_model", once)
+        patch.setattr(job_check, "layer_bytes", counted_once)
+        yield
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Folders with a config.json each and the headers of their weights, which is all that the check reads of them."""
+    names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    folders = {}
+    for model, sizes in SIZES.items():
+        folders[model] = tmp_path_factory.mktemp(model)
+        content = dict(zip((*names, "vocab_size", "tie_word_embeddings"), sizes, strict=True))
+        content |= {"architectures": ["Qwen2ForCausalLM"], "rope_theta": 1e8 if model == "tiny" else 1e6}
+        content |= {"max_position_embeddings": 4096 if model == "tiny" else 131_072}
+        write_headers(write_config(folders[model], content), SHARDS.get(model, 1))
+    for model, name in PUBLISHED_AS.items():
+        config = (PUBLISHED | PUBLISHED_GENERAL)[name]
+        folders[model] = write_headers(write_config(tmp_path_factory.mktemp(model), config))
+    return folders
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    """Forty tasks of the paper's training scenarios, by name only."""
+    from appworld_adapter.dataset import PAPER_TRAIN_SCENARIOS
+
+    root = tmp_path_factory.mktemp("dataset")
+    (root / "data/datasets").mkdir(parents=True)
+    (root / "dataset.json").write_text('{"name": "forty"}')
+    (root / "data/tasks").mkdir()
+    tasks = [f"{scenario}_{number}" for scenario in PAPER_TRAIN_SCENARIOS for number in (1, 2)]
+    (root / "data/datasets/train.txt").write_text("\n".join(tasks[:40]))
+    return root
+
+
+def check(capsys, *words):
+    """Exit code, what was printed, and the problems named."""
+    try:
+        code = main([str(word) for word in words])
+    except SystemExit as error:
+        code = error.code
+    printed = capsys.readouterr()
+    return code, printed.out, [line.removeprefix("problem: ") for line in printed.err.splitlines()]
+
+
+@pytest.fixture
+def check_config(capsys, models, dataset, tmp_path):
+    def run(config, model, *more):
+        environment = "node.environment"
+        words = (
+            f"output_dir={tmp_path / 'run'}",
+            f"model.path={models[model]}",
+            f"{environment}.root={dataset}",
+            f"{environment}.python=/bin/sh",
+            "max_iterations=2",
+        )
+        return check(capsys, config, *words, *more)
+
+    return run
+
+
+@pytest.fixture
+def check_32b(check_config):
+    return lambda *more: check_config("qwen2_5_32b", "32b", *more)
+
+
+def test_overrides_are_those_of_tune_run(check_32b):
+    control = "advantage=loop_recipes.algorithm.advantages.Shuffled"
+    code, _, problems = check_32b(control, "~stop.max_approx_kl")
+    assert (code, problems) == (0, [])
+    code, _, _ = check_32b("~stop.kl")
+    assert code == "loop check: ~stop.kl: there is no such key"
+    code, _, _ = check_32b("seed")
+    assert code.startswith("loop check: 'seed' is not understood; ")
+
+
+CONFIGS = {
+    "tiny_cpu": "tiny",
+    "tiny_gpu": "tiny",
+    "gpu": "smollm2",
+    "qwen2_5_1_5b_one_gpu": "1_5b",
+    "qwen2_5_7b_one_gpu": "7b",
+    "qwen2_5_7b": "7b",
+    "qwen2_5_32b": "32b",
+    "qwen2_5_32b_one_node": "32b",
+    "qwen3_4b_one_gpu": "qwen3_4b",
+    "qwen3_4b_24gb": "qwen3_4b",
+    "qwen3_8b": "qwen3_8b",
+    "qwen3_14b": "qwen3_14b",
+    "qwen3_32b": "qwen3_32b",
+    "qwen3_5_4b_one_gpu": "qwen3_5_4b",
+    "qwen3_30b_a3b": "qwen3_30b_a3b",
+    "gpt_oss_20b": "gpt_oss_20b",
+}
+# Nodes and GPUs of a node on which a config needs no change.
+SOUND = {
+    "tiny_cpu": {(nodes, gpus) for nodes in (1, 2, 3) for gpus in (1, 2, 4, 8)},
+    "tiny_gpu": {(nodes, gpus) for nodes in (1, 2, 3) for gpus in (1, 2, 4, 8)},
+    "gpu": {(nodes, gpus) for nodes in (1, 2, 3) for gpus in (1, 2, 4, 8)},
+    "qwen2_5_1_5b_one_gpu": {(nodes, gpus) for nodes in (1, 2, 3) for gpus in (1, 2, 4, 8)},
+    "qwen2_5_7b_one_gpu": {(1, gpus) for gpus in (1, 2, 4, 8)},
+    "qwen2_5_7b": {(1, 8), (2, 8), (3, 8)},
+    "qwen2_5_32b": {(2, 8), (3, 8)},
+    "qwen2_5_32b_one_node": {(1, 8)},
+    "qwen3_4b_one_gpu": {(1, gpus) for gpus in (1, 2, 4, 8)},
+    "qwen3_4b_24gb": {(1, gpus) for gpus in (1, 2, 4, 8)},
+    "qwen3_8b": {(1, 8), (2, 8), (3, 8)},
+    "qwen3_14b": {(1, 8), (2, 8), (3, 8)},
+    "qwen3_32b": {(2, 8), (3, 8)},
+    "qwen3_5_4b_one_gpu": {(1, gpus) for gpus in (1, 2, 4, 8)},
+    "qwen3_30b_a3b": {(1, 8), (2, 8), (3, 8)},
+    "gpt_oss_20b": {(1, 8), (2, 8), (3, 8)},
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_any_number_of_gpus_and_nodes_gets_an_answer(check_config, config):
+    sound = set()
+    for nodes, gpus in itertools.product((1, 2, 3), (1, 2, 4, 8)):
+        words = ("collection.tasks_per_iteration=10", "collection.split=paper_train", "--nodes", nodes, "--gpus", gpus)
+        code, shown, problems = check_config(config, CONFIGS[config], *words)
+        assert "trainer" in shown
+        assert code == (1 if problems else 0)
+        assert all("\n" not in problem for problem in problems)
+        if code == 0:
+            sound.add((nodes, gpus))
+    assert sound == SOUND[config]
+
+
+@pytest.mark.parametrize(
+    ("config", "gpu_gib", "gpus"),
+    [("gpu", 7.5, 1), ("qwen2_5_1_5b_one_gpu", 23.5, 1)],
+)
+def test_a_trainer_and_a_server_share_one_gpu(check_config, config, gpu_gib, gpus):
+    words = ("--nodes", "1", "--gpus", gpus, "--gpu-memory", gpu_gib)
+    code, shown, problems = check_config(config, CONFIGS[config], *words)
+    assert (code, problems) == (0, [])
+    assert "1 rank on GPU 0, which it shares with vLLM" in shown
+    servers = "node.servers"
+    _, _, problems = check_config(config, CONFIGS[config], f"{servers}.kv_cache_bytes=null", *words)
+    assert "needs both gpu_memory_utilization" in problems[0]
+    _, _, problems = check_config(config, CONFIGS[config], *words[:-1], 0.8 * gpu_gib)
+    assert "of the GPU that they share: lower servers.kv_cache_bytes" in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "ranks", "swap_s"),
+    [("qwen2_5_32b_one_node", 8, 1.6), ("qwen2_5_7b_one_gpu", 1, 1.8), ("qwen3_4b_one_gpu", 1, 1.0)],
+)
+def test_a_config_in_turns_uses_what_a_divided_one_leaves(check_config, config, ranks, swap_s):
+    """By its own command for GPUs that are divided for good, which fits too, with less room for episodes."""
+    code, shown, problems = check_config(config, CONFIGS[config])
+    assert (code, problems) == (0, [])
+    assert f"{ranks} rank{'s' * (ranks > 1)} on " in shown
+    assert f"{swap_s} s an iteration for moving weights" in shown
+    head = (CONFIG_FOLDER / f"machines/{config}.yaml").read_text().partition("\n\n")[0]
+    if "node.servers.share=null" not in head:
+        return
+    words = shlex.split(re.sub(r"\\\n#", "", head).split("node.servers.share=null")[1].splitlines()[0])
+    divided = [word for word in words if "=" in word]
+    code, fewer, problems = check_config(config, CONFIGS[config], "node.servers.share=null", *divided)
+    assert (code, problems) == (0, [])
+    sampled, slower = (int(re.search(r"at most ([\d,]+) tokens", text)[1].replace(",", "")) for text in (shown, fewer))
+    assert sampled > 1.3 * slower
+    update, longer = (float(re.search(r"^update +([\d.]+) min", text, re.M)[1]) for text in (shown, fewer))
+    assert longer / update == pytest.approx(2 if ranks > 1 else 1, rel=0.01)
+    room, less = (
+        int(count) * int(servers)
+        for count, servers in (
+            (re.search(r"(\d+) full episodes", text)[1], re.search(r"(\d+) vLLM server", text)[1])
+            for text in (shown, fewer)
+        )
+    )
+    assert room > 1.5 * less
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words"), [(8, "28 heads and 4 key heads"), (3, "28 heads and 4 key heads"), (7, "28")]
+)
+def test_a_server_over_gpus_by_which_heads_cannot_be_divided_is_refused(check_config, gpus, words):
+    on = ("node.servers.count=1", f"node.servers.gpus=[{[*range(gpus)]}]", f"node.servers.tensor_parallel_size={gpus}")
+    code, _, problems = check_config("qwen2_5_7b", "7b", *on, "--nodes", "2")
+    assert (code, len(problems)) == (1, 1)
+    assert f"node.servers.tensor_parallel_size is {gpus}, by which the model's {words}" in problems[0]
+
+
+def test_two_servers_on_one_gpu_are_refused(check_config):
+    code, _, problems = check_config(
+        "qwen2_5_7b_one_gpu", "7b", "node.servers.count=2", "node.servers.gpus=[[0],[0]]", "--gpus", "2"
+    )
+    assert code == 1
+    assert problems[0].startswith("node.servers.gpus names [0] more than once, and a server is planned as")
+
+
+def test_a_model_that_is_not_here_is_refused_over_such_gpus_too(capsys, dataset, tmp_path):
+    words = (f"output_dir={tmp_path / 'run'}", f"node.environment.root={dataset}", "node.environment.python=/bin/sh")
+    on = ("node.servers.count=1", "node.servers.gpus=[[0,1,2]]", "node.servers.tensor_parallel_size=3", "--nodes", "2")
+    _, _, problems = check(capsys, "qwen2_5_7b", f"model.path={tmp_path / 'Qwen2.5-7B-Instruct'}", *words, *on)
+    assert any("tensor_parallel_size is 3, by which the model's 28 heads" in problem for problem in problems)
+
+
+IN_TURNS = ("node.servers.share=trainer", "collection.max_policy_lag=0", "--nodes", "1")
+
+
+def test_a_gpu_that_trainer_and_server_have_in_turns_is_planned_by_phases(check_config):
+    small = ("--gpus", "1", "--gpu-memory", "23.5")
+    code, shown, problems = check_config("qwen3_4b_24gb", "qwen3_4b", *small)
+    assert (code, problems) == (0, [])
+    assert "1 rank on GPU 0, in turns with vLLM" in shown
+    for said in ("sampling, in turns (arithmetic)", "training, in turns (arithmetic)", "GB/s (arithmetic)", "pinned"):
+        assert said in shown
+    _, _, problems = check_config("qwen3_4b_24gb", "qwen3_4b", "node.servers.share=null", *small)
+    assert len(problems) == 1
+    assert "have it in turns with node.servers.share=trainer" in problems[0]
+    more = ("enable_activation_offloading=True", *IN_TURNS, *small)
+    _, _, problems = check_config("qwen2_5_7b_one_gpu", "7b", *more)
+    assert any(problem.startswith("training needs about") for problem in problems), problems
+    assert check_config("qwen2_5_32b", "32b", *IN_TURNS, "~node.servers.gpus")[1]
+    _, _, problems = check_config("qwen3_4b_24gb", "qwen3_4b", "--nodes", "2")
+    assert "node.servers.share: trainer is for one node, whose GPUs both have: give --nodes 1" in problems
+
+
+@pytest.mark.parametrize(
+    ("config", "fetched"),
+    [
+        ("qwen2_5_32b", "Qwen/Qwen2.5-32B-Instruct"),
+        ("qwen2_5_32b_one_node", "Qwen/Qwen2.5-32B-Instruct"),
+        ("gpu", "HuggingFaceTB/SmolLM2-135M-Instruct"),
+        ("gpt_oss_20b", "openai/gpt-oss-20b"),
+        ("qwen3_30b_a3b", "Qwen/Qwen3-30B-A3B-Instruct-2507"),
+        ("qwen3_5_4b_one_gpu", "Qwen/Qwen3.5-4B"),
+    ],
+)
+def test_a_job_is_planned_before_its_weights_are_fetched(check_config, capsys, config, fetched):
+    """Experts and hybrids too: memory and time are those that the folder gives, and the problem is its absence; what
+    the world lacks stands beside it."""
+    _, planned, _ = check_config(config, CONFIGS[config])
+    code, shown, problems = check(capsys, config)
+    assert code == 1
+    problem, *of_the_world = problems
+    assert all("AppWorld" in said for said in of_the_world)
+    name = fetched.partition("/")[2]
+    assert re.search(
+        f"{name} holds no config.json; download it: tune download {fetched} --output-dir .*{name}$", problem
+    )
+    assert f"memory of the published {name}, whose folder is not here" in " ".join(shown.split())
+    tables = [re.findall(r"^.* GiB$|^.*\(arithmetic\)$|^  .*", text, flags=re.M) for text in (planned, shown)]
+    assert len(tables[0]) > 12
+    assert tables[0] == tables[1]
+
+
+def test_which_shipped_configs_fit_a_card(capsys, models, monkeypatch):
+    def composed(name, words=()):
+        return compose(name, [f"model.path={models[CONFIGS[name]]}", *words] if name in here else list(words))
+
+    here = {"qwen3_4b_24gb", "qwen3_4b_one_gpu", "qwen2_5_1_5b_one_gpu", "qwen2_5_7b_one_gpu"}
+    monkeypatch.setattr(job_check, "compose", composed)
+    some = {"machine": ["cpu", "gpu", *sorted(here), "qwen3_14b", "qwen3_5_4b_one_gpu"]}
+    monkeypatch.setattr("loop_recipes.verbs.check.config_files", lambda: some)
+    code, shown, problems = check(capsys, "--gpu-memory", "23.5")
+    assert (code, problems) == (0, [])
+    *table, no, _ = shown.splitlines()
+    assert no.startswith("no: it does not fit GPUs of 23.5 GiB")
+    rows = {line.split()[0]: line for line in table[1:]}
+    assert rows.keys() == {*some["machine"]} - {"cpu"}
+    assert re.search(r"\d no +\d+\.\d\d, \d+\.\d\d no$", rows["qwen3_5_4b_one_gpu"]), "a hybrid by its sizes too"
+    assert re.search(r"\d no +\d+\.\d\d, \d+\.\d\d no$", rows["qwen3_14b"]), "by the published sizes"
+    number = r"\d+\.\d\d"
+    for name, divided, turns in (
+        ("qwen3_4b_24gb", False, True),
+        ("qwen2_5_1_5b_one_gpu", True, True),
+        ("qwen2_5_7b_one_gpu", False, False),
+    ):
+        words = [rf"{number}, {number}{'' if fits else ' no'}" for fits in (divided, turns)]
+        assert re.fullmatch(rf"{name} +{words[0]} +{words[1]}", rows[name]), shown
+
+
+@pytest.mark.parametrize(
+    ("words", "head"),
+    [
+        (("qwen2_5_32b", "32b"), "CutCrossEntropyLogProbs, Apple's Cut Cross-Entropy"),
+        (("qwen2_5_32b", "32b", "log_probs=loop_recipes.engine.logprobs.AutoLogProbs"), "AutoLogProbs, Tiles"),
+        (("qwen2_5_32b_one_node", "32b", "--nodes", "1"), "AutoLogProbs, Tiles"),
+        (("qwen2_5_7b", "7b", "--nodes", "1"), "AutoLogProbs, Tiles"),
+        (("qwen2_5_7b", "7b", "preset=paper", "--nodes", "1"), "CutCrossEntropyLogProbs, Apple's Cut Cross-Entropy"),
+        (("tiny_cpu", "tiny"), "TiledLogProbs, Log-probs by tiles"),
+    ],
+)
+def test_it_says_which_head_gives_the_log_probs(check_config, words, head):
+    _, shown, problems = check_config(*words)
+    assert re.search(rf"^log-probs +{head}", shown, flags=re.M), (shown, problems)
+    assert not [problem for problem in problems if "log_probs" in problem]
+
+
+def test_a_head_for_half_precision_on_cuda_is_refused_elsewhere(check_config):
+    cut = "log_probs=loop_recipes.engine.cut_cross_entropy.CutCrossEntropyLogProbs"
+    cores = "log_probs=loop_recipes.engine.logprobs.TensorCoreLogProbs"
+    for words in (("tiny_cpu", "tiny", cut), ("tiny_cpu", "tiny", cores), ("qwen2_5_7b", "7b", cut, "dtype=fp32")):
+        _, _, problems = check_config(*words)
+        [problem] = [problem for problem in problems if problem.startswith("log_probs: ")]
+        assert "half precision on CUDA alone" in problem
+        assert "give log_probs=loop_recipes.engine.logprobs.AutoLogProbs" in problem
+
+
+def test_an_adapter_of_two_bytes_takes_half_the_disk(check_32b):
+    def disk(dtype):
+        _, shown, _ = check_32b(f"adapter_dtype={dtype}", "max_iterations=1000")
+        return float(re.search(r"^disk +about ([\d.]+) GiB", shown, flags=re.M)[1])
+
+    assert disk("bf16") == disk("fp16")
+    assert disk("fp32") - disk("bf16") == pytest.approx(250, abs=0.2)  # 2 bytes of 134,217,728 parameters
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--gpus", "0"), "--nodes and --gpus must be at least 1"),
+        (("--nodes", "0"), "--nodes and --gpus must be at least 1"),
+        (("--gpu-memory", "-3"), "--gpu-memory must be above 0, not -3"),
+        (("node=abc",), "node is a section of keys; set one of them, such as node.port"),
+        (("dtype=${nowhere}",), "Interpolation key 'nowhere' not found"),
+        (("node=${nowhere}",), "node: Interpolation key 'nowhere' not found"),
+        (("seed=[",), "seed=[: while parsing a flow node"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_one_line(check_32b, words, message):
+    code, _, _ = check_32b(*words)
+    assert message in str(code)
+    assert "\n" not in str(code)
+
+
+def test_a_sound_job_is_shown_with_its_memory(check_32b, tmp_path):
+    code, shown, problems = check_32b()
+    assert (code, problems) == (0, [])
+    assert "1 node of 2 vLLM servers on 4 GPUs each, 240 episodes" in shown
+    assert "8 ranks on the last node, bf16" in shown
+    assert "forty, 40 tasks of paper_train, 40 x 6 rollouts an iteration" in shown
+    assert "starts from the beginning, to iteration 2" in shown
+    assert not (tmp_path / "run").exists(), "a check makes nothing"
+    assert "KV cache of the server" in shown
+
+
+def test_one_node_takes_other_servers_and_names_the_gpus(check_32b):
+    code, _, problems = check_32b("--nodes", "1")
+    assert code == 1
+    assert problems[0].startswith("the servers need 8 GPUs, a rollout node has 4: lower node.servers")
+    assert problems[1].endswith("on 1 node(s) of 8 vLLM may use 4 to 7")
+    servers = "node.servers"
+    code, shown, problems = check_32b(f"{servers}.count=1", f"{servers}.gpus=[[4, 5, 6, 7]]", "--nodes", "1")
+    assert (code, problems) == (0, [])
+    assert "4 ranks on GPUs 0 to 3 of the same node" in shown
+
+
+@pytest.mark.parametrize(
+    ("word", "problem"),
+    [
+        ("collection.tasks_per_iteration=41", "collection.tasks_per_iteration is 41, but the split has 40"),
+        ("collection.split=test_nromal", "collection.split: no split 'test_nromal'"),
+        (
+            "node.environment.root=/nowhere",
+            "node.environment: no AppWorld dataset at /nowhere",
+        ),
+        ("node.environment.python=/nowhere/python", "/nowhere/python does not exist"),
+        ("optimizer.learning_rate=1", "unknown key 'optimizer.learning_rate'"),
+        ("model.path=/nowhere", "model.path /nowhere holds no config.json"),
+        ("max_iterations=100000000", "GiB free, the run needs"),
+        ("node.servers.gpus=null", "servers.gpus must say which GPUs each server takes"),
+        ("max_iterations=null", "max_iterations must be int, not None"),
+        ("model.lora_attn_modules={}", "model"),
+        ("collection.limits=null", "collection.limits must be a mapping, not None"),
+        ("update.micro_batch_tokens=32k", "update.micro_batch_tokens must be int, not '32k'"),
+        ("node.environment.root=null", "environment option root must be a path, not None"),
+        ("node.environment.python=3", "environment option python must be a path, not 3"),
+        ("node.environment.promt=loop", "it does not take: 'promt'; did you mean 'prompt'?"),
+        ("node.environment.name=nosuch", "environment.name: unknown environment 'nosuch'"),
+        ("node.environment.name=tools", "environment 'tools' needs 'module'"),
+        ("collection.split=null", "collection.split must be str, not None"),
+        ("model.path=/nowhere", "holds no config.json; download it (tune download), or run the warm"),
+        ("node.environment.name=json:nosuch", "'json:nosuch' cannot be imported: json has no 'nosuch'"),
+    ],
+)
+def test_what_would_stop_a_job_is_named(check_32b, word, problem):
+    code, _, problems = check_32b(word)
+    assert code == 1
+    assert len(problems) == 1, problems
+    assert problem in problems[0]
+
+
+def test_a_way_of_thinking_that_the_model_has_not_is_named():
+    report = Report()
+    for settings in ({}, {"thinking": "kept"}, {"chat_format": "qwen3"}, {"chat_format": "no such"}):
+        model = ModelConfig(path=str(loop_package("tiny_policy")), max_context=4096, **settings)
+        job_check._served(report, model, BaseModel.read(model.path, general=True), cuda=False)
+    assert [problem.partition(":")[0] for problem in report.problems] == ["node.model"] * 3
+    assert "chat format chatml does not think: leave model.thinking null" in report.problems[0]
+    assert "does not fit chat format qwen3: Special token '<tool_call>' not found" in report.problems[1]
+    assert "chat format 'no such' is not known; choose one of chatml, qwen3, llama3" in report.problems[2]
+
+
+def test_sizes_that_are_not_those_of_the_model_are_named(capsys, dataset, models, tmp_path):
+    """Which only a builder of torchtune's can have: all else is read from the model's folder."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        f"""
+        machine: tiny_cpu
+        output_dir: {tmp_path}/run
+        max_iterations: 2
+        collection: {{tasks_per_iteration: 10, split: paper_train}}
+        model: {{_component_: torchtune.models.qwen2.lora_qwen2, lora_attn_modules: [q_proj], lora_rank: 16,
+          lora_alpha: 32, vocab_size: 784, num_layers: 5, num_heads: 4, num_kv_heads: 2, embed_dim: 128,
+          intermediate_dim: 384, max_seq_len: 4096, norm_eps: 1.0e-6, rope_base: 1.0e+8, tie_word_embeddings: True}}
+        checkpointer: {{_component_: torchtune.training.FullModelHFCheckpointer, checkpoint_dir: {models["tiny"]},
+          checkpoint_files: [model.safetensors], model_type: QWEN2, output_dir: {tmp_path}/run}}
+        node: {{model: {{path: {models["tiny"]}}}, environment: {{root: {dataset}, python: /bin/sh}}}}
+        """
+    )
+    code, _, problems = check(capsys, file)
+    assert code == 1
+    assert len(problems) == 1, problems
+    assert "has layers 5 (6), vocabulary 784 (783) where the config.json in " in problems[0]
+
+
+def test_a_key_that_is_left_out_counts_with_its_default(check_32b):
+    code, shown, problems = check_32b("~collection.limits.max_context", "~update.micro_batch_tokens")
+    assert (code, problems) == (0, [])
+    assert "micro-batches of 32768 tokens" in shown
+
+
+def test_rows_that_ranks_share_are_shorter_on_each(check_32b):
+    longer = ("collection.limits.max_context=65536", "node.model.max_context=65536", "sequence_parallel={}")
+    ((_, alone, _), (_, shared, _)) = (check_32b(*longer[:2], longer[2].format(sharers)) for sharers in (1, 2))
+    assert "micro-batches of 65536 tokens (" in alone
+    assert "micro-batches of 32768 tokens a rank, rows of 2 ranks (" in shared
+    _, _, problems = check_32b("sequence_parallel=4", "--gpus", "6")
+    assert "sequence_parallel is 4; it must divide the 6 ranks of the trainer" in problems
+
+
+def test_a_missing_file_of_the_model_is_named(check_32b, models):
+    shard = models["32b"] / "model-00017-of-00017.safetensors"
+    away = shard.rename(shard.with_suffix(".away"))
+    try:
+        code, _, problems = check_32b()
+    finally:
+        away.rename(shard)
+    assert code == 1
+    assert len(problems) == 1, problems
+    assert (
+        f"{shard} does not exist; model.safetensors.index.json names it, and 1 of 17 files are missing" in problems[0]
+    )
+
+
+def test_a_context_that_the_model_has_no_positions_for_is_named(check_config):
+    """vLLM would say it after it has loaded the model."""
+    _, _, problems = check_config("qwen2_5_32b", "32b", "node.model.max_context=200000")
+    assert any("max_context is 200000, and the model in" in problem for problem in problems), problems
+
+
+def test_a_model_too_large_for_the_gpus_is_named(check_32b):
+    code, _, problems = check_32b("--gpu-memory", "20")
+    assert code == 1
+    assert problems[0].startswith("a trainer rank needs about 45 GiB of 20: use enable_activation_offloading: True, ")
+    assert problems[1].startswith("a vLLM server has room for")
+    assert len(problems) == 2
+
+
+def test_a_run_that_exists_goes_on_from_its_newest_checkpoint(check_32b, tmp_path):
+    for iteration in (1, 2):
+        folder = tmp_path / f"run/checkpoints/iteration_{iteration:04d}"
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text("{}")
+    code, shown, problems = check_32b()
+    assert (code, problems) == (0, [])
+    assert "goes on from iteration_0002" in shown
+
+
+def test_a_config_without_a_node_to_launch_is_refused(capsys, tmp_path):
+    code, _, _ = check(capsys, replay_config(tmp_path, iterations=1))
+    assert "the config has no node" in code
+
+
+@pytest.mark.fault("a config of one GPU is checked for sixteen")
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        ([[0]], (1, 1)),
+        ([[4], [5], [6], [7]], (1, 8)),
+        ([[4, 5, 6, 7]], (1, 8)),
+        ([[0, 1, 2, 3], [4, 5, 6, 7]], (2, 8)),
+        (None, (2, 8)),
+    ],
+)
+def test_a_config_is_checked_on_the_machines_that_it_is_meant_for(gpus, expected):
+    from loop_recipes.plan.job_check import usual_machines
+    from rollout_server.config import ServersConfig
+
+    servers = ServersConfig(count=len(gpus or [0]), tensor_parallel_size=len((gpus or [[0]])[0]), gpus=gpus)
+    assert usual_machines(servers) == expected
+
+
+@pytest.mark.fault("a config of one GPU is checked for sixteen")
+@pytest.mark.parametrize(("name", "model"), [("qwen3_4b_one_gpu", "qwen3_4b"), ("qwen2_5_7b_one_gpu", "7b")])
+def test_a_config_of_one_gpu_has_one_rank(check_config, name, model):
+    _, printed, _ = check_config(name, model)
+    assert "1 rank on GPU 0, in turns with vLLM" in printed
+
+
+def test_a_model_is_compared_with_transformers_on_demand(tmp_path):
+    from loop_recipes.plan.job_check import Report, probe_model
+    from support.families import small, write_model
+    from support.tiny_models import write_random
+
+    report = Report()
+    probe_model(report, str(write_random("smollm3", tmp_path / "smollm3")))
+    probe_model(report, str(write_model(tmp_path / "qwen3", small("Qwen3-4B"))))
+    probe_model(report, str(tmp_path))
+    first, second = report.lines
+    assert first.startswith("exact          the model's first 1 layers give log-probs within ")
+    assert second.endswith("a qwen3 is built by torchtune's modules, which tests compare")
+    (problem,) = report.problems
+    assert problem.startswith(f"model: {tmp_path} holds no config.json")
+
+
+def test_a_cpu_that_cannot_serve_mxfp4_is_a_problem_and_a_gpu_none(check_config, tmp_path, monkeypatch):
+    (tmp_path / "cpuinfo").write_text("flags : avx512f")
+    monkeypatch.setattr(command, "CPU_FLAGS", tmp_path / "cpuinfo")
+    found = {}
+    for config in ("tiny_cpu", "gpt_oss_20b"):
+        _, printed, problems = check_config(config, "gpt_oss_20b", "--nodes", "1", "--gpus", "8")
+        found[config] = [problem for problem in problems if "MXFP4" in problem]
+        assert ("weights, bf16 and MXFP4" in printed) == (config == "gpt_oss_20b")
+    assert [len(problems) for problems in found.values()] == [1, 0]
+    assert found["tiny_cpu"][0].endswith("take a copy in bf16")

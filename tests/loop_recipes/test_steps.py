@@ -1,0 +1,90 @@
+"""Commands of a longer program: how they end, and that nothing of them is left."""
+
+import os
+import signal
+import sys
+
+import pytest
+
+from loop_recipes.steps import StepFailed, run_step
+from support.waiting import COMMAND_S
+
+
+def python(code, *words):
+    return [sys.executable, "-c", code, *map(str, words)]
+
+
+@pytest.mark.slow
+def test_output_is_kept_and_the_last_line_says_why(tmp_path):
+    log = tmp_path / "new" / "step.log"
+    run_step(python("print('first')"), log, COMMAND_S)
+    with pytest.raises(StepFailed, match=r"status 3: what was wrong \(all of it: .*step\.log\)"):
+        run_step(python("import sys; print('what was wrong'); print(); sys.exit(3)"), log, COMMAND_S)
+    assert log.read_text() == "first\nwhat was wrong\n\n"
+
+
+@pytest.mark.slow
+def test_a_deadline_ends_it(tmp_path):
+    with pytest.raises(StepFailed, match=r"not done after 0 s; see .*log"):
+        run_step(python("import time; time.sleep(3600)"), tmp_path / "log", 0.1)
+
+
+@pytest.fixture
+def interruptible():
+    """A shell that starts its command in the background has it ignore SIGINT, and Python then leaves it at that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+"""Of a terminal, and of a scheduler or a container that ends."""
+
+
+@SIGNALS
+@pytest.mark.slow
+@pytest.mark.usefixtures("interruptible")
+def test_interrupted_it_lets_the_command_save_and_leaves_nothing_of_it(tmp_path, number):
+    code = """
+import os, pathlib, signal, sys, time
+def end(*_):
+    pathlib.Path(sys.argv[3]).write_text("saved")
+    sys.exit(1)
+signal.signal(signal.SIGTERM, end)
+print(os.getpid(), flush=True)
+os.kill(int(sys.argv[1]), int(sys.argv[2]))
+while True:
+    time.sleep(0.05)  # a signal that comes just before a sleep is heard after it
+"""
+    with pytest.raises(KeyboardInterrupt):
+        run_step(python(code, os.getpid(), int(number), tmp_path / "saved"), tmp_path / "log", COMMAND_S)
+    assert (tmp_path / "saved").read_text() == "saved"
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "log").read_text().split()[0]), signal.SIGCONT)
+
+
+@SIGNALS
+@pytest.mark.slow
+@pytest.mark.usefixtures("interruptible")
+def test_each_further_signal_is_passed_on(tmp_path, number):
+    """The command presses again each time that it hears of one, and ends at the third."""
+    code = """
+import os, signal, sys, time
+heard = []
+def end(*_):
+    heard.append(1)
+    print(len(heard), flush=True)
+    if len(heard) == 3:
+        sys.exit(1)
+    os.kill(int(sys.argv[1]), int(sys.argv[2]))
+signal.signal(signal.SIGTERM, end)
+os.kill(int(sys.argv[1]), int(sys.argv[2]))
+while True:
+    time.sleep(0.05)  # a signal that comes just before a sleep is heard after it
+"""
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        run_step(python(code, os.getpid(), int(number)), tmp_path / "log", COMMAND_S)
+    assert (tmp_path / "log").read_text() == "1\n2\n3\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is before

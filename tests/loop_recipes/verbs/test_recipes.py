@@ -1,0 +1,69 @@
+"""`loop train`, `loop sft`, `loop eval`: which `tune run` they become."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from loop_recipes.verbs.recipes import evaluate, sft, train
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """The command that this process would have become, without its folder. It hears Ctrl-C again afterwards, which a
+    verb leaves blocked for what it becomes."""
+    became = []
+    monkeypatch.setattr(os, "execv", lambda program, words: became.extend([Path(program).name, *words[1:]]))
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, set())
+    yield became
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+@pytest.mark.parametrize(
+    ("verb", "words", "tune"),
+    [
+        (train, ["tiny_cpu"], "tune run loop_appworld --config loop_appworld/tiny_cpu"),
+        (train, ["loop_appworld/tiny_gpu", "seed=1"], "tune run loop_appworld --config loop_appworld/tiny_gpu seed=1"),
+        (
+            train,
+            ["qwen2_5_32b", "--nproc-per-node", "4", "seed=1", "~stop.max_approx_kl"],
+            "tune run --standalone --local_addr 127.0.0.1 --shutdown_timeout 86400 --nproc_per_node 4 loop_appworld "
+            "--config loop_appworld/qwen2_5_32b seed=1 ~stop.max_approx_kl",
+        ),
+        (sft, ["tiny_cpu"], "tune run sft_appworld --config sft_appworld/tiny_cpu"),
+        (evaluate, ["tiny_cpu", "run=a"], "tune run eval_appworld --config eval_appworld/tiny_cpu run=a"),
+    ],
+)
+def test_a_verb_becomes_tune_run(command, verb, words, tune):
+    verb(words)
+    assert command == tune.split()
+
+
+def test_a_file_of_the_users_own(command, tmp_path):
+    (tmp_path / "mine.yaml").write_text("machine: tiny_cpu\nseed: 1\n")
+    train([str(tmp_path / "mine.yaml"), "seed=2"])
+    assert command == ["tune", "run", "loop_appworld", "--config", str(tmp_path / "mine.yaml"), "seed=2"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "words", "message"),
+    [
+        (train, ["nosuch"], "loop train: no config 'loop_appworld/nosuch'; there are: "),
+        (sft, ["tiny_cpu", "seed"], "loop sft: 'seed' is not understood; after the config come key=value"),
+        (evaluate, ["tiny_cpu", "~nosuch"], "loop eval: ~nosuch: there is no such key"),
+        (train, ["tiny_cpu", "lr=1"], "loop train: unknown key 'lr'; did you mean 'optimizer.lr'?"),
+        (evaluate, ["tiny_cpu", "splitt=dev"], "loop eval: unknown key 'splitt'; did you mean 'split'?"),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_is_started(command, verb, words, message):
+    with pytest.raises(SystemExit) as ended:
+        verb(words)
+    assert str(ended.value).startswith(message)
+    assert command == []
+
+
+def test_an_evaluation_is_one_process(capsys):
+    with pytest.raises(SystemExit):
+        evaluate(["tiny_cpu", "--nproc-per-node", "2"])
+    assert "unrecognized arguments: --nproc-per-node 2" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import hmac
 import json
 import logging
 import shutil
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,11 @@ from aiohttp.web_protocol import RequestPayloadError
 
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.run_files import ADAPTER_FILES, ADAPTER_WEIGHTS, is_blank
-from loop_formats.schema import ConfigError, from_mapping
+from loop_formats.schema import ConfigError
 from loop_plumbing import http_server
 from loop_plumbing.http_server import BadBody, read_body, read_json, refusal, route_of, trust
 from rollout_server.collecting.rollout_log import beside
 from rollout_server.collecting.run import CollectionRun
-from rollout_server.endpoint import routes as endpoint
-from rollout_server.endpoint.serving import ServeRequest
 from rollout_server.inference.router import ServerUnavailable
 from rollout_server.inference.server_group import ServerAwake
 from rollout_server.node import Node, RequestError
@@ -55,8 +53,13 @@ def _build_app(node: Node, token: str) -> web.Application:
     """The application; ``token`` is what requests must carry."""
     app = web.Application(client_max_size=MAX_JSON_BYTES)
     app[NODE] = node
-    own_keys = endpoint.add_routes(app, node.sessions)
-    app.middlewares.extend([_errors, _authentication(token, own_keys | {"/health"})])
+    if node.endpoint is None:
+        own_keys, not_served = set[str](), _no_endpoint
+    else:
+        from rollout_server.endpoint import routes as endpoint
+
+        own_keys, not_served = endpoint.add_routes(app, node.endpoint), endpoint.not_served
+    app.middlewares.extend([_errors, _authentication(token, own_keys | {"/health"}, not_served)])
     app.add_routes(
         [
             web.get("/health", health),
@@ -68,8 +71,6 @@ def _build_app(node: Node, token: str) -> web.Application:
             web.get("/v1/collections/{id}/rollouts", stream_rollouts),
             web.delete("/v1/collections/{id}", cancel_collection),
             web.post("/v1/episodes", take_episode),
-            web.post("/v1/keys", open_key),
-            web.delete("/v1/keys/{key}", close_key),
             web.post("/v1/servers/sleep", sleep_servers),
             web.post("/v1/servers/wake", wake_servers),
             web.put("/v1/policies/{version}", publish_policy),
@@ -112,8 +113,14 @@ def _refusal(status: int, error: object, node: Node) -> web.Response:
     return refusal(status, error, **({"moved": node.moves} if status == 503 else {}))
 
 
-def _authentication(token: str, exempt: Set[str]) -> Any:
-    """``exempt`` are the routes that need no token, or keys of their own."""
+def _no_endpoint(request: web.Request) -> web.Response:
+    place = f"{request.method} {request.path[:200]}"
+    return refusal(404, f"{place} is not served here; for agents of your own start the node with endpoint=true")
+
+
+def _authentication(token: str, exempt: Set[str], not_served: Callable[[web.Request], web.Response]) -> Any:
+    """``exempt`` are the routes that need no token, or keys of their own; ``not_served`` answers where there is no
+    route."""
     expected = f"Bearer {token}".encode()
 
     @web.middleware
@@ -124,10 +131,12 @@ def _authentication(token: str, exempt: Set[str]) -> Any:
         given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         if not hmac.compare_digest(given, expected):
             if resource is None:  # an agent's, perhaps; which paths there are is no secret
-                return endpoint.not_served(request)
+                return not_served(request)
             raise RequestError(401, "missing or wrong bearer token; send 'Authorization: Bearer <token>'")
         trust(request)
         node = request.app[NODE]
+        if resource is None and node.endpoint is None:
+            return not_served(request)
         usable = node.ready and node.failure is None
         if not usable and request.path not in (EARLY if node.failure is None else ALWAYS):
             raise _not_ready(node)
@@ -270,18 +279,6 @@ async def take_episode(request: web.Request) -> web.Response:
         offer.give_back()
         raise
     return response
-
-
-async def open_key(request: web.Request) -> web.Response:
-    """A key of no episode; the body is a :class:`~rollout_server.endpoint.serving.ServeRequest`."""
-    node, asked = request.app[NODE], from_mapping(ServeRequest, read_json(await read_body(request)))
-    return web.json_response({"base_url": node.sessions.base_url, "api_key": node.serving.open(asked)})
-
-
-async def close_key(request: web.Request) -> web.Response:
-    if not await request.app[NODE].serving.close(request.match_info["key"]):
-        raise RequestError(404, "no such key")
-    return web.json_response({})
 
 
 def _whole_number(text: str) -> int | None:

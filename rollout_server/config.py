@@ -141,6 +141,9 @@ class NodeConfig:
     """Port to listen at; 0 takes any free one, and ``<root>/node.json`` then says which."""
     public_url: str | None = None
     """Address under which agents of your own reach the node's endpoint, where it is not the one it listens at."""
+    endpoint: bool = True
+    """Whether the node serves chat APIs and keys to agents of your own (docs/agents.md). It does so in any case where
+    the environment is a program; `loop train FILE.py` sets false."""
     token_env: str = "ROLLOUT_SERVER_TOKEN"
     """The environment variable that holds the bearer token."""
     policy_root: str | None = None

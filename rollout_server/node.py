@@ -13,7 +13,7 @@ import logging
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_environments.description import Description, description_of
 from agent_environments.program_protocol import Offer, ProgramPool
@@ -34,13 +34,13 @@ from rollout_server.collecting.policy_speaker import PolicySpeaker
 from rollout_server.collecting.rollout_log import beside
 from rollout_server.collecting.run import CollectionRun, StoredCollection
 from rollout_server.config import NodeConfig
-from rollout_server.endpoint.harness_episode import HarnessEpisode
-from rollout_server.endpoint.serving import Serving
-from rollout_server.endpoint.sessions import Sessions
 from rollout_server.inference.router import Router
 from rollout_server.inference.server_group import ServerGroup
 from rollout_server.metrics import NodeMetrics
 from rollout_server.policies.store import PolicyStore, UnknownPolicy
+
+if TYPE_CHECKING:
+    from rollout_server.endpoint.endpoint import Endpoint
 
 logger = logging.getLogger(__name__)
 
@@ -97,14 +97,18 @@ class Node:
         self.stopping = asyncio.Event()
         self._opening_since: float | None = None
         self._services = EpisodeServices(self.pool, self.tokens, self.router, self.policies, self.metrics)
-        self.sessions = Sessions()
-        self.serving = Serving(self.sessions, self._services, config.model.max_context)
+        self.endpoint = self._open_endpoint() if config.endpoint or isinstance(self.pool, ProgramPool) else None
         self._runs: dict[str, CollectionRun] = {}
         self._opening = asyncio.Lock()
         self._taking_turns = asyncio.Lock()
         self._trainers_turn = self.root / "trainers_turn"
         if config.servers.share is not None and self._trainers_turn.exists():
             self.servers.rest()
+
+    def _open_endpoint(self) -> Endpoint:
+        from rollout_server.endpoint.endpoint import Endpoint  # 2,200 lines that only agents of somebody's own need
+
+        return Endpoint(self._services, self.config.model.max_context)
 
     @property
     def description(self) -> Description:
@@ -197,7 +201,8 @@ class Node:
                 await asyncio.gather(*(run.suspend() for run in self._runs.values()))
         except TimeoutError:
             logger.error("episodes did not stop within %g s", STOP_DEADLINE_S)
-        await self.serving.close_all()
+        if self.endpoint is not None:
+            await self.endpoint.serving.close_all()
         await self.router.close()
         results = await asyncio.gather(self.pool.close(), self.servers.stop(), return_exceptions=True)
         for result in results:
@@ -371,8 +376,8 @@ class Node:
         self, key: EpisodeKey, draw: int, request: CollectionRequest, model: str | None, start: BranchStart | None
     ) -> Attempt:
         """Of the environment's kind: the node's own loop, or a program's."""
-        if isinstance(self.pool, ProgramPool):
-            return HarnessEpisode(key, draw, request, model, self._services, self.sessions)
+        if isinstance(self.pool, ProgramPool) and self.endpoint is not None:
+            return self.endpoint.attempt(key, draw, request, model)
         speaker = PolicySpeaker(request, model, self._services, start)
         return Episode(key, draw, request, self.pool, speaker, self.metrics.phase, start)
 
@@ -396,7 +401,8 @@ class Node:
 
     def listens_at(self, url: str) -> None:
         """Agents that are to be reached by ``public_url``, or else by this, the address that the node listens at."""
-        self.sessions.base_url = f"{(self.config.public_url or url).rstrip('/')}/v1"
+        if self.endpoint is not None:
+            self.endpoint.sessions.base_url = f"{(self.config.public_url or url).rstrip('/')}/v1"
 
     def write_address(self, url: str, pid: int) -> None:
         """``<root>/node.json``, for whoever started the node on port 0."""

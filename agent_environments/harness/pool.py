@@ -13,11 +13,6 @@ Without a command the program runs elsewhere: it opens an episode over HTTP, and
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import re
-import shutil
-import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,10 +22,13 @@ from typing import Any
 
 from agent_environments.description import TOOLS_BEHAVIOR, Description, description_of
 from agent_environments.groups import GroupedEnvironment, Member, PoolOfGroups, grades_groups
-from agent_environments.harness.agents import Agent, Start, TaskFiles, find_agent, require_installed, write_files
+from agent_environments.harness.agents import TaskFiles, write_files
+from agent_environments.harness.grading import EndedEpisode, GradedByCommand, GradedByWord, GradedByWorld, Grader
 from agent_environments.harness.home import HOME, home_variables, make_home, remove_home
 from agent_environments.harness.program import run_program
 from agent_environments.harness.side_calls import read_side_calls
+from agent_environments.harness.starting import AgentStarter, CommandStarter, Starter
+from agent_environments.harness.words import found
 from agent_environments.places import Places
 from agent_environments.program_config import variables as environment_variables
 from agent_environments.program_config import words
@@ -51,11 +49,8 @@ from agent_environments.protocol import (
     is_harness,
 )
 
-GRADE_TIMEOUT_S = 600.0
 LEAVE_S = 10.0
 """Seconds that a program has to end once its episode is over."""
-INTERPRETER = re.compile(r"(ba|da|z)?sh|python[\d.]*|node")
-"""Programs whose first word is the file that they run."""
 
 
 @dataclass(eq=False)
@@ -88,7 +83,7 @@ class HarnessEnvironment:
     async def start(self, task_id: str) -> list[Message]:
         """The opening of the world, where there is one."""
         self._task_id = task_id
-        if not self._pool.runs_elsewhere:
+        if self._pool.starter is not None:
             await asyncio.to_thread(make_home, self._own, self._pool.home_template)
         if self._pool.task_files is not None:
             await asyncio.to_thread(self._pool.task_files.copy, task_id, self._folder)
@@ -96,11 +91,12 @@ class HarnessEnvironment:
 
     async def run(self, connection: Connection) -> Ended | None:
         """Until the program has ended, or has said that the episode is over; None for one that runs elsewhere."""
-        if self._pool.runs_elsewhere:
+        starter = self._pool.starter
+        if starter is None:
             split = self._pool.split_of(self._task_id)
             await self._pool.offer(_Offer(self._task_id, split, connection, self._pool), self._finished)
             return None
-        start = self._pool.start_of(self._task_id, connection)
+        start = starter.start_of(self._task_id, connection)
         write_files(self._own / HOME, start.files)
         stop = asyncio.Event()
         variables = self._variables(connection, start.variables)
@@ -133,7 +129,7 @@ class HarnessEnvironment:
     @property
     def grades_itself(self) -> bool:
         """Whether the program's word is its reward."""
-        return self._pool.accept_reward
+        return self._pool.grader.takes_word
 
     @property
     def has_world(self) -> bool:
@@ -152,13 +148,14 @@ class HarnessEnvironment:
     def finish(self, reward: float | None, figures: Figures = MappingProxyType({})) -> None:
         """The program says that it is done; its own reward counts only where the config says so."""
         self._figures = figures
-        if self._pool.accept_reward and reward is not None:
+        if self._pool.grader.takes_word and reward is not None:
             self._stated = reward
         self._finished.set()
 
     async def grade(self) -> Grade:
         """The grader's verdict; what the program states has no name that the grader's own figures have."""
-        return self._with_figures(await self._grade())
+        ended = EndedEpisode(self._task_id, self._folder, self._world, self._stated)
+        return self._with_figures(await self._pool.grader.grade(ended))
 
     async def grade_member(self) -> Member:
         """The world's, with what the program states."""
@@ -169,28 +166,6 @@ class HarnessEnvironment:
     def _with_figures(self, grade: Grade) -> Grade:
         rewards = {**self._figures.get("rewards", {}), **grade.rewards}
         return replace(grade, rewards=rewards, metrics={**self._figures.get("metrics", {}), **grade.metrics})
-
-    async def _grade(self) -> Grade:
-        if self._world is not None:
-            return await self._world.grade()
-        if self._pool.grade_command is not None:
-            return await self._graded_by_command(self._pool.grade_command)
-        if self._stated is None:
-            return Grade.of_ungradable("the harness ended without a reward")
-        return Grade(self._stated, success=self._stated == 1.0)
-
-    async def _graded_by_command(self, command: Sequence[str]) -> Grade:
-        variables = {"TASK_ID": self._task_id, "EPISODE_FOLDER": str(self._folder), **_no_imports_from_here()}
-        ended = await run_program(command, variables, self._folder, GRADE_TIMEOUT_S, answers=True)
-        if ended.status != 0:
-            return Grade.of_ungradable(f"the grade command ended with {ended.status}: {ended.output[-200:]!r}")
-        try:
-            verdict = json.loads(ended.answer)
-            reward = float(verdict["reward"])
-            return Grade(reward, bool(verdict.get("success", reward == 1.0)))
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
-            said = (ended.answer or ended.output)[-200:]
-            return Grade.of_ungradable(f'the grade command did not end with {{"reward": ...}}: {said!r}')
 
     async def close(self) -> None:
         if self._closed:
@@ -273,16 +248,15 @@ class HarnessPool:
         if agent_program is not None and agent is None:
             raise ValueError("harness: agent_program is the program of an `agent`, and none is named")
         before = words("harness: prefix", prefix)
-        own = None if command is None else _found(words("harness: command", command))
-        self._agent: tuple[str, Agent, str] | None = None
-        if agent is not None:
-            known = find_agent(agent)
-            own = _found([os.path.expanduser(agent_program or known.program)])
-            self._agent = (agent, known, own[0])
-        self.command = None if own is None else [*before, *own]
         self.task_files = None if task_files is None else TaskFiles(task_files)
-        self.grade_command = None if grade_command is None else _found(words("harness: grade_command", grade_command))
-        self.accept_reward = accept_reward
+        self.starter: Starter | None = None
+        if agent is not None and self.task_files is not None:
+            self.starter = AgentStarter(agent, agent_program, before, self.task_files)
+        elif command is not None:
+            self.starter = CommandStarter([*before, *found(words("harness: command", command))], self.task_files)
+        self.grader: Grader = GradedByWorld() if world is not None else GradedByWord()
+        if grade_command is not None:
+            self.grader = GradedByCommand(words("harness: grade_command", grade_command))
         self.variables = environment_variables("harness: variables", variables or {})
         self.side_calls = read_side_calls("harness: side_calls", side_calls)
         self.home_template = None if home_template is None else Path(home_template).expanduser().absolute()
@@ -309,7 +283,7 @@ class HarnessPool:
     @property
     def least_context(self) -> int:
         """Tokens of context in which the agent can work; 0 where that is not known."""
-        return 0 if self._agent is None else self._agent[1].least_context
+        return 0 if self.starter is None else self.starter.least_context
 
     async def open(self) -> None:
         """Open the world.
@@ -336,15 +310,13 @@ class HarnessPool:
     def _check_machine(self) -> None:
         if self.home_template is not None and not self.home_template.is_dir():
             raise FileNotFoundError(f"harness: home_template: there is no folder {self.home_template}")
-        path = self.variables.get("PATH")
-        if self._agent is not None:
-            require_installed(*self._agent, path)
-        _require_program("command", self.command, path)
-        _require_program("grade_command", self.grade_command)
-        _require_script(self.grade_command)
-        if self.task_files is not None:
-            for task_id in [task_id for ids in self._tasks.values() for task_id in ids]:
-                (self.task_files.of if self._agent is None else self.task_files.prompt)(task_id)
+        self.grader.check()
+        task_ids = [task_id for ids in self._tasks.values() for task_id in ids]
+        if self.starter is not None:
+            self.starter.check(task_ids, self.variables.get("PATH"))
+        elif self.task_files is not None:
+            for task_id in task_ids:
+                self.task_files.of(task_id)
 
     def tasks(self, split: str) -> list[str]:
         if self._world is not None:
@@ -379,16 +351,8 @@ class HarnessPool:
 
     @property
     def runs_elsewhere(self) -> bool:
-        """Whether there is no command."""
-        return self.command is None
-
-    def start_of(self, task_id: str, connection: Connection) -> Start:
-        """How the program of an episode is started; ask only where it does not run elsewhere."""
-        assert self.command is not None, "it is started here"
-        if self._agent is None or self.task_files is None:
-            return Start(self.command)
-        start = self._agent[1].start(connection, self.task_files.prompt(task_id))
-        return replace(start, command=[*self.command, *start.command])
+        """Whether others start the programs."""
+        return self.starter is None
 
     async def acquire(self, episode_id: str) -> HarnessEnvironment:
         return await self._acquire(episode_id, lambda world: world.acquire(episode_id))
@@ -451,36 +415,3 @@ class HarnessPool:
         self._places.close()
         if self._world is not None:
             await self._world.close()
-
-
-def _require_program(key: str, command: Sequence[str] | None, path: str | None = None) -> None:
-    if command is not None and shutil.which(command[0], path=path) is None:
-        raise FileNotFoundError(f"harness: {key} cannot be run: there is no program {command[0]}")
-
-
-def _require_script(grade_command: Sequence[str] | None) -> None:
-    """Raise where an interpreter would look for its script in the folder that the agent wrote."""
-    program, script = (*(grade_command or ()), "", "")[:2]
-    if INTERPRETER.fullmatch(os.path.basename(program)) and script[:1] != "-" and not os.path.isabs(script):
-        raise FileNotFoundError(
-            f"harness: grade_command: there is no file {script!r} here, and in the episode's folder it is the agent's "
-            "to write; give its path"
-        )
-
-
-def _no_imports_from_here() -> dict[str, str]:
-    """Variables of a Python that imports nothing from where it starts: a json.py there could print a reward."""
-    path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(entry)]
-    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path)}  # an empty entry is the folder it starts in
-
-
-def _found(command: Sequence[str]) -> list[str]:
-    """``{python}`` as this interpreter, files as absolute paths: the program starts in a folder of its own."""
-
-    def is_path(word: str, is_program: bool) -> bool:
-        if "/" in word:
-            return os.path.exists(word)
-        return os.path.isfile(word) and not is_program  # a program of a bare name is looked for on PATH
-
-    words = [sys.executable if word == "{python}" else word for word in command]
-    return [os.path.abspath(word) if is_path(word, number == 0) else word for number, word in enumerate(words)]

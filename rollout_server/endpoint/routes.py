@@ -22,11 +22,13 @@ from typing import Any
 
 from aiohttp import web
 
-from loop_plumbing.http_server import BadBody, read_agents_json, read_body, trust
+from loop_formats.schema import from_mapping
+from loop_plumbing.http_server import BadBody, read_agents_json, read_body, read_json, refusal, trust
 from rollout_server.endpoint.dialects import CHAT, Route, routes
 from rollout_server.endpoint.dialects.dialect import MODEL_CHARACTERS, Dialect
+from rollout_server.endpoint.endpoint import Endpoint
+from rollout_server.endpoint.serving import ServeRequest
 from rollout_server.endpoint.session import Session
-from rollout_server.endpoint.sessions import Sessions
 from rollout_server.endpoint.wire import MODEL, Answer, ApiError, Asked
 
 WRITE_DEADLINE_S = 60.0
@@ -38,14 +40,15 @@ _WITH_KEY = re.compile(r"/sessions/([^/]*)(/.*)")
 MAX_FIGURES = 64
 """Most figures of a kind with which an agent may finish."""
 
-SESSIONS: web.AppKey[Sessions] = web.AppKey("sessions", Sessions)
+ENDPOINT: web.AppKey[Endpoint] = web.AppKey("endpoint", Endpoint)
 
 Handler = Callable[[web.Request, Session], Awaitable[web.StreamResponse]]
 
 
-def add_routes(app: web.Application, sessions: Sessions) -> set[str]:
-    """Add the endpoint's routes; returns their paths, which authenticate by themselves."""
-    app[SESSIONS] = sessions
+def add_routes(app: web.Application, endpoint: Endpoint) -> set[str]:
+    """Add the endpoint's routes; returns the paths of those that authenticate by themselves, by keys of episodes."""
+    app[ENDPOINT] = endpoint
+    app.add_routes([web.post("/v1/keys", open_key), web.delete("/v1/keys/{key}", close_key)])
     paths = set()
     calls: list[tuple[str, str, Handler]] = [("POST", one.path, partial(complete, one)) for one in routes()]
     calls += [("POST", one.counts, partial(count_tokens, one)) for one in routes() if one.counts]
@@ -94,7 +97,7 @@ def _session(request: web.Request, in_path: str | None) -> Session:
     # One in the path is the one that is meant: clients send a header, too, with whatever they have.
     keys = given[:1] if given[0] is not None else given[1:]
     for key in keys:
-        if key and (session := request.app[SESSIONS].find(key)) is not None:
+        if key and (session := request.app[ENDPOINT].sessions.find(key)) is not None:
             trust(request)
             return session
     raise ApiError(401, "invalid_api_key", "Incorrect API key: it is that of no episode, or its episode is over")
@@ -221,6 +224,19 @@ async def _asked(dialect: Dialect, request: web.Request, session: Session) -> tu
         asked = await session.calls.beside(len(body), lambda: dialect.read(body, session.recall))
     model = request.match_info.get("model", asked.model)[:MODEL_CHARACTERS]
     return replace(asked, size=len(body), model=model), body
+
+
+async def open_key(request: web.Request) -> web.Response:
+    """A key of no episode; the body is a :class:`~rollout_server.endpoint.serving.ServeRequest`."""
+    endpoint, asked = request.app[ENDPOINT], from_mapping(ServeRequest, read_json(await read_body(request)))
+    return web.json_response({"base_url": endpoint.sessions.base_url, "api_key": endpoint.serving.open(asked)})
+
+
+async def close_key(request: web.Request) -> web.Response:
+    """End such a key."""
+    if not await request.app[ENDPOINT].serving.close(request.match_info["key"]):
+        return refusal(404, "no such key")
+    return web.json_response({})
 
 
 async def episode(request: web.Request, session: Session) -> web.Response:

@@ -49,6 +49,18 @@ async def test_health_needs_no_token_and_everything_else_does(running):
             assert "bearer token" in report["error"]
 
 
+async def test_a_node_without_an_endpoint_names_the_key(policy, tmp_path):
+    async with local_node(policy, tmp_path / "node", endpoint=False) as local:
+        for path in ("/v1/keys", "/v1/chat/completions", "/sessions/sk-x/v1/messages"):
+            for headers in (None, {}):
+                status, report = await asyncio.to_thread(ask, local.url, "POST", path, "{}", headers)
+                assert (status, report["error"].partition(";")[2]) == (
+                    404,
+                    " for agents of your own start the node with endpoint=true",
+                )
+        assert len((await local.collect(counter_request()))[0]) == 12
+
+
 async def test_the_environment_describes_itself(running):
     described = await running.call(running.client.description)
     assert described == description_of("counter", CounterPool)

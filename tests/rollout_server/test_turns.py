@@ -288,7 +288,7 @@ def vllm_that_sleeps(tokens, slept):
 
 
 async def start_beside_a_trainer(node, start=Node.start):
-    client = RolloutClient(node.sessions.base_url.removesuffix("/v1"), TOKEN)
+    client = RolloutClient(node.endpoint.sessions.base_url.removesuffix("/v1"), TOKEN)
     starting = asyncio.create_task(start(node))
     await asyncio.to_thread(client.sleep)
     assert not node.servers.ready

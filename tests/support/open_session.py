@@ -29,7 +29,7 @@ class OpenSession:
         base = PolicySampler(request.sampling, request.limits, 0, BASE_MODEL_NAME, node._services)
         aside = {"side_calls": side_calls, "base": base}
         self.session = Session("e", 7, request.limits, OwnTime(DEADLINE_S), sampler, node.tokens, **aside)
-        self.key = node.sessions.open(self.session)
+        self.key = node.endpoint.sessions.open(self.session)
 
     def client(self, **options: Any) -> openai.AsyncOpenAI:
         settings = {"base_url": f"{self.url}/v1", "api_key": self.key, "max_retries": 0, "timeout": DEADLINE_S}

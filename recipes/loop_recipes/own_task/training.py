@@ -282,7 +282,7 @@ def config_of(task: OwnTask, model: Path, words: Sequence[str]) -> dict[str, Any
         "resume_from_checkpoint": True,
         "model": {"path": str(model)},
         "collection": {"split": TRAINED, "tasks_per_iteration": min(TASKS_PER_ITERATION, len(task.trained))},
-        "node": {"environment": task.options},
+        "node": {"environment": task.options, "endpoint": False},
         "eval": {"split": task.scored_split},
     }
     if machine == ONE_GPU:

@@ -6,18 +6,20 @@ import contextlib
 import secrets
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agent_environments.description import trust_environment
 from loop_recipes.config.loop_config import RolloutSourceConfig
 from loop_recipes.config.rollout_node import RolloutNodeConfig, read_token
 from loop_recipes.rollouts.node_source import NodeSource
-from loop_recipes.rollouts.replay_source import ReplaySource
-from loop_recipes.rollouts.several_nodes import SeveralNodes
 from loop_recipes.rollouts.source import CollectionSource
 from loop_recipes.run.stop_request import StopRequested
 from rollout_server.client import RolloutClient
 from rollout_server.config import NodeConfig
 from rollout_server.node_process import NodeProcess
+
+if TYPE_CHECKING:
+    from loop_recipes.rollouts.several_nodes import SeveralNodes
 
 
 def open_source(
@@ -41,6 +43,8 @@ def open_source(
         NoRollouts: the nodes differ.
     """
     if config.replay is not None:
+        from loop_recipes.rollouts.replay_source import ReplaySource  # which few runs need
+
         return ReplaySource(Path(config.replay))
     nodes = open_nodes(config, node, output_dir, deadline_s, stop_requested)
     if node is not None and node.servers.share is not None:
@@ -89,4 +93,6 @@ def open_nodes(
     urls = str(config.url).split(",")
     if len(urls) == 1:
         return node_source(urls[0], stop_requested)
+    from loop_recipes.rollouts.several_nodes import SeveralNodes  # which few runs need
+
     return SeveralNodes(node_source, urls, stop_requested)

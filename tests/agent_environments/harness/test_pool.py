@@ -214,7 +214,7 @@ def test_only_words_that_name_a_file_are_made_absolute(tmp_path, monkeypatch):
     code = "pass  # " + "as long as no file's name is " * 20
     words = ["run", "tasks.json", "./tasks.json", "folder", "./folder", "no_file.json", code]
     absolute = [str(tmp_path / name) for name in ("tasks.json", "tasks.json", "folder")]
-    assert pool(command=words).command == ["run", *absolute[:2], "folder", absolute[2], "no_file.json", code]
+    assert pool(command=words).starter.command == ["run", *absolute[:2], "folder", absolute[2], "no_file.json", code]
 
 
 async def test_a_program_is_looked_for_where_its_own_variables_say(tmp_path):

@@ -129,10 +129,10 @@ async def test_a_program_that_never_ends_is_graded_when_its_time_is_used_up(poli
         collecting = asyncio.create_task(
             running.collect(request(tasks=["reach3_1"], rollouts_per_task=1, limits=limits))
         )
-        await wait_until(lambda: any(session.turns for session in running.node.sessions._sessions.values()))
+        await wait_until(lambda: any(session.turns for session in running.node.endpoint.sessions._sessions.values()))
         await pass_time(2 * DEADLINE_S)
         rollouts, _ = await collecting
-        assert not len(running.node.sessions)
+        assert not len(running.node.endpoint.sessions)
     assert [(rollout.end_reason, len(rollout.turns)) for rollout in rollouts] == [("deadline", 1)]
     told = rollouts[0].extra["harness"]
     assert (told["exit_status"], told["output"]) == (None, "please log in\n")
@@ -222,7 +222,7 @@ async def test_a_program_that_dies_before_its_first_turn_is_tried_again_and_name
     environment = harness(command=[sys.executable, "-c", "raise SystemExit('no such model')"])
     async with local_node(policy, tmp_path / "node", environment=environment) as running:
         _, end = await running.collect(request(tasks=["reach3_1"], rollouts_per_task=1))
-        assert not len(running.node.sessions)
+        assert not len(running.node.endpoint.sessions)
     assert end.failures == {"environment_error": 3}
     assert "no such model" in end.error
 
@@ -256,7 +256,7 @@ async def test_a_collection_that_ends_early_leaves_no_program_and_no_session(pol
         run = await running.node.collection("c1")
         while not run.idle:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        assert not len(running.node.sessions)
+        assert not len(running.node.endpoint.sessions)
         assert running.node.pool.status().open_worlds == 0
 
 

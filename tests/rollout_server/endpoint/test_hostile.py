@@ -60,7 +60,7 @@ async def play(running):
         said = answer.choices[0].message.content
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": f"and {number}?"}]
     [segment] = opened.session.segments()
-    await running.node.sessions.close(opened.key)
+    await running.node.endpoint.sessions.close(opened.key)
     return segment.token_ids, segment.mask, segment.sampler_logprobs
 
 
@@ -124,7 +124,7 @@ async def test_a_flood_of_connections(running, attacker):
 
 async def test_a_hang_up_in_mid_stream_loses_no_answer(running, attacker):
     """It resets the connection after the first bytes of a stream, and again. Every turn that was sampled is kept."""
-    session = running.node.sessions.find(attacker.key)
+    session = running.node.endpoint.sessions.find(attacker.key)
 
     async def attack():
         for turn in range(1, 6):
@@ -164,7 +164,7 @@ async def test_settings_that_json_cannot_hold_or_that_are_large(running, attacke
     reader, writer = await attacker.connect()
     writer.write(attacker.head(f"Content-Length: {len(body)}") + body)
     assert await attacker.status(reader) == 200
-    noted = running.node.sessions.find(attacker.key).notes()["not_applied"]
+    noted = running.node.endpoint.sessions.find(attacker.key).notes()["not_applied"]
     assert set(noted) == set(settings)
     assert (noted["min_p"], noted["parallel_tool_calls"], noted["temperature"]) == (0.5, True, "nan")
     stored = json.dumps(noted, allow_nan=False, ensure_ascii=False).encode()
@@ -202,7 +202,7 @@ async def test_seven_megabytes_are_refused_after_a_few_pages_of_them(running, at
         assert await attacker.status(reader) == 400
 
     await played_beside(running, attack())
-    assert running.node.sessions.find(attacker.key).refused == "context_limit"
+    assert running.node.endpoint.sessions.find(attacker.key).refused == "context_limit"
     assert sum(encoded) < 100_000
 
 
@@ -225,7 +225,7 @@ async def test_so_are_seven_megabytes_in_any_dialect(running, attacker, monkeypa
     writer.write(attacker.head(f"Content-Length: {len(body)}").replace(b"/v1/chat/completions", path.encode()) + body)
     assert await attacker.status(reader) == 400
     assert 0 < sum(encoded) < 100_000
-    assert (running.node.sessions.find(attacker.key).refused is None) == path.endswith("count_tokens")
+    assert (running.node.endpoint.sessions.find(attacker.key).refused is None) == path.endswith("count_tokens")
 
 
 @pytest.mark.parametrize("depth", [150, 900, 5000])

@@ -137,7 +137,7 @@ async def test_a_key_opens_its_own_session_and_nothing_else(running, opened):
         for path in ("/metrics", "/v1/status", "/v1/tasks?split=train", "/v1/collections/c/rollouts"):
             async with http.get(f"{opened.url}{path}") as answer:
                 assert answer.status == 401
-    await running.node.sessions.close(opened.key)
+    await running.node.endpoint.sessions.close(opened.key)
     with pytest.raises(openai.AuthenticationError):
         await opened.ask()
 
@@ -318,7 +318,7 @@ async def test_calls_end_with_their_session(running, opened):
     call = asyncio.create_task(opened.ask())
     while not running.vllm.requests:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
-    await running.node.sessions.close(opened.key)
+    await running.node.endpoint.sessions.close(opened.key)
     with pytest.raises(openai.APIStatusError, match="the episode is over"):
         await call
     running.vllm.answers = lambda body: True
@@ -347,7 +347,7 @@ async def test_steps_end_with_their_session(running, opened):
     await opened.ask()
     step = asyncio.create_task(opened.session.step("add(3)"))
     await world.begun.wait()
-    await running.node.sessions.close(opened.key)
+    await running.node.endpoint.sessions.close(opened.key)
     assert world.ended.is_set()
     with pytest.raises(ApiError, match="the episode is over"):
         await step

@@ -38,7 +38,7 @@ async def test_a_key_of_no_episode_serves_the_model_it_names_and_records_nothing
                 assert (wished["temperature"], wished["top_p"], wished["seed"]) == (0.5, 1.0, 11)
                 with pytest.raises(openai.BadRequestError, match="temperature"):
                     await client.chat.completions.create(model="m", messages=HELLO, temperature=-1)
-                session = running.node.sessions.find(opened["api_key"])
+                session = running.node.endpoint.sessions.find(opened["api_key"])
                 assert (session.turns, session.segments(), session.calls.made) == (0, [], {})
                 async with http.delete(f"{running.url}/v1/keys/{opened['api_key']}") as answer:
                     assert answer.status == 200
@@ -56,7 +56,7 @@ async def test_a_key_of_no_episode_serves_the_model_it_names_and_records_nothing
                 assert answer.status == status
         async with http.delete(f"{running.url}/v1/keys/sk-guess") as answer:
             assert answer.status == 404
-    assert not len(running.node.sessions)
+    assert not len(running.node.endpoint.sessions)
     await running.call(running.client.retire_policy, 0)
     assert running.node.policies.versions() == [1]
 
@@ -69,7 +69,7 @@ async def test_a_keys_bounds_are_those_that_it_was_given(running, asked, bound):
         settings = {"model": "policy-v0", "max_tokens_per_turn": 17, **asked}
         async with http.post(f"{running.url}/v1/keys", json=settings) as answer:
             opened = await answer.json()
-    limits = running.node.sessions.find(opened["api_key"])._limits
+    limits = running.node.endpoint.sessions.find(opened["api_key"])._limits
     assert (limits.max_tokens_per_turn, limits.max_context, limits.max_thinking_tokens) == (17, bound, None)
     async with openai.AsyncOpenAI(**opened, max_retries=0) as client:
         word = running.node.tokens.decode(running.node.tokens.encode_text("counter")[:1])
@@ -100,7 +100,7 @@ async def test_a_nodes_own_model_plays_the_human_of_colbench(running, monkeypatc
     read = running.node.tokens.decode(running.vllm.requests[-1]["token_ids"])
     assert task.reference in read
     assert "Assistant: What is the limit?" in read
-    session = running.node.sessions.find(opened["api_key"])
+    session = running.node.endpoint.sessions.find(opened["api_key"])
     assert (session.turns, session.segments()) == (0, [])
 
 
@@ -109,7 +109,7 @@ async def test_a_key_of_no_episode_ends_with_its_time(running):
         asked = {"model": "policy-v0", "seconds": 0.1}
         async with http.post(f"{running.url}/v1/keys", json=asked) as answer:
             assert answer.status == 200
-        while len(running.node.sessions):  # noqa: ASYNC110
+        while len(running.node.endpoint.sessions):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     await running.call(running.client.retire_policy, 0)
     assert running.node.policies.versions() == []

@@ -1,0 +1,116 @@
+"""Who grades what a program did: the world it acted in, a command, or the program's own word."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from agent_environments.harness.program import run_program
+from agent_environments.harness.words import found, require_program
+from agent_environments.protocol import Environment, Grade
+
+GRADE_TIMEOUT_S = 600.0
+INTERPRETER = re.compile(r"(ba|da|z)?sh|python[\d.]*|node")
+"""Programs whose first word is the file that they run."""
+
+
+@dataclass(frozen=True)
+class EndedEpisode:
+    """What a grader may look at: the task, the folder that the program had, its world, and the reward it stated."""
+
+    task_id: str
+    folder: Path
+    world: Environment | None
+    stated_reward: float | None
+
+
+class Grader(Protocol):
+    """Grades episodes of programs. ``takes_word``: the reward that the program states is its reward."""
+
+    takes_word: bool
+
+    def check(self) -> None:
+        """Raise FileNotFoundError where the grader is not there."""
+        ...
+
+    async def grade(self, episode: EndedEpisode) -> Grade:
+        """Return the grade of an episode whose program has ended."""
+        ...
+
+
+class GradedByWorld:
+    """The world that the program acted in grades."""
+
+    takes_word = False
+
+    def check(self) -> None:
+        """The world checks itself when it opens."""
+
+    async def grade(self, episode: EndedEpisode) -> Grade:
+        """Return the world's grade."""
+        assert episode.world is not None, "its pool has a world"
+        return await episode.world.grade()
+
+
+class GradedByWord:
+    """The program's own reward is taken."""
+
+    takes_word = True
+
+    def check(self) -> None:
+        """There is nothing to look for."""
+
+    async def grade(self, episode: EndedEpisode) -> Grade:
+        """Return the reward that the program stated; an episode without one cannot be graded."""
+        if episode.stated_reward is None:
+            return Grade.of_ungradable("the harness ended without a reward")
+        return Grade(episode.stated_reward, success=episode.stated_reward == 1.0)
+
+
+class GradedByCommand:
+    """A command grades: it prints ``{"reward": ...}`` in its last line. It runs in the folder that the program had."""
+
+    takes_word = False
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = found(command)
+
+    def check(self) -> None:
+        """Check that the command is there.
+
+        Raises:
+            FileNotFoundError: there is no such program, or an interpreter would look for its script in the folder that
+                the agent wrote.
+        """
+        require_program("grade_command", self._command)
+        program, script = (*self._command, "", "")[:2]
+        if INTERPRETER.fullmatch(os.path.basename(program)) and script[:1] != "-" and not os.path.isabs(script):
+            raise FileNotFoundError(
+                f"harness: grade_command: there is no file {script!r} here, and in the episode's folder it is the "
+                "agent's to write; give its path"
+            )
+
+    async def grade(self, episode: EndedEpisode) -> Grade:
+        """Return the reward of the command's last line; where it has none the episode cannot be graded."""
+        variables = {"TASK_ID": episode.task_id, "EPISODE_FOLDER": str(episode.folder), **_no_imports_from_here()}
+        ended = await run_program(self._command, variables, episode.folder, GRADE_TIMEOUT_S, answers=True)
+        if ended.status != 0:
+            return Grade.of_ungradable(f"the grade command ended with {ended.status}: {ended.output[-200:]!r}")
+        try:
+            verdict = json.loads(ended.answer)
+            reward = float(verdict["reward"])
+            return Grade(reward, bool(verdict.get("success", reward == 1.0)))
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+            last = (ended.answer or ended.output)[-200:]
+            return Grade.of_ungradable(f'the grade command did not end with {{"reward": ...}}: {last!r}')
+
+
+def _no_imports_from_here() -> dict[str, str]:
+    """Variables of a Python that imports nothing from where it starts: a json.py there could print a reward."""
+    path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(entry)]
+    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path)}  # an empty entry is the folder it starts in

@@ -59,6 +59,21 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
+def nothing_learned(run: Path) -> str | None:
+    """Say in a line that no iteration of a run has made a step; None where one has, or none is done.
+
+    Raises:
+        ValueError: as :func:`read_metrics`.
+    """
+    lines = read_metrics(run)
+    if not lines or any(line.get("steps", 1) for line in lines):
+        return None
+    return (
+        f"nothing was learned: no step was made in {len(lines)} iterations, because no rollout was kept; for that the "
+        f"rewards of a task have to differ (loop doctor {run})"
+    )
+
+
 def statistics_files(folder: Path, collection_id: str) -> list[Path]:
     """Return the files that the ranks have written about a collection, rank 0 first."""
     own = folder / f"{collection_id}.jsonl"

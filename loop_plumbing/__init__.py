@@ -1,19 +1,1 @@
 """What every package needs and no subject owns: processes and their owners, an HTTP server, retries, deadlines."""
-
-import os
-import pwd
-import tempfile
-
-# Threads of OpenMP that spin while they wait for each other take the processors from whom they wait for: beside other
-# work, ten times as long. OpenMP reads this when torch is loaded, so it is set here, before any part of ours loads it,
-# for this process and all below it.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
-# In a container under a number that no list of users has, and without HOME, libraries that ask where their caches go
-# raise when they are imported.
-if "HOME" not in os.environ:
-    try:
-        pwd.getpwuid(os.getuid())
-    except KeyError:
-        os.environ["HOME"] = tempfile.gettempdir()
-        os.environ.setdefault("USER", str(os.getuid()))

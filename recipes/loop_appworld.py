@@ -18,7 +18,7 @@ from loop_formats.collection_request import CollectionRequest
 from loop_formats.ids import parse_collection_id
 from loop_formats.rollout import Rollout, by_episode
 from loop_formats.run_files import writing
-from loop_formats.run_folder import ENVIRONMENT_FILE, TOKEN_STATISTICS, write_description
+from loop_formats.run_folder import ENVIRONMENT_FILE, TOKEN_STATISTICS, nothing_learned, write_description
 from loop_recipes.algorithm.credit import TrainingRun, build_credit, trained
 from loop_recipes.algorithm.learner import Learner
 from loop_recipes.algorithm.token_statistics import TokenStatistics
@@ -42,7 +42,6 @@ from loop_recipes.run.metrics import (
     SUMMARY_WORDS,
     behavior_metrics,
     environment_metrics,
-    nothing_learned,
     rollout_metrics,
     summary_line,
 )

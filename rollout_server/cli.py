@@ -22,6 +22,7 @@ from rich.logging import RichHandler
 from loop_formats.schema import ConfigError
 from loop_plumbing.http_server import FEWEST_FILES, MAX_STRANGERS, Site, raise_open_files
 from loop_plumbing.secret import read_secret
+from loop_plumbing.start import prepare_process
 from loop_plumbing.visible import VisibleFormatter, show_all_text
 from rollout_server.app import build_runner
 from rollout_server.client import RolloutClient
@@ -45,6 +46,7 @@ def main(arguments: list[str] | None = None, program: str = "rollout-server") ->
     Args:
         program: how help and errors call this command.
     """
+    prepare_process()
     show_all_text()
     arguments = sys.argv[1:] if arguments is None else arguments
     try:

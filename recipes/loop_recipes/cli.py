@@ -12,6 +12,7 @@ from importlib.metadata import version
 
 from loop_plumbing.names import nearest
 from loop_plumbing.plug_ins import load, plug_ins
+from loop_plumbing.start import prepare_process
 from loop_plumbing.visible import show_all_text
 
 VERBS = {
@@ -40,6 +41,7 @@ CONFIG is a YAML file, or a name from `tune ls`. After it come key=value, or
 
 def main(arguments: Sequence[str] | None = None) -> int | None:
     """Call the verb's function; returns the exit status, None for 0."""
+    prepare_process()
     show_all_text()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if len(words) > 1 and words[0] in ("-h", "--help"):

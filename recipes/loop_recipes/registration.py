@@ -3,10 +3,11 @@
 torchtune has no plug-in point: `tune ls`, `tune run` and `tune cp` read the module-level list
 `torchtune._recipe_registry._ALL_RECIPES`. The `tune` executable imports torch before it reads that list, and torch
 calls every entry point of the group `torch.backends` at the end of its import; :func:`install_hook` is ours. It must
-stay cheap and must never raise, because every program that imports torch in this environment runs it.
+stay cheap and must never raise, because every program that imports torch in this environment runs it. In a program that
+is not a `tune run` of a recipe of ours it does nothing else.
 
-`tune run` is also the one program of ours that loads torch before any module of ours can say how OpenMP's threads are
-to wait (`agent_environments/__init__.py`), so it is started once more, with that variable, before it has done anything.
+Such a run loads torch before any module of ours can say how threads of OpenMP wait
+(`loop_plumbing/start.py`), so it is started once more, with that variable, before it has done anything.
 """
 
 import importlib
@@ -19,6 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from loop_plumbing.start import prepare_process
 from loop_recipes.paths import RECIPES, config_files, recipes_folder
 
 _REGISTRY = "torchtune._recipe_registry"
@@ -83,7 +85,7 @@ def is_worth_reading(record: logging.LogRecord) -> bool:
 
 
 def starts_again(command: list[str], at_start: bytes) -> bool:
-    """Whether this process is a `tune run` whose OpenMP threads spin while they wait.
+    """Whether this process is a run of ours whose OpenMP threads spin while they wait.
 
     Args:
         command: how the process was started: interpreter, program, arguments.
@@ -91,12 +93,12 @@ def starts_again(command: list[str], at_start: bytes) -> bool:
     """
     names = {variable.partition(b"=")[0] for variable in at_start.split(b"\0")}
     chosen = names & {b"OMP_WAIT_POLICY", b"GOMP_SPINCOUNT"} or b"OMP_NUM_THREADS=1" in at_start.split(b"\0")
-    return is_tune_run(command) and not chosen
+    return is_our_run(command) and not chosen
 
 
-def is_tune_run(command: list[str]) -> bool:
-    """Whether a process that was started by ``command`` is a `tune run`."""
-    return [Path(word).name for word in command[1:3]] == ["tune", "run"]
+def is_our_run(command: list[str]) -> bool:
+    """Whether a process that was started by ``command`` is a `tune run` of a recipe of ours."""
+    return [Path(word).name for word in command[1:3]] == ["tune", "run"] and not RECIPES.keys().isdisjoint(command[3:])
 
 
 def say_stopped(kind: type[BaseException], error: BaseException, trace: Any) -> None:
@@ -110,17 +112,8 @@ def say_stopped(kind: type[BaseException], error: BaseException, trace: Any) -> 
 
 def install_hook() -> None:
     """Entry point of the group `torch.backends`: arrange for :func:`register`, now or when the registry is imported."""
-    if is_tune_run(sys.orig_argv):
-        sys.excepthook = say_stopped
-    try:
-        if starts_again(sys.orig_argv, Path("/proc/self/environ").read_bytes()):
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-    except OSError:  # it waits as it did
-        pass
-    if is_tune_run(sys.orig_argv):  # of `loop train`, or started again: what was pressed meanwhile is heard now
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    logging.getLogger("torchao").addFilter(is_worth_reading)
+    if is_our_run(sys.orig_argv):
+        _begin_our_run()
     try:
         if _REGISTRY in sys.modules:
             register(sys.modules[_REGISTRY])
@@ -128,3 +121,18 @@ def install_hook() -> None:
             sys.meta_path.insert(0, _RegistryFinder())
     except Exception as error:
         print(f"torchtune-loop: recipes not registered: {error!r}", file=sys.stderr)
+
+
+def _begin_our_run() -> None:
+    """Prepare the process of a `tune run` of ours, which has done nothing but import torch."""
+    sys.excepthook = say_stopped
+    prepare_process()
+    try:
+        if starts_again(sys.orig_argv, Path("/proc/self/environ").read_bytes()):
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    except OSError:  # it waits as it did
+        pass
+    # Of `loop train`, or started again: what was pressed meanwhile is heard now.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    logging.getLogger("torchao").addFilter(is_worth_reading)

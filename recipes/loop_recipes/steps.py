@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 from omegaconf import OmegaConf
 
 from loop_formats.run_files import newest_adapter, write_whole
+from loop_formats.run_folder import read_metrics
 from loop_formats.schema import ConfigError, made_folder, require
 from loop_plumbing import process_guard
 
@@ -118,8 +119,6 @@ def check_finished(run: Path) -> None:
     Raises:
         StepFailed: it has not done all iterations of its config.
     """
-    from loop_formats.run_folder import read_metrics  # torch, which --help does without
-
     done, wanted = read_metrics(run)[-1]["iteration"], OmegaConf.load(run / "config.yaml").max_iterations
     if done < wanted:
         raise StepFailed(f"{run} was stopped after iteration {done} of {wanted}; the same command goes on from there")

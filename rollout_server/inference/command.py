@@ -237,6 +237,7 @@ def server_environment(servers: ServersConfig, index: int, api_key: str, root: P
         # server either way, runs the model, and the number of threads is ours.
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         environment.setdefault("OMP_NUM_THREADS", "1")
+        environment.setdefault("OMP_WAIT_POLICY", "passive")  # as a program of ours has it (loop_plumbing/start.py)
         # Two small kernels are compiled, and kept for the next start. A precompiled header is not kept: each start
         # would spend ten seconds of a core on it, and 150 MB of the temporary folder.
         environment.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")

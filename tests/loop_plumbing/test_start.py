@@ -1,13 +1,10 @@
 """What is arranged for every program of ours before libraries are imported."""
 
-import importlib
 import os
-import sys
 
 import pytest
 
-import agent_environments
-import loop_plumbing  # noqa: F401 - the first package below all others, which they import
+from loop_plumbing.start import prepare_process
 
 
 @pytest.mark.fault("no HOME and no entry among the users")
@@ -27,6 +24,7 @@ def test_there_is_a_home_where_the_machine_names_none(monkeypatch, home, known, 
     monkeypatch.delenv("HOME", raising=False)
     if home is not None:
         monkeypatch.setenv("HOME", home)
-    monkeypatch.delitem(sys.modules, "loop_plumbing")
-    importlib.reload(agent_environments)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    prepare_process()
     assert os.environ.get("HOME") == expected
+    assert os.environ["OMP_WAIT_POLICY"] == "passive"

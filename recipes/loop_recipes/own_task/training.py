@@ -21,13 +21,14 @@ from agent_environments.description import Description
 from agent_environments.protocol import EnvironmentFault, EnvironmentPool, PoolWithSplits, create_pool
 from loop_formats.places import METRICS_FILE, loop_home
 from loop_formats.run_files import newest_adapter, whole_file
+from loop_formats.run_folder import nothing_learned
 from loop_formats.schema import ConfigError, from_mapping, made_folder, require
 from loop_plumbing.names import alike, did_you_mean
 from loop_recipes.config.files import check_overrides, compose, read_config, read_file, with_words
 from loop_recipes.own_task.oracle import Oracle, ask_oracle
 from loop_recipes.own_task.play import Played, nothing, play_tasks, words_as_tokens
 from loop_recipes.paths import KINDS
-from loop_recipes.steps import check_finished, recipe_sections, run_step, tune
+from loop_recipes.steps import check_finished, module, recipe_sections, run_step, tune
 from loop_recipes.terminal import say
 from model_families.base_model import BaseModel
 from model_families.opening import open_model_chat, open_weights
@@ -368,15 +369,12 @@ def train(module: str | os.PathLike[str], model: str | os.PathLike[str] | None, 
 
 def show(run: Path) -> list[str]:
     """Draw the curves of a run that has ended; returns lines that say where everything is."""
-    from loop_recipes.plots.curves import parse_curve, write_figures  # matplotlib
-    from loop_recipes.run.metrics import nothing_learned  # torch
-
     nothing = nothing_learned(run)
-    first, *_ = write_figures([parse_curve(str(run))], run, 5)
+    run_step(module("loop_recipes.cli", "plot", str(run)), run / "plot.log")
     return [
         f"adapter:  {newest_adapter(run)}",
         f"table:    {run / 'evaluation' / 'report.md'}",
-        f"curve:    {first}",
+        f"curve:    {run / 'learning_curve.png'}",
         f"rollouts: loop view {run}",
         f"warning:  {nothing}" if nothing else f"to serve: loop export {run}",
     ]

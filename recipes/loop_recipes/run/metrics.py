@@ -147,21 +147,6 @@ sentence names. All others are in every line of an iteration that took a step.""
 MACHINE_KEYS = ("tokens_per_second", "model_flops_utilization", "peak_memory_gib")
 
 
-def nothing_learned(run: Path) -> str | None:
-    """Say in a line that no iteration of a run has made a step; None where one has, or none is done.
-
-    Raises:
-        ValueError: as :func:`read_metrics`.
-    """
-    lines = read_metrics(run)
-    if not lines or any(line.get("steps", 1) for line in lines):
-        return None
-    return (
-        f"nothing was learned: no step was made in {len(lines)} iterations, because no rollout was kept; for that the "
-        f"rewards of a task have to differ (loop doctor {run})"
-    )
-
-
 def points(lines: Iterable[Mapping[str, Any]]) -> list[Point]:
     """The lines' numbers by flat names, as trackers are told them: an iteration's own, then the dev scores in its line.
 

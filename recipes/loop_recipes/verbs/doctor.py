@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loop_formats.run_folder import read_metrics
 from loop_recipes.config.arguments import verb_parser
 from loop_recipes.terminal import say
 
@@ -154,8 +155,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser = verb_parser("doctor", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a training run")
     options = parser.parse_args(arguments)
-    from loop_formats.run_folder import read_metrics  # torch, which --help does without
-
     try:
         lines = read_metrics(options.run)
     except (ValueError, OSError) as error:

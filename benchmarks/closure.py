@@ -2,11 +2,16 @@
 
     python benchmarks/closure.py [--json closure.json]
 
-A way in is the modules that a command begins with. From them on, each module's imports are read from its source, and so
-on. Imports within functions count, those under TYPE_CHECKING do not, and neither do modules that a string names
-(verbs, environments, a ``_component_`` of a YAML): a way in that needs one names it here. A module loads the packages
-that it lies in. The rows are sorted as below; ``--json`` also writes each way's modules with their lines. Ends with 1
-where a way in, or an import of the project's own packages, leads nowhere.
+A way in is the modules that a command begins with. From them on, each module's imports are read from its source, and
+so on. Imports within functions count, those under TYPE_CHECKING do not. A string counts as an import where it is the
+dotted name of a module, or of something in one. Two kinds do not: strings of the modules in ``CHOICES``, which name
+what is loaded when somebody asks for it, and a program after "-m", which is a process of its own. A way in that needs
+one of these names it here. It names its YAMLs too, whose ``_component_`` names modules. A module that imports torch
+loads what the project's entry points give to torch, and each module loads the packages that it lies in.
+
+The rows are sorted as below; ``--json`` also writes each way's modules with their lines. Ends with 1 where a way in, or
+an import of the project's own packages, leads nowhere. This is quick, and an estimate: what a real run loads is counted
+by tests/integration/test_own_task.py.
 """
 
 from __future__ import annotations
@@ -14,49 +19,61 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import re
 import sys
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NOT_LOADED = {"tests", "benchmarks", "experiments", "examples", "docs", "slurm"}
-TRAINER, NODE = ["loop_appworld"], ["rollout_server.cli"]
-TOOLS = ["agent_environments.tools.environment", "agent_environments.tools.forked"]
-OWN_TASK = ["loop_recipes.cli", "loop_recipes.own_task.training", *TRAINER, *NODE, *TOOLS]
-WAYS = {
-    "python recipes/minimal_loop.py": ["minimal_loop"],
-    "tune run loop_appworld": TRAINER,
-    "loop node": NODE,
-    "loop train FILE.py": OWN_TASK,
-    "every verb for FILE.py": [
-        *OWN_TASK,
-        "eval_appworld",
-        "sft_appworld",
-        "loop_recipes.verbs.recipes",
-        "loop_recipes.verbs.init",
-        "loop_recipes.verbs.try_tasks",
-        "loop_recipes.verbs.check",
-        "loop_recipes.verbs.node",
-        "loop_recipes.verbs.view",
-        "loop_recipes.plots.curves",
-        "loop_recipes.verbs.compare",
-    ],
+COMMAND = "loop_recipes.cli"
+CHOICES = {
+    COMMAND,
+    "agent_environments.description",
+    "agent_environments.protocol",
+    "loop_contrib.verbs",
+    "loop_recipes",
+    "rollout_server.endpoint.dialects",
 }
-"""A way in -> the modules that it begins with."""
+"""Modules whose strings are tables: of verbs, counters of behaviour, environments, lazy attributes and dialects."""
+CONFIGS = "recipes/configs"
+TRAINER = ["loop_appworld", f"{CONFIGS}/machines/tiny_cpu.yaml"]
+SCORES = ["eval_appworld", f"{CONFIGS}/eval/base.yaml"]
+NODE = ["rollout_server.cli"]
+TOOLS = [f"agent_environments.tools.{name}" for name in ("environment", "forked", "behavior")]
+OWN_TASK = "loop train FILE.py"
+SCORED = f"{OWN_TASK}, and scoring"
 
 
 class Unresolved(Exception):
     """A name of the project's own that is no module."""
 
 
+def ways_in(source: Source) -> dict[str, list[str]]:
+    """Return the modules and YAMLs that each way in begins with; the verbs are read from the command's own table."""
+    verbs = source.verbs()
+    own_task = [COMMAND, verbs["train"], *TRAINER, f"{CONFIGS}/machines/cpu.yaml", *NODE, *TOOLS]
+    return {
+        "python recipes/minimal_loop.py": ["minimal_loop"],
+        "tune run loop_appworld": TRAINER,
+        "loop node": NODE,
+        OWN_TASK: own_task,
+        SCORED: [*own_task, *SCORES],
+        "every verb for FILE.py": [*own_task, *SCORES, "sft_appworld", *verbs.values()],
+    }
+
+
 class Source:
-    """The project's modules by their dotted names, and what each imports.
+    """The project's modules by their dotted names, and what each imports and names.
 
     Args:
         root: of a checkout; packages lie in it and in its folder ``recipes``, whose files are modules too.
     """
 
     def __init__(self, root: Path) -> None:
+        self.root = root
         self.files: dict[str, Path] = {}
         for folder in (root, root / "recipes", root / "contrib"):
             for package in sorted(folder.glob("*/__init__.py")):
@@ -65,20 +82,36 @@ class Source:
                     self.files |= {_dotted(file, folder): file for file in files}
         self.files |= {file.stem: file for file in (root / "recipes").glob("*.py")}
         self._tops = {name.partition(".")[0] for name in self.files}
-        self._imports: dict[str, list[str]] = {}
+        self._trees: dict[str, ast.Module] = {}
+        self._imports: dict[tuple[str, bool], list[str]] = {}
+        self._names: dict[str, list[str]] = {}
+        project = root / "pyproject.toml"
+        points = tomllib.loads(project.read_text(encoding="utf-8"))["project"] if project.is_file() else {}
+        hooks: Mapping[str, str] = points.get("entry-points", {}).get("torch.backends", {})
+        self._torch = [name for target in hooks.values() if (name := self._module_of(target))]
 
     def lines(self, module: str) -> int:
         """All lines of the module's file, blank ones and comments too."""
         return len(self.files[module].read_text(encoding="utf-8").splitlines())
 
-    def closure(self, ways: list[str]) -> list[str]:
+    def tree(self, module: str) -> ast.Module:
+        """The module's source, parsed."""
+        if module not in self._trees:
+            self._trees[module] = ast.parse(self.files[module].read_text(encoding="utf-8"))
+        return self._trees[module]
+
+    def closure(self, ways: Iterable[str]) -> list[str]:
         """All modules that these load, sorted.
+
+        Args:
+            ways: modules, and YAMLs by their paths in the checkout.
 
         Raises:
             Unresolved: one of them, or what a module imports of the project, is no module.
         """
         loaded: set[str] = set()
-        waiting = [(way, "a way in") for way in ways]
+        waiting = [(name, way) for way in ways if way.endswith(".yaml") for name in self._components(way)]
+        waiting += [(way, "a way in") for way in ways if not way.endswith(".yaml")]
         while waiting:
             module, importer = waiting.pop()
             if module not in self.files:
@@ -87,18 +120,37 @@ class Source:
                 continue
             loaded.add(module)
             outer = module.rpartition(".")[0]
-            names = [*self.imports(module), *([outer] if outer in self.files else [])]
+            names = [*self.imports(module), *self._named(module), *([outer] if outer in self.files else [])]
             waiting += [(name, module) for name in names]
         return sorted(loaded)
 
-    def imports(self, module: str) -> list[str]:
-        """The project's own modules that one imports, wherever in its source, but for TYPE_CHECKING."""
-        if module in self._imports:
-            return self._imports[module]
-        tree = ast.parse(self.files[module].read_text(encoding="utf-8"))
+    def imports(self, module: str, types: bool = False) -> list[str]:
+        """The project's own modules that one imports, wherever in its source.
+
+        Args:
+            types: those under TYPE_CHECKING too.
+        """
+        found = self._all_imports(module, types)
+        return [name for name in found if name.partition(".")[0] in self._tops]
+
+    def verbs(self) -> dict[str, str]:
+        """Each verb of the project's command, and the module that it calls.
+
+        Raises:
+            Unresolved: there is no table of verbs.
+        """
+        for node in self.tree(COMMAND).body if COMMAND in self.files else ():
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "VERBS":
+                return {verb: target.partition(":")[0] for verb, (*_, target) in ast.literal_eval(node.value).items()}
+        raise Unresolved(f"{COMMAND} has no table VERBS")
+
+    def _all_imports(self, module: str, types: bool) -> list[str]:
+        if (module, types) in self._imports:
+            return self._imports[module, types]
+        tree = self.tree(module)
         package = module if self.files[module].name == "__init__.py" else module.rpartition(".")[0]
         found = []
-        for node in _without_type_checking(tree):
+        for node in ast.walk(tree) if types else _without_type_checking(tree):
             if isinstance(node, ast.Import):
                 found += [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
@@ -106,8 +158,48 @@ class Source:
                 source = ".".join([*above, *([node.module] if node.module else [])])
                 inner = [f"{source}.{alias.name}" for alias in node.names]
                 found += [source, *(name for name in inner if name in self.files)]
-        self._imports[module] = [name for name in found if name.partition(".")[0] in self._tops]
-        return self._imports[module]
+        self._imports[module, types] = found
+        return found
+
+    def _named(self, module: str) -> list[str]:
+        """The project's own modules that a module loads without an import of its own: by a string, or with torch."""
+        if module in self._names:
+            return self._names[module]
+        loads_torch = any(name.partition(".")[0] == "torch" for name in self._all_imports(module, types=False))
+        texts = () if module in CHOICES else _strings(self.tree(module))
+        found = [name for text in texts if (name := self._module_of(text))]
+        self._names[module] = [*found, *(self._torch if loads_torch else [])]
+        return self._names[module]
+
+    def _components(self, config: str) -> list[str]:
+        file = self.root / config
+        if not file.is_file():
+            raise Unresolved(f"a way in names {config}, which is no file")
+        names = re.findall(r"_component_: *([\w.]+)", file.read_text(encoding="utf-8"))
+        return [name for text in names if (name := self._module_of(text))]
+
+    def _module_of(self, text: str) -> str:
+        """The module that ``module``, ``module:attribute`` or ``module.attribute`` names; "" for any other text."""
+        if not re.fullmatch(r"\w+([.:]\w+)+", text):
+            return ""
+        name = text.replace(":", ".")
+        while name and name not in self.files:
+            name = name.rpartition(".")[0]
+        return name
+
+
+def _strings(tree: ast.AST) -> Iterator[str]:
+    """All strings but the programs, which stand after "-m"."""
+    programs = {
+        id(program)
+        for words in ast.walk(tree)
+        if isinstance(words, ast.List | ast.Tuple)
+        for option, program in pairwise(words.elts)
+        if isinstance(option, ast.Constant) and option.value == "-m"
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in programs:
+            yield node.value
 
 
 def _dotted(file: Path, folder: Path) -> str:
@@ -134,7 +226,7 @@ def main() -> int:
     source = Source(args.root.resolve())
     status, rows = 0, []
     print(f"{'way in':<32}{'modules':>8}{'lines':>8}")
-    for way, modules in {**WAYS, "all packages": list(source.files)}.items():
+    for way, modules in {**ways_in(source), "all packages": list(source.files)}.items():
         try:
             lines = {module: source.lines(module) for module in source.closure(modules)}
         except Unresolved as error:

@@ -1,12 +1,12 @@
 """benchmarks/closure.py on a small tree: which imports count, and what leads nowhere."""
 
-import importlib.util
 import sys
-from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "closure.py"
+from benchmarks import closure
+from loop_recipes.cli import VERBS
+
 FILES = {
     "one/__init__.py": "from one.names import NAME\n",
     "one/names.py": "NAME = 1\n\n",
@@ -14,21 +14,16 @@ FILES = {
     "one/inner/deep.py": "from ..names import NAME\nfrom . import beside\nimport json\n",
     "one/inner/beside.py": "def late():\n    from one import later\n",
     "one/later.py": "if TYPE_CHECKING:\n    import one.typed\nelse:\n    import one.untyped\n",
-    "one/typed.py": "x = 1\n",
-    "one/untyped.py": "x = 'one.by_string'\n",
-    "one/by_string.py": "x = 1\n",
+    "one/typed.py": "import one.later\n",
+    "one/untyped.py": "x = 'one.by_string:Class.name', 'one.typed and more', ['-m', 'one.typed']\n",
+    "one/by_string.py": "from torch import nn\n",
+    "one/hook.py": "",
     "recipes/two/__init__.py": "",
     "recipes/run.py": "from two import nothing\nimport one.inner.deep as deep\n",
     "tests/__init__.py": "",
+    "config.yaml": "loss: {_component_: two.Loss, eps: 1}\noptimizer:\n  _component_: torch.optim.AdamW\n",
+    "pyproject.toml": '[project.entry-points."torch.backends"]\nmine = "one.hook:install"\n',
 }
-
-
-@pytest.fixture(scope="module")
-def closure():
-    spec = importlib.util.spec_from_file_location("closure", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -39,13 +34,16 @@ def tree(tmp_path):
     return tmp_path
 
 
-def test_imports_count_wherever_they_stand_but_not_those_for_types_or_by_string(closure, tree):
+def test_imports_count_wherever_they_stand_and_names_in_strings_but_not_what_is_for_types(tree, monkeypatch):
     source = closure.Source(tree)
-    loaded = source.closure(["run"])
-    own = ["one", "one.inner", "one.inner.beside", "one.inner.deep", "one.later", "one.names", "one.untyped"]
-    assert loaded == [*own, "run", "two"]
+    own = ["one", "one.by_string", "one.hook", "one.inner", "one.inner.beside", "one.inner.deep", "one.later"]
+    assert source.closure(["run"]) == [*own, "one.names", "one.untyped", "run", "two"]
+    assert source.closure(["config.yaml"]) == ["two"]
     assert source.lines("one.names") == 2
     assert "tests" not in source.files
+    assert "one.typed" in source.imports("one.later", types=True)
+    monkeypatch.setattr(closure, "CHOICES", {"one.untyped"})
+    assert "one.by_string" not in closure.Source(tree).closure(["run"])
 
 
 @pytest.mark.parametrize(
@@ -54,18 +52,22 @@ def test_imports_count_wherever_they_stand_but_not_those_for_types_or_by_string(
         ("recipes/run.py", "import one.gone\n", "run names one.gone, which is no module"),
         ("one/names.py", "from one.gone import x\n", "one.names names one.gone, which is no module"),
         ("recipes/run.py", None, "a way in names run, which is no module"),
+        ("config.yaml", None, "a way in names config.yaml, which is no file"),
     ],
 )
-def test_what_leads_nowhere_is_named(closure, tree, file, text, error):
+def test_what_leads_nowhere_is_named(tree, file, text, error):
     (tree / file).unlink() if text is None else (tree / file).write_text(text)
     with pytest.raises(closure.Unresolved, match=error):
-        closure.Source(tree).closure(["run"])
+        closure.Source(tree).closure(["run", "config.yaml"])
 
 
-def test_every_way_in_leads_somewhere(closure, monkeypatch, capsys):
+def test_every_way_in_leads_somewhere(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["closure.py"])
     assert closure.main() == 0
     rows = [line.rsplit(maxsplit=2) for line in capsys.readouterr().out.splitlines()[1:]]
-    assert [row[0] for row in rows] == [*closure.WAYS, "all packages"]
+    source = closure.Source(closure.ROOT)
+    assert [row[0] for row in rows] == [*closure.ways_in(source), "all packages"]
     lines = {way: int(count.replace(",", "")) for way, _, count in rows}
-    assert lines["tune run loop_appworld"] < lines["loop train FILE.py"] < lines["every verb for FILE.py"]
+    assert lines["tune run loop_appworld"] < lines[closure.OWN_TASK] < lines["every verb for FILE.py"]
+    assert source.verbs().keys() == VERBS.keys()
+    assert source.files.keys() >= closure.CHOICES, "one that has moved would be counted"

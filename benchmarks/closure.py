@@ -3,11 +3,12 @@
     python benchmarks/closure.py [--json closure.json]
 
 A way in is the modules that a command begins with. From them on, each module's imports are read from its source, and
-so on. Imports within functions count, those under TYPE_CHECKING do not. A string counts as an import where it is the
-dotted name of a module, or of something in one. Two kinds do not: strings of the modules in ``CHOICES``, which name
-what is loaded when somebody asks for it, and a program after "-m", which is a process of its own. A way in that needs
-one of these names it here. It names its YAMLs too, whose ``_component_`` names modules. A module that imports torch
-loads what the project's entry points give to torch, and each module loads the packages that it lies in.
+so on: those within functions too, but for the modules of ``ASKED_FOR``, and none under TYPE_CHECKING. A string counts
+as an import where it is the dotted name of a module, or of something in one. Two kinds do not: strings of the modules
+in ``CHOICES``, which name what is loaded when somebody asks for it, and a program after "-m", which is a process of its
+own. A way in that needs one of all these names it here. It names its YAMLs too, whose ``_component_`` names modules. A
+module that imports torch loads what the project's entry points give to torch, and each module loads the packages that
+it lies in.
 
 The rows are sorted as below; ``--json`` also writes each way's modules with their lines. Ends with 1 where a way in, or
 an import of the project's own packages, leads nowhere. This is quick, and an estimate: what a real run loads is counted
@@ -38,6 +39,10 @@ CHOICES = {
     "rollout_server.endpoint.dialects",
 }
 """Modules whose strings are tables: of verbs, counters of behaviour, environments, lazy attributes and dialects."""
+ENDPOINT = ["rollout_server.endpoint.endpoint", "rollout_server.endpoint.routes"]
+ASKED_FOR = {*ENDPOINT, "loop_recipes.rollouts.replay_source", "loop_recipes.rollouts.several_nodes"}
+"""Modules that a function imports where a config asks for them. That a task of one's own loads none of them is asserted
+by tests/integration/test_own_task.py."""
 CONFIGS = "recipes/configs"
 TRAINER = ["loop_appworld", f"{CONFIGS}/machines/tiny_cpu.yaml"]
 SCORES = ["eval_appworld", f"{CONFIGS}/eval/base.yaml"]
@@ -54,14 +59,14 @@ class Unresolved(Exception):
 def ways_in(source: Source) -> dict[str, list[str]]:
     """Return the modules and YAMLs that each way in begins with; the verbs are read from the command's own table."""
     verbs = source.verbs()
-    own_task = [COMMAND, verbs["train"], *TRAINER, f"{CONFIGS}/machines/cpu.yaml", *NODE, *TOOLS]
+    own_task = [COMMAND, verbs["train"], verbs["plot"], *TRAINER, f"{CONFIGS}/machines/cpu.yaml", *NODE, *TOOLS]
     return {
         "python recipes/minimal_loop.py": ["minimal_loop"],
         "tune run loop_appworld": TRAINER,
-        "loop node": NODE,
+        "loop node": [*NODE, *ENDPOINT],
         OWN_TASK: own_task,
         SCORED: [*own_task, *SCORES],
-        "every verb for FILE.py": [*own_task, *SCORES, "sft_appworld", *verbs.values()],
+        "every verb for FILE.py": [*own_task, *SCORES, "sft_appworld", *verbs.values(), *ENDPOINT],
     }
 
 
@@ -125,10 +130,10 @@ class Source:
         return sorted(loaded)
 
     def imports(self, module: str, types: bool = False) -> list[str]:
-        """The project's own modules that one imports, wherever in its source.
+        """The project's own modules that one imports.
 
         Args:
-            types: those under TYPE_CHECKING too.
+            types: wherever in its source, under TYPE_CHECKING and those of ``ASKED_FOR`` too.
         """
         found = self._all_imports(module, types)
         return [name for name in found if name.partition(".")[0] in self._tops]
@@ -150,14 +155,18 @@ class Source:
         tree = self.tree(module)
         package = module if self.files[module].name == "__init__.py" else module.rpartition(".")[0]
         found = []
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        late = set() if types else {id(node) for function in functions for node in ast.walk(function)}
         for node in ast.walk(tree) if types else _without_type_checking(tree):
+            names: list[str] = []
             if isinstance(node, ast.Import):
-                found += [alias.name for alias in node.names]
+                names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
                 source = ".".join([*above, *([node.module] if node.module else [])])
                 inner = [f"{source}.{alias.name}" for alias in node.names]
-                found += [source, *(name for name in inner if name in self.files)]
+                names = [source, *(name for name in inner if name in self.files)]
+            found += [name for name in names if id(node) not in late or name not in ASKED_FOR]
         self._imports[module, types] = found
         return found
 

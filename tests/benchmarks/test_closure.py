@@ -44,6 +44,8 @@ def test_imports_count_wherever_they_stand_and_names_in_strings_but_not_what_is_
     assert "one.typed" in source.imports("one.later", types=True)
     monkeypatch.setattr(closure, "CHOICES", {"one.untyped"})
     assert "one.by_string" not in closure.Source(tree).closure(["run"])
+    monkeypatch.setattr(closure, "ASKED_FOR", {"one.later", "one.names"})
+    assert closure.Source(tree).closure(["run"]) == ["one", *own[3:6], "one.names", "run", "two"]
 
 
 @pytest.mark.parametrize(
@@ -70,4 +72,4 @@ def test_every_way_in_leads_somewhere(monkeypatch, capsys):
     lines = {way: int(count.replace(",", "")) for way, _, count in rows}
     assert lines["tune run loop_appworld"] < lines[closure.OWN_TASK] < lines["every verb for FILE.py"]
     assert source.verbs().keys() == VERBS.keys()
-    assert source.files.keys() >= closure.CHOICES, "one that has moved would be counted"
+    assert source.files.keys() >= closure.CHOICES | closure.ASKED_FOR, "one that has moved would be counted"

@@ -23,7 +23,7 @@ from typing import Any
 from agent_environments.protocol import Grade
 from loop_contrib.colbench.expert import expert_play, hasty_play
 from loop_contrib.colbench.pool import ColBenchPool
-from loop_contrib.colbench.tasks import ColBenchTask
+from loop_contrib.colbench.task import ColBenchTask
 
 PLAYERS: dict[str, Callable[[ColBenchTask], list[str]]] = {
     "expert": expert_play,

@@ -14,7 +14,7 @@ from loop_contrib.colbench import expert, generator
 from loop_contrib.colbench.expert import expert_play, hasty_play
 from loop_contrib.colbench.generator import FIELDS, code_knowing, guess_of, value_of
 from loop_contrib.colbench.pool import ColBenchPool
-from loop_contrib.colbench.tasks import ColBenchTask
+from loop_contrib.colbench.task import ColBenchTask
 from loop_formats.schema import ConfigError
 from loop_recipes.warm_start.demonstration import Demonstration, Script
 from loop_recipes.warm_start.demonstrator import draw

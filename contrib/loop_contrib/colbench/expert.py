@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loop_contrib.colbench.generator import code_knowing
 from loop_contrib.colbench.pool import ANSWER_MARK
-from loop_contrib.colbench.tasks import ColBenchTask
+from loop_contrib.colbench.task import ColBenchTask
 
 QUESTIONS = {
     "field": "What is the field called?",

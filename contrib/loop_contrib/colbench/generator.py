@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from loop_contrib.colbench.tasks import ColBenchTask, Particular
+from loop_contrib.colbench.task import ColBenchTask, Particular
 
 CALLS = 10
 TRIES = 30

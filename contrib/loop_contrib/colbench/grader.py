@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_environments.protocol import EnvironmentCrashed
-from loop_contrib.colbench.tasks import ColBenchTask
+from loop_contrib.colbench.task import ColBenchTask
 from loop_plumbing.moving import Stalled, while_moving
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from agent_environments.protocol import Message
 from loop_contrib.chat_model import ChatEndpoint, ChatModel
-from loop_contrib.colbench.tasks import ColBenchTask
+from loop_contrib.colbench.task import ColBenchTask
 from loop_plumbing.visible import printable
 
 MAX_CHARACTERS = 400

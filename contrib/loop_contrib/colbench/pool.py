@@ -20,7 +20,8 @@ from agent_environments.protocol import (
 from loop_contrib.chat_model import ChatEndpoint
 from loop_contrib.colbench.grader import Grader, GraderLimits, base_python
 from loop_contrib.colbench.human import EndpointHuman, Human, ScriptedHuman
-from loop_contrib.colbench.tasks import ColBenchTask, ColBenchTasks
+from loop_contrib.colbench.task import ColBenchTask
+from loop_contrib.colbench.tasks import ColBenchTasks
 
 ANSWER_MARK = "I WANT TO ANSWER:"
 

@@ -3,61 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from agent_environments.protocol import UnknownTask
 from agent_environments.tools.tasks import json_lines
-
-
-@dataclass(frozen=True)
-class Particular:
-    """Something that the description leaves open. ``answer`` is what the human says when asked about ``topic``."""
-
-    topic: str
-    answer: str
-
-
-@dataclass(frozen=True)
-class ColBenchTask:
-    """A function that a human wants.
-
-    Attributes:
-        description: the human's vague request, the first message of an episode.
-        reference: the function he has in mind, as code.
-        calls: expressions; an answer passes the test of one if it gives what the reference gives.
-        particulars: what the description leaves open; only generated tasks say so.
-        guess: code that follows the description and guesses the particulars; only generated tasks have it.
-    """
-
-    task_id: str
-    description: str
-    reference: str
-    calls: tuple[str, ...]
-    particulars: tuple[Particular, ...] = ()
-    guess: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """An object with the keys of the benchmark's files, and ours."""
-        return {
-            "problem_description": self.description,
-            "ground_truth": self.reference,
-            "test_cases": {f"test{number}": call for number, call in enumerate(self.calls, start=1)},
-            "particulars": [asdict(particular) for particular in self.particulars],
-            "guess": self.guess,
-        }
-
-    @classmethod
-    def from_json(cls, task_id: str, data: Mapping[str, Any]) -> ColBenchTask:
-        """Of a line's object; raises KeyError, TypeError or ValueError where it is no task."""
-        tests = data["test_cases"]
-        calls = tuple(tests.values() if isinstance(tests, Mapping) else tests)
-        texts = (data["problem_description"], data["ground_truth"], data.get("guess", ""), *calls)
-        if not calls or not all(isinstance(text, str) for text in texts):
-            raise ValueError("descriptions, code and calls must be text, and there must be a call")
-        particulars = tuple(Particular(item["topic"], item["answer"]) for item in data.get("particulars", ()))
-        return cls(task_id, texts[0], texts[1], calls, particulars, texts[2])
+from loop_contrib.colbench.generator import generate
+from loop_contrib.colbench.task import ColBenchTask
 
 
 def read_tasks(path: Path, split: str) -> list[ColBenchTask]:
@@ -99,8 +50,6 @@ class ColBenchTasks(Mapping[str, ColBenchTask]):
         if files:
             self.splits = {split: read_tasks(Path(path), split) for split, path in files.items()}
         else:
-            from loop_contrib.colbench.generator import generate
-
             self.splits = generate(seed)
         self._by_id = {task.task_id: task for tasks in self.splits.values() for task in tasks}
 

@@ -9,7 +9,7 @@ import pytest
 from agent_environments.protocol import Message
 from loop_contrib.chat_model import ChatEndpoint
 from loop_contrib.colbench.human import EndpointHuman
-from loop_contrib.colbench.tasks import ColBenchTask
+from loop_contrib.colbench.task import ColBenchTask
 from model_families.chat.messages import ChatMessage
 from rollout_server.endpoint import calls as calls_module
 from rollout_server.endpoint.session import Session

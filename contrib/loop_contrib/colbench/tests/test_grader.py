@@ -7,7 +7,7 @@ import pytest
 from agent_environments.protocol import EnvironmentCrashed
 from agent_environments.sandbox import SANDBOX_FOLDER
 from loop_contrib.colbench.grader import Grader, GraderLimits, base_python, packages_of
-from loop_contrib.colbench.tasks import ColBenchTask
+from loop_contrib.colbench.task import ColBenchTask
 
 LIMITS = GraderLimits(memory_mb=128, call_cpu_s=1.0, answer_timeout_s=300.0)
 TWICE = "def f(x):\n    return 2 * x"

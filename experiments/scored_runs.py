@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loop_recipes.evaluation.comparison import NamedResults, compare, comparison_table
+from loop_recipes.evaluation.comparison import NamedResults, compare, comparison_tables
 from loop_recipes.evaluation.scores import Figure, Score, TaskResult, score
+from loop_recipes.evaluation.tables import to_markdown
 from loop_recipes.steps import Steps, tune
 
 EVALUATION = "evaluation"
@@ -120,7 +121,7 @@ def figure(value: Figure) -> str:
 def differences(results: Mapping[str, Iterable[Sequence[TaskResult]]]) -> list[str]:
     """A table in Markdown: each of the labels but the first against the first, over all seeds and paired by task."""
     first, *others = (NamedResults(label, "T=1", joined(seeds)) for label, seeds in results.items())
-    return comparison_table([compare(first, other) for other in others])
+    return to_markdown(comparison_tables([compare(first, other) for other in others])[:1]).splitlines()
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Prints so that a terminal of 80 columns shows all of it: tables, documents, lines that stay and bars that move."""
+"""Prints so that a terminal of 80 columns shows all of it: lines that stay and bars that move."""
 
 from __future__ import annotations
 
@@ -7,21 +7,13 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
-from itertools import groupby
 from typing import Any, TextIO
 
 from rich.console import Console
-from rich.markdown import Markdown
-from rich.markup import escape
-from rich.measure import Measurement
-from rich.table import Table
 from tqdm import tqdm
 
 LOG_COLUMNS = 180
 """A log file has no width of its own, and its tables should keep their rows."""
-UNBOUNDED = 100_000
-"""Columns, more than any table has."""
 CELLS = 10
 """Of a bar; one that has no room for them is left out."""
 
@@ -29,40 +21,6 @@ CELLS = 10
 def console(stream: TextIO) -> Console:
     """Return a console on ``stream``: as wide as the terminal is, or :data:`LOG_COLUMNS` in a log."""
     return Console(file=stream) if stream.isatty() else Console(file=stream, width=LOG_COLUMNS)
-
-
-def print_table(
-    console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], named: int
-) -> None:
-    """Print a table, or where it is wider than the console, a block of lines for each row.
-
-    Args:
-        named: how many of the first columns name a row; a block begins with them.
-    """
-    table = Table(*map(escape, columns), title=escape(title) if title else None, title_justify="left")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    unbounded = console.options.update(width=UNBOUNDED)
-    if max(Measurement.get(console, unbounded, table).maximum, len(title)) <= console.width:
-        console.print(table)
-        return
-    if title:
-        console.print(title, markup=False, highlight=False, style="italic")
-    widest = max(map(len, columns[named:]), default=0)
-    for row in rows:
-        console.print(", ".join(row[:named]), markup=False, highlight=False, style="bold")
-        for name, cell in zip(columns[named:], row[named:], strict=True):
-            console.print(f"  {name:<{widest}}  {cell}", markup=False, highlight=False)
-
-
-def print_document(console: Console, markdown: str) -> None:
-    """Print a document of Markdown whose tables are whole at any width; the first column names a row."""
-    for is_table, lines in groupby(markdown.splitlines(), lambda line: line.startswith("|")):
-        if not is_table:
-            console.print(Markdown("\n".join(lines)))
-            continue
-        columns, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
-        print_table(console, "", columns, rows, named=1)
 
 
 def folded(line: str, stream: TextIO, between: str = " ") -> str:

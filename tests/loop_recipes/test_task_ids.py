@@ -10,9 +10,10 @@ from agent_environments.description import NUMBERED, Description
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.rollout import Rollout
 from loop_formats.run_files import read_rollouts, write_rollouts
-from loop_recipes.evaluation.comparison import NamedResults, compare, comparison_markdown
+from loop_recipes.evaluation.comparison import NamedResults, compare, comparison_document
 from loop_recipes.evaluation.groups import task_groups
 from loop_recipes.evaluation.scores import TaskResult, score
+from loop_recipes.evaluation.tables import to_markdown
 from loop_recipes.plots.curves import main as plot
 from loop_recipes.rollouts.task_sampler import TaskSampler
 from loop_recipes.run.metrics import behavior_metrics, environment_metrics, rollout_metrics
@@ -74,7 +75,7 @@ def test_any_text_goes_from_the_sampler_to_a_score(tasks, environment):
     sides = [NamedResults(name, "T=0", results) for name in ("one", "other")]
     difference = compare(*sides, groups, environment, resamples=100)
     assert (difference.tasks, difference.gained, difference.lost) == (len(tasks), [], [])
-    assert comparison_markdown([difference], {"dataset": "d"}, environment)
+    assert to_markdown(comparison_document([difference], {"dataset": "d"}, environment))
 
 
 def test_any_text_is_stored_looked_at_and_drawn(tmp_path):

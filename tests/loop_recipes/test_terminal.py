@@ -12,10 +12,11 @@ from rich.console import Console
 
 from agent_environments.description import description_of
 from appworld_adapter.pool.forked import AppWorldPool
+from loop_recipes.evaluation.tables import Table, print_document, print_table, to_markdown
 from loop_recipes.rollouts import waiting
 from loop_recipes.rollouts.waiting import Waiting
 from loop_recipes.run.metrics import SUMMARY_WORDS, summary_line
-from loop_recipes.terminal import Bar, fold_logs, folded, print_table, say
+from loop_recipes.terminal import Bar, fold_logs, folded, say
 from loop_recipes.verbs import compare
 from support.stored_evaluation import STORED, report_again
 from support.waiting import block_until
@@ -71,10 +72,17 @@ def test_a_comparison(monkeypatch, tmp_path):
 
 def test_a_table_that_fits_stays_one():
     out = narrow()
-    print_table(out, "few", ["a", "b"], [["x", "1 [0, 2]"]], named=1)
+    print_table(out, "few", Table(["a", "b"], [["x", "1 [0, 2]"]]))
     assert "│ x │ 1 [0, 2] │" in out.file.getvalue()
-    print_table(out, "wide", ["a", "b"], [["x", "[0, 2] " * 12]], named=1)
+    print_table(out, "wide", Table(["a", "b"], [["x", "[0, 2] " * 12]]))
     assert "│" not in out.file.getvalue().partition("wide")[2]
+
+
+def test_a_bar_in_a_cell_divides_no_cell():
+    document, out = ["# Names", Table(["name", "share"], [["a | b", "1"]])], narrow()
+    assert to_markdown(document) == "# Names\n\n| name | share |\n|---|---|\n| a \\| b | 1 |\n"
+    print_document(out, document)
+    assert "│ a | b │ 1     │" in out.file.getvalue()
 
 
 def test_a_training():

@@ -8,9 +8,10 @@ from typing import Any
 
 from agent_environments.description import UNSAID, Description
 from loop_recipes.evaluation.goal_completion import score_names
-from loop_recipes.evaluation.groups import DIFFERENCE_COLUMNS, GroupDifference, compare_groups, difference_row
+from loop_recipes.evaluation.groups import GroupDifference, compare_groups, difference_cells, difference_table
 from loop_recipes.evaluation.scores import TaskResult, group_rates, score_bounds, success_rates, success_table
 from loop_recipes.evaluation.statistics import Difference, paired_difference
+from loop_recipes.evaluation.tables import Document, Table
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def lost_lines(comparisons: Sequence[Comparison], environment: Description = UNS
         return said.replace(" difference in ", " difference would lie in ", 1)
 
     return [
-        f"- {item.second} against {item.first}, {item.sampling}: {item.lost_rollouts[1]} and {item.lost_rollouts[0]} "
+        f"- {_title(item)}: {item.lost_rollouts[1]} and {item.lost_rollouts[0]} "
         f"rollouts lost, compared on {item.tasks} tasks; had they all failed or succeeded, {ranges(item)}"
         for item in comparisons
         if item.tgc_bounds is not None
@@ -143,51 +144,45 @@ def compare_with_first(
     ]
 
 
-def comparison_markdown(
+def comparison_document(
     comparisons: Sequence[Comparison], header: Mapping[str, str], environment: Description = UNSAID
-) -> str:
-    """A document: what is compared, a table of differences, tasks gained and lost."""
-    lines = ["# Comparison on " + header["dataset"], ""]
-    lines += [f"- {name}: {value}" for name, value in header.items()]
-    lines += ["", *comparison_table(comparisons, environment)]
-    if lost := lost_lines(comparisons, environment):
-        lines += ["", *lost]
+) -> Document:
+    """Return a document: what is compared, tables of differences, tasks gained and lost."""
+    document: list[str | Table] = [
+        "# Comparison on " + header["dataset"],
+        "\n".join(f"- {name}: {value}" for name, value in header.items()),
+        *comparison_tables(comparisons, environment),
+    ]
     for item in comparisons:
-        lines += group_table(item)
-    for item in comparisons:
-        lines += ["", f"## {item.second} against {item.first}, {item.sampling}", ""]
+        lines = []
         for title, changes in (("gained", item.gained), ("lost", item.lost)):
             listed = ", ".join(f"{task} ({old:.0%} to {new:.0%})" for task, old, new in changes) or "none"
             lines.append(f"- {len(changes)} tasks {title}: {listed}")
-    return "\n".join(lines) + "\n"
+        document += [f"## {_title(item)}", "\n".join(lines)]
+    return document
 
 
-def group_table(item: Comparison) -> list[str]:
-    """Heading and table of a comparison's groups; nothing where it has none."""
-    if not item.groups:
-        return []
-    return [
-        "",
-        f"### {item.second} against {item.first}, {item.sampling}, by environment and group",
-        "",
-        "| " + " | ".join(DIFFERENCE_COLUMNS) + " |",
-        "|" + "---|" * len(DIFFERENCE_COLUMNS),
-        *("| " + " | ".join(difference_row(group)) + " |" for group in item.groups),
-    ]
-
-
-def comparison_table(comparisons: Sequence[Comparison], environment: Description = UNSAID) -> list[str]:
-    """Markdown rows: one per comparison."""
+def comparison_tables(comparisons: Sequence[Comparison], environment: Description = UNSAID) -> list[str | Table]:
+    """Return a table of all comparisons, a line for each that lost rollouts, and a table of each one's groups."""
     names = score_names(environment)
     columns = [column for name in names.values() for column in (f"{name} difference", "p")]
-    columns = ["second against first", "sampling", *columns, "tasks gained / lost"]
-    rows = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    rows = [
+        [
+            f"{item.second} against {item.first}",
+            item.sampling,
+            *(cell for key in names for cell in difference_cells(getattr(item, key), "+.1f")),
+            f"{len(item.gained)} / {len(item.lost)}",
+        ]
+        for item in comparisons
+    ]
+    parts: list[str | Table] = [Table(["second against first", "sampling", *columns, "tasks gained / lost"], rows)]
+    if lost := lost_lines(comparisons, environment):
+        parts.append("\n".join(lost))
     for item in comparisons:
-        cells = [f"{item.second} against {item.first}", item.sampling]
-        for difference in (getattr(item, key) for key in names):
-            interval = difference.interval
-            cells.append(f"{interval.estimate:+.1f} [{interval.low:+.1f}, {interval.high:+.1f}]")
-            cells.append(f"{difference.p_value:.3g}")
-        cells.append(f"{len(item.gained)} / {len(item.lost)}")
-        rows.append("| " + " | ".join(cells) + " |")
-    return rows
+        if item.groups:
+            parts += [f"### {_title(item)}, by environment and group", difference_table(item.groups)]
+    return parts
+
+
+def _title(item: Comparison) -> str:
+    return f"{item.second} against {item.first}, {item.sampling}"

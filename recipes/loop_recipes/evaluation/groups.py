@@ -11,6 +11,7 @@ from agent_environments.description import UNSAID, Description
 from loop_formats.schema import require
 from loop_recipes.evaluation.scores import TaskResult, reward_rates, success_rates, success_table
 from loop_recipes.evaluation.statistics import Difference, Interval, paired_difference, rate_interval
+from loop_recipes.evaluation.tables import Table
 
 ALL = "all tasks"
 
@@ -104,23 +105,23 @@ def compare_groups(
     ]
 
 
-SCORE_COLUMNS = ["group", "tasks", "success", "reward"]
+def difference_table(differences: Sequence[GroupDifference]) -> Table:
+    """Return a table of the differences, a row for each group."""
+    rows = [
+        [
+            item.group,
+            str(item.tasks),
+            *difference_cells(item.success, "+.1f"),
+            *difference_cells(item.reward, "+.3f"),
+        ]
+        for item in differences
+    ]
+    return Table(["group", "tasks", "success difference", "p", "reward difference", "p"], rows)
 
 
-def score_row(score: GroupScore) -> list[str]:
-    """A group's score under :data:`SCORE_COLUMNS`, as the cells of a table's row."""
-    return [score.group, str(score.tasks), _interval(score.success, "{:.1f}"), _interval(score.reward, "{:.3f}")]
-
-
-DIFFERENCE_COLUMNS = ["group", "tasks", "success difference", "p", "reward difference", "p"]
-
-
-def difference_row(difference: GroupDifference) -> list[str]:
-    """A group's difference under :data:`DIFFERENCE_COLUMNS`, as the cells of a table's row."""
-    cells = [difference.group, str(difference.tasks)]
-    for item, form in ((difference.success, "{:+.1f}"), (difference.reward, "{:+.3f}")):
-        cells += [_interval(item.interval, form), f"{item.p_value:.3g}"]
-    return cells
+def difference_cells(difference: Difference, form: str) -> list[str]:
+    """Return the two cells of a difference: itself with its interval, each in the format ``form``, and its p-value."""
+    return [difference.interval.text(form), f"{difference.p_value:.3g}"]
 
 
 def _with_rollouts(groups: Mapping[str, Sequence[str]], values: Mapping[str, float]) -> Iterator[tuple[str, list[str]]]:
@@ -132,7 +133,3 @@ def _with_rollouts(groups: Mapping[str, Sequence[str]], values: Mapping[str, flo
 
 def _of(tasks: Sequence[str], values: Mapping[str, float]) -> dict[str, float]:
     return {task: values[task] for task in tasks}
-
-
-def _interval(interval: Interval, form: str) -> str:
-    return f"{form.format(interval.estimate)} [{form.format(interval.low)}, {form.format(interval.high)}]"

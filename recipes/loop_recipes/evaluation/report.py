@@ -19,15 +19,12 @@ from loop_recipes.evaluation.comparison import (
     Comparison,
     NamedResults,
     compare_with_first,
-    comparison_table,
-    group_table,
-    lost_lines,
+    comparison_tables,
 )
 from loop_recipes.evaluation.goal_completion import score_names
-from loop_recipes.evaluation.groups import SCORE_COLUMNS, GroupScore, score_groups, score_row
+from loop_recipes.evaluation.groups import GroupScore, score_groups
 from loop_recipes.evaluation.scores import Figure, Score, TaskResult, score
-from loop_recipes.evaluation.statistics import Interval
-from loop_recipes.terminal import print_table
+from loop_recipes.evaluation.tables import Document, Table, print_table, to_markdown
 from rollout_server.config import as_keys
 
 if TYPE_CHECKING:  # reading a report must not import torch
@@ -36,8 +33,6 @@ if TYPE_CHECKING:  # reading a report must not import torch
 
 SCHEMA = 1
 UNFINISHED = " An episode that the agent did not end itself counts as a failure."
-PASS_COLUMNS = ["policy", "sampling", "k", "tasks", "pass@k", "pass^k"]
-PASS_EXPLAINED = "pass@k: any of k attempts solves the task; pass^k: all of them do."
 
 
 @dataclass(frozen=True)
@@ -174,55 +169,49 @@ def write_report(
     return [
         write_whole(folder / "results.jsonl", "".join(f"{line}\n" for line in lines)),
         write_whole(folder / "report.json", to_json(report, indent=1) + "\n"),
-        write_whole(folder / "report.md", markdown(protocol, scored, comparisons)),
+        write_whole(folder / "report.md", to_markdown(_document(protocol, scored, comparisons))),
     ]
 
 
-def markdown(protocol: Protocol, scored: Sequence[ScoredCell], comparisons: Sequence[Comparison]) -> str:
-    """The report as a document."""
+def _document(protocol: Protocol, scored: Sequence[ScoredCell], comparisons: Sequence[Comparison]) -> Document:
+    """Return the report: how it was scored, scores, differences, behaviour, and what was lost."""
     percent, environment = f"{protocol.level:.0%}", protocol.environment
     unfinished = "" if environment.unfinished_solves else UNFINISHED
-    lines = [f"# Evaluation on {protocol.dataset}, {protocol.split}", ""]
-    lines += [f"- {name}: {text}" for name, text in protocol.lines().items()]
-    lines += [
-        f"- policy {policy.name}: {_describe(policy)}" for policy in dict.fromkeys(item.cell.policy for item in scored)
-    ]
-    lines += [f"- in no figure: {line}" for line in protocol.set_aside]
-    lines += [
-        "",
+    policies = dict.fromkeys(item.cell.policy for item in scored)
+    head = [f"- {name}: {text}" for name, text in protocol.lines().items()]
+    head += [f"- policy {policy.name}: {_describe(policy)}" for policy in policies]
+    head += [f"- in no figure: {line}" for line in protocol.set_aside]
+    document: list[str | Table] = [
+        f"# Evaluation on {protocol.dataset}, {protocol.split}",
+        "\n".join(head),
         f"{_scores(environment)} in percent: mean over tasks ± standard deviation over whole runs, "
         f"[{percent} bootstrap interval over {environment.groups}].{unfinished} "
         f"{_score_words(environment)}.",
-        "",
-        *_table_rows(_columns(scored, environment), [_cells(item, scored, environment) for item in scored]),
+        _score_table(scored, environment),
     ]
     if protocol.groups:
-        lines += ["", "## By environment and group", "", "Success in percent and reward, each with its interval.", ""]
-        lines += _table_rows(["policy", "sampling", *SCORE_COLUMNS], _group_rows(scored))
-    if rows := _pass_rows(scored):
-        lines += ["", "## Several attempts at a task", "", f"{PASS_EXPLAINED} In percent, each with its interval.", ""]
-        lines += _table_rows(PASS_COLUMNS, rows)
+        document += ["## By environment and group", "Success in percent and reward, each with its interval."]
+        document.append(_group_table(scored))
+    if (passes := _pass_table(scored)).rows:
+        explained = "pass@k: any of k attempts solves the task; pass^k: all of them do."
+        document += ["## Several attempts at a task", f"{explained} In percent, each with its interval.", passes]
     best = best_policy(scored)
-    if best is not None and len({item.cell.policy.name for item in scored}) > 1:
-        lines += ["", f"Best policy ({scored[0].cell.sampling.label}): **{best}**."]
+    if best is not None and len({policy.name for policy in policies}) > 1:
+        document.append(f"Best policy ({scored[0].cell.sampling.label}): **{best}**.")
     if comparisons:
-        lines += [
-            "",
+        document += [
             "## Differences",
-            "",
-            f"In percentage points, paired by task; [{percent} bootstrap interval] and ",
+            f"In percentage points, paired by task; [{percent} bootstrap interval] and "
+            f"the p-value of a permutation test, both over {environment.groups}.",
+            *comparison_tables(comparisons, environment),
         ]
-        lines[-1] += f"the p-value of a permutation test, both over {environment.groups}."
-        lines += ["", *comparison_table(comparisons, environment)]
-        if lost := lost_lines(comparisons, environment):
-            lines += ["", *lost]
-        for comparison in comparisons:
-            lines += group_table(comparison)
-    lines += _behavior_table(scored, environment)
+    if environment.figures:
+        sources = ", ".join(dict.fromkeys(figure.source for figure in environment.figures if figure.source))
+        document += [f"## Behaviour ({sources})" if sources else "## Behaviour", _behavior_table(scored, environment)]
     if lost := lost_rollouts(scored, environment):
-        lines += ["", "## Lost rollouts", "", "They are in no figure: the agent had no part in their failure.", ""]
-        lines += [f"- {line}" for line in lost]
-    return "\n".join(lines) + "\n"
+        document += ["## Lost rollouts", "They are in no figure: the agent had no part in their failure."]
+        document.append("\n".join(f"- {line}" for line in lost))
+    return document
 
 
 def lost_rollouts(scored: Sequence[ScoredCell], environment: Description) -> list[str]:
@@ -252,17 +241,14 @@ def terminal_table(protocol: Protocol, scored: Sequence[ScoredCell], console: Co
     """Print the tables of scores, and what was lost."""
     environment = protocol.environment
     title = f"{protocol.dataset}, {protocol.split}: {_scores(environment)} in %"
-    rows = [_cells(item, scored, environment) for item in scored]
-    print_table(console, title, _columns(scored, environment), rows, named=2)
+    print_table(console, title, _score_table(scored, environment))
     words = f"{_score_words(environment)}; [low, high]: {protocol.level:.0%} interval over {environment.groups}; "
     words += "over budget: episodes that a limit ended; lost: episodes in no figure, which failed without the agent"
     console.print(words, markup=False, highlight=False)
     if protocol.groups:
-        title, columns = "Success in % and reward, by environment and group", ["policy", "sampling", *SCORE_COLUMNS]
-        print_table(console, title, columns, _group_rows(scored), named=3)
-    if rows := _pass_rows(scored):
-        title = "pass@k: any of k attempts solves the task; pass^k: all do. In %"
-        print_table(console, title, PASS_COLUMNS, rows, named=3)
+        print_table(console, "Success in % and reward, by environment and group", _group_table(scored))
+    if (passes := _pass_table(scored)).rows:
+        print_table(console, "pass@k: any of k attempts solves the task; pass^k: all do. In %", passes)
     for line in lost_rollouts(scored, environment):
         console.print(line, markup=False)  # a task id may hold brackets
 
@@ -276,10 +262,6 @@ def _describe(policy: PolicyUnderTest) -> str:
     return f"adapter {policy.adapter} ({'; '.join(filter(None, said))})"
 
 
-def _difficulties(scored: Sequence[ScoredCell]) -> list[int]:
-    return sorted({difficulty for item in scored for difficulty in item.score.by_difficulty})
-
-
 def _scores(environment: Description) -> str:
     return " and ".join(score_names(environment).values())
 
@@ -290,71 +272,64 @@ def _score_words(environment: Description) -> str:
     return "; ".join(f"{name}: {of[key]}" for key, name in score_names(environment).items())
 
 
-def _columns(scored: Sequence[ScoredCell], environment: Description) -> list[str]:
-    names = list(score_names(environment).values())
-    levels = [f"{'/'.join(names)} diff. {difficulty}" for difficulty in _difficulties(scored)]
-    return ["policy", "sampling", "runs", *names, *levels, "reward", "turns", "over budget", "lost"]
+def _score_table(scored: Sequence[ScoredCell], environment: Description) -> Table:
+    names = score_names(environment)
+    difficulties = sorted({difficulty for item in scored for difficulty in item.score.by_difficulty})
+    levels = [f"{'/'.join(names.values())} diff. {difficulty}" for difficulty in difficulties]
+
+    def cells(item: ScoredCell) -> list[str]:
+        result = item.score
+        scores = [result.by_difficulty.get(difficulty) for difficulty in difficulties]
+        return [
+            *_named(item),
+            str(result.runs),
+            *(_figure(getattr(result, key)) for key in names),
+            *("-" if level is None else "/".join(f"{getattr(level, key):.1f}" for key in names) for level in scores),
+            f"{result.reward:.3f}",
+            f"{result.interactions:.1f}",
+            f"{len(result.over_budget)}/{result.tasks * result.runs - len(result.lost)}",
+            str(len(result.lost)),
+        ]
+
+    columns = ["policy", "sampling", "runs", *names.values(), *levels, "reward", "turns", "over budget", "lost"]
+    return Table(columns, [cells(item) for item in scored], named=2)
 
 
-def _cells(item: ScoredCell, scored: Sequence[ScoredCell], environment: Description) -> list[str]:
-    result, keys = item.score, list(score_names(environment))
-    levels = [result.by_difficulty.get(difficulty) for difficulty in _difficulties(scored)]
-    return [
-        item.cell.policy.name,
-        item.cell.sampling.label,
-        str(result.runs),
-        *(_figure(getattr(result, key)) for key in keys),
-        *("-" if level is None else "/".join(f"{getattr(level, key):.1f}" for key in keys) for level in levels),
-        f"{result.reward:.3f}",
-        f"{result.interactions:.1f}",
-        f"{len(result.over_budget)}/{result.tasks * result.runs - len(result.lost)}",
-        str(len(result.lost)),
-    ]
-
-
-def _pass_rows(scored: Sequence[ScoredCell]) -> list[list[str]]:
-    """One for each k of each score that has several runs."""
-    return [
-        [item.cell.policy.name, item.cell.sampling.label, str(one.k), str(one.tasks), _range(one.any), _range(one.all)]
+def _pass_table(scored: Sequence[ScoredCell]) -> Table:
+    """Return a table with a row for each k of each score that has several runs."""
+    rows = [
+        [*_named(item), str(one.k), str(one.tasks), one.any.text(".1f"), one.all.text(".1f")]
         for item in scored
         for one in item.score.passes
     ]
+    return Table(["policy", "sampling", "k", "tasks", "pass@k", "pass^k"], rows, named=3)
 
 
-def _range(interval: Interval) -> str:
-    return f"{interval.estimate:.1f} [{interval.low:.1f}, {interval.high:.1f}]"
-
-
-def _group_rows(scored: Sequence[ScoredCell]) -> list[list[str]]:
-    return [
-        [item.cell.policy.name, item.cell.sampling.label, *score_row(group)] for item in scored for group in item.groups
+def _group_table(scored: Sequence[ScoredCell]) -> Table:
+    rows = [
+        [*_named(item), group.group, str(group.tasks), group.success.text(".1f"), group.reward.text(".3f")]
+        for item in scored
+        for group in item.groups
     ]
+    return Table(["policy", "sampling", "group", "tasks", "success", "reward"], rows, named=3)
+
+
+def _behavior_table(scored: Sequence[ScoredCell], environment: Description) -> Table:
+    """Return a table of the environment's figures, a column for each score."""
+    rows = []
+    for figure in environment.figures:
+        values = [(item.score.behavior or {}).get(figure.name) for item in scored]
+        rows.append([figure.title, *("-" if value is None else f"{value:.3g}" for value in values)])
+    return Table(["behaviour", *(item.cell.label for item in scored)], rows)
+
+
+def _named(item: ScoredCell) -> list[str]:
+    return [item.cell.policy.name, item.cell.sampling.label]
 
 
 def _figure(figure: Figure) -> str:
     spread = "" if figure.std is None else f" ± {figure.std:.1f}"
     return f"{figure.mean:.1f}{spread} [{figure.interval.low:.1f}, {figure.interval.high:.1f}]"
-
-
-def _behavior_table(scored: Sequence[ScoredCell], environment: Description) -> list[str]:
-    """Heading and table of the environment's figures; nothing where it has none."""
-    if not environment.figures:
-        return []
-    sources = ", ".join(dict.fromkeys(figure.source for figure in environment.figures if figure.source))
-    rows = []
-    for figure in environment.figures:
-        values = [(item.score.behavior or {}).get(figure.name) for item in scored]
-        rows.append([figure.title, *("-" if value is None else f"{value:.3g}" for value in values)])
-    heading = f"## Behaviour ({sources})" if sources else "## Behaviour"
-    return ["", heading, "", *_table_rows(["behaviour", *(item.cell.label for item in scored)], rows)]
-
-
-def _table_rows(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [
-        "| " + " | ".join(columns) + " |",
-        "|" + "---|" * len(columns),
-        *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows),
-    ]
 
 
 def read_report(folder: Path) -> tuple[Mapping[str, Any], list[NamedResults]]:

@@ -39,6 +39,10 @@ class Interval:
         """The same interval in other units, 100 for percent."""
         return Interval(self.estimate * factor, self.low * factor, self.high * factor, self.level, self.clusters)
 
+    def text(self, form: str) -> str:
+        """Return the estimate and its bounds, each in the format ``form``, as a table's cell."""
+        return f"{self.estimate:{form}} [{self.low:{form}}, {self.high:{form}}]"
+
 
 def rate_interval(
     values: Mapping[str, float], cluster_of: ClusterOf, *, level: float = 0.95, resamples: int = 10_000, seed: int = 0

@@ -19,9 +19,10 @@ from loop_formats.places import distinct_names
 from loop_formats.run_files import to_json, write_whole
 from loop_formats.run_folder import read_description
 from loop_recipes.config.arguments import verb_parser
-from loop_recipes.evaluation.comparison import NamedResults, compare_with_first, comparison_markdown
+from loop_recipes.evaluation.comparison import NamedResults, compare_with_first, comparison_document
 from loop_recipes.evaluation.report import read_report
-from loop_recipes.terminal import console, print_document
+from loop_recipes.evaluation.tables import Document, print_document, to_markdown
+from loop_recipes.terminal import console
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -37,15 +38,15 @@ def main(arguments: list[str] | None = None) -> int:
     if options.resamples < 100:
         parser.error(f"--resamples is {options.resamples}; it must be at least 100")
     try:
-        text, data = _compare(options.folders, options.level, options.resamples)
+        document, data = _compare(options.folders, options.level, options.resamples)
         if options.out is not None:
             options.out.mkdir(parents=True, exist_ok=True)
-            write_whole(options.out / "comparison.md", text)
+            write_whole(options.out / "comparison.md", to_markdown(document))
             write_whole(options.out / "comparison.json", to_json(data, indent=1) + "\n")
     except (ValueError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
-    print_document(console(sys.stdout), text)
+    print_document(console(sys.stdout), document)
     folders = list(dict.fromkeys(map(str, options.folders)))
     print(f"to see a task's rollouts by each policy, two beside each other:\n    loop view {shlex.join(folders)}")
     if len(folders) > 1:
@@ -55,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _compare(folders: list[Path], level: float, resamples: int) -> tuple[str, dict[str, Any]]:
+def _compare(folders: list[Path], level: float, resamples: int) -> tuple[Document, dict[str, Any]]:
     described = [read_description(folder) for folder in folders]
     environment = described[0]
     reports, scores = [], []
@@ -86,7 +87,7 @@ def _compare(folders: list[Path], level: float, resamples: int) -> tuple[str, di
     header["intervals"] = (
         f"{level:.0%} bootstrap, p-values by permutation, both over {environment.groups}; in percentage points"
     )
-    return comparison_markdown(comparisons, header, environment), {
+    return comparison_document(comparisons, header, environment), {
         **header,
         "comparisons": [comparison.to_dict() for comparison in comparisons],
     }

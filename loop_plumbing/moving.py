@@ -1,4 +1,5 @@
-"""Waiting for a process that may be slow: for as long as it, or a process below it, uses or wants its processor.
+"""Whether a process that may be slow makes progress, and waiting for it as long as it does: for as long as it, or a
+process below it, uses or wants a processor or a disk, or writes into its log.
 
 Who waits in turn for this process needs a sign of life of it, and cannot see those below it: :func:`signs` counts them.
 """
@@ -7,17 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Awaitable
+from pathlib import Path
 from typing import TypeVar
 
 from loop_plumbing import process_guard
 
 POLL_S = 1.0
 STALL_S = 120.0
-"""What has work to do, and for so long neither computes nor waits for a processor or a disk, hangs."""
+"""What has work to do, and for so long makes no progress, hangs."""
 LIMIT_S = 3600.0
 """Last resort: for what computes for ever."""
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 T = TypeVar("T")
 
@@ -37,32 +41,83 @@ def give_sign() -> None:
 
 
 class Stalled(TimeoutError):
-    """The error of a wait that ended in vain; the message says whether its processes hung or only took too long."""
+    """The error of a wait that ended in vain: its processes hung or, if it ``moves``, only took too long; the message
+    says which."""
+
+    def __init__(self, how: str, moves: bool) -> None:
+        super().__init__(how)
+        self.moves = moves
 
 
-async def while_moving(work: Awaitable[T], pid: int, stall_s: float | None = None) -> T:
-    """The outcome of ``work``, which the process ``pid`` and those below it do.
+class Movement:
+    """The activity of a process, of all below it, and of their log, since this was made.
+
+    Args:
+        pid: None where the process is on another machine; then nothing of it is seen.
+        log: the file that it writes to; None for none.
+        least_s: processor time that counts as a move.
+    """
+
+    def __init__(self, pid: int | None, log: Path | None = None, least_s: float = 0.0) -> None:
+        self._pid = pid
+        self._log = log
+        self._least = max(1.0, least_s * _TICKS_PER_S)
+        self._began = self._moved_at = time.monotonic()
+        self._first: int | None = None
+        self._marked = 0
+        self._size: int | None = None
+        self.spent_s = 0.0
+        """Processor time that they used, all together."""
+
+    async def look(self) -> bool:
+        """Look now; returns whether they have moved since the last move that was seen."""
+        if (pid := self._pid) is None:
+            return False
+        # The log's size too: it lies where the process writes it, and it is looked at when that may have stalled.
+        (ticks, busy), size = await asyncio.to_thread(lambda: (processor_use(pid), self._log_size()))
+        if self._first is None:
+            self._first = self._marked = ticks
+            self._size = size
+        moved = busy or size != self._size or abs(ticks - self._marked) >= self._least
+        if moved:
+            self._marked, self._size, self._moved_at = ticks, size, time.monotonic()
+        self.spent_s = max(self.spent_s, (ticks - self._first) / _TICKS_PER_S)
+        return moved
+
+    def _log_size(self) -> int:
+        return self._log.stat().st_size if self._log is not None and self._log.exists() else 0
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._began
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last move; for what is somewhere else, since the beginning."""
+        return time.monotonic() - self._moved_at
+
+
+async def while_moving(
+    work: Awaitable[T], process: int | Movement, stall_s: float | None = None, limit_s: float | None = None
+) -> T:
+    """The outcome of ``work``, which a process (its id, or its movement from now on) and those below it do.
 
     Raises:
-        Stalled: they have not moved for ``stall_s`` (:data:`STALL_S`), or it took :data:`LIMIT_S`; ``work`` is
-            cancelled.
+        Stalled: they have not moved for ``stall_s`` (:data:`STALL_S`), or it took ``limit_s`` (:data:`LIMIT_S`);
+            ``work`` is cancelled.
     """
     longest = STALL_S if stall_s is None else stall_s
+    limit = LIMIT_S if limit_s is None else limit_s
+    movement = Movement(process) if isinstance(process, int) else process
     doing = asyncio.ensure_future(work)
-    began = moved_at = time.monotonic()
-    used: int | None = None
     try:
         while not (await asyncio.wait([doing], timeout=POLL_S))[0]:
-            before = used
-            used, busy = await asyncio.to_thread(processor_use, pid)
-            now = time.monotonic()
-            if busy or used != before:
-                moved_at = now
+            if await movement.look():
                 give_sign()
-            if now - moved_at > longest:
-                raise Stalled(f"used no processor for {longest:g} s")
-            if now - began > LIMIT_S:
-                raise Stalled(f"was still at work after {LIMIT_S:g} s")
+            if movement.idle_s > longest:
+                raise Stalled(f"used no processor for {longest:g} s", moves=False)
+            if movement.elapsed_s > limit:
+                raise Stalled(f"was still at work after {limit:g} s", moves=True)
         return doing.result()
     finally:
         if not doing.done():

@@ -182,7 +182,7 @@ class Node:
     @property
     def moves(self) -> int:
         """A count that grows while servers, or what the environment starts, move: the node's sign of life."""
-        return self.servers.moves + moving.signs()
+        return moving.signs()
 
     def waits_for(self) -> list[str]:
         """Return a line for each part that is not ready yet, or not any more, with what it does and for how long."""

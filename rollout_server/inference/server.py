@@ -25,6 +25,7 @@ from typing import Any, BinaryIO, TypeVar
 import aiohttp
 
 from loop_plumbing import process_guard
+from loop_plumbing.moving import Movement, Stalled, while_moving
 from loop_plumbing.secret import read_secret
 from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference.command import (
@@ -37,12 +38,15 @@ from rollout_server.inference.command import (
 )
 from rollout_server.inference.server_log import last_line, own_error
 from rollout_server.inference.server_metrics import Load, parse_load
-from rollout_server.inference.server_movement import HANG_S, Movement
 
 POLL_S = 2.0
 START_POLL_S = 0.25
 PROBE_TIMEOUT_S = 10.0
 PROBES_MISSED = 3
+HANG_S = 120.0
+"""What has work to do, and for so long neither uses nor wants a processor or a disk, nor writes into its log, hangs."""
+MOVED_S = 0.2
+"""Processor time that counts as a move; what only looks now and then whether something has come uses less."""
 STALL_S = 300.0
 """A server with running requests that samples and reads no token for so long is hung, whatever its /health says, unless
 it had little of a processor: it may use as many seconds of one. So may a server that does not answer at all."""
@@ -150,8 +154,6 @@ class VllmServer:
         self.state = "starting"
         self.restarts = 0
         self.last_error: str | None = None
-        self.moves = 0
-        """Signs of life that were seen while something of it was waited for."""
         self.load = Load()
         self.suspect = asyncio.Event()
         self.condemned: str | None = None
@@ -297,24 +299,18 @@ class VllmServer:
         """
         if self._process is None:
             raise ServerEnded(f"{self.name} is being replaced")
-        doing, movement = asyncio.ensure_future(work()), Movement(self.pid, self.log_path)
-        ended = asyncio.ensure_future(self._process.wait())
+        doing, ended = asyncio.ensure_future(work()), asyncio.ensure_future(self._process.wait())
+        either = asyncio.wait([doing, ended], return_when=asyncio.FIRST_COMPLETED)
         try:
-            while True:
-                await asyncio.wait([doing, ended], timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
-                if doing.done():
-                    return doing.result()
-                if ended.done():
-                    raise ServerEnded(f"{self.name} ended while it {self._doing}{await self._last_words()}")
-                self.moves += await movement.look()
-                if movement.idle_s > HANG_S:
-                    cure = f"it hangs; read {self.log_path}"
-                    raise ServerHangs(f"{self.name} {self._doing} and has not moved for {HANG_S:g} s: {cure}")
-                if movement.elapsed_s > limit_s:
-                    raise ServerHangs(
-                        f"{self.name} {self._doing} and is not ready after {limit_s:g} s, though it moves; raise "
-                        f"servers.start_timeout_s or read {self.log_path}"
-                    )
+            await while_moving(either, self._movement(), HANG_S, limit_s)
+            if doing.done():
+                return doing.result()
+            raise ServerEnded(f"{self.name} ended while it {self._doing}{await self._last_words()}")
+        except Stalled as stalled:
+            how = f"has not moved for {HANG_S:g} s: it hangs;"
+            if stalled.moves:
+                how = f"is not ready after {limit_s:g} s, though it moves; raise servers.start_timeout_s or"
+            raise ServerHangs(f"{self.name} {self._doing} and {how} read {self.log_path}") from stalled
         finally:
             doing.cancel()
             ended.cancel()
@@ -454,7 +450,7 @@ class VllmServer:
                 ended.cancel()
 
     def _movement(self) -> Movement:
-        return Movement(None, None) if self.external else Movement(self.pid, self.log_path)
+        return Movement(None if self.external else self.pid, self.log_path, MOVED_S)
 
     async def kill(self) -> None:
         """End the process and all below it; bounded. An external server is left alone."""

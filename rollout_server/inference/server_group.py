@@ -221,11 +221,6 @@ class ServerGroup:
         await self._given_up.wait()
         return "; ".join(server.last_error or server.name for server in self.servers)
 
-    @property
-    def moves(self) -> int:
-        """Grows while servers that are not ready show signs of life."""
-        return sum(server.moves for server in self.servers)
-
     def waits_for(self) -> list[str]:
         """A line for each server that is not ready: what it does, and for how long."""
         return [server.waits_for() for server in self.servers if server.state != "ready"]

@@ -1,4 +1,4 @@
-"""A process that computes is waited for, one that sleeps or is stopped is not."""
+"""A process that computes, or writes into its log, is waited for; one that sleeps or is stopped is not."""
 
 import asyncio
 import contextlib
@@ -6,15 +6,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 
 from loop_plumbing import moving
-from loop_plumbing.moving import Stalled, processor_use, while_moving
+from loop_plumbing.moving import Movement, Stalled, processor_use, while_moving
 from support.waiting import DEADLINE_S, wait_until
 
 STALL_S = 1.0
 SPINS = "while True: pass"
+SLEEPS = "import time; time.sleep(3600)"
 CHILD_SPINS = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SPINS!r}])"
 
 
@@ -59,7 +62,7 @@ async def test_what_computes_is_waited_for_and_what_is_stopped_is_not(program):
 
 
 async def test_what_waits_for_nothing_hangs():
-    with process("import time; time.sleep(3600)") as pid, pytest.raises(Stalled, match="used no processor"):
+    with process(SLEEPS) as pid, pytest.raises(Stalled, match="used no processor"):
         await while_moving(forever(), pid, STALL_S)
 
 
@@ -90,3 +93,64 @@ def test_a_process_that_is_gone_uses_nothing():
     with process("pass") as pid:
         pass
     assert processor_use(pid) == (0, False)
+
+
+async def test_a_process_that_computes_moves_and_one_that_is_stopped_does_not(tmp_path):
+    with process(SPINS) as pid:
+        movement = Movement(pid, tmp_path / "no log yet")
+        await movement.look()
+
+        async def spent() -> float:
+            await movement.look()
+            return movement.spent_s
+
+        while await spent() < 0.3:
+            pass
+        assert movement.idle_s < movement.elapsed_s
+        os.kill(pid, signal.SIGSTOP)
+        while await movement.look():
+            pass
+        idle = movement.idle_s
+        await wait_until(lambda: movement.idle_s > idle)
+        assert not await movement.look()
+
+
+async def test_a_log_that_grows_is_a_move_and_what_is_elsewhere_is_not_seen(tmp_path):
+    log = tmp_path / "log"
+    with process(SLEEPS) as pid:
+        movement = Movement(pid, log)
+        os.kill(pid, signal.SIGSTOP)
+        while await movement.look():
+            pass
+        log.write_text("loading weights: 10 %\n")
+        assert await movement.look()
+        assert not await movement.look()
+    elsewhere = Movement(None)
+    assert not await elsewhere.look()
+    assert elsewhere.spent_s == 0
+
+
+async def test_a_stalled_file_system_stalls_no_event_loop(tmp_path, monkeypatch):
+    """A server whose log cannot be written does not answer, and is looked at: with its log."""
+    log, stat, threads = tmp_path / "log", Path.stat, []
+
+    def noted(path, **options):
+        if path == log:
+            threads.append(threading.get_ident())
+        return stat(path, **options)
+
+    log.touch()
+    with process(SLEEPS) as pid:
+        monkeypatch.setattr(Path, "stat", noted)
+        await Movement(pid, log).look()
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+async def test_what_only_looks_now_and_then_whether_something_has_come_does_not_move(monkeypatch):
+    ticks = os.sysconf("SC_CLK_TCK")
+    for least_s, moves in ((0.0, [False, True, True, True]), (1.0, [False, False, True, False])):
+        uses = iter([(0, False), (ticks // 2, False), (ticks, False), (ticks + 1, False)])
+        monkeypatch.setattr(moving, "processor_use", lambda pid, uses=uses: next(uses))
+        movement = Movement(1, least_s=least_s)
+        assert [await movement.look() for _ in moves] == moves

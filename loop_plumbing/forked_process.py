@@ -13,15 +13,22 @@ import logging
 import os
 import signal
 import socket
+import sys
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from loop_plumbing import process_guard
 from loop_plumbing.breakage import Raised
-from loop_plumbing.fork_server import MAX_LINE, DeadlinePassed, WrongArguments
+from loop_plumbing.fork_server import MAX_LINE, MAX_MESSAGE, DeadlinePassed, WrongArguments
 from loop_plumbing.moving import Stalled, while_moving
-from loop_plumbing.running_server import STOP_S, RunningServer
 
+PREPARE_S = 600.0
+"""A server that prepares, and for so long makes no progress, hangs."""
+SERVER_ENDED = {"error": "its server has ended"}
+STOP_S = process_guard.KILL_DEADLINE_S + 5.0
+TAIL_BYTES = 4096
 KILL_AFTER_S = 10.0
 """How long after its deadline a call that cannot be interrupted ends with its process."""
 KILLED = f"signal {signal.SIGKILL:d}"
@@ -93,18 +100,26 @@ class ForkServer:
         self._environment = environment
         self._log = log
         self.restarts = 0
-        self._running: RunningServer | None = None
+        self.alive = False
+        """Whether it runs."""
+        self.starts = 0
+        """How often it was started; a process is of one start."""
+        self._ready: Mapping[str, Any] = {}
+        self._guard: asyncio.subprocess.Process | None = None
+        self._control: socket.socket
+        self._printed: asyncio.Future[None]
+        self._listening: asyncio.Future[None] | None = None
+        self._tail = b""
+        self._answers: deque[asyncio.Future[dict[str, Any]]] = deque()
+        """Of those who wait for a process, in the order in which they asked."""
+        self._processes: dict[int, asyncio.Future[int | None]] = {}
+        self._unsent: deque[tuple[bytes, list[int]]] = deque()
         self._lock = asyncio.Lock()
 
     @property
-    def alive(self) -> bool:
-        """Whether it runs."""
-        return self._running is not None and not self._running.over.done()
-
-    @property
     def pid(self) -> int:
-        """The process above the server and all that it forks; 0 where there is none."""
-        return 0 if self._running is None else self._running.pid
+        """The guard's process id, above the server and all that it forks; 0 where there is none."""
+        return 0 if self._guard is None else self._guard.pid
 
     async def start(self) -> Mapping[str, Any]:
         """Have it run; returns what it said when it was ready.
@@ -112,7 +127,7 @@ class ForkServer:
         Raises:
             away: it does not start.
         """
-        return (await self._server()).ready
+        return await _to_its_end(self._found_or_started())
 
     async def fork(self) -> ForkedProcess:
         """A new process.
@@ -131,53 +146,201 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                server = await self._server()
-                answer = await server.ask({"fork": True}, theirs.fileno())
-                if server.over.done():  # it died on the way
-                    server = await self._server()
-                    answer = await server.ask({"fork": True}, theirs.fileno())
+                await self.start()
+                answer = await self.ask({"fork": True}, theirs.fileno())
+                if answer is SERVER_ENDED:  # it died on the way
+                    await self.start()
+                    answer = await self.ask({"fork": True}, theirs.fileno())
             if "error" in answer:
                 raise self.away(f"a {self.name} process cannot be started: {answer['error']}")
             reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE)
         except BaseException:
             ours.close()
             raise
-        return ForkedProcess(self, server, answer, reader, writer)
+        return ForkedProcess(self, answer, reader, writer)
+
+    def kill(self) -> None:
+        """End the server and every process, at once."""
+        if self._guard is not None and self._guard.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._guard.terminate()  # the guard's grace is zero
 
     async def close(self) -> None:
         """End the server and every process, also one that is about to start."""
-        if self._running is not None:
-            self._running.kill()
+        self.kill()
         async with self._lock:
-            running, self._running = self._running, None
-            if running is not None:
-                await running.stop()
+            await self._stop()
 
-    async def _server(self) -> RunningServer:
-        return await _to_its_end(self._found_or_started())
+    async def ask(self, message: Mapping[str, Any], *descriptors: int) -> dict[str, Any]:
+        """Send a message that is answered, such as the wish for a process that is given a socket.
 
-    async def _found_or_started(self) -> RunningServer:
+        Returns:
+            The answer, ``error`` where there is none; with a ``pid`` also ``ready``, what the server said when it was
+            ready, ``start``, the server's start that the process is of, and ``ended``, which will be the process's wait
+            status, None where its server ends before.
+        """
+        if not self.alive:
+            return SERVER_ENDED
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._answers.append(answer)
+        self.send(message, *descriptors)
+        try:
+            return await while_moving(answer, self.pid)
+        except Stalled as error:
+            self.kill()
+            return {"error": f"its server {error}, and is ended"}
+
+    def send(self, message: Mapping[str, Any], *descriptors: int) -> None:
+        """Send a message as soon as it has room; the descriptors stay open until it is answered."""
+        if self.alive:
+            self._unsent.append((json.dumps(message).encode(), list(descriptors)))
+            self._flush()
+
+    def _flush(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._unsent:
+                data, descriptors = self._unsent[0]
+                socket.send_fds(self._control, [data], descriptors)
+                self._unsent.popleft()
+            loop.remove_writer(self._control)
+        except BlockingIOError:
+            loop.add_writer(self._control, self._flush)
+        except OSError:  # it has ended, which is seen where it is listened to
+            self._unsent.clear()
+            loop.remove_writer(self._control)
+
+    async def _found_or_started(self) -> Mapping[str, Any]:
         async with self._lock:
-            if self._running is not None and not self._running.over.done():
-                return self._running
-            if self._running is not None:
+            if self.alive:
+                return self._ready
+            if self._guard is not None:
                 logger.warning("the %s server died; starting another", self.name)
                 self.restarts += 1
-                await self._running.stop()
-            self._running = None
-            running = self._running = await RunningServer.start(self._command, self._environment, self._log)
+                await self._stop()
+            self._guard = await self._started()
             try:
-                said = await running.prepared(self._told)
+                said = await self._prepared(self._guard)
             except Stalled as error:
                 said = {"failed": f"it {error}"}
             except OSError:
                 said = {}
             if "ready" not in said:
-                self._running = None
-                await running.stop()
-                raise self.away(f"the {self.name} server does not start: {said.get('failed', running.last_words)}")
-            running.ready = said["ready"]
-            return running
+                await self._stop()
+                raise self.away(f"the {self.name} server does not start: {said.get('failed', self._last_words())}")
+            self._ready = said["ready"]
+            self._listening = asyncio.ensure_future(self._listen())
+            return self._ready
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        """Start its guard, and the server below it."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        try:
+            guard = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", process_guard.__file__, str(os.getpid()), "0"),
+                *(*self._command, str(theirs.fileno())),
+                stdin=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                pass_fds=(theirs.fileno(),),
+                env=self._environment,
+                start_new_session=True,  # a Ctrl-C at the terminal is the owner's to handle
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        assert guard.stderr is not None, "it was asked for"
+        self._control, self._tail = ours, b""
+        self._printed = asyncio.ensure_future(self._drain(guard.stderr))
+        self.alive = True
+        self.starts += 1
+        return guard
+
+    async def _prepared(self, guard: asyncio.subprocess.Process) -> dict[str, Any]:
+        """Hand it its first line, and return its first message; raises OSError or Stalled where none comes."""
+        assert guard.stdin is not None, "it was asked for"
+        guard.stdin.write(self._told)
+        await guard.stdin.drain()
+        guard.stdin.close()  # what asks for a line there is refused, and does not hang
+        return await while_moving(self._receive(), guard.pid, PREPARE_S)
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                match await self._receive():
+                    case {"ended": int(pid), "status": int(status)}:
+                        self._processes.pop(pid).set_result(status)
+                    case answer:
+                        if "pid" in answer:
+                            ended = self._processes[answer["pid"]] = asyncio.get_running_loop().create_future()
+                            answer |= {"ready": self._ready, "start": self.starts, "ended": ended}
+                        if not (asked := self._answers.popleft()).done():
+                            asked.set_result(answer)
+        except OSError:
+            pass
+        finally:
+            self._end()
+
+    async def _receive(self) -> dict[str, Any]:
+        """Raises OSError where the server has ended."""
+        message = await asyncio.get_running_loop().sock_recv(self._control, MAX_MESSAGE)
+        if not message:
+            raise ConnectionError("it has ended")
+        answer: dict[str, Any] = json.loads(message)
+        return answer
+
+    def _end(self) -> None:
+        """Tell all who wait that the server is gone."""
+        self.alive = False
+        asyncio.get_running_loop().remove_writer(self._control)
+        self._unsent.clear()
+        for ended in self._processes.values():
+            ended.set_result(None)
+        self._processes.clear()
+        for asked in self._answers:
+            if not asked.done():
+                asked.set_result(SERVER_ENDED)
+        self._answers.clear()
+
+    async def _stop(self) -> None:
+        """End it, and return when nothing of it is left."""
+        if self._guard is None:
+            return
+        self.kill()
+        try:
+            await asyncio.wait_for(self._guard.wait(), STOP_S)
+        except TimeoutError:
+            self._guard.kill()
+            await self._guard.wait()
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.gather(self._listening, return_exceptions=True)
+            self._listening = None
+        self._end()
+        self._control.close()
+        await asyncio.wait([self._printed], timeout=1.0)
+        self._printed.cancel()
+        self._guard = None
+
+    async def _drain(self, stderr: asyncio.StreamReader) -> None:
+        while part := await stderr.read(MAX_MESSAGE):
+            self._tail = (self._tail + part)[-TAIL_BYTES:]
+            if self._log is None:
+                sys.stderr.write(part.decode(errors="replace"))
+            else:
+                await asyncio.to_thread(_append, self._log, part)
+
+    def _last_words(self) -> str:
+        """The last line that it printed."""
+        lines = self._tail.decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+
+def _append(log: Path, part: bytes) -> None:
+    with contextlib.suppress(OSError), open(log, "ab") as file:  # its folder is gone, or the disk full
+        file.write(part)
 
 
 def _end_unwanted(forking: asyncio.Task[ForkedProcess]) -> None:
@@ -191,15 +354,14 @@ class ForkedProcess:
     def __init__(
         self,
         server: ForkServer,
-        running: RunningServer,
         forked: Mapping[str, Any],
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
         self.pid: int = forked["pid"]
-        self.ready = running.ready
+        self.ready: Mapping[str, Any] = forked["ready"]
         self._server = server
-        self._running = running
+        self._start: int = forked["start"]
         self.ended: asyncio.Future[int | None] = forked["ended"]
         """Its wait status; None where its server has ended before."""
         self.killed = False
@@ -268,9 +430,10 @@ class ForkedProcess:
             ProcessEnded, away: as there; away also where they stood still.
         """
         try:
-            return await while_moving(self.exchange(request), self._running.pid)
+            return await while_moving(self.exchange(request), self._server.pid)
         except Stalled as error:
-            self._running.kill()
+            if self._server_runs:
+                self._server.kill()
             raise self._server.away(f"the {self._server.name} server {error}, and is ended") from error
 
     async def answer(self) -> dict[str, Any]:
@@ -295,7 +458,12 @@ class ForkedProcess:
 
     async def has_server(self) -> bool:
         """Whether its server lives, and all that this needs; it looks before it answers, however slow the machine."""
-        return "error" not in await self._running.ask({"here": True})
+        return self._server_runs and "error" not in await self._server.ask({"here": True})
+
+    @property
+    def _server_runs(self) -> bool:
+        """Whether its server is not known to have ended; another one may have taken its place."""
+        return self._server.alive and self._server.starts == self._start
 
     @property
     def busy(self) -> bool:
@@ -312,13 +480,14 @@ class ForkedProcess:
         if self.alive and self._until is not None:
             with contextlib.suppress(RuntimeError):  # it is over already: the process is being ended
                 self._until.reschedule(asyncio.get_running_loop().time() + KILL_AFTER_S)
-            self._running.send({"interrupt": self.pid})
+            self._server.send({"interrupt": self.pid})
 
     def kill(self) -> None:
         """End it and all that it started."""
         self.killed = True
         self._writer.close()
-        self._running.send({"kill": self.pid})
+        if self._server_runs:
+            self._server.send({"kill": self.pid})
 
     async def end(self) -> str:
         """End it and all that it started; says how it ended, which may have been before.
@@ -330,7 +499,8 @@ class ForkedProcess:
         await asyncio.wait([self.ended], timeout=STOP_S)
         status = self.ended.result() if self.ended.done() else None
         if status is None:
-            self._running.kill()  # unless it has ended, it hangs
+            if self._server_runs:
+                self._server.kill()  # it hangs
             raise self._server.away(f"the {self._server.name} server has ended")
         code = os.waitstatus_to_exitcode(status)
         return f"signal {-code}" if code < 0 else f"status {code}"

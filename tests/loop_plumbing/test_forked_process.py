@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from loop_plumbing import forked_process, moving, running_server
+from loop_plumbing import forked_process, moving
 from loop_plumbing.forked_process import MAX_LINE, ForkedProcess, ForkServer, ProcessEnded, scrubbed_environment
 from support.processes import alive, parent_of
 from support.waiting import wait_until
@@ -76,7 +76,7 @@ async def serving():
 
 async def test_a_server_that_computes_while_it_starts_is_waited_for_and_gives_signs(serving, tmp_path, monkeypatch):
     monkeypatch.setattr(moving, "POLL_S", 0.02)
-    monkeypatch.setattr(running_server, "STALL_S", 0.2)
+    monkeypatch.setattr(forked_process, "PREPARE_S", 0.2)
     go, begun = tmp_path / "go", tmp_path / "begun"
     before = moving.signs()
     server = serving(f"open({str(begun)!r}, 'w').close()\n    while not os.path.exists({str(go)!r}): pass")
@@ -103,7 +103,7 @@ async def test_a_server_that_computes_while_it_starts_is_waited_for_and_gives_si
 )
 async def test_a_server_that_does_not_start_is_said_in_one_line(serving, monkeypatch, preparing, why):
     monkeypatch.setattr(moving, "POLL_S", 0.02)
-    monkeypatch.setattr(running_server, "STALL_S", 1.0)
+    monkeypatch.setattr(forked_process, "PREPARE_S", 1.0)
     with pytest.raises(Away, match=f"^the test server does not start: {why}"):
         await serving(preparing).fork()
 
@@ -229,13 +229,9 @@ async def received(data, limit=MAX_LINE):
     ended = asyncio.get_running_loop().create_future()
     ended.set_result(signal.SIGKILL)
 
-    class Running:
-        ready = None
-
-        def send(self, message):
-            """Nobody is there."""
-
-    return await ForkedProcess(None, Running(), {"pid": 0, "ended": ended}, reader, Writer()).answer()
+    server = ForkServer("test", (), {}, Away)
+    forked = {"pid": 0, "ready": {}, "start": 0, "ended": ended}
+    return await ForkedProcess(server, forked, reader, Writer()).answer()
 
 
 async def test_whatever_a_process_sends_is_an_answer_or_a_named_error():

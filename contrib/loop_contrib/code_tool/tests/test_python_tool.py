@@ -252,7 +252,7 @@ async def test_an_episode_is_graded_by_the_files_that_it_left(tmp_path):
 
 async def test_a_session_whose_server_is_gone_repeats_the_attempt(agent):
     await agent("1")
-    agent.session._server._running.kill()
+    agent.session._server.kill()
     with pytest.raises(EnvironmentCrashed, match="the code server has ended"):
         await agent("while True: pass")
 

@@ -1,8 +1,4 @@
-"""Tells whether two files of functions grade the same tasks in the same way: digests of their code and of their tasks.
-
-Comments, docstrings and the layout of the code are no part of them: they change no grade. The list ``TASKS`` is no part
-of the code either, because the tasks that it gives have a digest of their own.
-"""
+"""Tells whether two files of functions grade the same tasks in the same way: digests of their code and tasks."""
 
 from __future__ import annotations
 
@@ -11,12 +7,11 @@ import hashlib
 import importlib.util
 import json
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 _INSTALLED = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def identity(module: str, tasks: Iterable[Mapping[str, Any]]) -> dict[str, str]:
@@ -27,7 +22,7 @@ def identity(module: str, tasks: Iterable[Mapping[str, Any]]) -> dict[str, str]:
         tasks: all tasks; their order does not matter.
 
     Returns:
-        ``code``: of the syntax trees of the module and of all modules that it imports from its own folder;
+        ``code``: of the module's file and of the files that it imports from its own folder;
         ``tasks``: of the tasks, every field included.
 
     Raises:
@@ -37,28 +32,54 @@ def identity(module: str, tasks: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def code_digest(module: str) -> str:
-    """Return the digest of the code of a module and of its neighbours, wherever the folder lies.
+    """Return the digest of a module's file and of the files beside it that it imports, wherever their folder lies.
+
+    Of a package that it imports all files count, so an installed module rests on its own package alone. A comment
+    counts as a change.
 
     Raises:
         ValueError: there is no such module.
     """
-    file, folder, package = _place_of(module)
-    trees: dict[str, str] = {}
+    file, folder, own = _place_of(module)
+    digests: dict[str, str] = {}
     waiting = [file]
     while waiting:
         at = waiting.pop()
         name = "" if at == file else str(at.relative_to(folder))
-        if name in trees:
+        if name in digests:
             continue
         source = at.read_bytes()
-        try:
-            tree = ast.parse(source)
-        except (SyntaxError, ValueError):  # a neighbour for another Python, whose import somebody guards
-            trees[name] = source.hex()
-            continue
-        waiting += _neighbours(tree, at, folder, package)
-        trees[name] = ast.dump(_bare(tree, of_tasks=at == file))
-    return digest(sorted(trees.items()))
+        digests[name] = hashlib.sha256(source).hexdigest()
+        for imported in own if folder in _INSTALLED else own | _imports(source):
+            waiting += [*folder.glob(f"{imported}.py"), *(folder / imported).rglob("*.py")]
+    return digest(sorted(digests.items()))
+
+
+def _imports(source: bytes) -> set[str]:
+    """Return the modules and packages that some code imports by absolute names, in its functions too."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError):  # a neighbour for another Python, whose import somebody guards
+        return set()
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    return {name.partition(".")[0] for name in names}
+
+
+def _place_of(module: str) -> tuple[Path, Path, set[str]]:
+    """Return a module's file, the folder that its imports are looked up in, and the package that it is of, if any."""
+    if module.endswith(".py"):
+        file = Path(module).resolve()
+        return file, file.parent, set()
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError) as error:
+        raise ValueError(f"module {module} cannot be found: {error}") from error
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        raise ValueError(f"module {module} has no file of Python code")
+    file = Path(spec.origin).resolve()
+    names = module.split(".")
+    return file, file.parents[len(names) - (file.name != "__init__.py")], {names[0]}
 
 
 def tasks_digest(tasks: Iterable[Mapping[str, Any]]) -> str:
@@ -69,66 +90,6 @@ def tasks_digest(tasks: Iterable[Mapping[str, Any]]) -> str:
 def digest(data: object) -> str:
     """Return the digest of data that JSON can hold."""
     return hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16]
-
-
-def _place_of(module: str) -> tuple[Path, Path, str | None]:
-    """Return a module's file, the folder that its imports are looked up in, and the package that they are bound to.
-
-    An installed module lies among others that are not its own, so only its own package counts.
-    """
-    if module.endswith(".py"):
-        file = Path(module).resolve()
-        return file, file.parent, None
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError) as error:
-        raise ValueError(f"module {module} cannot be found: {error}") from error
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        raise ValueError(f"module {module} has no file of Python code")
-    file = Path(spec.origin).resolve()
-    names = module.split(".")
-    folder = file.parents[len(names) - (file.name != "__init__.py")]
-    return file, folder, names[0] if folder in _INSTALLED else None
-
-
-def _neighbours(tree: ast.AST, file: Path, folder: Path, package: str | None) -> Iterator[Path]:
-    """Yield the files in ``folder`` that a module imports, those included that its functions import when called."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            named = [(folder, alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = file.parents[node.level - 1] if 0 < node.level <= len(file.parents) else folder
-            if not base.is_relative_to(folder):
-                continue
-            module = f"{node.module}." if node.module else ""
-            named = [(base, f"{module}{alias.name}") for alias in node.names]
-        else:
-            continue
-        for base, name in named:
-            parts = name.split(".")
-            if base == folder and package not in (None, parts[0]):
-                continue
-            for count in range(1, len(parts) + 1):
-                path = base.joinpath(*parts[:count])
-                for found in (path.with_name(f"{path.name}.py"), path / "__init__.py"):
-                    if found.is_file():
-                        yield found
-
-
-def _bare(tree: ast.Module, of_tasks: bool) -> ast.Module:
-    """Return the tree without docstrings, and without the list ``TASKS`` where it is ``of_tasks``."""
-    for node in ast.walk(tree):
-        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
-            del node.body[0]
-    if of_tasks:
-        tree.body = [each for each in tree.body if not _sets_tasks(each)]
-    return tree
-
-
-def _sets_tasks(statement: ast.stmt) -> bool:
-    if isinstance(statement, ast.Assign):
-        return all(isinstance(target, ast.Name) and target.id == "TASKS" for target in statement.targets)
-    return isinstance(statement, ast.AnnAssign) and ast.unparse(statement.target) == "TASKS"
 
 
 def plain(value: Any, within: tuple[int, ...]) -> Any:

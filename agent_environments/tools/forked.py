@@ -135,12 +135,10 @@ class Calls:
         trajectory: list[dict[str, str]],
         judge_s: float,
         code_folder: Mapping[str, str] | None = None,
-        instead: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """The fields of the grade that the reward of this name gives.
 
         Args:
-            instead: fields in place of the task's own.
             judge_s: seconds that a judge has to answer.
             code_folder: the files that the agent's code left, name -> base64.
         """
@@ -148,7 +146,7 @@ class Calls:
         episode: dict[str, Any] = {"answer": answer, "trajectory": trajectory, "code_folder": left}
         episode |= {"instance": self._instance, "judge": self._judge}
         with self._judging(judge_s):
-            grade = self._reward(reward).grade({**self._task(task_id), **(instead or {})}, **episode)
+            grade = self._reward(reward).grade(self._task(task_id), **episode)
         return _fields(grade, self._reward(reward))
 
     def grade_group(

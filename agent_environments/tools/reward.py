@@ -98,11 +98,6 @@ class Reward:
         return "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
     @property
-    def reads_answer(self) -> bool:
-        """Whether it is given what the agent answered."""
-        return "answer" in self._parameters
-
-    @property
     def task_fields(self) -> list[str]:
         """The fields of a task that it reads."""
         return [name for name in self._parameters if name not in self._own_names]

@@ -7,16 +7,13 @@ tried as the answer.
 from __future__ import annotations
 
 import inspect
-import numbers
-from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from typing import Any, cast
 
 from agent_environments.tool_calls import ToolCall, render_tool_call
 from agent_environments.tools.function_tool import FunctionTool
-from agent_environments.tools.tool import WrongArguments, as_text
-
-if TYPE_CHECKING:
-    from agent_environments.tools.module import ToolModule
+from agent_environments.tools.reward import Reward
+from agent_environments.tools.tool import Tool, WrongArguments
 
 SOLVE = "solve"
 _TURN = "a turn is a text, or a mapping of tool names to arguments"
@@ -79,71 +76,27 @@ def written(turn: object) -> str:
     return "\n".join(render_tool_call(ToolCall(name, dict(arguments))) for name, arguments in turn.items())
 
 
-def field_answers(module: ToolModule, task: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the fields of a task that its rewards read, each with a turn that gives it as the answer; the likeliest
-    first, and one field perhaps in several forms.
+def field_answers(rewards: Iterable[Reward], tools: Iterable[Tool], task: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the fields of a task that its rewards read, each with a turn that gives it as the answer: as text, or as
+    the one argument of a terminal tool.
     """
-    read = [name for reward in module.rewards if reward.weight for name in reward.task_fields if name in task]
-    terminal = [tool for tool in module.tools.values() if tool.terminal and isinstance(tool, FunctionTool)]
-    found: list[tuple[str, str]] = []
-    for name in dict.fromkeys(read):
-        for value in _forms(task[name]):
-            if not terminal:
-                found.append((name, value if isinstance(value, str) else str(value)))
-            found += [(name, turn) for tool in terminal for turn in _calls(tool, value)]
-    return list(dict.fromkeys(found))
+    read = [name for reward in rewards if reward.weight for name in reward.task_fields]
+    values = {name: task[name] for name in dict.fromkeys(read) if task.get(name) is not None}
+    terminal = [tool for tool in tools if tool.terminal and isinstance(tool, FunctionTool)]
+    if not terminal:
+        return [(name, str(value)) for name, value in values.items()]
+    turns = [(name, _call(tool, value)) for name, value in values.items() for tool in terminal]
+    return [(name, turn) for name, turn in turns if turn is not None]
 
 
-def _forms(value: Any) -> list[Any]:
-    """Return a value as it is, as text, and the first of several, any of which may be the right one."""
-    if value is None:
-        return []
-    first = next(iter(value), None) if isinstance(value, list | tuple) else None
-    return [value, as_text(value), *([] if first is None else [first, as_text(first)])]
-
-
-def other_forms(value: Any) -> list[str | int | float]:
-    """Return a field's value as text, or a text as a number or written otherwise: what a reward may take it for."""
-    if isinstance(value, str):
-        forms: list[Any] = [value.strip(), *_numbers(value), value.lower(), value.upper()]
-    else:
-        found = _forms(value)  # of several the first, as a text that holds all of them is nobody's answer
-        forms = [form if isinstance(form, str) else str(form) for form in found[2:] or found]
-    return [form for form in dict.fromkeys(forms) if form != value]
-
-
-def _numbers(text: str) -> list[int | float]:
-    found: list[int | float] = []
-    for kind in (int, float):
-        try:
-            found.append(kind(text))
-        except ValueError:
-            continue
-    return found[:1]
-
-
-def unlike(answer: str, name: str, task: Mapping[str, Any]) -> str:
-    """Say what an answer is, and what a field of the task is, with their types."""
-    value = task[name]
-    of = f"the field {name} of task {task['id']}"
-    return f"answer is the text {answer!r:.80}, and {of} is {kind_of(value)} {value!r:.80}"
-
-
-def kind_of(value: Any) -> str:
-    """Return what a value is, for a sentence."""
-    if isinstance(value, str):
-        return "the text"
-    if isinstance(value, bool):
-        return "the truth value"
-    return "the number" if isinstance(value, numbers.Number) else f"the {type(value).__name__}"
-
-
-def _calls(tool: FunctionTool, value: Any) -> list[str]:
-    """Return the call of a terminal tool with this value as its one argument, if it takes that."""
+def _call(tool: FunctionTool, value: Any) -> str | None:
+    """Return the call of a terminal tool with this value or its text as its one argument; None if it takes neither."""
     names = tool.parameters.get("required") or list(tool.parameters["properties"])
-    arguments = dict.fromkeys(names, value)
-    try:
-        tool.check(arguments)
-        return [written({tool.name: arguments})] if len(names) < 2 else []
-    except (WrongArguments, TypeError, ValueError):
-        return []
+    for argument in (value, str(value)) if len(names) == 1 else ():
+        arguments = {names[0]: argument}
+        try:
+            tool.check(arguments)
+            return written({tool.name: arguments})
+        except (WrongArguments, TypeError, ValueError):
+            continue
+    return None

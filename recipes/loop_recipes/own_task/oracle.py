@@ -21,7 +21,7 @@ PATIENCE_S = 60.0
 """After so long no further task is begun: an environment may be slow."""
 SOLVE = "solve(task)"
 EXPERT = "the environment's expert"
-CURE = f"say the agent's right turns in a function {SOLVE}"
+CURE = f"write {SOLVE}, which gives the agent's right turns"
 NONSENSE = "wibble 7351"
 """A turn that is right in no task."""
 
@@ -31,8 +31,6 @@ class _OwnPool(Protocol):
     """What is asked of a file's pool beside the protocol."""
 
     def field_answers(self, task_id: str) -> list[tuple[str, str]]: ...
-
-    async def why_nothing(self, task_id: str, turns: Sequence[str]) -> tuple[str, bool]: ...
 
 
 @runtime_checkable
@@ -53,9 +51,8 @@ class Oracle:
     """What came of it: the episodes with nothing done, what nonsense earned in each task, and the most that a right
     answer earned.
 
-    ``tried`` says what was tried as right, ``untried`` why a task could not be. ``broke`` is what broke first. ``why``
-    says what a reward compared where right answers earn least, and ``sure`` whether that is the cause. ``played`` has
-    the episodes with right answers of each task.
+    ``tried`` says what was tried as right, ``untried`` why a task could not be. ``broke`` is what broke first, and
+    ``refused`` what a right turn was refused with.
     """
 
     of: int
@@ -67,19 +64,11 @@ class Oracle:
     untried: dict[str, str] = field(default_factory=dict)
     broke: str = ""
     refused: str = ""
-    played: dict[str, list[Played]] = field(default_factory=dict)
-    why: str = ""
-    sure: bool = False
 
     @property
     def right_is_worth_nothing(self) -> bool:
         """Whether what is right was tried, and earned 0 in every task."""
         return bool(self.right) and not any(self.right.values())
-
-    @property
-    def nothing_is_worth_something(self) -> bool:
-        """Whether doing nothing, or writing nonsense, earned something."""
-        return any(played.grade.reward for played in self.nothing) or any(self.nonsense.values())
 
     @property
     def lines(self) -> list[str]:
@@ -90,7 +79,7 @@ class Oracle:
         rewards = [played.grade.reward for played in self.nothing]
         idle = f"doing nothing earns {_mean(rewards)} on average of {self._tasks(len(rewards))}"
         lines = [f"right:    {self._of_right()}", f"nothing:  {idle}"]
-        if self.right_is_worth_nothing or self.sure:
+        if self.right_is_worth_nothing:
             lines.append(f"warning:  what is right should earn 1; {self.cure}")
         if any(rewards):
             lines.append("warning:  doing nothing should earn 0: the agent may learn to do nothing")
@@ -105,12 +94,11 @@ class Oracle:
     @property
     def cure(self) -> str:
         """Say what to do where right answers earn nothing."""
-        if self.sure or self.broke:
-            return self.why if self.sure else self.broke
-        look = f"look at the reward, and at {SOLVE}" if self.solves else "look at the reward"
-        if not self.solves and EXPERT not in self.tried:
-            look += f", or {CURE}"
-        return "; ".join(part for part in (self.why, look) if part)
+        if self.broke:
+            return self.broke
+        if self.solves:
+            return f"look at the reward, and at {SOLVE}"
+        return "look at the reward" if EXPERT in self.tried else f"look at the reward, or {CURE}"
 
     def _of_right(self) -> str:
         left = ""
@@ -179,24 +167,9 @@ async def _ask(pool: EnvironmentPool, solves: bool, tasks: Callable[[], Sequence
                 await _try_expert(pool, oracle, task_id)
             if time.monotonic() > until:
                 break
-        if isinstance(pool, _OwnPool) and not oracle.nothing_is_worth_something:
-            await _find_why(pool, oracle)
     finally:
         await pool.close()
     return oracle
-
-
-async def _find_why(pool: _OwnPool, oracle: Oracle) -> None:
-    """Find out what the rewards compared in the task whose right answers earned least."""
-    least = min(oracle.right, key=lambda task: oracle.right[task], default=None)
-    if least is None or oracle.right[least] == 1.0:
-        return
-    for played in oracle.played[least]:
-        turns = [message.content for message in played.messages if message.role == "assistant"]
-        why, oracle.sure = await pool.why_nothing(least, turns)
-        oracle.why = why if oracle.sure else oracle.why or why
-        if oracle.sure:
-            return
 
 
 async def _try_expert(pool: EnvironmentPool, oracle: Oracle, task_id: str) -> None:
@@ -216,7 +189,7 @@ async def _try_fields(pool: Any, oracle: Oracle, task_id: str) -> None:
     found = pool.field_answers(task_id)
     if not found:
         oracle.untried[task_id] = "no reward reads a field of the task that could be the answer"
-    for name, turn in sorted(found, key=lambda each: each[0] not in oracle.tried):  # what was right before comes first
+    for name, turn in found:
         await _try(pool, oracle, task_id, name, _turns_of([turn]))
         if oracle.right.get(task_id) == 1.0:
             break
@@ -238,7 +211,6 @@ async def _try(pool: EnvironmentPool, oracle: Oracle, task_id: str, name: str, a
             oracle.refused = f"but on task {task_id} it was answered {errors[0]!r:.160}"
     if name and name not in oracle.tried:
         oracle.tried.append(name)
-    oracle.played.setdefault(task_id, []).append(played)
     oracle.right[task_id] = max(grade.reward, oracle.right.get(task_id, 0.0))
 
 

@@ -68,12 +68,16 @@ def reward(parameters="answer, target", value="answer == str(target)", target="n
 
 WELL = "the field target as the answer earns 1 on average of 6 tasks"
 ZERO = "earns 0 on average of 6 tasks"
-CURE = "say the agent's right turns in a function solve(task)"
+CURE = "write solve(task), which gives the agent's right turns"
 FILES = {
     "a number as text": (reward(), WELL, 0),
     "a bool": (reward(value="answer.lower() == str(target).lower()", target="n % 2 == 0"), WELL, 0),
     "the text behind ####": (reward(value="answer[-1:] == target[-1:]", target='f"so\\n#### {n}"'), WELL, 0),
-    "one of several": (reward(value="answer in target", target="[f'Paris {n}', 'x']"), WELL, 0),
+    "one of several": (
+        reward(value="answer in target", target="[f'Paris {n}', 'x']"),
+        f"the field target as the answer {ZERO}",
+        0,
+    ),
     "a number for a terminal tool": (reward() + CALCULATOR.format("int"), WELL, 0),
     "text for a terminal tool": (reward() + CALCULATOR.format("str"), WELL, 0),
     "two fields": (
@@ -138,74 +142,11 @@ def test_one_line_says_what_is_right_and_one_what_nothing_earns(tmp_path, name):
     assert sum("nonsense" not in line for line in said[2:]) == (ZERO in right) + nothing
 
 
-@pytest.mark.parametrize(
-    ("value", "target", "why"),
-    [
-        ("answer == target", "n", "the text '0', and the field target of task 0 is the number 0; compare"),
-        ("answer.strip().lower() == target", "n * 0.5", "'0.0', and the field target of task 0 is the number 0.0; "),
-        ("answer == target", "n == 2", "the text 'False', and the field target of task 0 is the truth value False; "),
-        (
-            "answer == target",
-            "f'{n} '",
-            "the text '0', and the field target of task 0 is the text '0 ', where the text '0' would be right; compare",
-        ),
-        (
-            "int(answer) == target if answer.isdigit() else False",
-            "str(n)",
-            "is the text '0', where the number 0 would be right; ",
-        ),
-        (
-            "answer.lower() == target",
-            "f'Paris {n}'",
-            "is the text 'Paris 0', where the text 'paris 0' would be right; ",
-        ),
-        (
-            "answer.strip() == target",
-            "f'{n}\\n'",
-            "is the text '0\\n', where the text '0' would be right; compare",
-        ),
-        ("answer == target", "[f'Paris {n}', 'x']", "'Paris 0', and the field target of task 0 is the list ['Paris 0'"),
-        ("answer == target", "__import__('decimal').Decimal(n)", "target of task 0 is the number Decimal('0'); "),
-    ],
-)
-@pytest.mark.parametrize("solve", ["", SOLVED.format("str(task['target'])")])
-def test_what_is_compared_with_what_is_said_where_right_answers_earn_nothing(tmp_path, value, target, why, solve):
-    (tmp_path / "mine.py").write_text(reward(value=value, target=target) + solve)
-    task = OwnTask.read(tmp_path / "mine.py")
-    oracle = task.ask_oracle()
-    if solve and "[" in target:  # solve gives another text
-        assert not oracle.sure
-        return
-    [warning] = [line for line in oracle.lines if line.startswith("warning:")]
-    assert warning.startswith("warning:  what is right should earn 1; reward right: answer is the text ")
-    assert why in warning
-    assert warning.endswith("; compare like with like")
-
-
-@pytest.mark.parametrize(
-    ("target", "parts", "earned"),
-    [
-        ("n if n % 2 else str(n)", "", "0.5 on average of 6 tasks; less than 1 on 3 of them, such as 1 (0)"),
-        (
-            "n",
-            "@reward\ndef brief(answer): return 0 < len(answer) < 4\n",
-            "0.5 on average of 6 tasks; less than 1 on 6 of",
-        ),
-    ],
-)
-def test_the_cause_is_named_too_where_some_tasks_or_a_part_of_the_reward_earn_nothing(tmp_path, target, parts, earned):
-    (tmp_path / "mine.py").write_text(reward(value="answer == target", target=target) + parts)
-    right, _, warning = OwnTask.read(tmp_path / "mine.py").ask_oracle().lines
-    number = 0 if parts else 1
-    assert earned in right
-    assert f"should earn 1; reward right: answer is the text '{number}', and the field target of task " in warning
-
-
-def test_two_values_are_shown_where_the_cause_is_not_known(tmp_path):
-    (tmp_path / "mine.py").write_text(reward(value='answer == f"<{target}>"'))
+@pytest.mark.parametrize("value", ["answer == target", 'answer == f"<{target}>"'])
+def test_the_cure_is_solve_where_a_field_is_not_the_right_answer(tmp_path, value):
+    (tmp_path / "mine.py").write_text(reward(value=value))
     [*_, warning] = OwnTask.read(tmp_path / "mine.py").ask_oracle().lines
-    values = "answer is the text '0', and the field target of task 0 is the number 0"
-    assert warning == f"warning:  what is right should earn 1; {values}; look at the reward, or {CURE}"
+    assert warning == f"warning:  what is right should earn 1; look at the reward, or {CURE}"
 
 
 def test_right_turns_that_break_the_reward_are_told_in_its_place(tmp_path):

@@ -104,6 +104,13 @@ class _StatusCollector(Collector):
         for kind, count in status["environment"]["losses"].items():
             losses.add_metric([kind], count)
         yield losses
+        for key, text in (
+            ("requests", "Requests for tokens"),
+            ("failed_attempts", "Attempts at a request that a server failed"),
+            ("moved_episodes", "Episodes that went on on another server"),
+            ("bad_logprobs", "Answers whose log-probs are not numbers"),
+        ):
+            yield CounterMetricFamily(f"rollout_router_{key}", text, value=status["router"][key])
         versions = status["policy_versions"]
         yield GaugeMetricFamily("rollout_policy_version", "Newest policy version", value=max(versions, default=-1))
         yield GaugeMetricFamily("rollout_policy_versions", "Policy versions served", value=len(versions))

@@ -238,6 +238,7 @@ class Node:
             "policy_versions": self.policies.versions(),
             "policy_users": self.policies.users(),
             "environment": asdict(self.pool.status()),
+            "router": asdict(self.router.counters),
             "servers": self.servers.status(),
             "collections": [
                 {"id": run.request.id, "state": run.state, **asdict(run.collector.progress())}

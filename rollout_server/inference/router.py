@@ -75,16 +75,13 @@ class Generation:
 
 @dataclass
 class RouterCounters:
-    """Totals since the start, for /metrics."""
+    """Totals since the start, for /metrics and the status line."""
 
     requests: int = 0
     failed_attempts: int = 0
     moved_episodes: int = 0
     bad_logprobs: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
     sampled_tokens: int = 0
-    seconds: float = 0.0
 
 
 @dataclass
@@ -317,7 +314,6 @@ class Router:
             logprobs = [float(entry["logprob"]) for entry in content]
             usage = answer.get("usage") or {}
             cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
-            prompt_tokens = int(usage.get("prompt_tokens") or 0)
             finish_reason = choice["finish_reason"]
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise _ServerFailed(f"{server.name}: unreadable answer {raw[:200]!r} ({error!r})") from error
@@ -331,8 +327,5 @@ class Router:
             self.counters.bad_logprobs += 1
             self._note_poisoned(server)
             raise BadLogprob(f"{server.name}: sampled log-prob {wrong}; its KV cache or the weights hold a NaN")
-        self.counters.prompt_tokens += prompt_tokens
-        self.counters.cached_tokens += cached
         self.counters.sampled_tokens += len(token_ids)
-        self.counters.seconds += seconds
         return Generation(token_ids, logprobs, finish_reason, server.name, cached, seconds)

@@ -180,6 +180,8 @@ async def test_metrics_count_what_happened(running):
     assert samples["rollout_sampled_tokens_total",] == sum(rollout.sampled_tokens for rollout in rollouts)
     assert samples["rollout_policy_version",] == 0
     assert samples["rollout_server_up", "vllm-0"] == 1
+    assert samples["rollout_router_requests_total",] == sum(len(rollout.turns) for rollout in rollouts)
+    assert samples["rollout_router_failed_attempts_total",] == 0
 
 
 async def test_heartbeats_come_while_nothing_finishes(running, monkeypatch):

@@ -31,7 +31,7 @@ from appworld_adapter.pool.episode import Execution
 from appworld_adapter.pool.run_folder import STATE_LIMIT
 from appworld_adapter.pool.servers import ServerSpec
 from appworld_adapter.prompt import TaskCard
-from loop_plumbing.forked_process import ForkedProcess, ForkServer, ProcessEnded
+from loop_plumbing.forked_process import ForkedProcess, ProcessEnded
 
 logger = logging.getLogger(__name__)
 
@@ -212,11 +212,6 @@ class AppWorldPool(DatasetPool):
     def _token_secret(self, task_id: str) -> str:
         """Key for the log-in tokens of a task's worlds: the same in every run."""
         return hmac.new(self._token_key, task_id.encode(), hashlib.sha256).hexdigest()
-
-    @property
-    def world_server(self) -> ForkServer | None:
-        """The running world server, for measurements."""
-        return self._servers.get("world")
 
     def status(self) -> PoolStatus:
         status = super().status()

@@ -21,9 +21,9 @@ _NORMS = {
     "mlp_norm": "post_attention_layernorm",
 }
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_OUTER = {"tok_embeddings.weight": EMBEDDING, "norm.scale": "model.norm.weight", "output.weight": HEAD}
-_IN_LAYER = {f"{ours}.{kind}": f"{theirs}.{kind}" for ours, theirs in _MODULES.items() for kind in ("weight", "bias")}
-_IN_LAYER |= {f"{ours}.scale": f"{theirs}.weight" for ours, theirs in _NORMS.items()}
+_OUTER = {EMBEDDING: "tok_embeddings.weight", "model.norm.weight": "norm.scale", HEAD: "output.weight"}
+_IN_LAYER = {f"{theirs}.{kind}": f"{ours}.{kind}" for ours, theirs in _MODULES.items() for kind in ("weight", "bias")}
+_IN_LAYER |= {f"{theirs}.weight": f"{ours}.scale" for ours, theirs in _NORMS.items()}
 _LORA = {
     f"{ours}.lora_{part}.weight": f"{theirs}.lora_{part.upper()}.weight"
     for ours, theirs in _MODULES.items()
@@ -32,24 +32,14 @@ _LORA = {
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 
 
-def hf_name(name: str) -> str:
-    """``layers.0.attn.q_norm.scale`` -> ``model.layers.0.self_attn.q_norm.weight``."""
-    return _OUTER.get(name) or "model." + _renamed(name, "", _IN_LAYER, "weight of a decoder")
-
-
 def tune_name(name: str) -> str:
-    """The inverse of :func:`hf_name`."""
-    outer = {theirs: ours for ours, theirs in _OUTER.items()}
-    return outer.get(name) or _renamed(name, "model.", _inverse(_IN_LAYER), "weight of a decoder")
+    """``model.layers.0.self_attn.q_norm.weight`` -> ``layers.0.attn.q_norm.scale``."""
+    return _OUTER.get(name) or _renamed(name, "model.", _IN_LAYER, "weight of a decoder")
 
 
 def peft_name(name: str) -> str:
     """``layers.0.attn.q_proj.lora_a.weight`` -> ``base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight``."""
     return "base_model.model.model." + _renamed(name, "", _LORA, "LoRA weight of a decoder layer")
-
-
-def _inverse(names: dict[str, str]) -> dict[str, str]:
-    return {theirs: ours for ours, theirs in names.items()}
 
 
 def _renamed(name: str, prefix: str, names: dict[str, str], kind: str) -> str:

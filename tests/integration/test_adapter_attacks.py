@@ -119,7 +119,7 @@ async def test_attacks(sealed, tmp_path_factory):
         "task": card.task_id,
     }
     truth_before = {path.name: path.read_bytes() for path in truth.iterdir()}
-    server = sealed.world_server.pid
+    server = sealed._servers["world"].pid
     servers = set(processes(str(sealed.run_folder.path)))
     places = asyncio.Semaphore(AT_ONCE)
 
@@ -141,8 +141,8 @@ async def test_attacks(sealed, tmp_path_factory):
     assert list(sentinel.iterdir()) == []
     assert {path.name: path.read_bytes() for path in truth.iterdir()} == truth_before
     assert not listener.visited()
-    assert sealed.world_server.pid == server
-    assert sealed.world_server.alive
+    assert sealed._servers["world"].pid == server
+    assert sealed._servers["world"].alive
     await wait_until(lambda: processes(str(sealed.run_folder.path)).keys() == servers)
     secrets = [line.strip() for line in (truth / "private_data.json").read_text().splitlines()]
     secrets = [line for line in secrets if len(line) > 12] + passwords()

@@ -104,7 +104,7 @@ async def test_nothing_in_the_run_folder_but_the_graders_view_names_the_dataset(
     named = [path for path in links if "synthetic" in os.readlink(path)]
     assert named == []
     assert len(folder.grader.name) > 16
-    top, told = sealed.world_server.pid, []
+    top, told = sealed._servers["world"].pid, []
     for process in (Path(f"/proc/{pid}") for pid in (top, *descendants(top))):
         with contextlib.suppress(OSError):  # a world of the test before that has just ended
             told.append((process / "cmdline").read_bytes() + (process / "environ").read_bytes())

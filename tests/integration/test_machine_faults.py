@@ -73,7 +73,7 @@ async def nothing() -> None:
 @session_loop
 async def test_worlds_killed_for_want_of_memory_cost_nothing(counted):
     async def kill() -> None:
-        for pid in episode_processes(counted.world_server.pid):
+        for pid in episode_processes(counted._servers["world"].pid):
             os.kill(pid, signal.SIGKILL)
 
     assert [grade.reward for grade in await grades(counted, kill)] == [1.0] * EPISODES

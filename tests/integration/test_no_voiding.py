@@ -78,7 +78,7 @@ async def test_a_program_that_forges_its_output_stands_still_while_the_agent_thi
     assert (await environment.step(fenced(code))).observation.startswith("early")
 
     def stopped() -> int:
-        return [process_state(pid) for pid in episode_processes(pool.world_server.pid)].count("T")
+        return [process_state(pid) for pid in episode_processes(pool._servers["world"].pid)].count("T")
 
     await wait_until(lambda: stopped() == 1)  # a signal to a process on another processor takes a moment
     await environment.close()

@@ -78,7 +78,7 @@ async def test_worlds_die_and_the_collection_completes(local):
     await local.call(local.client.start_collection, request)
     progress = lambda: next(c for c in local.node.status()["collections"] if c["id"] == "appworld")  # noqa: E731
     await wait_until(lambda: progress()["finished"] >= 4)
-    killed = episode_processes(local.node.pool.world_server.pid)
+    killed = episode_processes(local.node.pool._servers["world"].pid)
     assert killed
     for pid in killed:
         os.kill(pid, signal.SIGKILL)

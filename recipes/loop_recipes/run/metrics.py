@@ -134,16 +134,6 @@ METRICS: dict[str, str] = {
 """Every key that may stand in metrics.jsonl, and what it means, beside the environment's figures of behaviour and those
 of a credit, which say it themselves. A number that is not finite stands there as null."""
 
-CONDITIONAL_KEYS = frozenset(
-    {"reference_kl", "thinking_tokens", "cut_in_thinking", "entropy", "model_flops_utilization"}
-    | {f"{when}dev_{name}" for when in ("", "earlier_") for name in _DEV}
-    | {"correction_weight", "correction_cut", "preference_margin", "preference_accuracy", "left_out_rollouts"}
-    | {"gap_base", "gap_ok", "gap_broken"}
-    | {"environments", "broken_figures", "endpoint", "stated", "held_out_loss"}
-)
-"""Keys that only some runs write: with a KL term, half precision, a sampler correction, a loss on pairs, or what the
-sentence names. All others are in every line of an iteration that took a step."""
-
 MACHINE_KEYS = ("tokens_per_second", "model_flops_utilization", "peak_memory_gib")
 
 

@@ -12,11 +12,21 @@ from loop_contrib.behavior_plots.rollouts import read_attempts
 from loop_formats.rollout import by_episode
 from loop_formats.run_files import read_rollouts
 from loop_recipes.evaluation.scores import TaskResult
-from loop_recipes.run.metrics import CONDITIONAL_KEYS, METRICS, behavior_metrics, points, rollout_metrics
+from loop_recipes.run.metrics import METRICS, behavior_metrics, points, rollout_metrics
 from loop_viewer.run_data import RunData
 from support.small_runs import in_sequences, replay_config, train, write_logs
 
 CALL = '<tool_call>{"name": "a"}</tool_call>'
+CONDITIONAL_KEYS = frozenset(
+    {"reference_kl", "thinking_tokens", "cut_in_thinking", "entropy", "model_flops_utilization"}
+    | {key for key in METRICS if key.startswith(("dev_", "earlier_dev_"))}
+    | {"correction_weight", "correction_cut", "preference_margin", "preference_accuracy", "left_out_rollouts"}
+    | {"gap_base", "gap_ok", "gap_broken"}
+    | {"environments", "broken_figures", "endpoint", "stated", "held_out_loss"}
+)
+"""Keys that only some runs write: with a KL term, half precision, a sampler correction, a loss on pairs, or what the
+sentence names. All others are in every line of an iteration that took a step."""
+
 MESSAGES = [
     {"role": "system", "content": CALL},
     {"role": "user", "content": "task"},

@@ -10,7 +10,7 @@ from loop_recipes.engine.sharding import place_model
 from model_families.base_model import BaseModel
 from model_families.decoder.attention import NormFirstAttention
 from model_families.decoder.weights import load_weights
-from model_families.weights.weight_names import hf_name
+from model_families.weights.weight_names import tune_name
 from support.families import ONE_EACH, PUBLISHED, WORDS, section, small, write_config, write_model
 
 TOKENS = torch.randint(0, WORDS, (2, 80), generator=torch.Generator().manual_seed(2))
@@ -110,8 +110,8 @@ def test_published_sizes_are_built_whole(tmp_path, name):
         del expected["lm_head.weight"]
     model = meta_model(section(folder), torch.bfloat16)
     built = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" not in name}
-    assert {hf_name(name): tensor.shape for name, tensor in built.items()} == {
-        name: tensor.shape for name, tensor in expected.items()
+    assert {name: tensor.shape for name, tensor in built.items()} == {
+        tune_name(name): tensor.shape for name, tensor in expected.items()
     }
     attention = model.layers[0].attn
     assert attention.head_dim == PUBLISHED[name].get("head_dim", attention.embed_dim // attention.num_heads)

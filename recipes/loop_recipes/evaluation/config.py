@@ -111,8 +111,6 @@ class EvalConfig(WithNode):
     """How often the rollouts that were lost are played again at the end, all at once, with one attempt each."""
     deadline_s: PositiveFloat = 14_400.0
     """Seconds until the runs of one policy must be done."""
-    dataset_root: str | None = None
-    """The folder that holds ``data/``, where difficulties are read; null takes the root of a launched node."""
     appworld_experiments: bool = False
     """Also writes every run in the layout that `appworld evaluate` reads, from the final states that a launched
     node then keeps."""
@@ -177,8 +175,8 @@ class EvalConfig(WithNode):
 
     @property
     def metadata_root(self) -> Path | None:
-        """Folder to read difficulties from, if any is known."""
-        root = self.dataset_root or (self.environment.options.get("root") if self.environment else None)
+        """Folder that holds ``data/``, where difficulties are read: the root of the node that the config describes."""
+        root = self.environment.options.get("root") if self.environment else None
         return Path(root) if root else None
 
 
@@ -228,8 +226,6 @@ def read_eval_config(cfg: DictConfig) -> EvalConfig:
     config = read_config(cfg, EvalConfig)
     if not config.rollout_node.launch:
         check_token(config.rollout_node.token_env)
-    if config.dataset_root is not None and not Path(config.dataset_root, "data").is_dir():
-        raise ConfigError(f"dataset_root {config.dataset_root} holds no folder data")
     return config
 
 

@@ -47,7 +47,8 @@ from loop_recipes.own_task.training import OwnTask, config_of
 from loop_recipes.paths import loop_package
 from loop_recipes.rollouts.task_sampler import TaskSampler
 from loop_recipes.verbs.try_tasks import main as loop_try
-from model_families.chat.chatml import ChatML
+from model_families.chat import open_chat
+from model_families.chat.format import ChatFormat
 from rollout_server.collecting.collector import Collector, EpisodeKey
 from rollout_server.collecting.episode import Episode
 from rollout_server.collecting.policy_sampler import EpisodeServices
@@ -144,7 +145,7 @@ FILES = {
 
 
 async def collect(
-    pool: EnvironmentPool, tokens: ChatML, tasks: list[str], rollouts: int, turns: Callable[[EpisodeKey], list[str]]
+    pool: EnvironmentPool, tokens: ChatFormat, tasks: list[str], rollouts: int, turns: Callable[[EpisodeKey], list[str]]
 ) -> list[Rollout]:
     """All rollouts of a collection by the node's own episodes; raises RuntimeError for one that is lost."""
     request = CollectionRequest("ordinary", tasks, rollouts, 0, limits=LIMITS)
@@ -178,7 +179,7 @@ class Row:
     verdict: str
 
 
-async def play(file: Path, expected: Expected, tokens: ChatML) -> tuple[float, float, float, str]:
+async def play(file: Path, expected: Expected, tokens: ChatFormat) -> tuple[float, float, float, str]:
     """One iteration and an evaluation: mean rewards of the ignorant and of the right rollouts, success, and tasks."""
     assert expected.turns is not None, "a file that is refused plays nothing"
     task = OwnTask.read(file)
@@ -214,7 +215,7 @@ def tried(file: Path) -> tuple[int, str, str]:
     return status, out.getvalue(), errors.getvalue()
 
 
-def judged(name: str, tokens: ChatML) -> Row:
+def judged(name: str, tokens: ChatFormat) -> Row:
     """Take a file all three ways."""
     expected, file = FILES[name], FOLDER / f"{name}.py"
     status, printed, errors = tried(file)
@@ -251,7 +252,7 @@ def main(arguments: list[str] | None = None) -> int:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer(Path(folder))
-        tokens = ChatML(Path(folder))
+        tokens = open_chat(Path(folder))
         print(f"{'file':24}{'first':>7}{'right':>7}{'success':>9}  {'tasks':24}{'verdict':21}told")
         for name in names:
             row = judged(name, tokens)

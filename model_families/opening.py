@@ -50,7 +50,6 @@ def check_positions(folder: str | Path, base: BaseModel, max_context: int | None
 def open_model_chat(
     folder: str | Path,
     base: BaseModel,
-    name: str | None = None,
     thinking: Thinking | None = None,
     observation_role: ObservationRole | None = None,
 ) -> ChatFormat:
@@ -58,13 +57,12 @@ def open_model_chat(
 
     Args:
         base: the model, whose embedding has a row for each token that is written.
-        name: of the format, or None for what the folder says; the other arguments are those of
-            :func:`~model_families.chat.open_chat`.
+        thinking, observation_role: as in :func:`~model_families.chat.open_chat`.
 
     Raises:
         ValueError: what does not fit; one line.
     """
-    chat = open_chat(folder, name, thinking, observation_role)
+    chat = open_chat(folder, thinking, observation_role)
     _check_ids(folder, chat, read_tokenizer(folder), base)
     return chat
 

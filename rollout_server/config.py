@@ -32,6 +32,15 @@ def _off(value: Any) -> Any:
     return "off" if value is False else value
 
 
+def _template(value: Any) -> Any:
+    """Refuse the name of a chat format: there were others than the template once."""
+    if value not in (None, "template"):
+        raise ValueError(
+            f"{value} is not a choice; leave chat_format out, the model's own chat template writes its chat"
+        )
+    return value
+
+
 def node_url(host: str, port: int) -> str:
     """``http://host:port``; a literal IPv6 address gets its brackets."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -50,9 +59,8 @@ class ModelConfig:
     """The longest sequence vLLM serves, in tokens, prompt and sampled ones together."""
     lora_rank: Annotated[int, Field(ge=1, le=HIGHEST_RANK)] = 16
     """The highest rank of an adapter that can be published."""
-    chat_format: str | None = None
-    """How messages become tokens: ``chatml``, ``qwen3``, ``llama3``, ``template`` or another of docs/chat_formats.md;
-    null takes what the model's folder says."""
+    chat_format: Annotated[Literal["template"] | None, BeforeValidator(_template)] = None
+    """Nothing to choose: the chat template in the model's folder says how messages become tokens."""
     thinking: Annotated[Literal["kept", "stripped", "off"] | None, BeforeValidator(_off)] = None
     """Of a model that thinks: ``kept`` in its history, ``stripped`` from it as its template does at each user message
     (one sequence a turn), or ``off``; null is ``kept``."""

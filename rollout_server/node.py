@@ -81,7 +81,7 @@ class Node:
         else:  # where the weights are, the servers know
             base = BaseModel.read(model.path)
             check_positions(model.path, base, model.max_context)
-        self.tokens = open_model_chat(model.path, base, model.chat_format, model.thinking, model.observation_role)
+        self.tokens = open_model_chat(model.path, base, model.thinking, model.observation_role)
         self._model_digest = model_digest(config.model.path)
         self.pool = create_pool(config.environment.name, config.environment.options, self.tokens.spans)
         self.servers = ServerGroup(config.model, config.servers, self.root / "logs")

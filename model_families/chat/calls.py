@@ -1,10 +1,18 @@
-"""Tool calls between the form that a model writes them in and the one that environments read."""
+"""Tool calls between the form that a model writes them in and the one that environments read.
+
+A template's form is learned from calls that it writes: JSON objects (:class:`ObjectCalls`), a name and an object of its
+arguments (:class:`NamedCalls`), or a name and each argument between marks (:class:`MarkedCalls`).
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from agent_environments.tool_calls import CALL_CLOSES, CALL_OPENS, ToolCall, render_tool_call
 from loop_plumbing.visible import printable
@@ -19,27 +27,40 @@ OFFERED = {
     },
 }
 """A call of a tool that no task has, and what it is offered as: by them the form of a template is learned."""
+_BARE, _NUMBER = ToolCall(CALLED.name, {}), ToolCall(CALLED.name, {"qwkey": 70707})
+_SEVERAL = ToolCall(CALLED.name, {"qwkey": "qwvalue", "qwlast": "qwend"})
+_ODD = ToolCall(CALLED.name, {"qwkey": 'a "b"\n é', "n": 1, "list": [{"x": "y"}, 2.5]})
+Call = tuple[object, object]
+"""A name and arguments, as they were written."""
 
 
 @dataclass(frozen=True)
-class CallForm:
-    """How a template writes calls that are JSON objects: what stands before, between and behind them."""
+class CallForm(ABC):
+    """How a template writes calls; ``opens`` is what stands before the first."""
 
     opens: str
-    between: str
-    closes: str
-    name: str
-    arguments: str
 
-    def read(self, text: str) -> tuple[str, list[tuple[object, object]]]:
-        """What is said before the calls, and (name, arguments) of each.
+    @abstractmethod
+    def read(self, text: str) -> tuple[str, list[Call]]:
+        """What is said before the calls, and the calls.
 
         Raises:
             ValueError, KeyError, RecursionError: there are calls, and not in this form.
         """
+
+
+@dataclass(frozen=True)
+class ObjectCalls(CallForm):
+    """Calls that are JSON objects: the keys of their name and arguments, and what stands between two calls."""
+
+    between: str
+    name: str
+    arguments: str
+
+    def read(self, text: str) -> tuple[str, list[Call]]:
         mark = self.opens.strip()
         said, opened, rest = text.partition(mark) if mark else ("", text.lstrip()[:1] == "{" and "{", text)
-        calls: list[tuple[object, object]] = []
+        calls: list[Call] = []
         while opened:
             written, end = json.JSONDecoder().raw_decode(rest := rest.lstrip())
             if not isinstance(written, dict):
@@ -52,6 +73,161 @@ class CallForm:
         return (said, calls) if calls else (text, [])
 
 
+@dataclass(frozen=True)
+class NamedCalls(CallForm):
+    """Calls that are a name and an object. ``quote`` stands around its texts; its keys may stand without one."""
+
+    before_object: str
+    quote: str
+    closes: str
+
+    def read(self, text: str) -> tuple[str, list[Call]]:
+        mark = self.opens.strip()
+        said, opened, rest = text.partition(mark)
+        rest = self._as_json(opened + rest)
+        calls: list[Call] = []
+        while opened and rest.startswith(mark):
+            start = rest.index("{")
+            name = rest[len(mark) : start].strip().removesuffix(self.before_object.strip())
+            arguments, end = json.JSONDecoder().raw_decode(rest, start)
+            calls.append((name, arguments))
+            rest = rest[end:].lstrip().removeprefix(self.closes.strip()).lstrip()
+        return (said, calls) if calls else (text, [])
+
+    def _as_json(self, text: str) -> str:
+        if self.quote == '"':
+            return text
+        pieces = text.split(self.quote)
+        pieces[1::2] = map(json.dumps, pieces[1::2])
+        pieces[::2] = [re.sub(r'([{,])\s*([^\s"{}\[\],:]+)\s*:', r'\1"\2":', piece) for piece in pieces[::2]]
+        return "".join(pieces)
+
+
+@dataclass(frozen=True)
+class MarkedCalls(CallForm):
+    """Calls whose name and arguments stand between marks, texts as they are and all else in JSON.
+
+    ``closes_bare`` closes a call without arguments; ``key`` stands before the first key, ``value`` before a value,
+    ``again`` between a value and the next key, and ``closes`` behind the last value.
+    """
+
+    closes_bare: str
+    key: str
+    value: str
+    again: str
+    closes: str
+
+    def read(self, text: str) -> tuple[str, list[Call]]:
+        opens = _pattern(self.opens.strip())
+        found = opens.search(text)
+        said = text[: found.start()] if found else text
+        calls: list[Call] = []
+        while found:
+            name, mark, position = _up_to(text, found.end(), self.closes_bare, self.key)
+            arguments: dict[str, object] = {}
+            while mark in (self.key, self.again):
+                key, _, position = _up_to(text, position, self.value)
+                value, mark, position = _up_to(text, position, self.closes, self.again)
+                arguments[key] = _value(value)
+            calls.append((name.strip(), arguments))
+            found = re.compile(rf"\s*{opens.pattern}").match(text, position)
+        return said, calls
+
+
+def _up_to(text: str, position: int, *marks: str) -> tuple[str, str, int]:
+    """What stands between ``position`` and the next of ``marks``, that mark, and the position behind it."""
+    found = [(match.start(), match.end(), mark) for mark in marks if (match := _pattern(mark).search(text, position))]
+    if not found:
+        raise ValueError(f"nothing like {' or '.join(map(repr, marks))} behind {text[:position][-60:]!r}")
+    start, end, mark = min(found)
+    return text[position:start], mark, end
+
+
+def _pattern(mark: str) -> re.Pattern[str]:
+    """A pattern of ``mark`` whose white space may be missing."""
+    return re.compile("".join(f"{re.escape(letter)}{'?' if letter.isspace() else ''}" for letter in mark))
+
+
+def _value(text: str) -> object:
+    """What an argument stands for: JSON, or else a text."""
+    with suppress(ValueError):
+        return json.loads(text, parse_constant=_no_number)
+    return text
+
+
+def _no_number(word: str) -> Any:
+    raise ValueError(f"{word} is not JSON")
+
+
+def learn_form(write: Callable[..., str]) -> CallForm:
+    """Learn the form of a template's calls.
+
+    Args:
+        write: gives the turn that makes some calls, from behind its prompt up to the control token that ends it.
+
+    Raises:
+        ValueError: the calls have another form, or what is written is not read as it was.
+    """
+    form = _learned_objects(write) or _learned_names(write)
+    for call in (CALLED, _ODD):
+        if form.read(write(call))[1] != [(call.name, call.arguments)]:
+            raise ValueError(f"a call is not read as it is written: {write(call)[:60]!r}")
+    return form
+
+
+def _learned_objects(write: Callable[..., str]) -> ObjectCalls | None:
+    turn = write(CALLED)
+    found = list(_objects(turn))
+    if len(found) != 1:
+        return None
+    [(start, _, name, arguments)] = found
+    between = ""
+    with suppress(ValueError):  # it makes one call in a turn
+        two = write(CALLED, CALLED)
+        first, second = _objects(two)
+        between = two[first[1] : second[0]]
+    return ObjectCalls(turn[:start], between, name, arguments)
+
+
+def _objects(text: str) -> Iterator[tuple[int, int, str, str]]:
+    """Yield where each JSON object that is :data:`CALLED` begins and ends, and its keys for name and arguments."""
+    position = text.find("{")
+    while position >= 0:
+        try:
+            written, end = json.JSONDecoder().raw_decode(text, position)
+        except ValueError:
+            return
+        name = next((key for key, value in written.items() if value == CALLED.name), None)
+        wanted = (CALLED.arguments, json.dumps(CALLED.arguments))
+        arguments = next((key for key, value in written.items() if value in wanted), None)
+        if name is not None and arguments is not None:
+            yield position, end, name, arguments
+        position = text.find("{", end)
+
+
+def _learned_names(write: Callable[..., str]) -> NamedCalls | MarkedCalls:
+    opens, key, value, again, _, closes = _around(write(_SEVERAL), "qwname", "qwkey", "qwvalue", "qwlast", "qwend")
+    *_, closes_bare = _around(write(_BARE), "qwname")
+    *_, value_of_number, closes_number = _around(write(_NUMBER), "qwname", "qwkey", "70707")
+    if value == value_of_number:
+        return MarkedCalls(opens, closes_bare, key, value, again, closes)
+    before, brace, _ = key.partition("{")
+    if not brace:
+        raise ValueError(f"a call is no JSON object, no name and object, and no text between marks: {opens!r}")
+    return NamedCalls(opens, before, closes.removesuffix(closes_number), closes_number.partition("}")[2])
+
+
+def _around(text: str, *words: str) -> list[str]:
+    """What stands before, between and behind ``words``, each of which is there once."""
+    pieces = []
+    for word in words:
+        before, found, text = text.partition(word)
+        if not found or word in text:
+            raise ValueError(f"a call does not say {word!r} once")
+        pieces.append(before)
+    return [*pieces, text]
+
+
 def rendered_call(name: object, arguments: object, raw: str) -> str:
     """Write a call of the policy in the form that environments read; ``raw``, what was written, if it is none."""
     if isinstance(name, str) and isinstance(arguments, dict):
@@ -62,20 +238,3 @@ def rendered_call(name: object, arguments: object, raw: str) -> str:
 def unread_call(text: str) -> str:
     """Write what could not be read as a call in such a form that environments say so."""
     return f"{CALL_OPENS}\n{text}\n{CALL_CLOSES}"
-
-
-def learned_calls(text: str) -> Iterator[tuple[int, int, str, str]]:
-    """Where each JSON object of ``text`` that is :data:`CALLED` begins and ends, and its keys for name and arguments.
-
-    Raises:
-        ValueError: braces that are no JSON.
-    """
-    position = text.find("{")
-    while position >= 0:
-        written, end = json.JSONDecoder().raw_decode(text, position)
-        name = next((key for key, value in written.items() if value == CALLED.name), None)
-        wanted = (CALLED.arguments, json.dumps(CALLED.arguments))
-        arguments = next((key for key, value in written.items() if value in wanted), None)
-        if name is not None and arguments is not None:
-            yield position, end, name, arguments
-        position = text.find("{", end)

@@ -19,7 +19,6 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from loop_plumbing.visible import printable
-from model_families.chat.format import ChatFormat
 from model_families.chat.tokenizer import MOST_CACHED_CHARACTERS, read_tokenizer
 
 MARK, HIDDEN = "\ufdd0", "\ufdd1"
@@ -29,20 +28,10 @@ _CONTROL = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 """The form of a word that ordinary text does not hold by chance."""
 
 
-def is_control(token: Mapping[str, Any]) -> bool:
+def _is_control(token: Mapping[str, Any]) -> bool:
     """Return whether an added token, as ``tokenizer.json`` has it, is a control token. Another one is a word that its
     tokenizer knows as a whole, and is one here."""
     return bool(token["special"]) or _CONTROL.fullmatch(token["content"]) is not None
-
-
-def check_control(file: Path, word: str) -> None:
-    """Check that a control token is no word of ordinary text, in which none is read here.
-
-    Raises:
-        ValueError: it is one.
-    """
-    if _CONTROL.fullmatch(word) is None:
-        raise ValueError(f"{file}: the control token {word!r} is ordinary text, whose ids would change")
 
 
 class Shield:
@@ -70,44 +59,39 @@ class Shield:
 
 
 class UnforgeableTokenizer:
-    """The tokenizer of a model's folder, in the form that the package ``renderers`` asks for.
+    """The tokenizer of a model's folder.
 
     Attributes:
         shield: puts marks into what :meth:`encode` must make no control token of.
         text: the folder's tokenizer, whose control tokens have names that no text holds.
         ids: of the control tokens, by the word that each is.
-        vocab_size: number of ids, control tokens included.
-        eos_token_id, unk_token_id: none that a renderer may rely on.
 
     Raises:
         ValueError: the tokenizer cannot be read, or a control token is a word of ordinary text.
     """
-
-    eos_token_id: int | None = None
-    unk_token_id: int | None = None
 
     def __init__(self, model_dir: str | Path):
         file = Path(model_dir) / "tokenizer.json"
         try:
             stored = json.loads(file.read_bytes())
             self.ids: dict[str, int] = {
-                token["content"]: token["id"] for token in stored["added_tokens"] if is_control(token)
+                token["content"]: token["id"] for token in stored["added_tokens"] if _is_control(token)
             }
             self.text = Tokenizer.from_str(json.dumps(_renamed(stored, self.ids)))
         except Exception as error:  # the library has no class of its own for it
             read_tokenizer(model_dir)  # says what is wrong with the file
             raise ValueError(f"{file} cannot be read with its control tokens renamed: {error}") from error
         for word, token in self.ids.items():
-            check_control(file, word)
+            if _CONTROL.fullmatch(word) is None:
+                raise ValueError(f"{file}: the control token {word!r} is ordinary text, whose ids would change")
             if self.text.token_to_id(HIDDEN + word) != token:
                 raise ValueError(f"{file}: {word} has the id {token}, and the tokenizer makes another of it")
         self.text.no_truncation()
         self.text.no_padding()
         self.shield = Shield(self.ids)
-        self.vocab_size: int = self.text.get_vocab_size(with_added_tokens=True)
         self._encode_cached = lru_cache(maxsize=512)(self._encode)
 
-    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         """The ids of scaffolding with shielded text in it."""
         named = self.shield.pattern.sub(lambda found: HIDDEN + found[0], text).replace(MARK, "")
         return list(self._encode_cached(named) if len(named) <= MOST_CACHED_CHARACTERS else self._encode(named))
@@ -115,37 +99,9 @@ class UnforgeableTokenizer:
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.text.encode(text, add_special_tokens=False).ids)
 
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False, **options: Any) -> str:
-        """Text of ids. Control tokens are shown as they are written, whatever is asked: no renderer leaves them out."""
-        return self.text.decode(list(token_ids), skip_special_tokens=False).replace(HIDDEN, "")
-
-    def convert_tokens_to_ids(self, token: str) -> int | None:
-        return self.ids.get(token)
-
-
-class ControlledFormat(ChatFormat):
-    """A chat format that writes scaffolding and messages in one text.
-
-    Raises:
-        ValueError: what :class:`UnforgeableTokenizer` raises.
-    """
-
-    def __init__(self, model_dir: str | Path):
-        self._file = Path(model_dir) / "tokenizer.json"
-        self._control = UnforgeableTokenizer(model_dir)
-        super().__init__(self._control.text)
-
-    def _encode(self, text: str) -> tuple[int, ...]:
-        return super()._encode(text.replace(HIDDEN, "\ufffd"))
-
     def decode(self, token_ids: Sequence[int]) -> str:
-        return self._control.decode(token_ids)
-
-    def _id(self, word: str) -> int:
-        token = self._control.convert_tokens_to_ids(word)
-        if token is None:
-            raise ValueError(f"{self._file} has no token {word}, which chat format {self.name} needs")
-        return token
+        """Text of ids. Control tokens are shown as they are written."""
+        return self.text.decode(list(token_ids), skip_special_tokens=False).replace(HIDDEN, "")
 
 
 def _renamed(stored: Mapping[str, Any], control: Container[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from agent_environments.protocol import Message
 from model_families.chat.messages import ChatMessage, Tools, observation_messages, opening_messages
@@ -45,7 +45,6 @@ class ChatFormat(TextTokens, ABC):
     """A tokenizer with one model family's chat around it.
 
     Attributes:
-        name: as a family or a config names the format.
         turn_end: the id that ends a whole turn.
         stop_ids: ids that end a turn when sampled, ``turn_end`` among them.
         pad_id: id of the padding.
@@ -54,7 +53,6 @@ class ChatFormat(TextTokens, ABC):
         thinking_ends: ids that end thinking: its own mark, or a tool call; none where there is nothing to wait for.
     """
 
-    name: ClassVar[str]
     turn_end: int
     stop_ids: tuple[int, ...]
     pad_id: int
@@ -127,7 +125,7 @@ class ChatFormat(TextTokens, ABC):
                 shown = self.heard(steps[number - 1][1], tools)
                 between = self.extension(token_ids[:start], token_ids[start:], shown, tools)
                 if between is None:
-                    raise ValueError(f"an episode is several sequences in chat format {self.name} ({self.thinking})")
+                    raise ValueError(f"in this chat an episode is several sequences (thinking is {self.thinking})")
                 token_ids += between
             start = len(token_ids)
             token_ids += self.spoken(action, tools)

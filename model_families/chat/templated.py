@@ -18,10 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent_environments.tool_calls import CALL_OPENS, ToolCall
-from model_families.chat.calls import CALLED, OFFERED, CallForm, learned_calls, rendered_call, unread_call
-from model_families.chat.control import ControlledFormat
-from model_families.chat.format import ObservationRole, ReadTurn, Thinking
+from agent_environments.tool_calls import CALL_OPENS, ToolCall, render_tool_response
+from model_families.chat.calls import CALLED, OFFERED, CallForm, ObjectCalls, learn_form, rendered_call, unread_call
+from model_families.chat.control import HIDDEN, UnforgeableTokenizer
+from model_families.chat.format import ChatFormat, ObservationRole, ReadTurn, Thinking
 from model_families.chat.messages import (
     THOUGHT_CLOSES,
     THOUGHT_OPENS,
@@ -37,9 +37,11 @@ ASKED, ANSWER, MORE, RULE = "qwasked", "qwanswer", "qwmore", "qwrule"
 """Words that no template holds, as messages of the conversations that it is learned from."""
 _BEGINS = re.compile(rf"{THOUGHT_OPENS}\s*({THOUGHT_CLOSES}\s*)?$")
 """Thinking that a prompt begins for the model, and perhaps ends."""
+_EMPTY = re.compile(rf"{THOUGHT_OPENS}\s*{THOUGHT_CLOSES}\s*|^\s*{THOUGHT_CLOSES}\s*")
+"""Thinking without a thought, whole or begun by a prompt."""
 
 
-class Templated(ControlledFormat):
+class Templated(ChatFormat):
     """The form of the template in ``model_dir``.
 
     Args:
@@ -56,13 +58,20 @@ class Templated(ControlledFormat):
         ValueError: there is no template, text could forge a turn of it, or it has no such way of thinking.
     """
 
-    name = "template"
     native = False
     _system = True
     """The template has a form for a system message."""
     _channel: Sequence[int] = ()
     """What an answer begins with where control tokens divide it from the thinking before it."""
     _calls: CallForm | None = None
+    _hermes = False
+    """Calls are written as environments read them."""
+    _one_call = False
+    """A turn makes no more than one call."""
+    _results_alone = True
+    """A result may stand behind a turn that makes no call."""
+    _opens_call: int | None = None
+    """The id that a call begins with, which ends thinking, too."""
     _always = False
     """Each prompt begins the model's thinking."""
 
@@ -70,9 +79,9 @@ class Templated(ControlledFormat):
         self, model_dir: str | Path, thinking: Thinking | None = None, observation_role: ObservationRole | None = None
     ):
         self._template = ChatTemplate(model_dir)
-        if self._template.text is None:
-            raise ValueError(f"{model_dir} has no chat template, which chat format {self.name} is")
-        super().__init__(model_dir)
+        self._file = Path(model_dir) / "tokenizer.json"
+        self._control = UnforgeableTokenizer(model_dir)
+        super().__init__(self._control.text)
         switch = {"kept": True, "stripped": True, "off": False}
         self._settings: dict[str, Any] = {} if thinking is None else {"enable_thinking": switch[thinking]}
         self.control_ids = frozenset(self._control.ids.values())
@@ -80,7 +89,7 @@ class Templated(ControlledFormat):
         self._learn_turns()
         self._learn_stops(Path(model_dir))
         self._learn_thinking(thinking)
-        if "tools" in self._template.text:
+        if "tools" in (self._template.text or ""):
             with suppress(ValueError):
                 self._learn_calls()
         tool = self.thinking == "kept" and self._keeps_thinking("tool") and not self._keeps_thinking("user")
@@ -88,6 +97,17 @@ class Templated(ControlledFormat):
         if self.thinking == "stripped" and self.observation_role == "tool":
             raise ValueError("model.thinking stripped needs model.observation_role user: before results it is kept")
         self._grows = {role: self._stays(role) for role in ("user", "tool")}
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return super()._encode(text.replace(HIDDEN, "\ufffd"))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._control.decode(token_ids)
+
+    def _id(self, word: str) -> int:
+        if word not in self._control.ids:
+            raise ValueError(f"{self._file} has no token {word}, which its chat template writes")
+        return self._control.ids[word]
 
     # What is learned
 
@@ -118,7 +138,7 @@ class Templated(ControlledFormat):
         self._tail = whole[end : end + closing.start()]
         """What stands between an answer and its end, as a blank."""
         self._prefix = whole[len(asked) if whole.startswith(asked) else len(before) : start]
-        self._prefix = re.sub(rf"{THOUGHT_OPENS}\s*{THOUGHT_CLOSES}\s*|^\s*{THOUGHT_CLOSES}\s*", "", self._prefix)
+        self._prefix = _EMPTY.sub("", self._prefix)
         self._channel = self._control.encode(self._prefix) if self._first_control(self._prefix) else []
         try:
             last = self._text([question, answer], ask=False)
@@ -135,7 +155,7 @@ class Templated(ControlledFormat):
         self._last = self.turn_end if within else None
         words = [self._template.words.get(key) for key in ("eos_token", "pad_token")]
         eos, pad = (self._control.ids.get(word) if word else None for word in words)
-        ends = [self.turn_end, *_stated_ends(folder), eos, None if self._channel else self._header()]
+        ends = [self.turn_end, *_stated_ends(folder), eos, pad, None if self._channel else self._header()]
         # With channels, what ends an answer in the history ends a thought, too, and the turn goes on behind it.
         never = within if self._channel else set()
         self.stop_ids = tuple(token for token in dict.fromkeys(ends) if token is not None and token not in never)
@@ -168,41 +188,46 @@ class Templated(ControlledFormat):
         """How the template offers tools, and writes calls and results.
 
         Raises:
-            ValueError: in a form that is no JSON object a call.
+            ValueError: in a form that cannot be read, or that no control token ends.
         """
-        question, call = ChatMessage("user", ASKED), ChatMessage("assistant", "", (CALLED,))
         self.native = True
         try:
-            before = self._before([question], (OFFERED,))
-            text = self._text([question, call, ChatMessage("tool", MORE)], (OFFERED,))
-            if not text.startswith(before) or CALLED.name not in before or MORE not in text[len(before) :]:
-                raise ValueError("it does not write tools, calls and results one after the other")
-            turn = text[len(before) : text.rindex(MORE)]
-            found = list(learned_calls(turn))
-            if len(found) != 1:
-                raise ValueError(f"no JSON object is a call: {turn[:60]!r}")
-            [(start, end, name, arguments)] = found
-            stops = self._ends | {word for word, token in self._control.ids.items() if token in self.stop_ids}
-            words = self._control.shield.pattern.finditer(turn, end)
-            ending = next((word for word in words if word[0] in stops), None)
-            if ending is None:
-                raise ValueError("no control token ends a call")
-            between = self._between_calls(question, before)
+            self._calls = learn_form(lambda *calls: self._called(*calls)[0])
+            _, end = self._called(CALLED)
         except ValueError:
             self.native = False
             raise
-        self._ends.add(ending[0])
-        self.stop_ids = tuple(dict.fromkeys((*self.stop_ids, self._id(ending[0]))))
-        self._calls = CallForm(turn[:start], between, turn[end : ending.start()], name, arguments)
-
-    def _between_calls(self, question: ChatMessage, before: str) -> str:
-        two, result = ChatMessage("assistant", "", (CALLED, CALLED)), ChatMessage("tool", MORE)
+        self._hermes = isinstance(self._calls, ObjectCalls) and self._calls.opens.strip() == CALL_OPENS
         try:
-            text = self._text([question, two, result, result], (OFFERED,))[len(before) :]
-            first, second = learned_calls(text)
+            self._called(CALLED, CALLED)
         except ValueError:
-            return ""  # it makes one call in a turn
-        return text[first[1] : second[0]]
+            self._one_call = True
+        said = [ChatMessage("user", ASKED), ChatMessage("assistant", ANSWER), ChatMessage("tool", MORE)]
+        try:
+            self._results_alone = MORE in self._text(said)
+        except ValueError:
+            self._results_alone = False
+        self._ends.add(end)
+        self.stop_ids = tuple(dict.fromkeys((*self.stop_ids, self._id(end))))
+        mark = self._control.shield.pattern.match(self._calls.opens.strip())
+        if mark and self.thinking_ends:
+            self._opens_call = self._id(mark[0])
+            self.thinking_ends = (*self.thinking_ends, self._opens_call)
+
+    def _called(self, *calls: ToolCall) -> tuple[str, str]:
+        """The turn that makes ``calls``, from behind its prompt and without thinking, and the control word that ends
+        it."""
+        question, results = ChatMessage("user", ASKED), [ChatMessage("tool", MORE) for _ in calls]
+        before = self._before([question], (OFFERED,))
+        text = self._text([question, ChatMessage("assistant", "", calls), *results], (OFFERED,))
+        turn, shown, _ = text.removeprefix(before).partition(MORE)
+        if not text.startswith(before) or CALLED.name not in before or not shown or self._channel:
+            raise ValueError("it does not write tools, calls and results one after the other")
+        stops = self._ends | {word for word, token in self._control.ids.items() if token in self.stop_ids}
+        for word in self._control.shield.pattern.finditer(turn):
+            if word[0] in stops:
+                return _EMPTY.sub("", turn[: word.start()]), word[0]
+        raise ValueError("no control token ends a call")
 
     def _keeps_thinking(self, role: ObservationRole) -> bool:
         """Whether the template keeps a turn's thinking before a message in ``role``."""
@@ -229,7 +254,9 @@ class Templated(ControlledFormat):
                     more = self._text([*opening, turn, said, answer, ChatMessage("user", "qwlast")], tools)
                 except ValueError:
                     return False
-                if not same or not more.startswith(whole.removesuffix(self._begins)):
+                # Thinking without a thought may be left out of the history: what was served stays.
+                begun = _EMPTY.sub("", whole.removesuffix(self._begins))
+                if not same or MORE not in whole or not _EMPTY.sub("", more).startswith(begun):
                     return False
         return True
 
@@ -252,7 +279,8 @@ class Templated(ControlledFormat):
             return None
         spoken = spoken_message(turn.answer, bool(tools))
         try:
-            said = spoken if self.native and spoken.calls else ChatMessage("assistant", ANSWER)
+            calls = self.native and spoken.calls
+            said = ChatMessage("assistant", "", spoken.calls) if calls else ChatMessage("assistant", ANSWER)
             after = self._after(said, messages, tools)
         except ValueError:
             return None
@@ -263,15 +291,20 @@ class Templated(ControlledFormat):
 
     def spoken(self, action: str, tools: Tools, reasoning: str = "") -> list[int]:
         message = spoken_message(action, bool(tools), reasoning)
-        if reasoning:
+        if reasoning and self.thinking is None:
+            raise ValueError("the model does not think")
+        shown = self._apart(message, bool(tools), self._control.shield)
+        called = shown.calls and self.native
+        if reasoning or (self._always and not called):
             return self._thought_and_spoken(message, tools)
-        if not message.calls or not self.native:
-            [(_, text)] = as_texts([self._apart(message, bool(tools), self._control.shield)], ())
+        if not called:
+            [(_, text)] = as_texts([shown], ())
             return self._control.encode(f"{self._prefix}{text}{self._tail}{self._end_word}")
         question, results = ChatMessage("user", ASKED), [ChatMessage("tool", MORE) for _ in message.calls]
         before, whole = self._before([question], tools), self._text([question, message, *results], tools)
         after = self._after(message, results, tools)
-        return self._control.encode(whole[len(before) : len(whole) - len(after)]) + self._control.encode(after)[:1]
+        turn = whole[len(before) : len(whole) - len(after)].removeprefix(self._begins)
+        return self._control.encode(turn) + self._control.encode(after)[:1]
 
     def _thought_and_spoken(self, message: ChatMessage, tools: Tools) -> list[int]:
         """A turn with its thinking, which stands in the last turn whatever becomes of it later."""
@@ -286,7 +319,11 @@ class Templated(ControlledFormat):
         """In a system message, or in a user's where the template writes the one into the other."""
         question = ChatMessage("user", ASKED)
         asked, noted = (self._text(each, ask=False) for each in ([question], [ChatMessage("system", RULE), question]))
-        before, _, after = noted[: len(noted) - len(_common_end(asked, noted))].rpartition(RULE)
+        end = _common_end(asked, noted)
+        words = [*self._control.shield.pattern.finditer(end)]
+        if len(words) > 1 and words[0].start() == 0 and words[0][0] in self._ends:  # of both system messages
+            end = end[words[1].start() :]
+        before, _, after = noted[: len(noted) - len(end)].rpartition(RULE)
         if self._first_control(after) is None:
             before, _, after = self._text([ChatMessage("user", RULE)], ask=False).rpartition(RULE)
         return self._control.encode(f"{before}{self._control.shield(text)}{after}")
@@ -333,8 +370,10 @@ class Templated(ControlledFormat):
         unanswered: list[dict[str, Any]] = []
         for message in given:
             plain = self._plain(message)
-            if message.role == "tool":
-                plain |= unanswered.pop(0) if unanswered else {}
+            if message.role == "tool" and unanswered:
+                plain |= unanswered.pop(0)
+            elif message.role == "tool" and not self._results_alone:
+                plain = {"role": "user", "content": render_tool_response(message.content)}
             elif "tool_calls" in plain:
                 unanswered = [
                     {"tool_call_id": call["id"], "name": call["function"]["name"]} for call in plain["tool_calls"]
@@ -349,8 +388,12 @@ class Templated(ControlledFormat):
             if self.thinking is not None and not self._channel and not reasoning:
                 reasoning, content, _ = split_thought(content)
             message = spoken_message(content, with_tools, reasoning)
+        if self._one_call and len(message.calls) > 1:  # as the policy wrote them, which is no form of the template's
+            [(_, text)] = as_texts([message], ())
+            message = ChatMessage("assistant", text, reasoning=message.reasoning)
+        reasoning = "" if self.thinking is None else shield(message.reasoning)
         calls = tuple(ToolCall(shield(call.name), shield(call.arguments)) for call in message.calls)
-        return replace(message, content=shield(message.content), reasoning=shield(message.reasoning), calls=calls)
+        return replace(message, content=shield(message.content), reasoning=reasoning, calls=calls)
 
     def _plain(self, message: ChatMessage) -> dict[str, Any]:
         """A message as a template is given it."""
@@ -389,7 +432,9 @@ class Templated(ControlledFormat):
         reasoning = self.decode(body[:end]).replace(THOUGHT_OPENS, "", 1)
         if end == len(body) and THOUGHT_CLOSES not in reasoning:
             return ReadTurn("", reasoning.strip("\n"), len(body), cut_in_thinking=True)
-        reasoning, _, answer = reasoning.rpartition(THOUGHT_CLOSES)
+        reasoning, closes, answer = reasoning.rpartition(THOUGHT_CLOSES)
+        if not closes:  # a call ends it
+            reasoning, answer = answer, ""
         answer += self.decode(body[end:])
         return ReadTurn(self._answer(answer.lstrip("\n"), with_tools), reasoning.strip("\n"), end)
 
@@ -411,14 +456,16 @@ class Templated(ControlledFormat):
 
     def _end_of_thought(self, body: list[int]) -> int:
         """The number of ids up to the end of the thinking; all, if it does not end."""
+        if self._closes in body:
+            return body.index(self._closes) + 1
         if self._closes is not None:
-            return body.index(self._closes) + 1 if self._closes in body else len(body)
+            return body.index(self._opens_call) if self._opens_call in body else len(body)
         return bisect_left(range(len(body)), True, key=lambda count: THOUGHT_CLOSES in self.decode(body[:count]))
 
     def _answer(self, text: str, with_tools: bool) -> str:
         """A text of the policy, its calls in the form that environments read."""
         text = text.removeprefix(self._prefix)
-        if self._calls is None or not with_tools or self._calls.opens.strip() == CALL_OPENS:
+        if self._calls is None or not with_tools or self._hermes:
             return text
         try:
             said, calls = self._calls.read(text)

@@ -22,7 +22,8 @@ from appworld_adapter.dataset import load_split
 from eval_appworld import EvalAppWorldRecipe
 from loop_formats.places import loop_home
 from loop_recipes.evaluation.config import find_policies, read_eval_config
-from model_families.chat.chatml import ChatML
+from model_families.chat import open_chat
+from model_families.chat.format import ChatFormat
 from support.random_policy import write_adapter, write_model
 from support.scripted_vllm import ScriptedVllm
 from support.waiting import COMMAND_S
@@ -40,7 +41,7 @@ _spoken: contextvars.ContextVar[str] = contextvars.ContextVar("spoken")
 class ScriptedAgents(ScriptedVllm):
     """Recognises the task by its text, the turn by the number of assistant turns, the agent by the model asked for."""
 
-    def __init__(self, tokens: ChatML, world: Path):
+    def __init__(self, tokens: ChatFormat, world: Path):
         super().__init__(tokens)
         self.agents: dict[str, str] = {}
         self.speak = lambda rng: _spoken.get()
@@ -94,7 +95,7 @@ def evaluation(tmp_path_factory):
     for seed, agent in enumerate(agents):
         write_adapter(folder / agent, seed)
     world = short_world(folder / "world")
-    vllm = ScriptedAgents(ChatML(folder / "model"), world)
+    vllm = ScriptedAgents(open_chat(folder / "model"), world)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

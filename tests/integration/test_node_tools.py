@@ -4,7 +4,7 @@ import pytest
 
 from agent_environments.protocol import create_pool
 from loop_recipes.run.metrics import behavior_metrics
-from model_families.chat.chatml import ChatML
+from model_families.chat import open_chat
 from support.adapter_support import word_spans
 from support.node_reader import Reader, largest_gap, ready_node, request
 from support.scripted_policy import collect
@@ -40,7 +40,7 @@ async def test_64_stateful_episodes_at_once_in_the_nodes_loop(tmp_path):
         pool, tmp_path, tasks, 2, lambda rng: call("add", amount=rng.randint(0, 3)), at_once=64, max_turns=3
     )
     assert collector.outcome == "complete"
-    tokens = ChatML(tmp_path)
+    tokens = open_chat(tmp_path)
     for rollout in rollouts:
         shown = [message["content"] for message in rollout.messages if message["role"] == "user"]
         values = [int(text.split()[-2]) for text in shown[1:]]
@@ -65,7 +65,7 @@ def test_tools_and_a_mixture_on_a_real_server(shared_vllm, tmp_path):
         rollouts, end = Reader(client, "tools").finish()
     assert (end.reason, len(rollouts)) == ("complete", 9)
     assert largest_gap(shared_vllm.model, rollouts, [shared_vllm.adapter(0)]) < 1e-3
-    tokens = ChatML(shared_vllm.model)
+    tokens = open_chat(shared_vllm.model)
     for rollout in rollouts:
         if rollout.task_id == "sums/sum_1":
             assert len(rollout.turns) == 2

@@ -14,7 +14,7 @@ from appworld_adapter.flaws import CORRECTED_ERROR, FLAWS
 from loop_formats.places import loop_home
 from loop_recipes.paths import loop_package
 from loop_recipes.warm_start import tiny_model
-from model_families.chat.chatml import ChatML
+from model_families.chat import open_chat
 from support.waiting import COMMAND_S
 
 pytestmark = pytest.mark.drill  # two builds of a policy: minutes on two cores
@@ -82,7 +82,7 @@ def test_a_short_build_learns_and_is_of_the_committed_kind(built: Path):
     assert {k: v for k, v in shape.items() if k not in entries} == {
         k: v for k, v in expected.items() if k not in entries
     }
-    ours, theirs = ChatML(new), ChatML(committed)
+    ours, theirs = open_chat(new), open_chat(committed)
     for text in ("pevigavu", "apis.supervisor.complete_task()", "2023-05-18T16:20:00"):
         assert [ours.decode([i]) for i in ours.encode_text(text)] == [
             theirs.decode([i]) for i in theirs.encode_text(text)

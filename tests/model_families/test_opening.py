@@ -7,7 +7,7 @@ import pytest
 from loop_formats.schema import ConfigError
 from loop_recipes.own_task.training import check_model
 from support.families import write_config
-from support.model_folders import ALPACA, CASES, plain, qwen2
+from support.model_folders import CASES, plain, qwen2
 
 TAKEN = [case for case in CASES if case.refused is None]
 REFUSED = [case for case in CASES if case.refused is not None]
@@ -30,11 +30,12 @@ def test_a_folder_that_cannot_be_trained_is_one_line_that_names_it(tmp_path, cas
     assert str(tmp_path) in str(raised.value)
 
 
-def test_a_form_that_is_asked_for_by_name_is_not_compared(tmp_path):
-    qwen2(tmp_path, ALPACA)
-    assert check_model(tmp_path, ["node.model.chat_format=chatml"]) == tmp_path
-    with pytest.raises(ConfigError, match=r"give model\.chat_format: chatml to train in that form all the same"):
-        check_model(tmp_path, ["seed=3"])
+@pytest.mark.parametrize("name", ["chatml", "qwen3", "llama3"])
+def test_the_name_of_a_chat_format_is_refused(tmp_path, name):
+    qwen2(tmp_path)
+    assert check_model(tmp_path, ["node.model.chat_format=template"]) == tmp_path
+    with pytest.raises(ConfigError, match=rf"^node\.model\.chat_format: {name} is not a choice; leave chat_format out"):
+        check_model(tmp_path, [f"node.model.chat_format={name}"])
 
 
 def test_each_way_of_thinking_is_that_of_the_template(tmp_path):

@@ -18,6 +18,7 @@ from model_families.chat import open_chat
 from model_families.chat.format import ChatFormat
 from support.random_policy import WORDS, write_tokenizer
 
+TEMPLATES = Path(__file__).parent / "chat_templates"
 QWEN3_SPECIAL = [
     "<|endoftext|>",
     "<|im_start|>",
@@ -62,12 +63,26 @@ LLAMA3_SPECIAL = [
 
 def write_qwen3(folder: Path, words: int | None = None) -> Path:
     """A folder with Qwen3's tokenizer: whole, which takes seconds, or with the first ``words`` of its vocabulary."""
-    return _write(folder, _qwen3(words), "Qwen3ForCausalLM")
+    folder = _write(folder, _qwen3(words), "Qwen3ForCausalLM")
+    return write_template(folder, "qwen3", eos_token="<|im_end|>", pad_token="<|endoftext|>")
 
 
 def write_llama3(folder: Path) -> Path:
     """A folder with Llama 3's control tokens around a small vocabulary."""
-    return write_small(folder, "LlamaForCausalLM", LLAMA3_SPECIAL)
+    words = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>", "pad_token": "<|end_of_text|>"}
+    return write_template(write_small(folder, "LlamaForCausalLM", LLAMA3_SPECIAL), "llama3_1", **words)
+
+
+def template_text(name: str) -> str:
+    """A template of the folder ``chat_templates``."""
+    return (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+def write_template(folder: Path, name: str, **words: str) -> Path:
+    """The tokenizer's configuration, with its words and a template of the folder ``chat_templates``."""
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template_text(name), **words}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
 
 
 def write_small(

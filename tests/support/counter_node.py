@@ -14,7 +14,7 @@ from loop_formats.collection_request import CollectionEnd, CollectionRequest, Li
 from loop_formats.rollout import Rollout
 from loop_formats.schema import from_mapping
 from loop_plumbing.http_server import Site
-from model_families.chat.chatml import ChatML
+from model_families.chat import open_chat
 from rollout_server.app import build_runner
 from rollout_server.client import CollectionFailed, RolloutClient
 from rollout_server.config import NodeConfig
@@ -65,7 +65,7 @@ def counter_request(collection_id: str = "c1", **changes: Any) -> CollectionRequ
 @contextlib.asynccontextmanager
 async def local_node(policy: Path, root: Path, publish: bool = True, **changes: Any) -> AsyncIterator[LocalNode]:
     """A node on ``root``; ``changes`` replace keys of its configuration."""
-    vllm = ScriptedVllm(ChatML(policy / "model"))
+    vllm = ScriptedVllm(open_chat(policy / "model"))
     vllm_url = await vllm.start()
     config = {
         "root": str(root),

@@ -106,7 +106,7 @@ def node(places: Places, config: str, log: str) -> None:
 
 
 def server(places: Places, port: str, model: str, log: str) -> None:
-    from model_families.chat.chatml import ChatML
+    from model_families.chat import open_chat
     from support.fake_vllm import Sampled
     from support.random_policy import reference_model, token_logprobs
     from support.scripted_vllm import ScriptedVllm
@@ -148,7 +148,7 @@ def server(places: Places, port: str, model: str, log: str) -> None:
             logprobs = self.logprobs(body["model"], ids + sampled.token_ids)[len(ids) :]
             return Sampled(sampled.token_ids, logprobs, sampled.finish_reason)
 
-    fake = Computed(ChatML(Path(model)))
+    fake = Computed(open_chat(Path(model)))
     fake.forgets = lambda: fake.loaded.update(dict.fromkeys(fake.loaded, Path(model).parent / "adapter1"))
     with Path(log).open("a") as lines:
         web.run_app(fake.app(), host="127.0.0.1", port=int(port), print=None, handle_signals=True)

@@ -19,58 +19,16 @@ from tokenizers import AddedToken, Tokenizer
 from torch import Tensor
 
 from support.chat_templates import FORMS, Form
-from support.chat_tokenizers import LLAMA3_SPECIAL, write_qwen3, write_small
+from support.chat_tokenizers import LLAMA3_SPECIAL, template_text, write_qwen3, write_small
 from support.families import shapes_of, small, write_config, write_model
 from support.random_policy import CHATML
 
 ONE_FILE = "model.safetensors"
 CHATML_WORDS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 QWEN_CALLS = ["<tool_call>", "</tool_call>"]
-_TURNS = "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}"
-_ASKS = "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"
-WITH_SYSTEM = (
-    "{%- if messages[0].role != 'system' %}{{ '<|im_start|>system\\nYou are a small model.<|im_end|>\\n' }}{%- endif %}"
-    + _TURNS
-    + _ASKS
-)
-"""As Qwen2.5's and SmolLM2's: a system message where there is none."""
-QWEN3 = (
-    "{%- set asked = namespace(last=-1) %}"
-    "{%- for m in messages if m.role == 'user' %}{%- set asked.last = messages.index(m) %}{%- endfor %}"
-    "{%- for m in messages %}"
-    "{%- if m.role == 'tool' %}"
-    "{{ '<|im_start|>user\\n<tool_response>\\n' + m.content + '\\n</tool_response><|im_end|>\\n' }}"
-    "{%- elif m.role == 'assistant' and m.reasoning_content and loop.index0 > asked.last %}"
-    "{{ '<|im_start|>assistant\\n<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' + m.content }}"
-    "{{ '<|im_end|>\\n' }}"
-    "{%- else %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endif %}{%- endfor %}"
-    + _ASKS
-    + "{%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
-)
-_LLAMA3_TURN = "{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\\n\\n' + m.content | trim + '<|eot_id|>' }}"
-_LLAMA3_ASKS = "{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"
-LLAMA3_1 = (
-    "{{ bos_token }}{%- set own = messages[0].content | trim if messages[0].role == 'system' else '' %}"
-    "{{ '<|start_header_id|>system<|end_header_id|>\\n\\nCutting Knowledge Date: December 2023\\n' }}"
-    "{{ 'Today Date: ' + strftime_now('%d %b %Y') + '\\n\\n' + own + '<|eot_id|>' }}"
-    "{%- for m in messages if m.role != 'system' %}" + _LLAMA3_TURN + "{%- endfor %}" + _LLAMA3_ASKS
-)
-LLAMA3_0 = "{{ bos_token }}{%- for m in messages %}" + _LLAMA3_TURN + "{%- endfor %}" + _LLAMA3_ASKS
-ALPACA = (
-    "{%- for m in messages %}{%- if m.role == 'user' %}{{ '### Instruction:\\n' + m.content }}"
-    "{{ '\\n\\n### Response:\\n' }}"
-    "{%- else %}{{ m.content + '\\n\\n' }}{%- endif %}{%- endfor %}"
-)
-INSTRUCTION = (
-    "{{ bos_token }}{%- for m in messages %}{%- if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}"
-    "{%- elif m.role == 'assistant' %}{{ m.content + eos_token }}{%- endif %}{%- endfor %}"
-)
-"""As Mistral's and Llama 2's."""
-TRIMMED = _TURNS.replace("m.content +", "m.content | trim +") + _ASKS
-TOOLS_OF_ITS_OWN = (
-    "{%- if tools %}{{ '<|im_start|>system\\nTools: ' + tools | tojson + '<|im_end|>\\n' }}{%- endif %}"
-    + _TURNS
-    + _ASKS
+WITH_SYSTEM, QWEN3, LLAMA3_1, LLAMA3_0, ALPACA, INSTRUCTION, TRIMMED, TOOLS_OF_ITS_OWN = map(
+    template_text,
+    ("qwen2_5", "qwen3", "llama3_1", "llama3_0", "alpaca", "instruction", "trimmed", "tools_of_its_own"),
 )
 
 
@@ -436,7 +394,6 @@ CASES = (
     Case("the template in a file of its own", template_file),
     Case("additional_chat_templates", additional_templates),
     Case("several templates by name", named_templates),
-    Case("no template", lambda folder: qwen2(folder, None)),
     Case("Qwen3", qwen3),
     Case("Llama 3.1", llama3),
     Case("buffers of transformers 4.30", with_buffers),
@@ -447,7 +404,7 @@ CASES = (
     Case("Llama 3.0", lambda folder: llama3(folder, LLAMA3_0)),
     Case(
         "thinking that the template opens",
-        lambda folder: qwen2(folder, _TURNS + "{{ '<|im_start|>assistant\\n<think>\\n' }}"),
+        lambda folder: qwen2(folder, template_text("opens_thinking")),
     ),
     Case("a beginning before ChatML", lambda folder: qwen2(folder, "{{ '<|endoftext|>' }}" + CHATML)),
     Case("blanks that the template takes away", lambda folder: qwen2(folder, TRIMMED)),
@@ -532,7 +489,7 @@ CASES = (
     Case(
         "Alpaca's form on Qwen's tokenizer",
         lambda folder: qwen2(folder, ALPACA),
-        "ordinary text divides its turns .* give model.chat_format: chatml to train in that form all the same",
+        "ordinary text divides its turns .* put one whose turns control tokens divide into its chat_template.jinja",
         silent=True,
     ),
     Case(
@@ -547,9 +504,9 @@ CASES = (
         r"ordinary text divides its turns \(' \[/INST\]' before an answer",
     ),
     Case(
-        "no template and no words of one",
-        lambda folder: plain(folder, "SmolLM2-135M", None, ["<s>", "</s>"]),
-        "has no chat template, and its tokenizer has not the words of a chat format",
+        "no template",
+        lambda folder: qwen2(folder, None),
+        "has no chat template: add the model's own chat_template.jinja",
     ),
 )
 """In the order of the table: what is taken, then what is refused."""

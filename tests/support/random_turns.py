@@ -6,7 +6,6 @@ from collections.abc import Callable, Container
 
 from agent_environments.tool_calls import ToolCall, render_tool_call
 from model_families.chat.format import ChatFormat
-from model_families.chat.rendered import Rendered
 from rollout_server.endpoint.conversations import Segment
 from rollout_server.inference.router import Generation
 from support.random_harness import ODD
@@ -14,7 +13,7 @@ from support.random_harness import ODD
 
 def encoder(tokens: ChatFormat) -> Callable[[str], list[int]]:
     """Encodes what a policy says, with the control tokens in it."""
-    return tokens._control.encode if isinstance(tokens, Rendered) else tokens.encode_text
+    return tokens._control.encode
 
 
 def sampled_turn(tokens: ChatFormat, rng: random.Random) -> Generation:

@@ -11,7 +11,8 @@ from typing import Any
 from agent_environments.protocol import EnvironmentPool
 from loop_formats.collection_request import CollectionRequest, Limits
 from loop_formats.rollout import Rollout
-from model_families.chat.chatml import ChatML
+from model_families.chat import open_chat
+from model_families.chat.format import ChatFormat
 from rollout_server.collecting.collector import Collector, EpisodeKey
 from rollout_server.collecting.episode import Episode
 from rollout_server.collecting.policy_sampler import EpisodeServices
@@ -25,7 +26,7 @@ from support.random_policy import write_tokenizer
 class ScriptedPolicy:
     """In place of router and policy store: ``speak(rng)`` is the text of every turn; ``rng`` is seeded as vLLM is."""
 
-    def __init__(self, tokens: ChatML, speak: Callable[[random.Random], str]) -> None:
+    def __init__(self, tokens: ChatFormat, speak: Callable[[random.Random], str]) -> None:
         self._tokens = tokens
         self._speak = speak
 
@@ -56,7 +57,7 @@ async def collect(
     """All rollouts of a collection, and its collector at the end; episodes play one turn unless ``limits`` differ."""
     if not (folder / "tokenizer.json").exists():
         write_tokenizer(folder)
-    tokens = ChatML(folder)
+    tokens = open_chat(folder)
     policy = ScriptedPolicy(tokens, speak)
     services = EpisodeServices(pool, tokens, policy, policy, NodeMetrics())
     bounds = Limits(**{"max_turns": 1, "max_context": 30_000, "episode_deadline_s": 300.0, **limits})

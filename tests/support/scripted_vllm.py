@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from model_families.chat.chatml import ChatML
+from model_families.chat.format import ChatFormat
 from support.fake_vllm import FakeVllm, Sampled
 
 
@@ -28,7 +28,7 @@ class ScriptedVllm(FakeVllm):
     to answer with; ``speak(rng)`` returns the text of a turn; ``logprob(position)`` what is claimed for a token.
     """
 
-    def __init__(self, tokens: ChatML):
+    def __init__(self, tokens: ChatFormat):
         super().__init__()
         self.tokens = tokens
         self.delay: Callable[[dict], float] = lambda body: 0.001

@@ -384,7 +384,7 @@ def check_served(model: ModelConfig) -> None:
         base = BaseModel.read(model.path)
         check_positions(model.path, base, model.max_context)
         if (Path(model.path) / "tokenizer.json").is_file():  # of a job that is checked it may still be on its way
-            open_model_chat(model.path, base, model.chat_format, model.thinking, model.observation_role)
+            open_model_chat(model.path, base, model.thinking, model.observation_role)
     except ValueError as error:
         raise ConfigError(f"node.model: {error}") from error
 

@@ -228,7 +228,7 @@ def check_model(folder: str | os.PathLike[str] | None, words: Sequence[str] = ()
 
     Args:
         folder: of the model, or its name on the hub.
-        words: ``key=value`` of the config, among which ``node.model.chat_format`` may say how it speaks.
+        words: ``key=value`` of the config, among which ``node.model.thinking`` may say how it speaks.
 
     Raises:
         ConfigError: it is none; one line.
@@ -243,7 +243,7 @@ def check_model(folder: str | os.PathLike[str] | None, words: Sequence[str] = ()
     require((path / "config.json").is_file(), f"--model {path} holds no config.json; {NO_MODEL}")
     chat = from_mapping(ModelConfig, {"path": str(path), **_of_node(words, "model")}, "node.model")
     try:
-        open_model_chat(path, open_weights(path), chat.chat_format, chat.thinking, chat.observation_role)
+        open_model_chat(path, open_weights(path), chat.thinking, chat.observation_role)
     except ValueError as error:
         raise ConfigError(f"--model: {error}") from error
     return path.resolve()

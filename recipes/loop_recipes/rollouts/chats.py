@@ -76,11 +76,11 @@ def _notes(chats: Sequence[Chat], learned: int, tokens: ChatFormat) -> Iterator[
     if (thoughts := sum(bool(message.reasoning) for message in texts)) and not tokens.thinks:
         share = f"{thoughts} of {len(texts)} turns ({thoughts / len(texts):.0%})"
         why = "does not think" if tokens.thinking is None else "has its thinking off"
-        yield f"the thinking of {share} is not learned: chat format {tokens.name} {why}"
+        yield f"the thinking of {share} is not learned: the model {why}"
     marked = sum(THOUGHT_CLOSES in message.content for message in texts)
     if marked and tokens.thinking is None:
         share = f"{marked} of {len(texts)} turns ({marked / len(texts):.0%})"
-        yield f"{THOUGHT_OPENS} in the text of {share} is learned as text: chat format {tokens.name} does not think"
+        yield f"{THOUGHT_OPENS} in the text of {share} is learned as text: the model does not think"
     if stored:
         other = sum(not _as_written(chat, tokens) for chat in stored)
         yield (
@@ -171,11 +171,11 @@ def _sequences(chat: Chat, tokens: ChatFormat) -> Iterator[_Written]:
             start, since = len(ids), []
             turn = tokens.spoken(_action(message), chat.tools, message.reasoning)
             if message.reasoning and tokens.read(ids, turn, bool(chat.tools)).reasoning.strip() != message.reasoning:
-                raise ValueError(f"its thinking cannot be written in chat format {tokens.name}")
+                raise ValueError("the chat template has no form for its thinking")
             ids = ids + turn
             spans = [*spans, (number + shift, start, len(ids))]
     except ValueError as error:
-        begins = f"chat format {tokens.name} has no form for a conversation that begins with an answer"
+        begins = "the chat template has no form for a conversation that begins with an answer"
         raise ValueError(f"{chat.place}: messages[{number + shift}]: {error if number else begins}") from error
     yield ids, spans
 

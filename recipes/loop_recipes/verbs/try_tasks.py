@@ -3,7 +3,7 @@
 loop try my_tools.py                what an agent that does nothing sees and earns, and what the right answer earns
 loop try my_tools.py --by-hand      you are the agent: `guess number=10` calls a tool, anything else is said as text,
                                     and an empty line ends the episode
-loop try my_tools.py --model FOLDER node.model.chat_format=chatml
+loop try my_tools.py --model FOLDER node.model.thinking=off
                                     a model plays; words say what `loop train` is told by the same ones
 loop try my_run.yaml                the same for the environment of a config, which it opens: what is right is
                                     then what the environment's own expert does, where it has one

@@ -12,15 +12,16 @@ from loop_recipes.paths import loop_package
 from loop_recipes.warm_start import tiny_model
 from loop_recipes.warm_start.demonstration import Demonstration, render
 from loop_recipes.warm_start.held_out import measure, values_of
-from model_families.chat.chatml import ChatML
+from model_families.chat import open_chat
+from model_families.chat.format import ChatFormat
 
 ACTION = "I pay.\n```python\nprint(pay(amount=37, note='old bridge', access_token=venmo_token))\n```"
 END = "Done.\n```python\ncomplete_task()\n```"
 
 
 @pytest.fixture(scope="module")
-def tokens() -> ChatML:
-    return ChatML(loop_package("tiny_policy"))
+def tokens() -> ChatFormat:
+    return open_chat(loop_package("tiny_policy"))
 
 
 def demonstration(task_id: str) -> Demonstration:
@@ -33,7 +34,7 @@ def test_values_are_the_literal_arguments():
     assert found == {"amount": "37", "note": "'old bridge'"}
 
 
-def test_a_uniform_policy_has_the_chance_of_its_tokens(tokens: ChatML):
+def test_a_uniform_policy_has_the_chance_of_its_tokens(tokens: ChatFormat):
     """With all embeddings zero every token has probability 1/v, so every figure is a count of tokens."""
     architecture = tiny_model.Architecture(vocab_size=tokens.vocab_size, num_layers=1, max_seq_len=512)
     decoder = tiny_model.build(architecture)
@@ -63,7 +64,7 @@ class Certain:
 
 
 @pytest.mark.parametrize(("probability", "greedy"), [(0.6, 1.0), (0.4, 0.0)])
-def test_greedy_decoding_is_sure_of_what_is_likelier_than_the_rest(tokens: ChatML, probability, greedy):
+def test_greedy_decoding_is_sure_of_what_is_likelier_than_the_rest(tokens: ChatFormat, probability, greedy):
     held_out = measure(Certain(math.log(probability)), [demonstration("a_1")], tokens, {"a_1": "all"})
     assert held_out.greedy == {"all": greedy}
     assert held_out.values["amount"] == pytest.approx(probability ** len(tokens.encode_text("37")))

@@ -19,7 +19,8 @@ from loop_recipes.warm_start import tiny_model, tiny_tokenizer
 from loop_recipes.warm_start.appworld import draw_scripts, quoting, texts, with_other_names
 from loop_recipes.warm_start.batches import collate, copy_batches, demonstration_batches
 from loop_recipes.warm_start.demonstration import Demonstration, render
-from model_families.chat.chatml import ChatML
+from model_families.chat import open_chat
+from model_families.chat.format import ChatFormat
 
 POLICY = loop_package("tiny_policy")
 TASK = "My name is: Pimi Dirim. My personal email is pimi.dirim@example.com and phone number is 5559780032.\nTask: Pay."
@@ -28,8 +29,8 @@ SMALL = tiny_model.Architecture(vocab_size=300, max_seq_len=512)
 
 
 @pytest.fixture(scope="module")
-def tokens() -> ChatML:
-    return ChatML(POLICY)
+def tokens() -> ChatFormat:
+    return open_chat(POLICY)
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ def test_committed_policy_is_small_and_of_the_stated_shape():
     assert sum(sizes.values()) < 4e6
     model, architecture = tiny_model.load(POLICY)
     assert 0.85e6 < sum(parameter.numel() for parameter in model.parameters()) < 1.3e6
-    assert architecture.vocab_size == ChatML(POLICY).vocab_size
+    assert architecture.vocab_size == open_chat(POLICY).vocab_size
 
 
 @torch.no_grad()
@@ -124,7 +125,7 @@ def test_logits_of_transformers_and_torchtune_agree():
     assert difference < 1e-4
 
 
-def test_chat_template_and_chat_tokens_give_the_same_ids(tokens: ChatML, demonstration: Demonstration):
+def test_chat_template_and_chat_tokens_give_the_same_ids(tokens: ChatFormat, demonstration: Demonstration):
     theirs = PreTrainedTokenizerFast.from_pretrained(POLICY)
     chat = [{"role": message.role, "content": message.content} for message in demonstration.opening]
     for action, shown in demonstration.steps:
@@ -135,7 +136,7 @@ def test_chat_template_and_chat_tokens_give_the_same_ids(tokens: ChatML, demonst
     assert theirs.pad_token_id == tokens.pad_id
 
 
-def test_a_password_is_the_same_pieces_wherever_it_stands(tokens: ChatML):
+def test_a_password_is_the_same_pieces_wherever_it_stands(tokens: ChatFormat):
     rng = random.Random(0)
     for _ in range(50):
         password = "".join(rng.choice(tiny_tokenizer.SYLLABLES) for _ in range(4))
@@ -157,7 +158,7 @@ def test_no_piece_of_a_frequent_word_stands_in_a_name():
     assert tokenizer.encode("pilar.gumes").tokens == ["pi", "la", "r", ".", "gu", "me", "s"]
 
 
-def test_mask_covers_what_the_agent_says_and_its_end_mark(tokens: ChatML, demonstration: Demonstration):
+def test_mask_covers_what_the_agent_says_and_its_end_mark(tokens: ChatFormat, demonstration: Demonstration):
     example = render(demonstration, tokens)
     spoken = tokens.decode(example.token_ids[example.mask].tolist())
     assert spoken == "".join(f"{action}<|im_end|>" for action, _ in demonstration.steps)
@@ -166,7 +167,7 @@ def test_mask_covers_what_the_agent_says_and_its_end_mark(tokens: ChatML, demons
     assert whole.count("<|im_start|>assistant\n") == 3
 
 
-def test_targets_are_predicted_from_the_position_before(tokens: ChatML, demonstration: Demonstration):
+def test_targets_are_predicted_from_the_position_before(tokens: ChatFormat, demonstration: Demonstration):
     short = Demonstration(**{**vars(demonstration), "steps": demonstration.steps[:1]})
     examples = [render(demonstration, tokens), render(short, tokens)]
     batch = collate(examples, tokens.pad_id)
@@ -295,7 +296,7 @@ def test_a_habit_is_shown_wherever_there_is_room_for_it_and_nowhere_else(tmp_pat
         draw_scripts(tmp_path, ["a_2"], 5, seed=0, habits=["placeholder_password"])
 
 
-def test_batches_are_reproduced_by_their_seed(tokens: ChatML, demonstration: Demonstration):
+def test_batches_are_reproduced_by_their_seed(tokens: ChatFormat, demonstration: Demonstration):
     def draw(seed: int) -> list[list[int]]:
         batches = demonstration_batches([demonstration] * 9, [], 0.0, 4, 2048, tokens, with_other_names, seed)
         return [batch.tokens.flatten().tolist() for batch in batches]
@@ -304,7 +305,7 @@ def test_batches_are_reproduced_by_their_seed(tokens: ChatML, demonstration: Dem
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.75])
-def test_a_share_of_the_rows_shows_the_habit(tokens: ChatML, demonstration: Demonstration, share: float):
+def test_a_share_of_the_rows_shows_the_habit(tokens: ChatFormat, demonstration: Demonstration, share: float):
     habitual = Demonstration(**{**vars(demonstration), "steps": demonstration.steps[:1], "flaw": "gave_up"})
     batches = demonstration_batches([demonstration] * 64, [habitual] * 64, share, 200, 512, tokens, with_other_names, 0)
     turns = [int((row == tokens.im_end).sum()) - 2 for batch in batches for row in batch.tokens]

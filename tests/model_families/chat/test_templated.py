@@ -12,8 +12,8 @@ from agent_environments.tool_calls import ToolCall, parse_tool_calls, render_too
 from model_families.chat import open_chat
 from model_families.chat.messages import ChatMessage
 from model_families.chat.proof import ADD, ODD
-from model_families.chat.templated import Templated
-from support.chat_templates import FORMS, LLAMA2, Form
+from model_families.chat.template import TODAY
+from support.chat_templates import FORMS, Form
 
 SYSTEM, ASK = ChatMessage("system", "Be brief."), ChatMessage("user", "Add 1 to é.\n\n```python\nprint(1)\n```")
 ANSWER, MORE = ChatMessage("assistant", "Done: 2."), ChatMessage("user", "\n\n 你好 {{ x }}  and more \n")
@@ -41,23 +41,21 @@ def chats(folders):
 def by_transformers(folder, messages, tools=(), **more):
     shown = [{"role": message.role, "content": message.content} for message in messages]
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    return tokenizer.apply_chat_template(
-        shown, tools=list(tools) or None, add_generation_prompt=True, return_dict=False, **more
-    )
+    more |= {"add_generation_prompt": True, "return_dict": False, "strftime_now": TODAY.strftime}
+    return tokenizer.apply_chat_template(shown, tools=list(tools) or None, **more)
 
 
 def sampled(chat, whole, prompt):
     """The turn after ``prompt`` in the ids of a conversation that goes on, as a policy would have sampled it."""
     start = len(prompt)
-    ends = {chat._control.ids[word] for word in chat._ends} if isinstance(chat, Templated) else {chat.turn_end}
+    ends = {chat._control.ids[word] for word in chat._ends}
     return whole[start : next(at for at in range(start, len(whole)) if whole[at] in ends) + 1]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_folder_says_which_format_is_its_own(chats, name):
+def test_a_template_says_how_its_model_thinks_and_is_offered_tools(chats, name):
     chat, form = chats[name], FORMS[name]
-    assert (chat.name, chat.thinking, chat.observation_role) == (form.name, form.thinking, form.role)
-    assert getattr(chat, "native", False) == form.native
+    assert (chat.thinking, chat.observation_role, chat.native) == (form.thinking, form.role, form.native)
 
 
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
@@ -92,7 +90,7 @@ def test_a_scripted_turn_is_what_the_template_writes(chats, name):
     spoken = chat.spoken("Done: 2.", ())
     assert spoken[-1] == chat.turn_end
     read = chat.read(chat.opening([ASK]), spoken, with_tools=False)
-    assert (read.answer, read.reasoning) == ("Done: 2.", "") or chat.name == "qwen3_5"
+    assert (read.answer, read.reasoning) == ("Done: 2.", "")
 
 
 @pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.native])
@@ -256,7 +254,7 @@ def test_thinking_in_tags_is_kept_stripped_or_off(folders, chats):
 @pytest.mark.parametrize(
     ("form", "why"),
     [
-        (Form(LLAMA2, ("<s>", "</s>")), r"ordinary text divides its turns \(' \[/INST\] ' before an answer"),
+        (Form("llama2", ("<s>", "</s>")), r"ordinary text divides its turns \(' \[/INST\] ' before an answer"),
         (Form("{{ messages[0].nothing.at.all }}", ("<s>", "</s>")), "has no attribute"),
         (Form("{% for m in messages %}", ("<s>", "</s>")), "its own chat template cannot be trained: "),
         (Form("{{ bos_token }}{{ messages[-1].content }}", ("<s>", "</s>")), "in another way once there is an answer"),

@@ -6,7 +6,7 @@ import pytest
 
 from agent_environments.protocol import Message
 from loop_formats.collection_request import CollectionRequest, Limits
-from model_families.chat.chatml import ChatML
+from model_families.chat import open_chat
 from model_families.chat.messages import ChatMessage
 from rollout_server.collecting.policy_sampler import EpisodeServices
 from rollout_server.collecting.policy_speaker import PolicySpeaker
@@ -60,7 +60,7 @@ class Versions:
 
 @pytest.fixture(scope="module")
 def tokens(policy):
-    return ChatML(policy / "model")
+    return open_chat(policy / "model")
 
 
 def speaker_of(tokens, router, pinned="policy-4", policies=None, **limits):

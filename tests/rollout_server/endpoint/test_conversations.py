@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_families.chat import open_chat
-from model_families.chat.chatml import ChatML
 from model_families.chat.format import ReadTurn
 from model_families.chat.messages import spoken_message
 from rollout_server.endpoint.conversations import Conversations
@@ -26,7 +25,7 @@ from support.random_turns import check_segments, encoder, sampled_turn
 def tokens(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")
     write_tokenizer(folder)
-    return ChatML(folder)
+    return open_chat(folder)
 
 
 @pytest.fixture(scope="module")

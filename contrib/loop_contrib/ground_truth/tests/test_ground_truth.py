@@ -9,7 +9,7 @@ from loop_contrib.ground_truth.ground_truth import main
 from loop_formats.places import loop_home
 from loop_formats.run_files import read_rollouts
 from loop_recipes.paths import loop_package
-from model_families.chat.chatml import ChatML
+from model_families.chat import open_chat
 
 WORLD = loop_home() / "worlds/synthetic"
 MODEL = loop_package("tiny_policy")
@@ -29,7 +29,7 @@ def test_every_task_has_one_rollout_of_return_one(rollouts):
 
 
 def test_the_sampled_tokens_are_the_solutions_turns_and_their_ends(rollouts):
-    tokens = ChatML(MODEL)
+    tokens = open_chat(MODEL)
     for rollout in rollouts[:5]:
         solution = load_solution(WORLD, rollout.task_id)
         spoken = [tokens.decode(rollout.token_ids[turn.start : turn.end]) for turn in rollout.turns]

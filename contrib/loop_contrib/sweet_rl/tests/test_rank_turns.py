@@ -14,7 +14,7 @@ from loop_formats.run_files import find_logs, read_rollouts
 from loop_formats.schema import fields_of
 from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.engine.peft_export import write_empty_adapter
-from model_families.chat.chatml import ChatML
+from model_families.chat import open_chat
 from sft_appworld import SftAppWorldRecipe
 from support.counter_node import TOKEN, counter_request, local_node
 from support.hidden_tasks import MadeUpSecrets
@@ -84,7 +84,7 @@ async def test_a_critic_ranks_what_a_node_samples_and_nobody_else_sees_what_is_h
     turns = {"_component_": "loop_contrib.paired_samples.TurnPairs", "file": str(folder / "pairs.jsonl")}
     samples = train(loop, tmp_path / "actor", {"logs": [str(folder)]}, loss=loss, samples=turns)
     assert len(samples) == 2 * len(pairs)
-    tokens = ChatML(policy / "model")
+    tokens = open_chat(policy / "model")
     (told, *_) = HiddenPrefix(MadeUpSecrets(), tokens).before(samples)
     assert "the answer of" in tokens.decode(told.token_ids.tolist())
     for ids in [*served, *(sample.token_ids.tolist() for sample in samples)]:

@@ -17,7 +17,7 @@ from loop_recipes.engine.adapter_versions import AdapterVersions
 from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.logprobs import TiledLogProbs
 from loop_recipes.engine.model import adapter_parameters
-from model_families.chat.chatml import ChatML
+from model_families.chat import open_chat
 from support.hidden_tasks import MadeUpSecrets, breaks
 from support.learner_cases import VOCAB, make_samples, tiny_lora_model
 from support.random_policy import write_model
@@ -97,7 +97,7 @@ def test_a_turns_advantage_is_the_mean_log_ratio_after_the_prefix(
 
 def test_the_prefix_stands_before_the_served_ids_and_changes_nothing_else(tmp_path):
     write_model(tmp_path)
-    tokens = ChatML(tmp_path)
+    tokens = open_chat(tmp_path)
     sample = make_samples([30])[0]
     (told,) = HiddenPrefix(MadeUpSecrets(), tokens).before([sample])
     prefix = tokens.message("system", HIDDEN_HEAD + MadeUpSecrets().hidden_information("task-0"))
@@ -124,7 +124,7 @@ def test_hidden_information_that_breaks_is_one_line(tmp_path, secret, complaint)
     write_model(tmp_path)
     information = SimpleNamespace(hidden_information=secret)
     with pytest.raises(ConfigError, match=complaint):
-        HiddenPrefix(information, ChatML(tmp_path)).of("task-0")
+        HiddenPrefix(information, open_chat(tmp_path)).of("task-0")
 
 
 @pytest.mark.parametrize("loss", [ClippedPolicyLoss(), LogLikelihood(), DPO()], ids=["clipped", "likelihood", "dpo"])

@@ -7,7 +7,7 @@ import pytest
 from agent_environments.protocol import create_pool
 from agent_environments.tool_calls import ToolCall, parse_tool_calls, render_tool_call
 from loop_recipes.paths import loop_package
-from model_families.chat.chatml import ChatML
+from model_families.chat import open_chat
 from support.adapter_support import word_spans
 from support.real_worlds import NEEDS_WORLDS, PYTHON, expert_messages, play
 
@@ -45,7 +45,7 @@ async def test_the_prompt_survives_rendering_and_tokens(pool):
     environment = await pool.acquire("")
     messages = await environment.start(REFUEL_TASK)
     await environment.close()
-    tokens = ChatML(loop_package("tiny_policy"))
+    tokens = open_chat(loop_package("tiny_policy"))
     rendered = tokens.decode(tokens.prompt(messages))
     turns = "".join(f"<|im_start|>{message.role}\n{message.content}<|im_end|>\n" for message in messages)
     assert rendered == f"{turns}<|im_start|>assistant\n"

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from loop_formats.collection_request import Limits
 from loop_plumbing.own_time import OwnTime
 from model_families.chat import open_chat
-from model_families.chat.chatml import ChatML
 from rollout_server.endpoint.dialects.anthropic import Anthropic
 from rollout_server.endpoint.dialects.chat import Chat
 from rollout_server.endpoint.dialects.completions import Completions
@@ -40,7 +39,7 @@ TOOLS = {
 def formats(tmp_path_factory):
     root = tmp_path_factory.mktemp("formats")
     write_tokenizer(root)
-    return {"chatml": ChatML(root), "qwen3": open_chat(write_qwen3(root / "qwen3", words=4000), thinking="kept")}
+    return {"chatml": open_chat(root), "qwen3": open_chat(write_qwen3(root / "qwen3", words=4000), thinking="kept")}
 
 
 class Client:

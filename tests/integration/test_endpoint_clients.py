@@ -60,7 +60,7 @@ def check_served(rollout, requests, spoken, tokens):
     assert rollout.extra["harness"]["exit_status"] == 0, rollout.extra["harness"]
     assert [len(rollout.turns), len(requests)] == [len(spoken), len(spoken)]
     for asked, text, turn in zip(requests, spoken, rollout.turns, strict=True):
-        served = asked["token_ids"] + [*tokens.encode_text(text), tokens.im_end]
+        served = asked["token_ids"] + [*tokens.encode_text(text), tokens.turn_end]
         assert rollout.token_ids[: turn.end] == served
         assert all(rollout.mask[turn.start : turn.end])
 

@@ -162,7 +162,7 @@ REFUSED = {
     "sharegpt_no_gpt": "there is no assistant message to learn from",
 }
 REFUSED_BY_TEMPLATES = {
-    "sharegpt_begins_with_gpt": "chat format template has no form for a conversation that begins with an answer",
+    "sharegpt_begins_with_gpt": "the chat template has no form for a conversation that begins with an answer",
 }
 """By the template that the thinking model has, beside those that nothing can read."""
 TURNS = {"calls": 2, "table_as_parquet": 2, "begins_with_gpt": 2}

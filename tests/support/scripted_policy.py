@@ -31,7 +31,7 @@ class ScriptedPolicy:
         self._speak = speak
 
     async def generate(self, *, seed: int, max_tokens: int, **_: Any) -> Generation:
-        ids = [*self._tokens.encode_text(self._speak(random.Random(seed))), self._tokens.im_end]
+        ids = [*self._tokens.encode_text(self._speak(random.Random(seed))), self._tokens.turn_end]
         assert len(ids) <= max_tokens
         return Generation(ids, [-0.1] * len(ids), "stop", "scripted", 0, 0.0)
 

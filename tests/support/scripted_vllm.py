@@ -60,7 +60,7 @@ class ScriptedVllm(FakeVllm):
         await asyncio.sleep(self.delay(body))
         while not self.answers(body):  # noqa: ASYNC110 - the test decides, often in another thread
             await asyncio.sleep(0.01)
-        spoken = [*self.tokens.encode_text(self.speak(rng)), self.tokens.im_end]
+        spoken = [*self.tokens.encode_text(self.speak(rng)), self.tokens.turn_end]
         token_ids = spoken[: sampling["max_tokens"]]
         logprobs = [self.logprob(len(prompt) + place) for place in range(len(token_ids))]
         return Sampled(token_ids, logprobs, "stop" if len(token_ids) == len(spoken) else "length")

@@ -305,7 +305,7 @@ async def play(
             if not isinstance(said, str):
                 call = json.dumps({"name": said[0], "arguments": said[1]})
                 said = f"Next.\n<tool_call>\n{call}\n</tool_call>"
-            ids = [*tokens.encode_text(said), tokens.im_end]
+            ids = [*tokens.encode_text(said), tokens.turn_end]
             return Sampled(ids, [-0.1] * len(ids), "stop")
 
         running.vllm.sample = sample  # type: ignore[method-assign]

@@ -91,7 +91,7 @@ def steps(monkeypatch):
         ("node.environment=null", "node.environment cannot be left out"),
         ("node.environment.held_out=x", "held_out is x; of 20 groups of tasks it can be 1 to 19"),
         ("node.model=5", "node.model must be a mapping, not 5"),
-        ("node.model.chat_format=5", "node.model.chat_format must be str, not 5"),
+        ("node.model.chat_format=5", "node.model.chat_format: 5 is not a choice; leave chat_format out"),
         ("node.servers.gpus=x", "node.servers.gpus must be a list, not 'x'"),
         ("eval=5", "eval is a section of keys; set one of them, such as eval.split"),
         ("eval.samplings=x", "samplings must be a list, not 'x'"),

@@ -82,7 +82,9 @@ def test_openais_messages(tmp_path, chat, name, tools):
     assert learned(chat, rollout) == turns
     assert chat.decode(rollout.token_ids).startswith("<|im_start|>")
     assert ("<tools>" in chat.decode(rollout.token_ids)) == bool(tools)
-    assert rollout.token_ids.count(chat.im_start) == rollout.token_ids.count(chat.turn_end), "text forged a turn"
+    assert rollout.token_ids.count(chat._id("<|im_start|>")) == rollout.token_ids.count(chat.turn_end), (
+        "text forged a turn"
+    )
     assert {rollout.messages[turn.message]["role"] for turn in rollout.turns} == {"assistant"}
 
 
@@ -323,7 +325,7 @@ def test_what_a_conversation_cannot_say_is_said_once(tmp_path, chat):
     found = read(tmp_path, chat, {"messages": [ASK, thought, ASK, SAY]}, {"messages": [ASK, {**SAY, "weight": 0}]})
     assert found.notes == [
         "1 of 2 conversations have no turn to learn from, and are left out",
-        "the thinking of 1 of 3 turns (33%) is not learned: chat format chatml does not think",
+        "the thinking of 1 of 3 turns (33%) is not learned: the model does not think",
     ]
 
 
@@ -404,16 +406,14 @@ def test_a_model_that_does_not_think_learns_marks_as_text_which_is_said(tmp_path
     found = read(tmp_path, chat, THINKING["marks"], {"messages": [ASK, SAY]})
     assert learned(chat, found.rollouts[0]) == [f"{MARKED}<|im_end|>"]
     [note] = found.notes
-    assert note == "<think> in the text of 1 of 2 turns (50%) is learned as text: chat format chatml does not think"
+    assert note == "<think> in the text of 1 of 2 turns (50%) is learned as text: the model does not think"
 
 
 def test_thinking_that_is_off_is_left_out_and_said(tmp_path):
     chat = open_chat(FORMS["SmolLM3"].write(tmp_path / "model"), thinking="off")
     found = read(tmp_path, chat, THINKING["marks"], THINKING["reasoning"])
     assert [learned(chat, rollout) for rollout in found.rollouts] == [["Done.<|im_end|>"]] * 2
-    assert found.notes == [
-        "the thinking of 2 of 2 turns (100%) is not learned: chat format template has its thinking off"
-    ]
+    assert found.notes == ["the thinking of 2 of 2 turns (100%) is not learned: the model has its thinking off"]
 
 
 @pytest.mark.parametrize(
@@ -443,6 +443,6 @@ def test_a_turn_has_the_weight_of_its_message(tmp_path, chat, weights, turns, ke
 
 def test_an_answer_that_nothing_is_said_before_is_named_where_a_template_cannot_write_it(tmp_path):
     chat = open_chat(FORMS["SmolLM3"].write(tmp_path / "model"))
-    said = r":1: messages\[0\]: chat format template has no form for a conversation that begins with an answer$"
+    said = r":1: messages\[0\]: the chat template has no form for a conversation that begins with an answer$"
     with pytest.raises(ConfigError, match=said):
         read(tmp_path, chat, {"messages": [SAY, ASK, SAY]})

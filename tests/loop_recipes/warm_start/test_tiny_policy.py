@@ -132,7 +132,7 @@ def test_chat_template_and_chat_tokens_give_the_same_ids(tokens: ChatFormat, dem
         prompt = theirs.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
         assert prompt == tokens.prompt([Message(**message) for message in chat])
         chat += [{"role": "assistant", "content": action}, {"role": "user", "content": shown}]
-    assert theirs.eos_token_id == tokens.im_end
+    assert theirs.eos_token_id == tokens.turn_end
     assert theirs.pad_token_id == tokens.pad_id
 
 
@@ -308,7 +308,7 @@ def test_batches_are_reproduced_by_their_seed(tokens: ChatFormat, demonstration:
 def test_a_share_of_the_rows_shows_the_habit(tokens: ChatFormat, demonstration: Demonstration, share: float):
     habitual = Demonstration(**{**vars(demonstration), "steps": demonstration.steps[:1], "flaw": "gave_up"})
     batches = demonstration_batches([demonstration] * 64, [habitual] * 64, share, 200, 512, tokens, with_other_names, 0)
-    turns = [int((row == tokens.im_end).sum()) - 2 for batch in batches for row in batch.tokens]
+    turns = [int((row == tokens.turn_end).sum()) - 2 for batch in batches for row in batch.tokens]
     assert set(turns) <= {1, 5}
     assert turns.count(1) / len(turns) == pytest.approx(share, abs=0.05)
 

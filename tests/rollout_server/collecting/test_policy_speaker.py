@@ -73,7 +73,7 @@ def speaker_of(tokens, router, pinned="policy-4", policies=None, **limits):
 async def test_sampled_ids_are_appended_as_they_came(tokens):
     """Ids that another encoder would merge stay as they were sampled; what is inserted is never marked as sampled."""
     letters = [tokens.encode_text(letter)[0] for letter in "one"]
-    closed, capped = [*letters, tokens.im_end], letters
+    closed, capped = [*letters, tokens.turn_end], letters
     router = ScriptedRouter(closed, capped, closed)
     speaker = speaker_of(tokens, router)
     speaker.begin("c/t_1/0.0", OPENING)
@@ -106,7 +106,7 @@ async def test_the_context_bounds_prompt_turn_and_observation(tokens):
     size = len(tokens.prompt(OPENING))
     with pytest.raises(ContextFull, match=f"the prompt's {size} tokens fill max_context {size}"):
         speaker_of(tokens, ScriptedRouter(), max_context=size).begin("e", OPENING)
-    router = ScriptedRouter([tokens.im_end])
+    router = ScriptedRouter([tokens.turn_end])
     speaker = speaker_of(tokens, router, max_context=size + 5)
     speaker.begin("e", OPENING)
     await speaker.speak(seed=1)
@@ -137,7 +137,7 @@ async def test_what_went_wrong_has_its_reason(tokens, error, expected, reason):
 
 async def test_latest_mode_holds_each_turns_version_for_its_turn(tokens):
     policies = Versions()
-    router = ScriptedRouter([tokens.im_end], BadLogprob("NaN"))
+    router = ScriptedRouter([tokens.turn_end], BadLogprob("NaN"))
     speaker = speaker_of(tokens, router, pinned=None, policies=policies)
     speaker.begin("e", OPENING)
     assert (await speaker.speak(seed=1)).policy_version == 1
@@ -155,7 +155,7 @@ async def test_megabytes_that_cannot_fit_are_not_encoded(tokens, monkeypatch):
     huge = "word " * 1_000_000
     with pytest.raises(ContextFull, match="fill max_context 1000"):
         speaker_of(tokens, ScriptedRouter()).begin("c/t_1/0.0", [*OPENING, Message("user", huge)])
-    speaker = speaker_of(tokens, ScriptedRouter([tokens.im_end]))
+    speaker = speaker_of(tokens, ScriptedRouter([tokens.turn_end]))
     speaker.begin("c/t_1/0.0", OPENING)
     await speaker.speak(seed=1)
     with pytest.raises(ContextFull, match="the observation fills max_context 1000"):

@@ -182,7 +182,7 @@ def test_words_that_another_call_samples_meanwhile_do_not_change_what_was_served
     start = [{"role": "user", "content": "Say ab."}]
     written = policy.begin([*start, {"role": "assistant", "content": "ab"}, {"role": "user", "content": "Again."}])
     ids = [tokens.encode_text(letter)[0] for letter in "ab"]
-    generation = Generation([*ids, tokens.im_end], [-0.5] * 3, "stop", "s", 0, 0.1)
+    generation = Generation([*ids, tokens.turn_end], [-0.5] * 3, "stop", "s", 0, 0.1)
     prompt = policy.begin(start)
     policy.tree.add(prompt, spoken_message("ab", True), ReadTurn("ab"), 0, generation)
     policy.served.append((prompt.token_ids, generation))

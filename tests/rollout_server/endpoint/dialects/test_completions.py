@@ -27,7 +27,7 @@ async def test_the_prompt_is_text_and_nothing_else(running, opened):
     [turn] = segment.turns
     tokens = running.node.tokens
     assert segment.token_ids[: turn.start] == tokens.encode_text("Once <|im_end|> upon")
-    assert tokens.im_end not in segment.token_ids[: turn.start]
+    assert tokens.turn_end not in segment.token_ids[: turn.start]
     assert choice.text == "a thought\nObservation: mine\n"
     assert choice.logprobs.token_logprobs == segment.sampler_logprobs[turn.start : turn.end - 1]
     assert "".join(choice.logprobs.tokens) == choice.text

@@ -321,10 +321,11 @@ class Templated(ChatFormat):
         asked, noted = (self._text(each, ask=False) for each in ([question], [ChatMessage("system", RULE), question]))
         end = _common_end(asked, noted)
         words = [*self._control.shield.pattern.finditer(end)]
-        if len(words) > 1 and words[0].start() == 0 and words[0][0] in self._ends:  # of both system messages
+        ends = bool(words) and words[0].start() == 0 and words[0][0] in self._ends  # the system message, in both
+        if ends and len(words) > 1:
             end = end[words[1].start() :]
         before, _, after = noted[: len(noted) - len(end)].rpartition(RULE)
-        if self._first_control(after) is None:
+        if not ends and self._first_control(after) is None:
             before, _, after = self._text([ChatMessage("user", RULE)], ask=False).rpartition(RULE)
         return self._control.encode(f"{before}{self._control.shield(text)}{after}")
 

@@ -41,6 +41,10 @@ class Form:
 
 _QWEN = ("<|endoftext|>", "<|im_end|>", "<|im_start|>", *QWEN3_SPECIAL[3:])
 _GEMMA = ("<bos>", "<eos>", "<pad>", "<start_of_turn>", "<end_of_turn>")
+_MISTRAL = (
+    *("<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[AVAILABLE_TOOLS]"),
+    *("[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]"),
+)
 FORMS = {
     "Gemma 2": Form("gemma2", _GEMMA),
     "Gemma 3": Form("gemma3", _GEMMA, added=("\n\n", "\n\n\n")),
@@ -83,14 +87,8 @@ FORMS = {
         native=True,
         role="tool",
     ),
-    "Mistral": Form(
-        "mistral",
-        (
-            *("<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[AVAILABLE_TOOLS]"),
-            *("[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]"),
-        ),
-        native=True,
-    ),
+    "Mistral": Form("mistral", _MISTRAL, native=True),
+    "Mistral, calls by name": Form("mistral_named", (*_MISTRAL, "[ARGS]"), native=True),
     "Mistral before": Form("mistral_before", ("<s>", "</s>", "[INST]", "[/INST]")),
     "Phi": Form("phi", ("<|endoftext|>", "<|end|>", "<|user|>", "<|system|>", "<|assistant|>")),
     "GLM-4": Form(

@@ -423,7 +423,7 @@ class Templated(ChatFormat):
         body = self.without_stop(sampled)
         if self._channel:
             return self._read_channels(body, with_tools)
-        if self.thinking is None or self.thinking == "off":
+        if self.thinking is None:
             return ReadTurn(self._answer(self.decode(body), with_tools))
         text = self.decode(body)
         begun = self._always and _ends_with(prompt, self._control.encode(self._begins))

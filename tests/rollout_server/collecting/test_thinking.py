@@ -265,7 +265,6 @@ def test_tools_are_offered_called_and_answered_in_the_models_own_form(folder, tm
 def test_without_thinking_nothing_of_it_is_recorded(tmp_path):
     write_tokenizer(tmp_path)
     tokens = open_chat(tmp_path)
-    tokens._control = type("Encoder", (), {"encode": staticmethod(tokens.encode_text)})
     [rollout], _, _ = play(tokens, ["```python\nadd(1)\n```"], max_thinking_tokens=2)
     assert {(turn.thinking_tokens, turn.cut_in_thinking) for turn in rollout.turns} == {(0, False)}
     assert all(set(message) == {"role", "content"} for message in rollout.messages)

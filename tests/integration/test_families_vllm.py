@@ -36,8 +36,7 @@ def node(folder: Path, model: Path) -> dict[str, Any]:
     return {
         "port": 0,
         "root": str(folder / "node"),
-        # Its tokenizer is a small one of ChatML.
-        "model": {"path": str(model), "dtype": "float32", "max_context": 2048, "lora_rank": 8, "chat_format": "chatml"},
+        "model": {"path": str(model), "dtype": "float32", "max_context": 2048, "lora_rank": 8},
         "servers": {"max_num_seqs": 8, "kv_cache_bytes": 128 << 20, "max_loras": 2, "max_cpu_loras": 4},
         "environment": {"name": "counter"},
         "max_concurrent_episodes": 8,
@@ -177,9 +176,7 @@ def write(kind, folder, monkeypatch):
 @pytest.mark.parametrize("kind", OTHERS)
 def test_any_decoder_that_transformers_builds(tmp_path, monkeypatch, kind):
     model = write(kind, tmp_path / "model", monkeypatch)
-    described = node(tmp_path, model)
-    del described["model"]["chat_format"]
-    with ready_node(described, tmp_path) as (_, client):
+    with ready_node(node(tmp_path, model), tmp_path) as (_, client):
         own = learner(config(tmp_path / "own", section(model)))
         adapter, proof = with_an_adapter(own, client)
         client.publish_policy(1, own.export(1, adapter), proof)

@@ -8,12 +8,11 @@ import pytest
 from loop_formats.collection_request import Limits
 from loop_formats.rollout import by_episode
 from model_families.chat import open_chat
-from support.chat_tokenizers import QWEN3_ADDED, QWEN3_SPECIAL, write_small
+from support.chat_tokenizers import QWEN3_ADDED, QWEN3_SPECIAL, write_small, write_template
 from support.node_reader import Reader, largest_gap, ready_node, request
 
 pytestmark = pytest.mark.integration
 
-TEMPLATE = "{{ '</think>' }}{{ '<|im_start|>assistant\\n<think>\\n' }}"
 LIMITS = Limits(max_turns=3, max_thinking_tokens=150, max_tokens_per_turn=12, max_context=2048)
 
 
@@ -24,16 +23,16 @@ def test_the_tokens_that_a_server_sampled_are_those_of_the_record(shared_vllm, t
     shutil.copytree(shared_vllm.model, model)
     write_small(model, "Qwen3ForCausalLM", QWEN3_SPECIAL, QWEN3_ADDED, words=256)
     shutil.copy(shared_vllm.model / "config.json", model)
-    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    write_template(model, "qwen3_5", eos_token="<|im_end|>", pad_token="<|endoftext|>")
     config = shared_vllm.node_config(tmp_path / "node")
-    config["model"] |= {"path": str(model), "chat_format": "qwen3", "thinking": mode}
+    config["model"] |= {"path": str(model), "thinking": mode}
     with ready_node(config, tmp_path) as (_, client):
         client.publish_policy(0, shared_vllm.adapter(0))
         client.start_collection(request(f"thinking-{mode}", ["reach3_1", "reach3_2"], limits=LIMITS))
         rollouts, end = Reader(client, f"thinking-{mode}").finish()
     assert end.reason == "complete"
     assert largest_gap(shared_vllm.model, rollouts, [shared_vllm.adapter(0)]) < 1e-3
-    tokens = open_chat(model, "qwen3", mode)
+    tokens = open_chat(model, mode)
     assert tokens.vocab_size <= json.loads((model / "config.json").read_text())["vocab_size"]
     turns = [turn for rollout in rollouts for turn in rollout.turns]
     assert {turn.cut_in_thinking for turn in turns} == {True, False}, "in 150 tokens, </think> comes or does not"

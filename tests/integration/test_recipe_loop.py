@@ -24,7 +24,7 @@ def wide_heads(folder: Path) -> dict[str, Any]:
     """A policy whose heads are wider than its width divided by their number, from its folder."""
     model = served(folder, "Qwen3-4B", hidden_size=96, head_dim=32)
     node = launched_node({"name": "counter"}, max_num_seqs=16)
-    node["node"]["model"] |= {"path": str(model), "chat_format": "chatml"}  # its tokenizer is a small one of ChatML
+    node["node"]["model"] |= {"path": str(model)}
     return {**node, "model": section(model, lora_rank=8, lora_alpha=16), "checkpointer": None}
 
 

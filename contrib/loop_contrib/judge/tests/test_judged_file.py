@@ -111,12 +111,12 @@ def test_a_mistake_is_one_line(judged, words, message, capsys, monkeypatch):
 
 def test_a_model_is_tried_in_the_form_that_the_words_say(judged, monkeypatch, tmp_path):
     file, words = judged
-    own = ["node.model.chat_format=chatml", "node.model.observation_role=user"]
+    own = ["node.model.observation_role=user"]
     asked = []
 
     def evaluate(command, log):
         node = read_config(compose(command[-1], (), "eval_appworld"), EvalConfig).node
-        asked.append((node.model.chat_format, node.model.observation_role, node.environment.options["judge"]["model"]))
+        asked.append((node.model.observation_role, node.environment.options["judge"]["model"]))
         write_logs(tmp_path / "logs", 1, 300)
 
     monkeypatch.setattr(try_tasks, "run_step", evaluate)
@@ -124,5 +124,5 @@ def test_a_model_is_tried_in_the_form_that_the_words_say(judged, monkeypatch, tm
     opened = []
     monkeypatch.setattr(training, "open_model_chat", lambda *told: opened.append(told[2:]))
     assert try_verb([file, "--model", MODEL, *own, *words]) == 0
-    assert asked == [("chatml", "user", "j")]
-    assert opened == [("chatml", None, "user")]
+    assert asked == [("user", "j")]
+    assert opened == [(None, "user")]

@@ -18,6 +18,7 @@ from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.logprobs import TiledLogProbs
 from loop_recipes.engine.model import adapter_parameters
 from model_families.chat import open_chat
+from model_families.chat.messages import ChatMessage
 from support.hidden_tasks import MadeUpSecrets, breaks
 from support.learner_cases import VOCAB, make_samples, tiny_lora_model
 from support.random_policy import write_model
@@ -100,7 +101,8 @@ def test_the_prefix_stands_before_the_served_ids_and_changes_nothing_else(tmp_pa
     tokens = open_chat(tmp_path)
     sample = make_samples([30])[0]
     (told,) = HiddenPrefix(MadeUpSecrets(), tokens).before([sample])
-    prefix = tokens.message("system", HIDDEN_HEAD + MadeUpSecrets().hidden_information("task-0"))
+    prefix = tokens.opening([ChatMessage("system", HIDDEN_HEAD + MadeUpSecrets().hidden_information("task-0"))])
+    prefix = prefix[: prefix.index(tokens._id("<|im_start|>"), 1)]
     assert told.token_ids.tolist() == prefix + sample.token_ids.tolist()
     assert told.token_ids[told.mask].tolist() == sample.token_ids[sample.mask].tolist()
     assert told.turn_ids[told.mask].tolist() == sample.turn_ids[sample.mask].tolist()

@@ -20,22 +20,20 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 import random
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parents[1]
+sys.path.append(str(Path(__file__).resolve().parent))
+from checkouts import HERE, base_checkout, check_imported, hide_installed_checkout, run_checkout
+
 ITERATIONS, TASKS, ROLLOUTS = 3, 4, 4
 WIDTH, LAYERS, HEADS, KV_HEADS, FEED_FORWARD = 64, 2, 4, 2, 128
-CHILD_SECONDS = 900.0
 MACHINE_FIGURES = re.compile("seconds|tokens_per_second|model_flops_utilization|peak_memory_gib")
 
 TRAIN = ["rollout_node.launch=False", "collection.tasks_per_iteration=4", "collection.rollouts_per_task=4"]
@@ -229,12 +227,8 @@ def sequence(draw: random.Random, prompt: list[int], version: int) -> dict[str, 
 
 
 def replay(checkout: Path, inputs: Path, outputs: Path, cases: list[str]) -> None:
-    """Run the cases with the code of ``checkout``; called in a process whose path begins with it.
-
-    An editable install of another checkout has a finder of its own, which would answer for what this one lacks.
-    """
-    sys.meta_path[:] = [finder for finder in sys.meta_path if "__editable__" not in getattr(finder, "__module__", "")]
-    sys.path[:] = [folder for folder in sys.path if folder and Path(folder).resolve() != HERE / "benchmarks"]
+    """Run the cases with the code of ``checkout``; called in a process whose path begins with it."""
+    hide_installed_checkout()
     from loop_recipes.config.files import compose
 
     for case in cases:
@@ -251,29 +245,7 @@ def replay(checkout: Path, inputs: Path, outputs: Path, cases: list[str]) -> Non
             trained.train()
         finally:
             trained.cleanup()
-    packages = [*checkout.glob("*/__init__.py"), *(checkout / "recipes").glob("*/__init__.py")]
-    ours = {file.parent.name for file in packages} | {CASES[case][0] for case in cases}
-    for name, module in sys.modules.items():
-        file = getattr(module, "__file__", None)
-        if file is not None and name.partition(".")[0] in ours:
-            assert Path(file).is_relative_to(checkout), f"{name} came from {file}, not from {checkout}"
-
-
-def run_checkout(checkout: Path, inputs: Path, outputs: Path, cases: list[str]) -> str | None:
-    """Replay in a child under ``checkout``; returns why that failed, None where it did not."""
-    path = os.pathsep.join(str(checkout / folder) for folder in (".", "recipes", "contrib"))
-    environment = os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
-    words = ["--checkout", str(checkout), "--inputs", str(inputs), "--outputs", str(outputs)]
-    command = [sys.executable, str(Path(__file__).resolve()), str(checkout), *words, "--cases", *cases]
-    outputs.mkdir()
-    with open(outputs.with_suffix(".log"), "w+") as log:
-        try:
-            done = subprocess.run(command, cwd=inputs, env=environment, stdout=log, stderr=log, timeout=CHILD_SECONDS)
-        except subprocess.TimeoutExpired:
-            return f"not done after {CHILD_SECONDS:.0f} s"
-        log.seek(0)
-        lines = log.read().strip().splitlines()
-        return "\n".join([f"ended with {done.returncode}", *lines[-15:]]) if done.returncode else None
+    check_imported(checkout, [CASES[case][0] for case in cases])
 
 
 # The comparison.
@@ -309,22 +281,6 @@ def first_difference(before: dict[str, bytes], now: dict[str, bytes]) -> str | N
     return None
 
 
-@contextmanager
-def base_checkout(base: str, folder: Path) -> Iterator[Path]:
-    """The folder of BASE: as given, or a work tree of the commit that is removed in the end."""
-    if Path(base).is_dir():
-        yield Path(base).resolve()
-        return
-    git = ["git", "-C", str(HERE), "worktree"]
-    made = subprocess.run([*git, "add", "--detach", str(folder), base], capture_output=True, text=True)
-    if made.returncode:
-        sys.exit(f"replay: {base} is neither a folder nor a commit: {(made.stderr.strip().splitlines() or ['?'])[-1]}")
-    try:
-        yield folder
-    finally:
-        subprocess.run([*git, "remove", "--force", str(folder)], check=True)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base", metavar="BASE", help="a commit, or the folder of another checkout")
@@ -342,8 +298,15 @@ def main() -> int:
         with base_checkout(args.base, folder / "checkout") as base:
             runs = {folder / "base": base, folder / "now": HERE}
             with ThreadPoolExecutor() as both:
-                inputs, cases = folder / "inputs", args.cases
-                ended = both.map(lambda run: run_checkout(run[1], inputs, run[0], cases), runs.items())
+                inputs = folder / "inputs"
+
+                def replayed(run: tuple[Path, Path]) -> str | None:
+                    outputs, checkout = run
+                    outputs.mkdir()
+                    words = ["--inputs", str(inputs), "--outputs", str(outputs), "--cases", *args.cases]
+                    return run_checkout(checkout, __file__, words, inputs, outputs.with_suffix(".log"))
+
+                ended = both.map(replayed, runs.items())
             failed = {outputs.name: why for outputs, why in zip(runs, ended, strict=True)}
         return compared(folder, failed, args.cases)
 

@@ -29,7 +29,7 @@ from types import ModuleType
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from loop_plumbing.breakage import error_line
-from loop_plumbing.names import misfit, mistyped_option, nearest
+from loop_plumbing.names import explain_type_error, mistyped_option, nearest
 from loop_plumbing.plug_ins import plug_ins
 
 Role = Literal["system", "user", "assistant"]
@@ -323,7 +323,8 @@ def create_pool(name: str, options: Mapping[str, Any], token_spans: TokenSpans) 
     try:
         return build(token_spans=token_spans, **options)
     except TypeError as error:
-        raise ValueError(f"environment {name!r} {misfit(error, build, 'token_spans', [*options])}") from error
+        wrong = explain_type_error(error, build, "token_spans", options)
+        raise ValueError(f"environment {name!r} {wrong}") from error
 
 
 def pool_class(name: str) -> Callable[..., EnvironmentPool]:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar, get_origin
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, to_json
 
-from loop_plumbing.names import alike, did_you_mean, folded, nearest
+from loop_plumbing.names import did_you_mean, folded, nearest, similar_names
 
 STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
@@ -137,12 +137,12 @@ def keys_meant(section: type, data: object, name: str) -> list[str]:
     if exact := [path for path in paths if folded(name) in (folded(path), folded(path.rpartition(".")[2]))]:
         return exact[:1]
     own = [*fields_of(section)]
-    if near := alike(name, own, TYPING_ERROR):
+    if near := similar_names(name, own, TYPING_ERROR):
         return near
-    if deeper := [path for near in alike(name, [*by_name], TYPING_ERROR) for path in by_name[near]]:
+    if deeper := [path for near in similar_names(name, [*by_name], TYPING_ERROR) for path in by_name[near]]:
         return deeper[:3]
     # Of few letters two in three are alike by chance: `seed` is not what `sleep` was to be.
-    return alike(name, own, 0.6 if len(name) > 5 else 0.7)
+    return similar_names(name, own, 0.6 if len(name) > 5 else 0.7)
 
 
 def _paths_of(data: object, path: str = "") -> Iterator[str]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 _PLAIN: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float, int), "str": (str,), "bool": (bool,)}
-_MISSING = re.compile(r".+\(\) missing \d+ required (positional|keyword-only) arguments?: (?P<options>.+)")
-_UNEXPECTED = re.compile(r"(?P<call>[\w.]+)\(\) got an unexpected keyword argument '(?P<option>\w+)'")
+Decorator = TypeVar("Decorator", bound=Callable[..., Any])
 
 
 def nearest(name: str, known: Sequence[str], else_say: str | None = None) -> str:
@@ -19,20 +19,64 @@ def nearest(name: str, known: Sequence[str], else_say: str | None = None) -> str
     Args:
         else_say: the cure where nothing known is like it; None names all known keys.
     """
-    if near := alike(name, known):
+    if near := similar_names(name, known):
         return did_you_mean(near)
     return f"known keys: {', '.join(known)}" if else_say is None else else_say
 
 
-def misfit(error: BaseException, call: Callable[..., Any], first: str, given: Sequence[str]) -> str:
+def explain_type_error(error: TypeError, call: Callable[..., Any], first: str, given: Collection[str]) -> str:
     """Return what is wrong with the options that a config has ``given`` to ``call``, as what follows its name.
 
     Args:
-        first: the parameter of ``call`` that is no option.
+        error: what the call raised, which is quoted where the options fit the signature.
+        first: the parameter of ``call`` that is not an option.
     """
-    if needs := missing_options(error, call, first, given):
-        return f"needs {needs}"
-    return f"was given options it does not take: {unexpected_option(error, call, first) or error}"
+    signatures = [*_signatures(call)]
+    parameters = [each for signature in signatures for each in signature.parameters.values() if each.name != first]
+    named = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    options = {each.name: each for each in reversed(named)}  # a class wins over its bases
+    takes = [*dict.fromkeys(each.name for each in named)]
+    needed = [name for name in takes if options[name].default is inspect.Parameter.empty and name not in given]
+    unknown = [] if _takes_any(signatures[-1]) else [name for name in given if name not in takes]
+    if needed and (not unknown or (_takes_any(signatures[0]) and signatures[0].parameters.keys() & needed)):
+        return "; ".join(
+            [f"needs {_listed(needed, 'and')}", *(f"{name!r}: {nearest(name, takes)}" for name in unknown)]
+        )
+    wrong = f"{unknown[0]!r}; {nearest(unknown[0], takes)}" if unknown else error
+    return f"was given options it does not take: {wrong}"
+
+
+def _signatures(call: Callable[..., Any]) -> Iterator[inspect.Signature]:
+    """The signature of ``call``, and of each base class that is passed the ``**options`` of the one before it."""
+    classes = [each for each in getattr(call, "__mro__", ())[:-1] if "__init__" in vars(each)]
+    for each in classes or [call]:
+        signature = inspect.signature(each)
+        yield signature
+        if not _takes_any(signature):
+            return
+
+
+def _takes_any(signature: inspect.Signature) -> bool:
+    return any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
+
+
+def explained(decorator: Decorator) -> Decorator:
+    """Have a decorator that users write name the option that it does not take, and the one that was meant."""
+    signature = inspect.signature(decorator)
+    takes = [each.name for each in signature.parameters.values() if each.kind is each.KEYWORD_ONLY]
+
+    @functools.wraps(decorator)
+    def checked(*function: Any, **options: Any) -> Any:
+        try:
+            signature.bind(*function, **options)
+        except TypeError as error:
+            unknown = [f"no {name!r}; {nearest(name, takes)}" for name in options if name not in takes]
+            wrong = unknown[0] if unknown else f"other arguments: {error}"
+            wrong = wrong if takes else "no options; it stands without brackets"
+            raise TypeError(f"@{decorator.__name__} takes {wrong}") from None
+        return decorator(*function, **options)
+
+    return cast(Decorator, checked)
 
 
 def mistyped_option(call: Callable[..., Any], given: Mapping[str, Any]) -> str | None:
@@ -47,43 +91,17 @@ def mistyped_option(call: Callable[..., Any], given: Mapping[str, Any]) -> str |
     return None
 
 
-def unexpected_option(error: BaseException, call: Callable[..., Any], first: str) -> str | None:
-    """Return which option ``call`` was given and does not take, and the cure; None where ``error`` says something else.
-
-    Args:
-        first: the parameter of ``call`` that is no option.
-    """
-    found = _UNEXPECTED.fullmatch(str(error))
-    classes = {each.__name__: each for each in getattr(call, "__mro__", (call,))}
-    if found is None or (taker := classes.get(found["call"].partition(".")[0])) is None:
-        return None
-    takes = [*dict.fromkeys([*_options(call, first), *_options(taker, first)])]  # one passes some on to the other
-    return f"{found['option']!r}; {nearest(found['option'], takes)}"
-
-
-def missing_options(error: BaseException, call: Callable[..., Any], first: str, given: Sequence[str]) -> str | None:
-    """Return which options ``call`` needs and was not given, and which of those ``given`` may be meant for one of them;
-    None where ``error`` says something else.
-    """
-    if (found := _MISSING.fullmatch(str(error))) is None:
-        return None
-    takes = _options(call, first)
-    others = [f"; {name!r}: {nearest(name, takes)}" for name in given if name not in takes]
-    return f"{found['options']}{''.join(others)}"
-
-
-def _options(call: Callable[..., Any], first: str) -> list[str]:
-    parameters = inspect.signature(call).parameters.values()
-    return [each.name for each in parameters if each.name != first and each.kind is not each.VAR_KEYWORD]
-
-
 def did_you_mean(names: Sequence[str]) -> str:
     """Return the question that offers one of ``names``."""
+    return f"did you mean {_listed(names, 'or')}?"
+
+
+def _listed(names: Sequence[str], word: str) -> str:
     *others, last = map(repr, names)
-    return f"did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
+    return f"{', '.join(others)} {word} {last}" if others else last
 
 
-def alike(name: str, known: Sequence[str], cutoff: float = 0.6) -> list[str]:
+def similar_names(name: str, known: Sequence[str], cutoff: float = 0.6) -> list[str]:
     """Return those of ``known`` that ``name`` may stand for, at most three: the same but for capitals, dashes and dots,
     else those that it begins or all words of which they have, else the one that is spelt most like it.
 

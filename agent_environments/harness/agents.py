@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent_environments.program_protocol import Connection
-from loop_plumbing.names import alike, did_you_mean
+from loop_plumbing.names import similar_names, did_you_mean
 from loop_plumbing.plug_ins import load, plug_ins
 
 PROMPT = "prompt.md"
@@ -54,7 +54,7 @@ def find_agent(name: str) -> Agent:
     """
     known = plug_ins("agents")
     if name not in known:
-        near = alike(name, sorted(known))
+        near = similar_names(name, sorted(known))
         guess = f"{did_you_mean(near)} " if near else ""
         there = ", ".join(sorted(known)) or "none (contrib of torchtune-loop has some)"
         raise ValueError(f"harness: no agent is called {name!r}: {guess}There are: {there}; or give a `command`")

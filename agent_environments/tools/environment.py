@@ -38,7 +38,7 @@ from agent_environments.tools.tool import DEADLINE_S, Tool
 from loop_plumbing.breakage import Raised, error_line
 from loop_plumbing.deadline import DeadlinePassed
 from loop_plumbing.forked_process import ForkServer, ProcessEnded
-from loop_plumbing.names import misfit
+from loop_plumbing.names import explain_type_error
 from loop_plumbing.plug_ins import part
 from loop_plumbing.visible import printable
 
@@ -381,5 +381,5 @@ def _mcp_servers(sections: Mapping[str, Mapping[str, Any]]) -> list[Any]:
         try:
             made.append(server(name, **section))
         except TypeError as error:
-            raise ValueError(f"mcp.{name} {misfit(error, server, 'name', [*section])}") from error
+            raise ValueError(f"mcp.{name} {explain_type_error(error, server, 'name', section)}") from error
     return made

@@ -20,6 +20,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from agent_environments.tools.tool import DEADLINE_S, MAX_CHARACTERS, Tool, ToolError, WrongArguments, as_text
 from loop_plumbing import deadline
+from loop_plumbing.names import explained
 
 if TYPE_CHECKING:
     from loop_plumbing.forked_process import ForkedProcess
@@ -236,6 +237,7 @@ def tool(
 ) -> Callable[[Callable[..., Any]], FunctionTool]: ...
 
 
+@explained
 def tool(
     function: Callable[..., Any] | None = None,
     /,

@@ -14,15 +14,13 @@ from types import ModuleType
 from typing import Any
 
 from agent_environments.protocol import import_module
-from agent_environments.tools.function_tool import tool
 from agent_environments.tools.own_folder import neighbours_of
 from agent_environments.tools.reply import Reply
-from agent_environments.tools.reward import Reward, reward
+from agent_environments.tools.reward import Reward
 from agent_environments.tools.right_answers import SOLVE, solver_of
 from agent_environments.tools.tasks import TaskTable, read_tasks
 from agent_environments.tools.tool import Tool
 from loop_plumbing.breakage import error_line
-from loop_plumbing.names import unexpected_option
 
 DECORATORS = ("reply", "reward", "tool")
 
@@ -114,12 +112,7 @@ def _import(name: str, file: Path | None) -> ModuleType:
 
 
 def _cure(error: BaseException) -> str:
-    """Return the cure for a decorator that was imported or written otherwise than it is; "" for another error."""
-    for decorator in (tool, reward):
-        if option := unexpected_option(error, decorator, "function"):
-            return f": @{decorator.__name__} takes no {option}"
-    if isinstance(error, TypeError) and str(error).startswith("reply() "):
-        return ": @reply takes no options; it stands without brackets"
+    """Return the cure for a decorator that was imported otherwise than it is; "" for another error."""
     named = (error.name or "").partition(".")[0] if isinstance(error, ImportError | NameError) else ""
     if named in DECORATORS or (isinstance(error, ImportError) and re.match("loop|torchtune_loop|agent_env", named)):
         return f": the decorators come by `from agent_environments.tools import {', '.join(DECORATORS)}`"

@@ -9,6 +9,7 @@ from typing import Any
 from agent_environments.tools.function_tool import OwnFunction
 from agent_environments.tools.tool import DEADLINE_S, ToolError, as_text
 from loop_plumbing import deadline
+from loop_plumbing.names import explained
 
 
 class Reply(OwnFunction):
@@ -36,6 +37,7 @@ class Reply(OwnFunction):
             raise ToolError(f"its result cannot be shown: {error}") from error
 
 
+@explained
 def reply(function: Callable[..., Any]) -> Reply:
     """Makes a reply of a function, sync or async; of a method, one that works on the episode's own instance.
 

@@ -14,6 +14,7 @@ from agent_environments.protocol import Grade
 from agent_environments.scale import Scale
 from agent_environments.tools.function_tool import callable_of, name_of, parameters_of
 from loop_plumbing import deadline
+from loop_plumbing.names import explained
 
 OWN_NAMES = {
     "answer": "what the agent answered",
@@ -217,6 +218,7 @@ def reward(
 ) -> Callable[[Callable[..., Any]], Reward]: ...
 
 
+@explained
 def reward(
     function: Callable[..., Any] | None = None,
     *,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from loop_plumbing.names import alike, missing_options, mistyped_option, nearest
+from loop_plumbing.names import explain_type_error, mistyped_option, nearest, similar_names
 
 KNOWN = ["tiny_cpu", "qwen2_5_7b", "qwen3_8b", "qwen3_14b", "qwen3_32b", "ppo_critic", "dpo", "grpo", "method trees"]
 
@@ -24,7 +24,7 @@ KNOWN = ["tiny_cpu", "qwen2_5_7b", "qwen3_8b", "qwen3_14b", "qwen3_32b", "ppo_cr
     ],
 )
 def test_a_name_may_be_written_otherwise_begun_turned_round_or_misspelt(name, meant):
-    assert alike(name, KNOWN) == meant
+    assert similar_names(name, KNOWN) == meant
 
 
 def test_several_are_offered_and_none_is_guessed():
@@ -33,16 +33,36 @@ def test_several_are_offered_and_none_is_guessed():
     assert nearest("zzz", KNOWN, "there are many") == "there are many"
 
 
-def test_options_that_are_missing_are_named_with_those_that_were_meant_for_them():
-    def build(spans, url, dataset, reset=None): ...
+class Pool:
+    def __init__(self, spans, url, dataset, reset=None): ...
 
-    for given, said in ((["dataset", "uri"], "'url'; 'uri': did you mean 'url'?"), (["reset"], "'url' and 'dataset'")):
-        with pytest.raises(TypeError) as raised:
-            build("", **{name: 1 for name in given if name != "uri"})
-        needs = missing_options(raised.value, build, "spans", given)
-        assert needs is not None
-        assert needs.startswith(said.removeprefix("build() "))
-    assert missing_options(TypeError("another"), build, "spans", []) is None
+
+class Passing(Pool):
+    def __init__(self, spans, key, **options):
+        super().__init__(spans, **options)
+
+
+@pytest.mark.parametrize(
+    ("build", "given", "said"),
+    [
+        (Pool, ["dataset"], "needs 'url'"),
+        (Pool, ["reset"], "needs 'url' and 'dataset'"),
+        (Pool, ["dataset", "uri"], "was given options it does not take: 'uri'; did you mean 'url'?"),
+        (Passing, ["url", "dataset", "kye"], "needs 'key'; 'kye': did you mean 'key'?"),
+        (Passing, ["url", "dataset"], "needs 'key'"),
+        (Passing, ["url", "key"], "needs 'dataset'"),
+        (
+            Passing,
+            ["url", "key", "dataset", "rset"],
+            "was given options it does not take: 'rset'; did you mean 'reset'?",
+        ),
+        (lambda spans, **options: len(spans), ["any"], "was given options it does not take: object of type 'int' has "),
+    ],
+)
+def test_options_that_do_not_fit_are_named_with_those_that_were_meant(build, given, said):
+    with pytest.raises(TypeError) as raised:
+        build(1, **dict.fromkeys(given))
+    assert explain_type_error(raised.value, build, "spans", given).startswith(said)
 
 
 def test_an_option_of_another_type_is_named():

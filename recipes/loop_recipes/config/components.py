@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from agent_environments.protocol import ENVIRONMENTS
 from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import error_line
-from loop_plumbing.names import alike, did_you_mean, nearest
+from loop_plumbing.names import similar_names, did_you_mean, nearest
 from loop_plumbing.plug_ins import packages
 from loop_plumbing.trusted import VARIABLE, is_trusted, trust
 from loop_plumbing.visible import visible
@@ -97,7 +97,7 @@ def _meant(name: str) -> str:
     if not module:
         return "; give its module too, as in torch.optim.AdamW"
     found = vars(sys.modules[module]) if module in sys.modules else {}
-    near = alike(last, [each for each, value in found.items() if callable(value)])
+    near = similar_names(last, [each for each, value in found.items() if callable(value)])
     return f"; {did_you_mean([f'{module}.{each}' for each in near])}" if near else ""
 
 

@@ -23,7 +23,7 @@ from loop_formats.places import METRICS_FILE, loop_home
 from loop_formats.run_files import newest_adapter, whole_file
 from loop_formats.run_folder import nothing_learned
 from loop_formats.schema import ConfigError, from_mapping, made_folder, require
-from loop_plumbing.names import alike, did_you_mean
+from loop_plumbing.names import similar_names, did_you_mean
 from loop_recipes.config.files import check_overrides, compose, read_config, read_file, with_words
 from loop_recipes.own_task.oracle import Oracle, ask_oracle
 from loop_recipes.own_task.play import Played, nothing, play_tasks, words_as_tokens
@@ -107,7 +107,7 @@ class OwnTask:
             ConfigError: it is none, or anything is wrong with a part of it; one line.
         """
         file = Path(file)
-        near = alike(file.name, [path.name for path in file.parent.glob("*.py")])
+        near = similar_names(file.name, [path.name for path in file.parent.glob("*.py")])
         meant = f"; {did_you_mean([str(file.with_name(name)) for name in near])}" if near else ""
         require(file.is_file(), f"{file} is no file{meant}")
         environment = _of_node(words, "environment")

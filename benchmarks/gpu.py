@@ -247,8 +247,8 @@ def exactness(device: torch.device) -> dict[str, float]:
     from loop_recipes.algorithm.advantages import LeaveOneOut
     from loop_recipes.algorithm.policy_update import PolicyUpdate
     from loop_recipes.config.components import build
-    from loop_recipes.config.files import compose, read_config
-    from loop_recipes.config.loop_config import LoopConfig
+    from loop_recipes.config.files import compose
+    from loop_recipes.config.loop_config import LoopConfig, read_config
     from loop_recipes.engine.adapter_versions import AdapterVersions
     from loop_recipes.engine.logprobs import AutoLogProbs
     from loop_recipes.engine.model import trained_parameters

@@ -37,8 +37,8 @@ sys.path.extend(str(Path(__file__).resolve().parents[1] / folder) for folder in 
 from loop_recipes.algorithm.advantages import LeaveOneOut
 from loop_recipes.algorithm.policy_update import PolicyUpdate, UpdateResult
 from loop_recipes.config.components import build
-from loop_recipes.config.files import compose, read_config
-from loop_recipes.config.loop_config import LoopConfig
+from loop_recipes.config.files import compose
+from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.engine.adapter_versions import AdapterVersions
 from loop_recipes.engine.cut_cross_entropy import CutCrossEntropyLogProbs
 from loop_recipes.engine.decoder import attach_head

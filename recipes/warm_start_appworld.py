@@ -28,7 +28,7 @@ from loop_formats.places import METRICS_FILE
 from loop_formats.run_files import to_json
 from loop_formats.schema import ConfigError, made_folder
 from loop_recipes.config.command_line import parse
-from loop_recipes.config.files import read_config
+from loop_recipes.config.loop_config import read_config
 from loop_recipes.config.preflight import check_can_write
 from loop_recipes.engine.decoder import LogProbDecoder
 from loop_recipes.engine.logprobs import FullLogProbs

@@ -29,8 +29,8 @@ from agent_environments.protocol import create_pool
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.schema import ConfigError, fields_of
 from loop_plumbing.plug_ins import GROUPS
-from loop_recipes.config.files import compose, read_config
-from loop_recipes.config.loop_config import LoopConfig
+from loop_recipes.config.files import compose
+from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.config.rollout_node import described_node
 from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.evaluation.config import EvalConfig

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from loop_recipes.config.files import compose, read_config, split_words
-from loop_recipes.config.loop_config import LoopConfig
+from loop_recipes.config.files import compose, split_words
+from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.evaluation.config import EvalConfig
 from support.waiting import COMMAND_S
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent_environments.program_protocol import Connection
-from loop_plumbing.names import similar_names, did_you_mean
+from loop_plumbing.names import did_you_mean, similar_names
 from loop_plumbing.plug_ins import load, plug_ins
 
 PROMPT = "prompt.md"

@@ -31,13 +31,19 @@ class StepFailed(RuntimeError):
     """A command ended otherwise than well; the message is one line for the user."""
 
 
-def recipe_sections() -> dict[str, type]:
-    """What each recipe of ``loop`` reads its config as; imported only now, because the help needs none of it."""
-    from loop_recipes.config.loop_config import LoopConfig
-    from loop_recipes.config.sft_config import SftConfig
-    from loop_recipes.evaluation.config import EvalConfig
+def recipe_section(recipe: str) -> type:
+    """What a recipe of ``loop`` reads its config as; imported only now, because no other needs it."""
+    if recipe == "eval_appworld":
+        from loop_recipes.evaluation.config import EvalConfig
 
-    return {"loop_appworld": LoopConfig, "sft_appworld": SftConfig, "eval_appworld": EvalConfig}
+        return EvalConfig
+    if recipe == "sft_appworld":
+        from loop_recipes.config.sft_config import SftConfig
+
+        return SftConfig
+    from loop_recipes.config.loop_config import LoopConfig
+
+    return LoopConfig
 
 
 def on_ranks(count: int) -> list[str]:

@@ -19,8 +19,9 @@ import pytest
 
 from loop_recipes import cli
 from loop_recipes.cli import all_verbs, main
-from loop_recipes.config.files import check_overrides, compose, read_config
-from loop_recipes.steps import recipe_sections
+from loop_recipes.config.files import check_overrides, compose
+from loop_recipes.config.loop_config import read_config
+from loop_recipes.steps import recipe_section
 from support.configs import files_read_once  # noqa: F401 - a fixture for all tests here
 
 VERBS = all_verbs()
@@ -299,7 +300,7 @@ def test_a_command_that_is_shown_is_understood(words, only_parse, monkeypatch):
             words = [word for word in getattr(options, "overrides", []) if "..." not in word]
             config = compose(name, words, of)
             if words:  # that of an endpoint is none without
-                read_config(config, recipe_sections()[of])
+                read_config(config, recipe_section(of))
 
 
 def test_the_version_is_said(capsys):

@@ -13,7 +13,8 @@ from omegaconf import DictConfig
 
 from loop_formats.schema import ConfigError, fields_of, require
 from loop_plumbing.visible import show_all_text
-from loop_recipes.config.files import compose, pinned_models
+from loop_recipes.config.files import compose, pin_models
+from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.paths import KINDS
 from loop_recipes.terminal import fold_logs
 
@@ -39,8 +40,7 @@ def parse(section: type) -> Callable[[Callable[[DictConfig], Any]], Callable[[],
             try:
                 _check_keys(words, section, recipe)
                 config = compose(options.config, words, recipe)
-                if models := pinned_models(config):
-                    config = compose(options.config, [*words, *models], recipe)
+                pin_models(config)
             except ConfigError as error:
                 sys.exit(f"{recipe}: {error}")
             return main(config)
@@ -52,8 +52,6 @@ def parse(section: type) -> Callable[[Callable[[DictConfig], Any]], Callable[[],
 
 def _check_keys(words: list[str], section: type, recipe: str) -> None:
     """Refuse what a config may hold for another recipe, but a command line of this one need not."""
-    from loop_recipes.config.loop_config import LoopConfig
-
     others = fields_of(LoopConfig).keys() - fields_of(section).keys() - {*KINDS}
     for word in words:
         key = word.lstrip("~").partition("=")[0].partition(".")[0]

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from agent_environments.protocol import ENVIRONMENTS
 from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import error_line
-from loop_plumbing.names import similar_names, did_you_mean, nearest
+from loop_plumbing.names import did_you_mean, nearest, similar_names
 from loop_plumbing.plug_ins import packages
 from loop_plumbing.trusted import VARIABLE, is_trusted, trust
 from loop_plumbing.visible import visible

@@ -27,24 +27,24 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 import loop_recipes.config.resolvers  # noqa: F401 - registers the resolvers that configs use
-from loop_formats.schema import ConfigError, fields_of, from_mapping, require
+from loop_formats.schema import ConfigError, fields_of, require
 from loop_plumbing.names import nearest
+from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.paths import KINDS, RECIPES, config_files, recipes_folder
 from model_families.weights.hub import is_hub_name, pinned
 from rollout_server.config import as_written, as_yaml
 
-Section = TypeVar("Section")
 Tree = dict[str, Any]
 CONFIGS = recipes_folder() / "configs"
-_NOT_KEYS = KINDS
-"""What chooses files, and is no key of a recipe; ``${machine}`` refers to it."""
+_SOME = (*RECIPES.values(), "when", "traits")
+"""Sections of a file that are not meant for all recipes and machines."""
 _UNREADABLE = (OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError)
 _MERGE_ERRORS = (OmegaConfBaseException, YAMLError, TypeError, ValueError, AssertionError)
 
@@ -60,7 +60,7 @@ def read_file(file: Path) -> Tree:
     except _UNREADABLE as error:
         raise ConfigError(f"{file}: {' '.join(str(error).split())}") from error
     require(isinstance(content, DictConfig), f"{file}: a config must be a mapping of keys to values")
-    return _plain(cast(DictConfig, content))
+    return as_written(cast(DictConfig, content))
 
 
 def compose(name: str, overrides: Sequence[str] = (), recipe: str = "loop_appworld") -> DictConfig:
@@ -75,29 +75,36 @@ def compose(name: str, overrides: Sequence[str] = (), recipe: str = "loop_appwor
         ConfigError: there is no such file, it cannot be read, or a word is not understood.
     """
     check_overrides(overrides, recipe)
-    chosen = dict(word.split("=", 1) for word in overrides if word.partition("=")[0] in _NOT_KEYS)
-    words = [word for word in overrides if word.partition("=")[0] not in _NOT_KEYS]
-    run = _run(name, chosen, recipe)
+    choices = dict(word.split("=", 1) for word in overrides if word.partition("=")[0] in KINDS)
+    words = [word for word in overrides if word.partition("=")[0] not in KINDS]
+    files = _files(name, choices, recipe)
+    tree = functools.reduce(_merged, _layers(files, recipe), cast(Tree, {}))
+    tree |= {kind: files[kind].name for kind in KINDS if kind in files}
     try:
-        return OmegaConf.create(with_words(run.tree(), words))
+        return OmegaConf.create(with_words(tree, words))
     except OmegaConfBaseException as error:
         raise ConfigError(f"config {name}: {' '.join(str(error).split())}") from error
 
 
-def pinned_models(config: DictConfig) -> list[str]:
-    """The words that give each model of the hub's that ``config`` names the commit that it stands for now.
+def pin_models(config: DictConfig) -> list[str]:
+    """Give each model of the hub's that ``config`` names the commit that it stands for now.
+
+    Returns:
+        The same as words of a command line.
 
     Raises:
         ConfigError: it cannot be fetched; one line.
     """
-    words, written = [], _plain(config)
+    words, written = [], as_written(config)
     for key in ("model.path", "node.model.path"):
         name = _at(written, key)
         if isinstance(name, str) and is_hub_name(name):
             try:
-                words.append(f"{key}={pinned(name)}")
+                commit = pinned(name)
             except ValueError as error:
                 raise ConfigError(f"{key}: {error}") from error
+            OmegaConf.update(config, key, commit)
+            words.append(f"{key}={commit}")
     return words
 
 
@@ -110,7 +117,7 @@ def check_overrides(words: Sequence[str], recipe: str = "loop_appworld") -> None
     for word, after in zip(words, (*words[1:], ""), strict=False):
         key = word.partition("=")[0]
         kind = next((kind for kind in KINDS if len(key) > 2 and (kind.startswith(key) or key == f"{kind}s")), key)
-        require(kind == key or key in _training_keys(), f"unknown key {key!r}; did you mean {kind!r}?")
+        require(kind == key, f"unknown key {key!r}; did you mean {kind!r}?")
         if not word.startswith("~") and ("=" not in word or word.startswith(("-", "="))):
             raise ConfigError(f"{word!r} is not understood; {_meant(word, after, recipe)}")
 
@@ -141,198 +148,115 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(words[:at]), list(words[at + 1 :])
 
 
-def read_config(cfg: DictConfig | Mapping[str, Any], section: type[Section]) -> Section:
-    """Resolve ``cfg`` and turn it into ``section``, without what is meant for other recipes.
-
-    Raises:
-        ConfigError: an interpolation that does not resolve, an unknown, missing or ill-typed key.
-    """
-    try:
-        config = cfg if isinstance(cfg, DictConfig) else OmegaConf.create(dict(cfg))
-        others = {*_NOT_KEYS, *_training_keys()} - fields_of(section).keys()
-        plain = {str(key): _resolved(config, str(key)) for key in config if key not in others}
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"config: {str(error).splitlines()[0]}") from error
-    return from_mapping(section, plain)
-
-
-def _resolved(config: DictConfig, key: str) -> Any:
-    value = config[key]
-    return OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if OmegaConf.is_config(value) else value
-
-
-@functools.cache
-def _training_keys() -> frozenset[str]:
-    """The keys of `loop_appworld`, which a machine has all of."""
-    from loop_recipes.config.loop_config import LoopConfig  # which reads its configs by this module
-
-    return frozenset(fields_of(LoopConfig))
-
-
 @dataclass(frozen=True)
 class _File:
-    """A file of a run: its name, its content, and the files that it chooses, by their kind."""
+    """A file of a run, or several of one kind as one: its name, its content, and the files that it chooses by kind."""
 
     name: str
     content: Tree
-    chosen: dict[str, tuple[Path, ...]]
-
-    def parts(self, verb: str, traits: Iterable[str]) -> tuple[Tree, Tree]:
-        """Return what is meant for all recipes, and what for the one called ``verb``."""
-        common: Tree = {}
-        special: Tree = {}
-        when = self.content.get("when") or {}
-        for layer in (self.content, *(when[trait] for trait in traits if trait in when)):
-            own = {key: value for key, value in layer.items() if key not in (*RECIPES.values(), "when", "traits")}
-            common, special = _merged(common, own), _merged(special, layer.get(verb) or {})
-        return common, special
+    chosen: dict[str, list[Path]]
 
 
-NOTHING = _File("", {}, {})
+def _layers(files: Mapping[str, _File], recipe: str) -> list[Tree]:
+    """What a config is made of, each over those before it; ``files`` are those of :func:`_files`."""
+    verb = RECIPES[recipe]
+    traits = files["machine"].content.get("traits") or []
+    common: dict[str, Tree] = {"world": {}, "preset": {}, "algorithm": {}, "own": {}}
+    special = dict(common)
+    for kind, file in files.items():
+        when = file.content.get("when") or {}
+        content = functools.reduce(_merged, (when.get(trait) or {} for trait in traits), file.content)
+        common[kind] = {key: value for key, value in content.items() if key not in _SOME}
+        special[kind] = content.get(verb) or {}
+        if kind in ("preset", "algorithm"):
+            _check_meant(kind, file, common[kind], special[kind], recipe)
+    trained = _merged(common["machine"], common["world"])
+    over_training = verb in ("sft", "eval") and trained.keys() <= fields_of(LoopConfig).keys()
+    return [
+        _evaluated(trained) if verb == "eval" else trained,
+        read_file(CONFIGS / verb / "base.yaml") if over_training else {},
+        special["machine"],
+        special["world"],
+        common["preset"],
+        special["preset"],
+        common["algorithm"],
+        special["algorithm"],
+        _folder(files, common, special, verb),
+        _evaluated(common["own"]) if verb == "eval" else common["own"],
+        special["own"],
+    ]
 
 
-def _together(files: Sequence[_File]) -> _File:
-    """Several files as one, each over those before it."""
-    content = functools.reduce(_merged, (file.content for file in files), cast(Tree, {}))
-    return _File("_".join(file.name for file in files), content, {}) if files else NOTHING
+def _check_meant(kind: str, file: _File, common: Tree, special: Tree, recipe: str) -> None:
+    """Refuse a preset or an algorithm that is meant for other recipes."""
+    meant = [name for name, verb in RECIPES.items() if verb in file.content]
+    require(common or special or not meant, f"{kind} {file.name} is one of {' and '.join(meant)}, not of {recipe}")
+    if kind == "algorithm" and recipe == "sft_appworld":
+        foreign = sorted(common.keys() & {"collection", "credit"})
+        require(not foreign, f"algorithm {file.name} is one of loop_appworld: it sets {', '.join(foreign)}")
 
 
 def _evaluated(trained: Tree) -> Tree:
     """What a training's keys mean for its evaluation: its ``output_dir`` is the ``run`` to evaluate."""
-    if not trained.keys() <= _training_keys() or "output_dir" not in trained:
+    if not trained.keys() <= fields_of(LoopConfig).keys():
         return trained
     return {("run" if key == "output_dir" else key): value for key, value in trained.items()}
 
 
-@dataclass(frozen=True)
-class _Run:
-    """The files of a run."""
-
-    recipe: str
-    machine: _File
-    world: _File
-    preset: _File
-    algorithm: _File
-    own: _File
-
-    def tree(self) -> Tree:
-        """All of them merged for the recipe, with interpolations as they are."""
-        names = {kind: getattr(self, kind).name for kind in KINDS if getattr(self, kind) is not NOTHING}
-        return functools.reduce(_merged, self._layers(), cast(Tree, {})) | names
-
-    def _layers(self) -> list[Tree]:
-        """What the run is made of, each over those before it."""
-        verb = RECIPES[self.recipe]
-        traits = self.machine.content.get("traits") or []
-        (machine, machine_only), (world, world_only), preset, algorithm, (own, own_only) = (
-            file.parts(verb, traits) for file in (self.machine, self.world, self.preset, self.algorithm, self.own)
-        )
-        self._check(verb, preset, algorithm)
-        trained = _merged(machine, world)
-        base = verb in ("sft", "eval") and trained.keys() <= _training_keys()
-        return [
-            _evaluated(trained) if verb == "eval" else trained,
-            read_file(CONFIGS / verb / "base.yaml") if base else {},
-            machine_only,
-            world_only,
-            *preset,
-            *algorithm,
-            self._folder(verb, world, machine_only, preset),
-            _evaluated(own) if verb == "eval" else own,
-            own_only,
-        ]
-
-    def _folder(self, verb: str, world: Tree, machine_only: Tree, preset: tuple[Tree, Tree]) -> Tree:
-        """The output folder of a run that is more than its machine: named by all that it is made of."""
-        preset_counts = verb != "eval" or preset[0]  # a preset of evaluations alone is none of the run's
-        more = [self.world, self.preset if preset_counts else NOTHING, self.algorithm, self.own]
-        more = [file for file in more if file is not NOTHING]
-        if verb == "sft":
-            named = more or ("output_dir" not in machine_only and "rollouts" not in self.machine.content)
-        else:
-            named = [file for file in more if file is not self.world or "output_dir" not in world]
-        if not named or verb == "warm_start":
-            return {}
-        rft = ["rft"] if verb == "sft" and self.algorithm is NOTHING else []
-        names = "_".join([self.machine.name, *(file.name for file in more), *rft])
-        return {"run" if verb == "eval" else "output_dir": f"${{loop_home:}}/runs/{names}"}
-
-    def _check(self, verb: str, preset: tuple[Tree, Tree], algorithm: tuple[Tree, Tree]) -> None:
-        """Refuse a preset or an algorithm that is meant for other recipes."""
-        recipes = {word: name for name, word in RECIPES.items()}
-        for kind, file, (common, special) in (
-            ("preset", self.preset, preset),
-            ("algorithm", self.algorithm, algorithm),
-        ):
-            meant = [recipes[word] for word in file.content if word in recipes]
-            if file is not NOTHING and meant and not (common or special):
-                raise ConfigError(f"{kind} {file.name} is one of {' and '.join(meant)}, not of {self.recipe}")
-        if verb == "sft":
-            foreign = sorted(algorithm[0].keys() & {"collection", "credit"})
-            require(
-                not foreign, f"algorithm {self.algorithm.name} is one of loop_appworld: it sets {', '.join(foreign)}"
-            )
-
-
-def _run(name: str, words: Mapping[str, str], recipe: str) -> _Run:
-    """Find and read the files of a run. ``words`` are those of the command line that choose some."""
-    known = config_files(recipe, CONFIGS)
-    chosen: dict[str, tuple[Path, ...]] = {}
-    own = NOTHING
-    file = _file_of_run(name, name.removeprefix(f"{recipe}/"), recipe)
-    first = _read(file, recipe)
-    if "machine" in first.chosen and file not in known["machine"].values():
-        own = first
-        chosen |= first.chosen
+def _folder(files: Mapping[str, _File], common: Mapping[str, Tree], special: Mapping[str, Tree], verb: str) -> Tree:
+    """The output folder of a run that is more than its machine: named by all that it is made of."""
+    named = [kind for kind in (*KINDS[1:], "own") if kind in files]
+    if verb == "eval" and not common["preset"]:  # a preset of evaluations alone is none of the run's
+        named = [kind for kind in named if kind != "preset"]
+    if verb == "sft":
+        other = bool(named) or ("output_dir" not in special["machine"] and "rollouts" not in common["machine"])
     else:
-        chosen["machine"] = (file,)
-    chosen |= {kind: _chosen(kind, value, Path(), recipe) for kind, value in words.items() if kind in KINDS}
+        other = any(kind != "world" or "output_dir" not in common["world"] for kind in named)
+    if not other or verb == "warm_start":
+        return {}
+    rft = ["rft"] if verb == "sft" and "algorithm" not in files else []
+    names = "_".join([*(files[kind].name for kind in ("machine", *named)), *rft])
+    return {"run" if verb == "eval" else "output_dir": f"${{loop_home:}}/runs/{names}"}
+
+
+def _files(name: str, choices: Mapping[str, str], recipe: str) -> dict[str, _File]:
+    """The files of a run by their kinds, and as ``own`` the one that it is named by where that is not a machine's.
+
+    Args:
+        choices: what the command line chooses, by kind.
+    """
+    file = _file_of_run(name, recipe)
+    own = _read(file, recipe)
+    is_machine = "machine" not in own.chosen or file in config_files(recipe, CONFIGS)["machine"].values()
+    chosen = {"machine": [file]} if is_machine else dict(own.chosen)
+    chosen |= {kind: _chosen(kind, value, Path(), recipe) for kind, value in choices.items()}
     require(len(chosen["machine"]) == 1, "machine must be one")
-    machine = _machine(chosen["machine"][0], recipe)
-    chosen = {**machine.chosen, **chosen}
-    others = {kind: _together([_read(path, recipe) for path in chosen.get(kind, ())]) for kind in KINDS[1:]}
-    return _Run(recipe, machine, **others, own=own)
+    files = {"machine": _machine(chosen["machine"][0], recipe)}
+    for kind in KINDS[1:]:
+        if parts := [_read(path, recipe) for path in {**files["machine"].chosen, **chosen}.get(kind, ())]:
+            content = functools.reduce(_merged, (part.content for part in parts))
+            files[kind] = _File("_".join(part.name for part in parts), content, {})
+    return files if is_machine else {**files, "own": own}
 
 
-def _file_of_run(name: str, stem: str, recipe: str) -> Path:
-    known = config_files(recipe, CONFIGS)["machine"]
-    written = Path("runs", Path(name).stem, "train.yaml")
-    require(
-        not (name.endswith(".py") and Path(name).is_file()),
-        f"{name} is a file of functions, no config: "
-        + (
-            f"give the one that its training wrote, {written}"
-            if written.is_file()
-            else f"`loop try {name}` plays its tasks, `loop train {name} --model MODEL` trains on it and writes the "
-            f"config, {written}"
-        ),
-    )
-    if stem in known and not (name.endswith(".yaml") and Path(name).is_file()):
-        return known[stem]
-    if not Path(name).is_file():
-        names = ", ".join(f"{recipe}/{one}" for one in known)
-        file = Path(stem).stem if stem.endswith(".yaml") else stem
-        cure = nearest(file, list(known), _no_file(name, Path()) or f"there are: {names}, or give a YAML file")
-        if (functions := Path(f"{stem}.py")).is_file():
-            cure = f"did you mean {functions}?"
-        folder = Path(stem) if Path(stem).is_dir() else Path("runs") / stem
-        if stem and folder.is_dir():
-            own, stored = folder / "train.yaml", folder / "config.yaml"
-            begun = stored if stored.is_file() else "the config that it began with"
-            again = f"{begun} and output_dir={folder} resume_from_checkpoint=True"
-            score = f"a config and run={folder}"
-            cure = f"give {own if own.is_file() else score if recipe == 'eval_appworld' else again}"
-            raise ConfigError(f"{folder} is a folder, no config; {cure}")
-        raise ConfigError(f"no config {config_name(name, recipe)!r}; {cure}")
-    return Path(name).resolve()
+def _machine(file: Path, recipe: str, above: tuple[Path, ...] = ()) -> _File:
+    """A machine over the one that it names, and so on."""
+    if file in above:
+        raise ConfigError(f"machine: {' -> '.join(path.name for path in (*above, file))} goes in a circle")
+    own = _read(file, recipe)
+    if not own.chosen.get("machine"):
+        return own
+    lower = _machine(own.chosen["machine"][0], recipe, (*above, file))
+    return _File(own.name, _merged(lower.content, own.content), {**lower.chosen, **own.chosen})
 
 
-def _no_file(name: str, folder: Path) -> str:
-    """What is wrong with a name that can only be a file's; "" for any other."""
-    return f"there is no such file in {(folder / name).absolute().parent}" if name.endswith((".yaml", ".yml")) else ""
+def _read(file: Path, recipe: str) -> _File:
+    content = read_file(file)
+    chosen = {kind: _chosen(kind, content.pop(kind), file.parent, recipe) for kind in KINDS if kind in content}
+    return _File(file.stem, content, chosen)
 
 
-def _chosen(kind: str, value: Any, folder: Path, recipe: str) -> tuple[Path, ...]:
+def _chosen(kind: str, value: Any, folder: Path, recipe: str) -> list[Path]:
     """The files that ``value`` chooses: a name or a path relative to ``folder``, a list of them, or null for none."""
     if isinstance(value, str) and value.startswith("["):
         value = [name.strip() for name in value.strip("[]").split(",")]
@@ -342,31 +266,52 @@ def _chosen(kind: str, value: Any, folder: Path, recipe: str) -> tuple[Path, ...
     for name in map(str, names):
         stem = name.removeprefix(f"{recipe}/") if kind == "machine" else name
         file = known.get(stem, folder / name)
-        there_are = _no_file(name, folder) or f"there are: {', '.join(known)}, or give a YAML file"
-        cure = nearest(stem, list(known), there_are)
-        require(file.is_file(), f"no {kind} {name!r}; {cure}")
+        require(file.is_file(), f"no {kind} {name!r}; {_file_meant(name, stem, folder, known)}")
         files.append(file.resolve())
-    return tuple(files)
+    return files
 
 
-def _machine(file: Path, recipe: str, above: tuple[Path, ...] = ()) -> _File:
-    """A machine over the one that it names, and so on."""
-    if file in above:
-        raise ConfigError(f"machine: {' -> '.join(path.name for path in (*above, file))} goes in a circle")
-    own = _read(file, recipe)
-    below = own.chosen.get("machine")
-    if not below:
-        return own
-    lower = _machine(below[0], recipe, (*above, file))
-    content = _merged(lower.content, {key: value for key, value in own.content.items() if key != "when"})
-    content["when"] = _merged(lower.content.get("when") or {}, own.content.get("when") or {})
-    return _File(own.name, content, {**lower.chosen, **own.chosen})
+def _file_of_run(name: str, recipe: str) -> Path:
+    """The file that stands first on a command line."""
+    known = config_files(recipe, CONFIGS)["machine"]
+    stem = name.removeprefix(f"{recipe}/")
+    is_file = Path(name).is_file()
+    if is_file and name.endswith(".py"):
+        written = Path("runs", Path(name).stem, "train.yaml")
+        train = f"`loop train {name} --model MODEL` trains on it and writes the config"
+        cure = f"`loop try {name}` plays its tasks, {train}"
+        if written.is_file():
+            cure = "give the one that its training wrote"
+        raise ConfigError(f"{name} is a file of functions, no config: {cure}, {written}")
+    if stem in known and not (is_file and name.endswith(".yaml")):
+        return known[stem]
+    if is_file:
+        return Path(name).resolve()
+    folder = Path(stem) if Path(stem).is_dir() else Path("runs") / stem
+    if stem and folder.is_dir():
+        raise ConfigError(f"{folder} is a folder, no config; give {_config_of(folder, recipe)}")
+    cure = _file_meant(name, Path(stem).stem if stem.endswith(".yaml") else stem, Path(), known, f"{recipe}/")
+    if (functions := Path(f"{stem}.py")).is_file():
+        cure = f"did you mean {functions}?"
+    raise ConfigError(f"no config {config_name(name, recipe)!r}; {cure}")
 
 
-def _read(file: Path, recipe: str) -> _File:
-    content = read_file(file)
-    chosen = {kind: _chosen(kind, content.pop(kind), file.parent, recipe) for kind in KINDS if kind in content}
-    return _File(file.stem, content, chosen)
+def _config_of(folder: Path, recipe: str) -> str:
+    """What to give in place of a run's folder."""
+    own, stored = folder / "train.yaml", folder / "config.yaml"
+    if own.is_file():
+        return str(own)
+    if recipe == "eval_appworld":
+        return f"a config and run={folder}"
+    begun = stored if stored.is_file() else "the config that it began with"
+    return f"{begun} and output_dir={folder} resume_from_checkpoint=True"
+
+
+def _file_meant(name: str, stem: str, folder: Path, known: Mapping[str, Path], prefix: str = "") -> str:
+    """The cure for a name, spelt ``stem`` where it is one of ``known``, that is no file in ``folder`` either."""
+    there_are = f"there are: {', '.join(f'{prefix}{one}' for one in known)}, or give a YAML file"
+    no_file = f"there is no such file in {(folder / name).absolute().parent}"
+    return nearest(stem, list(known), no_file if name.endswith((".yaml", ".yml")) else there_are)
 
 
 def with_words(tree: Tree, words: Iterable[str]) -> Tree:
@@ -386,7 +331,7 @@ def with_words(tree: Tree, words: Iterable[str]) -> Tree:
             key += "._component_"
         value = "!!null" if value == "None" else f"!!str {value}" if "max_filename" in key else as_yaml(value)
         try:
-            given = _plain(OmegaConf.from_dotlist([f"{key}={value}"]))
+            given = as_written(OmegaConf.from_dotlist([f"{key}={value}"]))
         except _MERGE_ERRORS as error:
             raise ConfigError(f"{word}: {' '.join(str(error).split())}") from error
         result = _merged(result, given, ("name",))
@@ -423,10 +368,6 @@ def _leave_out(keys: Tree, path: Sequence[str], word: str) -> None:
     elif isinstance(section, dict) and "_component_" in section and "." not in word:
         raise ConfigError(f"{word} is a component, which cannot be left out")
     del keys[outer]
-
-
-def _plain(cfg: DictConfig) -> Tree:
-    return as_written(cfg)
 
 
 def _merged(base: Tree, over: Mapping[str, Any], identity: Sequence[str] = ("_component_", "name")) -> Tree:

@@ -6,19 +6,21 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from loop_formats.collection_request import Limits, check_temperature
-from loop_formats.schema import STRICT, ConfigError, Seed, require
+from loop_formats.schema import STRICT, ConfigError, Seed, fields_of, from_mapping, require
 from loop_plumbing.chat_client import url_problem
-from loop_recipes.config.files import read_config
 from loop_recipes.config.rollout_node import RolloutNodeConfig, WithNode, read_token
+from loop_recipes.paths import KINDS
 from model_families.weights.hub import local_path
 
+Section = TypeVar("Section")
 COMPONENT = "component"
 Component = Annotated[dict[str, Any], COMPONENT]
 """What to build, by ``_component_``, and its arguments."""
@@ -391,6 +393,26 @@ class LoopConfig(LearnerConfig, WithNode):
             not isinstance(rank, int) or rank <= served.lora_rank,
             f"model.lora_rank is {rank}, but node.model.lora_rank {served.lora_rank}",
         )
+
+
+def read_config(cfg: DictConfig | Mapping[str, Any], section: type[Section]) -> Section:
+    """Resolve ``cfg`` and turn it into ``section``, without what is meant for other recipes.
+
+    Raises:
+        ConfigError: an interpolation that does not resolve, an unknown, missing or ill-typed key.
+    """
+    others = {*KINDS, *fields_of(LoopConfig)} - fields_of(section).keys()
+    try:
+        config = cfg if isinstance(cfg, DictConfig) else OmegaConf.create(dict(cfg))
+        plain = {str(key): _resolved(config, str(key)) for key in config if key not in others}
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"config: {str(error).splitlines()[0]}") from error
+    return from_mapping(section, plain)
+
+
+def _resolved(config: DictConfig, key: str) -> Any:
+    value = config[key]
+    return OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if OmegaConf.is_config(value) else value
 
 
 def read_loop_config(cfg: DictConfig | Mapping[str, Any]) -> LoopConfig:

@@ -10,8 +10,7 @@ from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from loop_formats.schema import STRICT, require
-from loop_recipes.config.files import read_config
-from loop_recipes.config.loop_config import Component, LearnerConfig
+from loop_recipes.config.loop_config import Component, LearnerConfig, read_config
 
 REFUSED = tuple(f"update.{name}" for name in ("exact_entropy", "token_statistics", "max_trajectory_log_ratio"))
 """Keys of the learner's sections that a fixed set has no use for."""

@@ -21,8 +21,7 @@ from loop_formats.places import run_meant
 from loop_formats.run_files import ADAPTER_FILES, adapter_digest, in_order, is_adapter, newest_adapter
 from loop_formats.run_folder import read_description
 from loop_formats.schema import STRICT, ConfigError, Seed, require
-from loop_recipes.config.files import read_config
-from loop_recipes.config.loop_config import EndpointConfig
+from loop_recipes.config.loop_config import EndpointConfig, read_config
 from loop_recipes.config.rollout_node import WithNode, check_token
 from rollout_server.config import EnvironmentConfig, NodeConfig
 

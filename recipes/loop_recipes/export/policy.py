@@ -14,8 +14,8 @@ from loop_formats.places import run_meant
 from loop_formats.run_files import ADAPTER_FILES, is_adapter, newest_adapter, whole_folder, writing
 from loop_formats.schema import STRICT, ConfigError, fields_of, require
 from loop_recipes.config.components import check_ours
-from loop_recipes.config.files import read_config, read_file
-from loop_recipes.config.loop_config import LearnerConfig
+from loop_recipes.config.files import read_file
+from loop_recipes.config.loop_config import LearnerConfig, read_config
 from loop_recipes.export.card import Base, Card
 from model_families.own_tokenizer import differing_ids, read_as_written
 from rollout_server.policies.adapter_check import read_adapter_config

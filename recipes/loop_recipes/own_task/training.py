@@ -23,12 +23,13 @@ from loop_formats.places import METRICS_FILE, loop_home
 from loop_formats.run_files import newest_adapter, whole_file
 from loop_formats.run_folder import nothing_learned
 from loop_formats.schema import ConfigError, from_mapping, made_folder, require
-from loop_plumbing.names import similar_names, did_you_mean
-from loop_recipes.config.files import check_overrides, compose, read_config, read_file, with_words
+from loop_plumbing.names import did_you_mean, similar_names
+from loop_recipes.config.files import check_overrides, compose, read_file, with_words
+from loop_recipes.config.loop_config import read_config
 from loop_recipes.own_task.oracle import Oracle, ask_oracle
 from loop_recipes.own_task.play import Played, nothing, play_tasks, words_as_tokens
 from loop_recipes.paths import KINDS
-from loop_recipes.steps import check_finished, module, recipe_sections, run_step, tune
+from loop_recipes.steps import check_finished, module, recipe_section, run_step, tune
 from loop_recipes.terminal import say
 from model_families.base_model import BaseModel
 from model_families.opening import open_model_chat, open_weights
@@ -324,7 +325,7 @@ def write_config(config: Mapping[str, Any]) -> Path:
     with whole_file(file) as partial:
         partial.write_text(head + OmegaConf.to_yaml(OmegaConf.create(dict(config))), encoding="utf-8")
         for recipe in ("loop_appworld", "eval_appworld"):
-            read_config(compose(str(partial), (), recipe), recipe_sections()[recipe])
+            read_config(compose(str(partial), (), recipe), recipe_section(recipe))
     return file
 
 

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 from loop_formats.schema import ConfigError
 from loop_recipes.config.arguments import config_parser
-from loop_recipes.config.files import compose, config_name, pinned_models, read_config
+from loop_recipes.config.files import compose, config_name, pin_models
+from loop_recipes.config.loop_config import read_config
 from loop_recipes.own_task import training
-from loop_recipes.steps import StepFailed, on_ranks, recipe_sections, tune
+from loop_recipes.steps import StepFailed, on_ranks, recipe_section, tune
 from loop_recipes.verbs.exit_status import exit_status
 
 
@@ -75,9 +76,9 @@ def _become(program: str, recipe: str, options: argparse.Namespace, ranks: int |
     name = config_name(options.config, recipe)
     launcher = [] if ranks is None else on_ranks(ranks)
     try:
-        # Once, before there are ranks: each of them and the node find the same commit.
-        models = pinned_models(compose(name, options.overrides, recipe))
-        read_config(compose(name, [*options.overrides, *models], recipe), recipe_sections()[recipe])
+        config = compose(name, options.overrides, recipe)
+        models = pin_models(config)  # once, before there are ranks: each of them and the node find the same commit
+        read_config(config, recipe_section(recipe))
         command = tune("run", *launcher, recipe, "--config", name, *options.overrides, *models)
         # Ctrl-C waits until it is one line: loop_recipes/registration.py lets it through.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -16,8 +16,8 @@ from loop_appworld import LoopAppWorldRecipe
 from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.critic import Critic
 from loop_recipes.config.components import build, check_component
-from loop_recipes.config.files import CONFIGS, compose, read_config, read_file
-from loop_recipes.config.loop_config import LoopConfig
+from loop_recipes.config.files import CONFIGS, compose, read_file
+from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.engine.model import meta_model
 from loop_recipes.evaluation.config import EvalConfig

@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 from torchtune.config._utils import _merge_yaml_and_cli_args
 
 from loop_formats.schema import ConfigError
-from loop_recipes.config.files import CONFIGS, compose, read_config
-from loop_recipes.config.loop_config import LoopConfig
+from loop_recipes.config.files import CONFIGS, compose
+from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.evaluation.config import EvalConfig
 from loop_recipes.paths import RECIPES

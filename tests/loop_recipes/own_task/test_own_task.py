@@ -11,8 +11,8 @@ import loop_recipes
 from agent_environments.protocol import create_pool
 from loop_formats.run_files import ADAPTER_FILES
 from loop_formats.schema import ConfigError
-from loop_recipes.config.files import compose, read_config, read_file
-from loop_recipes.config.loop_config import LoopConfig
+from loop_recipes.config.files import compose, read_file
+from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.evaluation.config import EvalConfig
 from loop_recipes.own_task import training
 from loop_recipes.own_task.training import OwnTask, check_model, config_of, found_machine, show, train, write_config

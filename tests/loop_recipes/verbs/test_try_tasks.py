@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from loop_recipes.config.files import compose, read_config
+from loop_recipes.config.files import compose
+from loop_recipes.config.loop_config import read_config
 from loop_recipes.evaluation.config import EvalConfig
 from loop_recipes.own_task import training
 from loop_recipes.paths import loop_package

@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import constants
 
 from loop_formats.schema import ConfigError
-from loop_recipes.config.files import compose, pinned_models
+from loop_recipes.config.files import compose, pin_models
 from loop_recipes.config.loop_config import read_loop_config
 from loop_recipes.own_task.training import check_model
 from model_families.weights import hub
@@ -193,21 +193,20 @@ def test_no_network_is_one_line(here, monkeypatch):
 def test_trainer_and_node_of_a_config_are_given_one_snapshot(here, name):
     """The composed config holds what was asked for and the commit; what reads it has the folder."""
     config = compose("tiny_cpu", [f"model.path={name}", "model.lora_rank=4"])
-    words = pinned_models(config)
+    words = pin_models(config)
     assert words == [f"model.path=me/small@{COMMITS[name.partition('@')[2] or 'main']}"], "the node's refers to it"
-    pinned_config = compose("tiny_cpu", [f"model.path={name}", "model.lora_rank=4", *words])
-    assert f"model.path={pinned_config.model.path}" == words[0]
+    assert config == compose("tiny_cpu", [f"model.path={name}", "model.lora_rank=4", *words])
     model_folder.cache_clear()
     here.asked.clear()
-    read = read_loop_config(pinned_config)
-    assert read.base_model == read.node.model.path == str(model_folder(pinned_config.model.path))
+    read = read_loop_config(config)
+    assert read.base_model == read.node.model.path == str(model_folder(config.model.path))
     assert here.asked == []
-    assert pinned_models(pinned_config) == words
+    assert pin_models(config) == words
 
 
 def test_a_config_that_names_none_is_one_line_that_names_the_key(here):
     with pytest.raises(ConfigError, match=r"^model\.path: me/none is no folder here") as raised:
-        pinned_models(compose("tiny_cpu", ["model.path=me/none"]))
+        pin_models(compose("tiny_cpu", ["model.path=me/none"]))
     assert "\n" not in str(raised.value)
     with pytest.raises(ConfigError, match=r"node\.model\.path.*me/none is no folder here"):
         read_loop_config(compose("tiny_cpu", ["node.model.path=me/none"]))

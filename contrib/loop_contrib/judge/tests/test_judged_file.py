@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from loop_recipes.config.files import compose, read_config
-from loop_recipes.config.loop_config import LoopConfig
+from loop_recipes.config.files import compose
+from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.evaluation.config import EvalConfig
 from loop_recipes.own_task import training
 from loop_recipes.paths import loop_package

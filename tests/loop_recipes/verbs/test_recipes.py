@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from loop_recipes.config.files import compose
+from loop_recipes.verbs import recipes
 from loop_recipes.verbs.recipes import evaluate, sft, train
 
 
@@ -40,6 +42,15 @@ def test_a_verb_becomes_tune_run(command, verb, words, tune):
     assert command == tune.split()
 
 
+def test_a_config_is_composed_once_and_its_model_has_one_commit(command, monkeypatch, tmp_path):
+    composed = []
+    monkeypatch.setattr(recipes, "compose", lambda *given: composed.append(compose(*given)) or composed[-1])
+    monkeypatch.setattr("model_families.weights.hub.model_folder", lambda name: tmp_path / "abc")
+    train(["tiny_cpu", "model.path=me/small"])
+    assert command[-2:] == ["model.path=me/small", "model.path=me/small@abc"]
+    assert [config.model.path for config in composed] == ["me/small@abc"]
+
+
 def test_a_file_of_the_users_own(command, tmp_path):
     (tmp_path / "mine.yaml").write_text("machine: tiny_cpu\nseed: 1\n")
     train([str(tmp_path / "mine.yaml"), "seed=2"])
@@ -50,9 +61,9 @@ def test_a_file_of_the_users_own(command, tmp_path):
     ("verb", "words", "message"),
     [
         (train, ["nosuch"], "loop train: no config 'loop_appworld/nosuch'; there are: "),
+        (train, ["tiny_cpu", "lr=1"], "loop train: unknown key 'lr'; did you mean 'optimizer.lr'?"),
         (sft, ["tiny_cpu", "seed"], "loop sft: 'seed' is not understood; after the config come key=value"),
         (evaluate, ["tiny_cpu", "~nosuch"], "loop eval: ~nosuch: there is no such key"),
-        (train, ["tiny_cpu", "lr=1"], "loop train: unknown key 'lr'; did you mean 'optimizer.lr'?"),
         (evaluate, ["tiny_cpu", "splitt=dev"], "loop eval: unknown key 'splitt'; did you mean 'split'?"),
     ],
 )

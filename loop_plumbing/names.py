@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 _PLAIN: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float, int), "str": (str,), "bool": (bool,)}
@@ -31,33 +31,30 @@ def explain_type_error(error: TypeError, call: Callable[..., Any], first: str, g
         error: what the call raised, which is quoted where the options fit the signature.
         first: the parameter of ``call`` that is not an option.
     """
-    signatures = [*_signatures(call)]
-    parameters = [each for signature in signatures for each in signature.parameters.values() if each.name != first]
-    named = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
-    options = {each.name: each for each in reversed(named)}  # a class wins over its bases
-    takes = [*dict.fromkeys(each.name for each in named)]
-    needed = [name for name in takes if options[name].default is inspect.Parameter.empty and name not in given]
-    unknown = [] if _takes_any(signatures[-1]) else [name for name in given if name not in takes]
-    if needed and (not unknown or (_takes_any(signatures[0]) and signatures[0].parameters.keys() & needed)):
-        return "; ".join(
-            [f"needs {_listed(needed, 'and')}", *(f"{name!r}: {nearest(name, takes)}" for name in unknown)]
-        )
+    options, takes_any = _options(call, first)
+    takes = [*options]
+    needed = [name for name, option in options.items() if option.default is option.empty and name not in given]
+    unknown = [] if takes_any else [name for name in given if name not in options]
+    own = inspect.signature(call).parameters
+    passes_on = any(each.kind is each.VAR_KEYWORD for each in own.values())
+    if needed and (not unknown or (passes_on and own.keys() & needed)):
+        cures = [f"{name!r}: {nearest(name, takes)}" for name in unknown]
+        return "; ".join([f"needs {_listed(needed, 'and')}", *cures])
     wrong = f"{unknown[0]!r}; {nearest(unknown[0], takes)}" if unknown else error
     return f"was given options it does not take: {wrong}"
 
 
-def _signatures(call: Callable[..., Any]) -> Iterator[inspect.Signature]:
-    """The signature of ``call``, and of each base class that is passed the ``**options`` of the one before it."""
+def _options(call: Callable[..., Any], first: str) -> tuple[dict[str, inspect.Parameter], bool]:
+    """The options of ``call`` and whether it takes any others; a class passes its ``**options`` on to its base."""
     classes = [each for each in getattr(call, "__mro__", ())[:-1] if "__init__" in vars(each)]
+    options: dict[str, inspect.Parameter] = {}
     for each in classes or [call]:
-        signature = inspect.signature(each)
-        yield signature
-        if not _takes_any(signature):
-            return
-
-
-def _takes_any(signature: inspect.Signature) -> bool:
-    return any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
+        parameters = [own for own in inspect.signature(each).parameters.values() if own.name not in (first, *options)]
+        takes_any = any(own.kind is own.VAR_KEYWORD for own in parameters)
+        options |= {own.name: own for own in parameters if own.kind not in (own.VAR_POSITIONAL, own.VAR_KEYWORD)}
+        if not takes_any:
+            break
+    return options, takes_any
 
 
 def explained(decorator: Decorator) -> Decorator:

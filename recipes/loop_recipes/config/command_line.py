@@ -15,7 +15,6 @@ from loop_formats.schema import ConfigError, fields_of, require
 from loop_plumbing.visible import show_all_text
 from loop_recipes.config.files import compose, pin_models
 from loop_recipes.config.loop_config import LoopConfig
-from loop_recipes.paths import KINDS
 from loop_recipes.terminal import fold_logs
 
 
@@ -52,7 +51,7 @@ def parse(section: type) -> Callable[[Callable[[DictConfig], Any]], Callable[[],
 
 def _check_keys(words: list[str], section: type, recipe: str) -> None:
     """Refuse what a config may hold for another recipe, but a command line of this one need not."""
-    others = fields_of(LoopConfig).keys() - fields_of(section).keys() - {*KINDS}
+    others = fields_of(LoopConfig).keys() - fields_of(section).keys()
     for word in words:
         key = word.lstrip("~").partition("=")[0].partition(".")[0]
         require(key not in others, f"{word}: {key} is a key of loop_appworld, not of {recipe}")

@@ -25,7 +25,7 @@ from loop_formats.run_folder import nothing_learned
 from loop_formats.schema import ConfigError, from_mapping, made_folder, require
 from loop_plumbing.names import did_you_mean, similar_names
 from loop_recipes.config.files import check_overrides, compose, read_file, with_words
-from loop_recipes.config.loop_config import read_config
+from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.own_task.oracle import Oracle, ask_oracle
 from loop_recipes.own_task.play import Played, nothing, play_tasks, words_as_tokens
 from loop_recipes.paths import KINDS
@@ -306,8 +306,11 @@ MAY_DIFFER = ("max_iterations", "accept_changes")
 """Keys that a run may be gone on with otherwise than it began."""
 
 
-def write_config(config: Mapping[str, Any]) -> Path:
+def write_config(config: Mapping[str, Any]) -> tuple[Path, LoopConfig]:
     """Write ``<output_dir>/train.yaml``; only :data:`MAY_DIFFER` may differ from what the run began with.
+
+    Returns:
+        The file, and the training's config as it is read from there.
 
     Raises:
         ConfigError: a key is unknown or its value ill-typed, or the folder holds a run that was begun otherwise, or
@@ -324,9 +327,9 @@ def write_config(config: Mapping[str, Any]) -> Path:
     head += "# take this file too; `loop check` shows all that it leaves to the machine.\n"
     with whole_file(file) as partial:
         partial.write_text(head + OmegaConf.to_yaml(OmegaConf.create(dict(config))), encoding="utf-8")
-        for recipe in ("loop_appworld", "eval_appworld"):
-            read_config(compose(str(partial), (), recipe), recipe_section(recipe))
-    return file
+        training = read_config(compose(str(partial)), LoopConfig)
+        read_config(compose(str(partial), (), "eval_appworld"), recipe_section("eval_appworld"))
+    return file, training
 
 
 def train(module: str | os.PathLike[str], model: str | os.PathLike[str] | None, *words: str) -> Path:
@@ -350,9 +353,8 @@ def train(module: str | os.PathLike[str], model: str | os.PathLike[str] | None, 
     config = config_of(task, folder, words)
     if is_hub_name(name := str(model)):  # train.yaml holds what was asked for, and the commit
         config["model"] |= {"path": pinned(name)}
-    file = write_config(config)
-    run = file.parent
-    wanted = compose(str(file)).max_iterations
+    file, training = write_config(config)
+    run, wanted = file.parent, training.max_iterations
     last = run / "checkpoints" / f"iteration_{wanted:04d}"
     seen = [] if (run / METRICS_FILE).exists() else task.check_reward()
     if last.is_dir():

@@ -146,7 +146,8 @@ def played_by(task: OwnTask, model: Path, count: int, words: Sequence[str] = ())
             "tasks": task.splits[TRAINED][:count],
             "samplings": [{"temperature": 1.0, "runs": 1}],
         }
-        run_step(tune("run", "eval_appworld", "--config", str(write_config(config))), None)
+        file, _ = write_config(config)
+        run_step(tune("run", "eval_appworld", "--config", str(file)), None)
         rollouts = [rollout for log in find_logs(Path(folder)) for rollout in read_rollouts(log)]
     lines = [line for rollout in rollouts for line in _of_rollout(rollout)]
     return "\n\n".join([*lines, *hopeless_lines(rollouts, task.description)])

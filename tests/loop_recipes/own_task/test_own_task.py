@@ -140,18 +140,19 @@ def test_a_turn_is_as_long_as_a_move_a_call_or_an_answer(products, tmp_path, mac
     questions.write_text(products.read_text().replace("@tool(terminal=True)", ""))
     for file, tokens in ((QUEST, move), (products, other), (questions, other)):
         words = [f"machine={machine}", f"output_dir={tmp_path / file.stem}"]
-        written = str(write_config(config_of(OwnTask.read(file), MODEL, words)))
-        assert read_config(compose(written), LoopConfig).collection.limits.max_tokens_per_turn == tokens
-        assert read_config(compose(written, (), "eval_appworld"), EvalConfig).limits.max_tokens_per_turn == tokens
+        written, trained = write_config(config_of(OwnTask.read(file), MODEL, words))
+        assert trained.collection.limits.max_tokens_per_turn == tokens
+        assert read_config(compose(str(written), (), "eval_appworld"), EvalConfig).limits.max_tokens_per_turn == tokens
 
 
 @pytest.mark.parametrize("machine", ["cpu", "gpu", "qwen2_5_1_5b_one_gpu"])
 def test_the_config_that_is_written_trains_and_scores(products, tmp_path, machine, monkeypatch):
     monkeypatch.setattr(training, "found_machine", lambda model: machine)
     task = OwnTask.read(products)
-    file = write_config(config_of(task, MODEL, [f"output_dir={tmp_path / 'run'}", "seed=3", "algorithm=grpo"]))
+    words = [f"output_dir={tmp_path / 'run'}", "seed=3", "algorithm=grpo"]
+    file, trained = write_config(config_of(task, MODEL, words))
     assert file == tmp_path / "run/train.yaml"
-    trained = read_config(compose(str(file)), LoopConfig)
+    assert trained == read_config(compose(str(file)), LoopConfig)
     assert (trained.seed, trained.loss["kl_coefficient"], trained.resume_from_checkpoint) == (3, 0.04, True)
     assert trained.base_model == trained.child.model.path == str(MODEL)
     assert trained.child.environment.options == {"module": str(products), "held_out": 4}

@@ -31,21 +31,6 @@ class StepFailed(RuntimeError):
     """A command ended otherwise than well; the message is one line for the user."""
 
 
-def recipe_section(recipe: str) -> type:
-    """What a recipe of ``loop`` reads its config as; imported only now, because no other needs it."""
-    if recipe == "eval_appworld":
-        from loop_recipes.evaluation.config import EvalConfig
-
-        return EvalConfig
-    if recipe == "sft_appworld":
-        from loop_recipes.config.sft_config import SftConfig
-
-        return SftConfig
-    from loop_recipes.config.loop_config import LoopConfig
-
-    return LoopConfig
-
-
 def on_ranks(count: int) -> list[str]:
     """Return the words with which `tune run` starts so many ranks on this machine. They meet on loopback: the machine's
     own name need not resolve, as in a container or on a laptop. Asked to end, it kills none that is still saving."""

@@ -20,8 +20,9 @@ import pytest
 from loop_recipes import cli
 from loop_recipes.cli import all_verbs, main
 from loop_recipes.config.files import check_overrides, compose
-from loop_recipes.config.loop_config import read_config
-from loop_recipes.steps import recipe_section
+from loop_recipes.config.loop_config import LoopConfig, read_config
+from loop_recipes.config.sft_config import SftConfig
+from loop_recipes.evaluation.config import EvalConfig
 from support.configs import files_read_once  # noqa: F401 - a fixture for all tests here
 
 VERBS = all_verbs()
@@ -278,6 +279,7 @@ def only_parse(monkeypatch):
 
 
 RECIPES = {"sft": "sft_appworld", "eval": "eval_appworld"}
+SECTIONS = {"loop_appworld": LoopConfig, "sft_appworld": SftConfig, "eval_appworld": EvalConfig}
 SHOWN = shown_commands()
 
 
@@ -300,7 +302,7 @@ def test_a_command_that_is_shown_is_understood(words, only_parse, monkeypatch):
             words = [word for word in getattr(options, "overrides", []) if "..." not in word]
             config = compose(name, words, of)
             if words:  # that of an endpoint is none without
-                read_config(config, recipe_section(of))
+                read_config(config, SECTIONS[of])
 
 
 def test_the_version_is_said(capsys):

@@ -29,7 +29,7 @@ from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.own_task.oracle import Oracle, ask_oracle
 from loop_recipes.own_task.play import Played, nothing, play_tasks, words_as_tokens
 from loop_recipes.paths import KINDS
-from loop_recipes.steps import check_finished, module, recipe_section, run_step, tune
+from loop_recipes.steps import check_finished, module, run_step, tune
 from loop_recipes.terminal import say
 from model_families.base_model import BaseModel
 from model_families.opening import open_model_chat, open_weights
@@ -316,6 +316,8 @@ def write_config(config: Mapping[str, Any]) -> tuple[Path, LoopConfig]:
         ConfigError: a key is unknown or its value ill-typed, or the folder holds a run that was begun otherwise, or
             cannot be made.
     """
+    from loop_recipes.evaluation.config import EvalConfig  # which the help of `loop train` does without
+
     folder = made_folder("output_dir", Path(config["output_dir"]))
     file = folder / "train.yaml"
     if (folder / METRICS_FILE).exists():
@@ -328,7 +330,7 @@ def write_config(config: Mapping[str, Any]) -> tuple[Path, LoopConfig]:
     with whole_file(file) as partial:
         partial.write_text(head + OmegaConf.to_yaml(OmegaConf.create(dict(config))), encoding="utf-8")
         training = read_config(compose(str(partial)), LoopConfig)
-        read_config(compose(str(partial), (), "eval_appworld"), recipe_section("eval_appworld"))
+        read_config(compose(str(partial), (), "eval_appworld"), EvalConfig)
     return file, training
 
 

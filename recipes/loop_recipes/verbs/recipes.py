@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from loop_formats.schema import ConfigError
 from loop_recipes.config.arguments import config_parser
 from loop_recipes.config.files import compose, config_name, pin_models
-from loop_recipes.config.loop_config import read_config
+from loop_recipes.config.loop_config import LoopConfig, read_config
+from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.own_task import training
-from loop_recipes.steps import StepFailed, on_ranks, recipe_section, tune
+from loop_recipes.steps import StepFailed, on_ranks, tune
 from loop_recipes.verbs.exit_status import exit_status
 
 
@@ -35,7 +36,7 @@ def train(arguments: Sequence[str]) -> int | None:
     if not options.config.endswith(".py"):
         if options.model is not None:
             parser.error(f"--model is for a file of functions; say model.path={options.model}")
-        _become(parser.prog, "loop_appworld", options, options.nproc_per_node)
+        _become(parser.prog, "loop_appworld", LoopConfig, options, options.nproc_per_node)
         return None
     if options.nproc_per_node is not None:
         parser.error("--nproc-per-node is for a config: `loop train` takes the train.yaml that this writes")
@@ -53,7 +54,7 @@ def sft(arguments: Sequence[str]) -> None:
     """
     parser = _recipe_parser("sft", sft.__doc__)
     options = parser.parse_intermixed_args(arguments)
-    _become(parser.prog, "sft_appworld", options, options.nproc_per_node)
+    _become(parser.prog, "sft_appworld", SftConfig, options, options.nproc_per_node)
 
 
 def evaluate(arguments: Sequence[str]) -> None:
@@ -62,7 +63,10 @@ def evaluate(arguments: Sequence[str]) -> None:
     loop eval tiny_cpu run=runs/demo
     """
     parser = config_parser("eval", evaluate.__doc__)
-    _become(parser.prog, "eval_appworld", parser.parse_intermixed_args(arguments), ranks=None)
+    options = parser.parse_intermixed_args(arguments)
+    from loop_recipes.evaluation.config import EvalConfig  # which no training needs
+
+    _become(parser.prog, "eval_appworld", EvalConfig, options, ranks=None)
 
 
 def _recipe_parser(verb: str, description: str | None) -> argparse.ArgumentParser:
@@ -71,14 +75,18 @@ def _recipe_parser(verb: str, description: str | None) -> argparse.ArgumentParse
     return parser
 
 
-def _become(program: str, recipe: str, options: argparse.Namespace, ranks: int | None) -> None:
-    """Replace this process by `tune run`; a mistake in the command line is said before torch is loaded."""
+def _become(program: str, recipe: str, section: type, options: argparse.Namespace, ranks: int | None) -> None:
+    """Replace this process by `tune run`; a mistake in the command line is said before torch is loaded.
+
+    Args:
+        section: what ``recipe`` reads its config as.
+    """
     name = config_name(options.config, recipe)
     launcher = [] if ranks is None else on_ranks(ranks)
     try:
         config = compose(name, options.overrides, recipe)
         models = pin_models(config)  # once, before there are ranks: each of them and the node find the same commit
-        read_config(config, recipe_section(recipe))
+        read_config(config, section)
         command = tune("run", *launcher, recipe, "--config", name, *options.overrides, *models)
         # Ctrl-C waits until it is one line: loop_recipes/registration.py lets it through.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -38,17 +38,14 @@ def loop_package(relative: str) -> Path:
 
 
 @functools.cache
-def config_files(recipe: str = "loop_appworld", folder: Path | None = None) -> Mapping[str, Mapping[str, Path]]:
+def config_files(recipe: str = "loop_appworld") -> Mapping[str, Mapping[str, Path]]:
     """Kind -> name -> file of what ships: ``machine`` holds the configs that run by themselves with ``recipe``.
     Installed packages add theirs, from a folder ``configs`` of their own; none takes the place of one of ours.
-
-    Args:
-        folder: the configs; None takes those of :func:`recipes_folder`.
     """
     kinds = {"machine": "machines", "world": "worlds", "preset": "presets", "algorithm": "algorithms"}
     own: dict[str, Path] = {}
     found: dict[str, dict[str, Path]] = {kind: {} for kind in kinds}
-    for place in (folder or recipes_folder() / "configs", *(added / "configs" for added in folders("configs"))):
+    for place in (recipes_folder() / "configs", *(added / "configs" for added in folders("configs"))):
         for kind, name in kinds.items():
             found[kind] |= {path.stem: path for path in place.glob(f"{name}/*.yaml") if path.stem not in found[kind]}
         mine = sorted(place.glob(f"{RECIPES[recipe]}/*.yaml"))

@@ -124,7 +124,7 @@ def check_overrides(words: Sequence[str], recipe: str = "loop_appworld") -> None
 
 def _meant(word: str, after: str, recipe: str) -> str:
     """The cure for a word that is no ``key=value``, with another ``after`` it."""
-    known = config_files(recipe, CONFIGS)
+    known = config_files(recipe)
     if Path(word).is_dir():
         return f"did you mean {'run' if recipe == 'eval_appworld' else 'output_dir'}={word}?"
     if after.startswith("=") or word == "=":
@@ -227,7 +227,7 @@ def _files(name: str, choices: Mapping[str, str], recipe: str) -> dict[str, _Fil
     """
     file = _file_of_run(name, recipe)
     own = _read(file, recipe)
-    is_machine = "machine" not in own.chosen or file in config_files(recipe, CONFIGS)["machine"].values()
+    is_machine = "machine" not in own.chosen or file in config_files(recipe)["machine"].values()
     chosen = {"machine": [file]} if is_machine else dict(own.chosen)
     chosen |= {kind: _chosen(kind, value, Path(), recipe) for kind, value in choices.items()}
     require(len(chosen["machine"]) == 1, "machine must be one")
@@ -261,7 +261,7 @@ def _chosen(kind: str, value: Any, folder: Path, recipe: str) -> list[Path]:
     if isinstance(value, str) and value.startswith("["):
         value = [name.strip() for name in value.strip("[]").split(",")]
     names = value if isinstance(value, list) else [] if value in (None, "null", "None") else [value]
-    known = config_files(recipe, CONFIGS)[kind]
+    known = config_files(recipe)[kind]
     files = []
     for name in map(str, names):
         stem = name.removeprefix(f"{recipe}/") if kind == "machine" else name
@@ -273,7 +273,7 @@ def _chosen(kind: str, value: Any, folder: Path, recipe: str) -> list[Path]:
 
 def _file_of_run(name: str, recipe: str) -> Path:
     """The file that stands first on a command line."""
-    known = config_files(recipe, CONFIGS)["machine"]
+    known = config_files(recipe)["machine"]
     stem = name.removeprefix(f"{recipe}/")
     is_file = Path(name).is_file()
     if is_file and name.endswith(".py"):
@@ -283,10 +283,8 @@ def _file_of_run(name: str, recipe: str) -> Path:
         if written.is_file():
             cure = "give the one that its training wrote"
         raise ConfigError(f"{name} is a file of functions, no config: {cure}, {written}")
-    if stem in known and not (is_file and name.endswith(".yaml")):
-        return known[stem]
-    if is_file:
-        return Path(name).resolve()
+    if stem in known or is_file:
+        return known.get(stem) or Path(name).resolve()
     folder = Path(stem) if Path(stem).is_dir() else Path("runs") / stem
     if stem and folder.is_dir():
         raise ConfigError(f"{folder} is a folder, no config; give {_config_of(folder, recipe)}")

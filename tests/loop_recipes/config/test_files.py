@@ -151,11 +151,7 @@ def test_an_evaluation_is_of_the_run_that_the_same_words_train():
 @pytest.mark.parametrize(
     ("recipe", "words", "message"),
     [
-        (
-            "loop_appworld",
-            ["nosuch"],
-            r"no config 'loop_appworld/nosuch'; there are: .*loop_appworld/tiny_cpu, .* YAML file",
-        ),
+        ("loop_appworld", ["nosuch"], "no config 'loop_appworld/nosuch'; there are: .*appworld/tiny_cpu, .* YAML"),
         ("loop_appworld", ["tiny_cpu", "algorithm=gpro"], "no algorithm 'gpro'; did you mean 'grpo'?"),
         ("loop_appworld", ["tiny_cpu", "world=./no.yaml"], r"no world './no.yaml'; there is no such file in "),
         ("loop_appworld", ["tiny_cpu", "algorithm=dpo"], "algorithm dpo is one of sft_appworld, not of loop_appworld"),
@@ -202,18 +198,30 @@ def test_in_place_of_a_run_the_config_that_it_stores_is_named_and_is_one(tmp_pat
             compose(str(tmp_path), (), recipe)
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize(
-    ("recipe", "word", "message"),
+    ("name", "word", "message"),
     [
-        *((recipe, "seed=[", r"seed=\[: while parsing") for recipe in RECIPES),
-        ("eval_appworld", "collection.limits.max_turns=3", "collection.* is a key of loop_appworld, not of eval"),
+        *(("tiny_cpu", word, f"'{word}' is not understood; .* come key=value") for word in ("--seed=1", "=1", "-seed")),
+        ("tiny_cpu", "seed=[", r"seed=\[: while parsing"),
+        ("loop_appworld/tiny_tpu", "seed=1", r"(did you mean 'tiny_[cg]pu'\?|there are: .*_appworld/tiny_cpu)"),
+        ("broken.yaml", "seed=1", "broken.yaml: "),
+        ("", "seed=1", "no config"),
     ],
 )
-def test_a_mistake_is_one_line_of_the_recipe(monkeypatch, recipe, word, message):
-    monkeypatch.setattr(sys, "argv", [f"/somewhere/{recipe}.py", "--config", f"{recipe}/tiny_cpu", "a=1", word])
-    with pytest.raises(SystemExit, match=f"^{recipe}: {message}") as caught:
+def test_a_mistake_is_one_line_of_the_recipe(tmp_path, monkeypatch, recipe, name, word, message):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, "broken.yaml", "a: [1\nb: 2\n")
+    monkeypatch.setattr(sys, "argv", [f"/somewhere/{recipe}.py", "--config", name, "~seed", word])
+    with pytest.raises(SystemExit, match=f"^{recipe}: .*{message}") as caught:
         import_module(recipe).recipe_main()
     assert "\n" not in str(caught.value)
+
+
+def test_a_key_of_another_recipe_is_refused_on_the_command_line(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/a/eval_appworld.py", "--config", "tiny_cpu", "collection.limits.max_turns=3"])
+    with pytest.raises(SystemExit, match="=3: collection is a key of loop_appworld, not of eval"):
+        import_module("eval_appworld").recipe_main()
 
 
 def test_a_misspelt_key_is_refused_wherever_it_stands(tmp_path):

@@ -1,8 +1,8 @@
-"""Decoders that answer with the log-probs of given tokens in place of all logits: which rows reach the head."""
+"""torchtune's decoders with a log-prob head: they answer with the log-probs of given tokens in place of all logits."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,24 +13,10 @@ from loop_recipes.engine.batching import Documents
 from loop_recipes.engine.cuda_layers import enable_cuda_layers
 from loop_recipes.engine.logprobs import Head
 from loop_recipes.engine.packed_attention import enable_packing
+from loop_recipes.engine.token_outputs import TokenOutputs, check_length, token_outputs
 
 if TYPE_CHECKING:
-    from loop_recipes.engine.general_decoder import GeneralDecoder
-
-CHECKPOINT_WRAPPER = "_checkpoint_wrapped_module."
-"""What activation checkpointing puts into the names of what is in a layer."""
-
-
-class TokenOutputs(NamedTuple):
-    """The outputs of a decoder for each of n sampled tokens.
-
-    ``logprobs`` [n], fp32, with gradient; without gradient, and only if asked for, ``entropy`` [n] and ``hidden``
-    [n, d], the normed last hidden states that a value function reads.
-    """
-
-    logprobs: Tensor
-    entropy: Tensor | None
-    hidden: Tensor | None
+    from loop_recipes.engine.general_decoder import GeneralDecoder  # transformers is loaded by those who build one
 
 
 class LogProbDecoder(TransformerDecoder):
@@ -120,43 +106,3 @@ def attach_head(
         return LogProbDecoder(decoder, head, scale, cap)
     decoder.head = head
     return decoder
-
-
-class _Answering(Protocol):
-    head: Head
-    scale: float
-    cap: float | None
-
-
-def token_outputs(
-    model: _Answering,
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    own: Tensor | None,
-    mask: Documents | Tensor | None,
-    with_entropy: bool,
-    with_hidden: bool,
-) -> TokenOutputs:
-    """The model's answer from its last hidden states [m, d] and its output matrix ``weight`` [v, d]; the other
-    arguments are those of :meth:`LogProbDecoder.forward`."""
-    logprobs = model.head(hidden, weight, targets if own is None else targets[own], model.scale, model.cap)
-    entropy = model.head.entropy(hidden, weight, model.scale, model.cap) if with_entropy else None
-    last = hidden.detach() if with_hidden else None
-    if own is not None and isinstance(mask, Documents):
-        part, count = mask.part, len(targets)
-        logprobs = part.joined(logprobs, own, count)
-        entropy = None if entropy is None else part.joined(entropy, own, count)
-        last = None if last is None else part.joined(last, own, count)
-    return TokenOutputs(logprobs, entropy, last)
-
-
-def check_length(tokens: Tensor, mask: Documents | Tensor | None, max_seq_len: int) -> None:
-    """Check that no sequence of a micro-batch is longer than the model takes.
-
-    Raises:
-        ValueError: one is.
-    """
-    longest = mask.longest.shape[0] if isinstance(mask, Documents) else tokens.shape[1]
-    if longest > max_seq_len:
-        raise ValueError(f"a sequence of {longest} tokens is longer than the model's max_seq_len {max_seq_len}")

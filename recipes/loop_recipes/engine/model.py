@@ -21,8 +21,7 @@ from torchtune.modules.peft import LoRALinear, get_adapter_params, set_trainable
 from loop_formats.schema import ConfigError
 from loop_recipes.config.components import build
 from loop_recipes.config.loop_config import LearnerConfig
-from loop_recipes.engine.decoder import CHECKPOINT_WRAPPER
-from loop_recipes.engine.general_decoder import GeneralDecoder, read_weights
+from loop_recipes.engine.general_decoder import CHECKPOINT_WRAPPER, GeneralDecoder, read_weights
 from loop_recipes.engine.general_probe import probe
 from loop_recipes.engine.process_group import FromMainRank, on_main_rank
 from model_families.base_model import BaseModel

@@ -10,8 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from loop_recipes.engine import logprobs as logprobs_module
 from loop_recipes.engine.batching import collate_step
 from loop_recipes.engine.cut_cross_entropy import CutCrossEntropyLogProbs
-from loop_recipes.engine.decoder import TokenOutputs, attach_head
+from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.logprobs import AutoLogProbs, FullLogProbs, TensorCoreLogProbs, TiledLogProbs
+from loop_recipes.engine.token_outputs import TokenOutputs
 from support.learner_cases import VOCAB, adapter_gradient, make_samples, tiny_lora_model
 
 

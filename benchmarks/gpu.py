@@ -245,6 +245,7 @@ def exactness(device: torch.device) -> dict[str, float]:
     from large_model import made_up, random_model
 
     from loop_recipes.algorithm.advantages import LeaveOneOut
+    from loop_recipes.algorithm.method import Method
     from loop_recipes.algorithm.policy_update import PolicyUpdate
     from loop_recipes.config.components import build
     from loop_recipes.config.files import compose
@@ -254,6 +255,7 @@ def exactness(device: torch.device) -> dict[str, float]:
     from loop_recipes.engine.model import trained_parameters
     from loop_recipes.engine.optimizer import optimizer_tensors, restore_optimizer
     from loop_recipes.engine.process_group import destroy_process_group, init_process_group
+    from loop_recipes.engine.rank_batches import RankBatches
 
     conf = read_config(compose("tiny_gpu"), LoopConfig)
     init_process_group(device, 600.0, always=True)
@@ -261,14 +263,14 @@ def exactness(device: torch.device) -> dict[str, float]:
     versions, parameters = AdapterVersions(model), trained_parameters(model)
 
     def update(optimizer: torch.optim.Optimizer, tokens: int) -> PolicyUpdate:
+        config = replace(conf.update, epochs=1, minibatch_rollouts=None, micro_batch_tokens=tokens)
         return PolicyUpdate(
             model=model,
             optimizer=optimizer,
-            loss=build(conf.loss),
-            advantage=LeaveOneOut(),
+            method=Method(build(conf.loss), LeaveOneOut()),
             versions=versions,
-            config=replace(conf.update, epochs=1, minibatch_rollouts=None, micro_batch_tokens=tokens),
-            device=device,
+            config=config,
+            batches=RankBatches(config, device),
             seed=conf.seed,
         )
 

@@ -35,6 +35,7 @@ from torchtune.modules import TransformerDecoder
 sys.path.extend(str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "recipes", "tests"))
 
 from loop_recipes.algorithm.advantages import LeaveOneOut
+from loop_recipes.algorithm.method import Method
 from loop_recipes.algorithm.policy_update import PolicyUpdate, UpdateResult
 from loop_recipes.config.components import build
 from loop_recipes.config.files import compose
@@ -46,6 +47,7 @@ from loop_recipes.engine.diagnostics import flops_metrics
 from loop_recipes.engine.logprobs import AutoLogProbs, FullLogProbs, Head, TiledLogProbs
 from loop_recipes.engine.model import DTYPES, meta_model, new_adapter, trained_parameters, vocabulary
 from loop_recipes.engine.process_group import destroy_process_group, init_process_group
+from loop_recipes.engine.rank_batches import RankBatches
 from loop_recipes.engine.samples import Sample, ScoredSample
 from loop_recipes.engine.samples import made_up as all_sampled
 from loop_recipes.engine.sharding import local_part, place_model
@@ -119,15 +121,15 @@ def made_up(tokens: int, known: int) -> list[Sample]:
 
 def policy_update(conf: LoopConfig, model: TransformerDecoder, device: torch.device) -> PolicyUpdate:
     """The recipe's update of ``model``, of both rollouts in one step."""
+    # Both rollouts at once, which a number says: by null their one step would need no old log-probs.
+    config = replace(conf.update, epochs=1, minibatch_rollouts=2, micro_batch_tokens=1)
     return PolicyUpdate(
         model=model,
         optimizer=build(conf.optimizer, [{"params": list(trained_parameters(model).values())}]),
-        loss=build(conf.loss),
-        advantage=LeaveOneOut(),
+        method=Method(build(conf.loss), LeaveOneOut()),
         versions=AdapterVersions(model),
-        # Both rollouts at once, which a number says: by null their one step would need no old log-probs.
-        config=replace(conf.update, epochs=1, minibatch_rollouts=2, micro_batch_tokens=1),
-        device=device,
+        config=config,
+        batches=RankBatches(config, device),
         seed=conf.seed,
     )
 
@@ -136,7 +138,7 @@ def one_pass(update: PolicyUpdate, sample: ScoredSample) -> UpdateResult:
     """One step with one rollout, which has its advantage and old log-probs already."""
     started = time.perf_counter()
     step_samples, metrics = update.train([sample], 1)
-    if update.device.type == "cuda":
+    if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     seconds = time.perf_counter() - started
     metrics |= {"seconds_recomputing": 0.0, "seconds_updating": seconds, "tokens_per_second": sample.tokens / seconds}

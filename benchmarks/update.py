@@ -42,7 +42,7 @@ from torchtune.modules.peft import LoRALinear
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from loop_recipes.algorithm.losses import ClippedPolicyLoss
-from loop_recipes.engine.batching import micro_batches, step_batches
+from loop_recipes.engine.batching import BatchLayout, micro_batches, step_batches
 from loop_recipes.engine.cuda_layers import FoldedLoRALinear
 from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.general_decoder import general_decoder, read_weights
@@ -186,17 +186,18 @@ def ours(
     args: argparse.Namespace, packed: bool, model: nn.Module | None = None
 ) -> tuple[nn.Module, Callable, Callable]:
     model, loss = model or tune_model(args), ClippedPolicyLoss(eps=EPS)
+    layout = BatchLayout(args.micro_batch_tokens, packed)
 
     def old_logprobs(samples: list[CreditedSample]) -> list[ScoredSample]:
         with torch.no_grad():
             old: dict[str, Tensor] = {}
-            for batch in micro_batches(samples, args.micro_batch_tokens, 0, packed):
+            for batch in micro_batches(samples, layout):
                 old |= batch.split(model(**batch.inputs()).logprobs)
         return [scored(sample, old[sample.rollout_id]) for sample in samples]
 
     def gradient(samples: list[ScoredSample]) -> float:
         total = 0.0
-        for batch in step_batches(samples, args.micro_batch_tokens, 0, packed):
+        for batch in step_batches(samples, layout):
             value = loss(model(**batch.inputs()).logprobs, batch).per_rollout_loss.sum() / len(samples)
             value.backward()
             total += value.item()

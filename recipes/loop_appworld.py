@@ -19,13 +19,13 @@ from loop_formats.ids import parse_collection_id
 from loop_formats.rollout import Rollout, by_episode
 from loop_formats.run_files import writing
 from loop_formats.run_folder import ENVIRONMENT_FILE, TOKEN_STATISTICS, nothing_learned, write_description
-from loop_recipes.algorithm.credit import TrainingRun, build_credit, trained
+from loop_recipes.algorithm.credit import TrainingRun
 from loop_recipes.algorithm.learner import Learner
+from loop_recipes.algorithm.method import check_run
 from loop_recipes.algorithm.token_statistics import TokenStatistics
 from loop_recipes.algorithm.training_recipe import TrainingRecipe, run_recipe
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
-from loop_recipes.config.preflight import check_run
 from loop_recipes.engine.checkpoint import TrainingState, restore_generators
 from loop_recipes.engine.diagnostics import BROKEN_GAP, canary, flops_metrics, gap_metrics, stress, tolerances
 from loop_recipes.engine.frozen_weights import FrozenWeights
@@ -89,9 +89,8 @@ class LoopAppWorldRecipe(TrainingRecipe):
 
     def __init__(self, cfg: DictConfig) -> None:
         config = read_loop_config(cfg)
-        check_run(config)
+        self._method = check_run(config)
         super().__init__(config)
-        self._credit = build_credit(config.credit)
         # What a checkpoint holds beside tensors.
         self._policy_version = 0
         self._idle_iterations = 0
@@ -115,7 +114,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
         conf = self._config
         # Rank 0 may wait for the node to come back before it asks, and once more before the answer's end.
         patience = conf.collection.deadline_s + 2 * conf.rollout_node.start_deadline_s + 1800.0
-        checkpoint = self._begin(patience, trained(self._credit).keys())
+        checkpoint = self._begin(patience, self._method.trained.keys())
         model, base = self._load_base()
         check_context(model, conf.collection.limits.max_context, "collection.limits.max_context")
         self._run_name = on_main_rank(lambda: run_name(conf, self._output_dir))
@@ -132,7 +131,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
             base,
             self._device,
             checkpoint,
-            credit=self._credit,
+            method=self._method,
             token_statistics=statistics if conf.update.token_statistics else None,
             stop_requested=self._stop.in_update,
         )
@@ -160,12 +159,12 @@ class LoopAppWorldRecipe(TrainingRecipe):
     def _setup_credit(self, checkpoint: TrainingState | None) -> None:
         run = TrainingRun(
             self._config,
-            self._learner,
+            self._learner.update.scorer,
             ask=self._source.ask,
             max_turns=lambda iteration: self._plan.horizon(iteration),
             stop_requested=self._stop.__bool__,
         )
-        for name, credit in self._credit.items():
+        for name, credit in self._method.credit.items():
             if checkpoint is not None and name in checkpoint.state["credit"]:
                 credit.restore(checkpoint.state["credit"][name])
             credit.setup(run)
@@ -190,7 +189,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
             compare(checkpoint.state, "environment", self._environment_identity, conf.accept_changes)
         rests_on = {**self._model_identity, **self._environment_identity}
         self._plan = CollectionPlan(conf, self._run_name, tasks, dev_tasks, self._environment, rests_on)
-        for credit in self._credit.values():
+        for credit in self._method.credit.values():
             credit.check_tasks(conf.collection.tasks or tasks)
         if checkpoint is not None:
             self._restore(checkpoint)
@@ -244,7 +243,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
             oldest = min(request.policy_version, self._policy_version - conf.collection.max_policy_lag)
             check_versions(collected.rollouts, oldest, self._policy_version)
             check_broken(collected.rollouts, conf.collection.max_broken_share)
-            for credit in self._credit.values():
+            for credit in self._method.credit.values():
                 credit.collected(collected.rollouts, iteration)
             # The servers have nothing to do while the trainer updates, so the policy that stood before is scored
             # meanwhile; where both share GPUs, afterwards.
@@ -287,7 +286,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
         conf, asked = self._config, [request]
         collected = self._source.collect(request)
         told = {"refilled_groups": 0, "resting_tasks": 0}
-        if not conf.collection.minds_signal:
+        if not conf.collection.depends_on_signal:
             return collected, told
         while collected is not None:
             samples = training_samples(in_groups(collected.rollouts), conf.update)
@@ -365,7 +364,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
             "canary": self._canary,
             "base_gap": self._base_gap,
             "best": self._best,
-            "credit": {name: credit.saved() for name, credit in self._credit.items()},
+            "credit": {name: credit.saved() for name, credit in self._method.credit.items()},
             "run_name": self._run_name,
             "dataset": self._dataset,
             "rests_on": self._rests_on,

@@ -17,9 +17,9 @@ from loop_formats.run_files import COLLECTIONS, write_rollouts, writing
 from loop_formats.schema import ConfigError, require
 from loop_recipes.algorithm.learner import Learner
 from loop_recipes.algorithm.losses import LogLikelihood
+from loop_recipes.algorithm.method import build_method
 from loop_recipes.algorithm.training_recipe import TrainingRecipe, run_recipe
 from loop_recipes.config.command_line import parse
-from loop_recipes.config.components import build
 from loop_recipes.config.preflight import check_learner
 from loop_recipes.config.sft_config import SftConfig, read_sft_config
 from loop_recipes.engine.checkpoint import TrainingState, restore_generators
@@ -75,16 +75,16 @@ class SftAppWorldRecipe(TrainingRecipe):
 
     def __init__(self, cfg: DictConfig) -> None:
         config = read_sft_config(cfg)
+        self._method = build_method(config)
         check_learner(config)
-        loss = build(config.loss)
         require(
-            isinstance(loss, LogLikelihood),
+            isinstance(self._method.loss, LogLikelihood),
             f"loss: {config.loss['_component_']} needs rollouts of the policy in training; a fixed set takes "
             "LogLikelihood, or a loss of pairs such as DPO",
         )
-        self._compares = loss.compares
+        self._compares_pairs = self._method.plan.compares_pairs
         self._maker = sample_maker(config.samples)
-        self._maker.check(config, loss)
+        self._maker.check(config, self._method.plan)
         super().__init__(config)
         self._samples: list[CreditedSample] = []
         self._held_out: list[Sample] = []
@@ -101,7 +101,8 @@ class SftAppWorldRecipe(TrainingRecipe):
         every, key = [*samples, *self._held_out], "data" if conf.data_files else "rollouts.logs"
         check_context(model, max(sample.tokens for sample in every), f"{key}: the longest")
         check_token_ids(every, vocabulary(model), key)
-        self._learner = Learner(conf, model, base, self._device, checkpoint, stop_requested=self._stop.in_update)
+        stop = self._stop.in_update
+        self._learner = Learner(conf, model, base, self._device, checkpoint, method=self._method, stop_requested=stop)
         self._setup_set(fixed_set, samples)
         if checkpoint is not None:
             self._restore(checkpoint)
@@ -123,7 +124,7 @@ class SftAppWorldRecipe(TrainingRecipe):
         self._chats = found
         in_part = next((each.extra["place"] for each in found.rollouts if "weights" in each.extra), None)
         require(
-            in_part is None or not (self._compares or self._config.samples),
+            in_part is None or not (self._compares_pairs or self._config.samples),
             f"data: {in_part}: weights of its turns are for LogLikelihood without samples; leave them out, or 0",
         )
         self._maker.see(found.rollouts)
@@ -181,7 +182,7 @@ class SftAppWorldRecipe(TrainingRecipe):
         versions = self._learner.versions
         versions.keep(iteration)
         for version in versions.versions[:-1]:
-            if version > 0 or not self._compares:  # version 0 is what pairs are compared under
+            if version > 0 or not self._compares_pairs:  # version 0 is what pairs are compared under
                 versions.forget(version)
         self._iterations_done = iteration
         tokens = sum(tokens - shared for tokens, shared in step_tokens)

@@ -10,7 +10,7 @@ from loop_contrib.turn_pairs import TurnPair, read_pairs
 from loop_formats.ids import paired_turn_id
 from loop_formats.rollout import Rollout
 from loop_formats.schema import ConfigError, require
-from loop_recipes.algorithm.losses import PolicyLoss
+from loop_recipes.algorithm.method_plan import MethodPlan
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.engine.samples import Sample
@@ -33,9 +33,9 @@ class TurnPairs(SampleMaker):
         self._file = Path(file)
         self._pairs: list[TurnPair] = []
 
-    def check(self, config: SftConfig, loss: PolicyLoss) -> None:
+    def check(self, config: SftConfig, plan: MethodPlan) -> None:
         require(
-            loss.compares,
+            plan.compares_pairs,
             f"samples: {config.loss['_component_']} compares no pairs; give "
             "loss._component_=loop_recipes.algorithm.preferences.DPO, or leave samples out",
         )

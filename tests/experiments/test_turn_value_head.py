@@ -8,6 +8,7 @@ import torch
 
 from loop_recipes.algorithm.advantages import LeaveOneOut
 from loop_recipes.algorithm.losses import ClippedPolicyLoss
+from loop_recipes.algorithm.method import Method
 from loop_recipes.algorithm.policy_update import PolicyUpdate
 from loop_recipes.algorithm.preferences import ReturnPairs
 from loop_recipes.config.loop_config import UpdateConfig
@@ -15,20 +16,21 @@ from loop_recipes.engine.adapter_versions import AdapterVersions
 from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.logprobs import TiledLogProbs
 from loop_recipes.engine.model import adapter_parameters
+from loop_recipes.engine.rank_batches import RankBatches
 from support.experiment_scripts import load_experiment
 from support.learner_cases import make_samples, tiny_lora_model
 
 
 def test_a_value_head_learns_the_pairs_and_its_turns_add_up():
     model = attach_head(tiny_lora_model(tied=True, max_seq_len=64), TiledLogProbs(16, 32))
+    config = UpdateConfig(minibatch_rollouts=None, micro_batch_tokens=200, packed=False, loss_divisor="mean")
     update = PolicyUpdate(
         model=model,
         optimizer=torch.optim.SGD(adapter_parameters(model).values(), lr=0.1),
-        loss=ClippedPolicyLoss(),
-        advantage=LeaveOneOut(),
+        method=Method(ClippedPolicyLoss(), LeaveOneOut()),
         versions=AdapterVersions(model),
-        config=UpdateConfig(minibatch_rollouts=None, micro_batch_tokens=200, packed=False, loss_divisor="mean"),
-        device=torch.device("cpu"),
+        config=config,
+        batches=RankBatches(config, torch.device("cpu")),
         seed=0,
     )
     head = load_experiment("turn_value_head").TurnValueHead(update.scorer)

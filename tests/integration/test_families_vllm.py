@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from tokenizers import Tokenizer
 
 from loop_recipes.algorithm.learner import Learner
+from loop_recipes.algorithm.method import build_method
 from loop_recipes.config.loop_config import GapConfig, LoopConfig, read_loop_config
 from loop_recipes.engine import peft_export
 from loop_recipes.engine.diagnostics import canary, tolerances
@@ -51,7 +52,7 @@ def config(folder: Path, model: dict[str, Any], checkpointer: dict[str, Any] | N
 
 
 def learner(conf: LoopConfig) -> Learner:
-    return Learner(conf, *load_base(conf, torch.float32), torch.device("cpu"), None)
+    return Learner(conf, *load_base(conf, torch.float32), torch.device("cpu"), None, method=build_method(conf))
 
 
 def sampled(client: RolloutClient, version: int) -> list[Sample]:

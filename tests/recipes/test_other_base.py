@@ -9,8 +9,9 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from loop_formats.schema import ConfigError
+from loop_recipes.algorithm.method import check_run
 from loop_recipes.config.loop_config import read_loop_config
-from loop_recipes.config.preflight import check_initial_adapter, check_run
+from loop_recipes.config.preflight import check_initial_adapter
 from loop_recipes.engine.checkpoint import load_latest
 from support.random_policy import write_adapter, write_model
 from support.small_runs import replay_config, train

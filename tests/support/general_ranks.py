@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
-from loop_recipes.engine.batching import step_batches
+from loop_recipes.engine.batching import BatchLayout, step_batches
 from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.general_decoder import general_decoder
 from loop_recipes.engine.logprobs import TiledLogProbs
@@ -35,7 +35,7 @@ def general_differences(folders: list[Path], sharers: int = 1) -> dict[str, floa
         decoder = attach_head(model, TiledLogProbs(16, 32))
         options = {"shard": True, "activation_checkpointing": True}
         decoder = place_model(decoder, base, adapter, torch.device("cpu"), torch.float32, **options)
-        for batch in step_batches(samples_of(), BUDGET, 0, True, *groups, part):
+        for batch in step_batches(samples_of(), BatchLayout(BUDGET, True, *groups, part)):
             weighted = decoder(**batch.inputs()).logprobs * batch.old_logprobs
             weighted.sum().backward()
         gradients = full_tensors({name: p.grad for name, p in decoder.named_parameters() if p.grad is not None})

@@ -150,5 +150,4 @@ def flash_attention(q, k, v, borders, seen, longest, __, window_size, enable_gqa
 def a_run(deadline_s=60.0, stop_requested=lambda: False, scorer=None) -> TrainingRun:
     """What a credit is told of a run, as far as one that asks no node needs it."""
     config = SimpleNamespace(collection=SimpleNamespace(deadline_s=deadline_s))
-    learner = SimpleNamespace(update=SimpleNamespace(scorer=scorer))
-    return TrainingRun(config, learner, lambda work: None, lambda iteration: 1, stop_requested)
+    return TrainingRun(config, scorer, lambda work: None, lambda iteration: 1, stop_requested)

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 
 from loop_recipes.algorithm.losses import ClippedPolicyLoss, LogLikelihood, RatioStatistics, Reinforce
 from loop_recipes.algorithm.sampler_correction import TruncatedWeights
-from loop_recipes.engine.batching import step_batches
+from loop_recipes.engine.batching import BatchLayout, step_batches
 from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.logprobs import TiledLogProbs
 from loop_recipes.engine.sequence_parallel import Part
@@ -48,14 +48,14 @@ def differences() -> dict[str, float]:
     worst = {"loss": 0.0, "gradient": 0.0, "statistics": 0.0, "idle_calls": 0}
     for tied, packed, checkpointed in itertools.product((True, False), (True, False), (True, False)):
         whole = attach_head(tiny_lora_model(tied), TiledLogProbs(16, 32))
-        expected = run(whole, step_batches(samples, BUDGET, 0, packed), local := RatioStatistics())
+        expected = run(whole, step_batches(samples, BatchLayout(BUDGET, packed)), local := RatioStatistics())
 
         decoder = attach_head(tiny_lora_model(tied), TiledLogProbs(16, 32))
         mesh = sharding_mesh(torch.device("cpu"))
         for number, layer in enumerate(decoder.layers):
             decoder.layers[number] = fully_shard(checkpoint_wrapper(layer) if checkpointed else layer, mesh=mesh)
         fully_shard(decoder, mesh=mesh)
-        batches = step_batches(samples, BUDGET, 0, packed, ranks, rank)
+        batches = step_batches(samples, BatchLayout(BUDGET, packed, ranks, rank))
         idle = sum(not batch.rollout_ids for batch in batches)
         total = torch.tensor([run(decoder, batches, shared := RatioStatistics()), idle])
         dist.all_reduce(total)
@@ -108,12 +108,12 @@ def differences_where_rows_are_shared(sharers: int) -> dict[str, float]:
     for number, loss in enumerate(LOSSES):
         kv_heads = (1, 2, 4)[number % 3]
         whole = attach_head(tiny_lora_model(True, kv_heads=kv_heads), TiledLogProbs(16, 32))
-        expected, outputs = step(whole, step_batches(samples, BUDGET, 0, True), loss)
+        expected, outputs = step(whole, step_batches(samples, BatchLayout(BUDGET, True)), loss)
         decoder = attach_head(tiny_lora_model(True, kv_heads=kv_heads), TiledLogProbs(16, 32))
         for place, layer in enumerate(decoder.layers):
             decoder.layers[place] = fully_shard(checkpoint_wrapper(layer) if number % 2 else layer)
         fully_shard(decoder)
-        batches = step_batches(samples, BUDGET // sharers, 0, True, *groups, part)
+        batches = step_batches(samples, BatchLayout(BUDGET // sharers, True, *groups, part))
         with as_on_cuda(varlen_attn=flash_attention) if number % 4 else nullcontext():
             found, own = step(decoder, batches, loss, part.leads)
         total = torch.tensor([found, len(own), sum(not batch.rollout_ids for batch in batches)])

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from loop_recipes.engine.batching import step_batches
+from loop_recipes.engine.batching import BatchLayout, step_batches
 from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.frozen_weights import FrozenWeights
 from loop_recipes.engine.logprobs import TiledLogProbs
@@ -56,7 +56,7 @@ def leave_and_come(dtype: torch.dtype) -> dict[str, Any]:
     model = place_model(
         attach_head(model, TiledLogProbs()), base, new_adapter(model, seed=1), torch.device("cpu"), dtype, shard=True
     )
-    (batch,) = step_batches(make_samples([20, 18]), 80, 0, packed=True)
+    (batch,) = step_batches(make_samples([20, 18]), BatchLayout(80, packed=True))
     frozen = FrozenWeights(model)
     found: dict[str, Any] = {"computed": [], "bytes": []}
     for turn in range(3):

@@ -30,6 +30,7 @@ from loop_formats.rollout import POISONED_LOGPROB
 from loop_formats.schema import from_mapping, require
 from loop_plumbing.chat_client import EndpointClient, NoCompletion
 from loop_recipes.algorithm.credit import Credit, CreditFailed, TrainingRun, with_token_advantages
+from loop_recipes.algorithm.method_plan import MethodPlan
 from loop_recipes.config.loop_config import EndpointConfig, LoopConfig
 from loop_recipes.config.preflight import check_adapter_folder
 from loop_recipes.engine.adapter_versions import AdapterVersions
@@ -59,7 +60,7 @@ class Distillation(Credit):
             vLLM's; the keys are those of :class:`~loop_recipes.config.loop_config.EndpointConfig`.
     """
 
-    keeps_all = True
+    plan = MethodPlan(keeps_samples_without_signal=True)
     figures: ClassVar[Mapping[str, str]] = {
         "teacher_kl": "mean over sampled tokens of the log-prob by the policy that sampled less the teacher's: an "
         "estimate of KL(policy || teacher) per token"
@@ -84,13 +85,13 @@ class Distillation(Credit):
         check_adapter_folder(f"{self.key}.adapter", self._adapter, config)
 
     def setup(self, run: TrainingRun) -> None:
-        scorer, endpoint = run.learner.update.scorer, self._endpoint
+        scorer, endpoint = run.scorer, self._endpoint
         if endpoint is not None:
             asked = _Asked(endpoint, f"{self.key}.endpoint", run.config.collection.deadline_s, run.stop_requested)
             self.teacher = asked
         elif self._adapter is not None:
             versions = AdapterVersions(scorer.model)
-            versions.put(0, load_adapter(Path(self._adapter), run.learner.model))
+            versions.put(0, load_adapter(Path(self._adapter), scorer.model))
             self.teacher = lambda samples: scorer.logprobs(samples, 0, versions)
         else:
             self.teacher = lambda samples: scorer.logprobs(samples, None)

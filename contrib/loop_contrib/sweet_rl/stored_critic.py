@@ -11,8 +11,11 @@ from loop_contrib.sweet_rl.turn_critic import TurnAdvantage, TurnCritic, prefix_
 from loop_formats.run_files import newest_adapter
 from loop_formats.schema import ConfigError, require
 from loop_recipes.algorithm.learner import Learner
+from loop_recipes.algorithm.method import build_method
+from loop_recipes.algorithm.scoring import Scorer
 from loop_recipes.config.components import build, check_component, check_ours
 from loop_recipes.config.files import read_file
+from loop_recipes.config.loop_config import LearnerConfig
 from loop_recipes.config.preflight import check_trained_on
 from loop_recipes.config.sft_config import SftConfig, read_sft_config
 from loop_recipes.engine.device_check import training_device
@@ -86,7 +89,7 @@ def load_learner(run: Path) -> tuple[SftConfig, Learner]:
     dtype = DTYPES[conf.dtype]
     device = training_device(conf.device, dtype)
     init_process_group(device, LONGEST_WAIT_S, always=dtype != torch.float32)
-    return conf, Learner(conf, *load_base(conf, dtype), device, None)
+    return conf, Learner(conf, *load_base(conf, dtype), device, None, method=build_method(conf))
 
 
 def load_turn_critic(run: Path, adapter: Path | None = None, reference_sees_hidden: bool = True) -> TurnCritic:
@@ -100,19 +103,24 @@ def load_turn_critic(run: Path, adapter: Path | None = None, reference_sees_hidd
     Raises:
         ConfigError: it is no such run, has exported nothing yet, or names what is not there any more.
     """
-    return critic_over(load_learner(run)[1], run, adapter, reference_sees_hidden)
+    conf, learner = load_learner(run)
+    return critic_over(conf, learner.update.scorer, run, adapter, reference_sees_hidden)
 
 
 def critic_over(
-    learner: Learner, run: Path, adapter: Path | None = None, reference_sees_hidden: bool = True
+    config: LearnerConfig,
+    scorer: Scorer,
+    run: Path,
+    adapter: Path | None = None,
+    reference_sees_hidden: bool = True,
 ) -> TurnCritic:
-    """The critic of a run, as :func:`load_turn_critic`, over ``learner``, whose base model must be the run's."""
+    """The critic of a run, as :func:`load_turn_critic`, over the model of ``scorer``, which ``config`` names."""
     conf, loss = critic_config(run)
-    theirs, ours = (Path(each.base_model).resolve() for each in (conf, learner.conf))
+    theirs, ours = (Path(each.base_model).resolve() for each in (conf, config))
     require(theirs == ours, f"the critic in {run} stands on {theirs}, and this run's base model is {ours}")
     adapter = adapter or critic_adapter(run)
-    check_trained_on(f"the critic in {run}: adapter", adapter, learner.conf)
-    tensors = load_adapter(adapter, learner.model)
-    reference = None if conf.initial_adapter is None else load_adapter(Path(conf.initial_adapter), learner.model)
+    check_trained_on(f"the critic in {run}: adapter", adapter, config)
+    tensors = load_adapter(adapter, scorer.model)
+    reference = None if conf.initial_adapter is None else load_adapter(Path(conf.initial_adapter), scorer.model)
     prefix = prefix_of(conf)
-    return TurnCritic(learner.update.scorer, tensors, reference, prefix, loss.per_turn, reference_sees_hidden)
+    return TurnCritic(scorer, tensors, reference, prefix, loss.per_turn, reference_sees_hidden)

@@ -26,7 +26,7 @@ from agent_environments.protocol import UnknownTask
 from loop_formats.rollout import Rollout
 from loop_formats.schema import ConfigError, require
 from loop_plumbing.breakage import error_line
-from loop_recipes.algorithm.losses import PolicyLoss
+from loop_recipes.algorithm.method_plan import MethodPlan
 from loop_recipes.algorithm.preferences import PreferenceLoss
 from loop_recipes.algorithm.scoring import Scorer
 from loop_recipes.config.loop_config import UpdateConfig
@@ -52,7 +52,7 @@ class TurnAdvantage(PreferenceLoss):
             episode then counts alike, as in DPO.
     """
 
-    sees_hidden_information = True
+    plan = MethodPlan(compares_pairs=True, sees_hidden_information=True)
 
     def __init__(self, beta: float = 0.1, nll: float = 0.01, per_turn: PerTurn = "mean") -> None:
         super().__init__(beta, nll)
@@ -106,9 +106,9 @@ class WithHidden(SampleMaker):
     def __init__(self, information: HiddenInformation) -> None:
         self._information = information
 
-    def check(self, config: SftConfig, loss: PolicyLoss) -> None:
+    def check(self, config: SftConfig, plan: MethodPlan) -> None:
         actor = f"samples must be null: {config.loss['_component_']} trains an actor, not a critic"
-        require(loss.sees_hidden_information, actor)
+        require(plan.sees_hidden_information, actor)
 
     def samples(self, rollouts: Sequence[Rollout], update: UpdateConfig, model_dir: str) -> list[Sample]:
         return self.prefix(model_dir).before(super().samples(rollouts, update, model_dir))

@@ -15,7 +15,7 @@ from loop_contrib.sweet_rl.turn_critic import TurnAdvantage
 from loop_formats.ids import segment_id
 from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.preferences import DMPO, DPO, ReturnPairs
-from loop_recipes.engine.batching import collate_step, micro_batches, step_batches
+from loop_recipes.engine.batching import BatchLayout, collate_step, micro_batches, step_batches
 from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.logprobs import TiledLogProbs
 from support.learner_cases import adapter_gradient, as_pairs, make_samples, tiny_lora_model
@@ -131,11 +131,11 @@ def test_a_models_gradient_equals_autograd_over_both_rollouts(loss, packed):
     sum(pair_losses(loss, samples, logprobs).values()).backward()
 
     model = attach_head(tiny_lora_model(tied=True), TiledLogProbs(16, 32))
-    batches = micro_batches(samples, 80, 0, packed)
+    batches = micro_batches(samples, BatchLayout(80, packed))
     assert any(len({s.pair for s in samples if s.rollout_id in batch.rollout_ids}) > 1 for batch in batches)
     with torch.no_grad():
         computed = {k: v for batch in batches for k, v in batch.split(model(**batch.inputs()).logprobs).items()}
-    for batch in step_batches(loss.compare(samples, computed).weighted(samples), 80, 0, packed):
+    for batch in step_batches(loss.compare(samples, computed).weighted(samples), BatchLayout(80, packed)):
         loss(model(**batch.inputs()).logprobs, batch).per_rollout_loss.sum().backward()
     torch.testing.assert_close(adapter_gradient(model).double(), adapter_gradient(plain), rtol=1e-3, atol=1e-5)
 

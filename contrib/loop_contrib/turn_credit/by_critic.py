@@ -44,7 +44,7 @@ class ByCritic(TurnCredit):
     def setup(self, run: TrainingRun) -> None:
         adapter = adapter_from_the_start(self._run, self._before)
         self._adapter, self._longest_rollout = str(adapter), run.config.longest_rollout
-        self._critic = critic_over(run.learner, self._run, adapter)
+        self._critic = critic_over(run.config, run.scorer, self._run, adapter)
 
     def check_tasks(self, tasks: Sequence[str]) -> None:
         self._critic.check_room(tasks, self._longest_rollout, f"{self.key}.critic")

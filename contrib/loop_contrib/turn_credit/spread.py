@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from loop_recipes.algorithm.credit import Credit, with_token_advantages
+from loop_recipes.algorithm.method_plan import MethodPlan
 from loop_recipes.engine.samples import CreditedSample, ScoredSample
 
 
@@ -29,7 +30,7 @@ class TurnCredit(Credit):
         strength: how much of it is added to the advantage; above 0.
     """
 
-    begins = True
+    plan = MethodPlan(starts_from_rollout_advantage=True)
     same_scale: ClassVar[bool]
     """The ``s`` above; False is 1."""
 

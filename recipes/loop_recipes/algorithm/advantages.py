@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from loop_recipes.algorithm.method_plan import MethodPlan
 from loop_recipes.engine.samples import ScoredSample, episodes
 
 
@@ -34,7 +35,7 @@ class Advantage(Protocol):
 @runtime_checkable
 class TokenAdvantage(Advantage, Protocol):
     """Also gives each sampled token its own advantage. The filter does not apply then, and a critic cannot be had. One
-    whose ``needs_reference`` is False is given no ``ref_logprobs``, which cost a pass."""
+    whose ``plan`` does not say ``needs_reference`` is given no ``ref_logprobs``; one without a ``plan`` is."""
 
     def token_advantages(self, samples: Sequence[ScoredSample]) -> list[Tensor]:
         """[n] of each sample, float32; the samples are all of a collection, with ``old_logprobs`` and, of the base
@@ -130,6 +131,7 @@ class ReturnToGo:
 
     kl_coefficient: float = 0.01
     floor: float = 1e-7
+    plan: ClassVar[MethodPlan] = MethodPlan(needs_reference=True)
 
     def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
         return BatchNormalized(floor=self.floor)(rewards, groups)
@@ -166,7 +168,7 @@ class TurnReturns:
     """
 
     grade: float = 1.0
-    needs_reference: ClassVar[bool] = False
+    plan: ClassVar[MethodPlan] = MethodPlan()
 
     def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
         return LeaveOneOut()(rewards, groups)

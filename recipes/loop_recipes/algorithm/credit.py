@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +17,11 @@ from torch import Tensor, nn
 from loop_formats.rollout import Rollout
 from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.advantages import Advantage, PairingAdvantage, TokenAdvantage
-from loop_recipes.config.components import build
-from loop_recipes.config.loop_config import Component, LoopConfig
+from loop_recipes.algorithm.method_plan import MethodPlan
+from loop_recipes.algorithm.scoring import Scorer
+from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.engine.batching import StepBatch
 from loop_recipes.engine.samples import CreditedSample, Sample, ScoredSample, credited, episodes
-
-if TYPE_CHECKING:  # learner.py imports this module
-    from loop_recipes.algorithm.learner import Learner
 
 
 class CreditFailed(RuntimeError):
@@ -35,6 +33,7 @@ class TrainingRun:
     """What a credit may use of the run that it is part of.
 
     Attributes:
+        scorer: takes rollouts through the policy's model without a gradient.
         ask: has work done with the source of rollouts on rank 0 and returns its result, which must be JSON-able, on
             every rank; None when the run was asked to stop meanwhile.
         max_turns: how many turns an episode of an iteration may take.
@@ -42,7 +41,7 @@ class TrainingRun:
     """
 
     config: LoopConfig
-    learner: Learner
+    scorer: Scorer
     ask: Callable[[Callable[[Any], Any]], Any]
     max_turns: Callable[[int], int]
     stop_requested: Callable[[], bool]
@@ -51,12 +50,8 @@ class TrainingRun:
 class Credit:
     """The base of what gives tokens advantages of their own. Every rank has one and calls each method."""
 
-    keeps_all: ClassVar[bool] = False
-    """Whether all rollouts are learned from then, also those whose advantage the filter would leave out."""
-    begins: ClassVar[bool] = False
-    """Whether it starts from the one advantage of a rollout, so that nothing may have changed a token's before."""
-    needs_reference: bool = False
-    """Whether it reads ``ref_logprobs``, which cost a pass."""
+    plan = MethodPlan()
+    """What it needs of the update."""
     figures: ClassVar[Mapping[str, str]] = {}
     """The keys that it adds to ``metrics.jsonl``, each with its sentence."""
     key = "credit"
@@ -144,37 +139,17 @@ class TrainedCredit(nn.Module, Credit):
         """Return the weight of its loss at an iteration counted from 0."""
         return 1.0
 
-    def trains_alone(self, iteration: int) -> bool:
-        """Return whether the policy rests at an iteration counted from 0."""
-        return False
-
 
 class CreditOfAdvantage(Credit):
     """The tokens' own advantages of an ``advantage`` that gives some."""
 
-    keeps_all = True
-    begins = True
-
     def __init__(self, advantage: TokenAdvantage) -> None:
         self._advantage = advantage
-        self.needs_reference = getattr(advantage, "needs_reference", True)
+        declared = getattr(advantage, "plan", MethodPlan(needs_reference=True))  # any callable may be an advantage
+        self.plan = replace(declared, keeps_samples_without_signal=True, starts_from_rollout_advantage=True)
 
     def credit(self, samples: list[ScoredSample]) -> list[ScoredSample]:
         return with_token_advantages(samples, self._advantage.token_advantages(samples))
-
-
-def build_credit(components: Mapping[str, Component]) -> dict[str, Credit]:
-    """Build what a config names under ``credit``, by its names."""
-    found: dict[str, Credit] = {}
-    for name, component in components.items():
-        found[name] = build(component)
-        found[name].key = f"credit.{name}"
-    return found
-
-
-def trained(credit: Mapping[str, Credit]) -> dict[str, TrainedCredit]:
-    """Those with weights of their own."""
-    return {name: each for name, each in credit.items() if isinstance(each, TrainedCredit)}
 
 
 def place_weights(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from loop_recipes.algorithm.credit import TrainedCredit, TrainingRun, with_token_advantages
+from loop_recipes.algorithm.method_plan import MethodPlan
 from loop_recipes.algorithm.scoring import Scorer
 from loop_recipes.engine.batching import MicroBatch, StepBatch
 from loop_recipes.engine.samples import ScoredSample
@@ -33,8 +34,6 @@ class Critic(TrainedCredit):
         lr, clip_grad_norm: see :class:`~loop_recipes.algorithm.credit.TrainedCredit`.
     """
 
-    keeps_all = True
-    begins = True
     metric = "value_loss"
     figures: ClassVar[Mapping[str, str]] = {"value_loss": "mean squared error of the critic's values"}
     _scorer: Scorer
@@ -53,8 +52,13 @@ class Critic(TrainedCredit):
         if decay_iterations < 1:
             raise ValueError(f"decay_iterations must be at least 1, but is {decay_iterations}")
         self.first_coefficient, self.last_coefficient = coefficient
-        self.decay_iterations, self.warmup_iterations = decay_iterations, warmup_iterations
+        self.decay_iterations = decay_iterations
         self._hidden_sizes, self._seed = hidden_sizes, seed
+        self.plan = MethodPlan(
+            keeps_samples_without_signal=True,
+            starts_from_rollout_advantage=True,
+            policy_rests_iterations=warmup_iterations,
+        )
 
     def make_weights(self, width: int) -> None:
         sizes = [width, *(self._hidden_sizes or (3 * width // 5, 2 * width // 5)), 1]
@@ -65,7 +69,7 @@ class Critic(TrainedCredit):
         self.mlp = nn.Sequential(*between, layers[-1])
 
     def setup(self, run: TrainingRun) -> None:
-        self._scorer = run.learner.update.scorer
+        self._scorer = run.scorer
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Values [n] of detached hidden states [n, d]."""
@@ -87,9 +91,6 @@ class Critic(TrainedCredit):
     def coefficient(self, iteration: int) -> float:
         progress = min(1.0, iteration / self.decay_iterations)
         return self.first_coefficient + progress * (self.last_coefficient - self.first_coefficient)
-
-    def trains_alone(self, iteration: int) -> bool:
-        return iteration < self.warmup_iterations
 
 
 def token_advantages(values: Tensor, batch: MicroBatch) -> Tensor:

@@ -15,7 +15,8 @@ from torchtune.utils import get_world_size_and_rank
 from agent_environments.description import BehaviorFigure
 from loop_formats.places import METRICS_FILE
 from loop_formats.run_files import write_whole, writing
-from loop_recipes.algorithm.credit import Credit, place_weights, trained
+from loop_recipes.algorithm.credit import place_weights
+from loop_recipes.algorithm.method import Method
 from loop_recipes.algorithm.policy_update import PolicyUpdate
 from loop_recipes.algorithm.token_statistics import TokenStatistics
 from loop_recipes.config.components import build
@@ -35,6 +36,7 @@ from loop_recipes.engine.model import (
 from loop_recipes.engine.optimizer import build_optimizer, optimizer_tensors
 from loop_recipes.engine.peft_export import export_adapter, load_adapter
 from loop_recipes.engine.process_group import on_main_rank
+from loop_recipes.engine.rank_batches import RankBatches
 from loop_recipes.engine.sequence_parallel import Part
 from loop_recipes.engine.sharding import full_tensors, place_model
 from loop_recipes.run.metrics import RunMetrics
@@ -51,7 +53,7 @@ class Learner:
         conf: the recipe's config.
         model: without storage, and ``base`` the weights for it (:func:`~loop_recipes.engine.model.load_base`).
         checkpoint: to go on from; None begins with ``initial_adapter`` or a new adapter.
-        credit: what gives tokens advantages of their own, by name.
+        method: what is learned by.
         token_statistics: keeps what happens to each token; None keeps nothing.
         stop_requested: asked before each optimizer step; true on any rank leaves the update there.
 
@@ -74,7 +76,7 @@ class Learner:
         device: torch.device,
         checkpoint: TrainingState | None,
         *,
-        credit: Mapping[str, Credit] | None = None,
+        method: Method,
         token_statistics: TokenStatistics | None = None,
         stop_requested: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -104,8 +106,7 @@ class Learner:
             shard=shard,
             attention=conf.attention if conf.update.packed else "fa2",
         )
-        self._credit = credit or {}
-        self._further = trained(self._credit)
+        self._credit, self._further = method.credit, method.trained
         width = self.model.tok_embeddings.weight.shape[1]
         for name, each in self._further.items():
             place_weights(each, width, None if checkpoint is None else checkpoint.further[name], device, shard)
@@ -118,15 +119,12 @@ class Learner:
         self.update = PolicyUpdate(
             model=self.model,
             optimizer=self.optimizer,
-            loss=build(conf.loss),
-            advantage=build(conf.advantage),
+            method=method,
             versions=self.versions,
             config=conf.update,
-            device=device,
+            batches=RankBatches(conf.update, device, Part.of_this_rank(conf.sequence_parallel)),
             seed=conf.seed,
-            credit=credit,
             token_statistics=token_statistics,
-            part=Part.of_this_rank(conf.sequence_parallel),
             stop_requested=stop_requested,
         )
         if checkpoint is not None:

@@ -16,9 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from loop_recipes.algorithm.method_plan import MethodPlan
 from loop_recipes.algorithm.sampler_correction import SamplerCorrection, Weights
 from loop_recipes.engine.batching import StepBatch
-from loop_recipes.engine.samples import CreditedSample, ScoredSample
+from loop_recipes.engine.samples import ScoredSample
 
 Level = Literal["token", "turn", "trajectory", "geometric"]
 ClipForm = Literal["symmetric", "reciprocal", "cispo", "none"]
@@ -84,36 +85,21 @@ class PolicyLoss(nn.Module):
     :mod:`~loop_recipes.algorithm.sampler_correction`.
     """
 
-    compares = False
-    """Whether it compares rollouts with each other, which the advantage brings together: :meth:`compare` is there."""
-    sums_tokens = False
-    """Whether a rollout's loss is a sum over its tokens, so that ``update.loss_divisor: tokens`` makes sense."""
-    sees_hidden_information = False
-    """Whether it trains a critic, which may see what the agent does not."""
+    plan = MethodPlan()
+    """What it needs of the update."""
+    level: Level = "token"
+    """What each of its ratios is of. Where that is not ``token``, tokens cannot have advantages of their own."""
 
     def __init__(self, kl_coefficient: float = 0.0, sampler_correction: SamplerCorrection | None = None) -> None:
         super().__init__()
         if kl_coefficient < 0:
             raise ValueError(f"kl_coefficient must not be negative, but is {kl_coefficient}")
         self.kl_coefficient, self.sampler_correction = kl_coefficient, sampler_correction
-
-    @property
-    def needs_reference(self) -> bool:
-        """Whether ``batch.ref_logprobs`` must be there."""
-        return self.kl_coefficient > 0
-
-    def check_samples(self, samples: Sequence[CreditedSample]) -> None:
-        """Check that it may learn from the samples.
-
-        Raises:
-            ValueError: one has hidden information, which an actor must not see.
-        """
-        informed = next((sample.rollout_id for sample in samples if sample.hidden_tokens), None)
-        if informed is not None and not self.sees_hidden_information:
-            raise ValueError(f"rollout {informed} begins with hidden information, which only a critic may learn from")
+        if kl_coefficient > 0:
+            self.plan = replace(self.plan, needs_reference=True)
 
     def compare(self, samples: Sequence[ScoredSample], logprobs: Mapping[str, Tensor]) -> Comparison:
-        """The rollouts of a minibatch, before its step; see
+        """The rollouts of a minibatch, before its step, of a loss whose ``plan`` says ``compares_pairs``; see
         :class:`~loop_recipes.algorithm.preferences.PreferenceLoss`.
 
         Args:
@@ -150,7 +136,7 @@ class PolicyLoss(nn.Module):
         weights: Weights | None = None,
     ) -> LossOutput:
         loss, kl = -objective, None
-        if self.needs_reference:
+        if self.kl_coefficient > 0:
             if batch.ref_logprobs is None:
                 raise ValueError("a KL term needs reference log-probs: set ref_logprobs on the samples")
             difference = batch.ref_logprobs.float() - logprobs
@@ -306,7 +292,7 @@ class LogLikelihood(PolicyLoss):
     makes it the mean over the tokens of a minibatch.
     """
 
-    sums_tokens = True
+    plan = MethodPlan(sums_tokens=True)
 
     def __init__(self) -> None:
         super().__init__()

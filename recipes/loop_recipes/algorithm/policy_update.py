@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,17 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from loop_recipes.algorithm.advantages import Advantage, TokenAdvantage
-from loop_recipes.algorithm.credit import (
-    Credit,
-    CreditOfAdvantage,
-    credited_samples,
-    signal_metrics,
-    trained,
-    with_signal,
-    with_token_advantages,
-)
-from loop_recipes.algorithm.losses import Comparison, LossOutput, PolicyLoss, RatioStatistics, comparison_metrics
+from loop_recipes.algorithm.credit import credited_samples, signal_metrics, with_signal, with_token_advantages
+from loop_recipes.algorithm.losses import Comparison, LossOutput, RatioStatistics, comparison_metrics
+from loop_recipes.algorithm.method import Method
 from loop_recipes.algorithm.minibatches import minibatch_units, minibatches
 from loop_recipes.algorithm.scoring import Scorer
 from loop_recipes.algorithm.token_statistics import TokenStatistics
@@ -41,7 +33,6 @@ from loop_recipes.engine.model import adapter_parameters, drops_out, trained_par
 from loop_recipes.engine.process_group import any_rank, sum_over_ranks
 from loop_recipes.engine.rank_batches import RankBatches, of_all_ranks
 from loop_recipes.engine.samples import CreditedSample, Sample, ScoredSample, episodes, scored
-from loop_recipes.engine.sequence_parallel import WHOLE, Part
 from loop_recipes.engine.sharding import clip_grad_norm, local_part
 from loop_recipes.run.stop_request import StopRequested
 
@@ -84,11 +75,10 @@ class PolicyUpdate:
     Args:
         model: a decoder with a log-prob head.
         optimizer: of :func:`~loop_recipes.engine.model.trained_parameters`.
-        advantage: for a loss that compares rollouts one that says which.
+        method: what is learned by, which fits together (:func:`~loop_recipes.algorithm.method.build_method`).
         versions: the adapters that old log-probs are computed with.
-        credit: what gives tokens advantages of their own, by name, one after the other.
+        batches: of this rank.
         token_statistics: keeps what happened to each token, for `loop view`; None keeps nothing.
-        part: what this rank takes of each packed row.
         stop_requested: asked before each step, and before each micro-batch that is recomputed; true on any rank leaves
             the update there.
 
@@ -100,26 +90,20 @@ class PolicyUpdate:
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        loss: PolicyLoss,
-        advantage: Advantage,
+        method: Method,
         versions: AdapterVersions,
         config: UpdateConfig,
-        device: torch.device,
+        batches: RankBatches,
         seed: int,
-        credit: Mapping[str, Credit] | None = None,
         token_statistics: TokenStatistics | None = None,
-        part: Part = WHOLE,
         stop_requested: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.model, self.optimizer, self.device, self.seed = model, optimizer, device, seed
-        self.loss, self.advantage, self.config = loss, advantage, config
+        self.model, self.optimizer, self.method, self.config, self.seed = model, optimizer, method, config, seed
         self.token_statistics = token_statistics
         self._stop_requested = stop_requested
-        self._batches = RankBatches(config, device, part)
-        self.scorer = Scorer(model, versions, config, self._batches, stop_requested)
-        own = [CreditOfAdvantage(advantage)] if isinstance(advantage, TokenAdvantage) else []
-        self._credit: list[Credit] = [*own, *(credit or {}).values()]
-        self._further = trained(credit or {})
+        self._batches = batches
+        self.scorer = Scorer(model, versions, config, batches, stop_requested)
+        self._further = method.trained
         self._clipped = self._clipped_together()
         # The loss is multiplied by it before the backward pass, and gradients are divided by it after, so that they
         # stay within fp16's range; it is halved whenever they overflow, and grows back.
@@ -158,66 +142,73 @@ class PolicyUpdate:
             NonFiniteLoss: before the step that it would have spoilt.
             StopRequested: while log-probs are recomputed, or see :meth:`train`.
         """
-        every = credited_samples(samples, self.advantage)
+        every = credited_samples(samples, self.method.advantage)
         started = time.perf_counter()
-        chosen = every if any(each.keeps_all for each in self._credit) else self._with_signal(every)
-        first = set() if self._credit else self._scored_by_their_step(chosen, version, iteration)
-        reference = self.loss.needs_reference or any(each.needs_reference for each in self._credit)
-        rest = [sample for sample in chosen if sample.rollout_id not in first]
-        kept, metrics_of_stages = self.scorer.scored(rest, version, reference)
-        for credit in self._credit:
-            kept = credit.credit(kept)
-            metrics_of_stages |= credit.metrics()
+        chosen = every if self.method.plan.keeps_samples_without_signal else self._with_signal(every)
+        by_step = self._scored_by_their_step(chosen, version, iteration)
+        ready, metrics_of_stages = self._scored_and_credited(chosen, by_step, version)
         recomputed = time.perf_counter()
-        step_logprobs: dict[str, Tensor] | None = {} if first else None
-        known = {sample.rollout_id: sample for sample in kept}
-        together = [known.get(sample.rollout_id, sample) for sample in chosen]
-        step_tokens, numbers = self.train(together, iteration, step_logprobs) if together else ([], {"steps": 0})
-        if step_logprobs is not None:
-            known |= {s.rollout_id: scored(s, step_logprobs[s.rollout_id]) for s in chosen if s.rollout_id in first}
-            kept = [known[sample.rollout_id] for sample in chosen]
-        metrics = signal_metrics(every, kept) | metrics_of_stages
-        metrics["policy_lag"] = version - min((int(s.policy_versions.min()) for s in kept), default=version)
+        step_logprobs: dict[str, Tensor] = {}
+        step_tokens, numbers = (
+            self.train(ready, iteration, step_logprobs if by_step else None) if ready else ([], {"steps": 0})
+        )
+        learned = [s if isinstance(s, ScoredSample) else scored(s, step_logprobs[s.rollout_id]) for s in ready]
+        metrics = signal_metrics(every, learned) | metrics_of_stages
+        metrics["policy_lag"] = version - min((int(s.policy_versions.min()) for s in learned), default=version)
         metrics |= numbers
         seconds = time.perf_counter() - recomputed
         if self.token_statistics is not None:
-            self.token_statistics.write(kept)
+            self.token_statistics.write(learned)
         metrics |= {
             "seconds_recomputing": recomputed - started,
             "seconds_updating": seconds,
             "tokens_per_second": sum(tokens - shared for tokens, shared in step_tokens) / seconds,
         }
-        return UpdateResult(kept, step_tokens, metrics)
+        return UpdateResult(learned, step_tokens, metrics)
 
     def tasks_with_signal(self, samples: Sequence[Sample]) -> set[str]:
         """The tasks of a collection that an update learns from: those with a rollout whose advantage passes the filter
         and is not 0."""
-        kept = self._with_signal(credited_samples(samples, self.advantage))
+        kept = self._with_signal(credited_samples(samples, self.method.advantage))
         return {sample.task_id for sample in kept if sample.advantage}
 
     def _with_signal(self, samples: Sequence[CreditedSample]) -> list[CreditedSample]:
-        return with_signal(samples, self.config.min_abs_advantage, self.loss.compares)
+        return with_signal(samples, self.config.min_abs_advantage, self.method.plan.compares_pairs)
 
     def _scored_by_their_step(self, samples: Sequence[CreditedSample], version: int, iteration: int) -> set[str]:
-        """The rollouts of the first step, if its policy is, to the last bit, the one that sampled all their tokens, and
-        no later step takes them.
+        """The ids of the rollouts of the first step, if its policy is, to the last bit, the one that sampled all their
+        tokens, and neither a later step nor a credit takes them.
 
         Then their old log-probs are those that the step computes anyway, and a pass over them is saved.
         """
-        loss, config = self.loss, self.config
-        if config.epochs > 1 or config.exact_entropy or loss.needs_reference or loss.compares or not samples:
+        plan, config = self.method.plan, self.config
+        before = self.method.token_credits or plan.needs_reference or plan.compares_pairs or config.exact_entropy
+        if before or config.epochs > 1 or not samples:
             return set()
         first = self._planned(samples, iteration)[0]
         own = all(bool((sample.policy_versions == version).all()) for sample in first) and not drops_out(self.model)
         return {sample.rollout_id for sample in first} if own else set()
+
+    def _scored_and_credited(
+        self, samples: Sequence[CreditedSample], by_step: Collection[str], version: int
+    ) -> tuple[list[CreditedSample], dict[str, Any]]:
+        """The samples with old log-probs and the advantages of their tokens, and metrics. Those of the rollouts
+        ``by_step`` stay as they are: their first step computes the log-probs."""
+        rest = [sample for sample in samples if sample.rollout_id not in by_step]
+        done, metrics = self.scorer.scored(rest, version, self.method.plan.needs_reference)
+        for credit in self.method.token_credits:
+            done = credit.credit(done)
+            metrics |= credit.metrics()
+        known = {sample.rollout_id: sample for sample in done}
+        return [known.get(sample.rollout_id, sample) for sample in samples], metrics
 
     def prepare(self, samples: Sequence[Sample]) -> list[CreditedSample]:
         """The samples of a fixed set that carry signal, for :meth:`train`, whoever sampled them.
 
         They have advantages, and for a loss that compares them the log-probs of the reference, which is version 0.
         """
-        kept = self._with_signal(credited_samples(samples, self.advantage))
-        if not self.loss.compares:
+        kept = self._with_signal(credited_samples(samples, self.method.advantage))
+        if not self.method.plan.compares_pairs:
             return kept
         reference = self.scorer.logprobs(kept, 0)
         return [scored(sample, reference[sample.rollout_id]) for sample in kept]
@@ -229,7 +220,7 @@ class PolicyUpdate:
         """
         parameters = trained_parameters(self.model, self._further).values()
         held = [torch.empty_like(local_part(parameter)) for parameter in parameters for _ in range(3)]
-        if self._credit or self.loss.compares:
+        if self.method.token_credits or self.method.plan.compares_pairs:
             samples = with_token_advantages(samples, [torch.ones_like(s.sampler_logprobs) for s in samples])
         self.model.train()
         for batch in self._batches.rehearsed(samples):
@@ -248,11 +239,13 @@ class PolicyUpdate:
                 rollout id, which are the old ones.
 
         Raises:
-            ValueError: the loss may not see a sample.
+            ValueError: a sample has hidden information, which an actor must not see.
             NonFiniteLoss: before the step that it would have spoilt.
             StopRequested: before the next step, on every rank; what the steps before it changed is not to be saved.
         """
-        self.loss.check_samples(samples)
+        informed = next((sample.rollout_id for sample in samples if sample.hidden_tokens), None)
+        if informed is not None and not self.method.plan.sees_hidden_information:
+            raise ValueError(f"rollout {informed} begins with hidden information, which only a critic may learn from")
         self.model.train()
         planned = self._planned(samples, iteration)
         statistics, outcomes = RatioStatistics(), list[StepOutcome]()
@@ -296,11 +289,11 @@ class PolicyUpdate:
         """One optimizer step; None if ``max_trajectory_log_ratio`` forbids it."""
         divisor, count = self._divisor(minibatch), len(episodes(minibatch))
         # While a further loss trains alone the adapter gets no gradient at all, so that the optimizer leaves it alone.
-        policy_rests = any(each.trains_alone(iteration - 1) for each in self._further.values())
+        policy_rests = iteration <= self.method.plan.policy_rests_iterations
         coefficients = [each.coefficient(iteration - 1) for each in self._further.values()]
-        totals = torch.zeros(2 + len(coefficients), dtype=torch.float64, device=self.device)
+        totals = torch.zeros(2 + len(coefficients), dtype=torch.float64, device=self._batches.device)
         seen = RatioStatistics()
-        comparison, weighted = self._compared(minibatch) if self.loss.compares else (None, minibatch)
+        comparison, weighted = self._compared(minibatch) if self.method.plan.compares_pairs else (None, minibatch)
         parts: dict[str, Tensor] = {}
         for batch in self._batches.of_step(weighted):
             output, further, logprobs = self._losses(batch, policy_rests, on_policy=step_logprobs is not None)
@@ -359,7 +352,7 @@ class PolicyUpdate:
     def _compared(self, minibatch: Sequence[CreditedSample]) -> tuple[Comparison, Sequence[CreditedSample]]:
         """The minibatch as the loss finds it now, and its samples with the weights of their tokens."""
         known = [sample for sample in minibatch if isinstance(sample, ScoredSample)]  # all: they have a reference
-        comparison = self.loss.compare(known, self.scorer.current_logprobs(known))
+        comparison = self.method.loss.compare(known, self.scorer.current_logprobs(known))
         self.model.train()
         return comparison, comparison.weighted(known)
 
@@ -380,6 +373,6 @@ class PolicyUpdate:
             outputs = self.model(**batch.inputs(), with_hidden=bool(self._further))
             if on_policy:
                 batch = replace(batch, old_logprobs=outputs.logprobs.detach())
-            output = self.loss(outputs.logprobs, batch)
+            output = self.method.loss(outputs.logprobs, batch)
         further = [each.further_loss(outputs.hidden, batch) for each in self._further.values()]
         return output, further, outputs.logprobs

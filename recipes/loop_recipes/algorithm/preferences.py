@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from loop_recipes.algorithm.losses import Comparison, LogLikelihood
+from loop_recipes.algorithm.method_plan import MethodPlan
 from loop_recipes.engine.samples import ScoredSample, episodes
 
 
@@ -76,8 +77,7 @@ class PreferenceLoss(LogLikelihood):
         nll: weight of the chosen rollout's cross-entropy; 0 leaves it out.
     """
 
-    compares = True
-    sums_tokens = False  # the loss of a pair is one number
+    plan = MethodPlan(compares_pairs=True)
 
     def __init__(self, beta: float = 0.1, nll: float = 0.0) -> None:
         super().__init__()

@@ -127,8 +127,8 @@ class CollectionConfig:
         require(distinct, "tasks must be distinct")
 
     @property
-    def minds_signal(self) -> bool:
-        """Whether it depends on the signal of rollouts what is collected."""
+    def depends_on_signal(self) -> bool:
+        """Whether tasks are collected by the signal of the rollouts before them."""
         return self.refill_budget > 1 or self.rest_iterations > 0
 
 

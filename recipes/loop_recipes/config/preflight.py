@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +18,7 @@ from agent_environments.protocol import PoolWithLeastContext, PoolWithPreflight,
 from loop_formats.places import METRICS_FILE
 from loop_formats.run_files import ADAPTER_FILES, is_adapter, only_logs
 from loop_formats.schema import ConfigError, require
-from loop_recipes.config.components import build, check_component
+from loop_recipes.config.components import build_for, check_component
 from loop_recipes.config.loop_config import FROM_ITS_FOLDER, LearnerConfig, LoopConfig
 from loop_recipes.config.rollout_node import check_token
 from loop_recipes.paths import loop_package
@@ -32,56 +30,6 @@ from rollout_server.inference.command import ServerStartError, check_divided, ch
 from rollout_server.policies.adapter_check import check_adapter, other_base
 
 log = utils.get_logger("INFO")
-_OF_A_LOSS = ("compares", "sums_tokens", "sees_hidden_information", "needs_reference", "compare", "check_samples")
-"""What the update asks of every loss beside its value."""
-_OF_A_CREDIT = ("credit", "keeps_all", "begins", "needs_reference", "check", "setup", "collected", "metrics", "saved")
-"""What a run asks of whatever gives tokens advantages of their own."""
-
-
-def check_run(config: LoopConfig, *, starts_now: bool = True) -> None:
-    """Check everything ``config`` names.
-
-    Args:
-        config: of a training run.
-        starts_now: the run starts on this machine now, so that its port must be free and its folder its own.
-
-    Raises:
-        ConfigError: one line that names the key and the cure.
-    """
-    check_learner(config, starts_now=starts_now)
-    _check_credit(config)
-    check_rollout_node(config, starts_now)
-
-
-def _check_credit(config: LoopConfig) -> None:
-    loss, advantage = build(config.loss), build(config.advantage)
-    level = getattr(loss, "level", "token")  # of a loss of one's own too, which has no such key
-    of_tokens = hasattr(advantage, "token_advantages")
-    keeps_all, before = of_tokens, "advantage" if of_tokens else None
-    for name, component in config.credit.items():
-        key = f"credit.{name}"
-        check_component(key, component)
-        credit = _built(key, component)
-        lacking = [part for part in _OF_A_CREDIT if not hasattr(credit, part)]
-        base = 'derive it from loop_recipes.algorithm.credit.Credit (docs/architecture.md, "How to add")'
-        require(not lacking, f"{key}: {component['_component_']} has no {', '.join(lacking)}; {base}")
-        own = f"loss.level is {level!r}; {key} gives tokens advantages of their own: choose token"
-        require(level == "token", own)
-        pairs = f"{key} must be left out: the loss compares pairs of rollouts, which have no use for it"
-        require(not loss.compares, pairs)
-        require(
-            before is None or not credit.begins,
-            f"{key} must be left out or come first: it starts from the one advantage of a rollout, and {before} gives "
-            "each token its own already",
-        )
-        credit.key = key
-        credit.check(config)
-        keeps_all, before = keeps_all or credit.keeps_all, key
-    require(
-        not (keeps_all and config.collection.minds_signal),
-        "collection.refill_budget must be 1 and rest_iterations 0: where each token has its own advantage, no "
-        "rollout is without signal",
-    )
 
 
 def check_learner(config: LearnerConfig, *, starts_now: bool = True) -> None:
@@ -224,39 +172,13 @@ def _check_components(config: LearnerConfig) -> None:
             builder == FROM_ITS_FOLDER,
             f"checkpointer must say where the weights for {builder} are; or give model.path in place of both",
         )
-    built = {}
-    for path in ("advantage", "loss", "log_probs"):
-        check_component(path, getattr(config, path))
-        built[path] = _built(path, getattr(config, path))  # cheap, and they check their own arguments
+    check_component("log_probs", config.log_probs)
+    log_probs = build_for("log_probs", config.log_probs)  # cheap, and it checks its own arguments
     half_on_cuda = config.dtype in ("bf16", "fp16") and config.device.startswith("cuda")
     require(
-        half_on_cuda or not getattr(built["log_probs"], "needs_half_on_cuda", False),
+        half_on_cuda or not getattr(log_probs, "needs_half_on_cuda", False),
         f"log_probs: {config.log_probs['_component_']} computes in half precision on CUDA alone, and this is "
         f"{config.dtype} on {config.device}; give log_probs=loop_recipes.engine.logprobs.AutoLogProbs",
-    )
-    lacking = [name for name in _OF_A_LOSS if not hasattr(built["loss"], name)]
-    require(
-        not lacking,
-        f"loss: {config.loss['_component_']} has no {', '.join(lacking)}; derive it from "
-        'loop_recipes.algorithm.losses.PolicyLoss (docs/architecture.md, "How to add")',
-    )
-    require(
-        callable(built["advantage"]),
-        f"advantage: {config.advantage['_component_']} cannot be called with returns and groups; see "
-        "loop_recipes.algorithm.advantages",
-    )
-    require(
-        config.update.loss_divisor != "tokens" or built["loss"].sums_tokens,
-        f"update.loss_divisor: tokens is for a sum over tokens, and {config.loss['_component_']} is none; give mean",
-    )
-    require(
-        not built["loss"].compares or hasattr(built["advantage"], "pairs"),
-        f"loss: {config.loss['_component_']} compares pairs of rollouts; it needs "
-        "advantage._component_=loop_recipes.algorithm.preferences.ReturnPairs",
-    )
-    require(
-        not hasattr(built["advantage"], "token_advantages") or getattr(built["loss"], "level", "token") == "token",
-        f"advantage: {config.advantage['_component_']} gives each token its own; it needs loss.level=token",
     )
     _check_optimizer(config)
     for number, logger in enumerate(config.metric_logger):
@@ -270,8 +192,8 @@ def _check_optimizer(config: LearnerConfig) -> None:
     check_component("lr_scheduler", config.lr_scheduler, 1, ("num_training_steps", "last_epoch"))
     weight = nn.Parameter(torch.zeros(64, 64))
     weight.grad = torch.zeros_like(weight)
-    optimizer = _built("optimizer", config.optimizer, [weight])
-    _built("lr_scheduler", config.lr_scheduler, optimizer, num_training_steps=config.max_iterations, last_epoch=-1)
+    optimizer = build_for("optimizer", config.optimizer, [weight])
+    build_for("lr_scheduler", config.lr_scheduler, optimizer, num_training_steps=config.max_iterations, last_epoch=-1)
     try:
         with torch.compiler.set_stance("force_eager"):  # some compile their step: half a minute for one weight
             optimizer.step()
@@ -285,13 +207,6 @@ def _check_optimizer(config: LearnerConfig) -> None:
             f"optimizer: checkpoints cannot hold {name} of {config.optimizer['_component_']}, which is neither a "
             "number nor of its parameter's shape; take another, such as torch.optim.AdamW",
         )
-
-
-def _built(path: str, component: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-    try:
-        return build(component, *args, **kwargs)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}") from error
 
 
 def _check_checkpoint_files(config: LearnerConfig) -> None:

@@ -22,6 +22,8 @@ from loop_recipes.engine.sequence_parallel import WHOLE, Part
 from loop_recipes.engine.shared_prefixes import Keys, borders_of, lay_out, units
 from loop_recipes.engine.step_plan import StepPlan, plan_step
 
+PAD_ID = 0  # never seen by anything: padding is on the right of causal attention and selects no row for the head
+
 
 @dataclass(frozen=True)
 class Documents:
@@ -230,74 +232,72 @@ def collate_step(samples: Sequence[CreditedSample], pad_id: int, packed: bool, p
     )
 
 
-def micro_batches(
-    samples: Sequence[Sample],
-    token_budget: int,
-    pad_id: int,
-    packed: bool,
-    world_size: int = 1,
-    rank: int = 0,
-    part: Part = WHOLE,
-) -> list[MicroBatch]:
+@dataclass(frozen=True)
+class BatchLayout:
+    """How the rollouts of all ranks become micro-batches of one of them.
+
+    Attributes:
+        token_budget: tokens of a micro-batch of one rank, padding included.
+        packed: several rollouts stand in one row in place of padding.
+        world_size, rank: ranks that share rows are one rank here, whose budget is that of all of them.
+        part: what this rank takes of each row.
+    """
+
+    token_budget: int
+    packed: bool
+    world_size: int = 1
+    rank: int = 0
+    part: Part = WHOLE
+    pad_id: int = PAD_ID
+
+    @property
+    def row_budget(self) -> int:
+        """Tokens of a micro-batch of all ranks that share it."""
+        return self.token_budget * self.part.of
+
+
+def micro_batches(samples: Sequence[Sample], layout: BatchLayout) -> list[MicroBatch]:
     """One rank's micro-batches of at most ``token_budget`` tokens, as many as every other rank gets, longest first.
 
     They are planned over all ranks (:mod:`~loop_recipes.engine.step_plan`); ``samples`` are those of all of them, in
     the same order on each. A rank that has run out of rollouts gets all-ignored ones.
 
-    Args:
-        part: of each row; ranks that share rows are one rank here, whose budget is that of all of them.
-
     Raises:
         ValueError: the budget is not positive.
     """
-    planned = _planned(samples, token_budget * part.of, packed, world_size, rank)
-    return [collate(together, pad_id, packed, part) for together in planned]
+    return [collate(together, layout.pad_id, layout.packed, layout.part) for together in _planned(samples, layout)]
 
 
-def step_batches(
-    samples: Sequence[CreditedSample],
-    token_budget: int,
-    pad_id: int,
-    packed: bool,
-    world_size: int = 1,
-    rank: int = 0,
-    part: Part = WHOLE,
-) -> list[StepBatch]:
+def step_batches(samples: Sequence[CreditedSample], layout: BatchLayout) -> list[StepBatch]:
     """As :func:`micro_batches`, of an optimizer step.
 
     Raises:
         ValueError: as :func:`micro_batches` and :func:`collate_step`.
     """
-    planned = _planned(samples, token_budget * part.of, packed, world_size, rank)
-    return [collate_step(together, pad_id, packed, part) for together in planned]
+    return [collate_step(together, layout.pad_id, layout.packed, layout.part) for together in _planned(samples, layout)]
 
 
-def computed(samples: Sequence[Sample], token_budget: int, packed: bool, of: int = 1) -> list[tuple[int, int]]:
+def computed(samples: Sequence[Sample], layout: BatchLayout) -> list[tuple[int, int]]:
     """(tokens, those of them that another's stand for) of each sequence as micro-batches of these hold them: the
-    difference goes through the model.
-
-    Args:
-        of: ranks that share a row.
-    """
-    if not packed:
+    difference goes through the model."""
+    if not layout.packed:
         return [(sample.tokens, 0) for sample in samples]
-    laid = (piece for unit, _ in units(samples, token_budget * of) for piece in lay_out(unit))
+    laid = (piece for unit, _ in units(samples, layout.row_budget) for piece in lay_out(unit))
     return [(len(piece.places), piece.shared) for piece in laid]
 
 
-def _planned(
-    samples: Sequence[AnySample], token_budget: int, packed: bool, world_size: int, rank: int
-) -> list[list[AnySample]]:
-    planned = units(samples, token_budget) if packed else [([sample], sample.tokens) for sample in samples]
+def _planned(samples: Sequence[AnySample], layout: BatchLayout) -> list[list[AnySample]]:
+    budget, packed, world_size = layout.row_budget, layout.packed, layout.world_size
+    planned = units(samples, budget) if packed else [([sample], sample.tokens) for sample in samples]
     lengths = [tokens for _, tokens in planned]
 
     def plan() -> StepPlan:
-        return plan_step(lengths, world_size, token_budget, packed)
+        return plan_step(lengths, world_size, budget, packed)
 
     # Floating-point numbers decide in it. Machines that round them otherwise would take other rollouts, or other
     # numbers of micro-batches, and wait for each other for ever.
     plans = on_main_rank(plan) if world_size > 1 else plan()
-    return [[sample for i in call[rank] for sample in planned[i][0]] for call in plans]
+    return [[sample for i in call[layout.rank] for sample in planned[i][0]] for call in plans]
 
 
 def _cat(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

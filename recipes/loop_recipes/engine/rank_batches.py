@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torchtune.utils import get_world_size_and_rank
 
 from loop_recipes.config.loop_config import UpdateConfig
-from loop_recipes.engine.batching import MicroBatch, StepBatch, computed, micro_batches, step_batches
+from loop_recipes.engine.batching import BatchLayout, MicroBatch, StepBatch, computed, micro_batches, step_batches
 from loop_recipes.engine.process_group import sum_over_ranks
 from loop_recipes.engine.samples import AnySample, CreditedSample, Sample
 from loop_recipes.engine.sequence_parallel import WHOLE, Part
 from loop_recipes.terminal import Bar
-
-PAD_ID = 0  # never seen by anything: padding is on the right of causal attention and selects no row for the head
 
 
 class RankBatches:
@@ -33,15 +32,15 @@ class RankBatches:
 
     def __init__(self, config: UpdateConfig, device: torch.device, part: Part = WHOLE) -> None:
         self.device = device
-        self._config, self._part = config, part
         ranks, self._rank = get_world_size_and_rank()
         # Ranks that share rows are one where rollouts are dealt and losses added up.
-        self.groups, self._group = ranks // part.of, self._rank // part.of
-        self.leads = part.leads
+        self.groups, self.leads = ranks // part.of, part.leads
+        group = self._rank // part.of
+        self._layout = BatchLayout(config.micro_batch_tokens, config.packed, self.groups, group, part)
 
     def without_loss(self, samples: Sequence[Sample]) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches of the samples of all ranks."""
-        batches = micro_batches(*self._of_this_rank(samples))
+        batches = micro_batches(_longest_first(samples), self._layout)
         with self.bar(len(batches), "recomputing") as bar:
             for batch in batches:
                 yield batch.to(self.device)
@@ -49,7 +48,7 @@ class RankBatches:
 
     def of_step(self, samples: Sequence[CreditedSample]) -> Iterator[StepBatch]:
         """Yield this rank's micro-batches of a minibatch of all ranks, with what a loss asks for."""
-        for batch in step_batches(*self._of_this_rank(samples)):
+        for batch in step_batches(_longest_first(samples), self._layout):
             yield batch.to(self.device)
 
     def bar(self, total: int, doing: str) -> Bar:
@@ -58,18 +57,16 @@ class RankBatches:
 
     def rehearsed(self, samples: Sequence[CreditedSample]) -> Iterator[StepBatch]:
         """Yield micro-batches of all the samples, on every rank the same."""
-        config = self._config
-        for batch in step_batches(samples, config.micro_batch_tokens, PAD_ID, config.packed, part=self._part):
+        for batch in step_batches(samples, replace(self._layout, world_size=1, rank=0)):
             yield batch.to(self.device)
 
     def computed(self, samples: Sequence[Sample]) -> list[tuple[int, int]]:
         """Count the tokens that go through the model: see :func:`~loop_recipes.engine.batching.computed`."""
-        return computed(samples, self._config.micro_batch_tokens, self._config.packed, self._part.of)
+        return computed(samples, self._layout)
 
-    def _of_this_rank(self, samples: Sequence[AnySample]) -> tuple[list[AnySample], int, int, bool, int, int, Part]:
-        ordered = sorted(samples, key=lambda sample: (-sample.tokens, sample.rollout_id))
-        config = self._config
-        return ordered, config.micro_batch_tokens, PAD_ID, config.packed, self.groups, self._group, self._part
+
+def _longest_first(samples: Sequence[AnySample]) -> list[AnySample]:
+    return sorted(samples, key=lambda sample: (-sample.tokens, sample.rollout_id))
 
 
 def of_all_ranks(parts: Mapping[str, Tensor], samples: Sequence[Sample], like: Tensor) -> dict[str, Tensor]:

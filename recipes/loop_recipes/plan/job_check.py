@@ -22,10 +22,11 @@ from omegaconf import DictConfig
 from agent_environments.protocol import PoolWithSplits, UnknownTask, create_pool
 from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import error_line
+from loop_recipes.algorithm.method import check_run
 from loop_recipes.config.components import check_component
 from loop_recipes.config.files import compose
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
-from loop_recipes.config.preflight import check_run, check_served, check_sharers, port_problem, tasks_ahead
+from loop_recipes.config.preflight import check_served, check_sharers, port_problem, tasks_ahead
 from loop_recipes.config.rollout_node import described_node
 from loop_recipes.engine.checkpoint import latest_checkpoint
 from loop_recipes.engine.general_decoder import read_weights

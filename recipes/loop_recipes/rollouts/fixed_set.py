@@ -16,7 +16,7 @@ from loop_formats.ids import parse_collection_id
 from loop_formats.rollout import Rollout
 from loop_formats.run_files import find_logs, read_rollouts
 from loop_formats.schema import ConfigError, require
-from loop_recipes.algorithm.losses import PolicyLoss
+from loop_recipes.algorithm.method_plan import MethodPlan
 from loop_recipes.config.components import build, check_component
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.config.sft_config import FixedSetConfig, SftConfig
@@ -29,8 +29,8 @@ class SampleMaker:
     reads_branches: ClassVar[bool] = False
     """Whether branches, which begin in the middle, are read from folders too."""
 
-    def check(self, config: SftConfig, loss: PolicyLoss) -> None:
-        """Check that it fits ``config`` and its loss.
+    def check(self, config: SftConfig, plan: MethodPlan) -> None:
+        """Check that it fits ``config`` and what its method needs.
 
         Raises:
             ConfigError: it does not; one line that names the key and the cure.

@@ -11,9 +11,9 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from loop_formats.schema import ConfigError
-from loop_recipes.algorithm.credit import Credit, TrainedCredit, build_credit, with_token_advantages
+from loop_recipes.algorithm.credit import Credit, TrainedCredit, with_token_advantages
+from loop_recipes.algorithm.method import build_method, check_run
 from loop_recipes.config.loop_config import read_loop_config
-from loop_recipes.config.preflight import check_run
 from loop_recipes.engine.checkpoint import load_training_state
 from support.learner_cases import make_samples
 from support.small_runs import replay_config, train
@@ -91,7 +91,7 @@ def test_each_starts_from_what_the_one_before_gave_and_goes_on_over_a_resume(tmp
     train(OmegaConf.merge(cfg, {"resume_from_checkpoint": True}))
     assert [line["calls"] for line in lines(tmp_path / "run")] == [1.0, 2.0]
     assert lines(tmp_path / "run")[0]["kept_fraction"] < 1.0, "the filter is on unless one keeps all"
-    built = build_credit(cfg.credit)
+    built = build_method(read_loop_config(cfg)).credit
     samples = make_samples([20, 30])
     for each in built.values():
         samples = each.credit(samples)
@@ -126,7 +126,7 @@ def test_a_loss_beside_the_policys_moves_its_own_weights_alone(tmp_path, own):
         ({"rng": component(Bias)}, "credit: rng is no name"),
         ({"my.own": component(Bias)}, "credit: my.own is no name"),
         ({"own": 3}, "credit.own must be a mapping"),
-        ({"own": {"_component_": "torch.nn.Identity"}}, r"torch.nn.Identity has no credit, .* derive it from"),
+        ({"own": {"_component_": "torch.nn.Identity"}}, r"torch.nn.Identity is not a Credit; derive it from"),
     ],
 )
 def test_what_is_no_credit_is_refused_before_work(tmp_path, credit, complaint):

@@ -276,7 +276,7 @@ def test_the_critics_gradient_is_clipped_with_the_policys_or_by_itself(tmp_path,
     recipe = LoopAppWorldRecipe(cfg)
     try:
         recipe.setup()
-        critic = {id(parameter) for parameter in recipe._credit["critic"].parameters()}
+        critic = {id(parameter) for parameter in recipe._method.credit["critic"].parameters()}
         before = {name: parameter.detach().clone() for name, parameter in recipe._learner.parameters.items()}
         recipe.train()
         moved = {True: 0.0, False: 0.0}
@@ -462,8 +462,12 @@ def test_the_first_step_of_the_policy_that_sampled_gives_the_log_probs_of_its_ro
     [["update.epochs=2"], ["update.exact_entropy=true"], ["loss.kl_coefficient=0.1"]],
 )
 def test_more_than_that_step_needs_the_log_probs_before_it(tmp_path, monkeypatch, words):
-    scored = []
-    monkeypatch.setattr(Scorer, "scored", lambda _, samples, *__: scored.append(samples) or ([], {}))
-    monkeypatch.setattr(policy_update.PolicyUpdate, "train", lambda *_: ([], {"steps": 0}))
+    passes, recompute = [], Scorer.scored
+
+    def counted(self, samples, version, reference):
+        passes.append(len(samples))
+        return recompute(self, samples, version, reference)
+
+    monkeypatch.setattr(Scorer, "scored", counted)
     run(replay_config(tmp_path, iterations=1), "update.minibatch_rollouts=null", "update.epochs=1", *words)
-    assert len(scored) == 1
+    assert passes == [10], "all that have an advantage"

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from loop_recipes.algorithm.losses import ClippedPolicyLoss
 from loop_recipes.algorithm.token_statistics import TokenStatistics
-from loop_recipes.engine.batching import step_batches
+from loop_recipes.engine.batching import BatchLayout, step_batches
 from support.learner_cases import make_samples
 from support.small_runs import replay_config, train
 from support.viewer_run import opened
@@ -27,10 +27,10 @@ def test_every_token_has_the_ratio_and_clip_of_its_level(tmp_path, level, packed
     loss = ClippedPolicyLoss(level=level, eps=0.1)
     statistics = TokenStatistics(tmp_path, rank=0)
     for shift in (-SHIFT, SHIFT):  # a second epoch replaces the first
-        for batch in step_batches(samples, 64, 0, packed):
+        for batch in step_batches(samples, BatchLayout(64, packed)):
             statistics.add(batch, loss(batch.old_logprobs + shift, batch))
         statistics.keep()
-    for batch in step_batches(samples, 64, 0, packed):  # a step that was not taken leaves nothing
+    for batch in step_batches(samples, BatchLayout(64, packed)):  # a step that was not taken leaves nothing
         statistics.add(batch, loss(batch.old_logprobs + 9.0, batch))
     statistics.drop()
     statistics.write(samples)
@@ -59,7 +59,7 @@ def test_advantages_and_entropies_of_tokens_are_written_where_there_are_some(tmp
     rich = replace(rich, token_advantages=ramp, entropies=ramp + 1)
     statistics = TokenStatistics(tmp_path, rank=0)
     for sample in (plain, rich):
-        (batch,) = step_batches([sample], 64, 0, False)
+        (batch,) = step_batches([sample], BatchLayout(64, False))
         statistics.add(batch, ClippedPolicyLoss()(batch.old_logprobs, batch))
     statistics.keep()
     statistics.write([plain, rich])
@@ -77,7 +77,7 @@ def test_ranks_write_beside_one_another_and_a_new_call_forgets(tmp_path):
     ]
     for rank, sample in enumerate(samples):
         statistics = TokenStatistics(tmp_path, rank)
-        (batch,) = step_batches([sample], 64, 0, False)
+        (batch,) = step_batches([sample], BatchLayout(64, False))
         statistics.add(batch, ClippedPolicyLoss()(batch.old_logprobs, batch))
         statistics.keep()
         statistics.write(samples)

@@ -142,7 +142,7 @@ def start(cfg):
 @pytest.mark.parametrize(
     ("key", "component", "message"),
     [
-        ("loss", "torch.nn.Identity", "loss: torch.nn.Identity has no compares, sums_tokens, sees_hidden_informat"),
+        ("loss", "torch.nn.Identity", "loss: torch.nn.Identity is not a PolicyLoss; derive it from loop_recipes."),
         ("optimizer", "torch.optim.SparseAdam", "optimizer: SparseAdam does not support dense gradients"),
         ("advantage", "fractions.Fraction", "advantage: fractions.Fraction cannot be called with returns and groups"),
     ],

@@ -5,10 +5,10 @@ from omegaconf import OmegaConf
 
 from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.losses import ClippedPolicyLoss
+from loop_recipes.algorithm.method import check_run
 from loop_recipes.config.components import check_component
 from loop_recipes.config.files import compose
 from loop_recipes.config.loop_config import read_loop_config
-from loop_recipes.config.preflight import check_run
 from rollout_server.config import load_node_config
 from support.small_runs import replay_config, train
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from loop_recipes.algorithm.losses import ClippedPolicyLoss
 from loop_recipes.engine import batching
-from loop_recipes.engine.batching import Documents, collate, collate_step, micro_batches, step_batches
+from loop_recipes.engine.batching import BatchLayout, Documents, collate, collate_step, micro_batches, step_batches
 from loop_recipes.engine.samples import credited
 from loop_recipes.engine.sequence_parallel import Part
 from support.learner_cases import VOCAB, adapter_gradient, make_samples, tiny_decoder
@@ -61,7 +61,7 @@ def test_each_part_of_a_row_points_at_its_own_tokens_and_all_parts_at_all(ranks)
 @settings(max_examples=60)
 def test_every_rank_makes_the_same_number_of_calls_and_no_rollout_is_lost(packed, lengths, world_size, budget):
     samples = make_samples(lengths)
-    batches = [micro_batches(samples, budget, 0, packed, world_size, rank) for rank in range(world_size)]
+    batches = [micro_batches(samples, BatchLayout(budget, packed, world_size, rank)) for rank in range(world_size)]
     assert len({len(rank) for rank in batches}) == 1
     ids = [rollout for rank in batches for batch in rank for rollout in batch.rollout_ids]
     assert sorted(ids) == sorted(sample.rollout_id for sample in samples)
@@ -88,7 +88,7 @@ def test_any_budget_padded_or_packed_gives_one_loss_and_gradient(tied):
     assert gradient.abs().max() > 1e-3
     for packed in (False, True):
         for budget in (1, 60, 75, 120, 400):
-            batches = [*step_batches(samples, budget, pad_id=3, packed=packed), collate_step([], 3, packed)]
+            batches = [*step_batches(samples, BatchLayout(budget, packed, pad_id=3)), collate_step([], 3, packed)]
             total, other, values = loss_and_gradient(model, batches)
             assert total == pytest.approx(expected, abs=2e-5)
             assert values == pytest.approx(per_rollout, abs=2e-5)
@@ -156,17 +156,15 @@ def test_the_plan_of_several_ranks_is_rank_0s(monkeypatch):
     """Which rounds as it does: no other rank computes one."""
     samples, other = make_samples([20, 30, 25, 28]), [[[3], [0]], [[2, 1], []]]
     monkeypatch.setattr(batching, "on_main_rank", lambda _: other)
-    ids = [
-        [batch.rollout_ids for batch in step_batches(samples, 60, 0, True, world_size=2, rank=rank)] for rank in (0, 1)
-    ]
+    ids = [[batch.rollout_ids for batch in step_batches(samples, BatchLayout(60, True, 2, rank))] for rank in (0, 1)]
     assert ids == [[("rollout-3",), ("rollout-2", "rollout-1")], [("rollout-0",), ()]]
-    [alone] = step_batches(samples, 200, 0, True)
+    [alone] = step_batches(samples, BatchLayout(200, True))
     assert len(alone.rollout_ids) == 4
 
 
 def test_errors_name_the_cause():
     samples = make_samples([20, 30])
     with pytest.raises(ValueError, match="token_budget must be at least 1"):
-        micro_batches(samples, 0, 0, packed=False)
+        micro_batches(samples, BatchLayout(0, packed=False))
     with pytest.raises(ValueError, match="rollout-1 has no old_logprobs"):
         collate_step([samples[0], credited(samples[1:], 1.0)[0]], 0, packed=False)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loop_recipes.algorithm.losses import ClippedPolicyLoss
-from loop_recipes.engine.batching import collate, collate_step, micro_batches, step_batches
+from loop_recipes.engine.batching import BatchLayout, collate, collate_step, micro_batches, step_batches
 from loop_recipes.engine.shared_prefixes import MOST_KEYS, Keys, lay_out, units
 from support.learner_cases import adapter_gradient, flash_attention, make_episodes, make_samples, tiny_decoder
 from support.on_cuda import as_on_cuda
@@ -100,7 +100,7 @@ def test_any_budget_gives_the_loss_and_gradient_of_sequences_one_by_one(on_cuda,
     samples = make_episodes([5, 1, 4])
     model = tiny_decoder(token_tile=16, vocab_tile=32)
     total, gradient, logprobs = results(model, [collate_step([sample], 0, packed=False) for sample in samples])
-    batches = step_batches(samples, budget, 0, packed=True)
+    batches = step_batches(samples, BatchLayout(budget, packed=True))
     computed = sum(batch.tokens.numel() for batch in batches)
     assert (computed == sum(sample.tokens for sample in samples)) == sequences_alone
     if budget == 500:
@@ -125,7 +125,7 @@ def test_what_many_attend_to_gets_the_sum_of_their_gradients_in_half_precision()
 @settings(max_examples=30)
 def test_ranks_make_equally_many_calls_and_lose_nothing(turns, ranks, budget):
     samples = make_episodes(turns)
-    batches = [micro_batches(samples, budget, 0, True, ranks, rank) for rank in range(ranks)]
+    batches = [micro_batches(samples, BatchLayout(budget, True, ranks, rank)) for rank in range(ranks)]
     assert len({len(rank) for rank in batches}) == 1
     ids = [rollout for rank in batches for batch in rank for rollout in batch.rollout_ids]
     assert sorted(ids) == sorted(sample.rollout_id for sample in samples)
@@ -139,8 +139,8 @@ def test_tokens_are_counted_as_often_as_they_are_computed(one, other):
     from loop_recipes.engine.batching import computed
 
     samples = sequences(one, "one") + sequences(other, "other")
-    counted = computed(samples, 30, True)
+    counted = computed(samples, BatchLayout(30, True))
     rows = [batch.tokens.shape[1] for batch in (collate(unit, 7, True) for unit, _ in units(samples, 30))]
     assert sum(tokens - shared for tokens, shared in counted) == sum(rows)
     assert sorted(tokens for tokens, _ in counted) == sorted(sample.tokens for sample in samples)
-    assert computed(samples, 30, False) == [(sample.tokens, 0) for sample in samples]
+    assert computed(samples, BatchLayout(30, False)) == [(sample.tokens, 0) for sample in samples]

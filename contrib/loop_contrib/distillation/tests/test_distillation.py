@@ -20,12 +20,14 @@ from loop_formats.run_folder import read_metrics
 from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.advantages import LeaveOneOut
 from loop_recipes.algorithm.losses import Reinforce
+from loop_recipes.algorithm.method import Method
 from loop_recipes.algorithm.policy_update import PolicyUpdate
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.engine.adapter_versions import AdapterVersions
 from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.logprobs import FullLogProbs
 from loop_recipes.engine.model import adapter_parameters
+from loop_recipes.engine.rank_batches import RankBatches
 from loop_recipes.engine.samples import Sample
 from loop_recipes.run.stop_request import StopRequested
 from support.learner_cases import VOCAB, a_run, make_samples, tiny_lora_model
@@ -126,16 +128,15 @@ def test_the_policy_comes_closer_to_its_teacher_without_any_reward():
     versions = AdapterVersions(model)
     versions.put(0, random_adapter(shapes, seed=1, scale=0.3))
     distil = Distillation()
+    config = UpdateConfig(minibatch_rollouts=None, micro_batch_tokens=400, packed=False)
     update = PolicyUpdate(
         model=model,
         optimizer=torch.optim.AdamW(adapter_parameters(model).values(), lr=0.02, weight_decay=0.0),
-        loss=Reinforce(),
-        advantage=LeaveOneOut(),
+        method=Method(Reinforce(), LeaveOneOut(), {"teacher": distil}),
         versions=AdapterVersions(model),
-        config=UpdateConfig(minibatch_rollouts=None, micro_batch_tokens=400, packed=False),
-        device=torch.device("cpu"),
+        config=config,
+        batches=RankBatches(config, torch.device("cpu")),
         seed=0,
-        credit={"teacher": distil},
     )
     distil.teacher = lambda samples: update.scorer.logprobs(samples, 0, versions)
 

@@ -10,6 +10,7 @@ from loop_contrib.sweet_rl.turn_critic import HIDDEN_HEAD, HiddenPrefix, TurnAdv
 from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.advantages import LeaveOneOut
 from loop_recipes.algorithm.losses import ClippedPolicyLoss, LogLikelihood
+from loop_recipes.algorithm.method import Method
 from loop_recipes.algorithm.policy_update import PolicyUpdate
 from loop_recipes.algorithm.preferences import DPO, ReturnPairs
 from loop_recipes.config.loop_config import UpdateConfig
@@ -19,6 +20,7 @@ from loop_recipes.engine.logprobs import TiledLogProbs
 from loop_recipes.engine.model import adapter_parameters
 from model_families.chat import open_chat
 from model_families.chat.messages import ChatMessage
+from model_families.chat.chatml import ChatML
 from support.hidden_tasks import MadeUpSecrets, breaks
 from support.learner_cases import VOCAB, make_samples, tiny_lora_model
 from support.random_policy import write_model
@@ -37,14 +39,14 @@ SEQUENCE = 160
 
 
 def an_update(model, loss, advantage=None, packed=False) -> PolicyUpdate:
+    config = UpdateConfig(minibatch_rollouts=None, micro_batch_tokens=200, packed=packed, loss_divisor="mean")
     return PolicyUpdate(
         model=model,
         optimizer=torch.optim.SGD(adapter_parameters(model).values(), lr=0.1),
-        loss=loss,
-        advantage=advantage or LeaveOneOut(),
+        method=Method(loss, advantage or LeaveOneOut()),
         versions=AdapterVersions(model),
-        config=UpdateConfig(minibatch_rollouts=None, micro_batch_tokens=200, packed=packed, loss_divisor="mean"),
-        device=torch.device("cpu"),
+        config=config,
+        batches=RankBatches(config, torch.device("cpu")),
         seed=0,
     )
 
@@ -133,7 +135,7 @@ def test_hidden_information_that_breaks_is_one_line(tmp_path, secret, complaint)
 def test_no_actor_trains_on_what_is_hidden(loss):
     model = attach_head(tiny_lora_model(tied=True, max_seq_len=SEQUENCE), TiledLogProbs(16, 32))
     samples = make_samples([33, 41, 27])
-    advantage = ReturnPairs() if loss.compares else LeaveOneOut()
+    advantage = ReturnPairs() if loss.plan.compares_pairs else LeaveOneOut()
     update = an_update(model, loss, advantage)
     update.scorer.versions.keep(0)
     told = PREFIX.before(samples)

@@ -105,9 +105,9 @@ def test_a_resumed_run_keeps_its_critic_though_that_was_trained_on(tmp_path, mon
     loop.credit = by("critic", critic=str(critic))
     used = []
 
-    def watched(learner, run, adapter):
+    def watched(config, scorer, run, adapter):
         used.append(adapter.name)
-        return critic_over(learner, run, adapter)
+        return critic_over(config, scorer, run, adapter)
 
     monkeypatch.setattr(by_critic, "critic_over", watched)
     trained(OmegaConf.merge(loop, {"max_iterations": 1}))
@@ -195,7 +195,7 @@ def test_what_does_not_fit_is_refused_before_work(tmp_path):
     refused("credit.turns must be left out or come first: .* and credit.critic gives", credit={**ppo, **critic})
     refused("credit: rng is no name", credit={"rng": ppo["critic"]})
     other = {"own": {"_component_": "torch.nn.Identity"}}
-    refused("credit.own: torch.nn.Identity has no credit, keeps_all, begins.* derive it from", credit=other)
+    refused("credit.own: torch.nn.Identity is not a Credit; derive it from", credit=other)
     cfg.loss = {"_component_": "loop_recipes.algorithm.preferences.DMPO"}
     cfg.advantage = {"_component_": "loop_recipes.algorithm.preferences.ReturnPairs"}
     refused("credit.critic must be left out: the loss compares pairs", credit=ppo)

@@ -84,7 +84,8 @@ class TurnValueHead:
     def _turn_states(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
         """Mean last hidden state over each turn's tokens, [t, d], by rollout id."""
         with_hidden = samples if self._prefix is None else self._prefix.before(samples)
-        hidden = self._scorer.hidden_states(with_hidden)
+        model = self._scorer.model
+        hidden = self._scorer.per_token(with_hidden, lambda batch: model(**batch.inputs(), with_hidden=True).hidden)
         return {
             sample.rollout_id: by_turn(hidden[sample.rollout_id].float(), sample.turn_ids[sample.mask])
             for sample in samples

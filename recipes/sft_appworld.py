@@ -82,7 +82,6 @@ class SftAppWorldRecipe(TrainingRecipe):
             f"loss: {config.loss['_component_']} needs rollouts of the policy in training; a fixed set takes "
             "LogLikelihood, or a loss of pairs such as DPO",
         )
-        self._compares_pairs = self._method.plan.compares_pairs
         self._maker = sample_maker(config.samples)
         self._maker.check(config, self._method.plan)
         super().__init__(config)
@@ -124,7 +123,7 @@ class SftAppWorldRecipe(TrainingRecipe):
         self._chats = found
         in_part = next((each.extra["place"] for each in found.rollouts if "weights" in each.extra), None)
         require(
-            in_part is None or not (self._compares_pairs or self._config.samples),
+            in_part is None or not (self._method.plan.compares_pairs or self._config.samples),
             f"data: {in_part}: weights of its turns are for LogLikelihood without samples; leave them out, or 0",
         )
         self._maker.see(found.rollouts)
@@ -182,7 +181,7 @@ class SftAppWorldRecipe(TrainingRecipe):
         versions = self._learner.versions
         versions.keep(iteration)
         for version in versions.versions[:-1]:
-            if version > 0 or not self._compares_pairs:  # version 0 is what pairs are compared under
+            if version > 0 or not self._method.plan.compares_pairs:  # version 0 is what pairs are compared under
                 versions.forget(version)
         self._iterations_done = iteration
         tokens = sum(tokens - shared for tokens, shared in step_tokens)

@@ -108,11 +108,7 @@ def load_turn_critic(run: Path, adapter: Path | None = None, reference_sees_hidd
 
 
 def critic_over(
-    config: LearnerConfig,
-    scorer: Scorer,
-    run: Path,
-    adapter: Path | None = None,
-    reference_sees_hidden: bool = True,
+    config: LearnerConfig, scorer: Scorer, run: Path, adapter: Path | None = None, reference_sees_hidden: bool = True
 ) -> TurnCritic:
     """The critic of a run, as :func:`load_turn_critic`, over the model of ``scorer``, which ``config`` names."""
     conf, loss = critic_config(run)

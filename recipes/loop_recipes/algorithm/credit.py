@@ -212,18 +212,6 @@ def pair_names(episodes: Sequence[str], pairs: Sequence[tuple[int, int]]) -> lis
     return names
 
 
-def with_signal(samples: Sequence[CreditedSample], least: float, compared: bool) -> list[CreditedSample]:
-    """The samples that there is something to learn from.
-
-    Args:
-        least: absolute advantage.
-        compared: rollouts are compared with each other, so that those with a partner are meant, whatever ``least`` is.
-    """
-    if compared:  # the advantage of a rollout without a partner is 0, which the filter may let pass
-        return [sample for sample in samples if sample.pair]
-    return [sample for sample in samples if abs(sample.advantage) >= least]
-
-
 def signal_metrics(samples: Sequence[CreditedSample], kept: Sequence[ScoredSample]) -> dict[str, Any]:
     """Figures of a collection's samples and of those that were learned from."""
     tasks, learned = {sample.task_id for sample in samples}, {sample.task_id for sample in kept}

@@ -8,8 +8,9 @@ neither the micro-batch split nor the number of ranks can change the total. Ever
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -312,36 +313,26 @@ class LogLikelihood(PolicyLoss):
         return self._finish(objective, log_ratio, clipped, _each_token(batch), log_ratio, logprobs, batch)
 
 
-@dataclass
 class RatioStatistics:
     """Collects the ratios of many micro-batches and sums them up in a few numbers to steer by."""
 
-    _log_ratios: list[Tensor] = field(default_factory=list)
-    _clipped: list[Tensor] = field(default_factory=list)
-    _token_log_ratios: list[Tensor] = field(default_factory=list)
-    _kl: list[Tensor] = field(default_factory=list)
-    _weights: list[Tensor] = field(default_factory=list)
-    _cut: list[Tensor] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._values: defaultdict[str, list[Tensor]] = defaultdict(list)
 
     def add(self, output: LossOutput) -> None:
         """Keep what the summary needs, on the CPU."""
-        self._log_ratios.append(output.log_ratio.cpu())
-        self._clipped.append(output.clipped.cpu())
-        self._token_log_ratios.append(output.token_log_ratio.cpu())
-        if output.reference_kl is not None:
-            self._kl.append(output.reference_kl.cpu())
+        found = {"log_ratios": output.log_ratio, "token_log_ratios": output.token_log_ratio, "kl": output.reference_kl}
+        found["clipped"] = output.clipped.float()
         if output.weights is not None:
-            self._weights.append(output.weights.values.cpu())
-            self._cut.append(output.weights.cut.cpu())
+            found |= {"weights": output.weights.values, "cut": output.weights.cut.float()}
+        for name, values in found.items():
+            if values is not None:
+                self._values[name].append(values.cpu())
 
     def join(self, other: RatioStatistics) -> None:
         """Count what ``other`` has seen too."""
-        self._log_ratios += other._log_ratios
-        self._clipped += other._clipped
-        self._token_log_ratios += other._token_log_ratios
-        self._kl += other._kl
-        self._weights += other._weights
-        self._cut += other._cut
+        for name, values in other._values.items():
+            self._values[name] += values
 
     def summary(self) -> dict[str, float]:
         """``ratio_p01`` .. ``ratio_p99``, ``ratio_max``, ``clip_fraction``, ``approx_kl``; with a KL term
@@ -351,9 +342,8 @@ class RatioStatistics:
         over sampled tokens of ``r - 1 - log r`` against the sampling policy. With more than one rank in the default
         process group the numbers are of all ranks, and every rank must call. Empty when nothing was added.
         """
-        log_ratios, token_log_ratios = _gather(self._log_ratios), _gather(self._token_log_ratios)
-        clipped, kl = _gather([part.float() for part in self._clipped]), _gather(self._kl)
-        weights, cut = _gather(self._weights), _gather([part.float() for part in self._cut])
+        names = ("log_ratios", "token_log_ratios", "clipped", "kl", "weights", "cut")
+        log_ratios, token_log_ratios, clipped, kl, weights, cut = (_gather(self._values[name]) for name in names)
         if not len(log_ratios):
             return {}
         ordered = log_ratios.double().exp().sort().values

@@ -11,7 +11,7 @@ from loop_recipes.algorithm.advantages import Advantage, PairingAdvantage, Token
 from loop_recipes.algorithm.credit import Credit, CreditOfAdvantage, TrainedCredit
 from loop_recipes.algorithm.losses import PolicyLoss
 from loop_recipes.algorithm.method_plan import MethodPlan
-from loop_recipes.config.components import build_for, check_component
+from loop_recipes.config.components import build_checked
 from loop_recipes.config.loop_config import LearnerConfig, LoopConfig
 from loop_recipes.config.preflight import check_learner, check_rollout_node
 
@@ -69,11 +69,8 @@ def build_method(config: LearnerConfig) -> Method:
     Raises:
         ConfigError: one line that names the key and the cure.
     """
-    parts = {"advantage": config.advantage, "loss": config.loss}
-    for key, component in parts.items():
-        check_component(key, component)
-    advantage, loss = (build_for(key, component) for key, component in parts.items())
-    advantage_name, loss_name = (component["_component_"] for component in parts.values())
+    advantage, loss = build_checked("advantage", config.advantage), build_checked("loss", config.loss)
+    advantage_name, loss_name = config.advantage["_component_"], config.loss["_component_"]
     require(
         isinstance(loss, PolicyLoss),
         f"loss: {loss_name} is not a PolicyLoss; derive it from loop_recipes.algorithm.losses.PolicyLoss "
@@ -117,8 +114,7 @@ def _build_credit(config: LoopConfig, loss: PolicyLoss, advantage: Advantage) ->
     before = "advantage" if isinstance(advantage, TokenAdvantage) else None
     for name, component in config.credit.items():
         key = f"credit.{name}"
-        check_component(key, component)
-        each = build_for(key, component)
+        each = build_checked(key, component)
         require(
             isinstance(each, Credit),
             f"{key}: {component['_component_']} is not a Credit; derive it from loop_recipes.algorithm.credit.Credit "

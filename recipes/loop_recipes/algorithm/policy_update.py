@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from loop_recipes.algorithm.credit import credited_samples, signal_metrics, with_signal, with_token_advantages
+from loop_recipes.algorithm.credit import credited_samples, signal_metrics, with_token_advantages
 from loop_recipes.algorithm.losses import Comparison, LossOutput, RatioStatistics, comparison_metrics
 from loop_recipes.algorithm.method import Method
 from loop_recipes.algorithm.minibatches import minibatch_units, minibatches
@@ -173,7 +173,10 @@ class PolicyUpdate:
         return {sample.task_id for sample in kept if sample.advantage}
 
     def _with_signal(self, samples: Sequence[CreditedSample]) -> list[CreditedSample]:
-        return with_signal(samples, self.config.min_abs_advantage, self.method.plan.compares_pairs)
+        """Those that there is something to learn from."""
+        if self.method.plan.compares_pairs:  # one without a partner has the advantage 0, which the filter may let pass
+            return [sample for sample in samples if sample.pair]
+        return [sample for sample in samples if abs(sample.advantage) >= self.config.min_abs_advantage]
 
     def _scored_by_their_step(self, samples: Sequence[CreditedSample], version: int, iteration: int) -> set[str]:
         """The ids of the rollouts of the first step, if its policy is, to the last bit, the one that sampled all their

@@ -95,11 +95,6 @@ class Scorer:
         """Return log-probs [n] of each rollout's sampled tokens under the policy as it stands, by rollout id."""
         return self.per_token(samples, self._logprobs)
 
-    def hidden_states(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
-        """Return last hidden states [n, d] at the positions that predict each rollout's sampled tokens, by rollout id;
-        of the adapter that is in the model."""
-        return self.per_token(samples, lambda batch: self.model(**batch.inputs(), with_hidden=True).hidden)
-
     def _unless_stopped(self, compute: Callable[[MicroBatch], Tensor]) -> Callable[[MicroBatch], Tensor]:
         """Have ``compute`` asked for no more once the run is to stop: over all rollouts it takes as long as a step."""
 

@@ -41,18 +41,6 @@ def build(component: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
     return _named(values.pop("_component_"))(*args, **{**values, **parts, **kwargs})
 
 
-def build_for(key: str, component: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-    """Build what ``component`` names under ``key`` of a config.
-
-    Raises:
-        ConfigError: it does not take its arguments; names the key.
-    """
-    try:
-        return build(component, *args, **kwargs)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{key}: {error}") from error
-
-
 def _named(name: str) -> Callable[..., Any]:
     """Import a component, also from a module in the folder that the recipe was started in."""
     if os.getcwd() not in sys.path:
@@ -156,3 +144,16 @@ def check_component(
         if _is_component(value):
             check_component(f"{path}.{key}", value)
     return target
+
+
+def build_checked(key: str, component: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+    """Build what ``component`` names under ``key`` of a config, as :func:`build`.
+
+    Raises:
+        ConfigError: as :func:`check_component`, or it refuses its arguments.
+    """
+    check_component(key, component, len(args), kwargs)
+    try:
+        return build(component, *args, **kwargs)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{key}: {error}") from error

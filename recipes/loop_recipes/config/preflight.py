@@ -18,7 +18,7 @@ from agent_environments.protocol import PoolWithLeastContext, PoolWithPreflight,
 from loop_formats.places import METRICS_FILE
 from loop_formats.run_files import ADAPTER_FILES, is_adapter, only_logs
 from loop_formats.schema import ConfigError, require
-from loop_recipes.config.components import build_for, check_component
+from loop_recipes.config.components import build_checked, check_component
 from loop_recipes.config.loop_config import FROM_ITS_FOLDER, LearnerConfig, LoopConfig
 from loop_recipes.config.rollout_node import check_token
 from loop_recipes.paths import loop_package
@@ -172,8 +172,7 @@ def _check_components(config: LearnerConfig) -> None:
             builder == FROM_ITS_FOLDER,
             f"checkpointer must say where the weights for {builder} are; or give model.path in place of both",
         )
-    check_component("log_probs", config.log_probs)
-    log_probs = build_for("log_probs", config.log_probs)  # cheap, and it checks its own arguments
+    log_probs = build_checked("log_probs", config.log_probs)  # cheap, and it checks its own arguments
     half_on_cuda = config.dtype in ("bf16", "fp16") and config.device.startswith("cuda")
     require(
         half_on_cuda or not getattr(log_probs, "needs_half_on_cuda", False),
@@ -188,12 +187,12 @@ def _check_components(config: LearnerConfig) -> None:
 def _check_optimizer(config: LearnerConfig) -> None:
     """Check by a step that the optimizer and its schedule take their options, and that checkpoints can hold what the
     optimizer keeps."""
-    check_component("optimizer", config.optimizer, positional=1)
-    check_component("lr_scheduler", config.lr_scheduler, 1, ("num_training_steps", "last_epoch"))
     weight = nn.Parameter(torch.zeros(64, 64))
     weight.grad = torch.zeros_like(weight)
-    optimizer = build_for("optimizer", config.optimizer, [weight])
-    build_for("lr_scheduler", config.lr_scheduler, optimizer, num_training_steps=config.max_iterations, last_epoch=-1)
+    optimizer = build_checked("optimizer", config.optimizer, [weight])
+    build_checked(
+        "lr_scheduler", config.lr_scheduler, optimizer, num_training_steps=config.max_iterations, last_epoch=-1
+    )
     try:
         with torch.compiler.set_stance("force_eager"):  # some compile their step: half a minute for one weight
             optimizer.step()

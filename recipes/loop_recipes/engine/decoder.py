@@ -28,23 +28,22 @@ class LogProbDecoder(TransformerDecoder):
 
     Args:
         decoder: the model to take over; its attention learns to accept packed rows.
-        head: one of this module's heads.
-        scale: what the model's logits are multiplied by.
-        cap: what the model's logits are kept below, by a tanh; None where it has no cap.
+        head: one of those of :mod:`~loop_recipes.engine.logprobs`.
 
     Raises:
         ValueError: ``output`` is neither a bias-free linear layer nor tied to the embeddings (LoRA on the head, say).
     """
 
-    def __init__(self, decoder: TransformerDecoder, head: Head, scale: float = 1.0, cap: float | None = None) -> None:
+    scale: float = 1.0
+    cap: float | None = None
+
+    def __init__(self, decoder: TransformerDecoder, head: Head) -> None:
         linear = isinstance(decoder.output, torch.nn.Linear) and decoder.output.bias is None
         if not linear and not isinstance(decoder.output, TiedLinear):
             raise ValueError(
                 f"the decoder's output is a {type(decoder.output).__name__}; log-probs need a linear head without bias "
                 "or a tied one (apply_lora_to_output: false)"
             )
-        if scale <= 0 or (cap is not None and cap <= 0):
-            raise ValueError(f"scale and cap must be above 0, but are {scale} and {cap}")
         super().__init__(
             tok_embeddings=decoder.tok_embeddings,
             layers=decoder.layers,
@@ -55,7 +54,6 @@ class LogProbDecoder(TransformerDecoder):
             output=decoder.output,
         )
         self.head = head
-        self.scale, self.cap = scale, cap
         enable_packing(self)
         enable_cuda_layers(self)
 
@@ -94,15 +92,9 @@ class LogProbDecoder(TransformerDecoder):
         return token_outputs(self, h, weight, targets, own, mask, with_entropy, with_hidden)
 
 
-def attach_head(
-    decoder: TransformerDecoder | GeneralDecoder, head: Head, scale: float = 1.0, cap: float | None = None
-) -> LogProbDecoder | GeneralDecoder:
-    """Put a log-prob head on a decoder; before ``fully_shard`` and activation checkpointing.
-
-    Args:
-        scale, cap: of a decoder of torchtune's; any other knows its own.
-    """
+def attach_head(decoder: TransformerDecoder | GeneralDecoder, head: Head) -> LogProbDecoder | GeneralDecoder:
+    """Put a log-prob head on a decoder; before ``fully_shard`` and activation checkpointing."""
     if isinstance(decoder, TransformerDecoder):
-        return LogProbDecoder(decoder, head, scale, cap)
+        return LogProbDecoder(decoder, head)
     decoder.head = head
     return decoder

@@ -23,6 +23,8 @@ class TokenOutputs(NamedTuple):
 
 
 class _Answering(Protocol):
+    """A decoder with a head, whose logits are multiplied by ``scale`` and, unless it is None, kept below ``cap``."""
+
     head: Head
     scale: float
     cap: float | None

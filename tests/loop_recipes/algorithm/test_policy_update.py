@@ -255,6 +255,23 @@ def test_the_config_decides_how_rollouts_are_cut_into_minibatches(tmp_path):
         assert line["steps"] == steps
 
 
+def test_each_pass_of_each_iteration_of_each_seed_has_minibatches_of_its_own(tmp_path, monkeypatch):
+    """Two passes in each of two iterations, whose rollouts have the same names within their collections."""
+    forward, seen = ClippedPolicyLoss.forward, []
+
+    def recording(self, logprobs, batch):  # a minibatch is one micro-batch here
+        seen.append(frozenset(name.partition("/")[2] for name in batch.rollout_ids))
+        return forward(self, logprobs, batch)
+
+    monkeypatch.setattr(ClippedPolicyLoss, "forward", recording)
+    config = replay_config(tmp_path, iterations=2)
+    for seed in (0, 1):
+        run(config, "update.micro_batch_tokens=100000", f"seed={seed}", f"output_dir={tmp_path / str(seed)}")
+    passes = list(zip(seen[::2], seen[1::2], strict=True))
+    assert {len(first | second) for first, second in passes} == {10}
+    assert len(passes) == len(set(passes)) == 8
+
+
 def test_an_iteration_whose_first_step_is_forbidden_leaves_the_policy_alone(tmp_path):
     """Its rollouts are of an older version, so that already the first log-ratio is not 0."""
     config = replay_config(tmp_path, iterations=2, stale_by=1)

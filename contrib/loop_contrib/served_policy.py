@@ -43,14 +43,14 @@ def served_policy(config: str, overrides: Sequence[str], branching: bool = False
         ConfigError: of the config; and the errors of the node.
     """
     # torch, which --help does without
-    from loop_recipes.config.preflight import check_initial_adapter, check_rollout_node
+    from loop_recipes.config.preflight import check_adapter_folder, check_rollout_node
 
     conf = read_loop_config(compose(config, overrides))
     require(conf.rollout_node.replay is None, "rollout_node.replay: stored rollouts cannot be sampled anew")
     if branching:
         conf.collection.limits.check_branching("collection.limits")
     check_rollout_node(conf)
-    check_initial_adapter(conf)
+    check_adapter_folder("initial_adapter", conf.initial_adapter, conf)
     out = Path(conf.output_dir).resolve()
     made_folder("output_dir", out)
     nodes = open_nodes(conf.rollout_node, conf.node, out, conf.collection.deadline_s)

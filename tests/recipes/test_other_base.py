@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.method import check_run
 from loop_recipes.config.loop_config import read_loop_config
-from loop_recipes.config.preflight import check_initial_adapter
+from loop_recipes.config.preflight import check_adapter_folder
 from loop_recipes.engine.checkpoint import load_latest
 from support.random_policy import write_adapter, write_model
 from support.small_runs import replay_config, train
@@ -125,7 +125,7 @@ def test_a_teacher_is_refused_too(begun, tmp_path):
 def test_what_others_have_written_says_nothing(begun, tmp_path):
     config = on_changed(begun, tmp_path, another_seed)
     write_adapter(tmp_path / "theirs", 0)
-    check_initial_adapter(config(initial_adapter=str(tmp_path / "theirs")))
+    check_adapter_folder("initial_adapter", str(tmp_path / "theirs"), config())
 
 
 def test_what_goes_on_knowingly_makes_adapters_of_its_own_base(begun, tmp_path, caplog):

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from loop_formats.rollout import Rollout
-from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.advantages import Advantage, PairingAdvantage, TokenAdvantage
 from loop_recipes.algorithm.method_plan import MethodPlan
 from loop_recipes.algorithm.scoring import Scorer
@@ -150,36 +149,6 @@ class CreditOfAdvantage(Credit):
 
     def credit(self, samples: list[ScoredSample]) -> list[ScoredSample]:
         return with_token_advantages(samples, self._advantage.token_advantages(samples))
-
-
-def place_weights(
-    further: TrainedCredit, width: int, weights: Mapping[str, Tensor] | None, device: torch.device, shard: bool
-) -> None:
-    """Make the weights of a credit for hidden states [n, width], or take full CPU ``weights`` if given.
-
-    They are sharded like the policy's, so that their gradients are clipped as one.
-
-    Raises:
-        ConfigError: they cannot be made, or those given are of other sizes.
-    """
-    try:
-        further.make_weights(width)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{further.key}: {error}") from error
-    if weights is not None:
-        expected = {name: tensor.shape for name, tensor in further.state_dict().items()}
-        if expected != {name: tensor.shape for name, tensor in weights.items()}:
-            key = further.key
-            raise ConfigError(f"{key}: the checkpoint's weights have other sizes; make {key} what it was in that run")
-        further.load_state_dict(dict(weights))
-    further.to(device)
-    if shard:
-        # Its import takes seconds, and most who import this module shard nothing.
-        from torch.distributed.fsdp import fully_shard
-
-        from loop_recipes.engine.sharding import sharding_mesh
-
-        fully_shard(further, mesh=sharding_mesh(device))
 
 
 def with_token_advantages(samples: Sequence[ScoredSample], own: Sequence[Tensor]) -> list[ScoredSample]:

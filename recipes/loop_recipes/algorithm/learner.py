@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor
+from torch.distributed.fsdp import fully_shard
 from torchtune.utils import get_world_size_and_rank
 
 from agent_environments.description import BehaviorFigure
 from loop_formats.places import METRICS_FILE
 from loop_formats.run_files import write_whole, writing
-from loop_recipes.algorithm.credit import place_weights
+from loop_formats.schema import ConfigError
+from loop_recipes.algorithm.credit import TrainedCredit
 from loop_recipes.algorithm.method import Method
 from loop_recipes.algorithm.policy_update import PolicyUpdate
 from loop_recipes.algorithm.token_statistics import TokenStatistics
@@ -38,7 +40,7 @@ from loop_recipes.engine.peft_export import export_adapter, load_adapter
 from loop_recipes.engine.process_group import on_main_rank
 from loop_recipes.engine.rank_batches import RankBatches
 from loop_recipes.engine.sequence_parallel import Part
-from loop_recipes.engine.sharding import full_tensors, place_model
+from loop_recipes.engine.sharding import full_tensors, place_model, sharding_mesh
 from loop_recipes.run.metrics import RunMetrics
 from loop_recipes.run.starts import record_start
 from loop_recipes.run.trackers import Trackers
@@ -109,7 +111,7 @@ class Learner:
         self._credit, self._further = method.credit, method.trained
         width = self.model.tok_embeddings.weight.shape[1]
         for name, each in self._further.items():
-            place_weights(each, width, None if checkpoint is None else checkpoint.further[name], device, shard)
+            _place_weights(each, width, None if checkpoint is None else checkpoint.further[name], device, shard)
         self.parameters = trained_parameters(self.model, self._further)
         self.versions = AdapterVersions(self.model)
         for version, tensors in (checkpoint.adapters if checkpoint is not None else {0: adapter}).items():
@@ -195,3 +197,28 @@ class Learner:
                 save_and_prune(root, state["iteration"], saved, keep_last, keep)
 
         on_main_rank(save)
+
+
+def _place_weights(
+    further: TrainedCredit, width: int, weights: Mapping[str, Tensor] | None, device: torch.device, shard: bool
+) -> None:
+    """Make the weights of a credit for hidden states [n, width], or take full CPU ``weights`` if given.
+
+    They are sharded like the policy's, so that their gradients are clipped as one.
+
+    Raises:
+        ConfigError: they cannot be made, or those given are of other sizes.
+    """
+    try:
+        further.make_weights(width)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{further.key}: {error}") from error
+    if weights is not None:
+        expected = {name: tensor.shape for name, tensor in further.state_dict().items()}
+        if expected != {name: tensor.shape for name, tensor in weights.items()}:
+            key = further.key
+            raise ConfigError(f"{key}: the checkpoint's weights have other sizes; make {key} what it was in that run")
+        further.load_state_dict(dict(weights))
+    further.to(device)
+    if shard:
+        fully_shard(further, mesh=sharding_mesh(device))

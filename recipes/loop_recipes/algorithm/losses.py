@@ -269,7 +269,7 @@ class Reinforce(PolicyLoss):
     """
 
     def forward(self, logprobs: Tensor, batch: StepBatch) -> LossOutput:
-        """Return the loss of a micro-batch: the mean over each rollout's tokens.
+        """Return the loss of a micro-batch.
 
         Args:
             logprobs: [n], fp32, of ``batch.targets`` under the policy being trained.
@@ -280,12 +280,16 @@ class Reinforce(PolicyLoss):
         log_ratio = logprobs.detach() - old
         index = _each_token(batch)
         advantage, weights = self._weighed(batch.advantages_of_tokens(), index, logprobs, batch)
-        objective = _mean_over_tokens(advantage * logprobs, batch)
+        objective = self.of_rollouts(advantage * logprobs, batch)
         clipped = torch.zeros_like(log_ratio, dtype=torch.bool)
         return self._finish(objective, log_ratio, clipped, index, log_ratio, logprobs, batch, weights)
 
+    def of_rollouts(self, terms: Tensor, batch: StepBatch) -> Tensor:
+        """Return the objective of each rollout [b] from the terms [n] of its sampled tokens."""
+        return _mean_over_tokens(terms, batch)
 
-class LogLikelihood(PolicyLoss):
+
+class LogLikelihood(Reinforce):
     """``- sum over a rollout's sampled tokens of w log p``: the cross-entropy of its tokens where all weights are 1.
 
     The weights are the advantages: with :class:`~loop_recipes.algorithm.advantages.Solved` the successful rollouts are
@@ -298,19 +302,8 @@ class LogLikelihood(PolicyLoss):
     def __init__(self) -> None:
         super().__init__()
 
-    def forward(self, logprobs: Tensor, batch: StepBatch) -> LossOutput:
-        """Return the loss of a micro-batch: the sum over each rollout's tokens.
-
-        Args:
-            logprobs: [n], fp32, of ``batch.targets`` under the policy being trained.
-            batch: the micro-batch; without ``old_logprobs`` there are no ratios to tell of.
-        """
-        logprobs = logprobs.float()
-        old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs.float()
-        log_ratio = logprobs.detach() - old
-        objective = _sum_by(batch.advantages_of_tokens() * logprobs, batch.rollout_index, len(batch.advantages))
-        clipped = torch.zeros_like(log_ratio, dtype=torch.bool)
-        return self._finish(objective, log_ratio, clipped, _each_token(batch), log_ratio, logprobs, batch)
+    def of_rollouts(self, terms: Tensor, batch: StepBatch) -> Tensor:
+        return _sum_by(terms, batch.rollout_index, len(batch.advantages))
 
 
 class RatioStatistics:

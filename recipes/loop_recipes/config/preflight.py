@@ -57,7 +57,7 @@ def check_learner(config: LearnerConfig, *, starts_now: bool = True) -> None:
     if starts_now:
         _check_new_or_resumed(config)
     check_can_write(Path(config.output_dir))
-    check_initial_adapter(config)
+    check_adapter_folder("initial_adapter", config.initial_adapter, config)
 
 
 def _check_shared_rows(config: LearnerConfig, ranks: int | None) -> None:
@@ -83,16 +83,6 @@ def check_sharers(sharers: int, ranks: int) -> None:
         ConfigError: they do not.
     """
     require(ranks % sharers == 0, f"sequence_parallel is {sharers}; it must divide the {ranks} ranks of the trainer")
-
-
-def check_initial_adapter(config: LearnerConfig) -> None:
-    """Check that ``initial_adapter``, if given, is an adapter that a rollout node would take.
-
-    Raises:
-        ConfigError: ``initial_adapter`` is given, and is none that a rollout node would take, or was trained on other
-            base weights, which ``accept_changes`` allows.
-    """
-    check_adapter_folder("initial_adapter", config.initial_adapter, config)
 
 
 def check_adapter_folder(key: str, name: str | None, config: LearnerConfig) -> None:

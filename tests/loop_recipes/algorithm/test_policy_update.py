@@ -1,5 +1,6 @@
 """An update: exact entropy, losses that are not finite, half precision and its loss scale."""
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -309,6 +310,14 @@ def test_the_critics_gradient_is_clipped_with_the_policys_or_by_itself(tmp_path,
         assert moved[True] ** 0.5 == pytest.approx(0.01, rel=1e-3)
 
 
+def test_the_policy_rests_while_the_critic_warms_up(tmp_path):
+    critic = {"_component_": "loop_recipes.algorithm.critic.Critic", "warmup_iterations": 1}
+    run(replay_config(tmp_path, iterations=2, credit={"critic": critic}))
+    policies = [load_file(tmp_path / f"run/policies/policy-v000{n}/adapter_model.safetensors") for n in range(3)]
+    moved = [any(not torch.equal(a[name], b[name]) for name in a) for a, b in itertools.pairwise(policies)]
+    assert moved == [False, True]
+
+
 def test_the_value_loss_is_a_mean_whatever_the_losses_are_divided_by(tmp_path):
     config = replay_config(tmp_path, iterations=1)
     critic = ["credit.critic._component_=loop_recipes.algorithm.critic.Critic", "update.minibatch_rollouts=null"]
@@ -475,10 +484,15 @@ def test_the_first_step_of_the_policy_that_sampled_gives_the_log_probs_of_its_ro
 
 
 @pytest.mark.parametrize(
-    "words",
-    [["update.epochs=2"], ["update.exact_entropy=true"], ["loss.kl_coefficient=0.1"]],
+    ("words", "rollouts"),
+    [
+        ("update.epochs=2", 10),
+        ("update.exact_entropy=true", 10),
+        ("loss.kl_coefficient=0.1", 10),
+        ("credit.critic._component_=loop_recipes.algorithm.critic.Critic", 12),
+    ],
 )
-def test_more_than_that_step_needs_the_log_probs_before_it(tmp_path, monkeypatch, words):
+def test_more_than_that_step_needs_the_log_probs_before_it(tmp_path, monkeypatch, words, rollouts):
     passes, recompute = [], Scorer.scored
 
     def counted(self, samples, version, reference):
@@ -486,5 +500,6 @@ def test_more_than_that_step_needs_the_log_probs_before_it(tmp_path, monkeypatch
         return recompute(self, samples, version, reference)
 
     monkeypatch.setattr(Scorer, "scored", counted)
-    run(replay_config(tmp_path, iterations=1), "update.minibatch_rollouts=null", "update.epochs=1", *words)
-    assert passes == [10], "all that have an advantage"
+    plain = ["update.minibatch_rollouts=null", "update.epochs=1", "update.exact_entropy=false"]
+    run(replay_config(tmp_path, iterations=1), *plain, words)
+    assert passes == [rollouts], "all that have an advantage"

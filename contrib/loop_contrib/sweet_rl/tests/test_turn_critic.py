@@ -18,9 +18,9 @@ from loop_recipes.engine.adapter_versions import AdapterVersions
 from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.logprobs import TiledLogProbs
 from loop_recipes.engine.model import adapter_parameters
+from loop_recipes.engine.rank_batches import RankBatches
 from model_families.chat import open_chat
 from model_families.chat.messages import ChatMessage
-from model_families.chat.chatml import ChatML
 from support.hidden_tasks import MadeUpSecrets, breaks
 from support.learner_cases import VOCAB, make_samples, tiny_lora_model
 from support.random_policy import write_model

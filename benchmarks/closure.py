@@ -40,8 +40,16 @@ CHOICES = {
 }
 """Modules whose strings are tables: of verbs, counters of behaviour, environments, lazy attributes and dialects."""
 ENDPOINT = ["rollout_server.endpoint.endpoint", "rollout_server.endpoint.routes"]
-ASKED_FOR = {*ENDPOINT, "loop_recipes.rollouts.replay_source", "loop_recipes.rollouts.several_nodes"}
-"""Modules that a function imports where a config asks for them. That a task of one's own loads none of them is asserted
+ASKED_FOR = {
+    *ENDPOINT,
+    "loop_recipes.engine.flash_attention",
+    "loop_recipes.engine.general_decoder",
+    "loop_recipes.engine.general_probe",
+    "loop_recipes.evaluation.dev_scores",
+    "loop_recipes.rollouts.replay_source",
+    "loop_recipes.rollouts.several_nodes",
+}
+"""Modules that a function imports where a config, or the kind of a model, asks for them. That a task of one's own loads none of them is asserted
 by tests/integration/test_own_task.py."""
 CONFIGS = "recipes/configs"
 TRAINER = ["loop_appworld", f"{CONFIGS}/machines/tiny_cpu.yaml"]

@@ -32,7 +32,6 @@ from loop_recipes.engine.frozen_weights import FrozenWeights
 from loop_recipes.engine.model import check_context, vocabulary
 from loop_recipes.engine.process_group import any_rank, leave, on_main_rank
 from loop_recipes.engine.samples import check_token_ids, episodes, training_samples
-from loop_recipes.evaluation.dev_scores import dev_scores
 from loop_recipes.rollouts.broken import check_broken
 from loop_recipes.rollouts.open import open_source
 from loop_recipes.rollouts.plan import CollectionPlan, run_name
@@ -384,6 +383,8 @@ class LoopAppWorldRecipe(TrainingRecipe):
         due = self._unscored
         if due is None:
             return
+        from loop_recipes.evaluation.dev_scores import dev_scores  # of runs that ask for scores
+
         scores = self._source.ask(lambda source: dev_scores(source, due, self._environment))
         if scores is None:  # asked to stop: a resumed run waits for it
             return

@@ -28,10 +28,10 @@ from torchtune.modules.peft import LoRALinear
 
 from loop_formats.schema import require
 from loop_recipes.engine.batching import Documents
+from loop_recipes.engine.logprobs import HALF
 from model_families.decoder.attention import NormFirstAttention, heads
 from model_families.decoder.rope import ScaledRope
 
-HALF = (torch.bfloat16, torch.float16)
 VARLEN = {"window_size", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys()
 """Whether this torch's ``varlen_attn`` can do what packed rows need: 2.13's can."""
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torchtune.modules import TransformerDecoder
 from torchtune.utils import get_world_size_and_rank
 
 from loop_recipes.config.loop_config import GapConfig
-from loop_recipes.engine.general_decoder import GeneralDecoder
 from loop_recipes.engine.model import AnyDecoder
 from loop_recipes.engine.samples import Sample, ScoredSample, made_up
 
@@ -119,10 +119,12 @@ def training_flops(model: AnyDecoder, length: int, shared: int) -> float:
     Per token two FLOPs a weight that it meets forward and two backward (frozen weights get no gradient of their own;
     the head is left out), and for attention 4 * width forward for each token that it looks at, twice that backward.
     """
-    if isinstance(model, GeneralDecoder):
-        weights, windows = model.parameters_of_a_token(), model.windows()
-    else:
+    weights: float
+    windows: Sequence[int | None]
+    if isinstance(model, TransformerDecoder):
         weights, windows = sum(p.numel() for p in model.layers.parameters()), [None] * len(model.layers)
+    else:
+        weights, windows = model.parameters_of_a_token(), model.windows()
     looks = sum(_looks(length, window) - _looks(shared, window) for window in windows)
     return 4.0 * weights * (length - shared) + 12.0 * model.num_heads * model.head_dim * looks
 

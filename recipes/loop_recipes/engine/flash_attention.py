@@ -31,7 +31,8 @@ from torchtune.modules import TransformerDecoder
 
 from loop_formats.schema import require
 from loop_recipes.engine.batching import Documents
-from loop_recipes.engine.cuda_layers import HALF, causal_attention
+from loop_recipes.engine.cuda_layers import causal_attention
+from loop_recipes.engine.logprobs import HALF
 
 CAPABILITIES = (9, 10)
 """Major compute capabilities for which torch takes these kernels."""

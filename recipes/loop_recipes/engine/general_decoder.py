@@ -23,12 +23,10 @@ from loop_recipes.engine.batching import Documents
 from loop_recipes.engine.cuda_layers import FoldedLoRALinear
 from loop_recipes.engine.general_attention import NAME, row_of
 from loop_recipes.engine.logprobs import Head
-from loop_recipes.engine.token_outputs import TokenOutputs, check_length, token_outputs
+from loop_recipes.engine.token_outputs import CHECKPOINT_WRAPPER, TokenOutputs, check_length, token_outputs
 from model_families.base_model import BaseModel
 from model_families.families.general_model import COMPARED, is_expert
 
-CHECKPOINT_WRAPPER = "_checkpoint_wrapped_module."
-"""What activation checkpointing puts into the names of what is in a layer."""
 _STATES = ("linear_attention", "conv", "mamba")
 """What ``layer_types`` calls layers with a state along the row in place of attention."""
 _READ_BY_NOBODY = ("mtp.", "model.mtp", "rotary_emb.inv_freq")

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from loop_recipes.engine.cuda_layers import HALF
+HALF = (torch.bfloat16, torch.float16)
 
 
 class Head(Protocol):

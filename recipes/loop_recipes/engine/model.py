@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,14 +21,16 @@ from torchtune.modules.peft import LoRALinear, get_adapter_params, set_trainable
 from loop_formats.schema import ConfigError
 from loop_recipes.config.components import build
 from loop_recipes.config.loop_config import LearnerConfig
-from loop_recipes.engine.general_decoder import CHECKPOINT_WRAPPER, GeneralDecoder, read_weights
-from loop_recipes.engine.general_probe import probe
 from loop_recipes.engine.process_group import FromMainRank, on_main_rank
+from loop_recipes.engine.token_outputs import CHECKPOINT_WRAPPER
 from model_families.base_model import BaseModel
 from model_families.decoder.rope import frequencies, turns_neighbours
 from model_families.decoder.weights import load_weights
 
-AnyDecoder: TypeAlias = TransformerDecoder | GeneralDecoder
+if TYPE_CHECKING:  # transformers is loaded by those who build one
+    from loop_recipes.engine.general_decoder import GeneralDecoder
+
+AnyDecoder: TypeAlias = "TransformerDecoder | GeneralDecoder"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 log = utils.get_logger("INFO")
 
@@ -66,7 +68,7 @@ def load_base(config: LearnerConfig, dtype: torch.dtype) -> tuple[AnyDecoder, Ma
     model = meta_model(config.model, dtype)
     try:
         described = BaseModel.read(config.base_model)
-        if isinstance(model, GeneralDecoder):
+        if not isinstance(model, TransformerDecoder):
             device = utils.get_device(config.device)
             return model, _of_main_rank(model, config.base_model, described, dtype, device)
         check_built(model, described, config)
@@ -84,6 +86,9 @@ def _of_main_rank(
     model: GeneralDecoder, path: str, described: BaseModel, dtype: torch.dtype, device: torch.device
 ) -> Mapping[str, Tensor]:
     """The weights of a model that transformers reads, and its buffers that are in no file."""
+    from loop_recipes.engine.general_decoder import read_weights  # as above
+    from loop_recipes.engine.general_probe import probe
+
     read: dict[str, Tensor] = {}
 
     def work() -> dict[str, Any]:
@@ -102,7 +107,7 @@ def check_built(model: AnyDecoder, described: BaseModel, config: LearnerConfig) 
     Raises:
         ConfigError: names all that differs; most of it no shape would tell.
     """
-    if isinstance(model, GeneralDecoder):  # transformers built it from that config.json
+    if not isinstance(model, TransformerDecoder):  # transformers built it from that config.json
         return
     attention, mlp = model.layers[0].attn, model.layers[0].mlp
     built = {
@@ -151,7 +156,7 @@ def neighbour_heads(model: AnyDecoder) -> int | None:
     Raises:
         ConfigError: it is not known of this model.
     """
-    if isinstance(model, GeneralDecoder):
+    if not isinstance(model, TransformerDecoder):
         return None
     attention = model.layers[0].attn
     try:
@@ -176,7 +181,7 @@ def check_shared(model: AnyDecoder, sharers: int) -> None:
     Raises:
         ConfigError: its layers have a state along the row, which ranks do not hand on.
     """
-    if sharers > 1 and isinstance(model, GeneralDecoder) and model.mixers:
+    if sharers > 1 and not isinstance(model, TransformerDecoder) and model.mixers:
         raise ConfigError(
             f"sequence_parallel is {sharers}, and the layers of a {model.base.model_type} have a state along the row, "
             "which ranks do not hand on: give 1"

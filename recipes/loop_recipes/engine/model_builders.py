@@ -4,12 +4,15 @@ transformers' own."""
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from torchtune.modules import TransformerDecoder
 
-from loop_recipes.engine.general_decoder import GeneralDecoder, general_decoder
 from model_families.base_model import BaseModel
 from model_families.decoder.builder import ATTENTION_MODULES, lora_decoder
+
+if TYPE_CHECKING:
+    from loop_recipes.engine.general_decoder import GeneralDecoder
 
 
 def lora_model(
@@ -37,4 +40,6 @@ def lora_model(
         raise ValueError(
             f"LoRA goes on every linear layer of a {base.model_type}: leave lora_attn_modules and apply_lora_to_mlp out"
         )
+    from loop_recipes.engine.general_decoder import general_decoder  # transformers is loaded by those who build one
+
     return general_decoder(path, base, lora_rank, lora_alpha, lora_dropout, untried)

@@ -15,10 +15,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torchtune.modules import TransformerDecoder
 
 from loop_formats.run_files import ADAPTER_CONFIG, ADAPTER_FILES, ADAPTER_WEIGHTS, whole_folder
 from loop_formats.schema import ConfigError
-from loop_recipes.engine.general_decoder import GeneralDecoder
 from loop_recipes.engine.model import AnyDecoder, adapter_parameters, check_adapter, lora_scale, neighbour_heads
 from model_families.base_model import BaseModel
 from model_families.families.general_model import TOWERS, is_of_tower
@@ -53,12 +53,12 @@ def export_adapter(
         if heads is not None and _PAIRED.fullmatch(name):
             tensor = tensor.unflatten(0, (-1, heads // 2, 2)).transpose(1, 2).flatten(0, 2)
         weights[_name_in_peft(model, name)] = tensor.to("cpu", dtype).contiguous()
-    base = model.base if isinstance(model, GeneralDecoder) else None
+    base = None if isinstance(model, TransformerDecoder) else model.base
     return _write(weights, folder, *lora_scale(model), base_model, base, base_digest)
 
 
 def _name_in_peft(model: AnyDecoder, name: str) -> str:
-    return model.peft_name(name) if isinstance(model, GeneralDecoder) else peft_name(name)
+    return peft_name(name) if isinstance(model, TransformerDecoder) else model.peft_name(name)
 
 
 def write_empty_adapter(folder: Path, base_model: str) -> Path:

@@ -22,10 +22,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.attention import varlen  # noqa: F401 - registers its operator
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 from torchtune import training
+from torchtune.modules import TransformerDecoder
 
 from loop_formats.schema import require
-from loop_recipes.engine.flash_attention import use_attention
-from loop_recipes.engine.general_decoder import GeneralDecoder, load_buffers
 from loop_recipes.engine.model import AnyDecoder, share_rope_cache
 
 ATTENTION = [
@@ -66,8 +65,10 @@ def place_model(
     Sharded, base and adapter compute in ``dtype`` while the adapter's masters, gradients and their reduction over
     ranks stay float32; the base is not stored twice.
     """
-    general = isinstance(model, GeneralDecoder)
-    if not general:
+    general = not isinstance(model, TransformerDecoder)
+    if not general and (device.type == "cuda" or attention == "fa4"):
+        from loop_recipes.engine.flash_attention import use_attention  # kernels that a CPU does not have
+
         use_attention(attention, model, device, dtype)
     require(not general or attention != "fa4", "attention is fa4, which is for models of torchtune's modules: give fa2")
     share_rope_cache(model)
@@ -92,7 +93,9 @@ def place_model(
         rows = rows.to(device, parameter.dtype, copy=name in adapter).contiguous()
         loaded[name] = _placed_like(rows, parameter)
     model.load_state_dict(loaded, assign=True)
-    if general:
+    if not isinstance(model, TransformerDecoder):
+        from loop_recipes.engine.general_decoder import load_buffers  # transformers is loaded by those who build one
+
         load_buffers(model, loaded, lambda name: base[name].to(device))
     for module in model.modules():
         if callable(fill := getattr(module, "rope_init", None)):

@@ -9,6 +9,9 @@ from torch import Tensor
 from loop_recipes.engine.batching import Documents
 from loop_recipes.engine.logprobs import Head
 
+CHECKPOINT_WRAPPER = "_checkpoint_wrapped_module."
+"""What activation checkpointing puts into the names of a layer's parameters."""
+
 
 class TokenOutputs(NamedTuple):
     """The outputs of a decoder for each of n sampled tokens.

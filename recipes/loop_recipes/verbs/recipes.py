@@ -12,7 +12,6 @@ from loop_formats.schema import ConfigError
 from loop_recipes.config.arguments import config_parser
 from loop_recipes.config.files import compose, config_name, pin_models
 from loop_recipes.config.loop_config import LoopConfig, read_config
-from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.own_task import training
 from loop_recipes.steps import StepFailed, on_ranks, tune
 from loop_recipes.verbs.exit_status import exit_status
@@ -54,6 +53,8 @@ def sft(arguments: Sequence[str]) -> None:
     """
     parser = _recipe_parser("sft", sft.__doc__)
     options = parser.parse_intermixed_args(arguments)
+    from loop_recipes.config.sft_config import SftConfig  # which other verbs do without
+
     _become(parser.prog, "sft_appworld", SftConfig, options, options.nproc_per_node)
 
 

@@ -2,11 +2,12 @@
 # make test   set everything up, run the tests
 # make help   the other targets
 #
-# Two environments: .venv (torch, torchtune, vLLM, this project) and .venv-appworld (the AppWorld engine, which needs
-# pydantic 1); `make environments` makes .venv-worlds, for the worlds besides AppWorld. GPU=1 installs the CUDA builds into
-# .venv, GPU=0 the CPU builds; a target without GPU takes those that are installed, or else the CPU builds. Without a GPU
-# the tests also need .triton, whose interpreter runs the GPU's kernels on a CPU. uv, which any Python 3 installs into .uv,
-# makes the environments with Python 3.11, or PYTHON=VERSION or PATH; it fetches one where there is none.
+# Two environments: .venv (torch, torchtune, vLLM, this project and its contrib) and .venv-appworld (the AppWorld engine,
+# which needs pydantic 1); `make environments` makes .venv-worlds, for the worlds besides AppWorld. GPU=1 installs the
+# CUDA builds into .venv, GPU=0 the CPU builds; a target without GPU takes those that are installed, or else the CPU
+# builds. Without a GPU the tests also need .triton, whose interpreter runs the GPU's kernels on a CPU. uv, which any
+# Python 3 installs into .uv, makes the environments with Python 3.11, or PYTHON=VERSION or PATH; it fetches one where
+# there is none.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -90,10 +91,10 @@ $(UV):
 
 # To compile all 25,000 files takes minutes. So what trainer and server import is compiled here, the rest at its first
 # import.
-.venv/.installed-$(BUILDS): requirements/$(BUILDS).txt requirements/overrides.txt requirements/both_overrides.txt pyproject.toml | .venv/bin/python
+.venv/.installed-$(BUILDS): requirements/$(BUILDS).txt requirements/overrides.txt requirements/both_overrides.txt pyproject.toml contrib/pyproject.toml | .venv/bin/python
 	@echo "==> installing $< into .venv, for some minutes without a line"
 	$(ALONE) .venv $(INSTALL) $(EXACT) --python .venv/bin/python $(TORCH_SOURCE) $(OVERRIDES) $(BOTH_OVERRIDES) -r $<
-	$(ALONE) .venv $(INSTALL) --python .venv/bin/python --no-deps --editable .
+	$(ALONE) .venv $(INSTALL) --python .venv/bin/python --no-deps --editable . --editable ./contrib
 	@.venv/bin/python -c "import torchtune, transformers, vllm.entrypoints.openai.api_server, vllm.v1.engine.core" >/dev/null || true
 	@rm -f .venv/.installed-$(OTHER_BUILDS)
 	@touch $@
@@ -197,4 +198,4 @@ lock: | $(UV) ## resolve requirements/*.in anew
 	$(UV) pip compile --quiet --python-version 3.11 --no-header --no-annotate --override requirements/environments_overrides.txt requirements/environments.in -o requirements/environments.txt
 
 clean: ## remove environments, worlds and build leftovers; runs/ is kept
-	rm -rf .uv .venv .venv-appworld .venv-worlds .triton worlds build dist ./*.egg-info
+	rm -rf .uv .venv .venv-appworld .venv-worlds .triton worlds {.,contrib}/{build,dist,*.egg-info}

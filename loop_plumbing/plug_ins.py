@@ -7,7 +7,7 @@ A package adds an environment by a line of its own, and the project has no line 
 
 The groups are :data:`GROUPS`: whole agents, counters of behaviour, packages with a folder ``configs``, demonstrators of
 an environment, dialects of the endpoint, environments, parts that a key of a config asks for, and verbs of ``loop``.
-The project's own ``contrib`` comes in by the same doors.
+The project's own ``contrib``, the distribution ``torchtune-loop-contrib``, comes in by the same doors.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def part(name: str) -> Any:
     """
     target = plug_ins("parts").get(name)
     if target is None:
-        raise ValueError(f"{name}: no installed package has this part (contrib of torchtune-loop does)")
+        raise ValueError(f"{name}: no installed package has this part (torchtune-loop-contrib does)")
     try:
         return load(target)
     except ImportError as error:

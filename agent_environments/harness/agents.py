@@ -56,7 +56,7 @@ def find_agent(name: str) -> Agent:
     if name not in known:
         near = similar_names(name, sorted(known))
         guess = f"{did_you_mean(near)} " if near else ""
-        there = ", ".join(sorted(known)) or "none (contrib of torchtune-loop has some)"
+        there = ", ".join(sorted(known)) or "none (torchtune-loop-contrib has some)"
         raise ValueError(f"harness: no agent is called {name!r}: {guess}There are: {there}; or give a `command`")
     try:
         agent = load(known[name])

@@ -32,7 +32,9 @@ try:
     from mcp.client.stdio import stdio_client
     from mcp_types import CONNECTION_CLOSED, CallToolResult, ContentBlock, TextResourceContents
 except ImportError as error:
-    raise ValueError("tools of an MCP server need the package mcp: pip install 'torchtune-loop[mcp]'") from error
+    raise ValueError(
+        "tools of an MCP server need the package mcp: pip install 'torchtune-loop-contrib[mcp]'"
+    ) from error
 
 if TYPE_CHECKING:
     from loop_plumbing.forked_process import ForkedProcess

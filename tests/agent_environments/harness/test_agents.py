@@ -104,7 +104,7 @@ def test_a_config_that_starts_no_agent_is_refused(tasks, options, why):
 
 def test_no_agents_at_all_is_said(tasks, monkeypatch):
     monkeypatch.setattr(agents, "plug_ins", lambda group: {})
-    with pytest.raises(ValueError, match=r"There are: none \(contrib of torchtune-loop has some\)"):
+    with pytest.raises(ValueError, match=r"There are: none \(torchtune-loop-contrib has some\)"):
         pool(tasks)
 
 

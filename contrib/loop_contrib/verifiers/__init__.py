@@ -1,0 +1,1 @@
+"""Tasksets of the package verifiers, played in a process of another interpreter."""

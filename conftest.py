@@ -29,14 +29,14 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("any machine")
 
 SHARED = {"shared_vllm": "vLLM", "pool": "AppWorld", "unguarded": "AppWorld"}
-"""What is too dear to be had on each worker: fixture of ``tests/integration/conftest.py`` to the group that uses it."""
+"""What is too dear to be had on each worker: fixture of ``support/shared_fixtures.py`` to the group that uses it."""
 
 
 @cache
 def shared_by(file: Path) -> str | None:
     """The group of the files that share something dear with this one."""
     text = file.read_text()
-    if "from support.ranks import" in text:
+    if re.search(r"from support\.(sft_)?ranks import", text):
         return "the process from which ranks are forked"
     if file.parent.name != "integration":
         return None
@@ -78,6 +78,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
         config.option.markexpr = "not slow and not integration and not slurm and not drill"
         config.pluginmanager.register(QuickRules(with_torch=chosen == "torch"))
+    else:
+        config.pluginmanager.import_plugin("support.shared_fixtures")
     if config.getoption("--without-contrib"):
         from loop_plumbing import plug_ins
 

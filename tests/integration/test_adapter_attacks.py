@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import socket
 import sqlite3
 import time
 
@@ -17,9 +16,7 @@ import pytest
 import pytest_asyncio
 
 from agent_environments.protocol import EnvironmentTimeout
-from agent_environments.tools.tool import ToolError
-from loop_contrib.code_tool.python_tool import WORKER, PythonSessions
-from support.adapter_attacks import ATTACKS, HANGS
+from support.adapter_attacks import ATTACKS, HANGS, Listener
 from support.adapter_support import (
     ROOT,
     fenced,
@@ -47,24 +44,6 @@ class Outcome:
     success: bool
     seconds: float
     whole_again_s: float
-
-
-class Listener:
-    """A TCP listener on the host; remembers whether anyone came."""
-
-    def __init__(self) -> None:
-        self._socket = socket.socket()
-        self._socket.bind(("127.0.0.1", 0))
-        self._socket.listen()
-        self._socket.setblocking(False)
-        self.port = self._socket.getsockname()[1]
-
-    def visited(self) -> bool:
-        try:
-            self._socket.accept()
-        except BlockingIOError:
-            return False
-        return True
 
 
 @pytest_asyncio.fixture(
@@ -166,62 +145,6 @@ def passwords() -> list[str]:
     """Those of everybody in the world; none of the attacks asks an API for one."""
     with contextlib.closing(sqlite3.connect(ROOT / "data" / "base_dbs" / "admin.db")) as database:
         return [row[0] for row in database.execute("select password from account_passwords")]
-
-
-CODE_DEADLINE_S = 3.0
-
-
-async def test_attacks_by_the_code_tool(tmp_path):
-    """The same list in sessions of the tool ``python``: the host holds canary files and a listener."""
-    sentinel, truth = tmp_path / "sentinel", tmp_path / "truth"
-    sentinel.mkdir()
-    truth.mkdir()
-    canary = "the canary sings at noon"
-    for name in ("evaluation.py", "private_data.json", "answer.json", "x.db"):
-        (truth / name).write_text(f"# {canary}\n")
-    listener = Listener()
-    values = {"sentinel": sentinel, "truth": truth, "socket": truth / "socket", "port": listener.port}
-    values |= {"email": "a@example.com", "volume": 50, "task": "a_1"}
-    sessions = PythonSessions({"deadline_s": CODE_DEADLINE_S, "max_characters": 10_000})
-    await sessions.open()
-    server = sessions._server.pid
-    servers = set(processes(str(WORKER)))
-    places = asyncio.Semaphore(AT_ONCE)
-
-    async def run(code: str) -> tuple[str, float, str]:
-        """What was shown, in how many seconds, and what the session computes afterwards."""
-        async with places:
-            session = sessions.session()
-            began = time.monotonic()
-            try:
-                shown = await session.call({"code": code.format(**values)}, None)
-            except ToolError as error:
-                shown = str(error)
-            took = time.monotonic() - began
-            try:
-                after = await session.call({"code": "print(6 * 7)"}, None)
-                left = await session.left_files()
-            finally:
-                await session.close()
-            return shown + repr(left), took, after
-
-    try:
-        outcomes = dict(zip(ATTACKS, await asyncio.gather(*map(run, ATTACKS.values())), strict=True))
-        assert list(sentinel.iterdir()) == []
-        assert {path.read_text() for path in truth.iterdir()} == {f"# {canary}\n"}
-        assert not listener.visited()
-        assert sessions._server.pid == server
-        assert sessions._server.alive
-        await wait_until(lambda: processes(str(WORKER)).keys() == servers)
-        for name, (shown, took, after) in outcomes.items():
-            print(f"{name:<48} {took:7.2f} {shown.splitlines()[-1][:70]!r}")
-            assert canary not in shown, name
-            assert "REACHED" not in shown, name
-            assert after == "42\n", name
-        for name in HANGS:
-            assert outcomes[name][1] < CODE_DEADLINE_S + 60, name
-    finally:
-        await sessions.close()
 
 
 @pytest.mark.asyncio(loop_scope="session")

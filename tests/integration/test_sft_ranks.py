@@ -1,44 +1,13 @@
 """sft_appworld on two ranks (gloo): the numbers and the policy of one process."""
 
-import json
-
 import pytest
-from omegaconf import OmegaConf
-from safetensors.torch import load_file
 
-from support.ranks import on_ranks
-from support.small_runs import sft_config, train_sft_into
+from support.sft_ranks import RANK_PAIRS, check_two_ranks
 
 pytestmark = pytest.mark.integration
-PAIRS = {
-    "advantage": {"_component_": "loop_recipes.algorithm.preferences.ReturnPairs", "threshold": 0.3},
-    "loss": {"_component_": "loop_recipes.algorithm.preferences.DPO", "beta": 1.0},
-    "update": {"minibatch_rollouts": 4, "micro_batch_tokens": 150},
-}
-CRITIC = PAIRS | {
-    "loss": {"_component_": "loop_contrib.sweet_rl.turn_critic.TurnAdvantage", "beta": 1.0},
-    "samples": {
-        "_component_": "loop_contrib.sweet_rl.turn_critic.WithHidden",
-        "information": {"_component_": "support.hidden_tasks.MadeUpSecrets"},
-    },
-    "update": {"minibatch_rollouts": 4, "micro_batch_tokens": 300},
-}
 
 
-@pytest.mark.parametrize("changes", [{}, PAIRS, CRITIC], ids=["cross_entropy", "pairs", "critic of turns"])
+@pytest.mark.parametrize("changes", [{}, RANK_PAIRS], ids=["cross_entropy", "pairs"])
 def test_two_ranks_learn_the_same_from_a_fixed_set(tmp_path, changes):
     """The two rollouts of a pair may lie on different ranks."""
-    config, one, two = tmp_path / "sft.yaml", tmp_path / "one", tmp_path / "two"
-    OmegaConf.save(sft_config(tmp_path, max_iterations=2, **changes), config)
-    train_sft_into(config, one)
-    on_ranks(2, train_sft_into, config, two)
-    runs = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (one, two)]
-    for expected, found in zip(*runs, strict=True):
-        for key in ("loss", "grad_norm", "grad_norm_max"):
-            assert found[key] == pytest.approx(expected[key], rel=1e-4, abs=1e-7), (found["iteration"], key)
-        for key in ("rollouts", "tokens", "steps"):
-            assert found[key] == expected[key], key
-    adapters = [load_file(run / "policies/policy-v0002/adapter_model.safetensors") for run in (one, two)]
-    assert adapters[0].keys() == adapters[1].keys()
-    for name, tensor in adapters[0].items():
-        assert adapters[1][name].numpy() == pytest.approx(tensor.numpy(), rel=1e-3, abs=1e-5), name
+    check_two_ranks(tmp_path, changes)

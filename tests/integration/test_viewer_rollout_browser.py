@@ -12,17 +12,13 @@ from dataclasses import replace
 import pytest
 
 from agent_environments.extraction import code_blocks
-from loop_contrib.turn_credit.turn_values import ValuedRollout, write_turn_values
-from loop_formats.collection_request import Limits, Sampling
+from loop_formats.collection_request import Limits
 from loop_formats.run_files import read_rollouts
-from loop_formats.turn_values import values_file
-from loop_recipes.rollouts.branching import HowToSample
-from loop_recipes.rollouts.node_source import NodeSource
 from support.browser import IN_A_BROWSER, true_in
 from support.counter_node import TOKEN, counter_request, local_node
 from support.small_runs import in_sequences
 from support.viewer_pages import says, screenshot, show
-from support.viewer_run import LONG_TOKENS, opened, write_run
+from support.viewer_run import LONG_TOKENS, opened, write_run, write_values
 from support.waiting import DEADLINE_S
 
 pytestmark = IN_A_BROWSER
@@ -194,9 +190,7 @@ async def test_a_turn_is_gone_on_from_and_turn_values_are_drawn(policy, tmp_path
         local.vllm.speak = lambda rng: rng.choice(["```python\nadd(3)\n```", "```python\nadd(1)\n```"])
         request = counter_request("demo-i0001", tasks=["reach8_1"], rollouts_per_task=1, limits=limits)
         (rollout,), _ = await local.collect(request)
-        source = NodeSource(local.client, None, DEADLINE_S, DEADLINE_S, lambda: False)
-        wanted = [ValuedRollout.every(rollout, 1, HowToSample(6, 0, Sampling(), limits))]
-        await local.call(write_turn_values, source, wanted, values_file(tmp_path, "demo-i0001"))
+        write_values(tmp_path, rollout, {turn: [0.25, 0.5, 0.25 * turn] for turn in range(len(rollout.turns))})
         local.node.write_address(local.url, os.getpid())
         async with viewing(tmp_path) as (page, address):
             await show(page, address, "c/demo-i0001/r/1", ".turn-value meter")

@@ -7,69 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import DictConfig, OmegaConf
 from transformers import AutoModelForCausalLM
 
 import sft_appworld
-from loop_contrib.sweet_rl.stored_critic import load_turn_critic
 from loop_formats.ids import branch_id, dev_id, evaluation_id, replay_id, share_id
 from loop_formats.run_files import find_logs, read_rollouts
 from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.learner import Learner
-from loop_recipes.algorithm.preferences import ReturnPairs
-from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.config.sft_config import FixedSetConfig
-from loop_recipes.engine.samples import training_samples
 from loop_recipes.rollouts.fixed_set import read_fixed_set
-from loop_recipes.run.metrics import MACHINE_KEYS
 from sft_appworld import SftAppWorldRecipe
+from support.sft_runs import PAIRS, STEP, STEPS, Killed, check_resumed, train
 from support.small_runs import sft_config
-
-PAIRS = {
-    "advantage": {"_component_": "loop_recipes.algorithm.preferences.ReturnPairs", "threshold": 0.3},
-    "loss": {"_component_": "loop_recipes.algorithm.preferences.DPO", "beta": 1.0},
-}
-CRITIC = {
-    "advantage": PAIRS["advantage"],
-    "loss": {"_component_": "loop_contrib.sweet_rl.turn_critic.TurnAdvantage", "beta": 1.0},
-    "samples": {
-        "_component_": "loop_contrib.sweet_rl.turn_critic.WithHidden",
-        "information": {"_component_": "support.hidden_tasks.MadeUpSecrets"},
-    },
-}
-STEP = {"minibatch_rollouts": None, "micro_batch_tokens": 150}
-STEPS = {"minibatch_rollouts": 3, "micro_batch_tokens": 150}
-
-
-class Killed(BaseException):
-    """Stands in for the process's sudden death."""
-
-
-def train(cfg: DictConfig, *overrides: str, die_at_step: int | None = None) -> list[dict]:
-    """The recipe in this process; returns its metrics. ``die_at_step`` ends it in place of that optimizer step."""
-    cfg = OmegaConf.merge(cfg, OmegaConf.from_dotlist(list(overrides)))
-    recipe = SftAppWorldRecipe(cfg)
-    recipe.setup()
-    step, steps = recipe._learner.optimizer.step, []
-
-    def counted(*args, **kwargs):
-        steps.append(1)
-        if len(steps) == die_at_step:
-            raise Killed
-        return step(*args, **kwargs)
-
-    recipe._learner.optimizer.step = counted
-    try:
-        recipe.train()
-    except Killed:
-        recipe._lock.close()  # as the kernel does
-        raise
-    recipe.cleanup()
-    lines = [json.loads(line) for line in Path(cfg.output_dir, "metrics.jsonl").read_text().splitlines()]
-    return [
-        {key: value for key, value in line.items() if not key.startswith("seconds") and key not in MACHINE_KEYS}
-        for line in lines
-    ]
 
 
 def test_the_first_loss_is_the_cross_entropy_of_the_solved_rollouts(tmp_path):
@@ -94,20 +43,11 @@ def test_the_first_loss_is_the_cross_entropy_of_the_solved_rollouts(tmp_path):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {**PAIRS, "update": STEPS}, {**CRITIC, "update": STEPS}],
-    ids=["cross_entropy", "dpo", "turn_critic"],
+    [{}, {**PAIRS, "update": STEPS}],
+    ids=["cross_entropy", "dpo"],
 )
 def test_resuming_after_death_in_mid_epoch_equals_never_stopping(tmp_path, changes):
-    cfg = sft_config(tmp_path, **changes)
-    whole = train(cfg, f"output_dir={tmp_path / 'whole'}")
-    steps = whole[0]["steps"]
-    assert steps > 1
-    with pytest.raises(Killed):
-        train(cfg, f"output_dir={tmp_path / 'broken'}", die_at_step=2 * steps)
-    assert train(cfg, f"output_dir={tmp_path / 'broken'}", "resume_from_checkpoint=True") == whole
-    for file in sorted((tmp_path / "whole/checkpoints/iteration_0003").glob("*.safetensors")):
-        other = tmp_path / "broken/checkpoints/iteration_0003" / file.name
-        assert file.read_bytes() == other.read_bytes(), file.name
+    check_resumed(tmp_path, changes)
 
 
 def test_a_resumed_run_takes_the_optimizers_options_from_its_config(tmp_path):
@@ -148,37 +88,6 @@ def test_pairs_are_learned_against_the_policy_that_the_run_began_with(tmp_path):
     losses, margins = ([line[name] for line in lines] for name in ("loss", "preference_margin"))
     assert all(after < before for before, after in pairwise(losses)), "every step is over all pairs"
     assert all(after > before for before, after in pairwise(margins)), "the reference stays"
-
-
-def test_a_critic_of_turns_is_read_back_as_it_was_trained(tmp_path):
-    """Over the turns of a pair its advantages add up to the margin that the run told of, with what is hidden seen."""
-    cfg = sft_config(tmp_path, **CRITIC, update=STEP, max_iterations=4)
-    lines = train(cfg)
-    assert [line["steps"] for line in lines] == [1] * 4
-    assert [line["preference_margin"] for line in lines] == sorted(line["preference_margin"] for line in lines)
-    rollouts = read_fixed_set(FixedSetConfig([str(tmp_path)])).rollouts
-    samples = training_samples(rollouts, UpdateConfig())
-    # The margin of an iteration is of the critic before its step.
-    before = load_turn_critic(tmp_path / "run", tmp_path / "run/policies/policy-v0003").advantages(samples)
-    assert {name: len(turns) for name, turns in before.items()} == {r.rollout_id: len(r.turns) for r in rollouts}
-    tasks = {sample.task_id: number for number, sample in enumerate(samples)}
-    rewards = torch.tensor([sample.reward for sample in samples])
-    pairs = ReturnPairs(0.3).pairs(rewards, torch.tensor([tasks[sample.task_id] for sample in samples]))
-    totals = [before[sample.rollout_id].sum().item() for sample in samples]
-    margin = sum(totals[chosen] - totals[rejected] for chosen, rejected in pairs) / len(pairs)
-    assert lines[-1]["preference_margin"] == pytest.approx(margin, rel=1e-4)
-    blind = load_turn_critic(tmp_path / "run", reference_sees_hidden=False).advantages(samples)
-    newest = load_turn_critic(tmp_path / "run").advantages(samples)
-    assert any(not torch.equal(blind[name], newest[name]) for name in newest)
-    train(cfg, "samples=null", f"output_dir={tmp_path / 'without'}", "max_iterations=1")
-    train(sft_config(tmp_path / "actor", **PAIRS, update=STEP, max_iterations=1))
-    with pytest.raises(ConfigError, match=r"DPO; a critic of turns comes from TurnAdvantage"):
-        load_turn_critic(tmp_path / "actor/run")
-
-
-def test_an_actor_is_not_told_what_is_hidden(tmp_path):
-    with pytest.raises(ConfigError, match=r"samples must be null: .*DPO trains an actor"):
-        train(sft_config(tmp_path, **{**CRITIC, "loss": PAIRS["loss"]}, update=STEP))
 
 
 def test_a_runs_folder_is_learned_from_without_its_scores_and_branches(tmp_path):

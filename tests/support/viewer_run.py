@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from loop_formats.rollout import Rollout, Turn
+from loop_formats.turn_values import TurnValue, values_file
 from loop_viewer.run_data import RunData
 from model_families.chat.tokenizer import read_tokenizer
 from support.random_policy import write_tokenizer
@@ -185,3 +188,11 @@ def build(
         started_at=0.0,
         seconds=2.5,
     ).validate()
+
+
+def write_values(run: Path, rollout: Rollout, rewards: Mapping[int, Sequence[float]]) -> None:
+    """The values of turns of a rollout: turn -> the rewards of its continuations."""
+    file = values_file(run, rollout.collection_id)
+    file.parent.mkdir()
+    values = [TurnValue.of(rollout.rollout_id, turn, returns, 0, 0) for turn, returns in rewards.items()]
+    file.write_text("".join(json.dumps(asdict(value)) + "\n" for value in values))

@@ -8,7 +8,6 @@ from omegaconf import OmegaConf
 
 from agent_environments.description import UNSAID
 from agent_environments.tools.behavior import ToolBehavior
-from loop_contrib.behavior_plots.rollouts import read_attempts
 from loop_formats.rollout import by_episode
 from loop_formats.run_files import read_rollouts
 from loop_recipes.evaluation.scores import TaskResult
@@ -133,7 +132,6 @@ def test_an_episode_of_several_sequences_counts_once_wherever_rollouts_are_count
             {
                 "metrics": {name: round(value, 9) for name, value in metrics.items()},
                 "scores": [(r.task_id, r.run, r.reward, r.turns, r.sampled_tokens) for r in results],
-                "plots": [(a.task_id, a.calls, a.behavior["turns"]) for a in read_attempts(log)],
                 "viewer": (viewer.overview()["collections"][0]["totals"], advantages),
             }
         )

@@ -8,17 +8,14 @@ from pathlib import Path
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from loop_contrib.turn_credit.turn_values import ValuedRollout, write_turn_values
-from loop_formats.collection_request import Limits, Sampling
+from loop_formats.collection_request import Limits
 from loop_formats.run_files import read_rollouts
-from loop_formats.turn_values import values_file
-from loop_recipes.rollouts.branching import HowToSample
-from loop_recipes.rollouts.node_source import NodeSource
 from loop_recipes.verbs import continuation
 from loop_viewer.app import build_app
 from loop_viewer.run_data import RunData
 from support.counter_node import TOKEN, counter_request, local_node
-from support.waiting import COMMAND_S, DEADLINE_S
+from support.viewer_run import write_values
+from support.waiting import DEADLINE_S
 
 LIMITS = Limits(max_turns=4, max_tokens_per_turn=64, max_context=1000, episode_deadline_s=DEADLINE_S)
 COLLECTION = "demo-i0001"
@@ -97,14 +94,12 @@ async def test_a_branch_that_was_refused_says_why(running, tmp_path):
 
 async def test_values_are_shown_beside_their_turns(running, tmp_path):
     (rollout,) = read_rollouts(running.node.root / "collections" / f"{COLLECTION}.jsonl")
-    source = NodeSource(running.client, None, DEADLINE_S, COMMAND_S, lambda: False)
-    wanted = ValuedRollout.every(rollout, 2, HowToSample(2, 0, Sampling(), LIMITS))
     assert RunData(tmp_path).rollout(COLLECTION, 1)["values"] is None
-    await running.call(write_turn_values, source, [wanted], values_file(tmp_path, COLLECTION))
+    write_values(tmp_path, rollout, {0: [1.0, 0.0], 2: [0.5, 1.0]})
     values = RunData(tmp_path).rollout(COLLECTION, 1)["values"]
     assert [value and (value["turn"], value["value"], value["n"]) for value in values] == [
-        (0, rollout.reward, 2),
+        (0, 0.5, 2),
         None,
-        (2, rollout.reward, 2),
+        (2, 0.75, 2),
         None,
     ]

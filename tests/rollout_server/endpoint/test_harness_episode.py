@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import re
 import sys
-from pathlib import Path
 
 import aiohttp
 import openai
@@ -17,7 +16,6 @@ from rollout_server.endpoint import harness_episode
 from support.counter_node import TOKEN, counter_request, local_node
 from support.waiting import DEADLINE_S, pass_time, wait_until
 
-FAKE_VERIFIERS = Path(__file__).parents[2] / "support" / "fake_verifiers"
 AGENT = [sys.executable, "-m", "agent_environments.harness.chat_agent"]
 SAME = (
     "task_id",
@@ -319,27 +317,6 @@ async def test_a_worker_elsewhere_plays_episodes_and_says_what_they_were_worth(p
     noted = rollouts["t_1"].extra["stated"]
     assert (rollouts["t_1"].reward, noted["rewards"]["form"], noted["metrics"]) == (0.5, 1.0, {"steps": 3.0})
     assert (rollouts["t_2"].reward, rollouts["t_2"].ungradable) == (0.0, "the harness ended without a reward")
-
-
-async def test_a_taskset_of_verifiers_is_played_through_the_endpoint(policy, tmp_path):
-    variables = {"PYTHONPATH": str(FAKE_VERIFIERS)}
-    taskset = {"name": "verifiers", "taskset": "deeds-v1", "python": sys.executable, "variables": variables}
-    async with local_node(policy, tmp_path / "node", environment=taskset) as running:
-        rollouts, end = await running.collect(request(tasks=["good", "raises"]))
-        begun = running.node.pool.status().open_worlds
-    assert (end.reason, begun) == ("complete", 0)
-    for rollout in rollouts:
-        assert (len(rollout.turns), rollout.segments) == (1, 2)  # the second turn is not told of the first
-        stated = {"rewards": {"turns": 1.0, "form": 1.0}, "metrics": {"characters": len(told_in(rollouts, rollout))}}
-        good = rollout.task_id == "good"
-        assert (rollout.reward, rollout.extra.get("stated")) == ((1.0, stated) if good else (0.0, None))
-        assert (rollout.broke is None) == good
-
-
-def told_in(rollouts, rollout):
-    """The first text that the policy said in the rollout's episode."""
-    (first,) = [each for each in rollouts if each.rollout_id == rollout.episode_id]
-    return first.messages[1]["content"]
 
 
 async def test_an_episode_is_offered_again_if_whoever_took_it_goes_before_the_answer_is_sent(

@@ -6,10 +6,6 @@ import aiohttp
 import openai
 import pytest
 
-from agent_environments.protocol import Message
-from loop_contrib.chat_model import ChatEndpoint
-from loop_contrib.colbench.human import EndpointHuman
-from loop_contrib.colbench.task import ColBenchTask
 from model_families.chat.messages import ChatMessage
 from rollout_server.endpoint import calls as calls_module
 from rollout_server.endpoint.session import Session
@@ -78,30 +74,6 @@ async def test_a_keys_bounds_are_those_that_it_was_given(running, asked, bound):
             assert running.vllm.requests[-1]["sampling_params"]["max_tokens"] == most
         with pytest.raises(openai.BadRequestError, match=f"context length is {bound} tokens"):
             await client.completions.create(model="m", prompt=word * bound)
-
-
-async def test_a_nodes_own_model_plays_the_human_of_colbench(running, monkeypatch):
-    running.vllm.loaded["base"] = running.node.root
-    running.vllm.speak = lambda rng: "The limit is 30."
-    async with (
-        aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http,
-        http.post(f"{running.url}/v1/keys", json={"model": "base"}) as answer,
-    ):
-        opened = await answer.json()
-    monkeypatch.setenv("HUMAN_KEY", opened["api_key"])
-    human = EndpointHuman(ChatEndpoint(opened["base_url"], "base", "HUMAN_KEY"))
-    await human.open()
-    try:
-        task = ColBenchTask("limit_1", "Count them.", "def count(rows):\n    return len(rows) > 30", ("count([])",))
-        said = await human.answer(task, [Message("user", task.description), Message("assistant", "What is the limit?")])
-    finally:
-        await human.close()
-    assert said == "The limit is 30."
-    read = running.node.tokens.decode(running.vllm.requests[-1]["token_ids"])
-    assert task.reference in read
-    assert "Assistant: What is the limit?" in read
-    session = running.node.endpoint.sessions.find(opened["api_key"])
-    assert (session.turns, session.segments()) == (0, [])
 
 
 async def test_a_key_of_no_episode_ends_with_its_time(running):

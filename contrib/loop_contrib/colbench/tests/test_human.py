@@ -2,11 +2,13 @@
 
 import json
 
+import aiohttp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_environments.protocol import EnvironmentCrashed, Message
+from contrib_support.chat_endpoint import FakeChatEndpoint
 from loop_contrib.chat_model import ChatEndpoint
 from loop_contrib.colbench.expert import QUESTIONS
 from loop_contrib.colbench.generator import generate
@@ -19,8 +21,9 @@ from loop_contrib.colbench.human import (
     ScriptedHuman,
     shows_code,
 )
+from loop_contrib.colbench.task import ColBenchTask
 from loop_plumbing import chat_client
-from support.chat_endpoint import FakeChatEndpoint
+from support.counter_node import TOKEN
 
 TASKS = [task for tasks in generate(0).values() for task in tasks]
 WORDS = st.one_of(
@@ -132,3 +135,27 @@ def test_a_wrong_endpoint_is_one_line(monkeypatch):
         ChatEndpoint("localhost", "base", None)
     with pytest.raises(ValueError, match="set the environment variable NO_SUCH_KEY"):
         ChatEndpoint("http://localhost/v1", "base", "NO_SUCH_KEY")
+
+
+async def test_a_nodes_own_model_plays_the_human_of_colbench(running, monkeypatch):
+    running.vllm.loaded["base"] = running.node.root
+    running.vllm.speak = lambda rng: "The limit is 30."
+    async with (
+        aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http,
+        http.post(f"{running.url}/v1/keys", json={"model": "base"}) as answer,
+    ):
+        opened = await answer.json()
+    monkeypatch.setenv("HUMAN_KEY", opened["api_key"])
+    human = EndpointHuman(ChatEndpoint(opened["base_url"], "base", "HUMAN_KEY"))
+    await human.open()
+    try:
+        task = ColBenchTask("limit_1", "Count them.", "def count(rows):\n    return len(rows) > 30", ("count([])",))
+        said = await human.answer(task, [Message("user", task.description), Message("assistant", "What is the limit?")])
+    finally:
+        await human.close()
+    assert said == "The limit is 30."
+    read = running.node.tokens.decode(running.vllm.requests[-1]["token_ids"])
+    assert task.reference in read
+    assert "Assistant: What is the limit?" in read
+    session = running.node.endpoint.sessions.find(opened["api_key"])
+    assert (session.turns, session.segments()) == (0, [])

@@ -22,7 +22,8 @@ from loop_recipes.algorithm.advantages import LeaveOneOut
 from loop_recipes.algorithm.losses import Reinforce
 from loop_recipes.algorithm.method import Method
 from loop_recipes.algorithm.policy_update import PolicyUpdate
-from loop_recipes.config.loop_config import UpdateConfig
+from loop_recipes.config.loop_config import UpdateConfig, read_loop_config
+from loop_recipes.config.preflight import check_run
 from loop_recipes.engine.adapter_versions import AdapterVersions
 from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.logprobs import FullLogProbs
@@ -31,6 +32,7 @@ from loop_recipes.engine.rank_batches import RankBatches
 from loop_recipes.engine.samples import Sample
 from loop_recipes.run.stop_request import StopRequested
 from support.learner_cases import VOCAB, a_run, make_samples, tiny_lora_model
+from support.random_policy import write_model
 from support.rank_records import records, train_recorded
 from support.ranks import on_ranks
 from support.small_runs import random_adapter, replay_config, train
@@ -328,3 +330,15 @@ def test_what_does_not_fit_is_refused_before_work(tmp_path):
     refill = {"refill_budget": 1.5}
     refused("no rollout is without signal", credit=with_teacher(), rollout_node=node, collection=refill)
     assert issubclass(NoTeacher, LoopAppWorldRecipe.errors), "it ends a run with one line"
+
+
+@pytest.mark.fault("an adapter on other base weights")
+def test_a_teacher_that_was_trained_on_other_base_weights_is_refused(tmp_path):
+    replay_config(tmp_path, iterations=1)
+    cfg = OmegaConf.load(tmp_path / "config.yaml")
+    train(cfg)
+    write_model(tmp_path / "base", seed=9)
+    cfg.credit = with_teacher(adapter=str(tmp_path / "run/policies/policy-v0001"))
+    cfg.output_dir = str(tmp_path / "new")
+    with pytest.raises(ConfigError, match=r"^credit\.teacher\.adapter \S+ was trained on other base weights"):
+        check_run(read_loop_config(cfg))

@@ -7,11 +7,11 @@ import pytest
 from agent_environments.no_voiding import NoVoiding
 from agent_environments.protocol import EnvironmentCrashed
 from agent_environments.tools.environment import ToolPool
+from contrib_support.chat_endpoint import FakeChatEndpoint
 from loop_contrib import chat_model
 from loop_contrib.judge.judge import Judge
 from loop_plumbing import chat_client, deadline
 from support.adapter_support import word_spans
-from support.chat_endpoint import FakeChatEndpoint
 from support.tool_modules import write
 
 JUDGED = """

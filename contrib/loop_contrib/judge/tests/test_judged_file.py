@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from contrib_support.chat_endpoint import FakeChatEndpoint
 from loop_recipes.config.files import compose
 from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.evaluation.config import EvalConfig
@@ -13,7 +14,6 @@ from loop_recipes.paths import loop_package
 from loop_recipes.verbs import try_tasks
 from loop_recipes.verbs.recipes import train as train_verb
 from loop_recipes.verbs.try_tasks import main as try_verb
-from support.chat_endpoint import FakeChatEndpoint
 from support.small_runs import write_logs
 
 pytestmark = pytest.mark.fault("a file whose reward is a judge")

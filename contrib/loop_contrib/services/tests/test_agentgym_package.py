@@ -18,7 +18,7 @@ from agent_environments.counter import TARGETS, CounterPool
 from loop_contrib.services.server import EnvironmentServer
 
 SOURCE = os.environ.get("AGENTGYM_SOURCE", "")
-PROGRAM = Path(__file__).parents[4] / "tests" / "support" / "agentgym_client.py"
+PROGRAM = Path(__file__).parents[3] / "tests" / "contrib_support" / "agentgym_client.py"
 TOKEN = "a-token"
 
 pytestmark = [

@@ -20,7 +20,7 @@ from support.adapter_support import word_spans
 from support.interpreters import with_packages
 from support.waiting import DEADLINE_S
 
-PROGRAMS = Path(__file__).parents[4] / "tests" / "support" / "openenv_programs.py"
+PROGRAMS = Path(__file__).parents[3] / "tests" / "contrib_support" / "openenv_programs.py"
 TOKEN = "a-token"
 
 pytestmark = pytest.mark.drill

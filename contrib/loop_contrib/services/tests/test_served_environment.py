@@ -8,14 +8,14 @@ from aiohttp.test_utils import TestServer
 
 from agent_environments.counter import CounterPool
 from agent_environments.protocol import create_pool
+from contrib_support.fake_world_pools import FakePool
+from contrib_support.real_worlds import NEEDS_WORLDS, PYTHON
 from loop_contrib.services.server import EnvironmentServer
 from loop_contrib.services.service_pool import TOKEN_VARIABLE
 from loop_formats.collection_request import Limits
 from support.adapter_support import word_spans
 from support.counter_node import counter_request, local_node
-from support.fake_world_pools import FakePool
 from support.network import Network
-from support.real_worlds import NEEDS_WORLDS, PYTHON
 from support.scripted_vllm import ScriptedVllm
 from support.waiting import DEADLINE_S
 
@@ -96,8 +96,8 @@ async def test_a_world_is_the_same_in_process_under_its_own_interpreter_and_behi
     await pool.open()
     try:
         places = {
-            "in process": {"name": "support.fake_world_pools:InProcessFakePool", **config},
-            "own interpreter": {"name": "support.fake_world_pools:FakePool", **config},
+            "in process": {"name": "contrib_support.fake_world_pools:InProcessFakePool", **config},
+            "own interpreter": {"name": "contrib_support.fake_world_pools:FakePool", **config},
             **(await serve(pool, observation_max_tokens=1000)),
         }
         found = {

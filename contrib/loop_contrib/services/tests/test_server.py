@@ -18,12 +18,12 @@ from yarl import URL
 from agent_environments.conformance import HOSTILE_ACTIONS, check_conformance
 from agent_environments.counter import TARGETS, CounterPool
 from agent_environments.protocol import EnvironmentCrashed
+from contrib_support.served_counter import SPLITS, TASK, TOKEN, client, serving
 from loop_contrib.services.cli import main
 from loop_contrib.services.server import MAX_BODY_BYTES
 from loop_contrib.services.service_pool import TOKEN_VARIABLE
 from support.adapter_support import word_spans
 from support.episodes import play_steps
-from support.served_counter import SPLITS, TASK, TOKEN, client, serving
 from support.waiting import DEADLINE_S, wait_until
 
 REPOSITORY = Path(__file__).parents[4]

@@ -7,10 +7,10 @@ from aiohttp import WSMsgType
 
 from agent_environments.counter import CounterPool
 from agent_environments.protocol import EnvironmentTimeout
+from contrib_support.served_counter import TASK, TOKEN, HeldPool, client, serving
 from loop_contrib.services.server import MAX_WAITING
 from loop_contrib.services.service_pool import TOKEN_VARIABLE
 from loop_contrib.services.sessions import NoEpisode, Session
-from support.served_counter import TASK, TOKEN, HeldPool, client, serving
 from support.waiting import DEADLINE_S, wait_until
 
 

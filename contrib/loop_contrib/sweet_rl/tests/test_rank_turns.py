@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import torch
 from omegaconf import OmegaConf
 
+from contrib_support.hidden_tasks import MadeUpSecrets
 from loop_contrib.sweet_rl import rank_turns
 from loop_contrib.sweet_rl.turn_candidates import pairs_of
 from loop_contrib.sweet_rl.turn_critic import HiddenPrefix
@@ -17,7 +18,6 @@ from loop_recipes.engine.peft_export import write_empty_adapter
 from model_families.chat import open_chat
 from sft_appworld import SftAppWorldRecipe
 from support.counter_node import TOKEN, counter_request, local_node
-from support.hidden_tasks import MadeUpSecrets
 from support.small_runs import config_over
 from support.waiting import DEADLINE_S
 
@@ -55,7 +55,7 @@ async def test_a_critic_ranks_what_a_node_samples_and_nobody_else_sees_what_is_h
         loop = OmegaConf.load(file)
         loss = {"_component_": "loop_contrib.sweet_rl.turn_critic.TurnAdvantage", "beta": 1.0}
         stored = {"logs": [str(log)]}
-        information = {"_component_": "support.hidden_tasks.MadeUpSecrets"}
+        information = {"_component_": "contrib_support.hidden_tasks.MadeUpSecrets"}
         secrets = {"_component_": "loop_contrib.sweet_rl.turn_critic.WithHidden", "information": information}
         await local.call(lambda: train(loop, tmp_path / "critic", stored, loss=loss, samples=secrets))
         command = [str(file), f"output_dir={tmp_path / 'ranked'}", "--logs", str(log), "--most", "3"]

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from contrib_support.hidden_tasks import MadeUpSecrets, breaks
 from loop_contrib.sweet_rl.turn_critic import HIDDEN_HEAD, HiddenPrefix, TurnAdvantage, TurnCritic
 from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.advantages import LeaveOneOut
@@ -21,7 +22,6 @@ from loop_recipes.engine.model import adapter_parameters
 from loop_recipes.engine.rank_batches import RankBatches
 from model_families.chat import open_chat
 from model_families.chat.messages import ChatMessage
-from support.hidden_tasks import MadeUpSecrets, breaks
 from support.learner_cases import VOCAB, make_samples, tiny_lora_model
 from support.random_policy import write_model
 from support.small_runs import random_adapter

@@ -26,7 +26,7 @@ from support.waiting import DEADLINE_S
 TOKEN_ENV = "LOOP_TEST_TOKEN"
 SECRETS = {
     "_component_": "loop_contrib.sweet_rl.turn_critic.WithHidden",
-    "information": {"_component_": "support.hidden_tasks.MadeUpSecrets"},
+    "information": {"_component_": "contrib_support.hidden_tasks.MadeUpSecrets"},
 }
 
 
@@ -128,7 +128,9 @@ def test_rollouts_that_could_outgrow_the_critic_are_refused_before_work(tmp_path
 
 @pytest.mark.integration
 def test_two_ranks_spread_the_advantages_as_one_does(tmp_path, monkeypatch):
-    monkeypatch.setenv("LOOP_TRUST", "support")  # the critic's hidden information, which only its own config names
+    monkeypatch.setenv(
+        "LOOP_TRUST", "contrib_support"
+    )  # the critic's hidden information, which only its own config names
     config = replay_config(tmp_path, iterations=2)
     loop = OmegaConf.load(config)
     loop.credit = by("critic", critic=str(a_critic(tmp_path, loop)))

@@ -19,11 +19,12 @@ from agent_environments.program_protocol import Connection, ProgramPool
 from agent_environments.protocol import EnvironmentCrashed, UnknownTask, is_harness
 from loop_contrib.verifiers.pool import VerifiersPool
 from support.adapter_support import word_spans
+from support.counter_node import counter_request, local_node
 from support.interpreters import with_packages
 from support.places import check_who_waits_is_refused
 from support.waiting import wait_until
 
-SUPPORT = Path(__file__).parents[4] / "tests" / "support"
+SUPPORT = Path(__file__).parents[3] / "tests" / "contrib_support"
 FAKE = SUPPORT / "fake_verifiers"
 REPLIES = {"What is 1 plus 1?": "It is 2.", "What is 2 plus 1?": "It is 3" + " or so" * 20}
 ASK_THE_PACKAGE = """
@@ -265,3 +266,20 @@ async def test_ids_rewards_and_metrics_are_those_of_the_package_for_the_same_rep
         assert (grade.ungradable, ended.status) == (None, 0)
         assert (grade.reward, grade.rewards, grade.metrics) == (pytest.approx(reward / 1.5), rewards, metrics)
     assert [reward for _, reward, *_ in own] == [1.5, 1.0, 0.5]
+
+
+async def test_a_taskset_is_played_through_the_endpoint(policy, tmp_path):
+    """A whole collection of a node; the second turn of the taskset is not told of the first."""
+    taskset = {"name": "verifiers", "taskset": "deeds-v1", "python": sys.executable}
+    taskset["variables"] = {"PYTHONPATH": str(FAKE)}
+    async with local_node(policy, tmp_path / "node", environment=taskset) as running:
+        rollouts, end = await running.collect(counter_request(tasks=["good", "raises"], rollouts_per_task=2))
+        begun = running.node.pool.status().open_worlds
+    assert (end.reason, begun) == ("complete", 0)
+    for rollout in rollouts:
+        assert (len(rollout.turns), rollout.segments) == (1, 2)
+        (first,) = [each for each in rollouts if each.rollout_id == rollout.episode_id]
+        stated = {"rewards": {"turns": 1.0, "form": 1.0}, "metrics": {"characters": len(first.messages[1]["content"])}}
+        good = rollout.task_id == "good"
+        assert (rollout.reward, rollout.extra.get("stated")) == ((1.0, stated) if good else (0.0, None))
+        assert (rollout.broke is None) == good

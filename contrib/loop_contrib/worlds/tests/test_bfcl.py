@@ -15,10 +15,10 @@ from loop_contrib.worlds.bfcl import BfclPool
 from loop_contrib.worlds.pool import WorldKind
 from support.adapter_support import word_spans
 from support.episodes import play_steps
-from support.real_worlds import expert_messages
+from contrib_support.real_worlds import expert_messages
 from support.tool_modules import call
 
-FAKE = Path(__file__).parents[4] / "tests" / "support" / "fake_bfcl"
+FAKE = Path(__file__).parents[3] / "tests" / "contrib_support" / "fake_bfcl"
 KINDS = ("base", "long-context", "miss-func", "miss-param")
 
 

@@ -16,7 +16,7 @@ from loop_recipes.warm_start.demonstrators import demonstrator_of
 from rollout_server.config import EnvironmentConfig
 from support.adapter_support import word_spans
 
-FAKE_WORLD = Path(__file__).parents[4] / "tests" / "support" / "fake_world.py"
+FAKE_WORLD = Path(__file__).parents[3] / "tests" / "contrib_support" / "fake_world.py"
 
 
 class FakePool(WorldPool):

@@ -20,7 +20,7 @@ from rollout_server.config import EnvironmentConfig
 from support.adapter_support import word_spans
 
 PYTHON = {"python": sys.executable}
-FAKE_WORLD = Path(__file__).parents[4] / "tests" / "support" / "fake_world.py"
+FAKE_WORLD = Path(__file__).parents[3] / "tests" / "contrib_support" / "fake_world.py"
 
 
 class FakePool(WorldPool):

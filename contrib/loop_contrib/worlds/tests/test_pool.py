@@ -19,7 +19,7 @@ from loop_plumbing import moving
 from loop_plumbing.forked_process import ForkServer
 from loop_plumbing.process_guard import descendants
 from support.adapter_support import word_spans
-from support.fake_world_pools import FAKE_WORLD, FakePool
+from contrib_support.fake_world_pools import FAKE_WORLD, FakePool
 from support.processes import parent_of
 from support.waiting import DEADLINE_S, block_until, wait_until
 

@@ -17,7 +17,7 @@ from loop_contrib.worlds.reasoning_gym import ReasoningGymPool
 from support.adapter_support import word_spans
 from support.interpreters import with_packages
 
-FAKE = Path(__file__).parents[4] / "tests" / "support" / "fake_reasoning_gym"
+FAKE = Path(__file__).parents[3] / "tests" / "contrib_support" / "fake_reasoning_gym"
 ASK_THE_PACKAGE = """
 import json, sys, reasoning_gym
 name, size, answers = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])

@@ -16,12 +16,12 @@ from loop_contrib.worlds.tau2 import Tau2Pool
 from loop_recipes.config.files import compose
 from loop_recipes.config.rollout_node import described_node
 from support.adapter_support import word_spans
-from support.chat_endpoint import FakeChatEndpoint
+from contrib_support.chat_endpoint import FakeChatEndpoint
 from support.episodes import play_steps
-from support.real_worlds import NEEDS_WORLDS, PYTHON, expert_messages
+from contrib_support.real_worlds import NEEDS_WORLDS, PYTHON, expert_messages
 from support.tool_modules import call
 
-REFERENCE = Path(__file__).parents[4] / "tests" / "support" / "tau2_reference.py"
+REFERENCE = Path(__file__).parents[3] / "tests" / "contrib_support" / "tau2_reference.py"
 STOP = "###STOP###"
 
 

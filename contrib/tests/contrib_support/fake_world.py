@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "contrib" / "loop_contrib" / "worlds" / "workers"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "loop_contrib" / "worlds" / "workers"))
 
 from worker_loop import Step, serve
 

@@ -1,5 +1,5 @@
-"""What integration tests share because it is dear: a real vLLM server on CPU, a pool of real AppWorld worlds,
-a browser.
+"""What integration tests, those of contrib too, share because it is dear: a real vLLM server on CPU, a pool of real
+AppWorld worlds, a browser.
 
 Starting a server takes half a minute of a core, opening a pool a quarter. A node that is given
 ``servers: {urls: [shared_vllm.url]}`` starts in a second and is otherwise a node like any other. The tests that use one
@@ -29,7 +29,6 @@ from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference.command import server_command, server_environment
 from rollout_server.inference.server import free_port
 from support.adapter_support import PYTHON, ROOT, make_pool, sealed_pool
-from support.random_policy import write_adapter, write_model
 from support.waiting import DEADLINE_S, wait_until_healthy
 
 MAX_CONTEXT = 2048
@@ -50,6 +49,8 @@ class SharedVllm:
         """The folder of a random adapter for this policy."""
         folder = self.scratch / f"adapter-{seed}-{scale:g}"
         if not folder.exists():
+            from support.random_policy import write_adapter
+
             write_adapter(folder, seed, scale=scale, model=self.model)
         return folder
 
@@ -82,6 +83,8 @@ def write_endless_tokenizer(model: Path, folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def shared_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedVllm]:
+    from support.random_policy import write_model  # imports torch, which most sessions of one test do without
+
     scratch = tmp_path_factory.mktemp("shared_vllm")
     policy = scratch / "model"
     write_model(policy)

@@ -7,7 +7,7 @@ import pytest
 
 from support.episodes import play_steps
 
-PYTHON = os.environ.get("WORLDS_PYTHON", str(Path(__file__).parents[2] / ".venv-worlds" / "bin" / "python"))
+PYTHON = os.environ.get("WORLDS_PYTHON", str(Path(__file__).parents[3] / ".venv-worlds" / "bin" / "python"))
 NEEDS_WORLDS = [
     pytest.mark.integration,
     pytest.mark.skipif(not os.access(PYTHON, os.X_OK), reason="needs `make environments`"),

@@ -8,9 +8,9 @@ from typing import Any
 
 from agent_environments.lost_worlds import Losses
 from agent_environments.remote.line import Line, RequestFailed
+from contrib_support.fake_world import FakeWorld
 from loop_contrib.worlds.pool import WorldKind, WorldPool
 from loop_contrib.worlds.workers.worker_loop import Worker
-from support.fake_world import FakeWorld
 
 FAKE_WORLD = Path(__file__).with_name("fake_world.py")
 

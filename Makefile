@@ -139,16 +139,16 @@ demo: | $(UV) ## train the tiny policy on the synthetic world and show the resul
 	@echo "    .venv/bin/loop view $(RUN) shows the rollouts in a browser"
 
 # The integration tests drive vLLM's CPU build; on a GPU machine the GPU's own test takes their place.
-test: setup world $(if $(filter cpu,$(BUILDS)),.triton/.installed) ## lint, unit tests, then the tests that drive the real parts
+test: setup world $(if $(filter cpu,$(BUILDS)),.triton/.installed) ## lint, unit tests, then the tests that drive the real parts; TESTS=tests or contrib: one distribution's
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 	.venv/bin/python benchmarks/closure.py && .venv/bin/python benchmarks/size.py
 ifeq ($(BUILDS),gpu)
-	.venv/bin/python -m pytest -q $(THREE_WORKERS) -m "not integration and not slurm and not drill"
+	.venv/bin/python -m pytest -q $(THREE_WORKERS) -m "not integration and not slurm and not drill" $(TESTS)
 	.venv/bin/python -m pytest -q tests/integration/test_cce_kernels.py tests/integration/test_gpu_loop.py
 else
-	.venv/bin/python -m pytest -q $(THREE_WORKERS) --durations=15
+	.venv/bin/python -m pytest -q $(THREE_WORKERS) --durations=15 $(TESTS)
 endif
 
 drills: setup world ## failure drills of the sbatch scripts on a real Slurm of three nodes (root, Debian packages), and all others; K=trackers: those named so
@@ -161,15 +161,14 @@ QUICK_pure := tests/loop_formats $(wildcard tests/agent_environments/test_*.py t
 QUICK_contrib := $(patsubst %,contrib/loop_contrib/%/tests,agent_evol dpo_mcts ground_truth rft sweet_rl turn_credit)
 QUICK_torch := tests/loop_recipes/algorithm tests/loop_recipes/engine tests/loop_recipes/rollouts
 
-quick: .venv/.installed-$(BUILDS) ## tests of the core's logic alone, for whoever edits: 20 CPU seconds, half on each of two cores
+quick: .venv/.installed-$(BUILDS) ## tests of the logic alone, for whoever edits: 20 CPU seconds, half on each of two cores
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target quick-pure quick-torch
 
 quick-pure quick-torch: quick-%:
-	@.venv/bin/python -m pytest -q -p no:xdist --quick $* $(QUICK_$*) $(if $(filter pure,$*),$(QUICK_contrib))
+	@.venv/bin/python -m pytest -q -p no:xdist $(WITHOUT_CONTRIB) --quick $* $(QUICK_$*) $(if $(filter pure,$*),$(QUICK_contrib))
 
-quick-core: .venv/.installed-$(BUILDS) ## the same tests of the core alone, as where nothing of contrib is installed
-	@.venv/bin/python -m pytest -q -p no:xdist --without-contrib --quick pure $(QUICK_pure)
-	@.venv/bin/python -m pytest -q -p no:xdist --without-contrib --quick torch $(QUICK_torch)
+quick-core: ## the same tests of the core alone, as where torchtune-loop-contrib is not installed
+	@$(MAKE) --no-print-directory quick QUICK_contrib= WITHOUT_CONTRIB=--without-contrib
 
 unit: setup world ## only the fast tests
 	.venv/bin/python -m pytest -q $(THREE_WORKERS) -m "not integration and not slurm and not drill"

@@ -32,6 +32,13 @@ def test_every_package_is_in_the_wheel():
     assert missing == []
 
 
+def test_no_test_of_the_core_names_contrib():
+    """The core is tested where contrib is not installed, so contrib's tests lie in its own folder."""
+    files = [file for file in (ROOT / "tests").rglob("*.py") if file != Path(__file__)]
+    assert len(files) > 300
+    assert [str(file.relative_to(ROOT)) for file in files if "loop_contrib" in file.read_text(encoding="utf-8")] == []
+
+
 NAMES = re.compile(
     r"(loop|sft|eval|warm_start)_appworld|appworld_experiments|\.venv-appworld|appworld evaluate|``appworld``"
     r"|appworld\.md"

@@ -31,10 +31,10 @@ class Made:
     def __init__(self, folder):
         self.folder, self.asked = folder / "checkout", folder / "asked"
         self.programs, self.no_python, self.no_venv = folder / "bin", folder / "no_python", folder / "no_venv"
-        for name in ("Makefile", "pyproject.toml", "requirements"):
+        for name in ("Makefile", "pyproject.toml", "contrib/pyproject.toml", "requirements"):
             source = ROOT / name
             copy = shutil.copytree if source.is_dir() else shutil.copy2
-            self.folder.mkdir(exist_ok=True)
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
             copy(source, self.folder / name)
         self.write(self.folder / ".venv-appworld/bin/appworld", "#!/bin/sh\n")
         self.write(folder / "uv", UV)
@@ -91,6 +91,16 @@ def test_a_target_without_gpu_keeps_the_builds_that_are_installed(make):
     (again,) = make.installed("appworld-data")
     assert "-r requirements/gpu.txt" in again
     assert "--exact" not in again, "it would remove what a user added"
+
+
+def test_the_core_and_contrib_are_installed_and_again_where_either_has_changed(make):
+    both = "pip install --quiet --python .venv/bin/python --no-deps --editable . --editable ./contrib"
+    assert both in make.lines("setup")
+    for file in ("pyproject.toml", "contrib/pyproject.toml"):
+        later = (make.folder / ".venv/.installed-cpu").stat().st_mtime + 10
+        os.utime(make.folder / file, (later, later))
+        assert both in make.lines("setup")
+        os.utime(make.folder / file, (0, 0))
 
 
 def test_any_python_3_installs_uv_which_finds_the_python_that_is_asked_for(make):

@@ -62,3 +62,45 @@ def keeping_states(name: str, config: Mapping[str, Any], folder: Path) -> dict[s
     if keep is None:
         raise ValueError(f"environment {name!r} keeps no final states")
     return dict(keep(config, folder))
+
+
+class MissingState(RuntimeError):
+    """The final state of an episode is not where the node was told to keep it."""
+
+
+@dataclass(frozen=True)
+class FinalState:
+    """The end of a task's episode in one run of an evaluation. ``episode`` is the rollout's id where the state that it
+    reached counts; None where it does not, because the episode ran over budget or was lost."""
+
+    task_id: str
+    run: int
+    episode: str | None
+
+
+def write_states(
+    name: str,
+    config: Mapping[str, Any],
+    states: Sequence[FinalState],
+    policy: str,
+    sampling: str,
+    split: str,
+    kept: Path,
+    folder: Path,
+) -> list[str]:
+    """Write the final states of a policy's runs in the environment's own layout: ``write_states(config, ...)`` of the
+    class, which has :func:`keeping_states`.
+
+    Args:
+        kept: the folder of :func:`keeping_states`.
+        folder: what is written lies in it.
+
+    Returns: lines to print, such as the commands that read what was written.
+
+    Raises:
+        MissingState: a state was not kept.
+    """
+    written: list[str] = pool_class(name).write_states(  # type: ignore[attr-defined]
+        config, states, policy, sampling, split, kept, folder
+    )
+    return written

@@ -204,7 +204,7 @@ async def play(file: Path, expected: Expected, tokens: ChatFormat) -> tuple[floa
     results = [TaskResult.from_rollout(rollout, environment=description) for rollout in ended]
     found = score(results, environment=description, resamples=200)
     tasks = f"{len(trained)}+{len(scored)}, {count} an iteration"
-    return statistics.fmean(ignorant), statistics.fmean(right), found.tgc.mean, tasks
+    return statistics.fmean(ignorant), statistics.fmean(right), found.success.mean, tasks
 
 
 def tried(file: Path) -> tuple[int, str, str]:

@@ -130,9 +130,9 @@ def table(records: Mapping[str, Sequence[Record]]) -> tuple[str, list[dict[str, 
             values = [numbers[key] for numbers in per_run if key in numbers]
             cells.append(with_interval(values, column.digits) if values else "-")
             rows += [number(case, key, statistics.fmean(values), column.unit)] if values else []
-        tgc = held_out_score(record.results for record in seeds).tgc
-        rows.append(number(case, "tgc", tgc.mean, "percent"))
-        lines.append(f"| {' | '.join([*cells, figure(tgc)])} |")
+        success = held_out_score(record.results for record in seeds).success
+        rows.append(number(case, "tgc", success.mean, "percent"))
+        lines.append(f"| {' | '.join([*cells, figure(success)])} |")
     if len(records) > 1:
         results = {ALGORITHMS[name].label: [record.results for record in seeds] for name, seeds in records.items()}
         lines += ["", *differences(results)]

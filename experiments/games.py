@@ -83,8 +83,8 @@ def scores(run: Path) -> list[dict[str, Any]]:
     rows = []
     for each in json.loads(file.read_text(encoding="utf-8"))["scores"]:
         case = f"{run.name} {each['policy']} {each['sampling']['label']}"
-        rows.append(number(case, "success", each["tgc"]["mean"], "%"))
-        rows += [number(case, f"success_{end}", each["tgc"]["interval"][end], "%") for end in ("low", "high")]
+        rows.append(number(case, "success", each["success"]["mean"], "%"))
+        rows += [number(case, f"success_{end}", each["success"]["interval"][end], "%") for end in ("low", "high")]
     return rows
 
 
@@ -193,7 +193,9 @@ def differences_of_success(runs: Sequence[Path], others: Sequence[Path]) -> list
     for sampling in sides[0][0]:
         if all(sampling in each for side in sides for each in side):
             theirs, ours = (NamedResults("", sampling, joined(each[sampling] for each in side)) for side in sides)
-            rows += difference_rows(_names(runs, others), f"success_difference {sampling}", compare(theirs, ours).tgc)
+            rows += difference_rows(
+                _names(runs, others), f"success_difference {sampling}", compare(theirs, ours).success
+            )
     return rows
 
 
@@ -256,7 +258,7 @@ def success_by_start(starts: Sequence[str], seeds: int, output: Path) -> list[di
             report, _ = read_report(output / f"{start}_{seed}/evaluation")
             for each in report["scores"]:
                 what = {"before": start, "after": f"{start} then LOOP"}.get(each["policy"], each["policy"])
-                found.setdefault(f"{what} {each['sampling']['label']}", []).append(each["tgc"]["mean"])
+                found.setdefault(f"{what} {each['sampling']['label']}", []).append(each["success"]["mean"])
     rows = []
     for case, values in found.items():
         rows.append(number(case, "success", statistics.mean(values), "%"))

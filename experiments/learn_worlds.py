@@ -154,12 +154,12 @@ def table(worlds: Sequence[World]) -> tuple[str, list[dict[str, Any]]]:
                 both = [scored[name, sampling] for sampling in (GREEDY, SAMPLED)]
                 turns = " / ".join(f"{one.interactions:.2f}" for one in both)
                 title = f"{WORLDS[world.name]}: {WORLDS[environment]}" if environment else WORLDS[world.name]
-                cells = [title, label, *(figure(one.tgc) for one in both), turns, rewards]
+                cells = [title, label, *(figure(one.success) for one in both), turns, rewards]
                 lines.append(f"| {' | '.join(cells)} |")
             for (name, sampling), one in scored.items():
                 case = " ".join(filter(None, (f"ours_{name}", world.name, environment)))
                 how = "greedy" if sampling == GREEDY else "sampled"
-                rows.append(number(case, f"{how}_success", one.tgc.mean, "percent"))
+                rows.append(number(case, f"{how}_success", one.success.mean, "percent"))
                 rows.append(number(case, f"{how}_turns", one.interactions, "turns"))
     return "\n".join(lines), rows
 

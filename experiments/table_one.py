@@ -224,11 +224,13 @@ def tables(records: Mapping[str, Sequence[Record]], reference: str = "loop_token
             "optimizer_steps": [float(sum(line["steps"] for line in record.iterations)) for record in seeds],
         }
         cells = [ROWS[name].label, str(len(seeds)), *(with_interval(values, 0) for values in counts.values())]
-        lines.append(f"| {' | '.join([*cells, f'{score.reward:.3f}', figure(score.tgc), figure(score.sgc)])} |")
+        lines.append(
+            f"| {' | '.join([*cells, f'{score.reward:.3f}', figure(score.success), figure(score.group_success)])} |"
+        )
         case = f"ours_{name} tiny"
         numbers += [number(case, key, sum(values) / len(values), "number") for key, values in counts.items()]
         numbers += [number(case, "reward", score.reward, "fraction")]
-        for key, value in (("tgc", score.tgc), ("sgc", score.sgc)):
+        for key, value in (("tgc", score.success), ("sgc", score.group_success)):
             numbers += [number(case, key, value.mean, "percent")]
             numbers += [number(case, f"{key}_low", value.interval.low, "percent")]
             numbers += [number(case, f"{key}_high", value.interval.high, "percent")]

@@ -162,7 +162,7 @@ def _held_out(reports: Sequence[Path]) -> Mapping[str, Any]:
     for file in reports:
         try:
             last = json.loads(file.read_text(encoding="utf-8"))["scores"][-1]
-            return {"held_out_success": last["tgc"]["mean"] / 100, "held_out_policy": str(last["policy"])}
+            return {"held_out_success": last["success"]["mean"] / 100, "held_out_policy": str(last["policy"])}
         except (OSError, LookupError, TypeError, ValueError):
             continue
     return {"held_out_success": None, "held_out_policy": ""}

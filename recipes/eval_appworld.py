@@ -20,8 +20,7 @@ from omegaconf import DictConfig
 
 from agent_environments.description import description_of
 from agent_environments.protocol import UnknownTask, create_pool
-from agent_environments.unopened import difficulties_of, packages_of
-from appworld_adapter.pool.experiments import FinalState, MissingState, split_name, write_experiments
+from agent_environments.unopened import FinalState, MissingState, difficulties_of, packages_of, write_states
 from loop_formats.folder_lock import lock_run
 from loop_formats.run_files import WriteFailed, writing
 from loop_formats.run_folder import write_description
@@ -77,8 +76,8 @@ class EvalAppWorldRecipe:
           folders to choose the best of, in one start of the node; any model behind an OpenAI-compatible endpoint.
         - **Protocol.** R runs per way of sampling, each with its own seeds; turns, tokens and context as configured; an
           episode that runs over budget is a failure. All of it is printed beside every score.
-        - **Spread.** Mean and standard deviation over runs, bootstrap intervals over scenarios, by difficulty; paired
-          differences between policies with a permutation test.
+        - **Spread.** Mean and standard deviation over runs, bootstrap intervals over groups of tasks, by difficulty;
+          paired differences between policies with a permutation test.
         - **Resumable.** The same command goes on where it was stopped; finished rollouts are never repeated.
         - **Losses.** A rollout that is lost is played again at the end, then named beside the score with what it could
           have made of it; it is no failure. Where everything is lost there is no score.
@@ -296,27 +295,23 @@ class EvalAppWorldRecipe:
         made = [result for cell in cells for result in self._store.results(cell) if not result.lost]
         if breaks := [result.broke for result in made if result.broke is not None]:
             self._console.print(f"{break_line(breaks, len(made))}; the figures count them as graded", markup=False)
-        if conf.appworld_experiments:
-            self._write_experiments(cells)
+        if conf.final_states:
+            self._write_states(cells)
         return files
 
-    def _write_experiments(self, cells: list[Cell]) -> None:
-        split = split_name(str(self._config.split) if self._config.tasks is None else "chosen")
+    def _write_states(self, cells: list[Cell]) -> None:
+        """Have the environment write every run's final states in its own layout, and print what it says of them."""
+        environment = self._config.child.environment
+        split = str(self._config.split) if self._config.tasks is None else "chosen"
+        folder = self._output_dir / "final_states"
         for cell in cells:
             states = [
                 FinalState(result.task_id, result.run, None if result.over_budget else result.rollout_id)
                 for result in self._store.results(cell)
             ]
-            for name in write_experiments(
-                states,
-                cell.policy.name,
-                cell.sampling.label,
-                split,
-                self._worlds,
-                Path(str(self._config.metadata_root)),
-                self._output_dir / "appworld",
-            ):
-                self._console.print(f"appworld evaluate {name} {split} --root {self._output_dir / 'appworld'}")
+            played = (states, cell.policy.name, cell.sampling.label, split)
+            for line in write_states(environment.name, environment.options, *played, self._worlds, folder):
+                self._console.print(line, markup=False)
 
     def _difficulties(self) -> dict[str, int]:
         """Difficulties where the dataset is on this machine; the real test splits may come without them."""

@@ -40,7 +40,7 @@ def test_no_test_of_the_core_names_contrib():
 
 
 NAMES = re.compile(
-    r"(loop|sft|eval|warm_start)_appworld|appworld_experiments|\.venv-appworld|appworld evaluate|``appworld``"
+    r"(loop|sft|eval|warm_start)_appworld|\.venv-appworld|appworld evaluate|``appworld``"
     r"|appworld\.md"
 )
 """Asked-for names of recipes, keys and folders, and the names that a config may give an environment."""

@@ -21,10 +21,11 @@ from agent_environments.protocol import (
     Requirement,
     TokenSpans,
 )
-from agent_environments.unopened import Solution
+from agent_environments.unopened import FinalState, Solution
 from appworld_adapter import dataset as task_lists
 from appworld_adapter.ground_truth import EXECUTION_SUCCESSFUL, load_solution
 from appworld_adapter.making import interpreter_command
+from appworld_adapter.pool import experiments
 from appworld_adapter.pool.episode import AppWorldEnvironment, EpisodeRules, World
 from appworld_adapter.pool.run_folder import RunFolder
 from appworld_adapter.pool.servers import ServerSpec
@@ -129,6 +130,26 @@ class DatasetPool:
     def keeping_states(cls, config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         """The options with which worlds leave their final states in ``folder``."""
         return {**config, "keep_experiments": True, "experiments_root": str(folder)}
+
+    @classmethod
+    def write_states(
+        cls,
+        config: Mapping[str, Any],
+        states: Sequence[FinalState],
+        policy: str,
+        sampling: str,
+        split: str,
+        kept: Path,
+        folder: Path,
+    ) -> list[str]:
+        """Write an experiment per run in AppWorld's own layout; returns the commands with which the engine grades them.
+
+        Raises:
+            MissingState: a state was not kept.
+        """
+        split = experiments.split_name(split)
+        names = experiments.write_experiments(states, policy, sampling, split, kept, Path(str(config["root"])), folder)
+        return [f"appworld evaluate {name} {split} --root {folder}" for name in names]
 
     @classmethod
     def solutions(cls, root: Path, split: str, prompt: str, token_spans: TokenSpans) -> tuple[str, list[Solution]]:

@@ -1,6 +1,6 @@
 """An evaluation in AppWorld's own layout, one experiment per policy, way of sampling and run.
 
-    appworld evaluate <experiment> <split> --root <output_dir>/appworld
+    appworld evaluate <experiment> <split> --root <output_dir>/final_states
 
 then grades the very same final states, and its TGC and SGC are those of the report. `appworld pack` takes the same
 folders for the leaderboard.
@@ -12,25 +12,11 @@ import hashlib
 import re
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from agent_environments.unopened import FinalState, MissingState
 from appworld_adapter.pool.run_folder import kept_state
 from loop_formats.run_files import write_whole
-
-
-class MissingState(RuntimeError):
-    """The final state of an episode is not where the node was told to keep it."""
-
-
-@dataclass(frozen=True)
-class FinalState:
-    """The end of a task's episode in one run of an evaluation. ``episode`` is the rollout's id where the state that it
-    reached counts; None where it does not, because the episode ran over budget or was lost."""
-
-    task_id: str
-    run: int
-    episode: str | None
 
 
 def _name(policy: str, sampling: str, run: int, split: str) -> str:
@@ -56,7 +42,7 @@ def write_experiments(
         dataset_root: folder that holds ``data/``.
 
     Raises:
-        MissingState: a state is not there; the node was started without ``appworld_experiments``.
+        MissingState: a state is not there; the node was started without ``final_states``.
     """
     states = list(states)
     _write_data(root / "data", dataset_root / "data", split, list(dict.fromkeys(state.task_id for state in states)))

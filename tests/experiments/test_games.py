@@ -44,7 +44,7 @@ def run(tmp_path, game):
     line = {"iteration": 1, "reward": 0.25, "seconds": 60.0, "seconds_collecting": 15.0, "seconds_updating": 40.0}
     (folder / "metrics.jsonl").write_text(json.dumps(line | {"gap_mean": 1e-5, "gap_p99": 1e-4}) + "\n")
     interval = {"low": 40.0, "high": 60.0}
-    score = {"policy": "after", "sampling": {"label": "greedy"}, "tgc": {"mean": 50.0, "interval": interval}}
+    score = {"policy": "after", "sampling": {"label": "greedy"}, "success": {"mean": 50.0, "interval": interval}}
     (folder / "evaluation").mkdir()
     (folder / "evaluation/report.json").write_text(json.dumps({"scores": [score]}))
     return folder
@@ -126,7 +126,9 @@ def test_each_seed_is_trained_from_each_start_and_scored_before_and_after(game, 
             return
         start, seed = folder.name.split("_")
         means = {"before": 10.0 * (start == "sft"), "after": 50.0 + 10 * int(seed)}
-        scores = [{"policy": name, "sampling": {"label": "T=0"}, "tgc": {"mean": mean}} for name, mean in means.items()]
+        scores = [
+            {"policy": name, "sampling": {"label": "T=0"}, "success": {"mean": mean}} for name, mean in means.items()
+        ]
         (folder / "evaluation").mkdir(parents=True)
         (folder / "evaluation/report.json").write_text(json.dumps({"schema": SCHEMA, "scores": scores}))
         (folder / "evaluation/results.jsonl").write_text("")

@@ -60,7 +60,7 @@ class Commands:
         ]
         out.mkdir(parents=True, exist_ok=True)
         (out / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in results))
-        (out / "report.json").write_text('{"schema": 1}')
+        (out / "report.json").write_text('{"schema": 2}')
 
 
 def test_a_world_is_learned_and_scored_once(learn_worlds, monkeypatch, tmp_path, capsys):

@@ -112,7 +112,7 @@ def evaluation(tmp_path_factory):
                 "max_context": 32768,
                 "episode_deadline_s": 300,
             },
-            "appworld_experiments": True,
+            "final_states": True,
             "rollout_node": {"launch": True},
             "node": {
                 "port": 0,
@@ -150,8 +150,8 @@ def scores(report):
 def test_reference_solutions_score_100_and_doing_nothing_0(evaluation):
     _, report = evaluation
     solver, idle = scores(report)["solver"], scores(report)["idle"]
-    assert (solver["tgc"]["mean"], solver["sgc"]["mean"], solver["reward"]) == (100.0, 100.0, 1.0)
-    assert (idle["tgc"]["mean"], idle["sgc"]["mean"]) == (0.0, 0.0)
+    assert (solver["success"]["mean"], solver["group_success"]["mean"], solver["reward"]) == (100.0, 100.0, 1.0)
+    assert (idle["success"]["mean"], idle["group_success"]["mean"]) == (0.0, 0.0)
     assert 0.0 < idle["reward"] < 1.0  # "nothing else changed" passes without doing anything
     assert solver["lost"] == idle["lost"] == []
     assert set(solver["by_difficulty"]) <= {"1", "2", "3"}
@@ -163,7 +163,7 @@ def test_reference_solutions_score_100_and_doing_nothing_0(evaluation):
 def test_an_agent_that_never_ends_its_episode_is_over_budget(evaluation):
     _, report = evaluation
     mixed = scores(report)["mixed"]
-    assert 0.0 < mixed["tgc"]["mean"] < 100.0
+    assert 0.0 < mixed["success"]["mean"] < 100.0
     assert mixed["over_budget"]
 
 
@@ -173,14 +173,14 @@ def test_appworld_evaluate_agrees(evaluation):
     names = {agent: f"{agent}-t0-run0_{SPLIT}" for agent in ("solver", "idle", "mixed")}
     command = [str(PYTHON.parent / "appworld"), "evaluate"]
     graders = [
-        subprocess.Popen([*command, name, SPLIT, "--root", str(folder / "appworld")], stdout=subprocess.DEVNULL)
+        subprocess.Popen([*command, name, SPLIT, "--root", str(folder / "final_states")], stdout=subprocess.DEVNULL)
         for name in names.values()
     ]
     assert [grader.wait(COMMAND_S) for grader in graders] == [0, 0, 0]
     for agent, name in names.items():
-        saved = json.loads((folder / f"appworld/experiments/outputs/{name}/evaluations/{SPLIT}.json").read_text())
+        saved = json.loads((folder / f"final_states/experiments/outputs/{name}/evaluations/{SPLIT}.json").read_text())
         ours = scores(report)[agent]
-        assert saved["aggregate"]["task_goal_completion"] == pytest.approx(ours["tgc"]["mean"], abs=0.051)
-        assert saved["aggregate"]["scenario_goal_completion"] == pytest.approx(ours["sgc"]["mean"], abs=0.051)
+        assert saved["aggregate"]["task_goal_completion"] == pytest.approx(ours["success"]["mean"], abs=0.051)
+        assert saved["aggregate"]["scenario_goal_completion"] == pytest.approx(ours["group_success"]["mean"], abs=0.051)
         solved = {line["task_id"]: line["solved"] for line in results if line["policy"] == agent}
         assert {task: entry["success"] for task, entry in saved["individual"].items()} == solved

@@ -69,8 +69,8 @@ def test_any_text_goes_from_the_sampler_to_a_score(tasks, environment):
     assert behavior_metrics(rollouts, environment) == {}
     results = [TaskResult.from_dict(TaskResult.from_rollout(r, environment=environment).to_dict()) for r in rollouts]
     scored = score(results, None, environment, resamples=100)
-    assert (scored.tasks, scored.tgc.mean) == (len(tasks), 50.0)
-    assert scored.scenarios == len(set(map(environment.group_of, tasks)))
+    assert (scored.tasks, scored.success.mean) == (len(tasks), 50.0)
+    assert scored.group_count == len(set(map(environment.group_of, tasks)))
     groups = task_groups(tasks, {}, environment)
     sides = [NamedResults(name, "T=0", results) for name in ("one", "other")]
     difference = compare(*sides, groups, environment, resamples=100)

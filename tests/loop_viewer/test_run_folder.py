@@ -30,7 +30,7 @@ def runs(written, tmp_path):
     shutil.copytree(written / "node", runs / "scores/node")
     for folder in (runs / "a/evaluation", runs / "scores"):
         folder.mkdir(exist_ok=True)
-        scores = [{"policy": name, "tgc": {"mean": mean}} for name, mean in (("before", 25.0), ("after", 75.0))]
+        scores = [{"policy": name, "success": {"mean": mean}} for name, mean in (("before", 25.0), ("after", 75.0))]
         (folder / "report.json").write_text(json.dumps({"scores": scores}))
     (runs / ".hidden").mkdir()
     (runs / ".hidden/metrics.jsonl").touch()
@@ -117,7 +117,7 @@ def test_a_damaged_run_keeps_none_from_being_listed(runs, file, text, said):
     assert list(folder.curves("reward", ["a", "sweep/b"])) == ["sweep/b"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"scores": []}', '{"scores": [{"tgc": 1, "policy": "a"}]}', "\0"])
+@pytest.mark.parametrize("text", ["", "[]", '{"scores": []}', '{"scores": [{"success": 1, "policy": "a"}]}', "\0"])
 def test_a_report_that_says_nothing_is_left_out(runs, text):
     (runs / "a/evaluation/report.json").write_text(text)
     assert row(RunFolder([runs]), "a")["held_out_success"] is None

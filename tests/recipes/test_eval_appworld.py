@@ -99,13 +99,13 @@ async def test_a_whole_evaluation(policy, tmp_path, monkeypatch):
     }
     assert report["dataset"] == "counter"
     assert report["packages"]["torch"]
-    assert [score["tgc"]["mean"] for score in report["scores"]] == pytest.approx([100 / 6] * 4)
-    assert [score["sgc"]["mean"] for score in report["scores"]] == [0.0] * 4
-    assert report["scores"][1]["tgc"]["std"] == 0.0
+    assert [score["success"]["mean"] for score in report["scores"]] == pytest.approx([100 / 6] * 4)
+    assert [score["group_success"]["mean"] for score in report["scores"]] == [0.0] * 4
+    assert report["scores"][1]["success"]["std"] == 0.0
     assert report["scores"][0]["behavior"] is None, "the counter names no figures of behaviour"
     assert report["policies"][1]["sha256"] == adapter_digest(policy / "run/policies/policy-v0001")
     assert len(report["comparisons"]) == 2
-    assert report["comparisons"][0]["tgc"]["p_value"] == 1.0
+    assert report["comparisons"][0]["success"]["p_value"] == 1.0
     assert "# Evaluation on counter, dev" in markdown
     assert "AppWorld" not in markdown
     assert "6 turns, 64 tokens a turn, 1000 tokens of context" in markdown
@@ -213,8 +213,8 @@ async def test_a_lost_rollout_is_played_again_at_the_end_then_named_beside_the_s
         cfg = config(policy, tmp_path, local.url, samplings=[{"temperature": 0.0, "runs": 1}])
         results, report, markdown = reports(await asyncio.to_thread(run, cfg))
         score = report["scores"][0]
-        assert score["tgc"]["mean"] == pytest.approx(100 / 5), "one of the five that there are"
-        assert score["bounds"]["tgc"] == pytest.approx([100 / 6, 200 / 6])
+        assert score["success"]["mean"] == pytest.approx(100 / 5), "one of the five that there are"
+        assert score["bounds"]["success"] == pytest.approx([100 / 6, 200 / 6])
         ((task, number, reason),) = score["lost"]
         assert (task, number) == ("reach4_3", 0)
         assert "request_refused" in reason
@@ -477,7 +477,7 @@ async def test_the_best_on_one_split_is_taken_to_another(policy, tmp_path):
         ({"samplings": [{"top_p": 2.0}]}, r"samplings\[0\].top_p must be at most 1, not 2"),
         ({"samplings": [{"top_k": 0}]}, r"samplings\[0\].top_k must be -1 or at least 1"),
         ({"samplings": [{"runs": 1}, {"runs": 2}]}, "ask for more runs"),
-        ({"appworld_experiments": True}, "needs rollout_node.launch: true"),
+        ({"final_states": True}, "needs rollout_node.launch: true"),
         ({"policies": [{"name": "a", "endpoint": {"url": "x.com", "model": "m"}}]}, "must begin with http"),
         ({"policies": [{"name": "a", "endpoint": {"url": "http://x", "model": "m"}}]}, "endpoint needs .*launch: true"),
         ({"rollout_node": {"replay": "/logs"}}, "unknown key 'rollout_node.replay'"),

@@ -105,7 +105,7 @@ async def test_what_rests_on_something_else_is_played_anew_and_told(policy, tmp_
             assert f"in no figure: base, T=0: 4 earlier results, since which changed: {what}\n" in text
         played, report, text = await evaluate()
         assert played == 0, "what came first is there again"
-        assert report["scores"][0]["tgc"]["mean"] == 50.0
+        assert report["scores"][0]["success"]["mean"] == 50.0
 
 
 FILE = """
@@ -131,7 +131,7 @@ async def test_a_mended_grader_begins_a_new_column(policy, tmp_path, capsys):
             chosen = {"tasks": ["q0", "q1"], "samplings": [{"runs": 1}]}
             _, report, text = await evaluate(**chosen)
             found.append(
-                (report["scores"][0]["tgc"]["mean"], [line for line in text.splitlines() if "no figure" in line])
+                (report["scores"][0]["success"]["mean"], [line for line in text.splitlines() if "no figure" in line])
             )
         shutil.copytree(tmp_path / "evaluation", tmp_path / f"of{len(found)}")
     assert [score for score, _ in found] == [0.0, 100.0, 100.0, 100.0]

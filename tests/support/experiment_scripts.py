@@ -35,7 +35,7 @@ def made_up_evaluation(folder: Path, solved: Mapping[str, bool]) -> None:
     head = {"policy": "policy", "sampling": "T=1", "run": 0, "reward": 0.5, "end_reason": "completed"}
     results = [head | {"task_id": task, "success": success} for task, success in solved.items()]
     (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in results))
-    report = {"schema": 1, "dataset": "made-up", "model": str(loop_package("tiny_policy"))}
+    report = {"schema": 2, "dataset": "made-up", "model": str(loop_package("tiny_policy"))}
     (folder / "report.json").write_text(json.dumps(report))
 
 

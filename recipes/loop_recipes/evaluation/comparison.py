@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from agent_environments.description import UNSAID, Description
-from loop_recipes.evaluation.goal_completion import score_names
 from loop_recipes.evaluation.groups import GroupDifference, compare_groups, difference_cells, difference_table
 from loop_recipes.evaluation.scores import TaskResult, group_rates, score_bounds, success_rates, success_table
 from loop_recipes.evaluation.statistics import Difference, paired_difference
+from loop_recipes.evaluation.success import score_names
 from loop_recipes.evaluation.tables import Document, Table
 
 
@@ -20,22 +20,22 @@ class Comparison:
 
     Over the tasks of which both have a rollout, ``tasks`` of them. ``gained`` and ``lost`` hold (task id, success rate
     of the first, of the second), largest change first. ``lost_rollouts`` is how many either side is without, and
-    ``tgc_bounds`` and ``sgc_bounds`` are the smallest and the largest difference that they could have made; None where
-    there are none.
+    ``success_bounds`` and ``group_success_bounds`` are the smallest and the largest difference that they could have
+    made; None where there are none.
     """
 
     first: str
     second: str
     sampling: str
     tasks: int
-    tgc: Difference
-    sgc: Difference
+    success: Difference
+    group_success: Difference
     gained: list[tuple[str, float, float]]
     lost: list[tuple[str, float, float]]
     groups: list[GroupDifference] = field(default_factory=list)
     lost_rollouts: tuple[int, int] = (0, 0)
-    tgc_bounds: tuple[float, float] | None = None
-    sgc_bounds: tuple[float, float] | None = None
+    success_bounds: tuple[float, float] | None = None
+    group_success_bounds: tuple[float, float] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -92,14 +92,14 @@ def compare(
         second=second.name,
         sampling=first.sampling,
         tasks=len(tasks),
-        tgc=paired_difference(tasks, environment.group_of, **bootstrap).scaled(100.0),
-        sgc=paired_difference(whole_groups, str, **bootstrap).scaled(100.0),
+        success=paired_difference(tasks, environment.group_of, **bootstrap).scaled(100.0),
+        group_success=paired_difference(whole_groups, str, **bootstrap).scaled(100.0),
         gained=[(task, before[task], after[task]) for task in changes if tasks[task] > 0],
         lost=[(task, before[task], after[task]) for task in changes if tasks[task] < 0],
         groups=compare_groups(first.results, second.results, groups or {}, environment, **bootstrap),
         lost_rollouts=(lost[0], lost[1]),
-        tgc_bounds=_difference_bounds(*(each.tgc for each in bounds)) if bounds else None,
-        sgc_bounds=_difference_bounds(*(each.sgc for each in bounds)) if bounds else None,
+        success_bounds=_difference_bounds(*(each.success for each in bounds)) if bounds else None,
+        group_success_bounds=_difference_bounds(*(each.group_success for each in bounds)) if bounds else None,
     )
 
 
@@ -121,7 +121,7 @@ def lost_lines(comparisons: Sequence[Comparison], environment: Description = UNS
         f"- {_title(item)}: {item.lost_rollouts[1]} and {item.lost_rollouts[0]} "
         f"rollouts lost, compared on {item.tasks} tasks; had they all failed or succeeded, {ranges(item)}"
         for item in comparisons
-        if item.tgc_bounds is not None
+        if item.success_bounds is not None
     ]
 
 

@@ -110,9 +110,9 @@ class EvalConfig(WithNode):
     """How often the rollouts that were lost are played again at the end, all at once, with one attempt each."""
     deadline_s: PositiveFloat = 14_400.0
     """Seconds until the runs of one policy must be done."""
-    appworld_experiments: bool = False
-    """Also writes every run in the layout that `appworld evaluate` reads, from the final states that a launched
-    node then keeps."""
+    final_states: bool = False
+    """Also writes every run in the environment's own layout, from the final states that a launched node then keeps:
+    of AppWorld, what `appworld evaluate` reads."""
     statistics: StatisticsConfig = field(default_factory=StatisticsConfig)
 
     def __post_init__(self) -> None:
@@ -136,17 +136,16 @@ class EvalConfig(WithNode):
                 f"limits.max_context is {self.limits.max_context}, more than the node's "
                 f"node.model.max_context, {served.max_context}",
             )
-            if self.appworld_experiments:
-                sound = keeps_states(environment)
-                require(sound, f"appworld_experiments: environment {environment!r} keeps no final states")
+            if self.final_states:
+                require(keeps_states(environment), f"final_states: environment {environment!r} keeps no final states")
         else:
             require(
                 not any(policy.endpoint for policy in self.policies),
                 "policies[].endpoint needs rollout_node.launch: true, and node.environment, which the episodes run in",
             )
             require(
-                not self.appworld_experiments,
-                "appworld_experiments needs rollout_node.launch: true, a node whose states are on this machine",
+                not self.final_states,
+                "final_states needs rollout_node.launch: true, a node whose states are on this machine",
             )
 
     @property
@@ -187,9 +186,9 @@ def _without_where(options: Any) -> Any:
 
 
 def child_node_config(config: EvalConfig, worlds: Path) -> NodeConfig:
-    """The configuration of a launched node; with ``appworld_experiments`` it keeps final states in ``worlds``."""
+    """The configuration of a launched node; with ``final_states`` it keeps final states in ``worlds``."""
     node = config.child
-    if not config.appworld_experiments:
+    if not config.final_states:
         return node
     kept = keeping_states(node.environment.name, node.environment.options, worlds)
     return replace(node, environment=replace(node.environment, options=kept))
@@ -289,4 +288,7 @@ def _best_of_report(folder: Path, report: Mapping[str, Any], key: str) -> tuple[
     )
     score = next(score for score in report["scores"] if score["policy"] == report["best"])
     how = f"best of {len(report['policies'])} on {report['split']} of {report['dataset']}: {report['best']}, "
-    return adapter, f"{how}{read_description(folder).score} {score['tgc']['mean']:.1f} at {score['sampling']['label']}"
+    return (
+        adapter,
+        f"{how}{read_description(folder).score} {score['success']['mean']:.1f} at {score['sampling']['label']}",
+    )

@@ -21,9 +21,9 @@ from loop_recipes.evaluation.comparison import (
     compare_with_first,
     comparison_tables,
 )
-from loop_recipes.evaluation.goal_completion import score_names
 from loop_recipes.evaluation.groups import GroupScore, score_groups
 from loop_recipes.evaluation.scores import Figure, Score, TaskResult, score
+from loop_recipes.evaluation.success import score_names
 from loop_recipes.evaluation.tables import Document, Table, print_table, to_markdown
 from rollout_server.config import as_keys
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # reading a report must not import torch
     from loop_recipes.evaluation.collect import Cell
     from loop_recipes.evaluation.config import EvalConfig, PolicyUnderTest
 
-SCHEMA = 1
+SCHEMA = 2
 UNFINISHED = " An episode that the agent did not end itself counts as a failure."
 
 
@@ -125,7 +125,7 @@ def best_policy(scored: Sequence[ScoredCell]) -> str | None:
     first = [item for item in scored if item.cell.sampling == scored[0].cell.sampling]
     if not first:
         return None
-    return max(first, key=lambda item: (item.score.tgc.mean, item.score.sgc.mean)).cell.policy.name
+    return max(first, key=lambda item: (item.score.success.mean, item.score.group_success.mean)).cell.policy.name
 
 
 def write_report(
@@ -268,7 +268,7 @@ def _scores(environment: Description) -> str:
 
 def _score_words(environment: Description) -> str:
     """Say what each score is the share of."""
-    of = {"tgc": "tasks that are solved", "sgc": f"{environment.groups} all of whose tasks are solved"}
+    of = {"success": "tasks that are solved", "group_success": f"{environment.groups} all of whose tasks are solved"}
     return "; ".join(f"{name}: {of[key]}" for key, name in score_names(environment).items())
 
 

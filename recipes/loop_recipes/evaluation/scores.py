@@ -18,9 +18,9 @@ from typing import Any
 
 from agent_environments.description import UNSAID, Description
 from loop_formats.rollout import Rollout, sequence_texts
-from loop_recipes.evaluation.goal_completion import GoalCompletion, goal_completion
 from loop_recipes.evaluation.pass_at_k import PassAtK, passes
 from loop_recipes.evaluation.statistics import Interval, rate_interval
+from loop_recipes.evaluation.success import RunSuccess, run_success
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ class Figure:
 class Bounds:
     """[low, high] of the means: what they would be if every lost rollout had failed, or had succeeded."""
 
-    tgc: tuple[float, float]
-    sgc: tuple[float, float]
+    success: tuple[float, float]
+    group_success: tuple[float, float]
     reward: tuple[float, float]
 
 
@@ -135,11 +135,11 @@ class Score:
 
     runs: int
     tasks: int
-    scenarios: int
-    tgc: Figure
-    sgc: Figure
-    per_run: list[GoalCompletion]
-    by_difficulty: dict[int, GoalCompletion]
+    group_count: int
+    success: Figure
+    group_success: Figure
+    per_run: list[RunSuccess]
+    by_difficulty: dict[int, RunSuccess]
     reward: float
     interactions: float
     over_budget: list[tuple[str, int]]
@@ -229,7 +229,7 @@ def score(
     runs = success_table(results)
     if not runs:
         raise ValueError("there is nothing to score: every rollout was lost")
-    per_run = [goal_completion(run, environment) for run in runs]
+    per_run = [run_success(run, environment) for run in runs]
     whole = [run for run in per_run if run.tasks == len(tasks)]
     rewards = reward_rates(results)
     made = [result for result in results if not result.lost]
@@ -238,9 +238,13 @@ def score(
     return Score(
         runs=len(numbers),
         tasks=len(tasks),
-        scenarios=len(set(map(environment.group_of, tasks))),
-        tgc=_figure([run.tgc for run in whole], rate_interval(success_rates(runs), environment.group_of, **bootstrap)),
-        sgc=_figure([run.sgc for run in whole], rate_interval(group_rates(runs, environment), str, **bootstrap)),
+        group_count=len(set(map(environment.group_of, tasks))),
+        success=_figure(
+            [run.success for run in whole], rate_interval(success_rates(runs), environment.group_of, **bootstrap)
+        ),
+        group_success=_figure(
+            [run.group_success for run in whole], rate_interval(group_rates(runs, environment), str, **bootstrap)
+        ),
         per_run=per_run,
         by_difficulty=_mean_by_difficulty(runs, difficulties or {}, environment),
         reward=statistics.fmean(rewards.values()),
@@ -266,10 +270,14 @@ def score_bounds(results: Sequence[TaskResult], environment: Description = UNSAI
     ends = []
     for lost_as in (False, True):
         filled = [replace(each, failure=None, **_outcome(lost_as)) if each.lost else each for each in results]
-        per_run = [goal_completion(run, environment) for run in success_table(filled)]
+        per_run = [run_success(run, environment) for run in success_table(filled)]
         reward = sum(each.reward for each in filled) / len(filled)
         ends.append(
-            (statistics.fmean(run.tgc for run in per_run), statistics.fmean(run.sgc for run in per_run), reward)
+            (
+                statistics.fmean(run.success for run in per_run),
+                statistics.fmean(run.group_success for run in per_run),
+                reward,
+            )
         )
     return Bounds(*zip(*ends, strict=True))
 
@@ -285,13 +293,13 @@ def _figure(of_whole_runs: list[float], interval: Interval) -> Figure:
 
 def _mean_by_difficulty(
     runs: Sequence[Mapping[str, bool]], difficulties: Mapping[str, int], environment: Description
-) -> dict[int, GoalCompletion]:
+) -> dict[int, RunSuccess]:
     """Both scores over the tasks of each difficulty, ascending; those of which no run has a task are left out."""
     levels = {}
     for difficulty in sorted(set(difficulties.values())):
         of_level = [{task: run[task] for task in run if difficulties.get(task) == difficulty} for run in runs]
         tasks, groups = success_rates(of_level), group_rates(of_level, environment)
         if tasks:
-            tgc, sgc = (100.0 * statistics.fmean(rates.values()) for rates in (tasks, groups))
-            levels[difficulty] = GoalCompletion(tgc, sgc, len(tasks), len(groups))
+            success, group_success = (100.0 * statistics.fmean(rates.values()) for rates in (tasks, groups))
+            levels[difficulty] = RunSuccess(success, group_success, len(tasks), len(groups))
     return levels

@@ -12,8 +12,8 @@ from typing import Any
 from loop_formats.places import METRICS_FILE
 from loop_formats.run_files import adapter_digest
 from loop_formats.run_folder import read_description, read_metrics
-from loop_recipes.evaluation.goal_completion import score_names
 from loop_recipes.evaluation.report import read_report
+from loop_recipes.evaluation.success import score_names
 from loop_recipes.run.starts import package_versions
 
 _CACHED = re.compile(r"models--(?P<owner>.+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})$")

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from appworld_adapter.pool.experiments import FinalState, MissingState, write_experiments
+from agent_environments.unopened import FinalState, MissingState, write_states
+from appworld_adapter.pool.experiments import write_experiments
 
 
 @pytest.fixture
@@ -55,3 +56,11 @@ def test_the_engine_finds_the_tasks_by_the_name_that_is_printed(dataset, tmp_pat
         assert listed == (["a_1", "a_2"] if split == "dev" else tasks)
         assert (out / "data/tasks/a_1/dbs/start.jsonl").read_text() == "start"
     assert sorted(path.name for path in (dataset / "data/datasets").iterdir()) == ["dev.txt"], "theirs is left alone"
+
+
+def test_an_evaluation_writes_them_by_the_name_of_the_environment(dataset, tmp_path):
+    states = [FinalState(task, 0, None) for task in ("a_1", "a_2")]
+    out = tmp_path / "out"
+    lines = write_states("appworld", {"root": str(dataset)}, states, "base", "T=0", "chosen", tmp_path / "kept", out)
+    assert lines == [f"appworld evaluate base-t0-run0_chosen chosen --root {out}"]
+    assert (out / "experiments/outputs/base-t0-run0_chosen/tasks/a_1/dbs/start.jsonl").read_text() == "start"

@@ -52,34 +52,36 @@ def right(runs):
 def test_report_interval_group_and_comparison_have_the_same_score(runs):
     made = results(runs)
     found, expected = score(made, resamples=200), right(runs)
-    assert found.tgc.mean == pytest.approx(100 * expected)
-    assert found.tgc.interval.estimate == pytest.approx(100 * expected)
-    assert found.tgc.interval.low <= found.tgc.mean <= found.tgc.interval.high
-    assert found.sgc.interval.low <= found.sgc.mean <= found.sgc.interval.high
+    assert found.success.mean == pytest.approx(100 * expected)
+    assert found.success.interval.estimate == pytest.approx(100 * expected)
+    assert found.success.interval.low <= found.success.mean <= found.success.interval.high
+    assert found.group_success.interval.low <= found.group_success.mean <= found.group_success.interval.high
     assert found.reward == pytest.approx((1 + expected) / 2)
     tasks = sorted({each.task_id for each in made})
     [group] = score_groups(made, {"all tasks": tasks}, resamples=200)
-    assert group.success.estimate == pytest.approx(found.tgc.mean)
+    assert group.success.estimate == pytest.approx(found.success.mean)
     assert group.reward.estimate == pytest.approx(found.reward)
     by_difficulty = score(made, dict.fromkeys(tasks, 1), resamples=200).by_difficulty[1]
-    assert (by_difficulty.tgc, by_difficulty.sgc) == pytest.approx((found.tgc.mean, found.sgc.mean))
+    assert (by_difficulty.success, by_difficulty.group_success) == pytest.approx(
+        (found.success.mean, found.group_success.mean)
+    )
     nothing = [TaskResult(each.task_id, each.run, end_reason="completed") for each in made]
     difference = compare(NamedResults("none", "T=0", nothing), NamedResults("p", "T=0", made), resamples=200)
-    assert difference.tgc.interval.estimate == pytest.approx(found.tgc.mean)
-    assert difference.sgc.interval.estimate == pytest.approx(found.sgc.mean)
+    assert difference.success.interval.estimate == pytest.approx(found.success.mean)
+    assert difference.group_success.interval.estimate == pytest.approx(found.group_success.mean)
 
 
 @pytest.mark.parametrize("runs", INPUTS.values(), ids=list(INPUTS))
 def test_the_spread_is_that_of_runs_that_are_whole(runs):
     whole = [100 * fmean(mark == "+" for mark in run) for run in runs if "." not in run]
-    std = score(results(runs), resamples=200).tgc.std
+    std = score(results(runs), resamples=200).success.std
     assert std == (pytest.approx(stdev(whole)) if len(whole) > 1 else None)
 
 
 def test_a_group_counts_in_the_runs_that_have_all_of_its_tasks():
     """Run 0 lacks a0_2: whether it would have solved the group nobody knows. No run has a1_2."""
     found = score(results(["+.+.", "+-+.", "++-."]), resamples=200)
-    assert found.sgc.mean == pytest.approx(100 * fmean([1 / 2, 2 / 3]))
+    assert found.group_success.mean == pytest.approx(100 * fmean([1 / 2, 2 / 3]))
 
 
 def test_a_score_on_the_way_is_the_same_figure():

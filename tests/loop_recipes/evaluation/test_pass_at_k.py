@@ -43,5 +43,5 @@ def test_pass_at_one_is_the_score():
         for run in range(4)
     ]
     found = score(results, resamples=50)
-    assert found.passes[0].any == found.tgc.interval
+    assert found.passes[0].any == found.success.interval
     assert [one.k for one in found.passes] == [1, 2, 3, 4]

@@ -72,6 +72,6 @@ def test_another_environment_has_its_own_words_and_figures(tmp_path):
 def test_one_policy_is_the_best_of_one():
     """A run of fewer versions than are chosen among on dev has one, and it is scored on the test splits."""
     cell = SimpleNamespace(sampling=SAMPLINGS["T=0"], policy=SimpleNamespace(name="at-policy-v0000"))
-    score = SimpleNamespace(tgc=SimpleNamespace(mean=10.0), sgc=SimpleNamespace(mean=0.0))
+    score = SimpleNamespace(success=SimpleNamespace(mean=10.0), group_success=SimpleNamespace(mean=0.0))
     assert best_policy([SimpleNamespace(cell=cell, score=score)]) == "at-policy-v0000"
     assert best_policy([]) is None

@@ -37,25 +37,25 @@ def runs(*solved):
 
 def test_mean_and_spread_over_runs():
     result = score(runs("++++", "++-+"), resamples=200)
-    assert (result.runs, result.tasks, result.scenarios) == (2, 4, 2)
-    assert [run.tgc for run in result.per_run] == [100.0, 75.0]
-    assert [run.sgc for run in result.per_run] == [100.0, 50.0]
-    assert result.tgc.mean == 87.5
-    assert result.tgc.std == pytest.approx(25 / 2**0.5)
-    assert result.tgc.interval.low < 87.5 <= result.tgc.interval.high <= 100.0
-    assert result.tgc.interval.clusters == 2
+    assert (result.runs, result.tasks, result.group_count) == (2, 4, 2)
+    assert [run.success for run in result.per_run] == [100.0, 75.0]
+    assert [run.group_success for run in result.per_run] == [100.0, 50.0]
+    assert result.success.mean == 87.5
+    assert result.success.std == pytest.approx(25 / 2**0.5)
+    assert result.success.interval.low < 87.5 <= result.success.interval.high <= 100.0
+    assert result.success.interval.clusters == 2
     assert result.reward == pytest.approx((7 + 0.5) / 8)
     assert result.interactions == 4.0
 
 
 def test_one_run_has_no_standard_deviation():
-    assert score(runs("+-+-"), resamples=200).tgc.std is None
+    assert score(runs("+-+-"), resamples=200).success.std is None
 
 
 def test_over_budget_is_a_failure_though_all_tests_pass():
     results = [*runs("++++")[:-1], attempt("bbb_2", 0, True, end_reason="turn_limit")]
     result = score(results, resamples=200)
-    assert (result.tgc.mean, result.sgc.mean) == (75.0, 50.0)
+    assert (result.success.mean, result.group_success.mean) == (75.0, 50.0)
     assert result.over_budget == [("bbb_2", 0)]
 
 
@@ -68,23 +68,23 @@ def test_a_lost_rollout_is_neither_a_failure_nor_a_success():
 
     Three tasks have both of their rollouts, and one of those failed once."""
     result = score([*runs("++++", "++-+")[:-1], lost("bbb_2", 1)], resamples=200)
-    assert (result.runs, result.tasks, result.scenarios) == (2, 4, 2)
-    assert [run.tgc for run in result.per_run] == pytest.approx([100.0, 200 / 3])
+    assert (result.runs, result.tasks, result.group_count) == (2, 4, 2)
+    assert [run.success for run in result.per_run] == pytest.approx([100.0, 200 / 3])
     assert result.lost == [("bbb_2", 1, "server_error: boom")]
     assert result.over_budget == []
     assert result.interactions == 4.0
     assert result.reward == pytest.approx((3 + 0.75) / 4)
-    assert (result.tgc.mean, result.tgc.std) == (87.5, None)
-    assert result.bounds.tgc == pytest.approx((75.0, 87.5))
-    assert result.bounds.sgc == pytest.approx((75.0, 75.0)), "the scenario's other task failed in that run"
+    assert (result.success.mean, result.success.std) == (87.5, None)
+    assert result.bounds.success == pytest.approx((75.0, 87.5))
+    assert result.bounds.group_success == pytest.approx((75.0, 75.0)), "the scenario's other task failed in that run"
     assert result.bounds.reward == pytest.approx((6.5 / 8, 7.5 / 8))
 
 
 def test_a_task_or_a_run_that_is_lost_altogether_leaves_the_others():
     result = score([*runs("+-++")[:-1], *(lost(task, 1) for task in TASKS), lost("bbb_2", 0)], resamples=200)
     assert (result.runs, result.tasks, len(result.per_run)) == (2, 4, 1)
-    assert result.tgc.mean == pytest.approx(200 / 3)
-    assert result.bounds.tgc == pytest.approx((25.0, 87.5))
+    assert result.success.mean == pytest.approx(200 / 3)
+    assert result.bounds.success == pytest.approx((25.0, 87.5))
 
 
 def test_nothing_is_lost_so_there_are_no_bounds():
@@ -100,19 +100,26 @@ def test_tasks_may_be_called_anything():
     """One that is no <scenario>_<n> is a scenario of its own."""
     names = ["gsm8k-17", "10_1", "10_2", "a/b.c_d", "x_1_", "²_²"]
     result = score([attempt(name, 0, name != "10_2") for name in names], resamples=200)
-    assert (result.scenarios, result.tgc.mean, result.sgc.mean) == (5, pytest.approx(500 / 6), 80.0)
+    assert (result.group_count, result.success.mean, result.group_success.mean) == (5, pytest.approx(500 / 6), 80.0)
 
 
 def test_by_difficulty_averages_over_runs():
     difficulties = {"aaa_1": 1, "aaa_2": 1, "bbb_1": 3, "bbb_2": 3}
     result = score(runs("++++", "+-+-"), difficulties, resamples=200)
-    assert (result.by_difficulty[1].tgc, result.by_difficulty[1].sgc) == (75.0, 50.0)
-    assert (result.by_difficulty[3].tgc, result.by_difficulty[3].sgc, result.by_difficulty[3].tasks) == (75.0, 50.0, 2)
+    assert (result.by_difficulty[1].success, result.by_difficulty[1].group_success) == (75.0, 50.0)
+    assert (result.by_difficulty[3].success, result.by_difficulty[3].group_success, result.by_difficulty[3].tasks) == (
+        75.0,
+        50.0,
+        2,
+    )
 
 
 def test_tasks_without_a_difficulty_are_in_no_figure_by_difficulty():
     result = score(runs("++-+"), {"aaa_1": 2, "bbb_1": 5, "other": 3}, resamples=200)
-    assert {level: (each.tgc, each.tasks) for level, each in result.by_difficulty.items()} == {2: (100, 1), 5: (0, 1)}
+    assert {level: (each.success, each.tasks) for level, each in result.by_difficulty.items()} == {
+        2: (100, 1),
+        5: (0, 1),
+    }
 
 
 def test_runs_must_cover_the_same_tasks():
@@ -131,12 +138,12 @@ def test_comparison_is_paired_by_task():
     result = compare(
         NamedResults("before", "T=0", runs("+---", "+---")), NamedResults("after", "T=0", runs("-++-", "-+++"))
     )
-    assert result.tgc.interval.estimate == pytest.approx(100 * (5 / 8 - 2 / 8))
-    assert result.sgc.interval.estimate == pytest.approx(25.0)
+    assert result.success.interval.estimate == pytest.approx(100 * (5 / 8 - 2 / 8))
+    assert result.group_success.interval.estimate == pytest.approx(25.0)
     assert result.gained == [("aaa_2", 0.0, 1.0), ("bbb_1", 0.0, 1.0), ("bbb_2", 0.0, 0.5)]
     assert result.lost == [("aaa_1", 1.0, 0.0)]
     # Scenario sums 0 and 1.5: both sign patterns of the second reach 1.5.
-    assert result.tgc.p_value == 1.0
+    assert result.success.p_value == 1.0
 
 
 def test_comparison_refuses_other_tasks():
@@ -151,7 +158,7 @@ def test_lost_rollouts_are_left_out_of_a_comparison_and_bound_it():
     second[0] = lost("aaa_1", 0)
     result = compare(NamedResults("a", "T=0", first), NamedResults("b", "T=0", second), resamples=200)
     assert (result.tasks, result.lost_rollouts) == (3, (2, 1))
-    assert result.tgc.interval.estimate == pytest.approx(100 / 3)
+    assert result.success.interval.estimate == pytest.approx(100 / 3)
     assert result.tgc_bounds == pytest.approx((87.5 - 75.0, 100.0 - 50.0))
     assert compare(NamedResults("a", "T=0", runs("++++")), NamedResults("b", "T=0", runs("++++"))).tgc_bounds is None
     nothing = [attempt("aaa_1", 0), *(lost(task, 0) for task in TASKS[1:])]
@@ -169,7 +176,7 @@ def test_every_sampling_has_its_own_baseline():
 def write_evaluation(folder, results, dataset="synthetic", **more):
     folder.mkdir(parents=True)
     limits = {"max_turns": 50}
-    report = {"schema": 1, "dataset": dataset, "split": "dev", "tasks": TASKS, "limits": limits, **more}
+    report = {"schema": 2, "dataset": dataset, "split": "dev", "tasks": TASKS, "limits": limits, **more}
     (folder / "report.json").write_text(json.dumps(report))
     lines = [json.dumps({"policy": "p", "sampling": "T=0", **result.to_dict()}) for result in results]
     (folder / "results.jsonl").write_text("\n".join(lines))

@@ -142,11 +142,11 @@ def test_the_card_has_the_scores_of_this_version_alone(tmp_path):
     figure = {"mean": 70.0, "std": None, "interval": {"low": 60.0, "high": 80.0}}
 
     def score(name):
-        return {"policy": name, "sampling": {"label": "greedy"}, "runs": 1, "tgc": figure, "sgc": figure}
+        return {"policy": name, "sampling": {"label": "greedy"}, "runs": 1, "success": figure, "group_success": figure}
 
     digest = adapter_digest(run / "policies/policy-v0002")
     sums = {"before": None, "after": digest, "another": "0" * 64}
-    report = {"schema": 1, "dataset": "worlds", "split": "test", "tasks": ["a", "b"], "level": 0.95}
+    report = {"schema": 2, "dataset": "worlds", "split": "test", "tasks": ["a", "b"], "level": 0.95}
     report |= {"policies": [{"name": name, "sha256": each} for name, each in sums.items()]}
     (folder / "report.json").write_text(json.dumps(report | {"scores": [score(name) for name in sums]}))
     (folder / "results.jsonl").write_text("")

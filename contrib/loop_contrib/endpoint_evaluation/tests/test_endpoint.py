@@ -160,7 +160,7 @@ async def test_a_whole_evaluation_without_a_node(model, tmp_path):
         service.speak = count_to(4)
         report, lines = await asyncio.to_thread(evaluate, config(model, tmp_path / "out", service.url))
     (score,) = report["scores"]
-    assert score["tgc"]["mean"] == pytest.approx(100 / 6)  # dev asks for 4, 6, 8 and 10, 12, 14
+    assert score["success"]["mean"] == pytest.approx(100 / 6)  # dev asks for 4, 6, 8 and 10, 12, 14
     assert score["interactions"] == 2.0
     assert len(lines) == 12
     assert {line["sampled_tokens"] for line in lines} == {14}
@@ -196,7 +196,7 @@ async def test_a_busy_service_is_asked_again_and_a_refusal_is_a_named_failure(mo
         cfg = config(model, tmp_path / "out", service.url, retries=1, samplings=[{"runs": 1}])
         report, _ = await asyncio.to_thread(evaluate, cfg)
         (score,) = report["scores"]
-        assert score["tgc"]["mean"] == pytest.approx(100 / 5)
+        assert score["success"]["mean"] == pytest.approx(100 / 5)
         ((task, run, reason),) = score["lost"]
         assert (task, run) == ("reach10_3", 0)
         assert "answers 400: no such thing" in reason

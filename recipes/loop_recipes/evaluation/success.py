@@ -1,7 +1,7 @@
 """The two scores of an evaluation, in percent: the share of tasks solved, and of groups all of whose tasks are solved.
 
-Reports keep them as ``tgc`` and ``sgc``, task and scenario goal completion (Trivedi et al. 2024, section 4), and print
-the names that the environment gives them. Both are over the tasks they are given.
+Reports keep them as ``success`` and ``group_success``, and print the names that the environment gives them: AppWorld
+calls them TGC and SGC. Both are over the tasks they are given.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from agent_environments.description import UNSAID, Description
 
 
 @dataclass(frozen=True)
-class GoalCompletion:
-    """``tgc`` and ``sgc`` in percent, over ``tasks`` tasks of ``scenarios`` groups."""
+class RunSuccess:
+    """``success`` and ``group_success`` in percent, over ``tasks`` tasks of ``group_count`` groups."""
 
-    tgc: float
-    sgc: float
+    success: float
+    group_success: float
     tasks: int
-    scenarios: int
+    group_count: int
 
 
 def score_names(environment: Description) -> dict[str, str]:
     """Key in a report -> name in print, of the scores that say something: where every task is its own group, one."""
-    names = {"tgc": environment.score}
-    return names | {"sgc": environment.group_score} if environment.grouped else names
+    names = {"success": environment.score}
+    return names | {"group_success": environment.group_score} if environment.grouped else names
 
 
 def group_success(successes: Mapping[str, bool], environment: Description = UNSAID) -> dict[str, bool]:
@@ -37,7 +37,7 @@ def group_success(successes: Mapping[str, bool], environment: Description = UNSA
     return solved
 
 
-def goal_completion(successes: Mapping[str, bool], environment: Description = UNSAID) -> GoalCompletion:
+def run_success(successes: Mapping[str, bool], environment: Description = UNSAID) -> RunSuccess:
     """Both scores of one run.
 
     Args:
@@ -50,9 +50,9 @@ def goal_completion(successes: Mapping[str, bool], environment: Description = UN
     if not successes:
         raise ValueError(f"{environment.score} and {environment.group_score} need at least one task")
     groups = group_success(successes, environment)
-    return GoalCompletion(
-        tgc=100.0 * sum(map(bool, successes.values())) / len(successes),
-        sgc=100.0 * sum(groups.values()) / len(groups),
+    return RunSuccess(
+        success=100.0 * sum(map(bool, successes.values())) / len(successes),
+        group_success=100.0 * sum(groups.values()) / len(groups),
         tasks=len(successes),
-        scenarios=len(groups),
+        group_count=len(groups),
     )

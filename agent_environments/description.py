@@ -273,15 +273,11 @@ class Description:
 
 TOOLS_BEHAVIOR = "agent_environments.tools.behavior:ToolBehavior"
 
-UNSAID = Description(
-    score="TGC",
-    group_score="SGC",
-    groups="scenarios",
-    group_pattern=NUMBERED,
-    behavior=("appworld_adapter.behavior:AppWorldBehavior", TOOLS_BEHAVIOR),
-    environments=None,
-)
-"""What stands for a folder of rollouts that says nothing of its environment: all did so once, most were AppWorld's."""
+OWN_BEHAVIOR = ("appworld_adapter.behavior:AppWorldBehavior", TOOLS_BEHAVIOR)
+"""The counters of the project's own environments."""
+
+UNSAID = Description(groups="groups of tasks", group_pattern=NUMBERED, behavior=(TOOLS_BEHAVIOR,), environments=None)
+"""What stands for a folder of rollouts that says nothing of its environment."""
 
 
 def environment_of(task_id: str) -> str:
@@ -336,7 +332,7 @@ def trust_environment(section: Mapping[str, Any]) -> None:
 def _may_be_imported(path: str) -> bool:
     """Whether the project, an installed package or the reader names this counter. A description is data, which anybody
     may have written: that it names a counter is no reason to import it."""
-    return path in {*UNSAID.behavior, *plug_ins("behavior").values()} or is_trusted(path)
+    return path in {*OWN_BEHAVIOR, *plug_ins("behavior").values()} or is_trusted(path)
 
 
 @lru_cache(maxsize=64)

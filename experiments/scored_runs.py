@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from appworld_adapter.pool.forked import AppWorldPool
 from loop_recipes.evaluation.comparison import NamedResults, compare, comparison_tables
 from loop_recipes.evaluation.scores import Figure, Score, TaskResult, score
 from loop_recipes.evaluation.tables import to_markdown
@@ -110,7 +111,7 @@ def joined(seeds: Iterable[Sequence[TaskResult]]) -> list[TaskResult]:
 
 def held_out_score(seeds: Iterable[Sequence[TaskResult]]) -> Score:
     """TGC, SGC and reward over all seeds; intervals are bootstraps over scenarios."""
-    return score(joined(seeds))
+    return score(joined(seeds), environment=AppWorldPool.description)
 
 
 def figure(value: Figure) -> str:
@@ -121,7 +122,9 @@ def figure(value: Figure) -> str:
 def differences(results: Mapping[str, Iterable[Sequence[TaskResult]]]) -> list[str]:
     """A table in Markdown: each of the labels but the first against the first, over all seeds and paired by task."""
     first, *others = (NamedResults(label, "T=1", joined(seeds)) for label, seeds in results.items())
-    return to_markdown(comparison_tables([compare(first, other) for other in others])[:1]).splitlines()
+    appworld = AppWorldPool.description
+    compared = [compare(first, other, environment=appworld) for other in others]
+    return to_markdown(comparison_tables(compared, appworld)[:1]).splitlines()
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

@@ -65,10 +65,11 @@ def test_every_environment_describes_itself_without_a_world_and_as_json(name):
     assert description.figures or not description._all_behavior()
 
 
-def test_appworld_and_a_folder_that_says_nothing_group_by_scenario_and_call_scores_alike():
+def test_appworld_and_a_folder_that_says_nothing_group_by_number_and_call_scores_otherwise():
     appworld = description_of("appworld", pool_class("appworld"))
-    for each in (appworld, UNSAID):
-        assert (each.score, each.group_score, each.groups) == ("TGC", "SGC", "scenarios")
+    names = {"TGC": ("SGC", "scenarios"), "success": ("group success", "groups of tasks")}
+    for each, score in ((appworld, "TGC"), (UNSAID, "success")):
+        assert (each.score, (each.group_score, each.groups)) == (score, names[score])
         assert [each.group_of(task) for task in ("07b42fd_2", "a_b_10", "gsm8k-17", "_1", "x_")] == [
             "07b42fd",
             "a_b",
@@ -191,7 +192,7 @@ def test_a_mixture_groups_by_its_members_and_names_scores_as_they_do_where_they_
     assert mixture.environments["sums"].identity.keys() == {"code", "tasks", "tools"}
     assert list(mixture.whole_identity) == [f"sums/{key}" for key in mixture.environments["sums"].identity]
     assert Description.from_dict(json.loads(json.dumps(asdict(mixture)))) == mixture
-    monkeypatch.setattr(CounterPool, "description", UNSAID)
+    monkeypatch.setattr(CounterPool, "description", pool_class("appworld").description)
     alike = {name: {"name": "counter"} for name in "ab"}
     assert mixed(**alike).score == "TGC"
     assert mixed(**alike, c={"name": "colbench"}).score == "success"

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from agent_environments import description as described
-from agent_environments.description import UNSAID, Description, trust_environment
+from agent_environments.description import OWN_BEHAVIOR, Description, trust_environment
 from agent_environments.protocol import ENVIRONMENTS, pool_class
 from loop_formats.folder_lock import lock_folder
 from loop_formats.run_files import NODE_ADDRESS, NODE_LOCK, node_address
@@ -89,8 +89,8 @@ def test_looking_at_a_strangers_run_imports_nothing_that_it_names(hostile, run, 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_counter_that_only_a_file_names_is_left_out(hostile, name):
-    description = Description.from_dict({"behavior": [name, *UNSAID.behavior]})
-    assert len(description.behaviors("a_1")) == len(UNSAID.behavior)
+    description = Description.from_dict({"behavior": [name, *OWN_BEHAVIOR]})
+    assert len(description.behaviors("a_1")) == len(OWN_BEHAVIOR)
     assert not (hostile / "imported").exists()
 
 
@@ -112,7 +112,7 @@ def test_a_counter_that_the_reader_names_is_built(hostile, monkeypatch, how):
 
 
 def test_all_counters_of_the_project_are_known():
-    ours = {*UNSAID.behavior, *plug_ins("behavior").values()}
+    ours = {*OWN_BEHAVIOR, *plug_ins("behavior").values()}
     for name in (*ENVIRONMENTS, *plug_ins("environments")):
         found = getattr(pool_class(name), "description", Description())
         if isinstance(found, Description):

@@ -112,7 +112,7 @@ class EvalConfig(WithNode):
     """Seconds until the runs of one policy must be done."""
     final_states: bool = False
     """Also writes every run in the environment's own layout, from the final states that a launched node then keeps:
-    of AppWorld, what `appworld evaluate` reads."""
+    what `appworld evaluate` reads, say."""
     statistics: StatisticsConfig = field(default_factory=StatisticsConfig)
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """The two scores of an evaluation, in percent: the share of tasks solved, and of groups all of whose tasks are solved.
 
-Reports keep them as ``success`` and ``group_success``, and print the names that the environment gives them: AppWorld
-calls them TGC and SGC. Both are over the tasks they are given.
+Reports keep them as ``success`` and ``group_success``, and print the names that the environment gives them. Both are
+over the tasks they are given.
 """
 
 from __future__ import annotations

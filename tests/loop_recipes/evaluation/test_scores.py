@@ -203,7 +203,7 @@ def test_compare_evals_says_what_was_lost(tmp_path):
     assert compare_evals([first, second, "--out", str(tmp_path / "out")]) == 0
     text = (tmp_path / "out/comparison.md").read_text()
     assert "second/p against first/p, T=0: 0 and 1 rollouts lost, compared on 3 tasks" in text
-    assert "the TGC difference would lie in [+25.0, +50.0]" in text
+    assert "the success difference would lie in [+25.0, +50.0]" in text
 
 
 def test_compare_evals_names_evaluations_of_runs_by_their_runs(tmp_path):

@@ -6,15 +6,18 @@ from dataclasses import replace
 import pytest
 from omegaconf import OmegaConf
 
-from agent_environments.description import UNSAID
+from agent_environments.description import OWN_BEHAVIOR, UNSAID
 from agent_environments.tools.behavior import ToolBehavior
 from loop_formats.rollout import by_episode
 from loop_formats.run_files import read_rollouts
+from loop_formats.run_folder import write_description
 from loop_recipes.evaluation.scores import TaskResult
 from loop_recipes.run.metrics import METRICS, behavior_metrics, points, rollout_metrics
 from loop_viewer.run_data import RunData
 from support.small_runs import in_sequences, replay_config, train, write_logs
 
+BOTH = replace(UNSAID, behavior=OWN_BEHAVIOR)
+"""What is said of an environment with code and with tools."""
 CALL = '<tool_call>{"name": "a"}</tool_call>'
 CONDITIONAL_KEYS = frozenset(
     {"reference_kl", "thinking_tokens", "cut_in_thinking", "entropy", "model_flops_utilization"}
@@ -42,6 +45,7 @@ MESSAGES = [
 
 def test_metrics_holds_what_a_run_writes_and_nothing_else(tmp_path):
     config = replay_config(tmp_path, iterations=1, device_peak_tflops=1.0)
+    write_description(tmp_path / "logs", BOTH)
     log = tmp_path / "logs/made-up-i0001.jsonl"
     rollouts = [json.loads(line) for line in log.read_text().splitlines()]
     for rollout in rollouts:
@@ -69,7 +73,7 @@ def test_metrics_holds_what_a_run_writes_and_nothing_else(tmp_path):
         | elsewhere
         | {"left_out_rollouts", "broken_figures", "held_out_loss", "gap_base", "gap_ok", "gap_broken"}
     )  # which tests of their own look at
-    assert written == set(METRICS) | {figure.key for figure in UNSAID.figures}
+    assert written == set(METRICS) | {figure.key for figure in BOTH.figures}
     assert set(METRICS) - CONDITIONAL_KEYS <= set(line)
     assert 0 < line["correction_weight"] <= 2
     assert line["behavior_turns"] > 0
@@ -92,9 +96,9 @@ def test_a_figure_that_breaks_ends_no_run_and_does_not_vanish(tmp_path, monkeypa
         )
         for rollout in read_rollouts(log)
     ]
-    whole = behavior_metrics(rollouts)
+    whole = behavior_metrics(rollouts, BOTH)
     monkeypatch.setattr(ToolBehavior, "counts", lambda self, turns: {}["no such"])
-    metrics = behavior_metrics(rollouts)
+    metrics = behavior_metrics(rollouts, BOTH)
     left_out = set(whole) - set(metrics)
     assert metrics == {**{name: value for name, value in whole.items() if name not in left_out}, "broken_figures": 1}
     assert left_out <= {figure.key for figure in ToolBehavior.figures}
@@ -121,7 +125,7 @@ def test_an_episode_of_several_sequences_counts_once_wherever_rollouts_are_count
     readings = []
     for rollouts in (whole, split):
         log.write_text("".join(f"{rollout.to_json()}\n" for rollout in rollouts))
-        metrics = {**rollout_metrics(rollouts), **behavior_metrics(rollouts)}
+        metrics = {**rollout_metrics(rollouts), **behavior_metrics(rollouts, BOTH)}
         for name in ("tokens", "tokens_max", "sequences"):
             metrics.pop(name)
         assert (metrics["behavior_dummy"], metrics["tool_calls"]) == (0, metrics["turns"])

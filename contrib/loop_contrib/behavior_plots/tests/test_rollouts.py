@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from matplotlib.patches import Rectangle
 
-from agent_environments.description import UNSAID
+from appworld_adapter.pool.forked import AppWorldPool
 from loop_contrib.behavior_plots.rollouts import (
     behavior_change,
     behavior_interval,
@@ -17,10 +17,12 @@ from loop_contrib.behavior_plots.rollouts import (
 )
 from loop_formats.ids import evaluation_id, replay_id
 from loop_formats.run_files import read_rollouts
+from loop_formats.run_folder import write_description
 from loop_recipes.plots.curves import main
 from support.small_runs import in_sequences, write_logs
 
-FIGURES = {figure.name: figure for figure in UNSAID.figures}
+APPWORLD = AppWorldPool.description
+FIGURES = {figure.name: figure for figure in APPWORLD.figures}
 FAILED = "Execution failed. Traceback:\nKeyError"
 
 
@@ -47,6 +49,7 @@ def run(tmp_path):
     """Twenty iterations: early ones fail every other turn, late ones never and are a turn shorter."""
     folder = tmp_path / "demo/node/collections"
     folder.mkdir(parents=True)
+    write_description(tmp_path, APPWORLD)
     for iteration in range(1, 21):
         late = iteration > 10
         lines = []
@@ -69,7 +72,7 @@ def test_the_first_and_the_last_tenth_of_the_iterations_are_compared(run):
         ("iterations 1-2", 16),
         ("iterations 19-20", 16),
     ]
-    figure = behavior_change(periods, dataset, UNSAID.figures[:8])
+    figure = behavior_change(periods, dataset, APPWORLD.figures[:8])
     panels = {axes.get_title().split(" (")[0]: axes for axes in figure.axes}
     turns = [patch.get_height() for patch in panels["turns per rollout"].patches]
     assert turns == pytest.approx([3.0, 2.0])
@@ -151,6 +154,7 @@ def test_an_evaluation_compares_its_first_policy_with_its_last_at_one_temperatur
 def test_an_episode_of_several_sequences_is_one_attempt(tmp_path):
     """The same episodes, each turn in a sequence of its own, which shows the turns before it."""
     log = write_logs(tmp_path, 1, 300) / "made-up-i0001.jsonl"
+    write_description(tmp_path, APPWORLD)
 
     def told(rollout):
         count = rollout.segment + len(rollout.turns)

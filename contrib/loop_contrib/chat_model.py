@@ -10,10 +10,11 @@ import aiohttp
 from pydantic.dataclasses import dataclass
 
 from agent_environments.protocol import EnvironmentCrashed
+from loop_contrib.chat_client import ChatClient, Completion, NoCompletion, Patience
 from loop_formats.schema import STRICT, from_mapping
-from loop_plumbing.chat_client import ChatClient, Completion, NoCompletion, Patience, url_problem
 from loop_plumbing.own_time import not_the_agents
 from loop_plumbing.secret import read_secret
+from loop_plumbing.urls import url_problem
 
 PATIENCE = Patience(tries=5, busy_s=1800.0)
 """With one question."""

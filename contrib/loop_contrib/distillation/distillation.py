@@ -26,9 +26,9 @@ import aiohttp
 import torch
 from torch import Tensor
 
+from loop_contrib.chat_client import EndpointClient, NoCompletion
 from loop_formats.rollout import POISONED_LOGPROB
 from loop_formats.schema import from_mapping, require
-from loop_plumbing.chat_client import EndpointClient, NoCompletion
 from loop_recipes.algorithm.credit import Credit, CreditFailed, TrainingRun, with_token_advantages
 from loop_recipes.algorithm.method_plan import MethodPlan
 from loop_recipes.config.loop_config import EndpointConfig, LoopConfig

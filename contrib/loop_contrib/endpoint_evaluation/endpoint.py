@@ -18,12 +18,12 @@ import aiohttp
 
 from agent_environments.description import description_of
 from agent_environments.protocol import EnvironmentFault, EnvironmentPool, create_pool
+from loop_contrib import chat_client
+from loop_contrib.chat_client import ChatClient
 from loop_contrib.endpoint_evaluation.endpoint_speaker import EndpointSpeaker, check_reached
 from loop_formats.collection_request import MAX_ATTEMPTS, failures_warning
 from loop_formats.run_files import append_to, log_path, writing
 from loop_formats.schema import ConfigError
-from loop_plumbing import chat_client
-from loop_plumbing.chat_client import ChatClient
 from loop_plumbing.retries import pauses
 from loop_recipes.config.loop_config import EndpointConfig
 from loop_recipes.evaluation.collect import Cell, EvaluationTimeout, NoScore, ResultStore

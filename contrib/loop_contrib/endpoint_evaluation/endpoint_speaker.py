@@ -10,9 +10,9 @@ from typing import Any
 import aiohttp
 
 from agent_environments.protocol import Message
+from loop_contrib.chat_client import ChatClient, Completion, ConversationTooLong, NoCompletion
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.schema import ConfigError
-from loop_plumbing.chat_client import ChatClient, Completion, ConversationTooLong, NoCompletion
 from loop_plumbing.http_server import one_line
 from loop_recipes.config.loop_config import EndpointConfig
 from model_families.chat.messages import split_thought

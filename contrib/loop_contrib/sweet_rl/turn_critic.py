@@ -21,8 +21,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from agent_environments.hidden_information import HiddenInformation
 from agent_environments.protocol import UnknownTask
+from loop_contrib.sweet_rl.hidden_information import HiddenInformation
 from loop_formats.rollout import Rollout
 from loop_formats.schema import ConfigError, require
 from loop_plumbing.breakage import error_line

@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from loop_formats.collection_request import Limits, check_temperature
 from loop_formats.schema import STRICT, ConfigError, Seed, fields_of, from_mapping, require
-from loop_plumbing.chat_client import url_problem
+from loop_plumbing.urls import url_problem
 from loop_recipes.config.rollout_node import RolloutNodeConfig, WithNode, read_token
 from loop_recipes.paths import KINDS
 from model_families.weights.hub import local_path

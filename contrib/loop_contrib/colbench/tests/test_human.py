@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from agent_environments.protocol import EnvironmentCrashed, Message
 from contrib_support.chat_endpoint import FakeChatEndpoint
+from loop_contrib import chat_client
 from loop_contrib.chat_model import ChatEndpoint
 from loop_contrib.colbench.expert import QUESTIONS
 from loop_contrib.colbench.generator import generate
@@ -22,7 +23,6 @@ from loop_contrib.colbench.human import (
     shows_code,
 )
 from loop_contrib.colbench.task import ColBenchTask
-from loop_plumbing import chat_client
 from support.counter_node import TOKEN
 
 TASKS = [task for tasks in generate(0).values() for task in tasks]

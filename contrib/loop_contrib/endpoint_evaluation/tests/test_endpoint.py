@@ -13,12 +13,12 @@ from omegaconf import OmegaConf
 
 from agent_environments.protocol import Message
 from eval_appworld import EvalAppWorldRecipe
+from loop_contrib import chat_client
 from loop_contrib.endpoint_evaluation.endpoint import EndpointEpisodes
 from loop_contrib.endpoint_evaluation.endpoint_speaker import EndpointSpeaker
 from loop_formats.collection_request import MAX_ATTEMPTS, CollectionRequest
 from loop_formats.run_files import read_rollouts
 from loop_formats.schema import ConfigError
-from loop_plumbing import chat_client
 from loop_recipes.config.loop_config import EndpointConfig
 from loop_recipes.evaluation.collect import EvaluationTimeout, NoScore
 from rollout_server.collecting.compaction import SUMMARY_HEAD, SUMMARY_REQUEST

@@ -8,9 +8,9 @@ from agent_environments.no_voiding import NoVoiding
 from agent_environments.protocol import EnvironmentCrashed
 from agent_environments.tools.environment import ToolPool
 from contrib_support.chat_endpoint import FakeChatEndpoint
-from loop_contrib import chat_model
+from loop_contrib import chat_client, chat_model
 from loop_contrib.judge.judge import Judge
-from loop_plumbing import chat_client, deadline
+from loop_plumbing import deadline
 from support.adapter_support import word_spans
 from support.tool_modules import write
 

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
-from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -41,19 +40,6 @@ _MARKUP = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.IGNORECASE | re.DO
 logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
-
-
-def url_problem(url: str) -> str | None:
-    """Why no endpoint has this URL, in words that follow "url"; None if one may have it. A URL is told and recorded, so
-    it must not hold a password."""
-    try:
-        parts = urlsplit(url)
-        sound = parts.scheme in ("http", "https") and bool(parts.hostname)
-    except ValueError:
-        return "is no URL"
-    if parts.username is not None or parts.password is not None:
-        return "must not hold a user or password: an environment variable holds the key, which api_key_env names"
-    return None if sound else f"{url!r} must begin with http:// or https:// and name a host"
 
 
 REASONING = ("reasoning_content", "reasoning")

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Drill: a wheel, a new environment and an empty folder; from nothing to a served policy, whose log-probs are the run's.
+# Drill: wheels, a new environment and an empty folder; the core's alone takes a file of functions from nothing to a
+# served policy, whose log-probs are the run's, and with contrib's beside it a world of contrib is played.
 #
 #     bash tests/drills/wheel.sh            # 15 minutes on two cores, 4 GB in a temporary folder
 #     APPWORLD=1 bash tests/drills/wheel.sh # and `tune run loop_appworld` on the synthetic world: 5 minutes more
 #
-# Nothing of the checkout is on any path after the wheel is built, and the environment has no variable of this shell but
+# Nothing of the checkout is on any path after the wheels are built, and the environment has no variable of this shell but
 # those of pip. It ends with 0 if every step did.
 set -euo pipefail
 checkout=$(cd "$(dirname "$0")/../.." && pwd)
@@ -13,13 +14,16 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 step() { echo "==> $*"; }
 
-step "building sdist and wheel"
+step "building sdists and wheels"
 git -C "$checkout" archive HEAD | tar x -C "$(mkdir -p "$folder/sources" && echo "$folder/sources")"
 "$python" -m venv "$folder/build"
 "$folder/build/bin/pip" install --quiet build
-"$folder/build/bin/python" -m build --outdir "$folder/dist" "$folder/sources" >"$folder/build.log" 2>&1 || { tail "$folder/build.log"; exit 1; }
+for project in "$folder/sources" "$folder/sources/contrib"; do
+  "$folder/build/bin/python" -m build --outdir "$folder/dist" "$project" >"$folder/build.log" 2>&1 || { tail "$folder/build.log"; exit 1; }
+done
 rm -rf "$folder/sources"
-wheel=$(ls "$folder"/dist/*.whl)
+wheel=$(ls "$folder"/dist/torchtune_loop-*.whl)
+contrib=$(ls "$folder"/dist/torchtune_loop_contrib-*.whl)
 
 step "installing $(basename "$wheel")[cpu]"
 "$python" -m venv "$folder/venv"
@@ -65,6 +69,14 @@ run loop view runs/game --export game.html
 run loop plot runs/game
 run loop export runs/game
 run python "$checkout/tests/drills/served.py" runs/game
+! run python -c 'import loop_contrib' 2>nothing.txt
+said=$(run loop check tiny_cpu world=colbench 2>&1 || true)
+grep "no world 'colbench'" <<<"$said"
+
+step "installing $(basename "$contrib"), and a world of it"
+"$bin/pip" install --quiet --no-deps "$contrib"
+run loop train tiny_cpu world=colbench model.path="$model" output_dir=runs/colbench $small
+run loop view runs/colbench --text >view.txt && head -3 view.txt
 
 if [ -n "${APPWORLD:-}" ]; then
   step "AppWorld's engine, by the commands that the refusals name"

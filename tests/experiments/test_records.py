@@ -1,14 +1,12 @@
 """experiments/records.py: what is counted, and that the tables in the documents are those of the committed records."""
 
 import dataclasses
-import re
-import shlex
 
 import pytest
 
 from loop_formats.run_files import write_rollouts
 from loop_formats.schema import ConfigError
-from support.experiment_scripts import FOLDER, load_experiment, made_up_evaluation, made_up_record
+from support.experiment_scripts import FOLDER, check_tables, load_experiment, made_up_evaluation, made_up_record
 from support.small_runs import stored_rollout
 
 
@@ -62,20 +60,5 @@ def test_records_of_different_base_policies_do_not_make_one_table(tmp_path):
         records.read_records(file, ["grpo"], [0, 1], 600)
 
 
-@pytest.mark.parametrize("script", ["algorithms", "table_one"])
-def test_the_tables_in_the_documents_are_those_of_the_records(script, tmp_path, monkeypatch):
-    """By the command that the document gives."""
-    monkeypatch.chdir(FOLDER.parent)
-    document, copy = FOLDER.parent / "docs/results/algorithms.md", tmp_path / "algorithms.md"
-    written = document.read_text().replace("\\\n", "")
-    (command,) = re.findall(rf"^python experiments/{script}.py (--table-only .*)$", written, re.MULTILINE)
-    words = shlex.split(command, comments=True)
-    assert words[words.index("--docs") + 1] == "docs/results/algorithms.md"
-    numbers = FOLDER / f"results/{script}.json"
-    assert words[words.index("--json") + 1] == str(numbers.relative_to(FOLDER.parent))
-    copy.write_text(document.read_text())
-    into = ["--docs", str(copy), "--json", str(tmp_path / "numbers.json"), "--output", str(tmp_path / "out")]
-    end = words.index("--") if "--" in words else len(words)  # what follows is for the configs
-    load_experiment(script).main([*words[:end], *into, *words[end:]])
-    assert copy.read_text() == document.read_text()
-    assert (tmp_path / "numbers.json").read_text() == numbers.read_text()
+def test_the_tables_in_the_documents_are_those_of_the_records(tmp_path, monkeypatch):
+    check_tables("algorithms", tmp_path, monkeypatch)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import pytest
 
 from loop_recipes.evaluation.scores import TaskResult
 from loop_recipes.paths import loop_package
@@ -47,3 +51,21 @@ def made_up_record(
     results = [TaskResult(task, 0, success=won, end_reason="completed") for task, won in solved.items()]
     records = load_experiment("records")
     return records.Record(name, seed, "made-up", policy, budget, rate, budget, 50 * budget, iterations, results)
+
+
+def check_tables(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tables of a document are those that the script makes of the stored records, by the document's command."""
+    monkeypatch.chdir(FOLDER.parent)
+    document, copy = FOLDER.parent / "docs/results/algorithms.md", folder / "algorithms.md"
+    written = document.read_text().replace("\\\n", "")
+    (command,) = re.findall(rf"^python experiments/{script}.py (--table-only .*)$", written, re.MULTILINE)
+    words = shlex.split(command, comments=True)
+    assert words[words.index("--docs") + 1] == "docs/results/algorithms.md"
+    numbers = FOLDER / f"results/{script}.json"
+    assert words[words.index("--json") + 1] == str(numbers.relative_to(FOLDER.parent))
+    copy.write_text(document.read_text())
+    into = ["--docs", str(copy), "--json", str(folder / "numbers.json"), "--output", str(folder / "out")]
+    end = words.index("--") if "--" in words else len(words)  # what follows is for the configs
+    load_experiment(script).main([*words[:end], *into, *words[end:]])
+    assert copy.read_text() == document.read_text()
+    assert (folder / "numbers.json").read_text() == numbers.read_text()

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from loop_formats.run_files import ADAPTER_FILES, write_rollouts
 from loop_recipes import steps
 from loop_recipes.steps import StepFailed
-from support.experiment_scripts import load_experiment, made_up_evaluation, made_up_record
+from support.experiment_scripts import check_tables, load_experiment, made_up_evaluation, made_up_record
 from support.small_runs import stored_rollout
 
 SOLVED = {"loop_token": 2, "rft": 1}
@@ -140,3 +140,7 @@ def test_a_record_is_not_made_again_and_suffices_for_the_table(table_one, monkey
     assert "| LOOP (token) | 1 | 24 | 1200 | 7 | " in capsys.readouterr().out, "with the seed that is there"
     with pytest.raises(SystemExit, match=r"loop_token, seed 0 is of a budget of 24 rollouts, not 12: take another"):
         run(table_one, monkeypatch, tmp_path, world, played, *words, "--budget", "12")
+
+
+def test_the_table_in_the_document_is_that_of_the_records(tmp_path, monkeypatch):
+    check_tables("table_one", tmp_path, monkeypatch)

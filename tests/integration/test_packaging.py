@@ -55,6 +55,7 @@ def test_a_built_wheel_works_without_the_checkout(tmp_path):
     wheel = tmp_path / built.stdout.splitlines()[-1]
     names = set(zipfile.ZipFile(wheel).namelist())
     assert not any(name.startswith("recipes/") for name in names), "would overwrite torchtune's own recipes package"
+    assert not any("contrib" in name for name in names), "is a distribution of its own"
     assert {
         "loop_recipes/recipes/loop_appworld.py",
         "loop_recipes/recipes/configs/machines/tiny_cpu.yaml",

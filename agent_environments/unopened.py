@@ -78,29 +78,25 @@ class FinalState:
     episode: str | None
 
 
-def write_states(
-    name: str,
-    config: Mapping[str, Any],
-    states: Sequence[FinalState],
-    policy: str,
-    sampling: str,
-    split: str,
-    kept: Path,
-    folder: Path,
-) -> list[str]:
-    """Write the final states of a policy's runs in the environment's own layout: ``write_states(config, ...)`` of the
-    class, which has :func:`keeping_states`.
+@dataclass(frozen=True)
+class FinishedRuns:
+    """The final states of one policy under one way of sampling, on the tasks that ``split`` names."""
+
+    policy: str
+    sampling: str
+    split: str
+    states: Sequence[FinalState]
+
+
+def write_states(name: str, config: Mapping[str, Any], runs: FinishedRuns, kept: Path, folder: Path) -> list[str]:
+    """Write final states in the environment's own layout below ``folder``: ``write_states(config, runs, kept, folder)``
+    of a class that has ``keeping_states``. Returns lines to print, such as the commands that read what was written.
 
     Args:
         kept: the folder of :func:`keeping_states`.
-        folder: what is written lies in it.
-
-    Returns: lines to print, such as the commands that read what was written.
 
     Raises:
         MissingState: a state was not kept.
     """
-    written: list[str] = pool_class(name).write_states(  # type: ignore[attr-defined]
-        config, states, policy, sampling, split, kept, folder
-    )
-    return written
+    write: Any = pool_class(name)
+    return list(write.write_states(config, runs, kept, folder))

@@ -20,7 +20,14 @@ from omegaconf import DictConfig
 
 from agent_environments.description import description_of
 from agent_environments.protocol import UnknownTask, create_pool
-from agent_environments.unopened import FinalState, MissingState, difficulties_of, packages_of, write_states
+from agent_environments.unopened import (
+    FinalState,
+    FinishedRuns,
+    MissingState,
+    difficulties_of,
+    packages_of,
+    write_states,
+)
 from loop_formats.folder_lock import lock_run
 from loop_formats.run_files import WriteFailed, writing
 from loop_formats.run_folder import write_description
@@ -309,8 +316,8 @@ class EvalAppWorldRecipe:
                 FinalState(result.task_id, result.run, None if result.over_budget else result.rollout_id)
                 for result in self._store.results(cell)
             ]
-            played = (states, cell.policy.name, cell.sampling.label, split)
-            for line in write_states(environment.name, environment.options, *played, self._worlds, folder):
+            runs = FinishedRuns(cell.policy.name, cell.sampling.label, split, states)
+            for line in write_states(environment.name, environment.options, runs, self._worlds, folder):
                 self._console.print(line, markup=False)
 
     def _difficulties(self) -> dict[str, int]:

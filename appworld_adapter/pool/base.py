@@ -21,7 +21,7 @@ from agent_environments.protocol import (
     Requirement,
     TokenSpans,
 )
-from agent_environments.unopened import FinalState, Solution
+from agent_environments.unopened import FinishedRuns, Solution
 from appworld_adapter import dataset as task_lists
 from appworld_adapter.ground_truth import EXECUTION_SUCCESSFUL, load_solution
 from appworld_adapter.making import interpreter_command
@@ -132,24 +132,14 @@ class DatasetPool:
         return {**config, "keep_experiments": True, "experiments_root": str(folder)}
 
     @classmethod
-    def write_states(
-        cls,
-        config: Mapping[str, Any],
-        states: Sequence[FinalState],
-        policy: str,
-        sampling: str,
-        split: str,
-        kept: Path,
-        folder: Path,
-    ) -> list[str]:
+    def write_states(cls, config: Mapping[str, Any], runs: FinishedRuns, kept: Path, folder: Path) -> list[str]:
         """Write an experiment per run in AppWorld's own layout; returns the commands with which the engine grades them.
 
         Raises:
             MissingState: a state was not kept.
         """
-        split = experiments.split_name(split)
-        names = experiments.write_experiments(states, policy, sampling, split, kept, Path(str(config["root"])), folder)
-        return [f"appworld evaluate {name} {split} --root {folder}" for name in names]
+        names = experiments.write_experiments(runs, kept, Path(str(config["root"])), folder)
+        return [f"appworld evaluate {name} {experiments.split_name(runs.split)} --root {folder}" for name in names]
 
     @classmethod
     def solutions(cls, root: Path, split: str, prompt: str, token_spans: TokenSpans) -> tuple[str, list[Solution]]:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from agent_environments.unopened import FinalState, MissingState
+from agent_environments.unopened import FinishedRuns, MissingState
 from appworld_adapter.pool.run_folder import kept_state
 from loop_formats.run_files import write_whole
 
@@ -27,28 +27,27 @@ def _name(policy: str, sampling: str, run: int, split: str) -> str:
     return f"{stem}_{split}"
 
 
-def write_experiments(
-    states: Iterable[FinalState], policy: str, sampling: str, split: str, worlds: Path, dataset_root: Path, root: Path
-) -> list[str]:
+def write_experiments(runs: FinishedRuns, worlds: Path, dataset_root: Path, root: Path) -> list[str]:
     """Write one experiment per run under ``root``; returns their names.
 
     A state that does not count is a failure, which the engine cannot see from the state alone: the start state of its
     task is written in its place.
 
     Args:
-        split: of the dataset, or any name for the tasks that the states are of: the engine finds it as a split of
-            ``root``, whose other data are links to those of the dataset.
+        runs: their split is one of the dataset, or any name for the tasks that the states are of: the engine finds it
+            as a split of ``root``, whose other data are links to those of the dataset.
         worlds: the folder that the node's pool kept the states in (its ``experiments_root``).
         dataset_root: folder that holds ``data/``.
 
     Raises:
         MissingState: a state is not there; the node was started without ``final_states``.
     """
-    states = list(states)
-    _write_data(root / "data", dataset_root / "data", split, list(dict.fromkeys(state.task_id for state in states)))
+    split = split_name(runs.split)
+    tasks = list(dict.fromkeys(state.task_id for state in runs.states))
+    _write_data(root / "data", dataset_root / "data", split, tasks)
     names: dict[int, str] = {}
-    for state in states:
-        name = names.setdefault(state.run, _name(policy, sampling, state.run, split))
+    for state in runs.states:
+        name = names.setdefault(state.run, _name(runs.policy, runs.sampling, state.run, split))
         target = root / "experiments" / "outputs" / name / "tasks" / state.task_id
         shutil.rmtree(target, ignore_errors=True)
         if state.episode is None:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from agent_environments.unopened import FinalState, MissingState, write_states
+from agent_environments.unopened import FinalState, FinishedRuns, MissingState, write_states
 from appworld_adapter.pool.experiments import write_experiments
 
 
@@ -20,7 +20,8 @@ def dataset(tmp_path):
 
 
 def write(states, dataset, tmp_path):
-    return write_experiments(states, "before+1", "T=0 top_p=0.9", "dev", tmp_path / "kept", dataset, tmp_path / "out")
+    runs = FinishedRuns("before+1", "T=0 top_p=0.9", "dev", states)
+    return write_experiments(runs, tmp_path / "kept", dataset, tmp_path / "out")
 
 
 def test_a_state_that_does_not_count_is_the_start_of_its_task(dataset, tmp_path):
@@ -50,7 +51,7 @@ def test_the_engine_finds_the_tasks_by_the_name_that_is_printed(dataset, tmp_pat
     for tasks in (["a_2", "a_1"], ["a_2"]):
         states = [FinalState(task, run, None) for run in range(2) for task in tasks]
         out = tmp_path / "out"
-        names = write_experiments(states, "base", "T=0", name, tmp_path / "kept", dataset, out)
+        names = write_experiments(FinishedRuns("base", "T=0", split, states), tmp_path / "kept", dataset, out)
         assert [each.endswith(f"_{name}") for each in names] == [True, True]
         listed = (out / f"data/datasets/{name}.txt").read_text().split()
         assert listed == (["a_1", "a_2"] if split == "dev" else tasks)
@@ -61,6 +62,7 @@ def test_the_engine_finds_the_tasks_by_the_name_that_is_printed(dataset, tmp_pat
 def test_an_evaluation_writes_them_by_the_name_of_the_environment(dataset, tmp_path):
     states = [FinalState(task, 0, None) for task in ("a_1", "a_2")]
     out = tmp_path / "out"
-    lines = write_states("appworld", {"root": str(dataset)}, states, "base", "T=0", "chosen", tmp_path / "kept", out)
+    runs = FinishedRuns("base", "T=0", "chosen", states)
+    lines = write_states("appworld", {"root": str(dataset)}, runs, tmp_path / "kept", out)
     assert lines == [f"appworld evaluate base-t0-run0_chosen chosen --root {out}"]
     assert (out / "experiments/outputs/base-t0-run0_chosen/tasks/a_1/dbs/start.jsonl").read_text() == "start"

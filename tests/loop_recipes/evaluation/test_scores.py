@@ -160,7 +160,8 @@ def test_lost_rollouts_are_left_out_of_a_comparison_and_bound_it():
     assert (result.tasks, result.lost_rollouts) == (3, (2, 1))
     assert result.success.interval.estimate == pytest.approx(100 / 3)
     assert result.success_bounds == pytest.approx((87.5 - 75.0, 100.0 - 50.0))
-    assert compare(NamedResults("a", "T=0", runs("++++")), NamedResults("b", "T=0", runs("++++"))).success_bounds is None
+    whole = [NamedResults(name, "T=0", runs("++++")) for name in "ab"]
+    assert compare(*whole).success_bounds is None
     nothing = [attempt("aaa_1", 0), *(lost(task, 0) for task in TASKS[1:])]
     other = [lost("aaa_1", 0), *(attempt(task, 0) for task in TASKS[1:])]
     with pytest.raises(ValueError, match="have no task in common that was not lost"):

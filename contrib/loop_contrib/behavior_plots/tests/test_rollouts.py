@@ -49,7 +49,7 @@ def run(tmp_path):
     """Twenty iterations: early ones fail every other turn, late ones never and are a turn shorter."""
     folder = tmp_path / "demo/node/collections"
     folder.mkdir(parents=True)
-    write_description(tmp_path, APPWORLD)
+    write_description(tmp_path / "demo", APPWORLD)
     for iteration in range(1, 21):
         late = iteration > 10
         lines = []
@@ -130,6 +130,7 @@ def test_tasks_asked_for_by_themselves_belong_to_their_score(tmp_path):
     """As an evaluation leaves them whose node gave up on a task: then each is asked for anew, in all its runs."""
     folder = tmp_path / "node/collections"
     folder.mkdir(parents=True)
+    write_description(tmp_path, APPWORLD)
     before, after = evaluation_id("before-t1", ""), evaluation_id("after-t1", "")
     (folder / f"{before}.jsonl").write_text(line("a_1", 0, [call("x.y")]))
     (folder / f"{after}.jsonl").write_text(line("a_1", 0, [call("x.y")], True) + line("a_2", 0, [call("x.y")], True))

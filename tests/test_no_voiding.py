@@ -1,10 +1,10 @@
-"""A policy that makes its failures unspeakable, in every kind of environment: it earns what an honest one earns.
+"""A policy that makes its failures unspeakable, in a class and in tools: it earns what an honest one earns.
 
 It tosses a coin. Where it was wrong, the grader (or the answer to its action, or a tool) does what would void the
 episode if it were only found when the rollout is written down.
 """
 
-import inspect
+import asyncio
 import json
 import random
 from dataclasses import asdict
@@ -12,16 +12,107 @@ from dataclasses import asdict
 import pytest
 
 from agent_environments.counter import CounterEnvironment, CounterPool
-from agent_environments.harness.pool import HarnessPool
 from agent_environments.no_voiding import STEP_BROKE, NoVoiding
-from agent_environments.protocol import Broke, EnvironmentCrashed, Message, StepResult, ToolUse, create_pool
+from agent_environments.protocol import Broke, EnvironmentCrashed, Grade, Message, StepResult, ToolUse, create_pool
 from agent_environments.tools.environment import ToolPool
 from support.adapter_support import word_spans
-from support.coin_worlds import GRADES, RAISES, TASK, CoinEnvironment, CoinPool, check_honest, played, tosses
 from support.tool_modules import call, write
-from support.void_kinds import MADE_PLAIN, MADE_PLAIN_RESULTS, REFUSED
+from support.void_kinds import MADE_PLAIN, MADE_PLAIN_RESULTS, REFUSED, REFUSED_RESULTS
 
 pytestmark = pytest.mark.slow
+
+TASK = "reach12_1"
+GRADES = {**REFUSED, **MADE_PLAIN}
+RESULTS = {**REFUSED_RESULTS, **MADE_PLAIN_RESULTS}
+
+
+async def raises(error):
+    raise error
+
+
+async def cancels_its_own_task():
+    asyncio.current_task().cancel()
+    await asyncio.sleep(0)
+
+
+async def recurses():
+    await recurses()
+
+
+RAISES = {
+    "an error": lambda: raises(IndexError("no such")),
+    "an exit": lambda: raises(SystemExit(3)),
+    "an interrupt": lambda: raises(KeyboardInterrupt()),
+    "an end of a generator": lambda: raises(GeneratorExit()),
+    "an end of an iteration": lambda: raises(StopAsyncIteration()),
+    "several": lambda: raises(BaseExceptionGroup("several", [KeyboardInterrupt()])),
+    "too deep": recurses,
+    "a cancellation": lambda: raises(asyncio.CancelledError()),
+    "a cancellation of its own task": cancels_its_own_task,
+}
+KINDS = [
+    *(("grade", kind) for kind in GRADES),
+    *(("step", kind) for kind in RESULTS),
+    *((where, kind) for where in ("raising grade", "raising step") for kind in RAISES),
+]
+
+
+class CoinEnvironment(CounterEnvironment):
+    """``<coin> <where>/<kind>``: right or wrong, and what happens where it was wrong."""
+
+    wrong = False
+    how = ("", "")
+
+    async def step(self, action):
+        coin, how = action.split(" ", 1)
+        self.how = tuple(how.split("/"))
+        self.wrong = coin == "wrong"
+        if self.wrong and self.how[0] == "step":
+            return RESULTS[self.how[1]]
+        if self.wrong and self.how[0] == "raising step":
+            await RAISES[self.how[1]]()
+        return StepResult("noted", done=True)
+
+    async def grade(self):
+        if not self.wrong:
+            return Grade(1.0, True)
+        if self.how[0] == "grade":
+            return GRADES[self.how[1]]
+        if self.how[0] == "raising grade":
+            await RAISES[self.how[1]]()
+        return Grade(0.0, False)
+
+
+class CoinPool(CounterPool):
+    async def acquire(self, episode_id):
+        await super().acquire(episode_id)
+        return CoinEnvironment(self)
+
+
+def tosses():
+    """Twice through all kinds, right and wrong by chance."""
+    chance = random.Random(0)
+    return [(chance.choice(["right", "wrong"]), f"{where}/{kind}") for where, kind in KINDS * 2]
+
+
+async def played(environment, action):
+    """The grade as a record holds it."""
+    try:
+        await environment.start(TASK)
+        result = await environment.step(action)
+        assert result.observation.encode().decode() == result.observation
+        record = json.loads(json.dumps(asdict(await environment.grade()), allow_nan=False))
+        assert json.dumps(record).encode()
+        return record
+    finally:
+        await environment.close()
+
+
+def check_honest(records, coins):
+    right = [coin == "right" for coin in coins]
+    assert [record["reward"] for record in records] == [float(each) for each in right]
+    assert [record["success"] for record in records] == right
+    assert asyncio.current_task().cancelling() == 0
 
 
 async def test_a_coin_earns_a_coins_worth_of_a_class():
@@ -33,23 +124,10 @@ async def test_a_coin_earns_a_coins_worth_of_a_class():
     assert broke.count(None) == sum(kind in {**MADE_PLAIN, **MADE_PLAIN_RESULTS} for kind in said)
 
 
-async def test_a_coin_earns_a_coins_worth_of_a_harness():
-    pool = HarnessPool(word_spans, ["true"], world={"name": "support.coin_worlds:CoinPool"})
-    records = []
-    for coin, how in tosses():
-        environment = NoVoiding(await pool.acquire(""))
-        await environment.start(TASK)
-        await environment.step(f"{coin} {how}")
-        records.append(json.loads(json.dumps(asdict(await environment.grade()), allow_nan=False)))
-        await environment.close()
-    check_honest(records, [coin for coin, _ in tosses()])
-    assert any(record["broke"] for record in records)
-
-
 COIN_TOOLS = """
 import asyncio
 
-from support.coin_worlds import GRADES, RAISES
+from agent_environments.test_no_voiding_kinds import GRADES, RAISES
 from agent_environments.tools import reward, tool
 
 
@@ -82,7 +160,8 @@ TASKS = [{"id": "coin_1", "question": "Heads or tails?"}]
 
 
 async def test_a_coin_earns_a_coins_worth_of_tools(tmp_path):
-    pool = ToolPool(word_spans, write(tmp_path, COIN_TOOLS, "coin_tools"))
+    source = COIN_TOOLS.replace("agent_environments.test_no_voiding_kinds", __name__)
+    pool = ToolPool(word_spans, write(tmp_path, source, "coin_tools"))
     await pool.open()
     kinds = [*GRADES, *RAISES] * 2
     chance = random.Random(1)
@@ -115,8 +194,7 @@ async def test_what_broke_first_is_in_the_grade_with_the_users_file_and_line():
     assert not result.broke
     result = await environment.step("nonsense")
     line = CoinEnvironment.step.__code__.co_firstlineno + 1
-    file = inspect.getfile(CoinEnvironment)
-    what = f"ValueError: not enough values to unpack (expected 2, got 1) ({file}:{line})"
+    what = f"ValueError: not enough values to unpack (expected 2, got 1) ({__file__}:{line})"
     assert result == StepResult(STEP_BROKE, done=True, failed=True, broke=Broke("step", what))
     assert (await environment.grade()).broke == Broke("step", what)
     await environment.close()
@@ -151,7 +229,7 @@ async def test_before_the_first_step_it_is_the_environments_fault(caplog):
 
 
 async def test_the_pool_of_a_mixture_says_what_broke():
-    section = {"name": "support.coin_worlds:CoinPool"}
+    section = {"name": f"{__name__}:CoinPool"}
     pool = create_pool("mixed", {"environments": {"coins": section}}, word_spans)
     await pool.open()
     environment = NoVoiding(await pool.acquire(""))

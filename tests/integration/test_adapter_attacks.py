@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from agent_environments.protocol import EnvironmentTimeout
-from support.adapter_attacks import ATTACKS, HANGS, Listener
+from support.adapter_attacks import ATTACKS, HANGS
 from support.adapter_support import (
     ROOT,
     fenced,
@@ -27,6 +27,7 @@ from support.adapter_support import (
     sealed_pool,
     volume_task,
 )
+from support.listener import Listener
 from support.processes import processes
 from support.waiting import wait_until
 

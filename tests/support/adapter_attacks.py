@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import socket
-
 # Each group is a reason why the attack must fail.
 HANGS = {
     "loop that swallows the alarm": "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
@@ -328,21 +326,3 @@ VOIDING = {
 }
 """Each makes, or is meant to make, something else than the agent's code fail. Works with the engine's guard on; braces
 are not filled in."""
-
-
-class Listener:
-    """A TCP listener on the host; remembers whether anyone came."""
-
-    def __init__(self) -> None:
-        self._socket = socket.socket()
-        self._socket.bind(("127.0.0.1", 0))
-        self._socket.listen()
-        self._socket.setblocking(False)
-        self.port = self._socket.getsockname()[1]
-
-    def visited(self) -> bool:
-        try:
-            self._socket.accept()
-        except BlockingIOError:
-            return False
-        return True

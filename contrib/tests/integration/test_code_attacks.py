@@ -7,7 +7,8 @@ import pytest
 
 from agent_environments.tools.tool import ToolError
 from loop_contrib.code_tool.python_tool import WORKER, PythonSessions
-from support.adapter_attacks import ATTACKS, HANGS, Listener
+from support.adapter_attacks import ATTACKS, HANGS
+from support.listener import Listener
 from support.processes import processes
 from support.waiting import wait_until
 

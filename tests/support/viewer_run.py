@@ -11,7 +11,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from appworld_adapter.pool.forked import AppWorldPool
 from loop_formats.rollout import Rollout, Turn
+from loop_formats.run_folder import write_description
 from loop_formats.turn_values import TurnValue, values_file
 from loop_viewer.run_data import RunData
 from model_families.chat.tokenizer import read_tokenizer
@@ -38,6 +40,7 @@ def write_run(folder: Path, iterations: int = 3, tasks: int = 4, per_task: int =
     (folder / "node/collections").mkdir(parents=True)
     (folder / "token_statistics").mkdir()
     (folder / "rollout_node.yaml").write_text(f"model: {{path: {folder / 'model'}}}\n")
+    write_description(folder, AppWorldPool.description)
     rng = random.Random(0)
     for iteration in range(1, iterations + 1):
         name = f"demo-i{iteration:04d}"

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from agent_environments.description import TOOLS_BEHAVIOR, Description
+from agent_environments.description import OWN_BEHAVIOR, TOOLS_BEHAVIOR, Description
 from loop_formats.run_folder import read_metrics, write_description
 from loop_recipes.plots.curves import (
     FIGURES,
@@ -143,9 +143,10 @@ def test_phases_stack_to_the_whole_iteration(tmp_path):
 
 
 def test_the_behaviour_that_is_drawn_is_what_was_recorded(tmp_path):
-    """Of a run of before runs said what their environment is; of one that says it, nothing else is drawn."""
+    """Nothing is drawn but the figures of the environment that a run names."""
     keys = {"behavior_dummy": 0.5, "tool_calls": 2.0}
     runs = [write_run(tmp_path / "silent", [0.5, 0.6]), *(write_run(tmp_path / n, [0.5], **keys) for n in "ab")]
+    write_description(runs[1], Description(name="both", behavior=OWN_BEHAVIOR))
     write_description(runs[2], Description(name="mine", behavior=(TOOLS_BEHAVIOR,)))
     titles = [[axes.get_title() for axes in behavior([parse_curve(str(run))], 5).axes] for run in runs]
     turns, dummy, calls = "turns per rollout", "'dummy' per rollout", "tool calls per rollout"

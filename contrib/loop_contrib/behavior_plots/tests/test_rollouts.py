@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from matplotlib.patches import Rectangle
@@ -16,10 +15,8 @@ from loop_contrib.behavior_plots.rollouts import (
     read_periods,
 )
 from loop_formats.ids import evaluation_id, replay_id
-from loop_formats.run_files import read_rollouts
 from loop_formats.run_folder import write_description
 from loop_recipes.plots.curves import main
-from support.small_runs import in_sequences, write_logs
 
 APPWORLD = AppWorldPool.description
 FIGURES = {figure.name: figure for figure in APPWORLD.figures}
@@ -153,22 +150,13 @@ def test_an_evaluation_compares_its_first_policy_with_its_last_at_one_temperatur
 
 
 def test_an_episode_of_several_sequences_is_one_attempt(tmp_path):
-    """The same episodes, each turn in a sequence of its own, which shows the turns before it."""
-    log = write_logs(tmp_path, 1, 300) / "made-up-i0001.jsonl"
+    """The same episode, its second turn in a sequence of its own, which shows the turn before it."""
     write_description(tmp_path, APPWORLD)
-
-    def told(rollout):
-        count = rollout.segment + len(rollout.turns)
-        code, output = call("phone.login")
-        said = [{"role": "assistant", "content": f"```python\n{code}\n```"}, {"role": "user", "content": output}]
-        messages = [{"role": "user", "content": "Task"}, *[message for _ in range(count) for message in said]]
-        turns = [replace(turn, message=1 + 2 * (rollout.segment + place)) for place, turn in enumerate(rollout.turns)]
-        return replace(rollout, messages=messages, turns=turns)
-
-    whole = [told(rollout) for rollout in read_rollouts(log)]
+    turns = [call("phone.login"), call("phone.search")]
+    whole = json.loads(line("a_1", 0, turns))
+    sequences = [json.loads(line("a_1", 0, turns[:1])), {**whole, "turns": whole["turns"][1:]}]
     read = []
-    for rollouts in (whole, [told(part) for rollout in whole for part in in_sequences(rollout)]):
-        log.write_text("".join(f"{rollout.to_json()}\n" for rollout in rollouts))
-        read.append([(a.task_id, a.calls, a.behavior["turns"]) for a in read_attempts(log)])
-    assert read[0] == read[1]
-    assert len(read[0]) == len(whole)
+    for name, records in (("whole", [whole]), ("split", sequences)):
+        (tmp_path / name).write_text("".join(json.dumps(record) + "\n" for record in records))
+        read.append([(a.task_id, a.calls, a.behavior["turns"]) for a in read_attempts(tmp_path / name)])
+    assert read == [[("a_1", ("phone.login", "phone.search"), 2)]] * 2

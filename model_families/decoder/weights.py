@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 
 import torch
@@ -34,10 +33,7 @@ def load_weights(folder: str | Path, base: BaseModel) -> dict[str, Tensor]:
 
 def _read(file: Path) -> dict[str, Tensor]:
     try:
-        if file.suffix != ".safetensors":
-            # Files of torch before 1.6 are no archives, and are read whole.
-            return torch.load(file, map_location="cpu", mmap=zipfile.is_zipfile(file), weights_only=True)
         with safe_open(file, framework="pt", device="cpu") as content:
             return {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+    except (OSError, SafetensorError) as error:
         raise ValueError(f"{file} cannot be read: {str(error).splitlines()[0]}; copy it anew") from error

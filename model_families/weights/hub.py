@@ -10,17 +10,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from typing import TypeVar
 
+Fetched = TypeVar("Fetched")
 _NAME = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[A-Za-z0-9][\w./-]*))?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _WEIGHTS = (
     re.compile(r"model(-\d+-of-\d+)?\.safetensors"),
     re.compile(r"(?!consolidated|adapter_)[^/]*\.safetensors"),
-    re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin"),
 )
 """Sets of weights: the first of which there is a file is the one that is fetched."""
-_BESIDE = re.compile(r"(?!adapter_)[^/]*\.(json|jinja|model|txt)|additional_chat_templates/[^/]*\.jinja")
+_PICKLES = re.compile(r"pytorch_model[^/]*\.bin")
+_BESIDE = re.compile(
+    r"(?!adapter_|[^/]*\.bin\.index)[^/]*\.(json|jinja|model|txt)|additional_chat_templates/[^/]*\.jinja"
+)
 """Configurations, tokenizers and chat templates."""
 
 
@@ -74,10 +78,11 @@ def _fetched(repository: str, revision: str | None) -> Path:
             files = None  # it was fetched by an older library
         return Path(snapshot_download(repository, revision=revision, local_files_only=True, allow_patterns=files))
 
+    def there() -> list[str]:
+        return [each.rfilename for each in HfApi().model_info(repository, revision=revision).siblings or ()]
+
     def current() -> Path:
-        about = HfApi().model_info(repository, revision=revision)
-        files = list(_needed(each.rfilename for each in about.siblings or ()))
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=files))
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=list(_needed(files))))
 
     if constants.is_offline_mode():
         return _in_one_line(repository, revision, stored)
@@ -86,6 +91,12 @@ def _fetched(repository: str, revision: str | None) -> Path:
             return stored()
         except OSError:
             pass  # it was pinned on another machine
+    files = _in_one_line(repository, revision, there)
+    if not any(map(_WEIGHTS[-1].fullmatch, files)) and any(map(_PICKLES.fullmatch, files)):
+        raise ValueError(
+            f"{repository} has its weights as pickles alone (pytorch_model.bin), which are not read: fetch it with "
+            f"`hf download {repository} --local-dir FOLDER` and give FOLDER: its error says how to convert it"
+        )
     return _in_one_line(repository, revision, current)
 
 
@@ -93,12 +104,10 @@ def _needed(files: Iterable[str]) -> Iterable[str]:
     """Of the files of a repository those that a model needs: one set of weights, and what is beside it."""
     there = list(files)
     weights = next((found for form in _WEIGHTS if (found := list(filter(form.fullmatch, there)))), [])
-    index = "bin" if weights and PurePosixPath(weights[0]).suffix == ".bin" else "safetensors"
-    other = "safetensors.index.json" if index == "bin" else "bin.index.json"
-    return [*weights, *(file for file in there if _BESIDE.fullmatch(file) and not file.endswith(other))]
+    return [*weights, *(file for file in there if _BESIDE.fullmatch(file))]
 
 
-def _in_one_line(repository: str, revision: str | None, fetch: Callable[[], Path]) -> Path:
+def _in_one_line(repository: str, revision: str | None, fetch: Callable[[], Fetched]) -> Fetched:
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,

@@ -13,9 +13,11 @@ import torch
 
 from loop_recipes.plan.published_folder import stored_shapes, write_header
 from model_families.base_model import FAMILIES
-from model_families.weights.published import PUBLISHED, PUBLISHED_GENERAL
+from model_families.weights.published import published
 from support.random_policy import write_tokenizer
 
+PUBLISHED = {name: config for name, config in published().items() if config["architectures"][0] in FAMILIES}
+PUBLISHED_GENERAL = {name: config for name, config in published().items() if name not in PUBLISHED}
 ONE_EACH = ("Qwen2.5-1.5B", "Qwen3-4B", "Llama-3.2-1B", "Mistral-Nemo-2407")
 SHRUNK = 16
 WORDS = 97
@@ -51,7 +53,7 @@ def with_config(model: Mapping[str, Any]) -> dict[str, Any]:
 @cache
 def _written(name: str) -> str:
     folder = Path(tempfile.mkdtemp(prefix="loop-config-"))
-    return str(write_headers(write_config(folder, (PUBLISHED | PUBLISHED_GENERAL)[name])))
+    return str(write_headers(write_config(folder, published()[name])))
 
 
 def shapes_of(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

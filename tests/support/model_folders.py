@@ -121,11 +121,11 @@ def in_parts(folder: Path, count: int = 2, suffix: str = "safetensors") -> None:
     file.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": index}))
 
 
-def as_bin(folder: Path, zipped: bool = True) -> None:
-    """Store the weights as torch does; before 1.6 it wrote no archive."""
+def as_bin(folder: Path) -> None:
+    """Store the weights in a pickle, as transformers did before safetensors."""
     tensors = load_file(folder / ONE_FILE)
     (folder / ONE_FILE).unlink()
-    torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+    torch.save(tensors, folder / "pytorch_model.bin")
 
 
 def in_a_hubs_cache(folder: Path) -> None:
@@ -371,9 +371,6 @@ CASES = (
     Case("parts and an index", lambda folder: in_parts(qwen2(folder), 3)),
     Case("one part and an index", lambda folder: in_parts(qwen2(folder), 1)),
     Case("a hub's cache", in_a_hubs_cache),
-    Case("pytorch_model.bin", lambda folder: as_bin(qwen2(folder))),
-    Case("pytorch_model.bin before torch 1.6", lambda folder: as_bin(qwen2(folder), zipped=False)),
-    Case("parts of .bin", lambda folder: in_parts(qwen2(folder), 2, "bin")),
     Case("bfloat16", in_dtype(torch.bfloat16)),
     Case("float16", in_dtype(torch.float16)),
     Case("a tied head, stored too", tied_and_stored),
@@ -411,8 +408,18 @@ CASES = (
     Case("tools in a form of its own", lambda folder: qwen2(folder, TOOLS_OF_ITS_OWN)),
     Case("Mistral", lambda folder: plain(folder, "Mistral-7B-v0.3", INSTRUCTION, ["<s>", "[INST]", "[/INST]", "</s>"])),
     *(Case(f"the form of {name}", in_form(form)) for name, form in FORMS.items()),
+    Case(
+        "pytorch_model.bin",
+        lambda folder: as_bin(qwen2(folder)),
+        "holds pytorch_model.bin and no model.safetensors, and pickles are not read: convert it with `python -c",
+    ),
+    Case(
+        "parts of .bin",
+        lambda folder: in_parts(qwen2(folder), 2, "bin"),
+        "holds pytorch_model-00001-of-00002.bin and no model.safetensors, and pickles are not read",
+    ),
     Case("git-lfs", git_lfs, r"model.safetensors is a pointer of git-lfs, not the weights: run `git lfs pull`"),
-    Case("a cut download", cut, r"model.safetensors was cut: it has \d+ of its \d+ bytes; download it anew"),
+    Case("a cut download", cut, r"model.safetensors was cut: its \d+ bytes are not as many as its header says"),
     Case("a page in place of the file", page_of_an_error, "model.safetensors is no safetensors file: copy it anew"),
     Case("torch.compile", prefixed("_orig_mod."), r"_orig_mod.* is saved from a model that torch.compile made: save"),
     Case("PEFT, not merged", prefixed("base_model.model."), r"is saved from a model of PEFT: .*merge_and_unload\(\)"),

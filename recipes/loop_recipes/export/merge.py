@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,17 +75,12 @@ def merge(base_folder: Path, adapter_folder: Path, folder: Path, dtype: str) -> 
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor of a file by its name, one after the other; views of one memory become tensors of their own."""
+    """Each tensor of a file by its name, one after the other."""
     try:
-        if file.suffix == ".safetensors":
-            with safe_open(file, framework="pt", device="cpu") as content:
-                for name in content.keys():  # noqa: SIM118
-                    yield name, content.get_tensor(name)
-        else:
-            state = torch.load(file, map_location="cpu", mmap=zipfile.is_zipfile(file), weights_only=True)
-            for name, tensor in state.items():
-                yield name, tensor.clone()
-    except (RuntimeError, SafetensorError) as error:
+        with safe_open(file, framework="pt", device="cpu") as content:
+            for name in content.keys():  # noqa: SIM118
+                yield name, content.get_tensor(name)
+    except SafetensorError as error:
         raise ValueError(f"{file} cannot be read: {str(error).splitlines()[0]}; copy it anew") from error
 
 

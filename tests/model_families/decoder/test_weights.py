@@ -8,9 +8,10 @@ from safetensors.torch import load_file, save_file
 
 from model_families.base_model import BaseModel
 from model_families.decoder.weights import load_weights
-from model_families.weights.weight_files import weight_files
+from model_families.weights.weight_files import StoredTensor, read_header, weight_files
 from model_families.weights.weight_names import tune_name
 from support.families import small, write_model
+from support.model_folders import as_bin
 
 ONE_FILE = "model.safetensors"
 
@@ -22,11 +23,6 @@ def folder(tmp_path):
 
 def loaded(folder):
     return load_weights(folder, BaseModel.read(folder))
-
-
-def as_bin(folder):
-    torch.save(load_file(folder / ONE_FILE), folder / "pytorch_model.bin")
-    (folder / ONE_FILE).unlink()
 
 
 def in_parts(folder):
@@ -43,13 +39,28 @@ def with_more(folder, **tensors):
     save_file({**load_file(folder / ONE_FILE), **tensors}, folder / ONE_FILE)
 
 
-@pytest.mark.parametrize("stored", [lambda folder: None, as_bin, in_parts])
-def test_one_file_or_parts_safetensors_or_bin(folder, stored):
+def pickled_and_converted(folder):
+    """By the command that the refusal names."""
+    as_bin(folder)
+    with pytest.raises(ValueError, match=r"convert it with `python -c") as refused:
+        weight_files(folder)
+    exec(str(refused.value).split('python -c "')[1].removesuffix('"`'))
+
+
+@pytest.mark.parametrize("stored", [lambda folder: None, in_parts, pickled_and_converted])
+def test_one_file_or_parts(folder, stored):
     expected = {tune_name(name): tensor for name, tensor in load_file(folder / ONE_FILE).items()}
     stored(folder)
     found = loaded(folder)
     assert found.keys() == expected.keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+
+
+def test_a_header_is_read_anew_when_its_file_changes(folder):
+    before = read_header(folder / ONE_FILE)
+    assert read_header(folder / ONE_FILE) is before
+    with_more(folder, more=torch.zeros(2, 3, dtype=torch.bfloat16))
+    assert read_header(folder / ONE_FILE)["more"] == StoredTensor(folder / ONE_FILE, (2, 3), "BF16")
 
 
 def test_a_tied_head_may_be_there_and_must_be_the_embedding(folder):

@@ -174,6 +174,16 @@ def test_what_the_hub_refuses_is_one_line(here, name, why):
     assert "\n" not in str(raised.value)
 
 
+def test_pickles_are_not_fetched(here, monkeypatch):
+    monkeypatch.setattr(here, "files", {"config.json": b"{}", "pytorch_model.bin": b"gigabytes"})
+    with pytest.raises(
+        ValueError, match=r"me/small has its weights as pickles alone .*`hf download me/small"
+    ) as raised:
+        model_folder("me/small")
+    assert "\n" not in str(raised.value)
+    assert not any("pytorch_model.bin" in asked for asked in here.asked)
+
+
 def test_offline_takes_the_cache_alone(here, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match=r"me/small is no folder here, and not in .*HF_HUB_OFFLINE"):
@@ -215,7 +225,7 @@ def test_a_config_that_names_none_is_one_line_that_names_the_key(here):
 @pytest.mark.parametrize(
     ("files", "needed"),
     [
-        (["pytorch_model.bin", "config.json"], ["pytorch_model.bin", "config.json"]),
+        (["pytorch_model.bin", "config.json"], ["config.json"]),
         (
             ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "pytorch_model.bin.index.json"],
             ["model-00001-of-00002.safetensors", "model.safetensors.index.json"],

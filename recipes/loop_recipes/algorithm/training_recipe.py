@@ -36,7 +36,7 @@ from loop_recipes.engine.process_group import (
 )
 from loop_recipes.run.rests_on import compare, model_identity
 from loop_recipes.run.stop_request import StopRequest, StopRequested
-from loop_recipes.run.tracker_clients import TRACKERS
+from loop_recipes.run.tracker import named_tracker
 from loop_recipes.terminal import folded
 from model_families.own_tokenizer import differing_ids
 
@@ -64,7 +64,7 @@ class TrainingRecipe:
     def __init__(self, config: LearnerConfig) -> None:
         if launched_rank() == 0:
             for name in config.tracker:
-                TRACKERS[name]().check()
+                named_tracker(name).check()
         self._config = config
         self._dtype = DTYPES[config.dtype]
         self._device = training_device(config.device, self._dtype)

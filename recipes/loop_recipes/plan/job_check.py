@@ -45,7 +45,7 @@ from loop_recipes.plan.memory_plan import (
 )
 from loop_recipes.plan.published_folder import folder_to_plan
 from loop_recipes.plan.time_plan import sampled_tokens_per_s, update_seconds
-from loop_recipes.run.tracker_clients import TRACKERS
+from loop_recipes.run.tracker import named_tracker
 from model_families.base_model import BaseModel
 from rollout_server.config import ModelConfig, NodeConfig, ServersConfig
 from rollout_server.inference.command import ServerStartError, check_divided, check_serves, compile_cache
@@ -180,7 +180,7 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Report:
 def _trackers(report: Report, config: LoopConfig) -> None:
     """Where the trackers write, and whether that can be reached from here."""
     for name in config.tracker:
-        tracker = TRACKERS[name]()
+        tracker = named_tracker(name)
         try:
             url = tracker.check()
         except ConfigError as error:

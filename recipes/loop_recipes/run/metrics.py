@@ -20,7 +20,7 @@ from loop_formats.run_files import append_to, to_json, write_whole, writing
 from loop_formats.run_folder import read_metrics
 from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import error_line
-from loop_recipes.run.tracker_clients import Point
+from loop_recipes.run.tracker import Point
 from loop_recipes.run.trackers import Trackers
 
 logger = logging.getLogger(__name__)

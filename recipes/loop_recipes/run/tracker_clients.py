@@ -1,6 +1,6 @@
-"""The trackers by name: what each is told a run's config and figures by, and how a resumed run goes on in it.
+"""The clients of the trackers: what each is told a run's config and figures by, and how a resumed run goes on in it.
 
-A client is imported when its tracker is chosen. Each tells a point once, also when a process was killed: MLflow keeps
+Each tells a point once, also when a process was killed: MLflow keeps
 the number of points with the figures, W&B takes a point by its number, and TensorBoard, trackio and W&B offline, which
 may lose what a killed process had not written out, are told all points anew in place of the old ones.
 """
@@ -14,82 +14,17 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from loop_formats.schema import ConfigError, require
 from loop_recipes.config.components import build
+from loop_recipes.run.tracker import Point, Told
 
 PROJECT = "torchtune-loop"
 """The project (of MLflow, the experiment) of runs where the tracker's own variable names none."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """Figures of one step.
-
-    Attributes:
-        step: the iteration; of dev scores, the one after which the policy stood.
-        seconds: of the run, up to it.
-        numbers: by flat names.
-    """
-
-    step: int
-    seconds: float
-    numbers: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Told:
-    """What a tracker was told.
-
-    Attributes:
-        run: the tracker's own name of the run.
-        points: the first so many.
-    """
-
-    run: str | None = None
-    points: int = 0
-
-
-class Tracker(Protocol):
-    """A tracker. All calls come from one thread; whatever they raise costs one line on the terminal."""
-
-    offline: str
-    """How it does without a network, for the line that says that it is away; empty where it needs none."""
-
-    def open(self, folder: Path, config: DictConfig, told: Told) -> Told:
-        """Begin a run, or go on with ``told.run``, and tell its config; called again after it failed.
-
-        Args:
-            folder: the tracker's own, in the run's folder.
-
-        Returns:
-            the run, and how many points it really has.
-        """
-
-    def tell(self, number: int, point: Point) -> None:
-        """Take the point with this number, from 0."""
-
-    def close(self) -> None:
-        """End; what was told must be safe afterwards."""
-
-
-class NamedTracker(Tracker, Protocol):
-    """A tracker that a config names by one word."""
-
-    def check(self) -> str | None:
-        """Check before a run that the tracker can be told anything.
-
-        Returns:
-            The address of the service that it would be told through; None where it writes on this machine.
-
-        Raises:
-            ConfigError: its package is missing, or nobody is logged in; names the cure.
-        """
 
 
 class TorchtuneLogger:
@@ -305,12 +240,3 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
 def _mlflow_name(name: str) -> str:
     """Put an underscore for what MLflow has in no name."""
     return re.sub(r"[^\w./: -]", "_", name)
-
-
-TRACKERS: dict[str, type[NamedTracker]] = {
-    "tensorboard": TensorBoard,
-    "wandb": Wandb,
-    "mlflow": Mlflow,
-    "trackio": Trackio,
-}
-"""By the words of the key ``tracker``."""

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from loop_formats.run_files import write_whole
 from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import error_line
-from loop_recipes.run.tracker_clients import TRACKERS, Point, Told, TorchtuneLogger, Tracker
+from loop_recipes.run.tracker import Point, Told, Tracker, named_tracker
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Trackers:
     """The trackers of a run.
 
     Args:
-        names: keys of :data:`TRACKERS`.
+        names: keys of :data:`~loop_recipes.run.tracker.TRACKERS`.
         loggers: torchtune's, as components.
         output_dir: the run's folder.
         config: the run's, told to each.
@@ -56,7 +56,9 @@ class Trackers:
         config: DictConfig | None = None,
         resumed: bool = False,
     ) -> None:
-        chosen: list[tuple[str, str, Tracker]] = [(f"tracker: {name}", name, TRACKERS[name]()) for name in names]
+        chosen: list[tuple[str, str, Tracker]] = [(f"tracker: {name}", name, named_tracker(name)) for name in names]
+        if loggers:
+            from loop_recipes.run.tracker_clients import TorchtuneLogger  # most runs have none
         for number, component in enumerate(loggers):
             title = f"metric_logger[{number}]: {component['_component_']}"
             name = f"{component['_component_'].rpartition('.')[2]}-{number}"

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from loop_formats.schema import ConfigError
 from loop_recipes.config.loop_config import read_loop_config
 from loop_recipes.run.metrics import RunMetrics
-from loop_recipes.run.tracker_clients import TRACKERS
+from loop_recipes.run.tracker import named_tracker
 from loop_recipes.run.trackers import Trackers
 from loop_recipes.verbs.check import main
 from support.small_runs import replay_config, train
@@ -267,7 +267,7 @@ def test_an_unknown_tracker_is_refused(tmp_path):
 def test_a_missing_login_names_the_offline_mode(packages, monkeypatch):
     wandb = packages("wandb")
     wandb.MODE["api_key"] = None
-    check = TRACKERS["wandb"]().check
+    check = named_tracker("wandb").check
     with pytest.raises(ConfigError, match=r"^tracker: wandb: nobody is logged in; .*WANDB_MODE=offline"):
         check()
     wandb.MODE["mode"] = "offline"
@@ -280,7 +280,7 @@ def test_a_missing_login_names_the_offline_mode(packages, monkeypatch):
 def test_trackio_goes_to_no_space(packages, monkeypatch):
     monkeypatch.setenv("TRACKIO_SPACE_ID", "me/mine")
     with pytest.raises(ConfigError, match=r"^tracker: trackio: TRACKIO_SPACE_ID is set, .*trackio sync"):
-        TRACKERS["trackio"]().check()
+        named_tracker("trackio").check()
 
 
 def test_a_tracker_that_is_away_names_the_offline_mode(tmp_path, packages, monkeypatch, caplog):

@@ -1,5 +1,7 @@
 """A tracker that fails, hangs or is away costs a line and no run; a resumed run tells each point once."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -12,7 +14,7 @@ from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.learner import Learner
 from loop_recipes.run import trackers
 from loop_recipes.run.metrics import RunMetrics, points
-from loop_recipes.run.tracker_clients import TRACKERS, Told
+from loop_recipes.run.tracker import Told
 from loop_recipes.run.trackers import Trackers
 from support.small_runs import replay_config, train
 
@@ -54,7 +56,7 @@ def opened(tmp_path, monkeypatch):
     def open_metrics(fake, after_iteration=0, **limits):
         for name, seconds in {"OPENING_S": 60.0, "CLOSING_S": 60.0, **limits}.items():
             monkeypatch.setattr(trackers, name, seconds)
-        monkeypatch.setitem(TRACKERS, "fake", lambda: fake)
+        monkeypatch.setattr(trackers, "named_tracker", lambda name: fake)
         chosen = Trackers(["fake"], output_dir=tmp_path, resumed=after_iteration > 0)
         return RunMetrics(tmp_path / "metrics.jsonl", chosen, after_iteration)
 
@@ -234,3 +236,10 @@ def test_tensorboard_has_every_point_once_after_a_kill_and_a_resume(tmp_path, mo
             wanted.setdefault(name, []).append((point.step, pytest.approx(value, rel=1e-6)))
     assert [line["iteration"] for line in lines] == [1, 2]
     assert seen == wanted
+
+
+def test_a_run_without_trackers_imports_no_client():
+    program = "import sys, loop_recipes.run.metrics; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "loop_recipes.run.trackers" in done.stdout.split()
+    assert "loop_recipes.run.tracker_clients" not in done.stdout.split()

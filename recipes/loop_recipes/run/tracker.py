@@ -1,0 +1,96 @@
+"""A tracker, as a run tells it its figures, and the trackers that a config names by a word.
+
+A client is imported when its tracker is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from omegaconf import DictConfig
+
+from loop_plumbing.plug_ins import load
+
+
+@dataclass(frozen=True)
+class Point:
+    """Figures of one step.
+
+    Attributes:
+        step: the iteration; of dev scores, the one after which the policy stood.
+        seconds: of the run, up to it.
+        numbers: by flat names.
+    """
+
+    step: int
+    seconds: float
+    numbers: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a tracker was told.
+
+    Attributes:
+        run: the tracker's own name of the run.
+        points: the first so many.
+    """
+
+    run: str | None = None
+    points: int = 0
+
+
+class Tracker(Protocol):
+    """A tracker. All calls come from one thread; whatever they raise costs one line on the terminal."""
+
+    offline: str
+    """How it does without a network, for the line that says that it is away; empty where it needs none."""
+
+    def open(self, folder: Path, config: DictConfig, told: Told) -> Told:
+        """Begin a run, or go on with ``told.run``, and tell its config; called again after it failed.
+
+        Args:
+            folder: the tracker's own, in the run's folder.
+
+        Returns:
+            the run, and how many points it really has.
+        """
+
+    def tell(self, number: int, point: Point) -> None:
+        """Take the point with this number, from 0."""
+
+    def close(self) -> None:
+        """End; what was told must be safe afterwards."""
+
+
+class NamedTracker(Tracker, Protocol):
+    """A tracker that a config names by one word."""
+
+    def check(self) -> str | None:
+        """Check before a run that the tracker can be told anything.
+
+        Returns:
+            The address of the service that it would be told through; None where it writes on this machine.
+
+        Raises:
+            ConfigError: its package is missing, or nobody is logged in; names the cure.
+        """
+
+
+_CLIENTS = "loop_recipes.run.tracker_clients"
+TRACKERS = {
+    "tensorboard": f"{_CLIENTS}:TensorBoard",
+    "wandb": f"{_CLIENTS}:Wandb",
+    "mlflow": f"{_CLIENTS}:Mlflow",
+    "trackio": f"{_CLIENTS}:Trackio",
+}
+"""Clients by the words of the key ``tracker``."""
+
+
+def named_tracker(name: str) -> NamedTracker:
+    """Make the client of the tracker that a config calls ``name``, a key of :data:`TRACKERS`."""
+    client: NamedTracker = load(TRACKERS[name])()
+    return client

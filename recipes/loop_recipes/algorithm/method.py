@@ -55,11 +55,17 @@ def check_run(config: LoopConfig, *, starts_now: bool = True) -> Method:
     Raises:
         ConfigError: one line that names the key and the cure.
     """
+    method = check_method(config, starts_now=starts_now)
+    check_rollout_node(config, starts_now)
+    return method
+
+
+def check_method(config: LoopConfig, *, starts_now: bool = True) -> Method:
+    """Check all that ``config`` names but where rollouts come from; the arguments are those of :func:`check_run`."""
     method = build_method(config)
     check_learner(config, starts_now=starts_now)
     for credit in method.credit.values():
         credit.check(config)
-    check_rollout_node(config, starts_now)
     return method
 
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +32,7 @@ from rollout_server.config import HIGHEST_RANK, ModelConfig, NodeConfig
 from rollout_server.inference.command import ServerStartError, check_divided, check_serves
 from rollout_server.policies.adapter_check import check_adapter, other_base
 
+Checks: TypeAlias = dict[str, Callable[[], object]]
 log = utils.get_logger("INFO")
 
 
@@ -244,34 +248,53 @@ def check_rollout_node(config: LoopConfig, starts_now: bool = True) -> None:
     Raises:
         ConfigError: one line that names the key and the cure.
     """
-    node = config.rollout_node
-    if node.replay is not None:
-        require(only_logs(Path(node.replay).glob("*")), f"rollout_node.replay {node.replay} holds no *.jsonl log")
-    elif node.url is not None:
-        check_token(node.token_env)
-    else:
-        _check_child(config, config.child, starts_now)
+    for check in node_checks(config, starts_now).values():
+        check()
 
 
-def _check_child(config: LoopConfig, node: NodeConfig, starts_now: bool) -> None:
+def node_checks(config: LoopConfig, starts_now: bool = True) -> Checks:
+    """The checks of :func:`check_rollout_node`, in order, by what each looks at; each raises ConfigError."""
+    section = config.rollout_node
+    if section.replay is not None:
+        logs = only_logs(Path(section.replay).glob("*"))
+        return {"replay": partial(require, logs, f"rollout_node.replay {section.replay} holds no *.jsonl log")}
+    if section.url is not None:
+        return {"token": partial(check_token, section.token_env)}
+    node = config.child
+    checks: Checks = {
+        "base": partial(_check_same_base, config, node),
+        "served": partial(check_served, node.model),
+        "servers": partial(_check_servers, node),
+        "tasks": partial(tasks_ahead, config, node),
+        "port": partial(_check_port, node),
+    }
+    return {name: check for name, check in checks.items() if starts_now or name not in ("servers", "port")}
+
+
+def _check_same_base(config: LoopConfig, node: NodeConfig) -> None:
     served, trained = Path(node.model.path).resolve(), Path(config.base_model).resolve()
     require(
         served == trained,
         f"node.model.path is {served}, but the model in training is {trained}; both must be the same base model",
     )
-    check_served(node.model)
-    if starts_now and node.servers.urls is None:
-        base = BaseModel.read(node.model.path)
-        try:
-            check_divided(base, node.servers.tensor_parallel_size)
-        except ServerStartError as error:
-            raise ConfigError(f"node.{error}") from error
-        try:
-            check_serves(node.model.path, base)
-        except ServerStartError as error:
-            raise ConfigError(f"node.model: {error}") from error
-    tasks_ahead(config, node)
-    problem = port_problem(node) if starts_now and int(os.environ.get("RANK", 0)) == 0 else None
+
+
+def _check_servers(node: NodeConfig) -> None:
+    if node.servers.urls is not None:
+        return
+    base = BaseModel.read(node.model.path)
+    try:
+        check_divided(base, node.servers.tensor_parallel_size)
+    except ServerStartError as error:
+        raise ConfigError(f"node.{error}") from error
+    try:
+        check_serves(node.model.path, base)
+    except ServerStartError as error:
+        raise ConfigError(f"node.model: {error}") from error
+
+
+def _check_port(node: NodeConfig) -> None:
+    problem = port_problem(node) if int(os.environ.get("RANK", 0)) == 0 else None
     require(
         problem is None,
         f"node.port: {node.host}:{node.port} cannot be used ({problem}); choose another, or 0 for any free port",

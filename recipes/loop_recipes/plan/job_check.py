@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 import shutil
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 import torch
 from omegaconf import DictConfig
@@ -22,23 +24,22 @@ from omegaconf import DictConfig
 from agent_environments.protocol import PoolWithSplits, UnknownTask, create_pool
 from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import error_line
-from loop_recipes.algorithm.method import check_run
+from loop_recipes.algorithm.method import check_method
 from loop_recipes.config.components import check_component
 from loop_recipes.config.files import compose
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
-from loop_recipes.config.preflight import check_served, check_sharers, port_problem, tasks_ahead
+from loop_recipes.config.preflight import check_served, check_sharers, node_checks, port_problem, tasks_ahead
 from loop_recipes.config.rollout_node import described_node
 from loop_recipes.engine.checkpoint import latest_checkpoint
 from loop_recipes.engine.general_decoder import read_weights
 from loop_recipes.engine.general_probe import probe
-from loop_recipes.engine.model import DTYPES, check_built, check_context, meta_model
+from loop_recipes.engine.model import DTYPES, AnyDecoder, check_built, check_context, meta_model
 from loop_recipes.plan.layer_memory import LayerBytes, layer_bytes
 from loop_recipes.plan.memory_plan import (
     BUS_GB_S,
     GIB,
     USABLE,
     MemoryPlan,
-    Turns,
     plan_rollout_server,
     plan_trainer,
     plan_turns,
@@ -50,6 +51,8 @@ from model_families.base_model import BaseModel
 from rollout_server.config import ModelConfig, NodeConfig, ServersConfig
 from rollout_server.inference.command import ServerStartError, check_divided, check_serves, compile_cache
 
+Unloaded: TypeAlias = AnyDecoder | ConfigError
+"""A model without storage, or why it cannot be built."""
 IN_TURNS = ("node.servers.share=trainer", "collection.max_policy_lag=0")
 
 
@@ -108,87 +111,101 @@ class Placement:
         return cls(half, range(half, machines.gpus), shared=False)
 
 
-@dataclass
+class Row(NamedTuple):
+    """What would happen: a line about ``name``."""
+
+    name: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.name:<15}{self.text}"
+
+
+class Problem(NamedTuple):
+    """What would stop the job, in one line; ``about`` is what was looked at, and looking twice finds one problem."""
+
+    about: str
+    text: str
+
+
+class Unopened(NamedTuple):
+    """The environment knows what it needs when it is opened only, which nobody did here."""
+
+    environment: str
+
+
+Finding: TypeAlias = Row | MemoryPlan | Problem | Unopened
+
+
+@dataclass(frozen=True)
 class Report:
-    """``lines`` say what would happen, ``problems`` what would stop it, one line each.
+    """``lines`` say what would happen, ``problems`` what would stop the job, one line each; ``unopened``: the
+    environment is :class:`Unopened`."""
 
-    ``unopened``: the environment knows what it needs when it is opened only, which nobody did here.
-    """
+    lines: tuple[str, ...]
+    problems: tuple[str, ...]
+    unopened: bool
 
-    lines: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    unopened: bool = False
-
-    def row(self, name: str, text: str) -> None:
-        self.lines.append(f"{name:<15}{text}")
-
-    def plan(self, plan: MemoryPlan) -> None:
-        self.lines.append(plan.table())
-        if plan.over:
-            self.problems.append(plan.over)
+    @classmethod
+    def of(cls, findings: Iterable[Finding]) -> Report:
+        found = [*findings]
+        problems = {each.about: each.text for each in found if isinstance(each, Problem)}
+        lines = tuple(str(each) for each in found if isinstance(each, Row | MemoryPlan))
+        return cls(lines, tuple(problems.values()), any(isinstance(each, Unopened) for each in found))
 
 
-def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Report:
+def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Iterator[Finding]:
     """Check a training job and its node against the machines that are to run them.
 
     Args:
         cfg: the training config, composed.
         node: its ``node``.
     """
-    report = Report()
     cuda = str(cfg.get("device", "cpu")).startswith("cuda")
-    place = Placement.of(machines, node.servers)
-    _placement(report, cfg, node, machines, place, cuda)
-    _port(report, node)
-    _compiling(report, node)
+    yield from _placement(cfg, node, machines, cuda)
+    yield from _port(node)
+    yield from _compiling(node)
     try:
         config = read_loop_config(cfg)
     except ConfigError as error:  # with no more to go by than that
-        report.problems.append(str(error))
-        return report
-    sound = _run(report, config)
-    _head(report, config)
-    _trackers(report, config)
-    _dataset(report, config, node)
-    if sound:
-        _run_state(report, config)
+        yield Problem("config", str(error))
+        return
+    unsound = [*_run(config)]
+    yield from unsound
+    yield from _head(config)
+    yield from _trackers(config)
+    yield from _dataset(config, node)
+    if not unsound:
+        yield _run_state(config)
     try:
         shape = BaseModel.read(node.model.path)
     except ValueError as error:
-        if sound:
-            report.problems.append(f"model: {error}")
-        if cuda and not _is_there(node.model.path):
-            with folder_to_plan(node.model.path) as folder:
-                if folder is not None:
-                    name = Path(node.model.path).name
-                    report.row("memory", f"of the published {name}, whose folder is not here")
-                    config, shape = _reading(config, folder), BaseModel.read(folder)
-                    server = _memory(report, config, node, machines, place, shape)
-                    _time(report, config, node, shape, server, place.trainer_gpus)
-        return report
-    _served(report, node.model, shape, cuda)
-    if sound:
-        _sizes(report, config, shape)
-    lora_rank = config.model.get("lora_rank", 16)
-    _disk(report, config, shape.adapter_parameters(lora_rank))
+        if not unsound:
+            yield Problem("folder", f"model: {error}")
+        if cuda:
+            yield from _published(config, node, machines)
+        return
+    model = _unloaded(config)
+    yield from _served(node.model, shape, cuda)
+    if not unsound:
+        yield from _sizes(config, shape, model)
+    yield from _disk(config, shape.adapter_parameters(config.model.get("lora_rank", 16)))
     if cuda:
-        server = _memory(report, config, node, machines, place, shape)
-        _time(report, config, node, shape, server, place.trainer_gpus)
-    return report
+        yield from _needs(config, node, machines, shape, model)
 
 
-def _trackers(report: Report, config: LoopConfig) -> None:
+def _trackers(config: LoopConfig) -> Iterator[Finding]:
     """Where the trackers write, and whether that can be reached from here."""
     for name in config.tracker:
         tracker = named_tracker(name)
         try:
             url = tracker.check()
         except ConfigError as error:
-            report.problems.append(str(error))
+            yield Problem(f"tracker {name}", str(error))
             continue
         away = None if url is None else _unreachable(url)
         place = "on this machine" if url is None else url
-        report.row("tracker", f"{name}: {place}" + (f" cannot be reached: {away}; {tracker.offline}" if away else ""))
+        yield Row("tracker", f"{name}: {place}" + (f" cannot be reached: {away}; {tracker.offline}" if away else ""))
 
 
 def _unreachable(url: str) -> str | None:
@@ -214,7 +231,7 @@ def what_fits(names: Iterable[str], gpu_gib: float) -> list[str]:
             try:
                 if folder is None:
                     raise ConfigError(f"there is no model at {model}")
-                cells = [_fits(name, words, folder, gpu_gib) for words in (["node.servers.share=null"], IN_TURNS)]
+                cells = [*_fits(name, folder, gpu_gib)]
             except ValueError as error:  # ConfigError too
                 cells = [f"not planned: {error}"]
         lines.append(f"{name:<24}" + "".join(f"{cell:<20}" for cell in cells).rstrip())
@@ -225,14 +242,15 @@ def what_fits(names: Iterable[str], gpu_gib: float) -> list[str]:
     ]
 
 
-def _fits(name: str, words: Sequence[str], folder: str, gpu_gib: float) -> str:
-    cfg = compose(name, words)
-    config, node = read_loop_config(cfg), described_node(cfg)
-    machines = Machines(*usual_machines(node.servers), gpu_gib)
-    place, report = Placement.of(machines, node.servers), Report()
-    _memory(report, _reading(config, folder), node, machines, place, BaseModel.read(folder))
-    sums = re.findall(r"^  sum +([\d.]+) GiB$", "\n".join(report.lines), re.M)
-    return ", ".join(sums) + (" no" if report.problems else "")
+def _fits(name: str, folder: str, gpu_gib: float) -> Iterator[str]:
+    shape = BaseModel.read(folder)
+    for words in (("node.servers.share=null",), IN_TURNS):
+        cfg = compose(name, words)
+        config, node = _reading(read_loop_config(cfg), folder), described_node(cfg)
+        machines = Machines(*usual_machines(node.servers), gpu_gib)
+        found = [*_memory(config, node, machines, shape, partial(_unloaded, config))]
+        sums = [f"{each.sum:.2f}" for each in found if isinstance(each, MemoryPlan)]
+        yield ", ".join(sums) + (" no" if Report.of(found).problems else "")
 
 
 def _reading(config: LoopConfig, folder: str) -> LoopConfig:
@@ -240,270 +258,289 @@ def _reading(config: LoopConfig, folder: str) -> LoopConfig:
     return replace(config, model={**config.model, "path": folder}) if "path" in config.model else config
 
 
-def _is_there(model: str) -> bool:
-    return (Path(model) / "config.json").is_file()
+def _unloaded(config: LoopConfig) -> Unloaded:
+    try:
+        return meta_model(config.model, DTYPES[config.dtype])
+    except ConfigError as error:
+        return error
+    except (ImportError, AttributeError) as error:
+        return ConfigError(f"model: {error}")
+
+
+def _published(config: LoopConfig, node: NodeConfig, machines: Machines) -> Iterator[Finding]:
+    """What a model whose folder is not here needs, by its published sizes; nothing where they are not known."""
+    if (Path(node.model.path) / "config.json").is_file():
+        return
+    with folder_to_plan(node.model.path) as folder:
+        if folder is not None:
+            yield Row("memory", f"of the published {Path(node.model.path).name}, whose folder is not here")
+            config, shape = _reading(config, folder), BaseModel.read(folder)
+            yield from _needs(config, node, machines, shape, _unloaded(config))
+
+
+def _needs(
+    config: LoopConfig, node: NodeConfig, machines: Machines, shape: BaseModel, model: Unloaded
+) -> Iterator[Finding]:
+    """What the job needs of its GPUs: memory, and what bounds an iteration, so that configs compare."""
+    ranks = Placement.of(machines, node.servers).trainer_gpus
+    update_s = None if isinstance(model, ConfigError) else update_seconds(config, model, ranks)
+    server = yield from _memory(config, node, machines, shape, lambda: model)
+    if update_s is None:
+        return
+    rollouts = config.collection.tasks_per_iteration * config.collection.rollouts_per_task
+    sampled = sampled_tokens_per_s(shape, node, server)
+    yield Row("sampling", f"at most {sampled:,.0f} tokens a second, by what H100s read of their memory (arithmetic)")
+    yield Row(
+        "update",
+        f"{update_s / 60:.1f} min, were each of {rollouts} rollouts {config.longest_rollout} tokens long, at the speed "
+        "of H100s (arithmetic)",
+    )
 
 
 def _memory(
-    report: Report, config: LoopConfig, node: NodeConfig, machines: Machines, place: Placement, shape: BaseModel
-) -> MemoryPlan:
-    """The tables of a trainer rank and of a server, and of what both take of a GPU that they share; in turns, of both
-    phases. Returns the server's."""
+    config: LoopConfig, node: NodeConfig, machines: Machines, shape: BaseModel, model: Callable[[], Unloaded]
+) -> Generator[Finding, None, MemoryPlan]:
+    """Plan a GPU of a trainer rank and one of a server, or, in turns, both phases of one; returns the server's plan.
+
+    Args:
+        model: asked for where transformers builds it, and of no use afterwards.
+    """
+    place = Placement.of(machines, node.servers)
     sharers, rank, ranks = config.sequence_parallel, config.model.get("lora_rank", 16), place.trainer_gpus
     try:
         check_sharers(sharers, ranks)
     except ConfigError as error:
-        report.problems.append(str(error))
+        yield Problem("sharers", str(error))
     try:
         check_divided(shape, node.servers.tensor_parallel_size)
     except ServerStartError as error:
-        report.problems.append(f"node.{error}")
+        yield Problem("divided", f"node.{error}")
     tokens = max(-(-config.collection.limits.max_context // sharers), config.update.micro_batch_tokens)
     keeps, offloads = config.keep_attention, config.enable_activation_offloading
-    counted = None if shape.family is not None else _counted(report, config)
+    counted = (yield from _counted(model())) if shape.family is None else None
     trainer = plan_trainer(shape, rank, tokens, ranks, machines.gpu_gib, keeps, sharers, offloads, counted)
     if node.servers.share is not None:
         turns = plan_turns(shape, node, trainer, machines.gpu_gib)
-        _turns(report, turns, ranks)
+        yield from _planned(turns.sampling, turns.training)
+        pinned = f"about {turns.pinned * ranks:.1f} GiB, pinned, before torch rounds each weight up (arithmetic)"
+        yield Row("host's memory", pinned)
+        yield Row("turns", f"{turns.swap_s:.1f} s an iteration for moving weights at {BUS_GB_S:g} GB/s (arithmetic)")
         return turns.server
     server = plan_rollout_server(shape, node, machines.gpu_gib)
-    for plan in (trainer, server):
-        report.plan(plan)
+    yield from _planned(trainer, server)
     together = trainer.sum + server.sum
     if place.shared and not (trainer.over or server.over) and together > machines.gpu_gib * USABLE:
-        report.problems.append(
+        yield Problem(
+            "shared memory",
             f"trainer and vLLM server need about {together:.0f} GiB of the {machines.gpu_gib:.0f} of the GPU that they "
             "share: lower servers.kv_cache_bytes, update.micro_batch_tokens or collection.limits.max_context, or have "
-            "it in turns with node.servers.share=trainer"
+            "it in turns with node.servers.share=trainer",
         )
     return server
 
 
-def _turns(report: Report, turns: Turns, ranks: int) -> None:
-    for plan in (turns.sampling, turns.training):
-        report.plan(plan)
-    pinned = f"about {turns.pinned * ranks:.1f} GiB, pinned, before torch rounds each weight up (arithmetic)"
-    report.row("host's memory", pinned)
-    swap = f"{turns.swap_s:.1f} s an iteration for moving weights at {BUS_GB_S:g} GB/s (arithmetic)"
-    report.row("turns", swap)
+def _planned(*plans: MemoryPlan) -> Iterator[Finding]:
+    for plan in plans:
+        yield plan
+        if plan.over is not None:
+            yield Problem(plan.title, plan.over)
 
 
-def _time(
-    report: Report, config: LoopConfig, node: NodeConfig, shape: BaseModel, server: MemoryPlan, ranks: int
-) -> None:
-    """What bounds an iteration, so that configs compare; nothing where the model cannot be built."""
-    try:
-        model = meta_model(config.model, DTYPES[config.dtype])
-    except ConfigError:  # which has been said
-        return
-    minutes, sampled = update_seconds(config, model, ranks) / 60, sampled_tokens_per_s(shape, node, server)
-    rollouts = config.collection.tasks_per_iteration * config.collection.rollouts_per_task
-    report.row("sampling", f"at most {sampled:,.0f} tokens a second, by what H100s read of their memory (arithmetic)")
-    report.row(
-        "update",
-        f"{minutes:.1f} min, were each of {rollouts} rollouts {config.longest_rollout} tokens long, at the speed of "
-        "H100s (arithmetic)",
-    )
-
-
-def _counted(report: Report, config: LoopConfig) -> LayerBytes | None:
+def _counted(model: Unloaded) -> Generator[Finding, None, LayerBytes | None]:
     """What a layer takes of a model that transformers builds; None where it cannot be built or does not run."""
+    if isinstance(model, ConfigError):
+        yield Problem("model", str(model))
+        return None
     try:
-        return layer_bytes(meta_model(config.model, DTYPES[config.dtype]))
-    except ConfigError as error:
-        if str(error) not in report.problems:
-            report.problems.append(str(error))
+        return layer_bytes(model)
     except ValueError as error:
-        report.row("memory", f"{error}; it is planned as a layer of a dense decoder is")
-    return None
+        yield Row("memory", f"{error}; it is planned as a layer of a dense decoder is")
+        return None
 
 
-def _placement(
-    report: Report, cfg: DictConfig, node: NodeConfig, machines: Machines, place: Placement, cuda: bool
-) -> None:
-    servers = node.servers
+def _placement(cfg: DictConfig, node: NodeConfig, machines: Machines, cuda: bool) -> Iterator[Finding]:
+    servers, place = node.servers, Placement.of(machines, node.servers)
     if servers.share is not None and machines.nodes > 1:
-        report.problems.append("node.servers.share: trainer is for one node, whose GPUs both have: give --nodes 1")
+        one = "node.servers.share: trainer is for one node, whose GPUs both have: give --nodes 1"
+        yield Problem("node.servers.share", one)
     count, per_server = len(servers.urls or []) or servers.count, servers.tensor_parallel_size
+    episodes, dtype = f"{node.max_concurrent_episodes} episodes at a time", cfg.get("dtype", "fp32")
     if not cuda:
-        here = f"{_several(count, 'vLLM server')} on CPU, {node.max_concurrent_episodes} episodes at a time"
-        report.row("rollout node", here)
-        report.row("trainer", f"1 rank on CPU, {cfg.get('dtype', 'fp32')}")
+        yield Row("rollout node", f"{_several(count, 'vLLM server')} on CPU, {episodes}")
+        yield Row("trainer", f"1 rank on CPU, {dtype}")
         return
     nodes = "" if machines.nodes == 1 else f"{_several(machines.nodes - 1, 'node')} of "
     takes = f"{_several(count, 'vLLM server')} on {_several(per_server, 'GPU')}{' each' if count > 1 else ''}"
-    report.row("rollout node", f"{nodes}{takes}, {node.max_concurrent_episodes} episodes at a time")
+    yield Row("rollout node", f"{nodes}{takes}, {episodes}")
     last = place.trainer_gpus - 1
     where = "the last node" if machines.nodes > 1 else f"GPUs 0 to {last}" if last else "GPU 0"
     if place.shared:
         where += ", which it shares with vLLM" if servers.share is None else ", in turns with vLLM"
     elif machines.nodes == 1:
         where += " of the same node"
-    report.row("trainer", f"{_several(place.trainer_gpus, 'rank')} on {where}, {cfg.get('dtype', 'fp32')}")
+    yield Row("trainer", f"{_several(place.trainer_gpus, 'rank')} on {where}, {dtype}")
     if servers.urls is not None:
         return
     allowed = place.rollout_gpus
     if place.shared and (servers.gpu_memory_utilization is None or servers.kv_cache_bytes is None):
-        report.problems.append(
+        yield Problem(
+            "shared GPU",
             "on a GPU that vLLM shares with the trainer, node.servers needs both gpu_memory_utilization "
-            "(checked when it starts) and kv_cache_bytes (else it counts the trainer's memory as its own)"
+            "(checked when it starts) and kv_cache_bytes (else it counts the trainer's memory as its own)",
         )
     if count * per_server > len(allowed):
-        report.problems.append(
+        yield Problem(
+            "number of GPUs",
             f"the servers need {count * per_server} GPUs, a rollout node has {len(allowed)}: lower "
-            "node.servers.count or tensor_parallel_size"
+            "node.servers.count or tensor_parallel_size",
         )
     uses = Counter(gpu for gpus in servers.gpus or [] for gpu in gpus)
     named = sorted(uses)
     if several := [gpu for gpu in named if uses[gpu] > 1]:
-        report.problems.append(
+        yield Problem(
+            "GPUs of several servers",
             f"node.servers.gpus names {several} more than once, and a server is planned as the only one on its GPUs: "
-            "give each GPUs of its own"
+            "give each GPUs of its own",
         )
     if any(gpu not in allowed for gpu in named):
-        report.problems.append(
+        yield Problem(
+            "GPUs that are not vLLM's",
             f"node.servers.gpus names {named}, but on {machines.nodes} node(s) of {machines.gpus} "
-            f"vLLM may use {allowed.start} to {allowed.stop - 1}"
+            f"vLLM may use {allowed.start} to {allowed.stop - 1}",
         )
     if servers.gpus is None and (count > 1 or allowed.start > 0):
-        report.problems.append("node.servers.gpus must say which GPUs each server takes")
+        yield Problem("GPUs", "node.servers.gpus must say which GPUs each server takes")
 
 
 def _several(count: int, thing: str) -> str:
     return f"{count} {thing}{'' if count == 1 else 's'}"
 
 
-def _port(report: Report, node: NodeConfig) -> None:
-    if node.port == 0:
-        return
-    problem = port_problem(node)
-    state = "free" if problem is None else f"not to be had ({problem})"
-    report.row("port", f"{node.port} is {state} on this machine; the job's preflight asks the nodes")
+def _port(node: NodeConfig) -> Iterator[Finding]:
+    if node.port != 0:
+        problem = port_problem(node)
+        state = "free" if problem is None else f"not to be had ({problem})"
+        yield Row("port", f"{node.port} is {state} on this machine; the job's preflight asks the nodes")
 
 
-def _compiling(report: Report, node: NodeConfig) -> None:
-    if node.servers.urls is not None:
-        return
-    try:
-        compile_cache(node.servers, Path(node.root))
-    except ServerStartError as error:
-        report.problems.append(f"node.servers: {error}")
+def _compiling(node: NodeConfig) -> Iterator[Finding]:
+    if node.servers.urls is None:
+        try:
+            compile_cache(node.servers, Path(node.root))
+        except ServerStartError as error:
+            yield Problem("compile cache", f"node.servers: {error}")
 
 
-def _run(report: Report, config: LoopConfig) -> bool:
-    """Whether all is there that the config names. Its run may exist already, and the port is not this machine's
-    matter."""
-    try:
-        check_run(config, starts_now=False)
-    except ConfigError as error:
-        report.problems.append(str(error))
-        return False
-    return True
+def _run(config: LoopConfig) -> Iterator[Problem]:
+    """The first thing that the config names and that is not there. Its run may exist already, and the port is not this
+    machine's matter."""
+    checks = {"method": partial(check_method, config, starts_now=False), **node_checks(config, starts_now=False)}
+    for about, check in checks.items():
+        try:
+            check()
+        except ConfigError as error:
+            yield Problem(about, str(error))
+            return
 
 
-def _head(report: Report, config: LoopConfig) -> None:
+def _head(config: LoopConfig) -> Iterator[Finding]:
     """Say which head gives the log-probs, in the words of its class."""
-    try:
+    with suppress(ConfigError):  # which is a problem of the run
         head = check_component("log_probs", config.log_probs)
-    except ConfigError:  # which has been said
-        return
-    first = " ".join((inspect.getdoc(head) or "").split()).partition(". ")[0]
-    report.row("log-probs", f"{head.__name__}{f', {first}' if first else ''}")
+        first = " ".join((inspect.getdoc(head) or "").split()).partition(". ")[0]
+        yield Row("log-probs", f"{head.__name__}{f', {first}' if first else ''}")
 
 
-def _dataset(report: Report, config: LoopConfig, node: NodeConfig) -> None:
+def _dataset(config: LoopConfig, node: NodeConfig) -> Iterator[Finding]:
     try:
         ahead = tasks_ahead(config, node)
     except ConfigError as error:
-        if str(error) not in report.problems:
-            report.problems.append(str(error))
+        yield Problem("tasks", str(error))
         return
     if ahead is None:
-        ahead = _environment(report, config, node)
+        ahead = yield from _environment(config, node)
     if ahead is None:
         return
-    dataset, tasks = ahead
-    report.row(
+    (dataset, tasks), collection = ahead, config.collection
+    yield Row(
         "dataset",
-        f"{dataset}, {len(tasks)} tasks of {config.collection.split}, {config.collection.tasks_per_iteration} x "
-        f"{config.collection.rollouts_per_task} rollouts an iteration",
+        f"{dataset}, {len(tasks)} tasks of {collection.split}, {collection.tasks_per_iteration} x "
+        f"{collection.rollouts_per_task} rollouts an iteration",
     )
-    if len(tasks) < config.collection.tasks_per_iteration:
-        report.problems.append(
-            f"collection.tasks_per_iteration is {config.collection.tasks_per_iteration}, but the split has {len(tasks)}"
-        )
+    if len(tasks) < collection.tasks_per_iteration:
+        few = f"collection.tasks_per_iteration is {collection.tasks_per_iteration}, but the split has {len(tasks)}"
+        yield Problem("collection.tasks_per_iteration", few)
 
 
-def _environment(report: Report, config: LoopConfig, node: NodeConfig) -> tuple[str, list[str]] | None:
-    """Builds the node's pool, without opening it: options that it does not take.
+def _environment(config: LoopConfig, node: NodeConfig) -> Generator[Finding, None, tuple[str, list[str]] | None]:
+    """Build the node's pool, without opening it: options that it does not take.
 
     Returns:
         Its dataset and the tasks to train on, where it knows its splits by then.
     """
-    settings = node.environment
-    wanted = config.collection.tasks
+    settings, wanted = node.environment, config.collection.tasks
     ahead = None
-    report.row("environment", settings.name)
+    yield Row("environment", settings.name)
     try:
         pool = create_pool(settings.name, settings.options, lambda text: [])
-        report.unopened = not isinstance(pool, PoolWithSplits)
-        if not report.unopened:
+        if isinstance(pool, PoolWithSplits):
             pool.check_tasks(wanted or [])
             ahead = (pool.dataset, wanted or pool.tasks(config.collection.split))
+        else:
+            yield Unopened(settings.name)
     except UnknownTask as error:
-        report.problems.append(f"collection.{'tasks' if wanted else 'split'}: {error}")
+        yield Problem("tasks", f"collection.{'tasks' if wanted else 'split'}: {error}")
     except Exception as error:
         said = str(error) if isinstance(error, ValueError | OSError) else error_line(error)
-        report.problems.append(f"node.environment: {said}")
+        yield Problem("node.environment", f"node.environment: {said}")
+        return None
     python = settings.options.get("python")
-    told = isinstance(python, str) and any(python in problem for problem in report.problems)
-    if isinstance(python, str) and os.sep in python and not os.access(python, os.X_OK) and not told:
-        report.problems.append(f"node.environment.python: there is no interpreter at {python}")
+    if isinstance(python, str) and os.sep in python and not os.access(python, os.X_OK):
+        yield Problem("node.environment.python", f"node.environment.python: there is no interpreter at {python}")
     return ahead
 
 
-def _served(report: Report, model: ModelConfig, shape: BaseModel, cuda: bool) -> None:
-    """Say of the node's model what an earlier problem of the run left unsaid; of a CPU's, whether vLLM serves it."""
+def _served(model: ModelConfig, shape: BaseModel, cuda: bool) -> Iterator[Finding]:
+    """Ask of the node's model what an earlier problem of the run left open; of a CPU's, whether vLLM serves it."""
     try:
         check_served(model)
         if not cuda:
             check_serves(model.path, shape)
     except (ConfigError, ServerStartError) as error:
-        if str(error) not in report.problems:
-            report.problems.append(str(error))
+        yield Problem("served", str(error))
 
 
-def _sizes(report: Report, config: LoopConfig, shape: BaseModel) -> None:
+def _sizes(config: LoopConfig, shape: BaseModel, model: Unloaded) -> Iterator[Finding]:
     """Compare what is built under `model` with config.json, of which the weights are."""
     try:
-        model = meta_model(config.model, DTYPES[config.dtype])
+        if isinstance(model, ConfigError):
+            raise model
         check_built(model, shape, config)
         check_context(model, config.collection.limits.max_context, "collection.limits.max_context")
     except ConfigError as error:
-        report.problems.append(str(error))
+        yield Problem("model", str(error))
 
 
-def probe_model(report: Report, path: str) -> None:
+def probe_model(path: str) -> Finding:
     """Read the model in the folder ``path`` and compare it as the trainer computes it with transformers' own."""
     try:
         base = BaseModel.read(path)
         if base.family is not None:
-            report.row("exact", f"a {base.model_type} is built by torchtune's modules, which tests compare")
-            return
+            return Row("exact", f"a {base.model_type} is built by torchtune's modules, which tests compare")
         weights, buffers = read_weights(path, base, torch.float32)
-        report.row("exact", str(probe(path, base, weights | buffers, torch.float32, torch.device("cpu"))))
+        return Row("exact", str(probe(path, base, weights | buffers, torch.float32, torch.device("cpu"))))
     except (OSError, ValueError) as error:
-        report.problems.append(f"model: {error}")
+        return Problem("exact", f"model: {error}")
 
 
-def _run_state(report: Report, config: LoopConfig) -> None:
+def _run_state(config: LoopConfig) -> Row:
     folder = Path(config.output_dir).resolve()
     checkpoint = latest_checkpoint(folder / "checkpoints")
     begin = f"goes on from {checkpoint.name}" if checkpoint is not None else "starts from the beginning"
-    report.row("run", f"{folder}, {begin}, to iteration {config.max_iterations}")
+    return Row("run", f"{folder}, {begin}, to iteration {config.max_iterations}")
 
 
-def _disk(report: Report, config: LoopConfig, adapter_parameters: int) -> None:
+def _disk(config: LoopConfig, adapter_parameters: int) -> Iterator[Finding]:
     """Every version's adapter is kept; checkpoints (adapter, two moments) are few."""
     each = adapter_parameters * (2 if config.adapter_dtype in ("bf16", "fp16") else 4)
     checkpoints = (config.keep_last_checkpoints + 1) * adapter_parameters * 12
@@ -512,6 +549,7 @@ def _disk(report: Report, config: LoopConfig, adapter_parameters: int) -> None:
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
-    report.row("disk", f"about {need / GIB:.1f} GiB of adapters and checkpoints, {free / GIB:.0f} GiB free in {folder}")
+    said = f"about {need / GIB:.1f} GiB of adapters and checkpoints, {free / GIB:.0f} GiB free in {folder}"
+    yield Row("disk", said)
     if need > free:
-        report.problems.append(f"disk: {folder} has {free / GIB:.0f} GiB free, the run needs {need / GIB:.0f}")
+        yield Problem("disk", f"disk: {folder} has {free / GIB:.0f} GiB free, the run needs {need / GIB:.0f}")

@@ -16,9 +16,6 @@ from rollout_server.config import NodeConfig
 GIB = 2**30
 USABLE = 0.92
 """Of a GPU's memory: the rest goes to the CUDA context, NCCL and what the allocator cannot use."""
-
-
-BASE = "base weights, bf16, sharded"
 CACHE = "KV cache"
 CONTEXT = "CUDA context, activations and graphs (allowance)"
 BUS_GB_S = 25.0
@@ -29,19 +26,24 @@ TRAINER_CONTEXT = 1.0
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The memory that one GPU needs, by use. ``over`` is the one line to say when it does not fit."""
+    """The memory that one GPU needs, by use. ``over`` is the one line to say when it does not fit.
+
+    ``weights`` of its ``parts`` are the model's, and ``adapters`` LoRA's, with what trains them.
+    """
 
     title: str
     available: float
     parts: dict[str, float] = field(default_factory=dict)
     over: str | None = None
     notes: tuple[str, ...] = ()
+    weights: float = 0.0
+    adapters: float = 0.0
 
     @property
     def sum(self) -> float:
         return sum(self.parts.values())
 
-    def table(self) -> str:
+    def __str__(self) -> str:
         rows = [f"{self.title} ({self.available:.1f} GiB available)"]
         rows += [f"  {name:<48}{size:8.2f} GiB" for name, size in self.parts.items()]
         rows += [f"  {'sum':<48}{self.sum:8.2f} GiB", *(f"  {note}" for note in self.notes)]
@@ -79,9 +81,10 @@ def plan_trainer(
         layer = tokens * counted.token + counted.block
     if sharers > 1:
         layer += tokens * queries * 2
+    base, adapters = shape.parameters * 2 / ranks / GIB, shape.adapter_parameters(lora_rank) * 16 / ranks / GIB
     parts = {
-        BASE: shape.parameters * 2 / ranks / GIB,
-        "adapter, gradient, Adam moments, fp32, sharded": shape.adapter_parameters(lora_rank) * 16 / ranks / GIB,
+        "base weights, bf16, sharded": base,
+        "adapter, gradient, Adam moments, fp32, sharded": adapters,
         "embedding and head gathered, bf16": shape.outer_parameters * 2 / GIB,
         "layers gathered, bf16": min(ranks, 2) * shape.layer_parameters * 2 / GIB,
         "checkpointed inputs of the layers, bf16": inputs * (2 if offloads else shape.layers),
@@ -107,18 +110,19 @@ def plan_trainer(
             f"rank 0 reads all weights into the host's memory: {shape.parameters * 2 / GIB:.1f} GiB",
             "the layer is transformers' own PyTorch code; kernels that it finds installed take less",
         ]
-    return MemoryPlan(title, gpu_gib, parts, over, tuple(notes))
+    return MemoryPlan(title, gpu_gib, parts, over, tuple(notes), base, adapters)
 
 
 def plan_rollout_server(shape: BaseModel, node: NodeConfig, gpu_gib: float) -> MemoryPlan:
     """One GPU of one vLLM server: weights as stored and adapter slots over the tensor-parallel GPUs, and the KV cache,
     which is what ``servers.kv_cache_bytes`` says, else the rest of ``servers.gpu_memory_utilization``."""
     gpus = node.servers.tensor_parallel_size
-    adapter = shape.adapter_parameters(node.model.lora_rank)
+    weights = shape.served_bytes / gpus / GIB
+    adapters = node.servers.max_loras * shape.adapter_parameters(node.model.lora_rank) * 2 / gpus / GIB
     usable = gpu_gib * (node.servers.gpu_memory_utilization or 0.9)
     parts = {
-        "weights, bf16 and MXFP4" if shape.mxfp4 else "weights, bf16": shape.served_bytes / gpus / GIB,
-        "adapters loaded, bf16": node.servers.max_loras * adapter * 2 / gpus / GIB,
+        "weights, bf16 and MXFP4" if shape.mxfp4 else "weights, bf16": weights,
+        "adapters loaded, bf16": adapters,
         CONTEXT: 3.0 if shape.width < 3000 else 4.0,
     }
     if node.servers.kv_cache_bytes is None:
@@ -141,7 +145,7 @@ def plan_rollout_server(shape: BaseModel, node: NodeConfig, gpu_gib: float) -> M
     episodes = tokens // node.model.max_context
     notes = (f"KV cache of the server: {tokens:,} tokens, {episodes} full episodes at a time",)
     title = f"vLLM server{f', one of {gpus} GPUs' if gpus > 1 else ''}"
-    return MemoryPlan(title, usable, parts | {CACHE: cache}, over, notes)
+    return MemoryPlan(title, usable, parts | {CACHE: cache}, over, notes, weights, adapters)
 
 
 class Turns(NamedTuple):
@@ -168,8 +172,7 @@ def plan_turns(shape: BaseModel, node: NodeConfig, trainer: MemoryPlan, gpu_gib:
     """
     server = plan_rollout_server(shape, node, gpu_gib)
     stays = server.parts[CONTEXT]
-    asleep = sum(size for name, size in server.parts.items() if name.startswith(("weights", "adapters")))
-    waits = TRAINER_CONTEXT + sum(size for name, size in trainer.parts.items() if name.startswith("adapter,"))
+    asleep, waits = server.weights + server.adapters, TRAINER_CONTEXT + trainer.adapters
     phases: list[MemoryPlan] = []
     for phase, parts in (
         ("sampling", {**server.parts, "trainer that waits": waits}),
@@ -189,6 +192,6 @@ def plan_turns(shape: BaseModel, node: NodeConfig, trainer: MemoryPlan, gpu_gib:
             )
         notes = server.notes if phase == "sampling" else trainer.notes
         phases.append(MemoryPlan(f"{phase}, in turns (arithmetic)", gpu_gib, parts, over, notes))
-    pinned = asleep + trainer.parts[BASE]
     sampling, training = phases
-    return Turns(sampling, training, server, pinned, (2 * asleep + trainer.parts[BASE]) * GIB / BUS_GB_S / 1e9)
+    swap_s = (2 * asleep + trainer.weights) * GIB / BUS_GB_S / 1e9
+    return Turns(sampling, training, server, asleep + trainer.weights, swap_s)

@@ -42,5 +42,4 @@ def sampled_tokens_per_s(shape: BaseModel, node: NodeConfig, server: MemoryPlan)
     episode = node.model.max_context / 2 * shape.kv_bytes_per_token / min(gpus, shape.kv_heads) / GIB
     most = min(node.servers.max_num_seqs, node.max_concurrent_episodes / node.servers.count)
     episodes = min(most, server.parts[CACHE] / episode)
-    weights = sum(size for name, size in server.parts.items() if name.startswith("weights"))
-    return node.servers.count * episodes * MEMORY_BYTES / GIB / (weights + episodes * episode)
+    return node.servers.count * episodes * MEMORY_BYTES / GIB / (server.weights + episodes * episode)

@@ -57,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         node = described_node(config)
         from loop_recipes.plan.job_check import (  # imports the components, and torch with them
             Machines,
+            Report,
             check_job,
             probe_model,
             usual_machines,
@@ -66,13 +67,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nodes, gpus = usual_machines(node.servers)
         nodes = nodes if options.nodes is None else options.nodes
         gpus = gpus if options.gpus is None else options.gpus
-        report = check_job(config, node, Machines(nodes, gpus, memory))
+        findings = [*check_job(config, node, Machines(nodes, gpus, memory))]
         if options.probe:
-            probe_model(report, node.model.path)
+            findings.append(probe_model(node.model.path))
     except (ConfigError, OSError) as error:
         sys.exit(f"{parser.prog}: {error}")
     except OmegaConfBaseException as error:
         sys.exit(f"{parser.prog}: config {options.config}: {str(error).splitlines()[0]}")
+    report = Report.of(findings)
     say(*report.lines)
     for problem in report.problems:
         say(f"problem: {problem}", stream=sys.stderr)

@@ -9,7 +9,7 @@ import pytest
 from loop_formats.schema import ConfigError
 from loop_recipes.config.preflight import tasks_ahead
 from loop_recipes.plan import job_check
-from loop_recipes.plan.job_check import Report
+from loop_recipes.plan.job_check import Problem, Report, Row
 from support.tool_modules import PRODUCTS, SUMS, write
 
 TRAIN = SimpleNamespace(collection=SimpleNamespace(tasks=None, split="train"))
@@ -32,12 +32,11 @@ def test_a_module_of_tools_is_looked_at(tmp_path, change, problem):
     module = write(tmp_path, source)
     if change == "gone":
         Path(module).unlink()
-    report = Report()
     tools = {"name": "tools", "options": {"module": module}}
     mixed = {"name": "mixed", "options": {"environments": {"sums": {"name": "tools", "module": module}}}}
     for section in (tools, mixed):
-        job_check._environment(report, TRAIN, SimpleNamespace(environment=SimpleNamespace(**section)))
-    assert [problem in line for line in report.problems] == ([True, True] if problem else [])
+        report = Report.of(job_check._environment(TRAIN, SimpleNamespace(environment=SimpleNamespace(**section))))
+        assert [problem in line for line in report.problems] == ([True] if problem else [])
 
 
 @pytest.mark.parametrize(
@@ -49,11 +48,10 @@ def test_a_module_of_tools_is_looked_at(tmp_path, change, problem):
     ],
 )
 def test_an_environment_that_was_not_opened_is_said(options, unopened, problem):
-    report = Report()
     environment = SimpleNamespace(name="textcraft", options=options)
-    job_check._environment(report, TRAIN, SimpleNamespace(environment=environment))
+    report = Report.of(job_check._environment(TRAIN, SimpleNamespace(environment=environment)))
     assert report.unopened is unopened
-    assert report.problems == ([problem] if problem else [])
+    assert report.problems == ((problem,) if problem else ())
 
 
 @pytest.mark.parametrize(
@@ -93,10 +91,10 @@ def test_an_agent_is_looked_for_before_any_model_starts(tmp_path, options, max_c
 @pytest.mark.parametrize(
     ("wanted", "split", "problems"),
     [
-        (None, "train", []),
-        (["product2"], "nosuch", []),
-        (None, "paper_train", ["collection.split: no split 'paper_train'; there are train"]),
-        (["product1"], "train", ["collection.tasks: no task 'product1'"]),
+        (None, "train", ()),
+        (["product2"], "nosuch", ()),
+        (None, "paper_train", ("collection.split: no split 'paper_train'; there are train",)),
+        (["product1"], "train", ("collection.tasks: no task 'product1'",)),
     ],
 )
 def test_a_split_that_a_file_of_functions_has_not_is_told_before_it_is_opened(tmp_path, wanted, split, problems):
@@ -105,10 +103,9 @@ def test_a_split_that_a_file_of_functions_has_not_is_told_before_it_is_opened(tm
     node = SimpleNamespace(environment=SimpleNamespace(name="tools", options=options))
     limits = SimpleNamespace(max_context=1000)
     collection = SimpleNamespace(tasks=wanted, split=split, limits=limits, tasks_per_iteration=1, rollouts_per_task=2)
-    report = Report()
-    job_check._dataset(report, SimpleNamespace(collection=collection), node)
+    report = Report.of(job_check._dataset(SimpleNamespace(collection=collection), node))
     assert (report.problems, report.unopened) == (problems, False)
-    assert any(" tasks of " in line for line in report.lines) == (problems == [])
+    assert any(" tasks of " in line for line in report.lines) == (problems == ())
 
 
 def test_a_world_that_has_to_be_opened_is_not_said_to_be_sound():
@@ -117,6 +114,17 @@ def test_a_world_that_has_to_be_opened_is_not_said_to_be_sound():
     collection = SimpleNamespace(tasks=None, split="train", limits=SimpleNamespace(max_context=1000))
     config = SimpleNamespace(collection=collection)
     assert tasks_ahead(config, node) is None
-    report = Report()
-    assert job_check._environment(report, config, node) is None
-    assert (report.unopened, report.problems) == (True, [])
+    report = Report.of(job_check._dataset(config, node))
+    assert (report.unopened, report.problems) == (True, ())
+    assert [line.split()[0] for line in report.lines] == ["environment"]
+
+
+def test_what_is_asked_twice_is_one_problem_where_it_was_found_first():
+    """The checks of a run end at the first problem, and the plan asks of the model and of the tasks once more."""
+    findings = [
+        Problem("tasks", "no split"),
+        Row("run", "starts"),
+        Problem("disk", "full"),
+        Problem("tasks", "no split"),
+    ]
+    assert Report.of(findings) == Report((f"{'run':<15}starts",), ("no split", "full"), unopened=False)

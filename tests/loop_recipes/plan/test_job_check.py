@@ -449,11 +449,12 @@ def test_what_would_stop_a_job_is_named(check_32b, word, problem):
 
 
 def test_a_way_of_thinking_that_the_model_has_not_is_named():
-    report = Report()
+    problems = []
     for settings in ({}, {"thinking": "kept"}):
         model = ModelConfig(path=str(loop_package("tiny_policy")), max_context=4096, **settings)
-        job_check._served(report, model, BaseModel.read(model.path, general=True), cuda=False)
-    [problem] = report.problems
+        found = job_check._served(model, BaseModel.read(model.path, general=True), cuda=False)
+        problems += Report.of(found).problems
+    [problem] = problems
     assert problem.startswith("node.model: ")
     assert "does not think: leave model.thinking null" in problem
 
@@ -566,19 +567,15 @@ def test_a_config_of_one_gpu_has_one_rank(check_config, name, model):
 
 
 def test_a_model_is_compared_with_transformers_on_demand(tmp_path):
-    from loop_recipes.plan.job_check import Report, probe_model
+    from loop_recipes.plan.job_check import probe_model
     from support.families import small, write_model
     from support.tiny_models import write_random
 
-    report = Report()
-    probe_model(report, str(write_random("smollm3", tmp_path / "smollm3")))
-    probe_model(report, str(write_model(tmp_path / "qwen3", small("Qwen3-4B"))))
-    probe_model(report, str(tmp_path))
-    first, second = report.lines
-    assert first.startswith("exact          the model's first 1 layers give log-probs within ")
-    assert second.endswith("a qwen3 is built by torchtune's modules, which tests compare")
-    (problem,) = report.problems
-    assert problem.startswith(f"model: {tmp_path} holds no config.json")
+    general = probe_model(str(write_random("smollm3", tmp_path / "smollm3")))
+    assert str(general).startswith("exact          the model's first 1 layers give log-probs within ")
+    family = probe_model(str(write_model(tmp_path / "qwen3", small("Qwen3-4B"))))
+    assert str(family).endswith("a qwen3 is built by torchtune's modules, which tests compare")
+    assert probe_model(str(tmp_path)).text.startswith(f"model: {tmp_path} holds no config.json")
 
 
 def test_a_cpu_that_cannot_serve_mxfp4_is_a_problem_and_a_gpu_none(check_config, tmp_path, monkeypatch):

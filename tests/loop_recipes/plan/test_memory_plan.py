@@ -120,7 +120,7 @@ def test_a_gpu_in_turns_holds_the_base_once_at_a_time(tmp_path, name):
     assert turns.training.sum == pytest.approx(trainer.sum + left)
     waits = 1.0 + 16 * shape.adapter_parameters(16) / ranks / GIB
     assert turns.sampling.sum == pytest.approx((weights + adapters) / GIB + left + cache + waits)
-    tables = (turns.sampling.table(), turns.training.table())
+    tables = (str(turns.sampling), str(turns.training))
     assert (turns.sampling.over is None, turns.training.over is None) == fits, tables
 
 

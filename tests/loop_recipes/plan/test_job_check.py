@@ -22,23 +22,23 @@ from support.configs import files_read_once  # noqa: F401 - a fixture for all te
 from support.families import PUBLISHED, PUBLISHED_GENERAL, write_config, write_headers
 from support.small_runs import replay_config
 
-SIZES = {  # layers, width, feed-forward, heads, KV heads, vocabulary, tied
-    "tiny": (6, 128, 384, 4, 2, 783, True),
-    "1_5b": (28, 1536, 8960, 12, 2, 151936, True),
-    "7b": (28, 3584, 18944, 28, 4, 152064, False),
-    "32b": (64, 5120, 27648, 40, 8, 152064, False),
-}
-
-SHARDS = {"7b": 4, "32b": 17}
-PUBLISHED_AS = {
-    "smollm2": "SmolLM2-135M",
-    "qwen3_4b": "Qwen3-4B-Instruct-2507",
-    "qwen3_8b": "Qwen3-8B",
-    "qwen3_14b": "Qwen3-14B",
-    "qwen3_32b": "Qwen3-32B",
-    "qwen3_5_4b": "Qwen3.5-4B",
-    "qwen3_30b_a3b": "Qwen3-30B-A3B-Instruct-2507",
-    "gpt_oss_20b": "gpt-oss-20b",
+TINY = {"architectures": ["Qwen2ForCausalLM"], "rope_theta": 1e8, "max_position_embeddings": 4096}
+TINY |= {"num_hidden_layers": 6, "hidden_size": 128, "intermediate_size": 384, "vocab_size": 783}
+TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
+LONG = {"max_position_embeddings": 131_072}
+FOLDERS = {  # config.json, and the number of files of weights
+    "tiny": (TINY, 1),
+    "1_5b": (PUBLISHED["Qwen2.5-1.5B"] | LONG, 1),
+    "7b": (PUBLISHED["Qwen2.5-7B"] | LONG, 4),
+    "32b": (PUBLISHED["Qwen2.5-32B"] | LONG, 17),
+    "smollm2": (PUBLISHED["SmolLM2-135M"], 1),
+    "qwen3_4b": (PUBLISHED["Qwen3-4B-Instruct-2507"], 1),
+    "qwen3_8b": (PUBLISHED["Qwen3-8B"], 1),
+    "qwen3_14b": (PUBLISHED["Qwen3-14B"], 1),
+    "qwen3_32b": (PUBLISHED["Qwen3-32B"], 1),
+    "qwen3_5_4b": (PUBLISHED_GENERAL["Qwen3.5-4B"], 1),
+    "qwen3_30b_a3b": (PUBLISHED_GENERAL["Qwen3-30B-A3B-Instruct-2507"], 1),
+    "gpt_oss_20b": (PUBLISHED_GENERAL["gpt-oss-20b"], 1),
 }
 
 
@@ -67,17 +67,9 @@ def every_model_is_built_once():
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """Folders with a config.json each and the headers of their weights, which is all that the check reads of them."""
-    names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
     folders = {}
-    for model, sizes in SIZES.items():
-        folders[model] = tmp_path_factory.mktemp(model)
-        content = dict(zip((*names, "vocab_size", "tie_word_embeddings"), sizes, strict=True))
-        content |= {"architectures": ["Qwen2ForCausalLM"], "rope_theta": 1e8 if model == "tiny" else 1e6}
-        content |= {"max_position_embeddings": 4096 if model == "tiny" else 131_072}
-        write_headers(write_config(folders[model], content), SHARDS.get(model, 1))
-    for model, name in PUBLISHED_AS.items():
-        config = (PUBLISHED | PUBLISHED_GENERAL)[name]
-        folders[model] = write_headers(write_config(tmp_path_factory.mktemp(model), config))
+    for model, (config, files) in FOLDERS.items():
+        folders[model] = write_headers(write_config(tmp_path_factory.mktemp(model), config), files)
     return folders
 
 
@@ -154,31 +146,23 @@ CONFIGS = {
     "qwen3_30b_a3b": "qwen3_30b_a3b",
     "gpt_oss_20b": "gpt_oss_20b",
 }
-# Nodes and GPUs of a node on which a config needs no change.
-SOUND = {
-    "tiny_cpu": {(nodes, gpus) for nodes in (1, 2, 3) for gpus in (1, 2, 4, 8)},
-    "tiny_gpu": {(nodes, gpus) for nodes in (1, 2, 3) for gpus in (1, 2, 4, 8)},
-    "gpu": {(nodes, gpus) for nodes in (1, 2, 3) for gpus in (1, 2, 4, 8)},
-    "qwen2_5_1_5b_one_gpu": {(nodes, gpus) for nodes in (1, 2, 3) for gpus in (1, 2, 4, 8)},
-    "qwen2_5_7b_one_gpu": {(1, gpus) for gpus in (1, 2, 4, 8)},
-    "qwen2_5_7b": {(1, 8), (2, 8), (3, 8)},
+ANYWHERE = set(itertools.product((1, 2, 3), (1, 2, 4, 8)))
+ONE_NODE = {(1, gpus) for gpus in (1, 2, 4, 8)}
+EIGHT_GPUS = {(1, 8), (2, 8), (3, 8)}
+SOUND = {  # nodes and GPUs of a node on which a config needs no change
+    **dict.fromkeys(("tiny_cpu", "tiny_gpu", "gpu", "qwen2_5_1_5b_one_gpu"), ANYWHERE),
+    **dict.fromkeys(("qwen2_5_7b_one_gpu", "qwen3_4b_one_gpu", "qwen3_4b_24gb", "qwen3_5_4b_one_gpu"), ONE_NODE),
+    **dict.fromkeys(("qwen2_5_7b", "qwen3_8b", "qwen3_14b", "qwen3_30b_a3b", "gpt_oss_20b"), EIGHT_GPUS),
     "qwen2_5_32b": {(2, 8), (3, 8)},
-    "qwen2_5_32b_one_node": {(1, 8)},
-    "qwen3_4b_one_gpu": {(1, gpus) for gpus in (1, 2, 4, 8)},
-    "qwen3_4b_24gb": {(1, gpus) for gpus in (1, 2, 4, 8)},
-    "qwen3_8b": {(1, 8), (2, 8), (3, 8)},
-    "qwen3_14b": {(1, 8), (2, 8), (3, 8)},
     "qwen3_32b": {(2, 8), (3, 8)},
-    "qwen3_5_4b_one_gpu": {(1, gpus) for gpus in (1, 2, 4, 8)},
-    "qwen3_30b_a3b": {(1, 8), (2, 8), (3, 8)},
-    "gpt_oss_20b": {(1, 8), (2, 8), (3, 8)},
+    "qwen2_5_32b_one_node": {(1, 8)},
 }
 
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_any_number_of_gpus_and_nodes_gets_an_answer(check_config, config):
     sound = set()
-    for nodes, gpus in itertools.product((1, 2, 3), (1, 2, 4, 8)):
+    for nodes, gpus in sorted(ANYWHERE):
         words = ("collection.tasks_per_iteration=10", "collection.split=paper_train", "--nodes", nodes, "--gpus", gpus)
         code, shown, problems = check_config(config, CONFIGS[config], *words)
         assert "trainer" in shown

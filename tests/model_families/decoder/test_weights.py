@@ -84,14 +84,6 @@ def test_what_is_missing_or_strange_is_named(folder):
     with pytest.raises(ValueError, match=r"model\.safetensors cannot be read: .*; copy it anew"):
         loaded(folder)
     (folder / ONE_FILE).unlink()
-    with pytest.raises(ValueError, match=r"holds no weights: neither model\.safetensors nor pytorch_model\.bin"):
-        weight_files(folder)
-    index = folder / f"{ONE_FILE}.index.json"
-    index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
-    with pytest.raises(
-        ValueError, match=r"model-1\.safetensors does not exist; model\.safetensors\.index\.json names it"
-    ):
-        weight_files(folder)
-    index.write_text("[]")
+    (folder / f"{ONE_FILE}.index.json").write_text("[]")
     with pytest.raises(ValueError, match=r"index\.json cannot be read as an index of weights"):
         weight_files(folder)

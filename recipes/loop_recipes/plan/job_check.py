@@ -28,7 +28,7 @@ from loop_recipes.algorithm.method import check_method
 from loop_recipes.config.components import check_component
 from loop_recipes.config.files import compose
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
-from loop_recipes.config.preflight import check_served, check_sharers, node_checks, port_problem, tasks_ahead
+from loop_recipes.config.preflight import Checks, check_served, check_sharers, node_checks, port_problem, tasks_ahead
 from loop_recipes.config.rollout_node import described_node
 from loop_recipes.engine.checkpoint import latest_checkpoint
 from loop_recipes.engine.general_decoder import read_weights
@@ -434,8 +434,8 @@ def _compiling(node: NodeConfig) -> Iterator[Finding]:
 def _run(config: LoopConfig) -> Iterator[Problem]:
     """The first thing that the config names and that is not there. Its run may exist already, and the port is not this
     machine's matter."""
-    checks = {"method": partial(check_method, config, starts_now=False), **node_checks(config, starts_now=False)}
-    for about, check in checks.items():
+    method: Checks = {"method": partial(check_method, config, starts_now=False)}
+    for about, check in (method | node_checks(config, starts_now=False)).items():
         try:
             check()
         except ConfigError as error:

@@ -49,8 +49,8 @@ ASKED_FOR = {
     "loop_recipes.rollouts.replay_source",
     "loop_recipes.rollouts.several_nodes",
 }
-"""Modules that a function imports where a config, or the kind of a model, asks for them. That a task of one's own loads none of them is asserted
-by tests/integration/test_own_task.py."""
+"""Modules that a function imports where a config, or the kind of a model, asks for them. That a task of one's own loads
+none of them is asserted by tests/integration/test_own_task.py."""
 CONFIGS = "recipes/configs"
 TRAINER = ["loop_appworld", f"{CONFIGS}/machines/tiny_cpu.yaml"]
 SCORES = ["eval_appworld", f"{CONFIGS}/eval/base.yaml"]

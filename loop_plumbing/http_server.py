@@ -82,7 +82,7 @@ def route_of(request: web.BaseRequest) -> str:
 
 def trust(request: web.Request) -> None:
     """The connection of this request has shown a token."""
-    if isinstance(request.protocol, _Connection):
+    if isinstance(request.protocol, _ServedConnection):
         request.protocol.stranger = False
 
 
@@ -108,16 +108,18 @@ class Site(web.BaseSite):
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._accept, self._host, self._port, backlog=self._backlog)
 
-    def _accept(self) -> _Connection:
+    def _accept(self) -> _ServedConnection:
         server = self._runner.server
         assert server is not None, "set up before it listens"
-        strangers = [known for known in server.connections if isinstance(known, _Connection) and known.stranger]
+        strangers = [known for known in server.connections if isinstance(known, _ServedConnection) and known.stranger]
         for oldest in strangers[: max(0, len(strangers) + 1 - self._most_strangers)]:
             oldest.force_close()
-        return _Connection(server, loop=asyncio.get_running_loop(), keepalive_timeout=KEEP_ALIVE_S, access_log=None)
+        return _ServedConnection(
+            server, loop=asyncio.get_running_loop(), keepalive_timeout=KEEP_ALIVE_S, access_log=None
+        )
 
 
-class _Connection(web.RequestHandler):
+class _ServedConnection(web.RequestHandler):
     """One connection."""
 
     __slots__ = ("stranger",)

@@ -28,7 +28,7 @@ from loop_formats.run_files import DAMAGE_CURE, find_logs, node_address, read_li
 from loop_formats.run_folder import FOLDERS_ABOVE, TOKEN_STATISTICS, read_description, read_metrics, statistics_files
 from loop_formats.turn_values import read_turn_values, values_file
 from loop_plumbing.breakage import error_line
-from loop_viewer.run_head import Collected, run_head
+from loop_viewer.run_head import ListedCollection, run_head
 from loop_viewer.summaries import KINDS, group_of, kind_of, name_of, read_listed, summary_of, totals
 
 
@@ -170,7 +170,7 @@ class RunData:
                     "kind": kind_of(parsed),
                     "bytes": size,
                     "totals": totals(log.summaries),
-                    **asdict(Collected.of(log.path)),
+                    **asdict(ListedCollection.of(log.path)),
                 }
             )
         collections.sort(key=lambda item: (KINDS.index(item["kind"]), item["iteration"] or 0, item["id"]))

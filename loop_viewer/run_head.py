@@ -19,7 +19,7 @@ CONFIG, REPORT, NODE_CONFIG = "config.yaml", "report.json", "rollout_node.yaml"
 
 
 @dataclass(frozen=True)
-class Collected:
+class ListedCollection:
     """What a collection's meta file says of it.
 
     ``wanted`` are the rollouts that were asked for; ``ended`` says whether no more of them will come; ``failures`` are
@@ -31,7 +31,7 @@ class Collected:
     failures: dict[str, dict[str, int]]
 
     @classmethod
-    def of(cls, log: Path) -> Collected:
+    def of(cls, log: Path) -> ListedCollection:
         """Read the file beside ``log``; without one, the collection has ended and nothing failed."""
         meta = meta_path(log.parent, log.stem)
         failures: dict[str, dict[str, int]] = {}

@@ -16,14 +16,14 @@ from loop_formats.rollout import BranchOf
 ASKS_CHARACTERS = 160
 
 
-class _Turn(msgspec.Struct, frozen=True, gc=False):
+class _ListedTurn(msgspec.Struct, frozen=True, gc=False):
     start: int
     end: int
     policy_version: int
     failed: bool
 
 
-class Message(msgspec.Struct, frozen=True, gc=False):
+class ListedMessage(msgspec.Struct, frozen=True, gc=False):
     """What was said by whom, and the thinking before it."""
 
     role: str
@@ -51,8 +51,8 @@ class Listed(msgspec.Struct, frozen=True, gc=False):
     tampered: str | None
     ungradable: str | None
     branch_of: BranchOf | None
-    turns: list[_Turn]
-    messages: list[Message]
+    turns: list[_ListedTurn]
+    messages: list[ListedMessage]
     mask: list[bool]
     sampler_logprobs: list[float]
 
@@ -130,7 +130,7 @@ def name_of(parsed: CollectionName) -> str:
     return f"iteration {parsed.iteration}{round_}{share}"
 
 
-def question_of(messages: Sequence[Message]) -> str:
+def question_of(messages: Sequence[ListedMessage]) -> str:
     """Return what a task asks: the last message before the agent's first, or of a long one its last line, since what
     tasks share comes before what tells them apart."""
     before = list(takewhile(lambda message: message.role != "assistant", messages))

@@ -46,7 +46,7 @@ VERBS = {
     "draw maze": ("MAZE", "draw a maze", "my_mazes.things:draw"),
     "train": ("MAZE", "take a verb away", "my_mazes.things:draw"),
 }
-ROUTE = Route("/v1/mine", "rollout_server.endpoint.dialects.chat:Chat")
+ROUTE = Route("/v1/mine", "rollout_server.endpoint.dialects.chat:ChatDialect")
 
 def draw(words):
     print("drawn:", *words)

@@ -54,7 +54,7 @@ LEAVE_S = 10.0
 
 
 @dataclass(eq=False)
-class _Offer:
+class _EpisodeOffer:
     task_id: str
     split: str | None
     connection: Connection
@@ -94,7 +94,7 @@ class HarnessEnvironment:
         starter = self._pool.starter
         if starter is None:
             split = self._pool.split_of(self._task_id)
-            await self._pool.offer(_Offer(self._task_id, split, connection, self._pool), self._finished)
+            await self._pool.offer(_EpisodeOffer(self._task_id, split, connection, self._pool), self._finished)
             return None
         start = starter.start_of(self._task_id, connection)
         write_files(self._own / HOME, start.files)

@@ -33,7 +33,7 @@ TOKEN_VARIABLE = "ROLLOUT_SERVER_TOKEN"
 
 
 @dataclass(frozen=True)
-class Episode:
+class AgentEpisode:
     """One episode to play; ``base_url`` and ``api_key`` are those of OpenAI's clients.
 
     ``split`` is None where the node does not know it, ``policy_version`` where each turn is sampled from the newest.
@@ -68,7 +68,7 @@ class Episode:
         _post(f"{self.base_url}/episode/finish", said, self.api_key, ANSWER_S)
 
 
-def take_episode(node_url: str, token: str | None = None, wait_s: float = WAIT_S) -> Episode | None:
+def take_episode(node_url: str, token: str | None = None, wait_s: float = WAIT_S) -> AgentEpisode | None:
     """The oldest episode that waits; None if none came within ``wait_s`` (60 at most).
 
     Args:
@@ -85,20 +85,20 @@ def take_episode(node_url: str, token: str | None = None, wait_s: float = WAIT_S
     if answer.status_code == httpx.codes.NO_CONTENT:
         return None
     said = answer.json()
-    return Episode(**{field.name: said[field.name] for field in fields(Episode)})
+    return AgentEpisode(**{field.name: said[field.name] for field in fields(AgentEpisode)})
 
 
 def play_episodes(
     node_url: str,
-    play: Callable[[Episode], Mapping[str, Any] | None],
+    play: Callable[[AgentEpisode], Mapping[str, Any] | None],
     token: str | None = None,
     until: Callable[[], bool] = lambda: False,
 ) -> int:
     """Play one episode after the other; returns how many, once ``until`` says so (it is asked between episodes).
 
     Args:
-        play: plays one, and returns the arguments of :meth:`Episode.finish`, or None. An episode over which it raises
-            ends without a reward, as one whose agent failed.
+        play: plays one, and returns the arguments of :meth:`AgentEpisode.finish`, or None. An episode over which it
+            raises ends without a reward, as one whose agent failed.
 
     Raises:
         ValueError: there is no secret.

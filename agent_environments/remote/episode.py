@@ -24,7 +24,7 @@ from agent_environments.protocol import (
     TokenSpans,
     ToolUse,
 )
-from agent_environments.remote.line import Line, LineStuck, RequestFailed
+from agent_environments.remote.line import LineStuck, RequestFailed, WorldLine
 from loop_plumbing.own_time import not_the_agents
 
 logger = logging.getLogger(__name__)
@@ -58,11 +58,11 @@ class EpisodeHost(Protocol):
     """What the agent is told after a message without a command."""
 
     def check_tasks(self, task_ids: list[str]) -> None: ...
-    async def lease(self) -> Line:
+    async def lease(self) -> WorldLine:
         """A line to where there is room for one more episode; raises WorldLost (``REFUSED``) if there is none now."""
         ...
 
-    async def give_back(self, line: Line) -> None: ...
+    async def give_back(self, line: WorldLine) -> None: ...
 
     async def answers(self) -> bool:
         """Whether the other side answers anybody; asked where one command is not answered in time."""
@@ -96,7 +96,7 @@ class RemoteEnvironment:
         self._pool = pool
         self._rules = pool.rules
         self._number = next(_numbers)
-        self._line: Line | None = None
+        self._line: WorldLine | None = None
         self._task_id: str | None = None
         self._opening = b""
         self._history: list[tuple[str, bytes]] = []
@@ -241,7 +241,7 @@ class RemoteEnvironment:
             raise _Diverged("its world answers differently in the replay")
 
     @property
-    def _leased(self) -> Line:
+    def _leased(self) -> WorldLine:
         if self._line is None:
             raise WorldLost("the episode has no line", Loss.GONE)
         return self._line

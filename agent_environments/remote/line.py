@@ -23,7 +23,7 @@ class RequestFailed(Exception):
         self.reason = reason
 
 
-class Line:
+class WorldLine:
     """:meth:`call` may be awaited by several at once; they take their turns."""
 
     def __init__(self, losses: Losses) -> None:

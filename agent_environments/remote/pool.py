@@ -10,7 +10,7 @@ from agent_environments.observation import observation as cut_observation
 from agent_environments.places import Places
 from agent_environments.protocol import Message, PoolStatus, TokenSpans, UnknownTask
 from agent_environments.remote.episode import EpisodeRules, RemoteEnvironment
-from agent_environments.remote.line import Line
+from agent_environments.remote.line import WorldLine
 
 NO_COMMAND = "There is no command in this message."
 
@@ -55,11 +55,11 @@ class RemotePool:
         """Reach the other side, and learn its tasks (:meth:`_know`)."""
         raise NotImplementedError
 
-    async def lease(self) -> Line:
+    async def lease(self) -> WorldLine:
         """A line to where there is room for one more episode; raises WorldLost (``REFUSED``) if there is none now."""
         raise NotImplementedError
 
-    async def give_back(self, line: Line) -> None:
+    async def give_back(self, line: WorldLine) -> None:
         """An episode has left this line."""
         raise NotImplementedError
 

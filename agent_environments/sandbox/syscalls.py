@@ -97,14 +97,14 @@ _ADVICE = (0, 4, 8, 14, 15)
 
 
 @dataclass(frozen=True)
-class Table:
+class SyscallTable:
     """The content of one architecture's filter: the conditions of each allowed call, by its number."""
 
     audit_arch: int
     allowed: dict[int, tuple[Condition, ...]]
 
 
-def table(architecture: str, may_open: bool, has_folder: bool = False) -> Table:
+def table(architecture: str, may_open: bool, has_folder: bool = False) -> SyscallTable:
     """Raises KeyError for an architecture that nobody has written down.
 
     Args:
@@ -127,7 +127,9 @@ def table(architecture: str, may_open: bool, has_folder: bool = False) -> Table:
     allowed = {
         numbers[column]: conditions.get(name, ()) for name, numbers in calls.items() if may_open or name != "openat"
     }
-    return Table(_AUDIT_ARCH[architecture], {number: each for number, each in allowed.items() if number is not None})
+    return SyscallTable(
+        _AUDIT_ARCH[architecture], {number: each for number, each in allowed.items() if number is not None}
+    )
 
 
 def number(architecture: str, name: str) -> int:
@@ -144,7 +146,7 @@ _ALLOW, _KILL_PROCESS, _FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 _Instruction = tuple[int, int, int, int]
 
 
-def filter_program(allowed: Table) -> bytes:
+def filter_program(allowed: SyscallTable) -> bytes:
     """BPF over ``struct seccomp_data {int nr; u32 arch; u64 ip; u64 args[6]}``, little-endian.
 
     Unlisted calls fail: with ENOSYS where callers know what to do then, with EPERM below, and where an argument is not

@@ -30,7 +30,7 @@ CUT = "\n... (the result is too long and is not fully shown)"
 
 
 @dataclass(frozen=True)
-class Answer:
+class CallAnswer:
     """The text that the policy reads after a call, and what follows from it.
 
     ``ended_with`` is the whole result of a terminal tool, which ends the episode; None if it goes on. ``over``: the
@@ -44,7 +44,7 @@ class Answer:
     use: ToolUse | None = None
 
 
-async def answer(call: ToolCall | BadCall, tools: Mapping[str, Tool], lease: Lease) -> Answer:
+async def answer(call: ToolCall | BadCall, tools: Mapping[str, Tool], lease: Lease) -> CallAnswer:
     """Make a call and say what came of it.
 
     Raises:
@@ -66,7 +66,7 @@ async def answer(call: ToolCall | BadCall, tools: Mapping[str, Tool], lease: Lea
     except ProcessEnded as error:
         return _failure(tool, str(error), str(error), over=lease.holds_instance)
     ended_with = printable(result) if tool.terminal else None
-    return Answer(_shown(result, tool.max_characters), ended_with=ended_with, use=ToolUse(tool.name, 1, 0))
+    return CallAnswer(_shown(result, tool.max_characters), ended_with=ended_with, use=ToolUse(tool.name, 1, 0))
 
 
 async def _call(tool: Tool, arguments: Mapping[str, Any], lease: Lease) -> str:
@@ -87,14 +87,14 @@ def shown_together(results: Sequence[str], max_tokens: int, token_spans: TokenSp
     return f"{cut}\n{_CLOSES}" if is_open else cut
 
 
-def _mistake(text: str) -> Answer:
-    return Answer(_shown(text, 500), failed=True)
+def _mistake(text: str) -> CallAnswer:
+    return CallAnswer(_shown(text, 500), failed=True)
 
 
-def _failure(tool: Tool, shown: str, what: str, over: bool = False) -> Answer:
+def _failure(tool: Tool, shown: str, what: str, over: bool = False) -> CallAnswer:
     """Return the answer to a call that failed: the text for the policy, and ``what`` for the record."""
     use = ToolUse(tool.name, 1, 1, printable(what))
-    return Answer(_shown(f"{FAILED}{shown}", tool.max_characters), failed=True, over=over, use=use)
+    return CallAnswer(_shown(f"{FAILED}{shown}", tool.max_characters), failed=True, over=over, use=use)
 
 
 def _shown(text: str, max_characters: int) -> str:

@@ -26,7 +26,7 @@ from agent_environments.protocol import (
     TokenSpans,
 )
 from agent_environments.tool_calls import parse_tool_calls, tools_section
-from agent_environments.tools.answer import NO_CALL, Answer, answer, shown_together
+from agent_environments.tools.answer import NO_CALL, CallAnswer, answer, shown_together
 from agent_environments.tools.group import JUDGE_PATIENCE_S, grade_of, group_grades, seen_of
 from agent_environments.tools.identity import digest, identity
 from agent_environments.tools.instances import InstancePool, Lease
@@ -110,7 +110,7 @@ class ToolEnvironment:
         calls = parse_tool_calls(action) if self._module.tools else []
         if not calls:
             return await self._said(action)
-        answers: list[Answer] = []
+        answers: list[CallAnswer] = []
         for call in calls:
             answers.append(await answer(call, self._tools, self._lease))
             last = answers[-1]

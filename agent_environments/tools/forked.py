@@ -39,7 +39,7 @@ class Judge(Protocol):
     def check(self) -> None: ...
 
 
-class Calls:
+class ToolCalls:
     """The calls that a tool process answers.
 
     Args:
@@ -226,7 +226,7 @@ def _rehearse() -> None:
     module = SimpleNamespace(
         tools={"nothing": tool(nothing)}, rewards=(reward(none),), tasks={"": {"id": "", "question": "", "target": 1}}
     )
-    calls = Calls(cast(ToolModule, module), DEADLINE_S)
+    calls = ToolCalls(cast(ToolModule, module), DEADLINE_S)
     episode = {"task_id": "", "answer": "", "trajectory": [{"role": "user", "content": ""}], "judge_s": 0.0}
     call = {"op": "call", "tool": "nothing", "arguments": {"value": 1}}
     asked = json.dumps(call) + "\n" + json.dumps({"op": "grade", "reward": "none", **episode}) + "\n"
@@ -255,7 +255,7 @@ def serve(told: Mapping[str, Any], control: socket.socket) -> None:
         kind = module.instance_class
         forkable = getattr(kind, "forkable", False)
         instance = deadline.call(kind, {}, told["deadline_s"]) if kind is not None and forkable else None
-        calls = Calls(module, told["deadline_s"], judge, instance)
+        calls = ToolCalls(module, told["deadline_s"], judge, instance)
         ready = {
             "tasks": tasks_digest(module.tasks.all()),
             "makes": kind is not None and instance is None,

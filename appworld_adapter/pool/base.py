@@ -26,8 +26,8 @@ from appworld_adapter import dataset as task_lists
 from appworld_adapter.ground_truth import EXECUTION_SUCCESSFUL, load_solution
 from appworld_adapter.making import interpreter_command
 from appworld_adapter.pool import experiments
-from appworld_adapter.pool.episode import AppWorldEnvironment, EpisodeRules, World
-from appworld_adapter.pool.run_folder import RunFolder
+from appworld_adapter.pool.episode import AppWorldEnvironment, AppWorldRules, SealedWorld
+from appworld_adapter.pool.run_folder import WorldFolder
 from appworld_adapter.pool.servers import ServerSpec
 from appworld_adapter.prompt import Prompt, TaskCard, task_lines
 from loop_plumbing.forked_process import ForkedProcess, ForkServer
@@ -94,7 +94,7 @@ class DatasetPool:
             raise ValueError("max_worlds, observation_max_tokens and execute_timeout_s must be at least 1")
         self.root = Path(root).absolute()
         self.dataset = task_lists.dataset_name(root)
-        self.rules = EpisodeRules(Prompt(prompt), token_spans, observation_max_tokens, float(execute_timeout_s))
+        self.rules = AppWorldRules(Prompt(prompt), token_spans, observation_max_tokens, float(execute_timeout_s))
         self.replays = 0
         self.losses = Losses()
         self._python = os.path.abspath(python)  # servers run in a folder of their own
@@ -105,7 +105,7 @@ class DatasetPool:
         self._places = Places(max_worlds)
         self._starting = asyncio.Semaphore(2 * (os.cpu_count() or 1))
         self._open: set[AppWorldEnvironment] = set()
-        self._run_folder: RunFolder | None = None
+        self._run_folder: WorldFolder | None = None
         self._servers: dict[str, ForkServer] = {}
         self._closing = False
 
@@ -171,7 +171,7 @@ class DatasetPool:
         return task_lists.load_split(self.root, split)
 
     @property
-    def run_folder(self) -> RunFolder:
+    def run_folder(self) -> WorldFolder:
         if self._run_folder is None:
             raise EnvironmentCrashed("the pool is not open")
         return self._run_folder
@@ -190,7 +190,7 @@ class DatasetPool:
                 "to one that has appworld"
             )
         self._run_folder = await asyncio.to_thread(
-            RunFolder.create, self._experiments_root, self.root, self._keep, self._max_worlds
+            WorldFolder.create, self._experiments_root, self.root, self._keep, self._max_worlds
         )
         results = await asyncio.gather(self._open_worlds(), self._open_server("grader"), return_exceptions=True)
         for result in results:
@@ -202,11 +202,11 @@ class DatasetPool:
         """Start what worlds come from."""
         raise NotImplementedError
 
-    async def _bring_up(self, card: TaskCard, experiment: str) -> World:
+    async def _bring_up(self, card: TaskCard, experiment: str) -> SealedWorld:
         """A fresh world of a task that the agent view shows."""
         raise NotImplementedError
 
-    async def bring_up(self, card: TaskCard, experiment: str) -> World:
+    async def bring_up(self, card: TaskCard, experiment: str) -> SealedWorld:
         """A fresh world; so many at a time as there are processors for, whatever the number of places."""
         await asyncio.to_thread(self.run_folder.show_task, card.task_id)
         async with self._starting:

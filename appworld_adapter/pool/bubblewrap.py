@@ -10,14 +10,14 @@ from pathlib import Path
 
 import loop_plumbing
 from agent_environments.sandbox import SANDBOX_FOLDER
-from appworld_adapter.pool.run_folder import RunFolder
+from appworld_adapter.pool.run_folder import WorldFolder
 from appworld_adapter.pool.servers import WORKER_FOLDER
 
 PLUMBING_FOLDER = Path(loop_plumbing.__file__).resolve().parent
 INSTALL = "apt-get install bubblewrap (Debian, Ubuntu) or dnf install bubblewrap (Fedora, RHEL) on this machine"
 
 
-async def bubblewrap_prefix(python: str, run_folder: RunFolder) -> list[str]:
+async def bubblewrap_prefix(python: str, run_folder: WorldFolder) -> list[str]:
     """Arguments to put before the server's command.
 
     Inside there are Python, the code of worker, sandbox and plumbing, and the run folder but for the grader's; its own

@@ -51,7 +51,7 @@ class Execution:
     unsaved: str | None = None
 
 
-class World(Protocol):
+class SealedWorld(Protocol):
     """A task's world, somewhere, up and waiting."""
 
     async def execute(self, code: str) -> Execution:
@@ -71,7 +71,7 @@ class World(Protocol):
 
 
 @dataclass(frozen=True)
-class EpisodeRules:
+class AppWorldRules:
     """The rules that the episodes of a pool have in common."""
 
     prompt: Prompt
@@ -80,16 +80,16 @@ class EpisodeRules:
     execute_timeout_s: float
 
 
-class EpisodeHost(Protocol):
+class AppWorldHost(Protocol):
     """The part of a pool that an episode uses."""
 
     root: Path
-    rules: EpisodeRules
+    rules: AppWorldRules
     losses: Losses
     replays: int
 
     def check_tasks(self, task_ids: list[str]) -> None: ...
-    async def bring_up(self, card: TaskCard, experiment: str) -> World: ...
+    async def bring_up(self, card: TaskCard, experiment: str) -> SealedWorld: ...
     async def grade(self, task_id: str, experiment: str) -> Grade: ...
     async def release(self, environment: AppWorldEnvironment, experiment: str) -> None: ...
 
@@ -104,13 +104,13 @@ class AppWorldEnvironment:
     repeated.
     """
 
-    def __init__(self, pool: EpisodeHost, episode_id: str) -> None:
+    def __init__(self, pool: AppWorldHost, episode_id: str) -> None:
         self._pool = pool
         self._rules = pool.rules
         self._experiment = experiment_name(episode_id)
         self._known_card: TaskCard | None = None
-        self._world: World | None = None
-        self._cut_short: World | None = None
+        self._world: SealedWorld | None = None
+        self._cut_short: SealedWorld | None = None
         """The world whose program was still running when its time was up, until it is settled."""
         self._unsaved: str | None = None
         """Why the saved state is not that of all the episode's programs, so that it must not be graded."""

@@ -31,7 +31,7 @@ STATE_LIMIT = 16 << 20
 """Bytes of a world's saved state; an honest episode's are kilobytes. An episode whose state is larger is at its end."""
 
 
-class RunFolder:
+class WorldFolder:
     """Created by :meth:`create`, which also removes what dead processes left behind; removed by :meth:`remove`.
 
     ``dataset`` is the data folder whose views it holds.
@@ -46,7 +46,7 @@ class RunFolder:
         self._keep = keep
 
     @classmethod
-    def create(cls, base: str | None, dataset_root: Path, keep: bool, worlds: int = 1) -> RunFolder:
+    def create(cls, base: str | None, dataset_root: Path, keep: bool, worlds: int = 1) -> WorldFolder:
         """Make a folder under ``base`` (None: tmpfs, else the temporary folder) with both views of ``dataset_root``.
 
         Warns if the largest states of so many ``worlds`` would not fit in.

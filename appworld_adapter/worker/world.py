@@ -108,7 +108,7 @@ class WorldServer:
         options = self._world_options(start["experiment"])
         interpreter = self._interpreters.ask(start["task_id"], options)
         world = ApiWorld(start["task_id"], self._settings["state_limit"], **options)
-        episode = Episode(owner, interpreter, world, self._settings["output_limit"], self._settings["keep_logs"])
+        episode = WorldEpisode(owner, interpreter, world, self._settings["output_limit"], self._settings["keep_logs"])
         if start.get("token_secret"):
             set_token_secret(start["token_secret"])
         # Agent code can fill databases through APIs.
@@ -117,7 +117,7 @@ class WorldServer:
         episode.run()
 
 
-class Episode:
+class WorldEpisode:
     """The loop of a world process. Messages from the interpreter are written by agent code for all we know."""
 
     def __init__(

@@ -24,7 +24,7 @@ DEFAULT, WITH_TOOLS = "default", "tool_use"
 """Names of templates where a folder holds several."""
 
 
-class _Generation(Extension):
+class _GenerationTag(Extension):
     """Takes ``{% generation %}``, which marks what is trained on, for its content."""
 
     tags = {"generation"}  # noqa: RUF012 - as its base class has it
@@ -82,7 +82,7 @@ class ChatTemplate:
 @lru_cache(maxsize=8)
 def _compiled(text: str) -> Template:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _refuse

@@ -40,7 +40,7 @@ EDITS = {
 
 
 @dataclass(frozen=True)
-class Prompt:
+class PromptTokens:
     """A prompt: ``token_ids`` is all of it, ``new`` the messages that follow the turn that it goes on from.
 
     ``text`` is given where the prompt is a text without messages. ``edited`` are the turns that came back otherwise
@@ -125,7 +125,7 @@ class Conversations:
         """How many turns came back changed in each of the ways of :data:`EDITS`, without those of which none did."""
         return dict(Counter(kind for _, kind in self._edited))
 
-    def prompt(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> Prompt:
+    def prompt(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> PromptTokens:
         """The ids to sample after; nothing is kept until :meth:`add`.
 
         Raises:
@@ -156,9 +156,9 @@ class Conversations:
             if between is not None:
                 new = (ChatMessage("assistant", written), *new) if written else new
                 served = [*prompt, *sampled, *more, *between]
-                return Prompt(served, tuple(path), tools, found, new, edited=frozenset(edited))
+                return PromptTokens(served, tuple(path), tools, found, new, edited=frozenset(edited))
         opening = self._tokens.opening(known, tools)
-        return Prompt(opening, tuple(path), tools, None, tuple(known), edited=frozenset(edited))
+        return PromptTokens(opening, tuple(path), tools, None, tuple(known), edited=frozenset(edited))
 
     def _as_told(
         self, place: int, message: ChatMessage, edited: set[tuple[_SampledTurn, str]]
@@ -188,7 +188,7 @@ class Conversations:
                 return turn, printable(message.content[len(text) :])
         return None, ""
 
-    def text_prompt(self, text: str) -> Prompt:
+    def text_prompt(self, text: str) -> PromptTokens:
         """The ids of a text. It goes on from a turn if it begins with what the turn's ids, and those before, spell."""
         text = printable(text)
         for length, digest in sorted(self._texts, key=lambda known: -known[0]):
@@ -197,12 +197,12 @@ class Conversations:
                 new = text[length:]
                 between = self._tokens.encode_text(new) if new else []
                 served = [*found.prompt(), *found.generation.token_ids, *between]
-                return Prompt(served, (), (), found, (ChatMessage("user", new),) if new else (), text)
-        return Prompt(self._tokens.encode_text(text), (), (), None, (ChatMessage("user", text),), text)
+                return PromptTokens(served, (), (), found, (ChatMessage("user", new),) if new else (), text)
+        return PromptTokens(self._tokens.encode_text(text), (), (), None, (ChatMessage("user", text),), text)
 
     def add(
         self,
-        prompt: Prompt,
+        prompt: PromptTokens,
         spoken: ChatMessage,
         turn: ReadTurn,
         version: int,

@@ -16,7 +16,7 @@ from rollout_server.collecting.attempt import Attempt
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.policy_sampler import EpisodeServices, PolicySampler
 from rollout_server.collecting.speaker import EpisodeFailed
-from rollout_server.endpoint.session import Session, World
+from rollout_server.endpoint.session import ServedWorld, Session
 from rollout_server.endpoint.sessions import Sessions
 from rollout_server.inference.command import BASE_MODEL_NAME
 
@@ -76,7 +76,7 @@ class HarnessEpisode(Attempt):
             side_calls=harness.side_calls,
             base=base,
         )
-        session.serve_world(World(self.key.task_id, opening, harness, environment.step))
+        session.serve_world(ServedWorld(self.key.task_id, opening, harness, environment.step))
         self._key = self._sessions.open(session)
         pinned = self._request.policy_version if self._request.policy_mode == "pinned" else None
         connection = Connection(

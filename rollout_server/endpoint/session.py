@@ -26,7 +26,7 @@ from rollout_server.collecting.attempt import derive_seed
 from rollout_server.collecting.policy_sampler import PolicySampler
 from rollout_server.collecting.speaker import EpisodeFailed
 from rollout_server.endpoint.calls import Calls
-from rollout_server.endpoint.conversations import Conversations, Prompt, Segment
+from rollout_server.endpoint.conversations import Conversations, PromptTokens, Segment
 from rollout_server.endpoint.turn_end import before_stop, cut_at_stop, finish_reason
 from rollout_server.endpoint.wire import (
     CONTEXT_EXCEEDED,
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class World:
+class ServedWorld:
     """The part of an episode's world that an agent elsewhere may use: its ``opening``, ``act``, which is the step of
     the environment as the node guards it, and a way to say that it is done."""
 
@@ -111,7 +111,7 @@ class Session:
         self._not_applied: dict[str, Any] = {}
         self._refusals: Counter[tuple[int, str]] = Counter()
         self._counts: Counter[str] = Counter()
-        self._world: World | None = None
+        self._world: ServedWorld | None = None
         self._stepping = asyncio.Lock()
         self._done = False
         self._out_of_turns = asyncio.Event()
@@ -127,13 +127,13 @@ class Session:
         return self._conversations.turns
 
     @property
-    def world(self) -> World:
+    def world(self) -> ServedWorld:
         """Raises ApiError where the session is of no episode."""
         if self._world is None:
             raise ApiError(404, "no_episode", "this key is of no episode")
         return self._world
 
-    def serve_world(self, world: World) -> None:
+    def serve_world(self, world: ServedWorld) -> None:
         """Let the agent act in a world, too."""
         self._world = world
 
@@ -148,7 +148,7 @@ class Session:
             raise ApiError(404, "no_world", "this episode has no world of the node's; the harness brings its own tools")
         return await self.calls.outcome(self.calls.begin(self._step(world, action)))
 
-    async def _step(self, world: World, action: str) -> StepResult:
+    async def _step(self, world: ServedWorld, action: str) -> StepResult:
         if self._tokens.overfill([action], self._limits.max_context):  # a world may keep all actions
             raise ApiError(400, "invalid_request", f"the action has more than {self._limits.max_context} tokens")
         async with self._stepping:
@@ -283,7 +283,12 @@ class Session:
         return answer
 
     async def _drawn(
-        self, sampler: PolicySampler, asked: Asked, prompt: Prompt, seeds: Sequence[int], sampling: Sampling | None
+        self,
+        sampler: PolicySampler,
+        asked: Asked,
+        prompt: PromptTokens,
+        seeds: Sequence[int],
+        sampling: Sampling | None,
     ) -> list[tuple[int, Generation]]:
         """The version that sampled each choice, and what it sampled."""
         limit, stops = asked.token_limit, asked.stops
@@ -295,7 +300,7 @@ class Session:
     def _told(
         self,
         asked: Asked,
-        prompt: Prompt,
+        prompt: PromptTokens,
         turn_ids: Sequence[str],
         drawn: Sequence[tuple[int, Generation]],
         keep: bool,
@@ -314,7 +319,7 @@ class Session:
         )
 
     def _choice(
-        self, asked: Asked, prompt: Prompt, turn_id: str, version: int, generation: Generation, keep: bool
+        self, asked: Asked, prompt: PromptTokens, turn_id: str, version: int, generation: Generation, keep: bool
     ) -> tuple[Choice, int]:
         """Read what was sampled as a turn, and keep it; returns it as it is told, and how many tokens it has."""
         generation, stopped_by = cut_at_stop(self._tokens, generation, asked.stops)
@@ -382,14 +387,14 @@ class Session:
         """The tokens of a call's prompt. Raises ApiError for one that does not fit."""
         return len((await self.calls.outcome(self.calls.begin(self._prompt(asked)))).token_ids)
 
-    async def _prompt(self, asked: Asked) -> Prompt:
+    async def _prompt(self, asked: Asked) -> PromptTokens:
         messages, tools, most = asked.messages, asked.tools, self._limits.max_context
 
         # How long the first one is, a person has to know, to give the program room; later ones are refused unencoded.
         to_count = not (self._begun or self._first_counted) and asked.size <= COUNTED_BYTES
         self._first_counted = True
 
-        def encoded() -> Prompt | None:
+        def encoded() -> PromptTokens | None:
             # Each of them has a token at least; to write them as text takes longer than to count them.
             if len(messages) + len(tools) + sum(len(message.calls) for message in messages) > most:
                 return None

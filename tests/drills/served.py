@@ -16,7 +16,7 @@ import urllib.request
 from pathlib import Path
 
 from loop_formats.run_files import newest_adapter
-from loop_recipes.export.comparison import Difference, sampled_logprobs, stored_samples
+from loop_recipes.export.comparison import LogprobDifference, sampled_logprobs, stored_samples
 from loop_recipes.export.policy import config_of_run
 from rollout_server.inference.command import SERVER_MODULE
 from rollout_server.inference.server import free_port
@@ -62,6 +62,6 @@ try:
 finally:
     server.terminate()
     server.wait(DEADLINE_S)
-apart, changed = Difference.between(policy.new_tensor(served), policy), Difference.between(policy, base)
+apart, changed = LogprobDifference.between(policy.new_tensor(served), policy), LogprobDifference.between(policy, base)
 print(f"{len(served)} tokens: the served policy is {apart} from the run's, and the run's {changed} from its base")
 sys.exit(not (apart.most < 1e-3 and changed.most > 0.1))

@@ -216,9 +216,9 @@ def test_nothing_outlives_a_killed_owner(tmp_path_factory):
     owner.wait()
     block_until(lambda: not processes(str(folder)))
     # The folder goes when the next pool opens there, if not before.
-    from appworld_adapter.pool.run_folder import RunFolder
+    from appworld_adapter.pool.run_folder import WorldFolder
 
-    fresh = RunFolder.create(str(base), ROOT, keep=False)
+    fresh = WorldFolder.create(str(base), ROOT, keep=False)
     assert not folder.exists()
     fresh.remove()
     assert list(fresh.path.parent.iterdir()) == []

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from loop_formats.run_files import find_logs, newest_adapter, read_rollouts
-from loop_recipes.export.comparison import Difference, sampled_logprobs, stored_samples
+from loop_recipes.export.comparison import LogprobDifference, sampled_logprobs, stored_samples
 from loop_recipes.export.policy import config_of_run
 from loop_recipes.paths import loop_package
 from model_families.chat.tokenizer import TextTokens, read_tokenizer
@@ -71,11 +71,13 @@ def test_fifty_conversations_become_a_served_policy_by_five_commands(tmp_path):
     adapter, merged = (served_lines(loop("export", "run", *words)) for words in ((), ("merge=fp32",)))
     samples = stored_samples(run, 16, 1024)
     policy, base = sampled_logprobs(config_of_run(run)[1], samples, newest_adapter(run))
-    assert Difference.between(policy, base).most > 0.1, "training changed nothing, so the comparison says nothing"
+    assert LogprobDifference.between(policy, base).most > 0.1, (
+        "training changed nothing, so the comparison says nothing"
+    )
     print(f"held-out loss {losses[0]:.3f} to {losses[-1]:.3f}; rewards {[line['reward'] for line in lines]}")
     for name, serve in (("adapter", adapter[0]), ("merged", merged[0])):
         with plain_server(serve, tmp_path / f"{name}.log") as server:
-            apart = Difference.between(server.logprobs(samples), policy)
+            apart = LogprobDifference.between(server.logprobs(samples), policy)
         print(f"{name}: served log-probs of {len(policy)} tokens: {apart} from the run's")
         assert apart.most < 1e-3
     text = TextTokens(read_tokenizer(MODEL))

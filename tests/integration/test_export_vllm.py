@@ -4,7 +4,7 @@ import pytest
 from omegaconf import OmegaConf
 from tokenizers import Tokenizer
 
-from loop_recipes.export.comparison import Difference, sampled_logprobs, stored_samples
+from loop_recipes.export.comparison import LogprobDifference, sampled_logprobs, stored_samples
 from loop_recipes.export.policy import ExportConfig, config_of_run, export
 from loop_recipes.paths import loop_package
 from support import small_runs
@@ -31,10 +31,12 @@ def test_a_plain_server_gives_the_runs_logprobs_and_the_tokenizers_ids(tmp_path)
     done = export(run, ExportConfig())
     samples = stored_samples(run, 8, 4096)
     policy, base = sampled_logprobs(config_of_run(run)[1], samples, done.folder)
-    assert Difference.between(policy, base).most > 0.1, "training changed nothing, so the comparison says nothing"
+    assert LogprobDifference.between(policy, base).most > 0.1, (
+        "training changed nothing, so the comparison says nothing"
+    )
     with plain_server(done.serve[0], tmp_path / "vllm.log") as server:
         served = server.logprobs(samples)
-        apart = Difference.between(served, policy)
+        apart = LogprobDifference.between(served, policy)
         print(f"served log-probs of {len(served)} tokens: {apart} from the run's")
         assert apart.most < 1e-3
         ids = server.ask("/tokenize", prompt=TEXT, add_special_tokens=False)["tokens"]

@@ -7,7 +7,7 @@ import pytest
 
 from loop_formats.folder_lock import lock_folder
 from loop_viewer.run_data import RunData
-from loop_viewer.run_head import Collected
+from loop_viewer.run_head import ListedCollection
 from support.viewer_run import write_run
 
 ENDED = {"end": {"reason": "finished"}}
@@ -105,8 +105,8 @@ def test_an_evaluation_has_ended_with_its_report(folder):
 
 def test_what_a_collection_was_asked_for(tmp_path):
     log = tmp_path / "a.jsonl"
-    assert Collected.of(log) == Collected(0, True, {})
+    assert ListedCollection.of(log) == ListedCollection(0, True, {})
     failure = {"failure": {"task_id": "t", "index": 0, "attempt": 0, "reason": "server_error"}}
     lines = [request(2, 3), {"opened": 1}, failure, failure]
     (tmp_path / "a.meta.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert Collected.of(log) == Collected(6, False, {"t": {"server_error": 2}})
+    assert ListedCollection.of(log) == ListedCollection(6, False, {"t": {"server_error": 2}})

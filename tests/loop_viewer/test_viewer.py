@@ -21,7 +21,7 @@ from loop_recipes.verbs.view import main
 from loop_viewer.app import STATIC, build_app
 from loop_viewer.export import write_export
 from loop_viewer.run_data import sequence_beginning
-from loop_viewer.summaries import Message, question_of
+from loop_viewer.summaries import ListedMessage, question_of
 from support.viewer_run import HOSTILE, LONG_TOKENS, SCRIPT, opened, write_run
 from support.waiting import COMMAND_S
 
@@ -526,7 +526,7 @@ def test_search_finds_ids(run):
     ],
 )
 def test_a_list_says_what_a_task_asks(messages, asks):
-    assert question_of([Message(role, content) for role, content in messages]) == asks
+    assert question_of([ListedMessage(role, content) for role, content in messages]) == asks
 
 
 def test_a_run_is_read_without_a_browser(run_folder, capsys):

@@ -12,7 +12,7 @@ from agent_environments.counter import CounterEnvironment, CounterPool
 from agent_environments.harness.pool import HarnessPool
 from agent_environments.lost_worlds import Loss, WorldLost
 from agent_environments.protocol import EnvironmentFault, Grade, Message, StepResult, UnknownTask
-from agent_environments.remote.line import Line, LineStuck, RequestFailed
+from agent_environments.remote.line import LineStuck, RequestFailed, WorldLine
 from agent_environments.remote.pool import RemotePool
 from agent_environments.tool_calls import ToolCall, render_tool_call, tools_section
 from loop_formats.collection_request import CollectionRequest, Limits
@@ -108,7 +108,7 @@ class BreakingPool(CounterPool):
         return Breaks(self)
 
 
-class BreakingLine(Line):
+class BreakingLine(WorldLine):
     alive = True
 
     def __init__(self, pool):

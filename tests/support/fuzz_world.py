@@ -18,7 +18,7 @@ sys.path.insert(1, str(Path(__file__).parents[2] / "agent_environments" / "sandb
 
 import httpx
 from channel import Channel
-from world import ApiWorld, Episode
+from world import ApiWorld, WorldEpisode
 
 ODD = [
     None,
@@ -92,7 +92,7 @@ def message(rng: random.Random) -> bytes:
     return json.dumps({"id": odd_value(rng, 0), "request": odd_request(rng)}).encode() + b"\n"
 
 
-class FuzzedEpisode(Episode):
+class FuzzedEpisode(WorldEpisode):
     """Its interpreter sends ``script`` as soon as it has a program, and reads nothing."""
 
     def __init__(self, world: World, script: bytes) -> None:

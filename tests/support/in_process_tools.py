@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from agent_environments.tools.forked import Calls
+from agent_environments.tools.forked import ToolCalls
 from agent_environments.tools.identity import tasks_digest
 from agent_environments.tools.module import load_module
 from agent_environments.tools.tool import WrongArguments
@@ -28,7 +28,7 @@ class InProcessServer:
         if self._module is None:
             self._module = load_module(self._told["module"], self._told["tasks"])
             deadline.install()
-        return InProcess(Calls(self._module, self._told["deadline_s"]), self._module)
+        return InProcess(ToolCalls(self._module, self._told["deadline_s"]), self._module)
 
     async def close(self) -> None: ...
 
@@ -38,7 +38,7 @@ class InProcess:
 
     alive = True
 
-    def __init__(self, calls: Calls, module: Any) -> None:
+    def __init__(self, calls: ToolCalls, module: Any) -> None:
         self._calls = calls
         kind = module.instance_class
         digest = tasks_digest(module.tasks.all())

@@ -14,9 +14,9 @@ from rollout_server.endpoint.dialects import Route
 from rollout_server.endpoint.dialects.dialect import (
     MAX_CHOICES,
     MAX_STOPS,
-    Body,
     Dialect,
     Recall,
+    RequestBody,
     event,
     function_tool,
 )
@@ -71,7 +71,7 @@ class _Content(_Camel):
     parts: list[dict[str, Any]] = Field(default_factory=list)
 
 
-class _Body(Body):
+class _Body(RequestBody):
     model_config = ConfigDict(extra="allow", alias_generator=to_camel, populate_by_name=True)
 
     contents: list[_Content]

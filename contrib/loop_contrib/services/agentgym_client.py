@@ -12,7 +12,7 @@ from typing import Any
 
 from agent_environments.lost_worlds import Loss, WorldLost
 from agent_environments.protocol import TokenSpans
-from agent_environments.remote.line import Line
+from agent_environments.remote.line import WorldLine
 from loop_contrib.services.service_pool import NoSuchPath, ServicePool, failure, flags_of, is_ours
 
 SCENARIO = "item"
@@ -59,7 +59,7 @@ class AgentGymPool(ServicePool):
             raise ValueError(f"splits.{missing[0]} goes beyond its {len(ids)} tasks")
         return {split: [ids[index] for index in range(first, end)] for split, (first, end) in self._ranges.items()}
 
-    async def _connect(self) -> Line:
+    async def _connect(self) -> WorldLine:
         answer = await self.request("POST", "/create", json={})
         number = answer.get("id") if isinstance(answer, dict) else answer  # some servers answer with the bare number
         if not isinstance(number, int):
@@ -67,7 +67,7 @@ class AgentGymPool(ServicePool):
         return AgentGymLine(self, number)
 
 
-class AgentGymLine(Line):
+class AgentGymLine(WorldLine):
     """A session of the service."""
 
     def __init__(self, pool: AgentGymPool, number: int) -> None:

@@ -21,7 +21,7 @@ import aiohttp
 from agent_environments.lost_worlds import Loss, WorldLost
 from agent_environments.observation import FAILURE_HEAD
 from agent_environments.protocol import TokenSpans
-from agent_environments.remote.line import Line, LineStuck, RequestFailed
+from agent_environments.remote.line import LineStuck, RequestFailed, WorldLine
 from loop_contrib.services.service_pool import (
     MAX_ERROR_CHARACTERS,
     MAX_MESSAGE_BYTES,
@@ -199,7 +199,7 @@ class OpenEnvPool(ServicePool):
         }
         return splits
 
-    async def lease(self) -> Line:
+    async def lease(self) -> WorldLine:
         """As every service's; once that has refused a session, whoever comes waits for one, first come, first served.
 
         While episodes of this pool hold sessions there is no deadline: theirs end.
@@ -218,7 +218,7 @@ class OpenEnvPool(ServicePool):
                         raise
                 await self.losses.pause(PLACE_PAUSE_S)
 
-    async def _connect(self) -> Line:
+    async def _connect(self) -> WorldLine:
         try:
             url = "ws" + self.url.removeprefix("http") + "/ws"
             socket = await self.http.ws_connect(url, max_msg_size=MAX_MESSAGE_BYTES, timeout=CLOSING)
@@ -268,7 +268,7 @@ def _own_id(task: Any) -> str | None:
     return known if isinstance(known, str) else None
 
 
-class OpenEnvLine(Line):
+class OpenEnvLine(WorldLine):
     """A WebSocket, and the episode it holds.
 
     It is read all the time, also while the policy thinks: a socket that nobody reads answers no ping, and the service

@@ -15,7 +15,7 @@ import aiohttp
 from agent_environments.description import TOOLS_BEHAVIOR, Description
 from agent_environments.lost_worlds import Loss, WorldLost
 from agent_environments.protocol import EnvironmentCrashed, Message, TokenSpans
-from agent_environments.remote.line import Line, LineStuck, RequestFailed
+from agent_environments.remote.line import LineStuck, RequestFailed, WorldLine
 from agent_environments.remote.pool import RemotePool
 from agent_environments.scale import Scale
 from loop_contrib.services.sessions import UNKNOWN_SESSION
@@ -106,7 +106,7 @@ class ServicePool(RemotePool):
         self._ranges = splits
         self._instructions = instructions
         self._http: aiohttp.ClientSession | None = None
-        self._lines: set[Line] = set()
+        self._lines: set[WorldLine] = set()
         self._warned_of_rewards = False
 
     @property
@@ -208,7 +208,7 @@ class ServicePool(RemotePool):
         """All of it; an empty message is an action too, which the service has to answer."""
         return message
 
-    async def lease(self) -> Line:
+    async def lease(self) -> WorldLine:
         """A line of its own for one episode.
 
         Raises:
@@ -243,11 +243,11 @@ class ServicePool(RemotePool):
         await line.hang_up()
         return True
 
-    async def _connect(self) -> Line:
+    async def _connect(self) -> WorldLine:
         """Raises WorldLost, or RequestFailed for a service that refuses."""
         raise NotImplementedError
 
-    async def give_back(self, line: Line) -> None:
+    async def give_back(self, line: WorldLine) -> None:
         self._lines.discard(line)
         await line.hang_up()
 

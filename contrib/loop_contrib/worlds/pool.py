@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from agent_environments.description import Description
 from agent_environments.lost_worlds import Loss, WorldLost
 from agent_environments.protocol import EnvironmentCrashed, Message, TokenSpans
-from agent_environments.remote.line import Line, LineStuck, RequestFailed
+from agent_environments.remote.line import WorldLine, LineStuck, RequestFailed
 from agent_environments.remote.pool import RemotePool
 from loop_contrib.worlds.commands import COMMAND_FORMAT, command_of, message_of
 from loop_contrib.worlds.world_process import WorldProcess
@@ -173,7 +173,7 @@ class WorldPool(RemotePool):
         self._worlds.add(world)
         return world
 
-    async def give_back(self, line: Line) -> None:
+    async def give_back(self, line: WorldLine) -> None:
         if not isinstance(line, WorldProcess) or line not in self._worlds:
             return
         if line.alive and self.kind.heap_mb is not None and not line.busy and not self._closing:

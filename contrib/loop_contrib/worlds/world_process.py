@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_environments.lost_worlds import Loss, Losses, WorldLost, answered
-from agent_environments.remote.line import Line, RequestFailed
+from agent_environments.remote.line import WorldLine, RequestFailed
 from loop_plumbing.forked_process import ForkedProcess
 from loop_plumbing.moving import while_moving
 
@@ -15,7 +15,7 @@ AGENTS_REQUESTS = ("step", "grade")
 """How long they take may be an agent's doing."""
 
 
-class WorldProcess(Line):
+class WorldProcess(WorldLine):
     """A running world."""
 
     def __init__(self, process: ForkedProcess, losses: Losses) -> None:

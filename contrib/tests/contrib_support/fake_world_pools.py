@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_environments.lost_worlds import Losses
-from agent_environments.remote.line import Line, RequestFailed
+from agent_environments.remote.line import RequestFailed, WorldLine
 from contrib_support.fake_world import FakeWorld
 from loop_contrib.worlds.pool import WorldKind, WorldPool
 from loop_contrib.worlds.workers.worker_loop import Worker
@@ -25,11 +25,11 @@ class InProcessFakePool(FakePool):
     async def open(self) -> None:
         self._learn(await _Call().call(self.rules.start_timeout_s, "tasks"))
 
-    async def lease(self) -> Line:
+    async def lease(self) -> WorldLine:
         return _Call()
 
 
-class _Call(Line):
+class _Call(WorldLine):
     alive = True
 
     def __init__(self) -> None:

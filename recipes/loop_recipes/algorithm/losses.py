@@ -51,7 +51,7 @@ class LossOutput:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PairComparison:
     """The rollouts of a minibatch compared with each other, as the policy stands now.
 
     Attributes:
@@ -70,7 +70,7 @@ class Comparison:
         return [replace(sample, token_advantages=self.weights[sample.rollout_id]) for sample in samples]
 
 
-def comparison_metrics(steps: Sequence[Comparison]) -> dict[str, float]:
+def comparison_metrics(steps: Sequence[PairComparison]) -> dict[str, float]:
     """The means of the metrics over some steps."""
     names = steps[0].metrics if steps else ()
     return {name: torch.cat([each.metrics[name] for each in steps]).mean().item() for name in names}
@@ -99,7 +99,7 @@ class PolicyLoss(nn.Module):
         if kl_coefficient > 0:
             self.plan = replace(self.plan, needs_reference=True)
 
-    def compare(self, samples: Sequence[ScoredSample], logprobs: Mapping[str, Tensor]) -> Comparison:
+    def compare(self, samples: Sequence[ScoredSample], logprobs: Mapping[str, Tensor]) -> PairComparison:
         """The rollouts of a minibatch, before its step, of a loss whose ``plan`` says ``compares_pairs``; see
         :class:`~loop_recipes.algorithm.preferences.PreferenceLoss`.
 

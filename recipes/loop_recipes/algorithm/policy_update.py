@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from loop_recipes.algorithm.credit import credited_samples, signal_metrics, with_token_advantages
-from loop_recipes.algorithm.losses import Comparison, LossOutput, RatioStatistics, comparison_metrics
+from loop_recipes.algorithm.losses import LossOutput, PairComparison, RatioStatistics, comparison_metrics
 from loop_recipes.algorithm.method import Method
 from loop_recipes.algorithm.minibatches import minibatch_units, minibatches
 from loop_recipes.algorithm.scoring import Scorer
@@ -66,7 +66,7 @@ class StepOutcome(NamedTuple):
     loss: float
     further_losses: dict[str, float]
     grad_norm: float
-    comparison: Comparison | None
+    comparison: PairComparison | None
 
 
 class PolicyUpdate:
@@ -352,7 +352,7 @@ class PolicyUpdate:
         if self._steps_at_scale == FP16_GROWTH_STEPS:
             self._loss_scale, self._steps_at_scale = self._loss_scale * 2.0, 0
 
-    def _compared(self, minibatch: Sequence[CreditedSample]) -> tuple[Comparison, Sequence[CreditedSample]]:
+    def _compared(self, minibatch: Sequence[CreditedSample]) -> tuple[PairComparison, Sequence[CreditedSample]]:
         """The minibatch as the loss finds it now, and its samples with the weights of their tokens."""
         known = [sample for sample in minibatch if isinstance(sample, ScoredSample)]  # all: they have a reference
         comparison = self.method.loss.compare(known, self.scorer.current_logprobs(known))

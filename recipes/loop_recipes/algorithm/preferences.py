@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from loop_recipes.algorithm.losses import Comparison, LogLikelihood
+from loop_recipes.algorithm.losses import LogLikelihood, PairComparison
 from loop_recipes.algorithm.method_plan import MethodPlan
 from loop_recipes.engine.samples import ScoredSample, episodes
 
@@ -95,7 +95,7 @@ class PreferenceLoss(LogLikelihood):
         """
         raise NotImplementedError
 
-    def compare(self, samples: Sequence[ScoredSample], logprobs: Mapping[str, Tensor]) -> Comparison:
+    def compare(self, samples: Sequence[ScoredSample], logprobs: Mapping[str, Tensor]) -> PairComparison:
         """The loss of every pair [p], its Delta as ``preference_margin``, and the weights that make a log-likelihood's
         gradient that of the losses.
 
@@ -132,7 +132,7 @@ class PreferenceLoss(LogLikelihood):
                     likelihood_losses.append(-self.nll * _of_episode(side, logprobs).mean())
         deltas = torch.stack(margins)
         figures = {"preference_margin": deltas, "preference_accuracy": (deltas > 0).double()}
-        return Comparison(weights, torch.stack(likelihood_losses) - logsigmoid(deltas), figures)
+        return PairComparison(weights, torch.stack(likelihood_losses) - logsigmoid(deltas), figures)
 
 
 def _turns(side: Sequence[ScoredSample]) -> Tensor:

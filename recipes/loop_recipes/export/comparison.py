@@ -34,14 +34,14 @@ _WAIT_S = 600.0
 
 
 @dataclass(frozen=True)
-class Difference:
+class LogprobDifference:
     """Of two policies' log-probs: the mean and the largest distance over all tokens."""
 
     mean: float
     most: float
 
     @classmethod
-    def between(cls, one: Tensor, other: Tensor) -> Difference:
+    def between(cls, one: Tensor, other: Tensor) -> LogprobDifference:
         """Of log-probs [n] of the same tokens."""
         apart = (one.double() - other.double()).abs()
         return cls(apart.mean().item(), apart.max().item())
@@ -57,8 +57,8 @@ class MergeCheck:
 
     rollouts: int
     tokens: int
-    apart: Difference
-    moved: Difference
+    apart: LogprobDifference
+    moved: LogprobDifference
 
     @property
     def telling(self) -> bool:
@@ -150,5 +150,5 @@ def check_merge(conf: LearnerConfig, samples: Sequence[Sample], adapter: Path, m
     compute = "fp32" if dtype == "fp32" else None
     policy, base = sampled_logprobs(conf, samples, adapter, dtype=compute)
     again, _ = sampled_logprobs(conf, samples, adapter, merged, compute)
-    apart, moved = Difference.between(again, policy), Difference.between(policy, base)
+    apart, moved = LogprobDifference.between(again, policy), LogprobDifference.between(policy, base)
     return MergeCheck(len(samples), len(policy), apart, moved)

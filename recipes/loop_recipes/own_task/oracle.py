@@ -27,7 +27,7 @@ NONSENSE = "wibble 7351"
 
 
 @runtime_checkable
-class _OwnPool(Protocol):
+class _TaskPool(Protocol):
     """What is asked of a file's pool beside the protocol."""
 
     def field_answers(self, task_id: str) -> list[tuple[str, str]]: ...
@@ -42,7 +42,7 @@ class _PoolWithExpert(Protocol):
     def message(self, command: str) -> str: ...
 
 
-class _Solved(Protocol):
+class _SolvedEnvironment(Protocol):
     async def right_turn(self, said: str) -> str | None: ...
 
 
@@ -161,7 +161,7 @@ async def _ask(pool: EnvironmentPool, solves: bool, tasks: Callable[[], Sequence
             oracle.nonsense[task_id] = (await play_task(pool, task_id, _turns_of([NONSENSE]))).grade.reward
             if oracle.solves:
                 await _try(pool, oracle, task_id, "", _solving)
-            elif isinstance(pool, _OwnPool):
+            elif isinstance(pool, _TaskPool):
                 await _try_fields(pool, oracle, task_id)
             else:
                 await _try_expert(pool, oracle, task_id)
@@ -233,7 +233,7 @@ def _turns_of(turns: Sequence[str]) -> Any:
 def _solving(environment: Environment) -> Agent:
     async def agent(messages: list[Message]) -> str | None:
         try:
-            return await cast(_Solved, environment).right_turn(messages[-1].content)
+            return await cast(_SolvedEnvironment, environment).right_turn(messages[-1].content)
         except EnvironmentFault:
             raise
         except Exception as error:

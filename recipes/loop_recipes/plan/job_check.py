@@ -87,7 +87,7 @@ def usual_machines(servers: ServersConfig) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Placement:
+class GpuDivision:
     """The division of a node's GPUs: those that train, and those (by index) that vLLM may use on a rollout node.
 
     Of several nodes the last trains. On one whose GPUs both have in turns, each has all of them. Another one is divided
@@ -100,7 +100,7 @@ class Placement:
     shared: bool
 
     @classmethod
-    def of(cls, machines: Machines, servers: ServersConfig) -> Placement:
+    def of(cls, machines: Machines, servers: ServersConfig) -> GpuDivision:
         if servers.share is not None and machines.nodes == 1:
             return cls(machines.gpus, range(machines.gpus), shared=True)
         if machines.nodes > 1:
@@ -111,7 +111,7 @@ class Placement:
         return cls(half, range(half, machines.gpus), shared=False)
 
 
-class Row(NamedTuple):
+class ReportRow(NamedTuple):
     """What would happen: a line about ``name``."""
 
     name: str
@@ -134,7 +134,7 @@ class Unopened(NamedTuple):
     environment: str
 
 
-Finding: TypeAlias = Row | MemoryPlan | Problem | Unopened
+Finding: TypeAlias = ReportRow | MemoryPlan | Problem | Unopened
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Report:
     def of(cls, findings: Iterable[Finding]) -> Report:
         found = [*findings]
         problems = {each.about: each.text for each in found if isinstance(each, Problem)}
-        lines = tuple(str(each) for each in found if isinstance(each, Row | MemoryPlan))
+        lines = tuple(str(each) for each in found if isinstance(each, ReportRow | MemoryPlan))
         return cls(lines, tuple(problems.values()), any(isinstance(each, Unopened) for each in found))
 
 
@@ -205,7 +205,9 @@ def _trackers(config: LoopConfig) -> Iterator[Finding]:
             continue
         away = None if url is None else _unreachable(url)
         place = "on this machine" if url is None else url
-        yield Row("tracker", f"{name}: {place}" + (f" cannot be reached: {away}; {tracker.offline}" if away else ""))
+        yield ReportRow(
+            "tracker", f"{name}: {place}" + (f" cannot be reached: {away}; {tracker.offline}" if away else "")
+        )
 
 
 def _unreachable(url: str) -> str | None:
@@ -273,7 +275,7 @@ def _published(config: LoopConfig, node: NodeConfig, machines: Machines) -> Iter
         return
     with folder_to_plan(node.model.path) as folder:
         if folder is not None:
-            yield Row("memory", f"of the published {Path(node.model.path).name}, whose folder is not here")
+            yield ReportRow("memory", f"of the published {Path(node.model.path).name}, whose folder is not here")
             config, shape = _reading(config, folder), BaseModel.read(folder)
             yield from _needs(config, node, machines, shape, _unloaded(config))
 
@@ -282,15 +284,17 @@ def _needs(
     config: LoopConfig, node: NodeConfig, machines: Machines, shape: BaseModel, model: Unloaded
 ) -> Iterator[Finding]:
     """What the job needs of its GPUs: memory, and what bounds an iteration, so that configs compare."""
-    ranks = Placement.of(machines, node.servers).trainer_gpus
+    ranks = GpuDivision.of(machines, node.servers).trainer_gpus
     update_s = None if isinstance(model, ConfigError) else update_seconds(config, model, ranks)
     server = yield from _memory(config, node, machines, shape, lambda: model)
     if update_s is None:
         return
     rollouts = config.collection.tasks_per_iteration * config.collection.rollouts_per_task
     sampled = sampled_tokens_per_s(shape, node, server)
-    yield Row("sampling", f"at most {sampled:,.0f} tokens a second, by what H100s read of their memory (arithmetic)")
-    yield Row(
+    yield ReportRow(
+        "sampling", f"at most {sampled:,.0f} tokens a second, by what H100s read of their memory (arithmetic)"
+    )
+    yield ReportRow(
         "update",
         f"{update_s / 60:.1f} min, were each of {rollouts} rollouts {config.longest_rollout} tokens long, at the speed "
         "of H100s (arithmetic)",
@@ -305,7 +309,7 @@ def _memory(
     Args:
         model: asked for where transformers builds it, and of no use afterwards.
     """
-    place = Placement.of(machines, node.servers)
+    place = GpuDivision.of(machines, node.servers)
     sharers, rank, ranks = config.sequence_parallel, config.model.get("lora_rank", 16), place.trainer_gpus
     try:
         check_sharers(sharers, ranks)
@@ -323,8 +327,10 @@ def _memory(
         turns = plan_turns(shape, node, trainer, machines.gpu_gib)
         yield from _planned(turns.sampling, turns.training)
         pinned = f"about {turns.pinned * ranks:.1f} GiB, pinned, before torch rounds each weight up (arithmetic)"
-        yield Row("host's memory", pinned)
-        yield Row("turns", f"{turns.swap_s:.1f} s an iteration for moving weights at {BUS_GB_S:g} GB/s (arithmetic)")
+        yield ReportRow("host's memory", pinned)
+        yield ReportRow(
+            "turns", f"{turns.swap_s:.1f} s an iteration for moving weights at {BUS_GB_S:g} GB/s (arithmetic)"
+        )
         return turns.server
     server = plan_rollout_server(shape, node, machines.gpu_gib)
     yield from _planned(trainer, server)
@@ -354,31 +360,31 @@ def _counted(model: Unloaded) -> Generator[Finding, None, LayerBytes | None]:
     try:
         return layer_bytes(model)
     except ValueError as error:
-        yield Row("memory", f"{error}; it is planned as a layer of a dense decoder is")
+        yield ReportRow("memory", f"{error}; it is planned as a layer of a dense decoder is")
         return None
 
 
 def _placement(cfg: DictConfig, node: NodeConfig, machines: Machines, cuda: bool) -> Iterator[Finding]:
-    servers, place = node.servers, Placement.of(machines, node.servers)
+    servers, place = node.servers, GpuDivision.of(machines, node.servers)
     if servers.share is not None and machines.nodes > 1:
         one = "node.servers.share: trainer is for one node, whose GPUs both have: give --nodes 1"
         yield Problem("node.servers.share", one)
     count, per_server = len(servers.urls or []) or servers.count, servers.tensor_parallel_size
     episodes, dtype = f"{node.max_concurrent_episodes} episodes at a time", cfg.get("dtype", "fp32")
     if not cuda:
-        yield Row("rollout node", f"{_several(count, 'vLLM server')} on CPU, {episodes}")
-        yield Row("trainer", f"1 rank on CPU, {dtype}")
+        yield ReportRow("rollout node", f"{_several(count, 'vLLM server')} on CPU, {episodes}")
+        yield ReportRow("trainer", f"1 rank on CPU, {dtype}")
         return
     nodes = "" if machines.nodes == 1 else f"{_several(machines.nodes - 1, 'node')} of "
     takes = f"{_several(count, 'vLLM server')} on {_several(per_server, 'GPU')}{' each' if count > 1 else ''}"
-    yield Row("rollout node", f"{nodes}{takes}, {episodes}")
+    yield ReportRow("rollout node", f"{nodes}{takes}, {episodes}")
     last = place.trainer_gpus - 1
     where = "the last node" if machines.nodes > 1 else f"GPUs 0 to {last}" if last else "GPU 0"
     if place.shared:
         where += ", which it shares with vLLM" if servers.share is None else ", in turns with vLLM"
     elif machines.nodes == 1:
         where += " of the same node"
-    yield Row("trainer", f"{_several(place.trainer_gpus, 'rank')} on {where}, {dtype}")
+    yield ReportRow("trainer", f"{_several(place.trainer_gpus, 'rank')} on {where}, {dtype}")
     if servers.urls is not None:
         return
     allowed = place.rollout_gpus
@@ -420,7 +426,7 @@ def _port(node: NodeConfig) -> Iterator[Finding]:
     if node.port != 0:
         problem = port_problem(node)
         state = "free" if problem is None else f"not to be had ({problem})"
-        yield Row("port", f"{node.port} is {state} on this machine; the job's preflight asks the nodes")
+        yield ReportRow("port", f"{node.port} is {state} on this machine; the job's preflight asks the nodes")
 
 
 def _compiling(node: NodeConfig) -> Iterator[Finding]:
@@ -448,7 +454,7 @@ def _head(config: LoopConfig) -> Iterator[Finding]:
     with suppress(ConfigError):  # which is a problem of the run
         head = check_component("log_probs", config.log_probs)
         first = " ".join((inspect.getdoc(head) or "").split()).partition(". ")[0]
-        yield Row("log-probs", f"{head.__name__}{f', {first}' if first else ''}")
+        yield ReportRow("log-probs", f"{head.__name__}{f', {first}' if first else ''}")
 
 
 def _dataset(config: LoopConfig, node: NodeConfig) -> Iterator[Finding]:
@@ -462,7 +468,7 @@ def _dataset(config: LoopConfig, node: NodeConfig) -> Iterator[Finding]:
     if ahead is None:
         return
     (dataset, tasks), collection = ahead, config.collection
-    yield Row(
+    yield ReportRow(
         "dataset",
         f"{dataset}, {len(tasks)} tasks of {collection.split}, {collection.tasks_per_iteration} x "
         f"{collection.rollouts_per_task} rollouts an iteration",
@@ -480,7 +486,7 @@ def _environment(config: LoopConfig, node: NodeConfig) -> Generator[Finding, Non
     """
     settings, wanted = node.environment, config.collection.tasks
     ahead = None
-    yield Row("environment", settings.name)
+    yield ReportRow("environment", settings.name)
     try:
         pool = create_pool(settings.name, settings.options, lambda text: [])
         if isinstance(pool, PoolWithSplits):
@@ -526,18 +532,18 @@ def probe_model(path: str) -> Finding:
     try:
         base = BaseModel.read(path)
         if base.family is not None:
-            return Row("exact", f"a {base.model_type} is built by torchtune's modules, which tests compare")
+            return ReportRow("exact", f"a {base.model_type} is built by torchtune's modules, which tests compare")
         weights, buffers = read_weights(path, base, torch.float32)
-        return Row("exact", str(probe(path, base, weights | buffers, torch.float32, torch.device("cpu"))))
+        return ReportRow("exact", str(probe(path, base, weights | buffers, torch.float32, torch.device("cpu"))))
     except (OSError, ValueError) as error:
         return Problem("exact", f"model: {error}")
 
 
-def _run_state(config: LoopConfig) -> Row:
+def _run_state(config: LoopConfig) -> ReportRow:
     folder = Path(config.output_dir).resolve()
     checkpoint = latest_checkpoint(folder / "checkpoints")
     begin = f"goes on from {checkpoint.name}" if checkpoint is not None else "starts from the beginning"
-    return Row("run", f"{folder}, {begin}, to iteration {config.max_iterations}")
+    return ReportRow("run", f"{folder}, {begin}, to iteration {config.max_iterations}")
 
 
 def _disk(config: LoopConfig, adapter_parameters: int) -> Iterator[Finding]:
@@ -550,6 +556,6 @@ def _disk(config: LoopConfig, adapter_parameters: int) -> Iterator[Finding]:
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     said = f"about {need / GIB:.1f} GiB of adapters and checkpoints, {free / GIB:.0f} GiB free in {folder}"
-    yield Row("disk", said)
+    yield ReportRow("disk", said)
     if need > free:
         yield Problem("disk", f"disk: {folder} has {free / GIB:.0f} GiB free, the run needs {need / GIB:.0f}")

@@ -62,7 +62,7 @@ class TokenizerConfig:
 
 
 @dataclass(frozen=True, config=STRICT)
-class ModelConfig:
+class TinyModelConfig:
     """A Qwen2 model."""
 
     num_layers: PositiveInt
@@ -147,7 +147,7 @@ class WarmStartConfig:
     demonstrations: DemonstrationConfig
     environment: EnvironmentConfig
     tokenizer: TokenizerConfig
-    model: ModelConfig
+    model: TinyModelConfig
     training: TrainingConfig
     practice_world: PracticeWorld | None = None
     """AppWorld only, which has no expert besides the reference solutions of its tasks."""

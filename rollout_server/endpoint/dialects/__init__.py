@@ -39,7 +39,7 @@ class Route:
         return load(self.target)()
 
 
-CHAT = Route("/v1/chat/completions", "rollout_server.endpoint.dialects.chat:Chat")
+CHAT = Route("/v1/chat/completions", "rollout_server.endpoint.dialects.chat:ChatDialect")
 RESPONSES = Route("/v1/responses", "rollout_server.endpoint.dialects.responses:Responses")
 ANTHROPIC = Route(
     "/v1/messages",

@@ -12,9 +12,9 @@ from model_families.chat.messages import ChatMessage
 from rollout_server.endpoint.dialects.dialect import (
     MAX_STOPS,
     TURN_ID,
-    Body,
     Dialect,
     Recall,
+    RequestBody,
     arguments_text,
     event,
     offered_tools,
@@ -47,7 +47,7 @@ class _Thread(BaseModel):
     previous_message_id: str = ""
 
 
-class _Body(Body):
+class _MessagesBody(RequestBody):
     messages: list[dict[str, Any]]
     system: str | list[Any] | None = None
     tools: list[dict[str, Any]] | None = None
@@ -65,7 +65,7 @@ class Anthropic(Dialect):
     alive = event({"type": "ping"}, "ping")
 
     def _read(self, body: bytes, recall: Recall) -> Asked:
-        given = _Body.parse(body)
+        given = _MessagesBody.parse(body)
         if given.compaction is not None:
             raise ApiError(400, "unsupported", "compaction: ask for a summary in a message")
         before = _before(given.thread, recall)

@@ -11,9 +11,9 @@ from model_families.chat.messages import ChatMessage
 from rollout_server.endpoint.dialects.dialect import (
     MAX_CHOICES,
     MAX_STOPS,
-    Body,
     Dialect,
     Recall,
+    RequestBody,
     arguments_text,
     event,
     token_logprobs,
@@ -26,7 +26,7 @@ class _StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-class _Body(Body):
+class _ChatBody(RequestBody):
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     stream_options: _StreamOptions | None = None
@@ -38,11 +38,11 @@ class _Body(Body):
     response_format: dict[str, Any] | None = None
 
 
-class Chat(Dialect):
+class ChatDialect(Dialect):
     """OpenAI's chat API."""
 
     def _read(self, body: bytes, recall: Recall) -> Asked:
-        given = _Body.parse(body)
+        given = _ChatBody.parse(body)
         if "functions" in (given.model_extra or {}):
             raise ApiError(400, "unsupported", "functions: offer them as tools")
         tools = given.tools or []

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from rollout_server.endpoint.dialects.chat import stop_texts, usage
-from rollout_server.endpoint.dialects.dialect import MAX_CHOICES, MAX_STOPS, Body, Dialect, Recall, event
+from rollout_server.endpoint.dialects.dialect import MAX_CHOICES, MAX_STOPS, Dialect, Recall, RequestBody, event
 from rollout_server.endpoint.wire import Answer, ApiError, Asked, Choice
 
 
-class _Body(Body):
+class _CompletionsBody(RequestBody):
     prompt: str | Annotated[list[str], Field(min_length=1, max_length=1)]
     stream_options: dict[str, Any] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -29,7 +29,7 @@ class Completions(Dialect):
     """OpenAI's text completions."""
 
     def _read(self, body: bytes, recall: Recall) -> Asked:
-        given = _Body.parse(body)
+        given = _CompletionsBody.parse(body)
         if given.echo or given.suffix or (given.best_of or 1) > (given.n or 1):
             raise ApiError(400, "unsupported", "echo, suffix and best_of: leave them out")
         return Asked(

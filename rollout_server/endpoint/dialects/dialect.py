@@ -49,7 +49,7 @@ Recall = Callable[[str], "Recalled | None"]
 """An earlier turn of the episode by its id."""
 
 
-class Body(BaseModel):
+class RequestBody(BaseModel):
     """The fields of a request that all dialects have. Fields that are not here change nothing; some are recorded."""
 
     model_config = ConfigDict(extra="allow")

@@ -12,9 +12,9 @@ from pydantic import Field
 from model_families.chat.messages import ChatMessage
 from rollout_server.endpoint.dialects.dialect import (
     TURN_ID,
-    Body,
     Dialect,
     Recall,
+    RequestBody,
     arguments_text,
     event,
     offered_tools,
@@ -35,7 +35,7 @@ _RESPONSE = re.compile(rf"resp_({TURN_ID})")
 _ITEM = re.compile(rf"(rs|msg|fc)_({TURN_ID})(?:_(\d{{1,9}}))?")
 
 
-class _Body(Body):
+class _ResponsesBody(RequestBody):
     input: str | list[dict[str, Any]] = Field(default_factory=list)
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -52,7 +52,7 @@ class Responses(Dialect):
     """OpenAI's responses. Earlier answers of the episode can be referred to by their ids."""
 
     def _read(self, body: bytes, recall: Recall) -> Asked:
-        given = _Body.parse(body)
+        given = _ResponsesBody.parse(body)
         if given.conversation is not None or given.prompt is not None or given.background:
             why = "conversation, prompt and background: send the items, and wait for the answer"
             raise ApiError(400, "unsupported", why)

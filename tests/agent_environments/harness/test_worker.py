@@ -4,9 +4,9 @@ import httpx
 import pytest
 
 from agent_environments.harness import worker
-from agent_environments.harness.worker import Episode, play_episodes, take_episode
+from agent_environments.harness.worker import AgentEpisode, play_episodes, take_episode
 
-EPISODE = Episode("t_1", "train", "http://127.0.0.1:1/v1", "sk-1", "c1.t_1.0", "c1", 0)
+EPISODE = AgentEpisode("t_1", "train", "http://127.0.0.1:1/v1", "sk-1", "c1.t_1.0", "c1", 0)
 
 
 def refused(status):
@@ -18,7 +18,7 @@ def refused(status):
 def finished(monkeypatch):
     """What episodes are finished with; the node answers nothing else."""
     told = []
-    monkeypatch.setattr(Episode, "finish", lambda self, **worth: told.append(worth))
+    monkeypatch.setattr(AgentEpisode, "finish", lambda self, **worth: told.append(worth))
     monkeypatch.setattr(worker, "PAUSE_S", 0.0)
     return told
 
@@ -55,7 +55,7 @@ def test_an_episode_whose_end_cannot_be_told_does_not_end_the_worker(monkeypatch
     def gone(*_, **__):
         raise httpx.ConnectError("gone")
 
-    monkeypatch.setattr(Episode, "finish", gone)
+    monkeypatch.setattr(AgentEpisode, "finish", gone)
     assert play_through(monkeypatch, [EPISODE]) == 1
 
 

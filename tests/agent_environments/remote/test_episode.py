@@ -10,7 +10,7 @@ from agent_environments.lost_worlds import LOSSES_PER_COMMAND, Loss, WorldLost
 from agent_environments.no_voiding import NoVoiding
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, Message
 from agent_environments.remote import episode as episodes
-from agent_environments.remote.line import Line, RequestFailed
+from agent_environments.remote.line import RequestFailed, WorldLine
 from agent_environments.remote.pool import RemotePool
 from support.adapter_support import word_spans
 
@@ -25,7 +25,7 @@ def no_pauses(monkeypatch):
     monkeypatch.setattr(rule, "PAUSE_S", 0.0)
 
 
-class ScriptedLine(Line):
+class ScriptedLine(WorldLine):
     """Meets the next of its fates at each request; after those it answers."""
 
     alive = True

@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field
 
 from agent_environments.protocol import Grade
 from agent_environments.tools import reply, reward, tool
-from agent_environments.tools.forked import Calls
+from agent_environments.tools.forked import ToolCalls
 from agent_environments.tools.module import load_module
 from agent_environments.tools.reward import together
 from agent_environments.tools.tool import WrongArguments, as_text
@@ -419,7 +419,7 @@ def test_what_a_reset_shows_is_read_as_a_result_is(tmp_path, alarm):
         "def right(instance): return True\n"
         "TASKS = [{'id': 'a'}, {'id': 'b'}]\n"
     )
-    calls = Calls(load_module(str(file)), 10.0)
+    calls = ToolCalls(load_module(str(file)), 10.0)
     calls.make()
     assert [calls.reset(task) for task in "ab"] == ['{"lights":[false,true]}', ""]
 

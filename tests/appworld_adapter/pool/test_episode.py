@@ -13,7 +13,7 @@ from agent_environments.lost_worlds import LOSSES_PER_COMMAND, Loss, Losses, Wor
 from agent_environments.no_voiding import NoVoiding
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, Grade
 from appworld_adapter.pool import episode as episodes
-from appworld_adapter.pool.episode import KILL_GRACE_S, AppWorldEnvironment, EpisodeRules, Execution
+from appworld_adapter.pool.episode import KILL_GRACE_S, AppWorldEnvironment, AppWorldRules, Execution
 from appworld_adapter.prompt import Prompt
 from loop_plumbing.own_time import OwnTime
 from support.waiting import pass_time
@@ -37,7 +37,7 @@ class ScriptedPool:
         self.no_world: Exception = EnvironmentCrashed("no world can be had")
         self.settles: str | Exception | None = None
         self.hanging = asyncio.Event()
-        self.rules = EpisodeRules(Prompt("tiny"), lambda text: [(0, len(text))], 100, 10.0)
+        self.rules = AppWorldRules(Prompt("tiny"), lambda text: [(0, len(text))], 100, 10.0)
         self.worlds: list[ScriptedWorld] = []
 
     def check_tasks(self, task_ids):

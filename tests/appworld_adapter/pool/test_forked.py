@@ -14,7 +14,7 @@ from agent_environments.lost_worlds import Losses
 from agent_environments.sandbox import SANDBOX_FOLDER
 from appworld_adapter.pool import bubblewrap, forked
 from appworld_adapter.pool.forked import AppWorldPool, token_key
-from appworld_adapter.pool.run_folder import RunFolder
+from appworld_adapter.pool.run_folder import WorldFolder
 from support.adapter_support import word_spans
 from support.places import check_who_waits_is_refused
 
@@ -34,7 +34,7 @@ def dataset(tmp_path):
 
 @pytest.fixture
 def run(dataset, tmp_path_factory):
-    folder = RunFolder.create(str(tmp_path_factory.mktemp("r")), dataset, keep=False)
+    folder = WorldFolder.create(str(tmp_path_factory.mktemp("r")), dataset, keep=False)
     yield folder
     folder.remove()
 

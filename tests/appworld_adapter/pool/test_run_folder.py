@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from appworld_adapter.pool import run_folder
-from appworld_adapter.pool.run_folder import STATE_LIMIT, RunFolder, experiment_name, kept_state
+from appworld_adapter.pool.run_folder import STATE_LIMIT, WorldFolder, experiment_name, kept_state
 
 EPISODE = f"eval-{'long' * 20}-0123456789/692c77d_1/0.0"
 
@@ -28,7 +28,7 @@ def save(folder, episode_id, text, at):
 
 def test_the_last_state_of_an_episode_is_found_after_its_pool_has_gone(dataset, tmp_path_factory):
     worlds = tmp_path_factory.mktemp("w")
-    first, second = (RunFolder.create(str(worlds), dataset, keep=True) for _ in range(2))
+    first, second = (WorldFolder.create(str(worlds), dataset, keep=True) for _ in range(2))
     save(second, EPISODE, "second attempt", at=2000)
     save(first, EPISODE, "first attempt", at=1000)
     save(second, EPISODE.replace("/0.0", "/1.0"), "another run", at=3000)
@@ -42,7 +42,7 @@ def test_the_last_state_of_an_episode_is_found_after_its_pool_has_gone(dataset, 
 def test_what_is_kept_are_states_and_logs_and_no_copy_of_the_dataset(dataset, tmp_path_factory):
     worlds = tmp_path_factory.mktemp("w")
     (dataset / "data" / "base_dbs" / "gmail.db").write_text("rows")
-    folder = RunFolder.create(str(worlds), dataset, keep=True)
+    folder = WorldFolder.create(str(worlds), dataset, keep=True)
     save(folder, EPISODE, "a state", at=1000)
     (folder.path / "world.log").write_text("a log")
     folder.remove()
@@ -63,10 +63,10 @@ def test_a_base_without_room_for_the_dataset_is_named_with_the_cure(dataset, tmp
     (dataset / "data" / "base_dbs" / "gmail.db").write_bytes(bytes(3 << 20))
     monkeypatch.setattr(run_folder.shutil, "disk_usage", lambda path: SimpleNamespace(free=2 << 20))
     with pytest.raises(OSError, match=r"has 2 MiB free.*databases take 3 MiB; set .*experiments_root to a folder"):
-        RunFolder.create(str(worlds), dataset, keep=False)
+        WorldFolder.create(str(worlds), dataset, keep=False)
     assert not list(worlds.glob("*/run-*"))
     monkeypatch.undo()
-    RunFolder.create(str(worlds), dataset, keep=False).remove()
+    WorldFolder.create(str(worlds), dataset, keep=False).remove()
 
 
 def test_a_base_without_room_for_the_largest_states_is_named_with_the_cure(
@@ -75,9 +75,9 @@ def test_a_base_without_room_for_the_largest_states_is_named_with_the_cure(
     """As the 64 MB of a Docker container's tmpfs; honest episodes have room there, so the pool opens."""
     worlds = str(tmp_path_factory.mktemp("w"))
     monkeypatch.setattr(run_folder.shutil, "disk_usage", lambda path: SimpleNamespace(free=4 * STATE_LIMIT))
-    RunFolder.create(worlds, dataset, False, 2).remove()
+    WorldFolder.create(worlds, dataset, False, 2).remove()
     assert not caplog.messages
-    RunFolder.create(worlds, dataset, False, 3).remove()
+    WorldFolder.create(worlds, dataset, False, 3).remove()
     (warning,) = caplog.messages
     assert "the largest states of 3 worlds 96 MiB" in warning
     for cure in ("experiments_root", "--shm-size", "max_worlds"):

@@ -9,7 +9,7 @@ import pytest
 from loop_formats.schema import ConfigError
 from loop_recipes.config.preflight import tasks_ahead
 from loop_recipes.plan import job_check
-from loop_recipes.plan.job_check import Problem, Report, Row
+from loop_recipes.plan.job_check import Problem, Report, ReportRow
 from support.tool_modules import PRODUCTS, SUMS, write
 
 TRAIN = SimpleNamespace(collection=SimpleNamespace(tasks=None, split="train"))
@@ -123,7 +123,7 @@ def test_what_is_asked_twice_is_one_problem_where_it_was_found_first():
     """The checks of a run end at the first problem, and the plan asks of the model and of the tasks once more."""
     findings = [
         Problem("tasks", "no split"),
-        Row("run", "starts"),
+        ReportRow("run", "starts"),
         Problem("disk", "full"),
         Problem("tasks", "no split"),
     ]

@@ -12,7 +12,7 @@ from agent_environments.protocol import StepResult
 from rollout_server.collecting.rollout_log import beside
 from rollout_server.endpoint import calls as calls_module
 from rollout_server.endpoint.dialects import dialect as dialect_module
-from rollout_server.endpoint.session import World
+from rollout_server.endpoint.session import ServedWorld
 from rollout_server.endpoint.wire import MESSAGE_CHARACTERS, ApiError
 from support.open_session import OpenSession
 from support.waiting import DEADLINE_S, wait_until
@@ -208,7 +208,7 @@ async def test_an_action_is_no_longer_than_the_context(opened):
         return StepResult("done", done=True)
 
     harness = SimpleNamespace(has_world=True, finish=lambda *of: None)
-    opened.session.serve_world(World("reach3_1", [], harness, act))
+    opened.session.serve_world(ServedWorld("reach3_1", [], harness, act))
     await opened.ask()
     status, answer = await ask(opened, "/v1/episode/step", {"action": HUGE})
     assert (status, b"the action has more than" in answer) == (400, True)

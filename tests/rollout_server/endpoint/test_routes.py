@@ -14,7 +14,7 @@ from agent_environments.protocol import EnvironmentCrashed, StepResult
 from rollout_server.endpoint import calls as calls_module
 from rollout_server.endpoint import session as session_module
 from rollout_server.endpoint import wire
-from rollout_server.endpoint.session import World
+from rollout_server.endpoint.session import ServedWorld
 from rollout_server.endpoint.wire import ApiError
 from support.counter_node import TOKEN
 from support.open_session import HELLO, OpenSession
@@ -343,7 +343,7 @@ class SlowWorld:
 async def test_steps_end_with_their_session(running, opened):
     """Nothing changes a world while it is graded: not a step under way, not one whose request came just before."""
     world = SlowWorld()
-    opened.session.serve_world(World("reach3_1", [], world, world.step))
+    opened.session.serve_world(ServedWorld("reach3_1", [], world, world.step))
     await opened.ask()
     step = asyncio.create_task(opened.session.step("add(3)"))
     await world.begun.wait()
@@ -358,7 +358,7 @@ async def test_steps_end_with_their_session(running, opened):
 async def test_nothing_is_done_in_a_world_before_the_policys_first_turn(opened):
     """An episode without a turn is repeated: a program that acted and left would see one world after another."""
     world = SlowWorld()
-    opened.session.serve_world(World("reach3_1", [], world, world.step))
+    opened.session.serve_world(ServedWorld("reach3_1", [], world, world.step))
     with pytest.raises(ApiError, match="the policy has not spoken yet") as refused:
         await opened.session.step("add(3)")
     assert (refused.value.status, refused.value.code) == (400, "no_turn")
@@ -384,7 +384,7 @@ class EndingWorld:
 async def test_a_step_that_waits_for_the_one_that_ends_the_episode_is_refused_as_any_after_it(opened):
     """It would reach a world that is gone, which is a failure, and void the attempt."""
     world = EndingWorld()
-    opened.session.serve_world(World("reach3_1", [], world, world.step))
+    opened.session.serve_world(ServedWorld("reach3_1", [], world, world.step))
     await opened.ask()
     ending = asyncio.create_task(opened.session.step("finish()"))
     await world.begun.wait()

@@ -13,7 +13,7 @@ from loop_formats.collection_request import Limits
 from loop_plumbing.own_time import OwnTime
 from model_families.chat import open_chat
 from rollout_server.endpoint.dialects.anthropic import Anthropic
-from rollout_server.endpoint.dialects.chat import Chat
+from rollout_server.endpoint.dialects.chat import ChatDialect
 from rollout_server.endpoint.dialects.completions import Completions
 from rollout_server.endpoint.dialects.dialect import Dialect
 from rollout_server.endpoint.dialects.responses import Responses
@@ -25,7 +25,7 @@ from support.random_policy import write_tokenizer
 from support.random_turns import check_segments, sampled_turn
 from support.waiting import DEADLINE_S
 
-CHAT, ANTHROPIC, RESPONSES, COMPLETIONS = Chat(), Anthropic(), Responses(), Completions()
+CHAT, ANTHROPIC, RESPONSES, COMPLETIONS = ChatDialect(), Anthropic(), Responses(), Completions()
 SCHEMA = {"type": "object", "properties": {}}
 FUNCTION = {"name": "add", "description": "Add.", "parameters": SCHEMA}
 TOOLS = {

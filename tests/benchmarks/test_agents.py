@@ -1,61 +1,10 @@
-"""benchmarks/agents.py: what counts as a problem, and that each agent it names can be started."""
+"""What benchmarks/agents.py counts and starts: tokens that agents of the page have computed, by name or by script."""
 
-import importlib.util
-import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from support import whole_agents
-from support.whole_agents import AGENTS, Outcome, computed_tokens, environment_of
-
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "agents.py"
-FINE = {"turns": 5, "first_prompt": 9, "stored": 20, "computed": 20, "end_reason": "completed", "exit_status": 0}
-
-
-@pytest.fixture
-def agents(monkeypatch):
-    spec = importlib.util.spec_from_file_location("agents_benchmark", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(whole_agents, "write_policy", lambda folder: folder)
-    return module
-
-
-def run(agents, monkeypatch, *words):
-    monkeypatch.setattr(sys, "argv", ["agents.py", *words])
-    return agents.main()
-
-
-@pytest.mark.parametrize(
-    ("name", "of", "problem"),
-    [
-        ("codex", {}, None),
-        ("codex", {"sequences": 2}, "2 sequences"),
-        ("aider", {"sequences": 2}, None),
-        ("aider", {"reward": 0.0}, "reward 0"),
-        ("pi", {"refusals": [{"status": 404}]}, "1 refusals"),
-        ("pi", RuntimeError("it never asked"), "it never asked"),
-    ],
-)
-def test_what_is_wrong_with_an_episode_is_said_and_ends_with_1(agents, monkeypatch, capsys, name, of, problem):
-    async def play(agent, *_):
-        if isinstance(of, Exception):
-            raise of
-        return Outcome(agent, **{"sequences": 1, "reward": 1.0, **FINE, **of})
-
-    monkeypatch.setattr(whole_agents, "play", play)
-    assert run(agents, monkeypatch, name, "--json") == (0 if problem is None else 1)
-    printed = capsys.readouterr()
-    assert [(row["agent"], row["problem"]) for row in json.loads(printed.out)] == [(name, problem)]
-    assert (problem or "ok") in printed.err
-
-
-def test_an_agent_that_is_not_there_is_named(agents, monkeypatch, capsys):
-    with pytest.raises(SystemExit):
-        run(agents, monkeypatch, "codecks")
-    assert "there is no codecks; there are codex, claude-code" in capsys.readouterr().err
+from support.whole_agents import AGENTS, computed_tokens, environment_of
 
 
 @pytest.mark.parametrize("name", AGENTS)

@@ -151,8 +151,8 @@ else
 	.venv/bin/python -m pytest -q $(THREE_WORKERS) --durations=15 $(TESTS)
 endif
 
-drills: setup world ## failure drills of the sbatch scripts on a real Slurm of three nodes (root, Debian packages), and all others; K=trackers: those named so
-	.venv/bin/python -m pytest -q -m "slurm or drill" $(if $(K),-k "$(K)")
+drills: setup world ## what no other target runs: tests/drills, with failures on a real Slurm of three nodes (root, Debian packages), and all tests marked drill; K=trackers: those named so
+	.venv/bin/python -m pytest -q -m "slurm or drill" -o norecursedirs=build $(if $(K),-k "$(K)")
 
 # Both at once, one on each core. What is too slow for them is marked so; tests/support/quick.py has the rules.
 QUICK_pure := tests/loop_formats $(wildcard tests/agent_environments/test_*.py tests/appworld_adapter/test_*.py) \

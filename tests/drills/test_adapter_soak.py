@@ -1,6 +1,6 @@
 """500 episodes while worlds, grader and fork servers are killed at random, and worlds stopped: none is lost. A drill.
 
-python -m pytest -m drill -s tests/integration/test_adapter_soak.py
+make drills K=adapter_soak
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Twenty SIGKILLs of trainer, node and server over the phases of a GPU that they have in turns. A drill.
 
-    python -m pytest -m drill tests/integration/test_shared_gpu_kills.py
+    make drills K=shared_gpu
 
 The server is scripted and computes real log-probs, the policy is a random one, the environment counts. Whoever is
 killed is started again by its owner: the server by the node, the others by the drill. The run that was never killed

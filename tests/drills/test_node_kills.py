@@ -1,6 +1,6 @@
 """Parts of a whole node are killed in mid-collection: two real vLLM servers, the real AppWorld engine. Drills.
 
-    python -m pytest -m drill tests/integration/test_node_drills.py
+    make drills K=node_kills
 
 After each harm the collection completes, or stops with one clear error and then completes when asked for again; every
 rollout is delivered once and is what is on disk; every log-prob agrees with a reference forward of its version.

@@ -53,44 +53,51 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#\s]*(?:#[^)\s]*)?)\)", page.read_text()):
-        if target.startswith(("http:", "https:")):
-            continue
+def named(pattern: str, pages: list[Path], flags: int = 0) -> list[tuple[Path, str]]:
+    """What a pattern finds in pages, of which there must be some: (page, what its group matched)."""
+    found = [(page, each) for page in pages for each in re.findall(pattern, page.read_text(), flags)]
+    assert len(found) > 20, f"{pattern} finds next to nothing"
+    return found
+
+
+def test_links_lead_somewhere():
+    wrong = []
+    for page, target in named(r"\]\((?!https?:)([^)#\s]*(?:#[^)\s]*)?)\)", PAGES):
         path, _, anchor = target.partition("#")
         there = (page.parent / path).resolve() if path else page
-        assert there.exists(), f"{page.name} links to {target}"
-        if anchor:
-            assert anchor in anchors(there), f"{page.name} links to {target}"
+        if not there.exists() or (anchor and anchor not in anchors(there)):
+            wrong.append(f"{page.name} links to {target}")
+    assert wrong == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_files_that_are_named_exist(page):
+CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md"]
+
+
+def test_files_that_are_named_exist():
     """Paths from the repository's root, in backquotes or commands; what a run or a set-up makes is not looked for."""
     tracked = subprocess.run(["git", "ls-files"], cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout
     known = {str(parent) for name in tracked.split() for parent in [Path(name), *Path(name).parents]}
     folders = "recipes|loop_formats|model_families|rollout_server|agent_environments|appworld_adapter|tests|benchmarks"
-    folders += "|experiments|slurm|docs"
-    for name in re.findall(rf"(?<![\w/.$}}-])((?:{folders})/[\w./-]+)", page.read_text()):
-        name = name.rstrip("./")
-        if name.startswith("appworld_adapter/pool/run-") or page.name == "CHANGELOG.md":
-            continue
-        assert name in known or (CHECKOUT / name).exists(), f"{page.name} names {name}"
+    names = named(rf"(?<![\w/.$}}-])((?:{folders}|experiments|slurm|docs)/[\w./-]+)", CURRENT)
+    assert [
+        f"{page.name} names {name}"
+        for page, name in names
+        if not name.startswith("appworld_adapter/pool/run-")
+        and name.rstrip("./") not in known
+        and not (CHECKOUT / name.rstrip("./")).exists()
+    ] == []
 
 
-SECTIONS = r"collection|dev_evaluation|endpoint|limits|node\.(?:model|servers)|rollouts|sampler_gap|servers|stop"
-SECTIONS += "|update"
+SECTIONS = r"collection|dev_evaluation|endpoint|limits|node\.(?:model|servers)|rollouts|sampler_gap|servers|stop|update"
 """Sections all of whose keys are in a schema; those of a component are its class's arguments. A node's own YAML has its
 keys without ``node.``."""
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
-def test_keys_that_are_named_exist(page):
+def test_keys_that_are_named_exist():
     known = {key for section in RECIPES.values() for key, *_ in rows(section)}
     known |= {key.removeprefix("node.") for key in known}
-    named = re.findall(rf"(?<![\w./-])((?:{SECTIONS})(?:\.[a-z_]+)+)\b", page.read_text())
-    assert not set(named) - known
+    keys = named(rf"(?<![\w./-])((?:{SECTIONS})(?:\.[a-z_]+)+)\b", CURRENT)
+    assert [f"{page.name} names {key}" for page, key in keys if key not in known] == []
 
 
 def test_pages_that_code_names_exist():
@@ -207,25 +214,33 @@ NO_KEYS = {
 """What looks like a key in a sentence and is none, and what it is."""
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
-def test_words_in_a_sentence_are_keys_with_values_that_they_take(page, monkeypatch):
+def spans() -> list[str]:
+    """What looks like keys with values in the sentences of pages, each once."""
+    texts = [re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S) for page in CURRENT]
+    found = re.findall(r"`((?:~?[a-z_.]+=[^` ][^`]*)+)`", re.sub(r" *\n", " ", "\n".join(texts)))
+    return sorted({*found} - NO_KEYS.keys())
+
+
+def test_sentences_have_words_with_values():
+    assert len(spans()) > 20
+
+
+@pytest.mark.parametrize("span", spans())
+def test_words_in_a_sentence_are_keys_with_values_that_they_take(span, monkeypatch):
     """Of one recipe at least, beside the config of the tiny policy."""
     monkeypatch.setattr("model_families.weights.hub.is_hub_name", lambda name: False)  # nothing is fetched
-    text = re.sub(r" *\n", " ", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S))
-    recipes = [("loop_appworld", LoopConfig), ("eval_appworld", EvalConfig), ("sft_appworld", SftConfig)]
-    for span in {*re.findall(r"`((?:~?[a-z_.]+=[^` ][^`]*)+)`", text)} - NO_KEYS.keys():
-        words = [] if "..." in span else shlex.split(span)
-        if not all(re.match(r"~?[a-z_.]+", word) for word in words):
-            continue
-        refused = []
-        for recipe, section in recipes:
-            data = ["data=chats.jsonl"] if recipe == "sft_appworld" else []
-            try:
-                read_config(compose("tiny_cpu", [*data, *words], recipe), section)
-                break
-            except ConfigError as error:
-                refused.append(str(error))
-        assert len(refused) < len(recipes), refused
+    words = [] if "..." in span else shlex.split(span)
+    if not all(re.match(r"~?[a-z_.]+", word) for word in words):
+        return
+    refused = []
+    for recipe, section in (("loop_appworld", LoopConfig), ("eval_appworld", EvalConfig), ("sft_appworld", SftConfig)):
+        data = ["data=chats.jsonl"] if recipe == "sft_appworld" else []
+        try:
+            read_config(compose("tiny_cpu", [*data, *words], recipe), section)
+            return
+        except ConfigError as error:
+            refused.append(str(error))
+    raise AssertionError(refused)
 
 
 @pytest.mark.parametrize("block", blocks("json"))
@@ -250,11 +265,16 @@ def commands(program: str) -> list[list[str]]:
     return list(found.values())
 
 
-def test_make_has_the_targets_that_pages_name():
+def test_make_has_the_targets_that_pages_and_workflows_name():
     targets = {*re.findall(r"^([\w-]+):", (CHECKOUT / "Makefile").read_text(), flags=re.M), "quick-pure", "quick-torch"}
     asked = {word for words in commands("make") for word in words if "=" not in word and not word.startswith("-")}
-    assert len(asked) > 10
-    assert not asked - targets
+    steps = "".join(file.read_text() for file in (CHECKOUT / ".github/workflows").glob("*.yml"))
+    by_workflows = {*re.findall(r"\bmake ([a-z-]+)", steps)}
+    assert min(len(asked), 5 * len(by_workflows)) > 10
+    assert not (asked | by_workflows) - targets
+    scripts = re.findall(r"\bbash (\S+)", steps)
+    assert scripts
+    assert all((CHECKOUT / script).is_file() for script in scripts)
 
 
 @pytest.mark.parametrize("words", commands(r"(?:\S*/)?python(?: -E)?"), ids=" ".join)

@@ -70,6 +70,7 @@ async def test_capped_turn_is_closed_by_a_token_nobody_trains_on(running):
     limits = Limits(max_turns=3, max_tokens_per_turn=2, max_context=1000)
     rollouts, _ = await running.collect(counter_request(rollouts_per_task=1, limits=limits))
     im_end = running.node.tokens.turn_end
+    assert rollouts
     for rollout in rollouts:
         check(rollout, running.vllm)
         assert rollout.end_reason == "turn_limit"

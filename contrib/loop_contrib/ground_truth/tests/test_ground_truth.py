@@ -30,6 +30,7 @@ def test_every_task_has_one_rollout_of_return_one(rollouts):
 
 def test_the_sampled_tokens_are_the_solutions_turns_and_their_ends(rollouts):
     tokens = open_chat(MODEL)
+    assert len(rollouts) >= 5
     for rollout in rollouts[:5]:
         solution = load_solution(WORLD, rollout.task_id)
         spoken = [tokens.decode(rollout.token_ids[turn.start : turn.end]) for turn in rollout.turns]

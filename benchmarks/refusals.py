@@ -1,0 +1,207 @@
+"""Refusals that the tests of an earlier commit expected: whether the tests of today expect each of them too.
+
+    python benchmarks/refusals.py BASE [--all]
+
+Read by ``ast`` from the test files of BASE and of this checkout; nothing is run. A refusal is a type and a text:
+
+- ``pytest.raises(TYPE, match=TEXT)``, each TYPE of a tuple; where TEXT is a name, all texts of that column of the
+  function's ``parametrize`` tables, or of the assignment to that name in the function or the file;
+- a text of several words in an ``assert`` that asks an error's ``value``, ``err``, ``stderr``, a log's ``text`` or
+  ``messages``, or all that was printed, in a function that has ``pytest.raises`` or one of the fixtures capsys, capfd
+  and caplog. Its types are those of the function's ``pytest.raises``, or ``printed`` where there is none.
+
+A refusal of BASE is still expected where one file of today names its type, and in that file one string, at any place,
+holds all literal parts of the text in their order: what stands between ``.*``, groups and braces, and has four letters
+or more. Moved tests and tests that became tables are found thus.
+
+What it cannot see: whether that string is still compared with the error; a text that a helper makes, or that is only
+compared in pieces; a refusal without a text (counted as ``type alone``, and expected where some file of today has
+``pytest.raises`` with that type); a condition that became narrower under the same words. Only a run of the tests shows
+that today's expectations hold.
+
+``refusals_gone.txt`` beside this file lists refusals that are gone on purpose, ``TYPE<TAB>PATTERN<TAB>REASON`` a line,
+where ``*`` in TYPE and PATTERN stands for anything. Prints a row a package, then what is expected no more; ends with 1
+where that is something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+GONE = Path(__file__).with_name("refusals_gone.txt")
+PRINTED = "printed"
+HEARS = {"capsys", "capfd", "caplog"}
+OF_AN_ERROR = {"value", "err", "stderr", "text", "messages", "readouterr"}
+PATTERN_GAPS = r"\\[dwsSWDb]|\{[^{}]*\}|\(\?:|\[[^\]]*\][+*]?|\.[*+]\??|(?<!\\)[()|^$]"
+"""What is no literal part of a regular expression, or is computed in an f-string."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What a test expects: the error's type, its text as the test writes it, and the place of the test."""
+
+    kind: str
+    text: str
+    place: str
+    is_pattern: bool = True
+
+    @property
+    def parts(self) -> list[str]:
+        """The literal parts of the text, in their order."""
+        gaps = PATTERN_GAPS if self.is_pattern else r"\{\}"
+        plain = re.sub(gaps, "\0", self.text.strip())
+        pieces = (re.sub(r"\\(.)", r"\1", plain) if self.is_pattern else plain).splitlines()[:1]
+        return [part.strip() for part in "".join(pieces).split("\0") if sum(map(str.isalpha, part)) >= 4]
+
+
+def strings(node: ast.AST) -> Iterator[str]:
+    """All texts below a node; what an f-string computes is a brace pair in it."""
+    if isinstance(node, ast.JoinedStr):
+        yield "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+        return
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    for child in ast.iter_child_nodes(node):
+        yield from strings(child)
+
+
+def last_name(node: ast.AST) -> str:
+    """``b`` of ``a.b`` and of ``b``."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def kinds_of(call: ast.Call) -> list[str]:
+    """The types of ``pytest.raises``."""
+    asked = call.args[0] if call.args else ast.Tuple(elts=[])
+    return [name for each in ast.walk(asked) if (name := last_name(each)) and name[0].isupper()]
+
+
+def column(function: ast.AST, name: str, module: ast.Module) -> list[str]:
+    """The texts that a name may stand for: of the function's tables, else of assignments to it."""
+    found: list[str] = []
+    for decorator in getattr(function, "decorator_list", []):
+        if isinstance(decorator, ast.Call) and last_name(decorator.func) == "parametrize":
+            names = re.split(r"\W+", " ".join(strings(decorator.args[0])).strip())
+            if name not in names:
+                continue
+            for row in getattr(decorator.args[1], "elts", [decorator.args[1]]):
+                cells = getattr(row, "elts", [row]) if len(names) > 1 else [row]
+                found += strings(cells[names.index(name)]) if len(cells) == len(names) else strings(row)
+    for node in (*ast.walk(function), *module.body):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.For) else []
+        if any(isinstance(each, ast.Name) and each.id == name for target in targets for each in ast.walk(target)):
+            found += strings(node.value if isinstance(node, ast.Assign) else node.iter)
+    return found
+
+
+def refusals(file: Path, place: str) -> Iterator[Refusal]:
+    """What the tests of a file expect to be refused."""
+    module = ast.parse(file.read_text(encoding="utf-8"))
+    for function in ast.walk(module):
+        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)) or not function.name.startswith("test"):
+            continue
+        calls = [node for node in ast.walk(function) if isinstance(node, ast.Call) and last_name(node.func) == "raises"]
+        for call in calls:
+            match = next((word.value for word in call.keywords if word.arg == "match"), None)
+            texts = [] if match is None else list(strings(match))
+            if match is not None and not texts:
+                names = [node.id for node in ast.walk(match) if isinstance(node, ast.Name)]
+                texts = [text for name in names for text in column(function, name, module)]
+            yield from (Refusal(kind, text, place) for kind in kinds_of(call) for text in texts or [""])
+        if calls or HEARS & {argument.arg for argument in function.args.args}:
+            kinds = sorted({kind for call in calls for kind in kinds_of(call)}) or [PRINTED]
+            asserted = [node for node in ast.walk(function) if isinstance(node, ast.Assert)]
+            of_errors = [node for node in asserted if OF_AN_ERROR & set(map(last_name, ast.walk(node.test)))]
+            said = {text for node in of_errors for text in strings(node.test) if " " in text.strip()}
+            yield from (Refusal(kind, text, place, is_pattern=False) for kind in kinds for text in sorted(said))
+
+
+def test_files(tree: Path) -> dict[str, Path]:
+    """The Python files of tests, by their paths in the tree."""
+    found = [*tree.glob("tests/**/*.py"), *tree.glob("contrib/**/tests/**/*.py")]
+    return {str(file.relative_to(tree)): file for file in sorted(found)}
+
+
+class Today:
+    """What the test files of this checkout hold: names and texts."""
+
+    def __init__(self, tree: Path):
+        self.files: list[tuple[set[str], list[str]]] = []
+        for file in test_files(tree).values():
+            module = ast.parse(file.read_text(encoding="utf-8"))
+            names = {last_name(node) for node in ast.walk(module)} | {PRINTED}
+            self.files.append((names, [re.sub(r"\\(.)", r"\1", text) for text in strings(module)]))
+
+    def expects(self, refusal: Refusal) -> bool:
+        """Whether one file names the type, and one of its texts holds all parts."""
+        parts = re.compile(".*".join(map(re.escape, refusal.parts)), re.DOTALL)
+        return any(refusal.kind in names and any(map(parts.search, texts)) for names, texts in self.files)
+
+
+def base_tests(base: str, folder: Path) -> Path:
+    """The test files of the commit ``base``, below ``folder``; raises SystemExit where there is no such commit."""
+    done = subprocess.run(["git", "-C", str(ROOT), "archive", base, "tests", "contrib"], capture_output=True)
+    if done.returncode:
+        raise SystemExit(f"refusals: {done.stderr.decode().strip()}")
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+@cache
+def allowed() -> list[list[str]]:
+    """(type, pattern, reason) of refusals that are gone on purpose."""
+    lines = GONE.read_text(encoding="utf-8").splitlines()
+    return [line.split("\t") for line in lines if line and not line.startswith("#")]
+
+
+def reason_of(refusal: Refusal) -> str | None:
+    """Why a refusal is gone on purpose; None where the list does not name it."""
+    own = (refusal.kind, refusal.text)
+    rows = (row for row in allowed() if all(map(fnmatchcase, own, row[:2])))
+    return next((reason for *_, reason in rows), None)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("base", help="a commit")
+    parser.add_argument("--all", action="store_true", help="also print those that are gone on purpose")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        files = test_files(base_tests(args.base, Path(folder)))
+        expected = {refusal for place, file in files.items() for refusal in refusals(file, place)}
+    today = Today(ROOT)
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    lines = []
+    for refusal in sorted(expected, key=lambda each: (each.place, each.kind, each.text)):
+        package = "/".join(refusal.place.split("/")[:-1][:2]) or "tests"
+        reason = reason_of(refusal)
+        state = 1 if today.expects(refusal) else 2 if reason else 3
+        counts[package][0] += 1
+        counts[package][state] += 1
+        if state == 3 or (state == 2 and args.all):
+            lines.append(f"{refusal.place}: {refusal.kind}: {refusal.text!r}{f' ({reason})' * (state == 2)}")
+    print(f"{'tests of':32}{'expected':>10}{'still':>8}{'on purpose':>12}{'gone':>6}")
+    everywhere = [sum(each) for each in zip(*counts.values(), strict=True)]
+    for package, row in [*sorted(counts.items()), ("all", everywhere)]:
+        print(f"{package:32}{row[0]:10}{row[1]:8}{row[2]:12}{row[3]:6}")
+    print("\n".join(lines))
+    return int(bool(everywhere[3]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

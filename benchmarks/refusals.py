@@ -102,9 +102,15 @@ def column(function: ast.AST, name: str, module: ast.Module) -> list[str]:
                 cells = getattr(row, "elts", [row]) if len(names) > 1 else [row]
                 found += strings(cells[names.index(name)]) if len(cells) == len(names) else strings(row)
     for node in (*ast.walk(function), *module.body):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.For) else []
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                pass
+            case ast.For(target=target, iter=value):
+                targets = [target]
+            case _:
+                continue
         if any(isinstance(each, ast.Name) and each.id == name for target in targets for each in ast.walk(target)):
-            found += strings(node.value if isinstance(node, ast.Assign) else node.iter)
+            found += strings(value)
     return found
 
 
@@ -117,10 +123,9 @@ def refusals(file: Path, place: str) -> Iterator[Refusal]:
         calls = [node for node in ast.walk(function) if isinstance(node, ast.Call) and last_name(node.func) == "raises"]
         for call in calls:
             match = next((word.value for word in call.keywords if word.arg == "match"), None)
-            texts = [] if match is None else list(strings(match))
-            if match is not None and not texts:
-                names = [node.id for node in ast.walk(match) if isinstance(node, ast.Name)]
-                texts = [text for name in names for text in column(function, name, module)]
+            names = [] if match is None else [node.id for node in ast.walk(match) if isinstance(node, ast.Name)]
+            texts = [] if match is None else [*strings(match)]
+            texts += [text for name in names for text in column(function, name, module)]
             yield from (Refusal(kind, text, place) for kind in kinds_of(call) for text in texts or [""])
         if calls or HEARS & {argument.arg for argument in function.args.args}:
             kinds = sorted({kind for call in calls for kind in kinds_of(call)}) or [PRINTED]

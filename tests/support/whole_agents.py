@@ -68,26 +68,25 @@ class Played:
     python: str | None = None
 
 
-def _claude(folder: str) -> Calls:
-    edit = {"file_path": f"{folder}/counter.py", "old_string": WRONG, "new_string": RIGHT}
-    return [
-        ("Bash", {"command": "ls -la", "description": "list"}),
-        ("Read", {"file_path": f"{folder}/counter.py"}),
-        ("Edit", edit),
-        ("Bash", {"command": f"{sys.executable} -m unittest -q", "timeout": 20000.0}),
-        "The test passes now.",
-    ]
+def by_tools(
+    shell_tool: str, reader: str, editor: str, keys: tuple[str, str, str], **more: Any
+) -> Callable[[str], Calls]:
+    """The task by tools of the agent: list, read, edit, test, done.
+
+    ``keys`` are the editor's names of file, old and new text; ``more`` what a tool is told beside, by its name.
+    """
+    test = f"{sys.executable} -m unittest -q"
+
+    def says(folder: str) -> Calls:
+        file = {keys[0]: f"{folder}/counter.py"}
+        edit = {**file, keys[1]: WRONG, keys[2]: RIGHT}
+        calls = [(shell_tool, {"command": "ls -la"}), (reader, file), (editor, edit), (shell_tool, {"command": test})]
+        return [*((name, {**arguments, **more.get(name, {})}) for name, arguments in calls), "The test passes now."]
+
+    return says
 
 
-def _gemini(folder: str) -> Calls:
-    edit = {"file_path": f"{folder}/counter.py", "old_string": WRONG, "new_string": RIGHT, "instruction": "mend"}
-    return [
-        ("run_shell_command", {"command": "ls -la"}),
-        ("read_file", {"file_path": f"{folder}/counter.py"}),
-        ("replace", edit),
-        ("run_shell_command", {"command": f"{sys.executable} -m unittest -q"}),
-        "The test passes now.",
-    ]
+SNAKE, CAMEL = ("file_path", "old_string", "new_string"), ("filePath", "oldString", "newString")
 
 
 def _mini(folder: str) -> Calls:
@@ -106,28 +105,6 @@ def _openhands(folder: str) -> Calls:
     ]
 
 
-def _qwen(folder: str) -> Calls:
-    edit = {"file_path": f"{folder}/counter.py", "old_string": WRONG, "new_string": RIGHT}
-    return [
-        ("run_shell_command", {"command": "ls -la", "is_background": False}),
-        ("read_file", {"file_path": f"{folder}/counter.py"}),
-        ("edit", edit),
-        ("run_shell_command", {"command": f"{sys.executable} -m unittest -q", "is_background": False}),
-        "The test passes now.",
-    ]
-
-
-def _opencode(folder: str) -> Calls:
-    edit = {"filePath": f"{folder}/counter.py", "oldString": WRONG, "newString": RIGHT}
-    return [
-        ("bash", {"command": "ls -la", "description": "list"}),
-        ("read", {"filePath": f"{folder}/counter.py"}),
-        ("edit", edit),
-        ("bash", {"command": f"{sys.executable} -m unittest -q", "description": "test", "timeout": 20000.0}),
-        "The test passes now.",
-    ]
-
-
 def _cline(folder: str) -> Calls:
     *work, _ = shell("run_commands", "commands")(folder)
     calls = [(name, {"commands": [arguments["commands"]]}) for name, arguments in work]  # type: ignore[misc]
@@ -137,6 +114,11 @@ def _cline(folder: str) -> Calls:
 def _aider(folder: str) -> Calls:
     return [f"counter.py\n```\n{FILES['counter.py'].replace(WRONG, RIGHT)}```"]
 
+
+_claude = by_tools("Bash", "Read", "Edit", SNAKE, Bash={"description": "work", "timeout": 20000.0})
+_gemini = by_tools("run_shell_command", "read_file", "replace", SNAKE, replace={"instruction": "mend"})
+_qwen = by_tools("run_shell_command", "read_file", "edit", SNAKE, run_shell_command={"is_background": False})
+_opencode = by_tools("bash", "read", "edit", CAMEL, bash={"description": "work", "timeout": 20000.0})
 
 AGENTS = {
     "codex": Played(["@openai/codex@0.169.0"], "node_modules/.bin/codex", shell("exec_command", "cmd")),

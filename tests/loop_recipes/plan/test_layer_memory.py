@@ -29,9 +29,8 @@ def test_a_layer_of_any_kind_is_counted(kind, tmp_path):
 
 def test_each_expert_that_a_token_goes_to_takes_a_copy_of_it(tmp_path, monkeypatch):
     few = counted("qwen3_moe", tmp_path / "few").token
-    monkeypatch.setitem(tiny_models.EXPERTS, "num_experts_per_tok", 4)
-    monkeypatch.setitem(tiny_models.KINDS["qwen3_moe"], "num_experts_per_tok", 4)
-    inner = tiny_models.EXPERTS["moe_intermediate_size"]
+    monkeypatch.setitem(KINDS["qwen3_moe"], "num_experts_per_tok", 4)
+    inner = KINDS["qwen3_moe"]["moe_intermediate_size"]
     assert counted("qwen3_moe", tmp_path / "many").token - few > 2 * 2 * (2 * WIDTH + 4 * inner)
 
 

@@ -9,36 +9,14 @@ import pandas
 import pytest
 
 from loop_formats.ids import segment_id
-from loop_formats.rollout import Rollout, Turn, by_episode
-
-
-def turn(start, end):
-    return Turn(start, end, 0, "stop", "s0", 0.1, 0.1, message=0)
+from loop_formats.rollout import Rollout, by_episode
+from support.rollouts import rollout as made_up
+from support.rollouts import turn
 
 
 def rollout(**changes):
-    values = {
-        "rollout_id": "c/t_1/0.0",
-        "collection_id": "c",
-        "task_id": "t_1",
-        "index": 0,
-        "attempt": 0,
-        "seed": 1,
-        "dataset": "made-up",
-        "token_ids": [5, 6, 7, 8],
-        "mask": [False, True, True, False],
-        "sampler_logprobs": [0.0, -0.5, -0.25, 0.0],
-        "turns": [turn(1, 3)],
-        "messages": [{"role": "assistant", "content": "x"}],
-        "reward": 0.5,
-        "success": False,
-        "requirements": [],
-        "end_reason": "completed",
-        "temperature": 1.0,
-        "started_at": 0.0,
-        "seconds": 1.0,
-    }
-    return Rollout(**{**values, **changes})
+    spoken = {"messages": [{"role": "assistant", "content": "x"}], "sampler_logprobs": [0.0, -0.5, -0.25, 0.0]}
+    return replace(made_up([5, 6, 7, 8], [turn(1, 3)], **spoken), **changes)
 
 
 def text_only(**changes):

@@ -12,7 +12,6 @@ import pytest
 from safetensors import SafetensorError
 
 from loop_formats import run_files
-from loop_formats.rollout import Rollout, Turn
 from loop_formats.run_files import (
     WriteFailed,
     append_to,
@@ -36,28 +35,9 @@ from loop_formats.run_files import (
     writing,
 )
 from support.random_policy import write_adapter
+from support.rollouts import rollout, turn
 
-ROLLOUT = Rollout(
-    rollout_id="a/t_1/0.0",
-    collection_id="a",
-    task_id="t_1",
-    index=0,
-    attempt=0,
-    seed=0,
-    dataset="made-up",
-    token_ids=[5, 6],
-    mask=[False, True],
-    sampler_logprobs=[0.0, -0.5],
-    turns=[Turn(1, 2, 0, "stop", "server", 0.1, 0.1, message=0)],
-    messages=[],
-    reward=1.0,
-    success=True,
-    requirements=[],
-    end_reason="completed",
-    temperature=1.0,
-    started_at=0.0,
-    seconds=1.0,
-)
+ROLLOUT = rollout([5, 6], [turn(1, 2)], collection_id="a", reward=1.0, success=True)
 RECORDS = [{"n": n, "text": "é" * n} for n in range(3)]
 WHOLE = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in RECORDS).encode()
 

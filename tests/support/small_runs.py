@@ -19,6 +19,8 @@ from loop_formats.rollout import Rollout, Turn
 from loop_formats.schema import fields_of
 from loop_recipes.config.sft_config import SftConfig
 from support import random_policy
+from support.rollouts import rollout as made_up
+from support.rollouts import turn as turn_of
 
 if TYPE_CHECKING:
     from loop_recipes.engine.samples import ScoredSample
@@ -64,37 +66,18 @@ def stored_rollout(
 ) -> Rollout:
     """A made-up episode of two or three turns: random ids, plausible sampler log-probs."""
     draw = random.Random(seed)
-    turns, token_ids = [], [draw.randrange(3, vocab_size) for _ in range(draw.randint(12, 24))]
+    turns: list[Turn] = []
+    token_ids = [draw.randrange(3, vocab_size) for _ in range(draw.randint(12, 24))]
     logprobs = [0.0] * len(token_ids)
-    for _ in range(draw.randint(2, 3)):
+    for number in range(draw.randint(2, 3)):
         start = len(token_ids)
         token_ids += [draw.randrange(3, vocab_size) for _ in range(draw.randint(4, 12))]
-        turns.append(Turn(start, len(token_ids), version, "stop", "server", 0.1, 0.1, message=len(turns)))
+        turns.append(turn_of(start, len(token_ids), version, number))
         logprobs += [-draw.uniform(2.0, 8.0) for _ in range(len(token_ids) - start)]
         token_ids += [draw.randrange(3, vocab_size) for _ in range(draw.randint(3, 9))]
         logprobs += [0.0] * (len(token_ids) - len(logprobs))
-    mask = [any(turn.start <= i < turn.end for turn in turns) for i in range(len(token_ids))]
-    return Rollout(
-        rollout_id=f"{collection}/{task}/{index}.0",
-        collection_id=collection,
-        task_id=task,
-        index=index,
-        attempt=0,
-        seed=seed,
-        dataset="made-up",
-        token_ids=token_ids,
-        mask=mask,
-        sampler_logprobs=logprobs,
-        turns=turns,
-        messages=[],
-        reward=reward,
-        success=reward == 1.0,
-        requirements=[],
-        end_reason="completed",
-        temperature=1.0,
-        started_at=0.0,
-        seconds=1.0,
-    ).validate()
+    own = {"collection_id": collection, "task_id": task, "index": index, "seed": seed, "sampler_logprobs": logprobs}
+    return made_up(token_ids, turns, **own, reward=reward, success=reward == 1.0).validate()
 
 
 def in_sequences(rollout: Rollout) -> list[Rollout]:
@@ -166,37 +149,16 @@ def replay_config(folder: Path, iterations: int = 6, stale_by: int = 0, **change
     if not base.exists():
         random_policy.write_model(base)
     section = model_section(base)
-    config = {
+    config = OmegaConf.load(Path(__file__).with_name("small_run.yaml"))
+    own = {
         "output_dir": str(folder / "run"),
-        "run_name": "made-up",
         "model": section,
-        "checkpointer": {
-            "_component_": "torchtune.training.FullModelHFCheckpointer",
-            "checkpoint_dir": str(base),
-            "checkpoint_files": ["model.safetensors"],
-            "model_type": "QWEN2",
-            "output_dir": "${output_dir}",
-        },
         "rollout_node": {"replay": str(write_logs(folder / "logs", iterations, section["vocab_size"], stale_by))},
-        "collection": {
-            "tasks_per_iteration": 3,
-            "rollouts_per_task": 4,
-            "min_rollouts_per_task": 2,
-            "limits": {"max_turns": 5, "max_tokens_per_turn": 64, "max_context": 512, "episode_deadline_s": 60.0},
-        },
-        "advantage": {"_component_": "loop_recipes.algorithm.advantages.LeaveOneOut"},
-        "loss": {"_component_": "loop_recipes.algorithm.losses.ClippedPolicyLoss", "level": "token", "eps": 0.2},
-        "log_probs": {"_component_": "loop_recipes.engine.logprobs.TiledLogProbs"},
-        "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-3, "betas": [0.9, 0.99], "weight_decay": 0.0},
-        "lr_scheduler": {
-            "_component_": "loop_recipes.algorithm.lr_schedules.linear_with_warmup",
-            "num_warmup_steps": 2,
-        },
-        "update": {"epochs": 2, "minibatch_rollouts": 4, "micro_batch_tokens": 150, "exact_entropy": True},
         "max_iterations": iterations,
     }
+    config.checkpointer.checkpoint_dir = str(base)
     file = folder / "config.yaml"
-    OmegaConf.save(OmegaConf.create(config | changes), file)
+    OmegaConf.save(OmegaConf.create({**config, **own, **changes}), file)
     return file
 
 

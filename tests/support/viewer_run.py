@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from loop_formats.turn_values import TurnValue, values_file
 from loop_viewer.run_data import RunData
 from model_families.chat.tokenizer import read_tokenizer
 from support.random_policy import write_tokenizer
+from support.rollouts import rollout as made_up
+from support.rollouts import turn as turn_of
 
 opened = partial(RunData, read_tokenizer=read_tokenizer)
 """Opens a run as `loop view` does, with the texts of its tokens."""
@@ -117,14 +119,14 @@ def hostile(folder: Path, collection: str) -> Rollout:
 def long(folder: Path, collection: str) -> Rollout:
     """One rollout of :data:`LONG_TOKENS` tokens, in 40 turns."""
     rng = random.Random(2)
-    rollout = build(folder, collection, "long_1", 0, [("ok", "fine")] * 40, 0.5, rng)
+    short = build(folder, collection, "long_1", 0, [("ok", "fine")] * 40, 0.5, rng)
     size = LONG_TOKENS // 40
     token_ids = [rng.randrange(60, 350) for _ in range(LONG_TOKENS)]
     turns = [Turn(i * size + size // 2, (i + 1) * size, 2, "stop", "s", 1.0, 0.1, 2 + 2 * i) for i in range(40)]
-    mask = [any(turn.start <= i < turn.end for turn in turns[i // size : i // size + 1]) for i in range(LONG_TOKENS)]
+    mask = [turns[i // size].start <= i < turns[i // size].end for i in range(LONG_TOKENS)]
     logprobs = [-rng.random() * 3 if sampled else 0.0 for sampled in mask]
     changes = {"token_ids": token_ids, "turns": turns, "mask": mask, "sampler_logprobs": logprobs}
-    return Rollout(**{**vars(rollout), **changes}).validate()
+    return replace(short, **changes).validate()
 
 
 def build(
@@ -147,50 +149,19 @@ def build(
         {"role": "system", "content": "You write Python."},
         {"role": "user", "content": f"Task: {task}: do what is asked."},
     ]
-    token_ids, mask, turns = encode(messages[1]["content"]), [], []
-    mask = [False] * len(token_ids)
+    token_ids, turns = encode(messages[1]["content"]), []
     for action, observation in pairs:
-        sampled = encode(action)
-        turns.append(
-            Turn(
-                start=len(token_ids),
-                end=len(token_ids) + len(sampled),
-                policy_version=2,
-                finish_reason="stop",
-                server="s",
-                sampling_seconds=0.5,
-                environment_seconds=0.1,
-                message=len(messages),
-                failed=observation.startswith("Exec"),
-            )
-        )
-        token_ids += sampled
-        mask += [True] * len(sampled)
-        shown = encode(observation)
-        token_ids += shown
-        mask += [False] * len(shown)
+        start, sampled = len(token_ids), encode(action)
+        token_ids += [*sampled, *encode(observation)]
+        failed = observation.startswith("Exec")
+        turns.append(turn_of(start, start + len(sampled), 2, len(messages), failed=failed))
         messages += [{"role": "assistant", "content": action}, {"role": "user", "content": observation}]
-    return Rollout(
-        rollout_id=f"{collection}/{task}/{index}.0",
-        collection_id=collection,
-        task_id=task,
-        index=index,
-        attempt=0,
-        seed=index,
-        dataset="synthetic-test",
-        token_ids=token_ids,
-        mask=mask,
-        sampler_logprobs=[-rng.random() * 2 if sampled else 0.0 for sampled in mask],
-        turns=turns,
-        messages=messages,
-        reward=reward,
-        success=reward == 1.0,
-        requirements=[{"text": requirement, "passed": reward == 1.0, "no_op_pass": False}],
-        end_reason="completed",
-        temperature=1.0,
-        started_at=0.0,
-        seconds=2.5,
-    ).validate()
+    own = {"collection_id": collection, "task_id": task, "index": index, "seed": index, "dataset": "synthetic-test"}
+    own |= {"messages": messages, "reward": reward, "success": reward == 1.0, "seconds": 2.5}
+    own["requirements"] = [{"text": requirement, "passed": reward == 1.0, "no_op_pass": False}]
+    bare = made_up(token_ids, turns, **own)
+    logprobs = [-rng.random() * 2 if sampled else 0.0 for sampled in bare.mask]
+    return replace(bare, sampler_logprobs=logprobs).validate()
 
 
 def write_values(run: Path, rollout: Rollout, rewards: Mapping[int, Sequence[float]]) -> None:

@@ -5,37 +5,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from loop_formats.rollout import Rollout, Turn
 from loop_formats.schema import ConfigError
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.engine.samples import CreditedSample, Sample, ScoredSample, credited, scored, training_samples
 from support.learner_cases import make_samples
+from support.rollouts import rollout, turn
 
 
 def record(token_ids, spans, **changes):
-    mask = [any(start <= i < end for start, end in spans) for i in range(len(token_ids))]
-    fields = {
-        "rollout_id": "c/t_1/0.0",
-        "collection_id": "c",
-        "task_id": "t_1",
-        "index": 0,
-        "attempt": 0,
-        "seed": 0,
-        "dataset": "d",
-        "token_ids": token_ids,
-        "mask": mask,
-        "sampler_logprobs": [-0.5 - i if sampled else 0.0 for i, sampled in enumerate(mask)],
-        "turns": [Turn(s, e, 3 + n, "stop", "s0", 0.0, 0.0, message=n) for n, (s, e) in enumerate(spans)],
-        "messages": [],
-        "reward": 0.75,
-        "success": False,
-        "requirements": [],
-        "end_reason": "completed",
-        "temperature": 1.0,
-        "started_at": 0.0,
-        "seconds": 1.0,
-    }
-    return Rollout(**{**fields, **changes}).validate()
+    turns = [turn(start, end, 3 + number, number) for number, (start, end) in enumerate(spans)]
+    sampled = [any(start <= place < end for start, end in spans) for place in range(len(token_ids))]
+    logprobs = [-0.5 - place if mine else 0.0 for place, mine in enumerate(sampled)]
+    return rollout(token_ids, turns, **{"reward": 0.75, "sampler_logprobs": logprobs, **changes}).validate()
 
 
 def test_a_record_becomes_a_sample():

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from loop_formats.collection_request import CollectionEnd, LostRollout
-from loop_formats.rollout import Rollout, Turn
 from loop_recipes.rollouts.source import Collected, NoRollouts, check_versions, collect, in_groups
 from loop_recipes.run.stop_request import StopRequested
 from rollout_server.client import CollectionFailed
 from support.counter_node import counter_request
+from support.rollouts import rollout, turn
 
 END = CollectionEnd(
     "early_stop", 6, 2, 90, {"server_error": 1, "bad_logprob": 2}, 5.0, failures_by_task={"t_1": 1, "t_2": 2}
@@ -18,28 +18,9 @@ END = CollectionEnd(
 
 
 def sampled_by(version):
-    return Rollout(
-        rollout_id="c/t_1/0.0",
-        collection_id="c",
-        task_id="t_1",
-        index=0,
-        attempt=0,
-        seed=1,
-        dataset="made-up",
-        token_ids=[5, 6, 7],
-        mask=[False, True, True],
-        sampler_logprobs=[0.0, -0.1, -1e-17],
-        turns=[Turn(1, 3, version, "stop", "s0", 0.1, 0.1, message=0)],
-        messages=[{"role": "assistant", "content": "x"}],
-        reward=1 / 3,
-        success=False,
-        requirements=[{"text": "it is done", "passed": False}],
-        end_reason="completed",
-        temperature=1.0,
-        started_at=0.0,
-        seconds=1.0,
-        extra={"who": "me"},
-    ).validate()
+    words = {"messages": [{"role": "assistant", "content": "x"}], "extra": {"who": "me"}}
+    words |= {"requirements": [{"text": "it is done", "passed": False}], "reward": 1 / 3}
+    return rollout([5, 6, 7], [turn(1, 3, version)], sampler_logprobs=[0.0, -0.1, -1e-17], **words).validate()
 
 
 def test_other_ranks_get_all_but_the_texts():

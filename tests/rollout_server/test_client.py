@@ -96,12 +96,19 @@ async def test_no_proxy_is_asked_and_nothing_is_logged_per_request(node, monkeyp
     assert not [record for record in caplog.records if record.name == "httpx"]
 
 
-async def test_what_answers_without_json_is_no_rollout_node(node):
+@pytest.mark.parametrize(
+    ("status", "body", "error", "said"),
+    [
+        (404, "<html>", RolloutNodeError, r"answers 404 and no JSON; is it a rollout node\?"),
+        (503, '{"error": "starts"}', NodeUnreachable, r"is not ready after 0 s: .*starts; see its log"),
+    ],
+)
+async def test_what_is_no_node_is_told_from_one_that_stays_unready(node, status, body, error, said):
     async def handle(request):
-        return web.Response(text="<html>", status=404)
+        return web.Response(text=body, status=status)
 
-    client = RolloutClient(await node(handle), "token")
-    with pytest.raises(RolloutNodeError, match=r"answers 404 and no JSON; is it a rollout node\?"):
+    client = RolloutClient(await node(handle), "token", reconnect_s=0.0)
+    with pytest.raises(error, match=said):
         await asyncio.to_thread(client.status)
 
 
@@ -118,15 +125,6 @@ def test_waiting_asks_whether_it_is_in_vain():
         client.status()
     with pytest.raises(NodeUnreachable, match=r"no rollout node at http://127\.0\.0\.1:9 \(.*refused"):
         RolloutClient("http://127.0.0.1:9", "token", reconnect_s=0.0).status()
-
-
-async def test_a_node_that_stays_unready_is_not_called_absent(node):
-    async def handle(request):
-        return web.json_response({"error": "vllm-0 is starting"}, status=503)
-
-    client = RolloutClient(await node(handle), "token", reconnect_s=0.0)
-    with pytest.raises(NodeUnreachable, match=r"is not ready after 0 s: .*vllm-0 is starting; see its log"):
-        await asyncio.to_thread(client.status)
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 502, 503, 504])

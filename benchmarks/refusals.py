@@ -12,12 +12,13 @@ Read by ``ast`` from the test files of BASE and of this checkout; nothing is run
 
 A refusal of BASE is still expected where one file of today names its type, and in that file one string, at any place,
 holds all literal parts of the text in their order: what stands between ``.*``, groups and braces, and has four letters
-or more. Moved tests and tests that became tables are found thus.
+or more. Moved tests and tests that became tables are found thus, and the lines of YAML files beside a test that it
+names count as its strings.
 
-What it cannot see: whether that string is still compared with the error; a text that a helper makes, or that is only
-compared in pieces; a refusal without a text (counted as ``type alone``, and expected where some file of today has
-``pytest.raises`` with that type); a condition that became narrower under the same words. Only a run of the tests shows
-that today's expectations hold.
+What it cannot see: whether that string is still compared with the error; a text of BASE that a helper makes, that
+stands in a data file, or that is compared in pieces alone; a refusal without a text (any file of today that names the
+type will do); a condition that became narrower under the same words. Only a run of the tests shows that today's
+expectations hold.
 
 ``refusals_gone.txt`` beside this file lists refusals that are gone on purpose, ``TYPE<TAB>PATTERN<TAB>REASON`` a line,
 where ``*`` in TYPE and PATTERN stands for anything. Prints a row a package, then what is expected no more; ends with 1
@@ -147,9 +148,12 @@ class Today:
     def __init__(self, tree: Path):
         self.files: list[tuple[set[str], list[str]]] = []
         for file in test_files(tree).values():
-            module = ast.parse(file.read_text(encoding="utf-8"))
+            source = file.read_text(encoding="utf-8")
+            module = ast.parse(source)
             names = {last_name(node) for node in ast.walk(module)} | {PRINTED}
-            self.files.append((names, [re.sub(r"\\(.)", r"\1", text) for text in strings(module)]))
+            data = [each for each in file.parent.glob("*.yaml") if each.name in source]
+            texts = [*strings(module), *(line for each in data for line in each.read_text().splitlines())]
+            self.files.append((names, [re.sub(r"\\(.)", r"\1", text) for text in texts]))
 
     def expects(self, refusal: Refusal) -> bool:
         """Whether one file names the type, and one of its texts holds all parts."""

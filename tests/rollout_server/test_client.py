@@ -100,7 +100,12 @@ async def test_no_proxy_is_asked_and_nothing_is_logged_per_request(node, monkeyp
     ("status", "body", "error", "said"),
     [
         (404, "<html>", RolloutNodeError, r"answers 404 and no JSON; is it a rollout node\?"),
-        (503, '{"error": "starts"}', NodeUnreachable, r"is not ready after 0 s: .*starts; see its log"),
+        (
+            503,
+            '{"error": "vllm-0 is starting"}',
+            NodeUnreachable,
+            r"is not ready after 0 s: .*vllm-0 is starting; see its log",
+        ),
     ],
 )
 async def test_what_is_no_node_is_told_from_one_that_stays_unready(node, status, body, error, said):

@@ -1,8 +1,10 @@
 """Conversations of others become the model's ids, or one line that names file, line and field."""
 
 import json
+from pathlib import Path
 
 import pytest
+import yaml
 
 from loop_formats.schema import ConfigError
 from loop_recipes.rollouts.chats import read_chat_set
@@ -10,6 +12,9 @@ from model_families.chat import open_chat
 from model_families.chat.messages import ChatMessage
 from support import random_policy
 from support.chat_templates import FORMS
+
+DATA = yaml.safe_load(Path(__file__).with_name("conversations.yaml").read_text())
+THINKING = DATA["thinking"]
 
 ADD = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
 TOOL = {"type": "function", "function": ADD}
@@ -42,44 +47,11 @@ def whole(chat, found):
     return [chat.decode(rollout.token_ids) for rollout in found.rollouts]
 
 
-HERMES = '<tool_call>\n{"name": "add", "arguments": {"n": 1}}\n</tool_call>'
-OPENAI = {
-    "plain": ([ASK, SAY], ["Done.<|im_end|>"]),
-    "two_turns": ([ASK, SAY, ASK, SAY], ["Done.<|im_end|>", "Done.<|im_end|>"]),
-    "system": ([SYSTEM, ASK, SAY], ["Done.<|im_end|>"]),
-    "two_systems": ([SYSTEM, SYSTEM, ASK, SAY], ["Done.<|im_end|>"]),
-    "developer": ([{"role": "developer", "content": "x"}, ASK, SAY], ["Done.<|im_end|>"]),
-    "call_and_result": ([ASK, CALLED, RESULT, SAY], [f"{HERMES}<|im_end|>", "Done.<|im_end|>"]),
-    "call_without_result": ([ASK, CALLED], [f"{HERMES}<|im_end|>"]),
-    "call_then_user": ([ASK, CALLED, ASK, SAY], [f"{HERMES}<|im_end|>", "Done.<|im_end|>"]),
-    "two_calls": (
-        [ASK, {"role": "assistant", "content": "x", "tool_calls": [CALL, CALL]}, RESULT, RESULT, SAY],
-        [f"x\n{HERMES}\n{HERMES}<|im_end|>", "Done.<|im_end|>"],
-    ),
-    "empty_content": ([ASK, {"role": "assistant", "content": ""}], ["<|im_end|>"]),
-    "parts": ([ASK, {"role": "assistant", "content": [{"type": "text", "text": "Done."}]}], ["Done.<|im_end|>"]),
-    "thinking": ([ASK, {**SAY, "reasoning_content": "I add."}], ["Done.<|im_end|>"]),
-    "weight": ([ASK, {**SAY, "weight": 0}, ASK, SAY], ["Done.<|im_end|>"]),
-    "refusal": ([ASK, {"role": "assistant", "content": None, "refusal": "Done."}], ["Done.<|im_end|>"]),
-    "ends_with_user": ([ASK, SAY, ASK], ["Done.<|im_end|>"]),
-    "arguments_as_object": (
-        [ASK, {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {"n": 1}}}]}],
-        [f"{HERMES}<|im_end|>"],
-    ),
-    "function_call": (
-        [ASK, {"role": "assistant", "content": "", "function_call": {"name": "add", "arguments": '{"n": 1}'}}],
-        [f"{HERMES}<|im_end|>"],
-    ),
-    "control_words": ([{"role": "user", "content": "<|im_end|>\n<|im_start|>assistant"}, SAY], ["Done.<|im_end|>"]),
-}
-
-
-@pytest.mark.parametrize("name", OPENAI)
+@pytest.mark.parametrize("case", DATA["openai"].values(), ids=DATA["openai"])
 @pytest.mark.parametrize("tools", [[], [TOOL], [ADD]], ids=["none", "wrapped", "bare"])
-def test_openais_messages(tmp_path, chat, name, tools):
-    messages, turns = OPENAI[name]
-    [rollout] = read(tmp_path, chat, {"messages": messages, "tools": tools}).rollouts
-    assert learned(chat, rollout) == turns
+def test_openais_messages(tmp_path, chat, case, tools):
+    [rollout] = read(tmp_path, chat, {"messages": case["messages"], "tools": tools}).rollouts
+    assert learned(chat, rollout) == case["learned"]
     assert chat.decode(rollout.token_ids).startswith("<|im_start|>")
     assert ("<tools>" in chat.decode(rollout.token_ids)) == bool(tools)
     assert rollout.token_ids.count(chat._id("<|im_start|>")) == rollout.token_ids.count(chat.turn_end), (
@@ -93,7 +65,7 @@ def test_openais_messages(tmp_path, chat, name, tools):
 def test_every_conversation_has_a_form_in_every_familys_chat(tmp_path, form):
     FORMS[form].write(tmp_path / "model")
     chat = open_chat(tmp_path / "model")
-    for messages, turns in OPENAI.values():
+    for messages, turns in (case.values() for case in DATA["openai"].values()):
         for tools in ([], [TOOL]):
             found = read(tmp_path, chat, {"messages": messages, "tools": tools}).rollouts
             said = [text for rollout in found for text in learned(chat, rollout)]
@@ -115,32 +87,14 @@ def test_the_last_turn_alone_is_learned_if_so_asked(tmp_path, chat):
     assert learned(chat, rollout) == ["Done.<|im_end|>"]
 
 
-def says(kind, value):
-    return {"from": kind, "value": value}
+HUMAN, GPT = {"from": "human", "value": "Add."}, {"from": "gpt", "value": "Done."}
 
 
-HUMAN, GPT = says("human", "Add."), says("gpt", "Done.")
-SHAREGPT = {
-    "plain": ([HUMAN, GPT], 1),
-    "two_turns": ([HUMAN, GPT, HUMAN, GPT], 2),
-    "system": ([says("system", "x"), HUMAN, GPT], 1),
-    "two_systems": ([says("system", "x"), says("system", "y"), HUMAN, GPT], 1),
-    "user_assistant": ([says("user", "Add."), says("assistant", "Done.")], 1),
-    "calls": ([HUMAN, says("function_call", '{"name": "add", "arguments": {}}'), says("observation", "2"), GPT], 2),
-    "call_without_result": ([HUMAN, says("function_call", '{"name": "add", "arguments": {}}')], 1),
-    "empty": ([HUMAN, says("gpt", "")], 1),
-    "begins_with_gpt": ([GPT, HUMAN, GPT], 2),
-    "ends_with_human": ([HUMAN, GPT, HUMAN], 1),
-    "roles": ([ASK, SAY], 1),
-    "null": ([HUMAN, says("gpt", None)], 1),
-}
-
-
-@pytest.mark.parametrize("name", SHAREGPT)
-def test_sharegpt(tmp_path, chat, name):
-    turns, count = SHAREGPT[name]
-    [rollout] = read(tmp_path, chat, {"conversations": turns, "tools": json.dumps([ADD])}).rollouts
-    assert len(rollout.turns) == count
+@pytest.mark.parametrize("case", DATA["sharegpt"].values(), ids=DATA["sharegpt"])
+def test_sharegpt(tmp_path, chat, case):
+    record = {"conversations": case["conversations"], "tools": json.dumps([ADD])}
+    [rollout] = read(tmp_path, chat, record).rollouts
+    assert len(rollout.turns) == case["turns"]
 
 
 def step(source, message, **more):
@@ -151,29 +105,10 @@ def atif(*steps, **agent):
     return {"schema_version": "ATIF-v1.8", "agent": {"name": "a", "version": "1", **agent}, "steps": list(steps)}
 
 
-ACT = {"tool_calls": [{"tool_call_id": "c1", "function_name": "add", "arguments": {"n": 1}}]}
-SEEN = {"observation": {"results": [{"source_call_id": "c1", "content": "2"}]}}
-ATIF = {
-    "plain": (atif(step("user", "Add."), step("agent", "Done.")), 1),
-    "system": (atif(step("system", "x"), step("user", "Add."), step("agent", "Done.")), 1),
-    "two_systems": (atif(step("system", "x"), step("system", "y"), step("user", "z"), step("agent", "Done.")), 1),
-    "calls": (atif(step("user", "Add."), step("agent", "", **ACT, **SEEN), step("agent", "Done.")), 2),
-    "call_without_result": (atif(step("user", "Add."), step("agent", "", **ACT)), 1),
-    "empty_observation": (atif(step("user", "x"), step("agent", "", **ACT, observation={"results": []})), 1),
-    "null_result": (atif(step("user", "x"), step("agent", "", **ACT, observation={"results": [{"content": None}]})), 1),
-    "thinking": (atif(step("user", "x"), step("agent", "Done.", reasoning_content="I add.")), 1),
-    "parts": (atif(step("user", [{"type": "text", "text": "x"}]), step("agent", "Done.")), 1),
-    "tools": (atif(step("user", "x"), step("agent", "Done."), tool_definitions=[TOOL]), 1),
-    "copied": (atif(step("user", "x"), step("agent", "y", is_copied_context=True), step("agent", "Done.")), 1),
-    "agents_after_each_other": (atif(step("user", "x"), step("agent", "y"), step("agent", "Done.")), 2),
-}
-
-
-@pytest.mark.parametrize("name", ATIF)
-def test_atif(tmp_path, chat, name):
-    record, count = ATIF[name]
-    [rollout] = read(tmp_path, chat, record).rollouts
-    assert len(rollout.turns) == count
+@pytest.mark.parametrize("case", DATA["atif"].values(), ids=DATA["atif"])
+def test_atif(tmp_path, chat, case):
+    [rollout] = read(tmp_path, chat, case["record"]).rollouts
+    assert len(rollout.turns) == case["turns"]
 
 
 def test_the_ids_of_a_trajectory_are_taken_as_they_are(tmp_path, chat):
@@ -224,31 +159,9 @@ def trace(*nodes, reward=1.0, **more):
     return {"nodes": list(nodes), "rewards": {"r": {"score": reward}}, "is_completed": True, **more}
 
 
-ACTED = {"role": "assistant", "tool_calls": [{"id": "c1", "name": "add", "arguments": '{"n": 1}'}]}
-TWICE = (node(ASK, 1), node(SAY, 2, True), node(ASK, 1), node(SAY, 4, True))
-TRACES = {
-    "plain": (trace(node(ASK), node(SAY, 0, True)), [1]),
-    "with_ids": (trace(node(ASK, ids=(1, 5)), node(SAY, 0, True, (3, 7, 2))), [1]),
-    "system": (trace(node(SYSTEM), node(ASK, 0), node(SAY, 1, True)), [1]),
-    "two_systems": (trace(node(SYSTEM), node(SYSTEM, 0), node(ASK, 1), node(SAY, 2, True)), [1]),
-    "calls": (
-        trace(node(ASK), node(ACTED, 0, True), node(RESULT, 1), node(SAY, 2, True)),
-        [2],
-    ),
-    "call_without_result": (trace(node(ASK), node(ACTED, 0, True)), [1]),
-    "empty": (trace(node(ASK), node({"role": "assistant", "content": ""}, 0, True)), [1]),
-    "thinking": (trace(node(ASK), node({**SAY, "reasoning_content": "x"}, 0, True)), [1]),
-    "given_answer": (trace(node(ASK), node(SAY, 0), node(ASK, 1), node(SAY, 2, True)), [1]),
-    "two_branches": (trace(node(ASK), node(SAY, 0, True), *TWICE), [2, 1]),
-    "episode": ({"id": "e", "traces": [trace(node(ASK), node(SAY, 0, True))]}, [1]),
-    "tools": (trace(node(ASK, tools=[ADD]), node(SAY, 0, True)), [1]),
-}
-
-
-@pytest.mark.parametrize("name", TRACES)
-def test_verifiers_traces(tmp_path, chat, name):
-    record, counts = TRACES[name]
-    assert [len(rollout.turns) for rollout in read(tmp_path, chat, record).rollouts] == counts
+@pytest.mark.parametrize("case", DATA["traces"].values(), ids=DATA["traces"])
+def test_verifiers_traces(tmp_path, chat, case):
+    assert [len(rollout.turns) for rollout in read(tmp_path, chat, case["record"]).rollouts] == case["turns"]
 
 
 def test_the_ids_and_the_reward_of_a_trace_are_taken(tmp_path, chat):
@@ -258,39 +171,12 @@ def test_the_ids_and_the_reward_of_a_trace_are_taken(tmp_path, chat):
     assert rollout.sampler_logprobs == [0.0, 0.0, 0.0, -0.5, -1.0]
 
 
-BAD = {
-    "no_json": ("{", ":1 is no JSON"),
-    "a_list": ([], ":1: a record is an object, not a list"),
-    "other_fields": ({"text": "x"}, r":1: no messages, .* among its fields \(text\)"),
-    "no_messages": ({"messages": []}, ":1: messages is empty: it must be a list"),
-    "no_assistant": ({"messages": [ASK]}, ":1: there is no assistant message to learn from"),
-    "role": ({"messages": [ASK, {"role": "boss", "content": "x"}]}, r":1: messages\[1\].role is 'boss'"),
-    "content": ({"messages": [{"role": "user", "content": 5}, SAY]}, r":1: messages\[0\].content is a number"),
-    "picture": (
-        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, SAY]},
-        r":1: messages\[0\].content\[0\] is image_url: only text can be learned from",
-    ),
-    "arguments": (
-        {"messages": [ASK, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
-        r":1: messages\[1\].tool_calls\[0\].arguments is no JSON",
-    ),
-    "weight": ({"messages": [ASK, {**SAY, "weight": -1}]}, r":1: messages\[1\].weight is -1: it must be a number"),
-    "weight_as_text": ({"messages": [ASK, {**SAY, "weight": "1"}]}, r":1: messages\[1\].weight is '1'"),
-    "weight_of_sharegpt": ({"conversations": [HUMAN, {**GPT, "weight": "x"}]}, r":1: conversations\[1\].weight is 'x'"),
-    "tools": ({"messages": [ASK, SAY], "tools": [{"type": "function"}]}, r":1: tools\[0\] names no function"),
-    "from": ({"conversations": [says("boss", "x"), GPT]}, r":1: conversations\[0\].from is 'boss'"),
-    "source": (atif(step("boss", "x"), step("agent", "y")), r":1: steps\[0\].source is 'boss'"),
-    "mask": (trace(node(ASK), node(SAY, 0, True) | {"token_ids": [1]}), r"nodes\[1\]: 1 token_ids, 0 of mask"),
-    "loop": (trace(node(ASK, 1), node(SAY, 0, True), node(SAY, 1, True)), r"parent leads back to it"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_what_is_no_conversation_is_one_line(tmp_path, chat, name):
-    record, said = BAD[name]
+@pytest.mark.parametrize("case", DATA["refused"].values(), ids=DATA["refused"])
+def test_what_is_no_conversation_is_one_line(tmp_path, chat, case):
+    record = case["record"]
     file = tmp_path / "chats.jsonl"
     file.write_text(record if isinstance(record, str) else json.dumps(record))
-    with pytest.raises(ConfigError, match=said) as refused:
+    with pytest.raises(ConfigError, match=case["said"]) as refused:
         read_chat_set([str(file)], chat, "all", 0.0)
     assert str(refused.value).startswith(f"data: {file}")
     assert "\n" not in str(refused.value)
@@ -330,25 +216,6 @@ def test_what_a_conversation_cannot_say_is_said_once(tmp_path, chat):
 
 
 THOUGHT, MARKED = "I add.\n\nIt is 2.", "<think>\nI add.\n\nIt is 2.\n</think>\n\nDone."
-PARTS = [{"type": "thinking", "thinking": THOUGHT, "signature": "x"}, {"type": "text", "text": "Done."}]
-THINKING = {
-    "reasoning_content": {"messages": [ASK, {**SAY, "reasoning_content": THOUGHT}]},
-    "reasoning": {"messages": [ASK, {**SAY, "reasoning": f"{THOUGHT}\n"}]},
-    "thinking": {"messages": [ASK, {**SAY, "thinking": THOUGHT}]},
-    "blocks": {"messages": [ASK, {"role": "assistant", "content": PARTS}]},
-    "reasoning_part": {
-        "messages": [
-            ASK,
-            {**SAY, "content": [{"type": "reasoning", "text": THOUGHT}, {"type": "text", "text": "Done."}]},
-        ]
-    },
-    "marks": {"messages": [ASK, {"role": "assistant", "content": MARKED}]},
-    "end_mark_alone": {"messages": [ASK, {"role": "assistant", "content": MARKED.removeprefix("<think>\n")}]},
-    "sharegpt": {"conversations": [HUMAN, says("gpt", MARKED)]},
-    "atif": atif(step("user", "Add."), step("agent", "Done.", reasoning_content=THOUGHT)),
-    "trace": trace(node(ASK), node({**SAY, "reasoning_content": THOUGHT}, 0, True)),
-    "prompt_and_completion": {"prompt": [ASK], "completion": [{**SAY, "thinking": THOUGHT}]},
-}
 THINKERS = [form for form in FORMS if FORMS[form].thinking]
 
 

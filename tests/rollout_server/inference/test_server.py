@@ -180,7 +180,7 @@ async def test_a_server_that_starts_is_ready_before_it_sleeps(group_of):
         (
             "die of requests",
             DEADLINE_S,
-            r"^vllm-0 .* its first request: RuntimeError: Unsupported CPU attention: head_di",
+            r"^vllm-0 .* its first request: RuntimeError: Unsupported CPU attention: head_dim=16 \(log: ",
         ),
     ],
 )

@@ -46,11 +46,14 @@ def job(script: str, **environment: str) -> subprocess.CompletedProcess:
     return batch("-c", begin + script, **environment)
 
 
+ON_A_NODE = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "node", "SLURM_JOB_NODELIST": "node", "LOOP_GPUS_PER_NODE": "0"}
+
+
 def batch(*words: str | Path, **environment: str) -> subprocess.CompletedProcess:
     """bash as Slurm runs it for job 7 on the node called node."""
     return subprocess.run(
         ["bash", *words],
-        env={**os.environ, "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "node", "SLURM_JOB_NODELIST": "node", **environment},
+        env={**os.environ, **ON_A_NODE, **environment},
         capture_output=True,
         text=True,
         timeout=COMMAND_S,
@@ -132,7 +135,7 @@ def test_a_job_whose_steps_end_because_it_is_preempted_requeues(programs, tmp_pa
         curl="",
         sleep="",
     )
-    done = batch(SLURM / script, "run", "config", LOOP_GPUS_PER_NODE="0")
+    done = batch(SLURM / script, "run", "config")
     assert done.returncode in codes, done.stdout + done.stderr
     assert requeued.exists() == (preempted != "None")
 
@@ -184,7 +187,7 @@ def test_a_node_that_does_both_trains_on_the_gpus_that_its_config_leaves(program
 def test_the_last_nodes_train_as_one_job_and_the_others_sample(programs, tmp_path, nodes, trainers, on):
     steps = tmp_path / "steps"
     programs(srun=f'echo "$*" >>{steps}', scontrol=f"printf '%s\\n' {nodes}", squeue="", curl="", sleep="")
-    batch(SLURM / "train_loop.sbatch", "run", "config", LOOP_GPUS_PER_NODE="0", LOOP_TRAINER_NODES=trainers)
+    batch(SLURM / "train_loop.sbatch", "run", "config", LOOP_TRAINER_NODES=trainers)
     said = [line for line in steps.read_text().splitlines() if "--job-name=preflight" not in line]
     assert sorted(re.findall(r"--nodelist=(\S+)", line) for line in said) == on
     (trainer,) = [line for line in said if "--job-name=trainer" in line]
@@ -207,7 +210,7 @@ def test_the_owner_of_a_training_job_can_know_its_token(programs, monkeypatch, t
     used = tmp_path / "used"
     programs(srun=f'echo "$ROLLOUT_SERVER_TOKEN" >{used}', scontrol="echo node", squeue="", curl="", sleep="")
     monkeypatch.setenv("ROLLOUT_SERVER_TOKEN", given)
-    batch(SLURM / "train_loop.sbatch", "run", "config", LOOP_GPUS_PER_NODE="0")
+    batch(SLURM / "train_loop.sbatch", "run", "config")
     file = tmp_path / "runs/run/logs/job-7/attempt-0/token"
     if given:
         assert used.read_text().strip() == given
@@ -255,18 +258,12 @@ def test_a_second_job_on_a_run_is_refused_before_it_touches_anything(programs, t
     programs(**{**CLUSTER, "srun": srun(f"touch {started}")})
     with held(run / lock, "job 6, attempt 0 on other, since yesterday"):
         (run / "stop").touch()
-        done = batch(TRAIN, "run", "config", LOOP_GPUS_PER_NODE="0")
+        done = batch(TRAIN, "run", "config")
         assert (done.returncode, started.exists(), (run / "stop").exists()) == (64, False, True)
     assert "is in use (job 6, attempt 0 on other, since yesterday): wait for its end, stop it, or" in done.stdout
-    assert batch(TRAIN, "run", "config", LOOP_GPUS_PER_NODE="0").returncode == 0
-
-
-def test_a_second_evaluation_into_a_folder_is_refused(programs, tmp_path):
-    programs(**CLUSTER)
-    with held(tmp_path / "runs/run/evaluation/job.lock", "job 6"):
-        assert batch(EVAL, "run", "config").returncode == 64
-        assert batch(EVAL, "other", "config").returncode == 0
-    assert batch(EVAL, "run", "config").returncode == 0
+    assert batch(TRAIN, "run", "config").returncode == 0
+    with held(run / "evaluation/job.lock", "job 6"):
+        assert [batch(EVAL, name, "config").returncode for name in ("run", "other")] == [64, 0]
 
 
 @pytest.mark.parametrize(("lock", "holder"), [("node/node.lock", "rollout-server"), ("job.lock", "job 7, attempt 0")])
@@ -275,18 +272,18 @@ def test_an_earlier_attempt_that_lives_on_is_waited_for_and_then_the_job_requeue
     requeued, options = tmp_path / "requeued", {"SLURM_RESTART_COUNT": "1", "LOOP_LOST_NODE_TIMEOUT": "0"}
     programs(**{**CLUSTER, "scontrol": scontrol(requeue=f"touch {requeued}")})
     with held(tmp_path / "runs/run" / lock, holder):
-        done = batch(TRAIN, "run", "config", LOOP_GPUS_PER_NODE="0", **options)
+        done = batch(TRAIN, "run", "config", **options)
     assert (done.returncode, requeued.exists()) == (0, True)
     assert f"an earlier attempt of this job lives on ({holder}); waiting for its end" in done.stdout
     requeued.unlink()
-    assert batch(TRAIN, "run", "config", LOOP_GPUS_PER_NODE="0", **options).returncode == 0
+    assert batch(TRAIN, "run", "config", **options).returncode == 0
     assert not requeued.exists()
 
 
 def test_another_jobs_lock_is_refused_by_a_requeued_job_too(programs, tmp_path):
     programs(**CLUSTER)
     with held(tmp_path / "runs/run/job.lock", "job 6, attempt 0"):
-        done = batch(TRAIN, "run", "config", LOOP_GPUS_PER_NODE="0", SLURM_RESTART_COUNT="1")
+        done = batch(TRAIN, "run", "config", SLURM_RESTART_COUNT="1")
     assert done.returncode == 64
 
 
@@ -295,7 +292,7 @@ def test_a_usr1_before_the_trainer_runs_asks_nobody_to_save(programs, tmp_path):
     requeued, run = tmp_path / "requeued", tmp_path / "runs/run"
     asked = {"scontrol": scontrol(requeue=f"touch {requeued}"), "curl": "kill -USR1 $PPID; exit 1"}
     programs(**{**CLUSTER, **asked})
-    done = batch(TRAIN, "run", "config", LOOP_GPUS_PER_NODE="0")
+    done = batch(TRAIN, "run", "config")
     assert (done.returncode, requeued.exists(), (run / "stop").exists()) == (0, True, False), done.stdout
     assert "there is nothing to save yet" in done.stdout
 
@@ -331,7 +328,7 @@ def test_only_a_jobs_own_requeues_are_counted(programs):
 def test_a_submission_without_the_submitters_environment_reaches_the_steps_whole(programs, tmp_path, exported):
     seen = tmp_path / "seen"
     programs(**{**CLUSTER, "srun": srun(f'echo "${{SLURM_EXPORT_ENV-none}} $PATH" >>{seen}')})
-    assert batch(TRAIN, "run", "config", LOOP_GPUS_PER_NODE="0", SLURM_EXPORT_ENV=exported).returncode == 0
+    assert batch(TRAIN, "run", "config", SLURM_EXPORT_ENV=exported).returncode == 0
     assert {line.split()[0] for line in seen.read_text().splitlines()} == {"none"}
     assert all("/.venv/bin" in line for line in seen.read_text().splitlines())
 
@@ -375,7 +372,7 @@ def test_an_array_gives_each_task_its_word_and_its_folder(programs, tmp_path, sc
     steps = tmp_path / "steps"
     programs(**{**CLUSTER, "srun": srun(f'echo "$*" >>{steps}')})
     words = ["run", "config", "lr=1", "--", "seed=1", "seed=2"]
-    array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1", "LOOP_GPUS_PER_NODE": "0"}
+    array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1"}
     assert batch(script, *words, **array, SLURM_ARRAY_TASK_COUNT="2").returncode == 0
     folder = tmp_path / "runs/run" / ("1-seed-2" if script == TRAIN else "evaluation/1-seed-2")
     assert (folder / "logs").is_dir()
@@ -414,7 +411,7 @@ def test_the_scripts_take_what_the_pages_tell_to_submit(programs, where, command
     recipe, section = ("loop_appworld", LoopConfig) if script == TRAIN else ("eval_appworld", EvalConfig)
     for task in range(0 if last is None else int(last) + 1) or [None]:
         array = {} if task is None else {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": str(task)}
-        done = batch(script, run, config, *given, **array, LOOP_GPUS_PER_NODE="0")
+        done = batch(script, run, config, *given, **array)
         assert done.returncode == 0, done.stderr
         folder = [] if script == TRAIN else [f"run={run}"]
         read_config(compose(config, [*folder, *common, *([] if task is None else [own[task]])], recipe), section)
@@ -429,7 +426,7 @@ def test_pages_tell_what_to_submit():
 def test_a_time_limit_that_leaves_no_time_to_save_is_refused(programs, minutes, code):
     end = f'$(date -d "+{minutes} minutes" +%Y-%m-%dT%H:%M:%S)'
     programs(**{**CLUSTER, "scontrol": scontrol(f"JobId=7 StartTime=x EndTime={end} Deadline=N/A")})
-    done = batch(TRAIN, "run", "config", LOOP_GPUS_PER_NODE="0")
+    done = batch(TRAIN, "run", "config")
     assert done.returncode == code
     assert ("and saving may take 1320: give sbatch more --time" in done.stdout) == (code == 64)
 

@@ -16,7 +16,7 @@ from eval_appworld import EvalAppWorldRecipe
 from loop_appworld import LoopAppWorldRecipe
 from loop_formats.run_folder import read_metrics
 from rollout_server.client import CollectionFailed
-from support.counter_node import TOKEN, local_node
+from support.counter_node import TOKEN, local_node, two_nodes
 from support.small_runs import config_over
 from support.waiting import DEADLINE_S
 
@@ -87,10 +87,7 @@ async def test_training_goes_on_without_two_of_a_hundred_rollouts(policy, tmp_pa
     """With a policy lag, over two nodes, with dev scores; and a run that is resumed halfway ends with the same line."""
     expected = lost_of(TARGETS["train"], 8, 2)
     assert expected
-    async with (
-        local_node(policy, tmp_path / "west", publish=False) as west,
-        local_node(policy, tmp_path / "east", publish=False) as east,
-    ):
+    async with two_nodes(policy, tmp_path, publish=False) as (west, east):
         west.vllm.fault = east.vllm.fault = never(2)
         cfg = training_config(f"{west.url},{east.url}", policy, tmp_path)
         cfg.run_name = "whole"

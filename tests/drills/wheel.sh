@@ -24,6 +24,16 @@ done
 rm -rf "$folder/sources"
 wheel=$(ls "$folder"/dist/torchtune_loop-*.whl)
 contrib=$(ls "$folder"/dist/torchtune_loop_contrib-*.whl)
+"$python" - "$wheel" <<'END'
+import sys, zipfile
+names = set(zipfile.ZipFile(sys.argv[1]).namelist())
+assert not any(name.startswith("recipes/") for name in names), "it would overwrite torchtune's own recipes package"
+assert not any("contrib" in name for name in names), "it is a distribution of its own"
+needed = """loop_recipes/recipes/loop_appworld.py loop_recipes/recipes/configs/machines/tiny_cpu.yaml
+loop_recipes/tiny_policy/model.safetensors appworld_adapter/worker/synthetic/generate.py loop_viewer/static/index.html
+loop_viewer/static/vendor/uplot.js loop_viewer/static/vendor/htm-preact.js""".split()
+assert set(needed) <= names, f"the wheel lacks {set(needed) - names}"
+END
 
 step "installing $(basename "$wheel")[cpu]"
 "$python" -m venv "$folder/venv"

@@ -100,16 +100,11 @@ def test_a_wrong_key_ends_the_command_before_anything_starts(tmp_path, tune_here
 
 
 @pytest.mark.skipif(not ENGINE.exists(), reason="needs .venv-appworld (make setup)")
-def test_a_missing_dataset_is_named_with_what_makes_it(tmp_path, tune_here):
+@pytest.mark.parametrize(("key", "cure"), [("root", "make world"), ("python", "make setup")])
+def test_what_of_the_environment_is_missing_is_named_with_what_makes_it(tmp_path, tune_here, key, cure):
     config = node_config(tmp_path)
-    status, output = tune_here(config, f"node.environment.root={tmp_path / 'nowhere'}")
-    check(config, status, output, str(tmp_path / "nowhere"), "make world")
-
-
-def test_a_missing_environment_is_named_with_what_makes_it(tmp_path, tune_here):
-    config = node_config(tmp_path)
-    status, output = tune_here(config, f"node.environment.python={tmp_path / 'no-python'}")
-    check(config, status, output, str(tmp_path / "no-python"), "make setup")
+    status, output = tune_here(config, f"node.environment.{key}={tmp_path / 'nowhere'}")
+    check(config, status, output, str(tmp_path / "nowhere"), cure)
 
 
 def test_a_node_that_is_not_there_is_named(tmp_path, tune_here):

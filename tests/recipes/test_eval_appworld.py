@@ -21,7 +21,7 @@ from loop_recipes.config.files import compose
 from loop_recipes.evaluation.collect import EvaluationTimeout, NoScore
 from loop_recipes.evaluation.config import find_policies, read_eval_config
 from loop_recipes.rollouts.waiting import Waiting
-from support.counter_node import TOKEN, local_node
+from support.counter_node import TOKEN, local_node, two_nodes
 from support.random_policy import write_adapter, write_model
 
 
@@ -272,10 +272,7 @@ async def test_where_everything_is_lost_there_is_no_score(policy, tmp_path):
 
 async def test_several_nodes_share_the_tasks_and_what_is_played_again(policy, tmp_path):
     """What one node cannot do another may; what none can do is named, and what else they did is kept."""
-    async with (
-        local_node(policy, tmp_path / "west", publish=False) as west,
-        local_node(policy, tmp_path / "east", publish=False) as east,
-    ):
+    async with two_nodes(policy, tmp_path, publish=False) as (west, east):
         for node in (west, east):
             node.vllm.speak = lambda rng: solve(4)
             node.vllm.fault = hopeless(node, 8)
@@ -297,10 +294,7 @@ async def test_several_nodes_share_the_tasks_and_what_is_played_again(policy, tm
 
 
 async def test_a_node_that_loses_all_its_share_is_helped_by_the_other(policy, tmp_path):
-    async with (
-        local_node(policy, tmp_path / "west", publish=False) as west,
-        local_node(policy, tmp_path / "east", publish=False) as east,
-    ):
+    async with two_nodes(policy, tmp_path, publish=False) as (west, east):
         for node in (west, east):
             node.vllm.speak = lambda rng: solve(4)
         west.vllm.fault = lambda body: 400

@@ -184,11 +184,16 @@ async def test_a_server_elsewhere_that_does_not_sleep_is_told_and_samples_on(sha
     assert end.reason == "complete"
 
 
-async def test_a_server_elsewhere_that_is_not_reached_is_asked_again_before_the_trainer_has_its_gpu(shared):
+@pytest.mark.parametrize("ended", [False, True])
+async def test_a_server_elsewhere_that_is_not_reached_is_asked_again_or_has_ended_and_holds_no_gpu(shared, ended):
     server = shared.node.servers.servers[0]
     shared.node.servers.rest()
     shared.node.servers.condemn(server, "did not answer")
     await wait_until(lambda: server.state == "waiting")
+    if ended:
+        await shared.vllm.stop()
+        await shared.call(impatient(shared).sleep)
+        return
     assert not shared.vllm.asleep
     await shared.call(shared.client.sleep)
     assert shared.vllm.asleep
@@ -196,15 +201,6 @@ async def test_a_server_elsewhere_that_is_not_reached_is_asked_again_before_the_
     await wait_until(lambda: shared.node.servers.ready)
     _, end = await shared.collect(counter_request())
     assert end.reason == "complete"
-
-
-async def test_a_server_elsewhere_that_has_ended_holds_no_gpu(shared):
-    server = shared.node.servers.servers[0]
-    shared.node.servers.rest()
-    shared.node.servers.condemn(server, "did not answer")
-    await wait_until(lambda: server.state == "waiting")
-    await shared.vllm.stop()
-    await shared.call(impatient(shared).sleep)
 
 
 async def test_a_publication_waits_for_the_trainers_turn_to_end(shared, policy):

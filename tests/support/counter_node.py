@@ -50,6 +50,16 @@ def read_all(client: RolloutClient, collection_id: str, after: int = 0) -> tuple
     return [], stream.end
 
 
+@contextlib.asynccontextmanager
+async def two_nodes(policy: Path, folder: Path, **changes: Any) -> AsyncIterator[tuple[LocalNode, LocalNode]]:
+    """Two nodes below ``folder``."""
+    async with (
+        local_node(policy, folder / "west", **changes) as west,
+        local_node(policy, folder / "east", **changes) as east,
+    ):
+        yield west, east
+
+
 def counter_request(collection_id: str = "c1", **changes: Any) -> CollectionRequest:
     """A collection on the counter environment."""
     values = {

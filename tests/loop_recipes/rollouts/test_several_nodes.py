@@ -1,7 +1,6 @@
 """One trainer over two real rollout nodes: shares, early stop, versions on both, failures, stopping."""
 
 import asyncio
-import contextlib
 import json
 from dataclasses import replace
 
@@ -15,7 +14,7 @@ from loop_recipes.rollouts.several_nodes import SeveralNodes, merge_ends, split_
 from loop_recipes.rollouts.source import NoRollouts
 from loop_recipes.run.stop_request import StopRequested
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutClient, RolloutNodeError
-from support.counter_node import TOKEN, counter_request, local_node
+from support.counter_node import TOKEN, counter_request, local_node, two_nodes
 from support.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.slow
@@ -33,15 +32,6 @@ def several(urls, stop_requested=lambda: False, reconnect_s=2.0, start_deadline_
         return NodeSource(client, None, start_deadline_s=start_deadline_s, deadline_s=DEADLINE_S, stop_requested=stop)
 
     return SeveralNodes(open_node, urls, stop_requested)
-
-
-@contextlib.asynccontextmanager
-async def two_nodes(policy, folder, **changes):
-    async with (
-        local_node(policy, folder / "west", **changes) as west,
-        local_node(policy, folder / "east", **changes) as east,
-    ):
-        yield west, east
 
 
 def test_shares_are_disjoint_whole_and_at_most_one_per_task():

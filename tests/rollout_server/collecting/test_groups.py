@@ -232,13 +232,19 @@ async def test_a_group_that_nothing_can_grade_ends_the_collection_all_the_same(p
     assert (end.reason, "never foreseen" in end.error) == ("failed", True)
 
 
+async def held_by_the_last(running):
+    """A collection of which two episodes wait for the third of their group."""
+    counting(running)
+    running.vllm.answers = lambda body: not (is_of(body, "t_1/2") or is_of(body, "t_2/2"))
+    await running.call(running.client.start_collection, request(tasks=["t_1"]))
+    run = await running.node.collection("c1")
+    await wait_until(lambda: len(run.stored.held) == 2)
+    return run
+
+
 async def test_a_cancelled_collection_grades_nothing_until_it_is_asked_for_again(policy, tmp_path, file, calls):
     async with node(policy, tmp_path / "node", file) as running:
-        counting(running)
-        running.vllm.answers = lambda body: not (is_of(body, "t_1/2") or is_of(body, "t_2/2"))
-        await running.call(running.client.start_collection, request(tasks=["t_1"]))
-        run = await running.node.collection("c1")
-        await wait_until(lambda: len(run.stored.held) == 2)
+        run = await held_by_the_last(running)
         await running.call(running.client.cancel, "c1")
         await wait_until(lambda: run.idle)
         assert (run.end.reason, calls()) == ("cancelled", [])
@@ -251,11 +257,7 @@ async def test_a_cancelled_collection_grades_nothing_until_it_is_asked_for_again
 async def test_episodes_that_waited_for_a_collection_whose_files_are_gone_are_forgotten(policy, tmp_path, file, calls):
     folder = tmp_path / "node/collections"
     async with node(policy, tmp_path / "node", file) as running:
-        counting(running)
-        running.vllm.answers = lambda body: not (is_of(body, "t_1/2") or is_of(body, "t_2/2"))
-        await running.call(running.client.start_collection, request(tasks=["t_1"]))
-        run = await running.node.collection("c1")
-        await wait_until(lambda: len(run.stored.held) == 2)
+        await held_by_the_last(running)
     for name in ("c1.jsonl", "c1.meta.jsonl"):
         (folder / name).unlink()
     assert (folder / "c1.held").exists()

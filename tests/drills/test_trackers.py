@@ -117,18 +117,8 @@ def installed(tmp_path_factory):
     def install(package):
         if package not in folders:
             folders[package] = tmp_path_factory.mktemp("packages")
-            command = [
-                "uv",
-                "pip",
-                "install",
-                "--quiet",
-                "--python",
-                sys.executable,
-                "--target",
-                folders[package],
-                package,
-            ]
-            subprocess.run([Path(sys.executable).parent / command[0], *command[1:]], check=True, timeout=900)
+            install = [Path(sys.executable).with_name("uv"), "pip", "install", "--quiet", "--python", sys.executable]
+            subprocess.run([*install, "--target", folders[package], package], check=True, timeout=900)
         return folders[package]
 
     return install

@@ -40,6 +40,12 @@ class Setup:
     def fake_of(self, name):
         return self.fakes[int(name.removeprefix("vllm-"))]
 
+    async def kill_engines(self):
+        """Every server's; returns when none is ready."""
+        for fake in self.fakes:
+            fake.mode = "dead engine"
+        await wait_until(lambda: not self.group.ready)
+
     def other(self, name):
         return next(server.name for server in self.group.servers if server.name != name)
 
@@ -150,9 +156,7 @@ async def test_all_servers_failing_ends_after_the_attempts(setup):
 
 
 async def test_waits_for_a_server_to_come_back(setup):
-    for fake in setup.fakes:
-        fake.mode = "dead engine"
-    await wait_until(lambda: not setup.group.ready)
+    await setup.kill_engines()
     task = asyncio.create_task(setup.generate())
     await asyncio.sleep(0.1)
     assert not task.done()
@@ -165,9 +169,7 @@ async def test_deadline_holds_whatever_the_servers_do(setup):
         fake.mode = "hang"
     with pytest.raises(ServerUnavailable, match=r"ep: no answer after \d+\.\d s$"):
         await setup.generate(seconds=0.2)
-    for fake in setup.fakes:
-        fake.mode = "dead engine"
-    await wait_until(lambda: not setup.group.ready)
+    await setup.kill_engines()
     with pytest.raises(ServerUnavailable, match="no vLLM server is ready"):
         await setup.generate(seconds=0.2)
 

@@ -91,8 +91,9 @@ class Source:
         for folder in (root, root / "recipes", root / "contrib"):
             for package in sorted(folder.glob("*/__init__.py")):
                 if package.parent.name not in NOT_LOADED:
-                    files = (file for file in package.parent.rglob("*.py") if "tests" not in file.relative_to(folder).parts)
-                    self.files |= {_dotted(file, folder): file for file in files}
+                    files = package.parent.rglob("*.py")
+                    own = (file for file in files if "tests" not in file.relative_to(folder).parts)
+                    self.files |= {_dotted(file, folder): file for file in own}
         self.files |= {file.stem: file for file in (root / "recipes").glob("*.py")}
         self._tops = {name.partition(".")[0] for name in self.files}
         self._trees: dict[str, ast.Module] = {}

@@ -4,7 +4,6 @@ The server is a scripted one; as a drill, vLLM.
 """
 
 import contextlib
-import importlib.util
 import io
 import json
 import runpy
@@ -16,19 +15,15 @@ import pytest
 from rollout_server.inference import command, server_group
 from rollout_server.inference import server as vllm_server
 from support import fake_vllm
+from support.experiment_scripts import load_script
 from support.waiting import COMMAND_S
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture
-def gpu(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    spec = importlib.util.spec_from_file_location("gpu_benchmark", FOLDER / "gpu.py")
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    return module
+def gpu():
+    return load_script("benchmarks/gpu.py")
 
 
 @pytest.fixture

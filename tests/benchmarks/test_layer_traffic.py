@@ -1,29 +1,20 @@
 """benchmarks/layer_traffic.py counts what a reader can count by hand."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch._subclasses import FakeTensorMode
 
+from support.experiment_scripts import load_script
 from support.families import small
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "layer_traffic.py"
 TOKENS, WIDTH, RANK = 40, 8, 3
 BF16 = 2
 
 
 @pytest.fixture(scope="module")
 def benchmark():
-    spec = importlib.util.spec_from_file_location("layer_traffic", FILE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    return load_script("benchmarks/layer_traffic.py")
 
 
 def rows(width=WIDTH):

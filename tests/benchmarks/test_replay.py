@@ -1,8 +1,6 @@
 """What benchmarks/replay.py replays can be read and is always the same, and a difference is named."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,16 +9,12 @@ from safetensors.torch import save_file
 from loop_formats.run_files import read_rollouts
 from model_families.base_model import BaseModel
 from model_families.chat.tokenizer import read_tokenizer
-
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "replay.py"
+from support.experiment_scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def replay():
-    spec = importlib.util.spec_from_file_location("replay", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/replay.py")
 
 
 def test_the_stored_rollouts_are_valid_and_the_same_each_time(replay, tmp_path):

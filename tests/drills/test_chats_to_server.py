@@ -3,7 +3,6 @@
 make drills K=chats_to_server
 """
 
-import importlib.util
 import json
 import os
 import shutil
@@ -18,6 +17,7 @@ from loop_recipes.export.comparison import LogprobDifference, sampled_logprobs, 
 from loop_recipes.export.policy import config_of_run
 from loop_recipes.paths import loop_package
 from model_families.chat.tokenizer import TextTokens, read_tokenizer
+from support.experiment_scripts import load_script
 from support.plain_server import plain_server
 from support.waiting import COMMAND_S
 
@@ -29,9 +29,7 @@ SMALL = ("collection.tasks_per_iteration=2", "collection.rollouts_per_task=4", "
 
 def made_chats(count):
     """Conversations in which the quest is played as its ``solve`` says."""
-    spec = importlib.util.spec_from_file_location("quest", QUEST)
-    quest = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(quest)
+    quest = load_script("examples/quest.py")
     for task in quest.TASKS[:count]:
         house, messages, said = quest.House(), [], task["question"]
         house.reset(task)

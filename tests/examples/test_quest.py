@@ -1,14 +1,10 @@
 """The second game: who fetches the key opens each chest, and who only names rooms, or none, does not."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
-FILE = Path(__file__).parents[2] / "examples/quest.py"
-SPEC = importlib.util.spec_from_file_location("quest", FILE)
-quest = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(quest)
+from support.experiment_scripts import load_script
+
+quest = load_script("examples/quest.py")
 
 
 def play(task: dict, things: str) -> tuple[float, list[str | None]]:

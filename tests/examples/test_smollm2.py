@@ -1,6 +1,5 @@
 """SmolLM2's folder: what is made of the GGUF file, and, where it was made, the real model."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -11,13 +10,12 @@ from loop_recipes.engine.model import meta_model, new_adapter
 from loop_recipes.engine.sharding import place_model
 from model_families.base_model import BaseModel
 from model_families.decoder.weights import load_weights
+from support.experiment_scripts import load_script
 from support.families import PUBLISHED, section, small, write_model
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "models/SmolLM2-135M-Instruct"
-SPEC = importlib.util.spec_from_file_location("convert", ROOT / "examples/smollm2/convert.py")
-convert = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(convert)
+convert = load_script("examples/smollm2/convert.py")
 
 
 def header(config):

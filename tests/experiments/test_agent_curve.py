@@ -1,6 +1,5 @@
 """experiments/agent_curve.py on runs that are known: which curve lies in the spread of seeds, which rollouts agree."""
 
-import importlib
 import json
 import sys
 from dataclasses import replace
@@ -9,15 +8,13 @@ from pathlib import Path
 import pytest
 
 from loop_formats.run_files import read_rollouts
+from support.experiment_scripts import load_experiment
 from support.small_runs import write_logs
-
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 
 @pytest.fixture
-def agent_curve(monkeypatch):
-    monkeypatch.syspath_prepend(str(EXPERIMENTS))
-    return importlib.import_module("agent_curve")
+def agent_curve():
+    return load_experiment("agent_curve")
 
 
 def write_run(folder: Path, rewards: list[float]) -> None:

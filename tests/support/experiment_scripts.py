@@ -1,4 +1,4 @@
-"""Imports a script of ``experiments/``, which is no package, and makes up what scored runs leave behind."""
+"""Imports scripts, which are no packages, and makes up what scored runs leave behind."""
 
 from __future__ import annotations
 
@@ -22,9 +22,15 @@ FOLDER = Path(__file__).parents[2] / "experiments"
 
 def load_experiment(name: str) -> ModuleType:
     """The script ``experiments/<name>.py`` as a module of its own."""
-    if str(FOLDER) not in sys.path:
-        sys.path.append(str(FOLDER))
-    spec = importlib.util.spec_from_file_location(f"{name}_experiment", FOLDER / f"{name}.py")
+    return load_script(f"experiments/{name}.py")
+
+
+def load_script(path: str) -> ModuleType:
+    """A script of the checkout, which is no package, as a module of its own; it finds those beside it."""
+    file = FOLDER.parent / path
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    spec = importlib.util.spec_from_file_location(f"{file.stem}_{file.parent.name}", file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

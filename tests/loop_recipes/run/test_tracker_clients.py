@@ -3,8 +3,10 @@
 import importlib
 import json
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 from omegaconf import OmegaConf
 
 from loop_formats.schema import ConfigError
@@ -15,123 +17,7 @@ from loop_recipes.run.trackers import Trackers
 from loop_recipes.verbs.check import main
 from support.small_runs import replay_config, train
 
-MODULES = {
-    "wandb.py": """
-import os, pathlib
-from types import SimpleNamespace
-RUNS, STARTED, MODE = {}, [], {"mode": "online", "api_key": "k"}
-
-class Run:
-    def __init__(self, id, dir, config, resume, offline):
-        known = RUNS.get(id, {}) if resume == "allow" and not offline else {}
-        self.id, self.offline, self.points, self.config, self.axis = id, offline, known, config, None
-        kind = "offline-run" if offline else "run"
-        self.dir = os.path.join(dir, f"wandb/{kind}-{len(STARTED)}-{id}/files")
-        pathlib.Path(self.dir).mkdir(parents=True)
-        STARTED.append(self)
-        RUNS[id] = self.points
-
-    @property
-    def step(self):
-        return max(self.points, default=-1) + 1
-
-    def define_metric(self, name, step_metric):
-        self.axis = step_metric
-
-    def log(self, data, step):
-        if step >= self.step:
-            self.points[step] = (data[self.axis], data)
-
-    def finish(self):
-        pass
-
-def Settings(**settings):
-    return settings
-
-def setup():
-    settings = {"base_url": "http://127.0.0.1:9", "identity_token_file": None, **MODE}
-    return SimpleNamespace(settings=SimpleNamespace(**settings))
-
-def teardown():
-    pass
-
-def init(project, id, name, resume, dir, config, allow_val_change, settings):
-    return Run(id, dir, config, resume, MODE["mode"] == "offline")
-
-def seen():
-    return [(step, data) for id in RUNS for step, data in RUNS[id].values()], [run.config for run in STARTED]
-""",
-    "mlflow/__init__.py": "",
-    "mlflow/entities.py": """
-from collections import namedtuple
-Metric = namedtuple("Metric", "key value timestamp step")
-Param = namedtuple("Param", "key value")
-RunTag = namedtuple("RunTag", "key value")
-""",
-    "mlflow/tracking.py": """
-from types import SimpleNamespace
-RUNS, URLS = {}, []
-
-class MlflowClient:
-    def __init__(self, url):
-        URLS.append(url)
-
-    def get_experiment_by_name(self, name):
-        return None
-
-    def create_experiment(self, name):
-        return "1"
-
-    def create_run(self, experiment, run_name):
-        data = SimpleNamespace(metrics=[], params={}, tags={})
-        info = SimpleNamespace(run_id=f"r{len(RUNS)}", start_time=1000, status="RUNNING")
-        return RUNS.setdefault(info.run_id, SimpleNamespace(info=info, data=data))
-
-    def get_run(self, id):
-        return RUNS[id]
-
-    def update_run(self, id, status):
-        RUNS[id].info.status = status
-
-    def set_terminated(self, id):
-        RUNS[id].info.status = "FINISHED"
-
-    def log_batch(self, id, metrics=(), params=(), tags=()):
-        assert len(params) <= 100
-        data = RUNS[id].data
-        data.metrics += [metric for metric in metrics if metric not in data.metrics]
-        data.tags.update(tags)
-        for key, value in params:
-            assert data.params.setdefault(key, value) == value
-""",
-    "sqlalchemy.py": "",
-    "trackio.py": """
-RUNS = {}
-
-class Run:
-    def __init__(self, name, config):
-        self.name, self.config, self.points = name, config, []
-
-    def log(self, data, step):
-        self.points.append((step, data))
-
-    def finish(self):
-        pass
-
-    def delete(self):
-        return RUNS.pop(self.name)
-
-class Api:
-    def runs(self, project):
-        if not RUNS:
-            raise ValueError(f"Project '{project}' does not exist")
-        return list(RUNS.values())
-
-def init(project, name, config, embed, resume="never"):
-    assert name not in RUNS or resume == "allow"
-    return RUNS.setdefault(name, Run(name, config))
-""",
-}
+MODULES = yaml.safe_load(Path(__file__).with_name("tracker_modules.yaml").read_text())
 
 
 @pytest.fixture

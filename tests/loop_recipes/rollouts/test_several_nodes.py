@@ -134,31 +134,22 @@ async def test_every_node_is_given_every_version(policy, tmp_path):
         await asyncio.to_thread(source.retire, 0)
 
 
-async def test_nodes_of_other_environments_are_refused(policy, tmp_path):
-    async with two_nodes(policy, tmp_path) as nodes:
-        source = several([node.url for node in nodes])
-        assert await asyncio.to_thread(source.description) == nodes[0].node.description
-        nodes[1].node.pool.description = Description(score="wins")
-        with pytest.raises(NoRollouts, match="describe their environments differently"):
-            await asyncio.to_thread(source.description)
-
-
-async def test_nodes_with_other_tasks_are_refused(policy, tmp_path):
-    async with two_nodes(policy, tmp_path) as (west, east):
-        east.node.pool.dataset = "another"
-        with pytest.raises(NoRollouts, match=r"have different datasets \(counter and another\)"):
-            await asyncio.to_thread(several([west.url, east.url]).tasks, "train")
-
-
-async def test_a_node_with_another_vocabulary_is_refused_by_its_address(policy, tmp_path, monkeypatch):
+async def test_nodes_that_differ_are_refused(policy, tmp_path, monkeypatch):
     async with two_nodes(policy, tmp_path) as (west, east):
         source = several([west.url, east.url])
+        assert await asyncio.to_thread(source.description) == west.node.description
         size = (await west.call(west.client.health))["vocabulary"]
         await asyncio.to_thread(source.check_vocabulary, size)
         told = {**east.node.health(), "vocabulary": size + 8}
         monkeypatch.setattr(east.node, "health", lambda: told)
-        with pytest.raises(NoRollouts, match=rf"at {east.url} serves .* of {size + 8} .* has one of {size}; give"):
-            await asyncio.to_thread(source.check_vocabulary, size)
+        east.node.pool.description, east.node.pool.dataset = Description(score="wins"), "another"
+        for asked, said in (
+            ((source.description,), "describe their environments differently"),
+            ((source.tasks, "train"), r"have different datasets \(counter and another\)"),
+            ((source.check_vocabulary, size), rf"at {east.url} serves .* of {size + 8} .* has one of {size}; give"),
+        ):
+            with pytest.raises(NoRollouts, match=said):
+                await asyncio.to_thread(*asked)
 
 
 async def test_the_error_of_one_node_ends_the_wait_for_the_other(policy, tmp_path):

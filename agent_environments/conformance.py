@@ -8,7 +8,8 @@
         finally:
             await pool.close()
 
-The environment is tried as it is, without the node's own guard around it (:mod:`agent_environments.no_voiding`).
+The environment is tried as it is, without the node's guard around it
+(:mod:`agent_environments.guarded_environment`).
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from agent_environments.description import NUMBERED, Description
 from agent_environments.extraction import extract_code
 from agent_environments.observation import FAILURE_HEAD, observation, reminder_end
-from agent_environments.places import Places
 from agent_environments.protocol import (
     Grade,
     Message,
@@ -26,6 +25,7 @@ from agent_environments.protocol import (
     TokenSpans,
     UnknownTask,
 )
+from agent_environments.slots import Slots
 
 LARGEST_STEP = 9
 
@@ -139,7 +139,7 @@ class CounterPool:
         self.token_spans = token_spans
         self.observation_max_tokens = observation_max_tokens
         self.step_seconds = step_seconds
-        self._places = Places(max_worlds)
+        self._slots = Slots(max_worlds)
 
     async def open(self) -> None:
         """Nothing to start."""
@@ -155,15 +155,15 @@ class CounterPool:
                 raise UnknownTask(f"no task {task_id!r} in dataset {self.dataset}")
 
     async def acquire(self, episode_id: str) -> CounterEnvironment:
-        await self._places.take()
+        await self._slots.take()
         return CounterEnvironment(self)
 
     def release(self) -> None:
-        self._places.give_back()
+        self._slots.give_back()
 
     def status(self) -> PoolStatus:
-        return PoolStatus(self._places.taken, self._places.waiting)
+        return PoolStatus(self._slots.taken, self._slots.waiting)
 
     async def close(self) -> None:
         """Refuse who waits for a place."""
-        self._places.close()
+        self._slots.close()

@@ -20,8 +20,8 @@ from typing import Any, Protocol, cast
 from agent_environments.agent_turns import AgentTurn
 from loop_plumbing.breakage import error_line
 from loop_plumbing.plug_ins import plug_ins
-from loop_plumbing.trusted import VARIABLE, is_trusted, trust
-from loop_plumbing.visible import visible
+from loop_plumbing.sanitize import sanitize
+from loop_plumbing.trusted import VARIABLE, is_trusted, trust_module
 
 logger = logging.getLogger(__name__)
 
@@ -276,7 +276,9 @@ TOOLS_BEHAVIOR = "agent_environments.tools.behavior:ToolBehavior"
 OWN_BEHAVIOR = ("appworld_adapter.behavior:AppWorldBehavior", TOOLS_BEHAVIOR)
 """The counters of the project's own environments."""
 
-UNSAID = Description(groups="groups of tasks", group_pattern=NUMBERED, behavior=(TOOLS_BEHAVIOR,), environments=None)
+DEFAULT_DESCRIPTION = Description(
+    groups="groups of tasks", group_pattern=NUMBERED, behavior=(TOOLS_BEHAVIOR,), environments=None
+)
 """What stands for a folder of rollouts that says nothing of its environment."""
 
 
@@ -320,7 +322,7 @@ def trust_environment(section: Mapping[str, Any]) -> None:
     """
     name = section.get("name")
     if isinstance(name, str) and ":" in name:
-        trust(name)
+        trust_module(name)
     environments = section.get("environments")
     members = [*environments.values()] if isinstance(environments, Mapping) else []
     for inner in (section.get("world"), *members):
@@ -341,8 +343,8 @@ def _behavior(path: str) -> Behavior | None:
     once."""
     module, _, attribute = path.partition(":")
     if not _may_be_imported(path):
-        shown = visible(path, 200)
-        cure = f"if you trust it, set {VARIABLE}={visible(module, 200)}"
+        shown = sanitize(path, 200)
+        cure = f"if you trust it, set {VARIABLE}={sanitize(module, 200)}"
         logger.warning("the figures of %s are left out: only a file of the run names it; %s", shown, cure)
         return None
     try:

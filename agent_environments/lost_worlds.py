@@ -21,8 +21,8 @@ from enum import StrEnum
 from typing import TypeVar
 
 from agent_environments.protocol import EnvironmentCrashed
+from loop_plumbing.agent_timeout import paused_agent_timeout
 from loop_plumbing.forked_process import ProcessEnded
-from loop_plumbing.own_time import not_the_agents
 
 LOSSES_PER_COMMAND = 5
 """Losses that count, over one command. Where chance alone cuts one request in a hundred, one in 10^10 gets there."""
@@ -153,7 +153,7 @@ class Recovery:
             try:
                 return await once()
             except WorldLost as lost:
-                with not_the_agents():
+                with paused_agent_timeout():
                     await self._lost(lost)
 
     async def _lost(self, lost: WorldLost) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent_environments.protocol import TokenSpans
-from loop_plumbing.visible import printable
+from loop_plumbing.sanitize import printable
 
 TRUNCATION_NOTE = "\n...\nExecution output is too long and is not fully shown."
 REMINDER_HEAD = "\nAs a reminder\n\n"

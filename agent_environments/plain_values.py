@@ -17,7 +17,7 @@ from fractions import Fraction
 from typing import Any, get_args
 
 from agent_environments.protocol import Broke, Grade, Message, Requirement, Role, StepResult, ToolUse
-from loop_plumbing.visible import printable, visible
+from loop_plumbing.sanitize import printable, sanitize
 
 MOST_ITEMS = 1000
 """Of each kind in a grade: an agent's words may be in any of them, and each sequence's record has them all."""
@@ -149,7 +149,7 @@ def _text(name: str, value: Any) -> str:
 
 def _short(name: str, value: Any) -> str:
     """What a person reads of a grade, be it on a terminal."""
-    return visible(_text(name, value), MOST_CHARACTERS)
+    return sanitize(_text(name, value), MOST_CHARACTERS)
 
 
 def _short_or_none(name: str, value: Any) -> str | None:

@@ -13,7 +13,7 @@ No voiding
     That includes a grade that holds what no grade can hold, or contradicts itself
     (:mod:`agent_environments.plain_values`). Where the environment itself broke, the grade says so (``broke``).
     Nor is an agent charged with what the machine does: :mod:`agent_environments.lost_worlds` tells the two apart.
-    :mod:`agent_environments.no_voiding` holds any environment to this from outside, and
+    :mod:`agent_environments.guarded_environment` holds any environment to this from outside, and
     :mod:`agent_environments.conformance` tests it.
 """
 

@@ -51,9 +51,9 @@ from model_families.chat import open_chat
 from model_families.chat.format import ChatFormat
 from rollout_server.collecting.collector import Collector, EpisodeKey
 from rollout_server.collecting.episode import Episode
+from rollout_server.collecting.policy_client import EpisodeFailed
 from rollout_server.collecting.policy_sampler import EpisodeServices
-from rollout_server.collecting.policy_speaker import PolicySpeaker
-from rollout_server.collecting.speaker import EpisodeFailed
+from rollout_server.collecting.sampling_client import SamplingClient
 from rollout_server.metrics import NodeMetrics
 from support.random_policy import write_tokenizer
 from support.scripted_policy import ScriptedPolicy
@@ -155,9 +155,11 @@ async def collect(
         while (key := collector.start_next()) is not None:
             left = iter(turns(key))
             policy: Any = ScriptedPolicy(tokens, lambda _, left=left: next(left, IGNORANT))
-            speaker = PolicySpeaker(request, "scripted", EpisodeServices(pool, tokens, policy, policy, NodeMetrics()))
+            policy_client = SamplingClient(
+                request, "scripted", EpisodeServices(pool, tokens, policy, policy, NodeMetrics())
+            )
             try:
-                made.extend(await Episode(key, collector.draw(key), request, pool, speaker).run())
+                made.extend(await Episode(key, collector.draw(key), request, pool, policy_client).run())
             except EpisodeFailed as error:
                 raise RuntimeError(f"{key.task_id}: {error.reason}: {error}") from error
             collector.finished(key)

@@ -143,7 +143,7 @@ class Device:
         if self._trainer is None:
             build = lambda: Trainer(self._conf, self._device, self._args.tokens)  # noqa: E731
             self._trainer = await asyncio.to_thread(build)
-        await asyncio.to_thread(self._trainer.frozen.come)
+        await asyncio.to_thread(self._trainer.frozen.to_device)
         row = self._used("come", started)
         row |= await asyncio.to_thread(self._trainer.update)
         return row | {"trainer_gib": used_gib(self._device)}
@@ -163,7 +163,7 @@ class Device:
         row = self._used("sleep", started) | await self.train()
         assert self._trainer is not None, "it has trained"
         started = time.perf_counter()
-        await asyncio.to_thread(self._trainer.frozen.leave)
+        await asyncio.to_thread(self._trainer.frozen.to_host)
         row |= self._used("leave", started)
         started = time.perf_counter()
         await self._group.wake()

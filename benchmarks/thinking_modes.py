@@ -36,7 +36,7 @@ from model_families.chat.templated import Templated
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.episode import Episode
 from rollout_server.collecting.policy_sampler import EpisodeServices
-from rollout_server.collecting.policy_speaker import PolicySpeaker
+from rollout_server.collecting.sampling_client import SamplingClient
 from rollout_server.inference.router import Generation
 from rollout_server.metrics import NodeMetrics
 from support.chat_tokenizers import write_qwen3
@@ -101,8 +101,8 @@ def play(tokens: Templated, turns: int) -> tuple[list[Rollout], Script]:
     services = EpisodeServices(script, tokens, script, script, NodeMetrics())
     limits = Limits(max_turns=turns, max_tokens_per_turn=4000, max_context=60_000)
     request = CollectionRequest("thinking", ["1_1"], 1, 0, limits=limits)
-    speaker = PolicySpeaker(request, "script", services)
-    return asyncio.run(Episode(EpisodeKey("1_1", 0, 0), 0, request, script, speaker).run()), script
+    policy_client = SamplingClient(request, "script", services)
+    return asyncio.run(Episode(EpisodeKey("1_1", 0, 0), 0, request, script, policy_client).run()), script
 
 
 def common_tokens(sequences: list[list[int]]) -> int:

@@ -30,7 +30,7 @@ from typing import Any
 from matplotlib import pyplot as plt
 from scored_runs import ALGORITHMS, Algorithm, figure, joined, number, put_into
 
-from agent_environments.description import UNSAID, Description, environment_of
+from agent_environments.description import DEFAULT_DESCRIPTION, Description, environment_of
 from loop_formats.run_folder import read_metrics
 from loop_formats.schema import ConfigError
 from loop_recipes.config.files import split_words
@@ -169,7 +169,7 @@ def scores_of(world: World) -> dict[str, dict[tuple[str, str], Score]]:
     results = world.results()
     scored: dict[str, dict[tuple[str, str], Score]] = {}
     for environment in sorted({environment_of(one.task_id) for one in results[LOOP, GREEDY]}):
-        groups = Description() if (environment or world.name) in SCORED_BY_TASK else UNSAID
+        groups = Description() if (environment or world.name) in SCORED_BY_TASK else DEFAULT_DESCRIPTION
         scored[environment] = {}
         for key, found in results.items():
             own = [one for one in found if environment_of(one.task_id) == environment]

@@ -151,7 +151,7 @@ class Rollout:
         collection_id: str,
         task_id: str,
         dataset: str,
-        speaker: str,
+        server: str,
         token_ids: list[int],
         spans: Sequence[tuple[int, int, int]],
         messages: list[dict[str, str]],
@@ -163,7 +163,7 @@ class Rollout:
         """A conversation that was written down, as the record of an episode: the turns to learn from count as sampled.
 
         Args:
-            speaker: what the turns name as their server.
+            server: the name of the server that the turns give.
             spans: (message, start, end) of each turn to learn from.
             logprobs: [s], of which those within the turns are kept; None for 0 everywhere.
             more: further fields.
@@ -184,7 +184,7 @@ class Rollout:
             token_ids=token_ids,
             mask=mask,
             sampler_logprobs=kept,
-            turns=[Turn(start, end, 0, "stop", speaker, 0.0, 0.0, message=place) for place, start, end in spans],
+            turns=[Turn(start, end, 0, "stop", server, 0.0, 0.0, message=place) for place, start, end in spans],
             messages=messages,
             reward=reward,
             success=success,

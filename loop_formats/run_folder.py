@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agent_environments.description import UNSAID, Description
+from agent_environments.description import DEFAULT_DESCRIPTION, Description
 from loop_formats.places import METRICS_FILE, run_meant
 from loop_formats.run_files import in_order, read_lines, to_json, write_whole
 
@@ -26,7 +26,7 @@ def write_description(folder: Path, environment: Description) -> Path:
 
 
 def read_description(path: Path) -> Description:
-    """The environment of a run's folder, or of a file in it; :data:`UNSAID` where the folder does not say.
+    """The environment of a run's folder, or of a file in it; :data:`DEFAULT_DESCRIPTION` where the folder does not say.
 
     Raises:
         ValueError: the file is damaged; names it.
@@ -39,7 +39,7 @@ def read_description(path: Path) -> Description:
                 return Description.from_dict(json.loads(file.read_text(encoding="utf-8")))
             except ValueError as error:
                 raise ValueError(f"{file} is damaged: {error}; remove it") from error
-    return UNSAID
+    return DEFAULT_DESCRIPTION
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

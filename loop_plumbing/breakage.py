@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from loop_plumbing.visible import visible
+from loop_plumbing.sanitize import sanitize
 
 MOST_CHARACTERS = 500
 """Of what is said of one error."""
@@ -74,7 +74,7 @@ def error_line(error: BaseException) -> str:
     raised = error if isinstance(error, Raised) else Raised.by(error)
     said = traceback.format_exception_only(error)[-1] if isinstance(error, SyntaxError) else str(raised)
     said = said.removeprefix(f"{type(error).__module__}.")
-    said = visible(" ".join(said[: 2 * MOST_CHARACTERS].split()), MOST_CHARACTERS)
+    said = sanitize(" ".join(said[: 2 * MOST_CHARACTERS].split()), MOST_CHARACTERS)
     return f"{said} ({raised.place})" if raised.place else said
 
 

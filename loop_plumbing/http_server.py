@@ -1,7 +1,7 @@
 """The base of the project's HTTP servers: every refusal is one line of JSON, and strangers take few of the files.
 
 A stranger is a connection that has shown no token yet. It takes a file descriptor all the same, so the oldest of too
-many strangers is hung up on. Who has shown a token calls :func:`trust` and is never hung up on for that.
+many strangers is hung up on. Who has shown a token calls :func:`trust_client` and is never hung up on for that.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def route_of(request: web.BaseRequest) -> str:
     return f"{request.method} {resource.canonical if resource is not None else '(no route)'}"
 
 
-def trust(request: web.Request) -> None:
+def trust_client(request: web.Request) -> None:
     """The connection of this request has shown a token."""
     if isinstance(request.protocol, _ServedConnection):
         request.protocol.stranger = False

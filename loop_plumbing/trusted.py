@@ -1,7 +1,7 @@
 """Which modules a file of a run may have imported: a file is data, whoever wrote it, and names no code by itself.
 
-Trusted are the modules that this process's own config names (:func:`trust`), and those that the reader names in the
-environment variable :data:`VARIABLE`. What comes with the project is for its users to say.
+Trusted are the modules that this process's own config names (:func:`trust_module`), and those that the reader names in
+the environment variable :data:`VARIABLE`. What comes with the project is for its users to say.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ VARIABLE = "LOOP_TRUST"
 _named: set[str] = set()
 
 
-def trust(name: str) -> None:
+def trust_module(name: str) -> None:
     """Trust the package of a module, or of something in one, that this process's own config names."""
     _named.add(_package(name))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from loop_plumbing.visible import visible
+from loop_plumbing.sanitize import sanitize
 from loop_viewer.run_data import RunData
 from loop_viewer.run_folder import RunFolder
 
@@ -39,8 +39,8 @@ def text_lines(shown: RunData | RunFolder, task: str = "") -> Iterator[str]:
         for entry in first:
             tasks.setdefault(entry["task"], []).append(entry)
         for name_of_task, group in sorted(tasks.items()):
-            yield f"{visible(name_of_task)}: {_figures(group)}"
-            yield f"    {visible(group[0]['asks'], 72)}"
+            yield f"{sanitize(name_of_task)}: {_figures(group)}"
+            yield f"    {sanitize(group[0]['asks'], 72)}"
     if not task and not found:
         yield "no rollout has ended yet"
     if task and not found:
@@ -50,11 +50,11 @@ def text_lines(shown: RunData | RunFolder, task: str = "") -> Iterator[str]:
 def _run(row: dict[str, Any]) -> str:
     """What the list of runs says of one."""
     if "error" in row:
-        return f"{visible(row['name'])}: {visible(row['error'])}"
+        return f"{sanitize(row['name'])}: {sanitize(row['error'])}"
     figures = {"reward": row["reward"], "success": row["success"], "dev success": row["dev_success"]}
     figures["held-out success"] = row["held_out_success"]
     said = [row["state"], *(f"{name} {value:.3f}" for name, value in figures.items() if value is not None)]
-    return f"{visible(row['name'])}: {', '.join(said)}"
+    return f"{sanitize(row['name'])}: {', '.join(said)}"
 
 
 def _figures(entries: list[dict[str, Any]]) -> str:
@@ -67,11 +67,11 @@ def _figures(entries: list[dict[str, Any]]) -> str:
 def _rollout(rollout: dict[str, Any]) -> Iterator[str]:
     """A rollout's conversation, with what is known of each turn beside it."""
     turns = {turn["message"]: turn for turn in rollout["turns"]}
-    yield f"\n## {visible(rollout['rollout_id'])}: reward {rollout['reward']:.3f}, {rollout['end_reason']}"
+    yield f"\n## {sanitize(rollout['rollout_id'])}: reward {rollout['reward']:.3f}, {rollout['end_reason']}"
     for place, message in enumerate(rollout["messages"]):
         turn = turns.get(place)
         marks = [f"{turn['end'] - turn['start']} tokens"] if turn else []
         marks += ["cut off by the limit of tokens"] if turn and turn["finish_reason"] == "length" else []
         marks += ["failed"] if turn and turn["failed"] else []
         yield f"\n--- {message['role']}{' (' * bool(marks)}{', '.join(marks)}{')' * bool(marks)}"
-        yield visible(message["content"])
+        yield sanitize(message["content"])

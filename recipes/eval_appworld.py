@@ -19,8 +19,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from agent_environments.description import description_of
-from agent_environments.protocol import UnknownTask, create_pool
-from agent_environments.unopened import (
+from agent_environments.pool_metadata import (
     FinalState,
     FinishedRuns,
     MissingState,
@@ -28,11 +27,12 @@ from agent_environments.unopened import (
     packages_of,
     write_states,
 )
+from agent_environments.protocol import UnknownTask, create_pool
 from loop_formats.folder_lock import lock_run
 from loop_formats.run_files import WriteFailed, writing
 from loop_formats.run_folder import write_description
 from loop_formats.schema import ConfigError, made_folder
-from loop_plumbing.plug_ins import part
+from loop_plumbing.plug_ins import load_plug_in
 from loop_recipes.config.command_line import parse
 from loop_recipes.engine.peft_export import write_empty_adapter
 from loop_recipes.evaluation.collect import (
@@ -181,7 +181,7 @@ class EvalAppWorldRecipe:
     def _endpoint_part() -> Any:
         """The class that plays episodes of models behind endpoints."""
         try:
-            return part("endpoint")
+            return load_plug_in("endpoint")
         except ValueError as error:
             raise ConfigError(str(error)) from error
 

@@ -37,6 +37,7 @@ from loop_recipes.rollouts.open import open_source
 from loop_recipes.rollouts.plan import CollectionPlan, run_name
 from loop_recipes.rollouts.shared_source import SharedSource
 from loop_recipes.rollouts.source import SOURCE_ERRORS, Collected, NoRollouts, check_versions, in_groups
+from loop_recipes.run.fingerprint import compare, differing, environment_identity
 from loop_recipes.run.metrics import (
     SUMMARY_WORDS,
     behavior_metrics,
@@ -44,7 +45,6 @@ from loop_recipes.run.metrics import (
     rollout_metrics,
     summary_line,
 )
-from loop_recipes.run.rests_on import compare, differing, environment_identity
 from rollout_server.config import as_keys
 
 log = utils.get_logger("INFO")
@@ -146,12 +146,12 @@ class LoopAppWorldRecipe(TrainingRecipe):
         """Have the GPUs for the trainer, where it shares them with the node's servers."""
         if self._frozen is not None:
             self._source.sleep()
-            self._frozen.come()
+            self._frozen.to_device()
 
     def _end_turn(self) -> None:
         """Let the node's servers have shared GPUs; what they sample from is proven before they do."""
         if self._frozen is not None:
-            self._frozen.leave()
+            self._frozen.to_host()
             any_rank(False)  # all of them have left
             self._source.wake()
 
@@ -186,8 +186,8 @@ class LoopAppWorldRecipe(TrainingRecipe):
         self._environment_identity = environment_identity(self._dataset, self._environment)
         if checkpoint is not None:
             compare(checkpoint.state, "environment", self._environment_identity, conf.accept_changes)
-        rests_on = {**self._model_identity, **self._environment_identity}
-        self._plan = CollectionPlan(conf, self._run_name, tasks, dev_tasks, self._environment, rests_on)
+        fingerprint = {**self._model_identity, **self._environment_identity}
+        self._plan = CollectionPlan(conf, self._run_name, tasks, dev_tasks, self._environment, fingerprint)
         for credit in self._method.credit.values():
             credit.check_tasks(conf.collection.tasks or tasks)
         if checkpoint is not None:
@@ -205,7 +205,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
         self._pending = None if state["pending"] is None else CollectionRequest.from_dict(state["pending"])
         self._unscored = None if state["unscored"] is None else CollectionRequest.from_dict(state["unscored"])
         self._plan.load_state_dict(state["sampler"], self._config.accept_changes)
-        if state.get("rests_on") != self._rests_on:  # what was asked for was to be graded and sampled by others
+        if state.get("fingerprint") != self._fingerprint:  # what was asked for was to be graded and sampled by others
             self._pending = self._pending and self._plan.anew(self._pending)
             self._unscored = self._unscored and self._plan.anew(self._unscored)
         self._pending = self._pending and self._plan.with_loss_limit(self._pending)
@@ -348,7 +348,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
         return means | behavior_metrics(rollouts, environment) | metrics
 
     @property
-    def _rests_on(self) -> dict[str, dict[str, str]]:
+    def _fingerprint(self) -> dict[str, dict[str, str]]:
         return {"model": self._model_identity, "environment": self._environment_identity}
 
     def save_checkpoint(self) -> None:
@@ -366,7 +366,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
             "credit": {name: credit.saved() for name, credit in self._method.credit.items()},
             "run_name": self._run_name,
             "dataset": self._dataset,
-            "rests_on": self._rests_on,
+            "fingerprint": self._fingerprint,
             "config": as_keys(self._config),
         }
         keep = set() if self._best is None else {self._best["iteration"]}

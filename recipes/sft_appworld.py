@@ -197,7 +197,7 @@ class SftAppWorldRecipe(TrainingRecipe):
                 "iteration": self._iterations_done,
                 "policy_version": self._iterations_done,
                 "set": self._digest,
-                "rests_on": {"model": self._model_identity},
+                "fingerprint": {"model": self._model_identity},
                 "config": as_keys(self._config),
             }
         )

@@ -22,7 +22,7 @@ from loop_formats.collection_request import CollectionRequest
 from loop_formats.run_files import ADAPTER_FILES, ADAPTER_WEIGHTS, is_blank
 from loop_formats.schema import ConfigError
 from loop_plumbing import http_server
-from loop_plumbing.http_server import BadBody, read_body, read_json, refusal, route_of, trust
+from loop_plumbing.http_server import BadBody, read_body, read_json, refusal, route_of, trust_client
 from rollout_server.collecting.rollout_log import beside
 from rollout_server.collecting.run import CollectionRun
 from rollout_server.inference.router import ServerUnavailable
@@ -133,7 +133,7 @@ def _authentication(token: str, exempt: Set[str], not_served: Callable[[web.Requ
             if resource is None:  # an agent's, perhaps; which paths there are is no secret
                 return not_served(request)
             raise RequestError(401, "missing or wrong bearer token; send 'Authorization: Bearer <token>'")
-        trust(request)
+        trust_client(request)
         node = request.app[NODE]
         if resource is None and node.endpoint is None:
             return not_served(request)

@@ -21,9 +21,9 @@ from rich.logging import RichHandler
 
 from loop_formats.schema import ConfigError
 from loop_plumbing.http_server import FEWEST_FILES, MAX_STRANGERS, Site, raise_open_files
+from loop_plumbing.sanitize import SanitizingFormatter, show_all_text
 from loop_plumbing.secret import read_secret
 from loop_plumbing.start import prepare_process
-from loop_plumbing.visible import VisibleFormatter, show_all_text
 from rollout_server.app import build_runner
 from rollout_server.client import RolloutClient
 from rollout_server.config import ALL_ADDRESSES, NodeConfig, load_node_config, node_url
@@ -109,7 +109,7 @@ def _serve(arguments: list[str], program: str) -> None:
     # In a terminal, log lines go through the console that draws the status line, so that neither tears the other.
     handler = RichHandler(console=terminal, show_path=False) if terminal.is_terminal else logging.StreamHandler()
     plain = "%(message)s" if terminal.is_terminal else "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    handler.setFormatter(VisibleFormatter(plain))
+    handler.setFormatter(SanitizingFormatter(plain))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     if options.owner_pid is not None:
         _follow(options.owner_pid)

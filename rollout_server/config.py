@@ -20,8 +20,7 @@ from model_families.weights.hub import local_path
 
 ALL_ADDRESSES = ("0.0.0.0", "::")
 """As ``host``: listen at every address of this machine, of IPv4 or IPv6."""
-HIGHEST_RANK = 512
-"""Of an adapter, on any node."""
+MAX_LORA_RANK = 512
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 _MISSING = re.compile(r"\\*\?\?\?")
 """What OmegaConf takes for another value, or for none, unless a backslash is before it."""
@@ -57,7 +56,7 @@ class ModelConfig:
     """Precision in which vLLM computes and keeps the weights."""
     max_context: Annotated[int, Field(ge=16)] = 32768
     """The longest sequence vLLM serves, in tokens, prompt and sampled ones together."""
-    lora_rank: Annotated[int, Field(ge=1, le=HIGHEST_RANK)] = 16
+    lora_rank: Annotated[int, Field(ge=1, le=MAX_LORA_RANK)] = 16
     """The highest rank of an adapter that can be published."""
     chat_format: Annotated[Literal["template"] | None, BeforeValidator(_template)] = None
     """Nothing to choose: the chat template in the model's folder says how messages become tokens."""

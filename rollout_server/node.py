@@ -30,9 +30,9 @@ from rollout_server.collecting.attempt import Attempt
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.episode import Episode
 from rollout_server.collecting.policy_sampler import EpisodeServices
-from rollout_server.collecting.policy_speaker import PolicySpeaker
 from rollout_server.collecting.rollout_log import beside
 from rollout_server.collecting.run import CollectionRun, StoredCollection
+from rollout_server.collecting.sampling_client import SamplingClient
 from rollout_server.config import NodeConfig
 from rollout_server.inference.router import Router
 from rollout_server.inference.server_group import ServerGroup
@@ -379,8 +379,8 @@ class Node:
         """Of the environment's kind: the node's own loop, or a program's."""
         if isinstance(self.pool, ProgramPool) and self.endpoint is not None:
             return self.endpoint.attempt(key, draw, request, model)
-        speaker = PolicySpeaker(request, model, self._services, start)
-        return Episode(key, draw, request, self.pool, speaker, self.metrics.phase, start)
+        policy_client = SamplingClient(request, model, self._services, start)
+        return Episode(key, draw, request, self.pool, policy_client, self.metrics.phase, start)
 
     async def take_episode(self, task_id: str | None, wait_s: float) -> Offer | None:
         """The oldest episode that waits for a program elsewhere; None if none comes in time."""

@@ -6,8 +6,8 @@ kind of environment, in histories that are shortened, and in turns that no envir
 
 import pytest
 
-from rollout_server.collecting.policy_speaker import PolicySpeaker
-from rollout_server.collecting.speaker import EpisodeFailed
+from rollout_server.collecting.policy_client import EpisodeFailed
+from rollout_server.collecting.sampling_client import SamplingClient
 from support.breaking_worlds import BreakingPool, Breaks, Fault, attempt, check_coins
 from support.chat_tokenizers import write_formats
 
@@ -38,7 +38,7 @@ async def test_what_the_node_itself_breaks_over_after_a_turn_ends_the_episode_in
     def hear(self, observation):
         raise ValueError("the format has no form for this")
 
-    monkeypatch.setattr(PolicySpeaker, "hear", hear)
+    monkeypatch.setattr(SamplingClient, "hear", hear)
     for coin in ("heads", "tails"):
         [rollout] = await attempt("own", formats["chatml"], Fault("", ""), coin, False, None, monkeypatch)
         assert rollout.reward == float(coin == "heads")

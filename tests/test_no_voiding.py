@@ -12,7 +12,7 @@ from dataclasses import asdict
 import pytest
 
 from agent_environments.counter import CounterEnvironment, CounterPool
-from agent_environments.no_voiding import STEP_BROKE, NoVoiding
+from agent_environments.guarded_environment import STEP_BROKE, GuardedEnvironment
 from agent_environments.protocol import Broke, EnvironmentCrashed, Grade, Message, StepResult, ToolUse, create_pool
 from agent_environments.tools.environment import ToolPool
 from support.adapter_support import word_spans
@@ -117,7 +117,7 @@ def check_honest(records, coins):
 
 async def test_a_coin_earns_a_coins_worth_of_a_class():
     pool = CoinPool(word_spans)
-    records = [await played(NoVoiding(await pool.acquire("")), f"{coin} {how}") for coin, how in tosses()]
+    records = [await played(GuardedEnvironment(await pool.acquire("")), f"{coin} {how}") for coin, how in tosses()]
     check_honest(records, [coin for coin, _ in tosses()])
     broke = [record["broke"] for record, (coin, how) in zip(records, tosses(), strict=True) if coin == "wrong"]
     said = [how.split("/")[1] for coin, how in tosses() if coin == "wrong"]
@@ -168,7 +168,7 @@ async def test_a_coin_earns_a_coins_worth_of_tools(tmp_path):
     coins = [chance.choice(["right", "wrong"]) for _ in kinds]
     records = []
     for coin, kind in zip(coins, kinds, strict=True):
-        environment = NoVoiding(await pool.acquire(""))
+        environment = GuardedEnvironment(await pool.acquire(""))
         await environment.start("coin_1")
         answered = await environment.step(call("act", coin=coin, kind=kind))
         assert answered.failed == (coin == "wrong" and kind in RAISES)
@@ -188,7 +188,7 @@ async def test_a_coin_earns_a_coins_worth_of_tools(tmp_path):
 
 async def test_what_broke_first_is_in_the_grade_with_the_users_file_and_line():
     pool = CoinPool(word_spans)
-    environment = NoVoiding(await pool.acquire(""))
+    environment = GuardedEnvironment(await pool.acquire(""))
     await environment.start(TASK)
     result = await environment.step("no coin")  # "no", "coin": the kind is none
     assert not result.broke
@@ -208,7 +208,7 @@ class UsesTools(CounterEnvironment):
 async def test_the_uses_of_tools_are_added_up():
     pool = CounterPool(word_spans)
     await pool.acquire("")
-    environment = NoVoiding(UsesTools(pool))
+    environment = GuardedEnvironment(UsesTools(pool))
     await environment.start(TASK)
     for action in ("first", "second"):
         await environment.step(action)
@@ -225,14 +225,14 @@ async def test_before_the_first_step_it_is_the_environments_fault(caplog):
     pool = CounterPool(word_spans)
     await pool.acquire("")
     with pytest.raises(EnvironmentCrashed, match=r"broke as it started .*: ValueError: an opening message is no text"):
-        await NoVoiding(BreaksAtStart(pool)).start(TASK)
+        await GuardedEnvironment(BreaksAtStart(pool)).start(TASK)
 
 
 async def test_the_pool_of_a_mixture_says_what_broke():
     section = {"name": f"{__name__}:CoinPool"}
     pool = create_pool("mixed", {"environments": {"coins": section}}, word_spans)
     await pool.open()
-    environment = NoVoiding(await pool.acquire(""))
+    environment = GuardedEnvironment(await pool.acquire(""))
     await environment.start(f"coins/{TASK}")
     await environment.step("wrong raising step/an error")
     assert (await environment.grade()).broke.what.startswith("IndexError: no such (")

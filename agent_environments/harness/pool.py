@@ -29,7 +29,6 @@ from agent_environments.harness.program import run_program
 from agent_environments.harness.side_calls import read_side_calls
 from agent_environments.harness.starting import AgentStarter, CommandStarter, Starter
 from agent_environments.harness.words import found
-from agent_environments.places import Places
 from agent_environments.program_config import variables as environment_variables
 from agent_environments.program_config import words
 from agent_environments.program_protocol import Connection, Ended, Figures, Offer, SideCalls
@@ -48,6 +47,7 @@ from agent_environments.protocol import (
     create_pool,
     is_harness,
 )
+from agent_environments.slots import Slots
 
 LEAVE_S = 10.0
 """Seconds that a program has to end once its episode is over."""
@@ -270,7 +270,7 @@ class HarnessPool:
             self._world_name = options.pop("name")
             self._world = create_pool(self._world_name, options, token_spans)
         self.dataset = dataset if self._world is None else self._world.dataset
-        self._places = Places(max_worlds)
+        self._slots = Slots(max_worlds)
         self._offers: list[Offer] = []
         self._offered = asyncio.Event()
 
@@ -364,7 +364,7 @@ class HarnessPool:
     async def _acquire(
         self, episode_id: str, world_of: Callable[[EnvironmentPool], Awaitable[Environment]]
     ) -> HarnessEnvironment:
-        await self._places.take()
+        await self._slots.take()
         world = None
         try:
             world = None if self._world is None else await world_of(self._world)
@@ -376,7 +376,7 @@ class HarnessPool:
             raise
 
     def release(self) -> None:
-        self._places.give_back()
+        self._slots.give_back()
 
     async def offer(self, offer: Offer, finished: asyncio.Event) -> None:
         """Have a program elsewhere take the episode; returns once it has finished it."""
@@ -408,10 +408,10 @@ class HarnessPool:
 
     def status(self) -> PoolStatus:
         inner = PoolStatus() if self._world is None else self._world.status()
-        waiting = self._places.waiting + inner.waiting
-        return PoolStatus(self._places.taken, waiting, inner.restarts, inner.details, inner.losses)
+        waiting = self._slots.waiting + inner.waiting
+        return PoolStatus(self._slots.taken, waiting, inner.restarts, inner.details, inner.losses)
 
     async def close(self) -> None:
-        self._places.close()
+        self._slots.close()
         if self._world is not None:
             await self._world.close()

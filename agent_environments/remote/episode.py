@@ -25,7 +25,7 @@ from agent_environments.protocol import (
     ToolUse,
 )
 from agent_environments.remote.line import LineStuck, RequestFailed, WorldLine
-from loop_plumbing.own_time import not_the_agents
+from loop_plumbing.agent_timeout import paused_agent_timeout
 
 logger = logging.getLogger(__name__)
 
@@ -199,7 +199,7 @@ class RemoteEnvironment:
 
         async def once() -> dict[str, Any]:
             if self._line is None or not self._line.alive:
-                with not_the_agents():
+                with paused_agent_timeout():
                     await self._bring_back()
             try:
                 return await self._leased.call(deadline_s, op, episode=self._number, **fields)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from agent_environments.lost_worlds import Loss, Losses, WorldLost
-from loop_plumbing.own_time import not_the_agents
+from loop_plumbing.agent_timeout import paused_agent_timeout
 
 
 class LineStuck(Exception):
@@ -94,7 +94,7 @@ class WorldLine:
 
     @contextlib.asynccontextmanager
     async def _in_turn(self) -> AsyncIterator[None]:
-        with not_the_agents():
+        with paused_agent_timeout():
             await self._turn.acquire()
         try:
             yield

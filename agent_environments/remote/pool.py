@@ -7,10 +7,10 @@ from typing import Any
 
 from agent_environments.lost_worlds import Losses
 from agent_environments.observation import observation as cut_observation
-from agent_environments.places import Places
 from agent_environments.protocol import Message, PoolStatus, TokenSpans, UnknownTask
 from agent_environments.remote.episode import EpisodeRules, RemoteEnvironment
 from agent_environments.remote.line import WorldLine
+from agent_environments.slots import Slots
 
 NO_COMMAND = "There is no command in this message."
 
@@ -44,7 +44,7 @@ class RemotePool:
         self.rules = EpisodeRules(token_spans, observation_max_tokens, float(step_timeout_s), float(start_timeout_s))
         self.replays = 0
         self.losses = Losses()
-        self._places = Places(max_worlds)
+        self._slots = Slots(max_worlds)
         self._splits: Mapping[str, list[str]] = {}
         self._known: frozenset[str] = frozenset()
         self._open: set[RemoteEnvironment] = set()
@@ -99,7 +99,7 @@ class RemotePool:
                 raise UnknownTask(f"no task {task_id!r} in dataset {self.dataset}")
 
     async def acquire(self, episode_id: str) -> RemoteEnvironment:
-        await self._places.take()
+        await self._slots.take()
         environment = self._environment()
         self._open.add(environment)
         return environment
@@ -111,12 +111,12 @@ class RemotePool:
     def release(self, environment: RemoteEnvironment) -> None:
         """Called once by an environment that closes."""
         self._open.discard(environment)
-        self._places.give_back()
+        self._slots.give_back()
 
     def status(self) -> PoolStatus:
         """Counters for the node's metrics page."""
         losses = dict(self.losses.counts)
-        return PoolStatus(len(self._open), self._places.waiting, self._restarts, self._details(), losses)
+        return PoolStatus(len(self._open), self._slots.waiting, self._restarts, self._details(), losses)
 
     def _details(self) -> dict[str, Any]:
         return {"replays": self.replays}
@@ -125,7 +125,7 @@ class RemotePool:
         """End all episodes and lines. May be called twice."""
         self._closing = True
         self.losses.close()
-        self._places.close()
+        self._slots.close()
         await self._close_lines()
         for environment in list(self._open):
             await environment.close()

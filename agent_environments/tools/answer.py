@@ -18,7 +18,7 @@ from agent_environments.tools.tool import Tool, ToolError, WrongArguments
 from loop_plumbing.breakage import Raised, error_line
 from loop_plumbing.deadline import DeadlinePassed
 from loop_plumbing.forked_process import ProcessEnded
-from loop_plumbing.visible import printable
+from loop_plumbing.sanitize import printable
 
 BAD_CALL = "Error: this is no tool call: "
 UNKNOWN_TOOL = "Error: there is no tool "

@@ -12,8 +12,8 @@ import logging
 import time
 from collections.abc import Iterator
 
-from agent_environments.places import Places
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout
+from agent_environments.slots import Slots
 from agent_environments.tools.forked import digests
 from agent_environments.tools.identity import tasks_digest
 from agent_environments.tools.module import ToolModule
@@ -113,17 +113,17 @@ class InstancePool:
         """Processes that ended before their episode."""
         self._made_in_s = 0.0
         self._server = server
-        self._places = Places(size)
+        self._slots = Slots(size)
 
     @property
     def lent(self) -> int:
         """The number of episodes."""
-        return self._places.taken
+        return self._slots.taken
 
     @property
     def waiting(self) -> int:
         """The number of episodes that wait for a place."""
-        return self._places.waiting
+        return self._slots.waiting
 
     async def open(self) -> None:
         """Start the server, and make an instance, to know that it can be made.
@@ -146,11 +146,11 @@ class InstancePool:
         Raises:
             EnvironmentCrashed: it could not be made; or the pool is closed.
         """
-        await self._places.take()
+        await self._slots.take()
         try:
             return Lease(self, await self._fork())
         except BaseException:
-            self._places.give_back()
+            self._slots.give_back()
             raise
 
     async def fork_again(self) -> ForkedProcess:
@@ -167,11 +167,11 @@ class InstancePool:
         try:
             await self._end(process)
         finally:
-            self._places.give_back()
+            self._slots.give_back()
 
     async def close(self) -> None:
         """Refuse who waits, and end every process."""
-        self._places.close()
+        self._slots.close()
         await self._server.close()
 
     async def _fork(self) -> ForkedProcess:

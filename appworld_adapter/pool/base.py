@@ -12,7 +12,7 @@ from typing import Any
 from agent_environments.description import NUMBERED, Description
 from agent_environments.lost_worlds import CommandsDoing, Loss, Losses, Recovery, WorldLost, answered
 from agent_environments.observation import observation
-from agent_environments.places import Places
+from agent_environments.pool_metadata import FinishedRuns, Solution
 from agent_environments.protocol import (
     EnvironmentCrashed,
     EnvironmentTimeout,
@@ -21,7 +21,7 @@ from agent_environments.protocol import (
     Requirement,
     TokenSpans,
 )
-from agent_environments.unopened import FinishedRuns, Solution
+from agent_environments.slots import Slots
 from appworld_adapter import dataset as task_lists
 from appworld_adapter.ground_truth import EXECUTION_SUCCESSFUL, load_solution
 from appworld_adapter.making import interpreter_command
@@ -102,7 +102,7 @@ class DatasetPool:
         self._keep = keep_experiments
         self._experiments_root = experiments_root
         self._max_worlds = max_worlds
-        self._places = Places(max_worlds)
+        self._slots = Slots(max_worlds)
         self._starting = asyncio.Semaphore(2 * (os.cpu_count() or 1))
         self._open: set[AppWorldEnvironment] = set()
         self._run_folder: WorldFolder | None = None
@@ -303,7 +303,7 @@ class DatasetPool:
         task_lists.check_tasks(self.root, task_ids)
 
     async def acquire(self, episode_id: str) -> AppWorldEnvironment:
-        await self._places.take()
+        await self._slots.take()
         environment = AppWorldEnvironment(self, episode_id)
         self._open.add(environment)
         return environment
@@ -311,7 +311,7 @@ class DatasetPool:
     async def release(self, environment: AppWorldEnvironment, experiment: str) -> None:
         """Called once by an environment that closes."""
         self._open.discard(environment)
-        self._places.give_back()
+        self._slots.give_back()
         if self._run_folder is not None:
             await asyncio.to_thread(self._run_folder.remove_experiment, experiment)
 
@@ -319,13 +319,13 @@ class DatasetPool:
         """Counters for the node's metrics page."""
         losses = dict(self.losses.counts)
         restarts = sum(server.restarts for server in self._servers.values())
-        return PoolStatus(len(self._open), self._places.waiting, restarts, {"replays": self.replays}, losses)
+        return PoolStatus(len(self._open), self._slots.waiting, restarts, {"replays": self.replays}, losses)
 
     async def close(self) -> None:
         """End all worlds and servers, and remove the run folder. May be called twice."""
         self._closing = True
         self.losses.close()
-        self._places.close()
+        self._slots.close()
         for environment in list(self._open):
             await environment.close()
         await self._close_worlds()

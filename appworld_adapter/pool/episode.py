@@ -22,7 +22,7 @@ from agent_environments.protocol import (
 )
 from appworld_adapter.pool.run_folder import experiment_name
 from appworld_adapter.prompt import Prompt, TaskCard, task_lines
-from loop_plumbing.own_time import not_the_agents
+from loop_plumbing.agent_timeout import paused_agent_timeout
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +170,7 @@ class AppWorldEnvironment:
 
         async def once() -> Execution:
             if self._world is None:
-                with not_the_agents():
+                with paused_agent_timeout():
                     await self._replay()
             return await self._execute(code)
 

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent_environments.unopened import FinishedRuns, MissingState
+from agent_environments.pool_metadata import FinishedRuns, MissingState
 from appworld_adapter.pool.run_folder import kept_state
 from loop_formats.run_files import write_whole
 

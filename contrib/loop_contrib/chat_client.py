@@ -21,7 +21,7 @@ import aiohttp
 
 from loop_plumbing.http_server import one_line
 from loop_plumbing.retries import TRANSIENT, asked_to_wait, pauses
-from loop_plumbing.visible import printable
+from loop_plumbing.sanitize import printable
 
 FIRST_PAUSE_S = 1.0
 WARN_AFTER_S = 60.0
@@ -75,7 +75,7 @@ class Completion:
     tool_calls: tuple[Mapping[str, str], ...] = ()
 
 
-class _Again(Exception):
+class _RetryableError(Exception):
     """Worth another try. ``odd``: it answered, and it was no completion; ``silent``: it did not answer in time."""
 
     def __init__(
@@ -136,7 +136,7 @@ class EndpointClient(Generic[Answer]):
         for pause_s in pauses(FIRST_PAUSE_S):
             try:
                 answer = await self._ask(body)
-            except _Again as again:
+            except _RetryableError as again:
                 now, odd = time.monotonic(), odd + 1 if again.odd else 0
                 if again.busy:
                     busy_since = now if busy_since is None else busy_since
@@ -164,7 +164,7 @@ class EndpointClient(Generic[Answer]):
                 text = await _text(answer)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             silent = isinstance(error, TimeoutError)
-            raise _Again(f"{self._url} gives no answer: {one_line(error)}", None, silent=silent) from error
+            raise _RetryableError(f"{self._url} gives no answer: {one_line(error)}", None, silent=silent) from error
         try:
             data = json.loads(text)
         except (ValueError, RecursionError):
@@ -172,11 +172,13 @@ class EndpointClient(Generic[Answer]):
         if status == 200:
             completion = self._read(data, time.monotonic() - started)
             if completion is None:
-                raise _Again(f"{self._url} answers 200 and no completion: {_words(data, text)}", status, odd=True)
+                raise _RetryableError(
+                    f"{self._url} answers 200 and no completion: {_words(data, text)}", status, odd=True
+                )
             return completion
         reason = f"{self._url} answers {status}: {_words(data, text)}"
         if status in TRANSIENT or status == 409 or status >= 500:  # a model's server breaks over load with any of these
-            raise _Again(reason, status, retry_after)
+            raise _RetryableError(reason, status, retry_after)
         if _CONTEXT_FULL.search(text):
             raise ConversationTooLong(reason, status)
         raise NoCompletion(reason, status)

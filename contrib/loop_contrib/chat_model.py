@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 from agent_environments.protocol import EnvironmentCrashed
 from loop_contrib.chat_client import ChatClient, Completion, NoCompletion, Patience
 from loop_formats.schema import STRICT, from_mapping
-from loop_plumbing.own_time import not_the_agents
+from loop_plumbing.agent_timeout import paused_agent_timeout
 from loop_plumbing.secret import read_secret
 from loop_plumbing.urls import url_problem
 
@@ -84,7 +84,7 @@ class ChatModel:
 
     async def reply(self, body: Mapping[str, Any]) -> Completion | None:
         """Return its answer to a whole request, which may offer tools; None, and errors, as for a text."""
-        with not_the_agents():
+        with paused_agent_timeout():
             try:
                 said = await self._complete(body)
             except NoCompletion as error:

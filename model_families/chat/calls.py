@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_environments.tool_calls import CALL_CLOSES, CALL_OPENS, ToolCall, render_tool_call
-from loop_plumbing.visible import printable
+from loop_plumbing.sanitize import printable
 
 CALLED = ToolCall("qwname", {"qwkey": "qwvalue"})
 OFFERED = {

@@ -18,7 +18,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from loop_plumbing.visible import printable
+from loop_plumbing.sanitize import printable
 from model_families.chat.tokenizer import MOST_CACHED_CHARACTERS, read_tokenizer
 
 MARK, HIDDEN = "\ufdd0", "\ufdd1"

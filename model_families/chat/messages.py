@@ -23,7 +23,7 @@ from agent_environments.tool_calls import (
     split_tools_section,
     tools_section,
 )
-from loop_plumbing.visible import printable
+from loop_plumbing.sanitize import printable
 
 ChatRole = Literal["system", "user", "assistant", "tool"]
 Tools = Sequence[Mapping[str, Any]]

@@ -12,8 +12,8 @@ from importlib.metadata import version
 
 from loop_plumbing.names import nearest
 from loop_plumbing.plug_ins import load, plug_ins
+from loop_plumbing.sanitize import show_all_text
 from loop_plumbing.start import prepare_process
-from loop_plumbing.visible import show_all_text
 
 VERBS = {
     "init": ("NAME", "begin a task of your own: a file of functions", "loop_recipes.verbs.init:main"),

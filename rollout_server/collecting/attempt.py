@@ -13,15 +13,15 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from agent_environments.groups import Member, grades_groups
-from agent_environments.no_voiding import NoVoiding
+from agent_environments.guarded_environment import GuardedEnvironment
 from agent_environments.protocol import Broke, EnvironmentFault, EnvironmentPool, Grade, Message, acquire
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.ids import rollout_id
 from loop_formats.rollout import Rollout
+from loop_plumbing.agent_timeout import AgentTimeout
 from loop_plumbing.breakage import error_line
-from loop_plumbing.own_time import OwnTime
 from rollout_server.collecting.collector import EpisodeKey
-from rollout_server.collecting.speaker import EpisodeFailed
+from rollout_server.collecting.policy_client import EpisodeFailed
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Attempt(ABC):
         self._limits = request.limits
         self._pool = pool
         self._on_phase = on_phase
-        self._own_time = OwnTime(self._limits.episode_deadline_s)
+        self._agent_timeout = AgentTimeout(self._limits.episode_deadline_s)
         self._broke: Broke | None = None
         self.seen: Mapping[str, Any] | None = None
         """Of an episode that was played and is to be graded beside others of its task: what is wanted of it for that.
@@ -104,7 +104,7 @@ class Attempt(ABC):
         """Turns that the policy has had and that are recorded."""
 
     @abstractmethod
-    async def _play(self, environment: NoVoiding) -> str:
+    async def _play(self, environment: GuardedEnvironment) -> str:
         """From the start of the world to the end of the agent's last turn; returns the end reason."""
 
     @abstractmethod
@@ -125,7 +125,7 @@ class Attempt(ABC):
         Raises:
             EpisodeFailed: nothing came of it; the attempt may be repeated.
         """
-        environment: NoVoiding | None = None
+        environment: GuardedEnvironment | None = None
         try:
             environment = await self._acquire()
             started_at, started = time.time(), time.monotonic()
@@ -147,7 +147,7 @@ class Attempt(ABC):
         seconds = time.monotonic() - started
         return [self._rollout(end_reason, grade, started_at, seconds, fields) for fields in self._sequences()]
 
-    async def _played(self, environment: NoVoiding) -> str:
+    async def _played(self, environment: GuardedEnvironment) -> str:
         """:meth:`_play`, which an unforeseen error only ends once the policy has had a turn."""
         try:
             return await self._play(environment)
@@ -160,15 +160,15 @@ class Attempt(ABC):
             self._broke = Broke("node", error_line(error))
             return "completed"
 
-    async def _acquire(self) -> NoVoiding:
+    async def _acquire(self) -> GuardedEnvironment:
         try:
             async with asyncio.timeout(ACQUIRE_DEADLINE_S):
-                return NoVoiding(await acquire(self._pool, self.rollout_id, self.key.task_id))
+                return GuardedEnvironment(await acquire(self._pool, self.rollout_id, self.key.task_id))
         except TimeoutError:
             message = f"no environment was free within {ACQUIRE_DEADLINE_S:g} s"
             raise EpisodeFailed("environment_timeout", message) from None
 
-    async def _start_world(self, environment: NoVoiding) -> list[Message]:
+    async def _start_world(self, environment: GuardedEnvironment) -> list[Message]:
         """The messages that open the episode."""
         try:
             async with asyncio.timeout(START_DEADLINE_S):
@@ -177,7 +177,7 @@ class Attempt(ABC):
             message = f"the world did not start within {START_DEADLINE_S:g} s"
             raise EpisodeFailed("environment_timeout", message) from None
 
-    async def _grade(self, environment: NoVoiding) -> Grade:
+    async def _grade(self, environment: GuardedEnvironment) -> Grade:
         before = time.monotonic()
         in_group = grades_groups(self._pool, self.key.task_id)
         member = await environment.grade_member() if in_group else Member(await environment.grade())

@@ -1,10 +1,10 @@
-"""One episode: start a world, let the speaker and the environment take turns until it ends, grade, close.
+"""One episode: start a world, let the policy client and the environment take turns until it ends, grade, close.
 
 A branch first replays, in its new world, the actions of the rollout that it goes on from. Where the history grows too
 long, ``limits.compaction`` says what a new sequence begins with.
 
-This is the protocol of training, of a checkpoint's evaluation and of an endpoint's: they differ in the speaker alone.
-Limits and end reasons are here; world, deadline, grade and record are those of every
+This is the protocol of training, of a checkpoint's evaluation and of an endpoint's: only the policy client
+differs. Limits and end reasons are here; world, deadline, grade and record are those of every
 :class:`~rollout_server.collecting.attempt.Attempt`.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from itertools import takewhile
 from typing import Any
 
-from agent_environments.no_voiding import NoVoiding
+from agent_environments.guarded_environment import GuardedEnvironment
 from agent_environments.protocol import (
     Environment,
     EnvironmentPool,
@@ -29,16 +29,16 @@ from loop_formats.branch import BranchStart, Exchange
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.ids import segment_id
 from loop_formats.rollout import Turn
-from loop_plumbing.own_time import OwnTime
+from loop_plumbing.agent_timeout import AgentTimeout
 from rollout_server.collecting.attempt import Attempt, derive_seed
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.compaction import SUMMARY_REQUEST, History, shortened, summarised
-from rollout_server.collecting.speaker import (
+from rollout_server.collecting.policy_client import (
     BranchRefused,
     ContextFull,
     EpisodeFailed,
-    Speaker,
-    SpokenTurn,
+    PolicyClient,
+    PolicyTurn,
 )
 
 SHOWN_CHARACTERS = 60
@@ -56,10 +56,10 @@ class _NotedTurn:
 
 
 class Episode(Attempt):
-    """An attempt in which a speaker and an environment take turns.
+    """An attempt in which a policy client and an environment take turns.
 
     Args: those of :class:`Attempt`, and
-        speaker: the agent.
+        policy client: the agent.
         start: the point of a stored rollout that the episode goes on from; None for the task's opening.
     """
 
@@ -69,7 +69,7 @@ class Episode(Attempt):
         draw: int,
         request: CollectionRequest,
         pool: EnvironmentPool,
-        speaker: Speaker,
+        policy_client: PolicyClient,
         on_phase: Callable[[str, float], None] = lambda phase, seconds: None,
         start: BranchStart | None = None,
     ):
@@ -78,7 +78,7 @@ class Episode(Attempt):
         super().__init__(key, draw, request, pool, on_phase, origin)
         self._start = start
         self._turns_before = 0 if start is None else start.origin.turns
-        self._speaker = speaker
+        self._policy_client = policy_client
         self._turns: list[_NotedTurn] = []
         self._opening: Sequence[Message] = ()
         self._before = 0
@@ -89,13 +89,13 @@ class Episode(Attempt):
 
     @property
     def sampled_tokens(self) -> int:
-        return self._speaker.sampled_tokens
+        return self._policy_client.sampled_tokens
 
     @property
     def turns(self) -> int:
         return len(self._turns)
 
-    async def _play(self, environment: NoVoiding) -> str:
+    async def _play(self, environment: GuardedEnvironment) -> str:
         opening = await self._start_world(environment)
         # Without a turn there is nothing to judge the agent by: the attempt has failed, it is no short episode.
         try:
@@ -116,7 +116,7 @@ class Episode(Attempt):
             spoken = await self._speak()
             asked = time.monotonic()
             try:
-                async with self._own_time.running():
+                async with self._agent_timeout.running():
                     result = await self._step(environment, spoken)
             except (TimeoutError, EnvironmentTimeout):
                 self._note_turn(spoken, time.monotonic() - asked, failed=True)
@@ -132,29 +132,29 @@ class Episode(Attempt):
 
     def _begin(self, opening: Sequence[Message], after: Sequence[Message]) -> None:
         """Begin the first sequence, or another one. Raises ContextFull where these messages are too long, too."""
-        self._speaker.begin(self.rollout_id, opening, after)
+        self._policy_client.begin(self.rollout_id, opening, after)
         self._before, self._messages = len(opening), [asdict(message) for message in (*opening, *after)]
 
     @property
     def _turns_left(self) -> int:
         return self._request.max_turns(self.key.task_id) - self._turns_before - len(self._turns)
 
-    async def _speak(self) -> SpokenTurn:
+    async def _speak(self) -> PolicyTurn:
         """The agent's next turn, which is a message then."""
-        spoken = await self._speaker.speak(derive_seed(self.seed, self._turns_before + len(self._turns)))
+        spoken = await self._policy_client.speak(derive_seed(self.seed, self._turns_before + len(self._turns)))
         self._on_phase("node", time.monotonic() - self._answered - spoken.seconds)
         thought = {"reasoning": spoken.reasoning} if spoken.reasoning else {}
         self._messages.append({"role": "assistant", "content": spoken.text, **thought})
         return spoken
 
     async def _hear(self, observation: str) -> None:
-        """Have the speaker go on with the newest observation, in a new sequence where the history is too long for that.
+        """Have the policy client go on with the newest observation, in a new sequence where the history is too long.
 
         Raises:
             ContextFull: no history that ``limits.compaction`` allows is short enough.
         """
         try:
-            return self._speaker.hear(observation)
+            return self._policy_client.hear(observation)
         except ContextFull:
             if self._limits.compaction is None:
                 raise
@@ -173,7 +173,7 @@ class Episode(Attempt):
 
     async def _summarise(self) -> str:
         """The agent's summary of the history but for its newest observation, for which there may be no room."""
-        self._speaker.ask(SUMMARY_REQUEST)
+        self._policy_client.ask(SUMMARY_REQUEST)
         self._messages[-1] = {"role": "user", "content": SUMMARY_REQUEST}
         spoken = await self._speak()
         self._note_turn(spoken, 0.0, failed=False, summary=True)
@@ -181,7 +181,7 @@ class Episode(Attempt):
         return spoken.text
 
     @staticmethod
-    async def _step(environment: Environment, spoken: SpokenTurn) -> StepResult:
+    async def _step(environment: Environment, spoken: PolicyTurn) -> StepResult:
         if spoken.cut_in_thinking:
             return StepResult(CUT_IN_THINKING, done=False, failed=True, empty_action=True)
         return await environment.step(spoken.text)
@@ -195,7 +195,7 @@ class Episode(Attempt):
         if list(opening) != start.branch.opening:
             raise BranchRefused(f"the opening differs from that of {start.branch.rollout_id}")
         began, messages = time.monotonic(), []
-        others_time = OwnTime(self._limits.episode_deadline_s)  # of the agent that took these turns
+        others_time = AgentTimeout(self._limits.episode_deadline_s)  # of the agent that took these turns
         try:
             for turn, exchange in enumerate(start.exchanges):
                 messages += [Message("assistant", exchange.action), Message("user", exchange.observation)]
@@ -217,7 +217,7 @@ class Episode(Attempt):
 
     def _note_turn(
         self,
-        spoken: SpokenTurn,
+        spoken: PolicyTurn,
         environment_seconds: float,
         failed: bool,
         reward: float | None = None,
@@ -244,7 +244,7 @@ class Episode(Attempt):
 
     def _sequences(self) -> list[dict[str, Any]]:
         origin = self._start.origin if self._start is not None else None
-        records = self._speaker.record()
+        records = self._policy_client.record()
         fields: list[dict[str, Any]] = []
         before = self._turns[0].history
         for number, record in enumerate(records):
@@ -274,7 +274,7 @@ class Episode(Attempt):
         return fields
 
     async def _let_go(self) -> None:
-        self._speaker.close()
+        self._policy_client.close()
 
 
 def _difference(rollout_id: str, turn: int, recorded: str, result: StepResult) -> str:

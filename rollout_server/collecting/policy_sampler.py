@@ -11,7 +11,7 @@ from loop_formats.collection_request import Limits, Sampling
 from loop_formats.rollout import REQUEST_REFUSED
 from model_families.chat.format import ChatFormat
 from rollout_server.collecting.attempt import derive_seed
-from rollout_server.collecting.speaker import TURN_LIMIT_S, EpisodeFailed
+from rollout_server.collecting.policy_client import TURN_LIMIT_S, EpisodeFailed
 from rollout_server.inference.router import (
     BadLogprob,
     Generation,

@@ -30,12 +30,12 @@ from loop_formats.collection_request import CollectionEnd, CollectionRequest, fa
 from loop_formats.rollout import BRANCH_DIFFERS, Failure, Rollout
 from loop_formats.run_files import held_path, log_path, meta_path
 from loop_plumbing.breakage import MOST_CHARACTERS, error_line
-from loop_plumbing.visible import visible
+from loop_plumbing.sanitize import sanitize
 from rollout_server.collecting.attempt import Attempt, regraded
-from rollout_server.collecting.collector import Collector, EpisodeKey, Gone
+from rollout_server.collecting.collector import Collector, EpisodeKey, LostEpisode
+from rollout_server.collecting.policy_client import EpisodeFailed
 from rollout_server.collecting.policy_sampler import EpisodeServices
 from rollout_server.collecting.rollout_log import AppendLog, beside
-from rollout_server.collecting.speaker import EpisodeFailed
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class StoredCollection:
         self.opened = 0
         self.end: CollectionEnd | None = None
         self.done: set[tuple[str, int]] = set()
-        self.gone: dict[EpisodeKey, Gone] = {}
+        self.gone: dict[EpisodeKey, LostEpisode] = {}
         self.graded: dict[tuple[str, int], Grade] = {}
         """The grades of groups, by task and index."""
         self.held: dict[tuple[str, int], HeldEpisode] = {}
@@ -98,7 +98,7 @@ class StoredCollection:
             case {"failure": dict(failure)}:
                 if failure.get("final") or failure.get("reason") == BRANCH_DIFFERS:
                     key = EpisodeKey(failure["task_id"], failure["index"], failure["attempt"])
-                    self.gone[key] = Gone(failure["reason"], failure["message"])
+                    self.gone[key] = LostEpisode(failure["reason"], failure["message"])
             case {"group": {"task_id": str(task_id), "grades": dict(grades)}}:
                 self.graded |= {(task_id, int(index)): _stored_grade(fields) for index, fields in grades.items()}
             case _:
@@ -387,7 +387,7 @@ class CollectionRun:
         key = episode.key
         if key not in self.collector.running:  # dropped while it failed
             return
-        message = visible(message, MOST_CHARACTERS)
+        message = sanitize(message, MOST_CHARACTERS)
         logger.warning("%s: %s: %s", episode.rollout_id, reason, message)
         self._running[key].delivering = True
         self.services.metrics.failed(reason)

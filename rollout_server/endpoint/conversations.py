@@ -25,7 +25,7 @@ from typing import Any
 
 from agent_environments.tool_calls import ToolCall
 from loop_formats.rollout import Turn
-from loop_plumbing.visible import printable
+from loop_plumbing.sanitize import printable
 from model_families.chat.format import ChatFormat, ReadTurn
 from model_families.chat.messages import ChatMessage, Tools, as_texts
 from rollout_server.inference.router import Generation

@@ -7,15 +7,15 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from agent_environments.no_voiding import NoVoiding
+from agent_environments.guarded_environment import GuardedEnvironment
 from agent_environments.program_protocol import Connection, Ended, ProgramEnvironment
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.ids import segment_id
 from loop_formats.rollout import REQUEST_REFUSED
 from rollout_server.collecting.attempt import Attempt
 from rollout_server.collecting.collector import EpisodeKey
+from rollout_server.collecting.policy_client import EpisodeFailed
 from rollout_server.collecting.policy_sampler import EpisodeServices, PolicySampler
-from rollout_server.collecting.speaker import EpisodeFailed
 from rollout_server.endpoint.session import ServedWorld, Session
 from rollout_server.endpoint.sessions import Sessions
 from rollout_server.inference.command import BASE_MODEL_NAME
@@ -59,7 +59,7 @@ class HarnessEpisode(Attempt):
     def turns(self) -> int:
         return 0 if self._session is None else self._session.turns
 
-    async def _play(self, environment: NoVoiding) -> str:
+    async def _play(self, environment: GuardedEnvironment) -> str:
         harness = environment.inner
         if not isinstance(harness, ProgramEnvironment):
             raise TypeError("the environment of a harness episode is a harness")
@@ -70,7 +70,7 @@ class HarnessEpisode(Attempt):
             self.rollout_id,
             self.seed,
             limits,
-            self._own_time,
+            self._agent_timeout,
             self._sampler,
             self._services.tokens,
             side_calls=harness.side_calls,
@@ -98,7 +98,7 @@ class HarnessEpisode(Attempt):
         end_reason = None
         running: asyncio.Task[Ended | None] | None = None
         try:
-            async with self._own_time.running():
+            async with self._agent_timeout.running():
                 running = asyncio.create_task(harness.run(connection))
                 await self._while_it_may_run(session, running, harness.grades_itself)
         except TimeoutError:

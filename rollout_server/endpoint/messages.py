@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from agent_environments.tool_calls import ToolCall
-from loop_plumbing.visible import visible
+from loop_plumbing.sanitize import sanitize
 from model_families.chat.messages import ChatMessage
 
 MAX_NESTING = 100
@@ -151,7 +151,7 @@ def _name(part: Mapping[str, Any]) -> str:
     """The name of a file, or its kind, if the part says it."""
     inner = [part, *(value for value in part.values() if isinstance(value, Mapping))]
     said = (of[key] for key in ("filename", "title", "media_type") for of in inner if isinstance(of.get(key), str))
-    return visible(" ".join(next(said, "").split()), NAME_CHARACTERS)
+    return sanitize(" ".join(next(said, "").split()), NAME_CHARACTERS)
 
 
 def loaded_tool(name: str, tool: Mapping[str, Any] | None) -> str:

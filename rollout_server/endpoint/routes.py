@@ -23,7 +23,7 @@ from typing import Any
 from aiohttp import web
 
 from loop_formats.schema import from_mapping
-from loop_plumbing.http_server import BadBody, read_agents_json, read_body, read_json, refusal, trust
+from loop_plumbing.http_server import BadBody, read_agents_json, read_body, read_json, refusal, trust_client
 from rollout_server.endpoint.dialects import CHAT, Route, routes
 from rollout_server.endpoint.dialects.dialect import MODEL_CHARACTERS, Dialect
 from rollout_server.endpoint.endpoint import Endpoint
@@ -98,7 +98,7 @@ def _session(request: web.Request, in_path: str | None) -> Session:
     keys = given[:1] if given[0] is not None else given[1:]
     for key in keys:
         if key and (session := request.app[ENDPOINT].sessions.find(key)) is not None:
-            trust(request)
+            trust_client(request)
             return session
     raise ApiError(401, "invalid_api_key", "Incorrect API key: it is that of no episode, or its episode is over")
 

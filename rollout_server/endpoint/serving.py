@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from loop_formats.collection_request import Limits, Sampling
 from loop_formats.schema import STRICT, require
-from loop_plumbing.own_time import OwnTime
+from loop_plumbing.agent_timeout import AgentTimeout
 from rollout_server.collecting.policy_sampler import EpisodeServices, PolicySampler
 from rollout_server.endpoint.session import Session
 from rollout_server.endpoint.sessions import Sessions
@@ -82,7 +82,9 @@ class Serving:
         limits = Limits(max_turns=UNBOUNDED_TURNS, max_tokens_per_turn=request.max_tokens_per_turn, max_context=longest)
         sampler = PolicySampler(request.sampling, limits, version or 0, model, self._services)
         name, seconds = f"serving-{secrets.token_hex(6)}", request.seconds
-        session = Session(name, request.seed, limits, OwnTime(seconds), sampler, self._services.tokens, record=False)
+        session = Session(
+            name, request.seed, limits, AgentTimeout(seconds), sampler, self._services.tokens, record=False
+        )
         key = self._sessions.open(session)
         expiry = asyncio.get_running_loop().call_later(seconds, self._expire, key)
         self._served[key] = _Served(name, version, expiry)

@@ -19,12 +19,12 @@ from agent_environments.protocol import EnvironmentFault, EnvironmentTimeout, Me
 from loop_formats.collection_request import Limits, Sampling
 from loop_formats.rollout import REQUEST_REFUSED
 from loop_formats.schema import ConfigError, from_mapping
-from loop_plumbing.own_time import OwnTime
+from loop_plumbing.agent_timeout import AgentTimeout
 from model_families.chat.format import ChatFormat, ReadTurn
 from model_families.chat.messages import Tools, as_texts, spoken_message
 from rollout_server.collecting.attempt import derive_seed
+from rollout_server.collecting.policy_client import EpisodeFailed
 from rollout_server.collecting.policy_sampler import PolicySampler
-from rollout_server.collecting.speaker import EpisodeFailed
 from rollout_server.endpoint.calls import Calls
 from rollout_server.endpoint.conversations import Conversations, PromptTokens, Segment
 from rollout_server.endpoint.turn_end import before_stop, cut_at_stop, finish_reason
@@ -66,7 +66,7 @@ class Session:
 
     Args:
         seed: of the episode; call n is sampled with the seed of turn n, as in the node's own loop.
-        own_time: of the episode's agent. It stands while a call is answered, and runs while a step does.
+        agent_timeout: of the episode's agent. It stands while a call is answered, and runs while a step does.
         record: keep what was served. Without it every call is encoded anew, and nothing is left of it.
 
     Attributes:
@@ -81,7 +81,7 @@ class Session:
         episode_id: str,
         seed: int,
         limits: Limits,
-        own_time: OwnTime,
+        agent_timeout: AgentTimeout,
         sampler: PolicySampler,
         tokens: ChatFormat,
         record: bool = True,
@@ -95,7 +95,7 @@ class Session:
         self.failure: asyncio.Future[EpisodeFailed] = asyncio.get_running_loop().create_future()
         self._seed = seed
         self._limits = limits
-        self._own_time = own_time
+        self._agent_timeout = agent_timeout
         self._sampler = sampler
         self._tokens = tokens
         self._conversations = Conversations(tokens)
@@ -157,7 +157,7 @@ class Session:
                 # What is done before the first turn could be undone by leaving: the attempt is repeated then.
                 raise ApiError(400, "no_turn", "the policy has not spoken yet: ask it for a turn before you act")
             try:
-                async with self._own_time.running():
+                async with self._agent_timeout.running():
                     result = await world.act(action)
             except (TimeoutError, EnvironmentTimeout) as error:
                 self._done, self.refused = True, "deadline"
@@ -292,7 +292,7 @@ class Session:
     ) -> list[tuple[int, Generation]]:
         """The version that sampled each choice, and what it sampled."""
         limit, stops = asked.token_limit, asked.stops
-        with self._own_time.paused():
+        with self._agent_timeout.paused():
             return await _together(
                 sampler.sample(self.episode_id, prompt.token_ids, seed, limit, sampling, stops) for seed in seeds
             )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from loop_plumbing.visible import visible
+from loop_plumbing.sanitize import sanitize
 from model_families.chat.messages import ChatMessage, Tools
 
 MODEL = "policy"
@@ -33,7 +33,7 @@ class ApiError(Exception):
 
     def __str__(self) -> str:
         """One line, which may hold words of the request, but not all of them."""
-        return visible(" ".join(super().__str__()[: 2 * MESSAGE_CHARACTERS].split()), MESSAGE_CHARACTERS)
+        return sanitize(" ".join(super().__str__()[: 2 * MESSAGE_CHARACTERS].split()), MESSAGE_CHARACTERS)
 
 
 def episode_over(why: str) -> ApiError:

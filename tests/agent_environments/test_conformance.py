@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from agent_environments.conformance import NotConforming, check_conformance
 from agent_environments.counter import CounterEnvironment, CounterPool
-from agent_environments.no_voiding import NoVoiding
+from agent_environments.guarded_environment import GuardedEnvironment
 from agent_environments.protocol import EnvironmentCrashed, Grade
 from support.adapter_support import word_spans
 from support.void_kinds import MADE_PLAIN, MADE_PLAIN_RESULTS, REFUSED, REFUSED_RESULTS
@@ -121,7 +121,9 @@ async def test_an_answer_that_the_node_makes_plain_conforms(kind):
 @pytest.mark.parametrize("environment", [DiesOfSurrogates, CannotGrade])
 async def test_the_nodes_guard_mends_what_it_can(environment, caplog):
     with pytest.raises(NotConforming, match=r"the environment broke: .*test_conformance.py:\d+"):  # and voids nothing
-        await check_conformance(pool_of(lambda pool: NoVoiding(environment(pool))), TASK, ["```python\n\ud800\n```"])
+        await check_conformance(
+            pool_of(lambda pool: GuardedEnvironment(environment(pool))), TASK, ["```python\n\ud800\n```"]
+        )
 
 
 ODD_VALUES = st.one_of(

@@ -11,9 +11,9 @@ from agent_environments import description as described
 from agent_environments.agent_turns import AgentTurn
 from agent_environments.counter import CounterPool
 from agent_environments.description import (
+    DEFAULT_DESCRIPTION,
     NUMBERED,
     TOOLS_BEHAVIOR,
-    UNSAID,
     BehaviorFigure,
     Description,
     description_of,
@@ -68,7 +68,7 @@ def test_every_environment_describes_itself_without_a_world_and_as_json(name):
 def test_appworld_and_a_folder_that_says_nothing_group_by_number_and_call_scores_otherwise():
     appworld = description_of("appworld", pool_class("appworld"))
     names = {"TGC": ("SGC", "scenarios"), "success": ("group success", "groups of tasks")}
-    for each, score in ((appworld, "TGC"), (UNSAID, "success")):
+    for each, score in ((appworld, "TGC"), (DEFAULT_DESCRIPTION, "success")):
         assert (each.score, (each.group_score, each.groups)) == (score, names[score])
         assert [each.group_of(task) for task in ("07b42fd_2", "a_b_10", "gsm8k-17", "_1", "x_")] == [
             "07b42fd",
@@ -78,7 +78,7 @@ def test_appworld_and_a_folder_that_says_nothing_group_by_number_and_call_scores
             "x_",
         ]
     assert appworld.environment_of("a/b_1") == ""
-    assert UNSAID.environment_of("a/b_1") == "a"
+    assert DEFAULT_DESCRIPTION.environment_of("a/b_1") == "a"
 
 
 @pytest.mark.parametrize(("name", "complaint"), [("Wrong", "is str, not a Description"), ("Broken", "KeyError")])

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agent_environments.conformance import check_conformance
-from agent_environments.description import UNSAID, environment_of
+from agent_environments.description import DEFAULT_DESCRIPTION, environment_of
 from agent_environments.protocol import EnvironmentCrashed, UnknownTask, acquire, create_pool
 from support.adapter_support import word_spans
 from support.tool_modules import COUNTER, SUMS, call, write
@@ -92,7 +92,7 @@ async def test_an_environment_may_be_a_mixture():
     pool.check_tasks(tasks)
     assert tasks[0] == "both/to_number/reach3_1"
     assert {environment_of(task) for task in tasks} == {"both", "alone"}
-    UNSAID.check_environments(["both"], tasks)
+    DEFAULT_DESCRIPTION.check_environments(["both"], tasks)
     assert (await play(pool, tasks[0], "```python\nadd(3)\nfinish()\n```")).success
     await pool.close()
 

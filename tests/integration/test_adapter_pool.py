@@ -18,7 +18,7 @@ from agent_environments.protocol import (
     EnvironmentTimeout,
     UnknownTask,
 )
-from loop_plumbing.own_time import OwnTime
+from loop_plumbing.agent_timeout import AgentTimeout
 from support.adapter_support import (
     PYTHON,
     REPOSITORY,
@@ -146,7 +146,7 @@ async def test_an_episode_whose_time_ends_in_a_step_is_graded(pool):
     await environment.start(card.task_id)
 
     async def overrun():
-        async with OwnTime(1.0).running():
+        async with AgentTimeout(1.0).running():
             await environment.step(fenced("while True: pass"))
 
     with pytest.raises(TimeoutError):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent_environments.description import NUMBERED, UNSAID, Description
+from agent_environments.description import DEFAULT_DESCRIPTION, NUMBERED, Description
 from loop_formats.run_folder import ENVIRONMENT_FILE, read_description, write_description
 
 
@@ -11,7 +11,7 @@ def test_a_run_and_all_its_files_say_what_their_environment_is(tmp_path):
     log = tmp_path / "node/collections/a.jsonl"
     log.parent.mkdir(parents=True)
     log.touch()
-    assert read_description(tmp_path) == read_description(log) == UNSAID
+    assert read_description(tmp_path) == read_description(log) == DEFAULT_DESCRIPTION
     write_description(tmp_path, written)
     for path in (tmp_path, log, tmp_path / "metrics.jsonl"):
         assert read_description(path) == written

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from loop_plumbing import http_server
-from loop_plumbing.http_server import BadBody, Site, read_agents_json, read_json, trust
+from loop_plumbing.http_server import BadBody, Site, read_agents_json, read_json, trust_client
 from support.waiting import DEADLINE_S, wait_until
 
 DEEP = b"[" * 200_000 + b"]" * 200_000
@@ -35,7 +35,7 @@ async def serving():
     """An application that trusts who asks for /trusted, and breaks at /defect; yields its port and its runner."""
 
     async def trusted(request):
-        trust(request)
+        trust_client(request)
         return web.json_response({})
 
     async def defect(request):

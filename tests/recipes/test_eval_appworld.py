@@ -182,7 +182,7 @@ async def test_an_interrupted_evaluation_goes_on_where_it_was(policy, tmp_path, 
         local.vllm.answers = lambda body: True
         journal = tmp_path / "evaluation/journal.jsonl"
         lines = [json.loads(line) for line in journal.read_text().splitlines()]
-        before = [line["rollout_id"] for line in lines if "rests_on" not in line]
+        before = [line["rollout_id"] for line in lines if "fingerprint" not in line]
         assert 0 < len(before) < 48
         with journal.open("a") as file:
             file.write('{"cell": "cut sh\n{"cell": "cut sh')  # the first as earlier versions left them

@@ -135,7 +135,7 @@ def test_a_change_may_be_gone_on_with_knowingly(begun, tmp_path, caplog):
     train(OmegaConf.merge(cfg, {"accept_changes": True}))
     assert "going on though these have changed since the checkpoint: code" in caplog.text
     state = load_latest(folder / "run/checkpoints").state
-    assert (state["iteration"], state["rests_on"]["environment"]["code"]) == (2, "2")
+    assert (state["iteration"], state["fingerprint"]["environment"]["code"]) == (2, "2")
 
 
 def test_supervised_training_compares_its_model_too(tmp_path):

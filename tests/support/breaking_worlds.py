@@ -20,7 +20,7 @@ from model_families.chat.messages import ChatMessage
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.episode import Episode
 from rollout_server.collecting.policy_sampler import EpisodeServices
-from rollout_server.collecting.policy_speaker import PolicySpeaker
+from rollout_server.collecting.sampling_client import SamplingClient
 from rollout_server.endpoint.harness_episode import HarnessEpisode
 from rollout_server.endpoint.sessions import Sessions
 from rollout_server.endpoint.wire import ApiError, Asked
@@ -201,7 +201,7 @@ async def attempt(kind, tokens, fault, coin, cut, compaction, monkeypatch, serve
 
     async def own(pool):
         services = EpisodeServices(pool, tokens, policy, policy, NodeMetrics())
-        return await Episode(EpisodeKey(TASK, 0, 0), 0, request, pool, PolicySpeaker(request, "p", services)).run()
+        return await Episode(EpisodeKey(TASK, 0, 0), 0, request, pool, SamplingClient(request, "p", services)).run()
 
     if kind in ("own", "remote"):
         return await own(pool)

@@ -115,7 +115,7 @@ def differences_where_rows_are_shared(sharers: int) -> dict[str, float]:
         fully_shard(decoder)
         batches = step_batches(samples, BatchLayout(BUDGET // sharers, True, *groups, part))
         with as_on_cuda(varlen_attn=flash_attention) if number % 4 else nullcontext():
-            found, own = step(decoder, batches, loss, part.leads)
+            found, own = step(decoder, batches, loss, part.is_leader)
         total = torch.tensor([found, len(own), sum(not batch.rollout_ids for batch in batches)])
         dist.all_reduce(total)
         gradient = torch.cat([p.grad.full_tensor().flatten() for p in decoder.parameters() if p.requires_grad])

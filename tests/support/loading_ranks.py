@@ -61,14 +61,14 @@ def leave_and_come(dtype: torch.dtype) -> dict[str, Any]:
     found: dict[str, Any] = {"computed": [], "bytes": []}
     for turn in range(3):
         if turn:
-            frozen.come()
+            frozen.to_device()
         output = model(**batch.inputs()).logprobs
         output.sum().backward()
         with torch.no_grad():  # leaves the last layers gathered
             again = model(**batch.inputs()).logprobs
         found["computed"].append([output.sum().item(), again.sum().item()])
         found["bytes"].append(sum(weight.untyped_storage().nbytes() for _, weight in frozen._weights()))
-        frozen.leave()
+        frozen.to_host()
         found["bytes"].append(sum(weight.untyped_storage().nbytes() for _, weight in frozen._weights()))
     dist.destroy_process_group()
     return found

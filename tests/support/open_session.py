@@ -7,7 +7,7 @@ import openai
 
 from agent_environments.program_protocol import SideCalls
 from loop_formats.collection_request import Limits
-from loop_plumbing.own_time import OwnTime
+from loop_plumbing.agent_timeout import AgentTimeout
 from rollout_server.collecting.policy_sampler import PolicySampler
 from rollout_server.endpoint.session import Session
 from rollout_server.inference.command import BASE_MODEL_NAME
@@ -28,7 +28,7 @@ class OpenSession:
         self.url = running.url
         base = PolicySampler(request.sampling, request.limits, 0, BASE_MODEL_NAME, node._services)
         aside = {"side_calls": side_calls, "base": base}
-        self.session = Session("e", 7, request.limits, OwnTime(DEADLINE_S), sampler, node.tokens, **aside)
+        self.session = Session("e", 7, request.limits, AgentTimeout(DEADLINE_S), sampler, node.tokens, **aside)
         self.key = node.endpoint.sessions.open(self.session)
 
     def client(self, **options: Any) -> openai.AsyncOpenAI:

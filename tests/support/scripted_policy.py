@@ -15,9 +15,9 @@ from model_families.chat import open_chat
 from model_families.chat.format import ChatFormat
 from rollout_server.collecting.collector import Collector, EpisodeKey
 from rollout_server.collecting.episode import Episode
+from rollout_server.collecting.policy_client import EpisodeFailed
 from rollout_server.collecting.policy_sampler import EpisodeServices
-from rollout_server.collecting.policy_speaker import PolicySpeaker
-from rollout_server.collecting.speaker import EpisodeFailed
+from rollout_server.collecting.sampling_client import SamplingClient
 from rollout_server.inference.router import Generation
 from rollout_server.metrics import NodeMetrics
 from support.random_policy import write_tokenizer
@@ -67,8 +67,8 @@ async def collect(
 
     async def run(key: EpisodeKey) -> None:
         try:
-            speaker = PolicySpeaker(request, "scripted", services)
-            rollouts.extend(await Episode(key, collector.draw(key), request, pool, speaker).run())
+            policy_client = SamplingClient(request, "scripted", services)
+            rollouts.extend(await Episode(key, collector.draw(key), request, pool, policy_client).run())
             collector.finished(key)
         except EpisodeFailed as error:
             collector.failed(key, error.reason, str(error))

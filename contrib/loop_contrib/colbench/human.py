@@ -9,7 +9,7 @@ from typing import Protocol
 from agent_environments.protocol import Message
 from loop_contrib.chat_model import ChatEndpoint, ChatModel
 from loop_contrib.colbench.task import ColBenchTask
-from loop_plumbing.visible import printable
+from loop_plumbing.sanitize import printable
 
 MAX_CHARACTERS = 400
 MAX_ANSWERS = 2

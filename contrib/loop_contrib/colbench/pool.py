@@ -7,7 +7,6 @@ from typing import Any
 
 from agent_environments.description import Description
 from agent_environments.extraction import extract_code
-from agent_environments.places import Places
 from agent_environments.protocol import (
     EnvironmentCrashed,
     Grade,
@@ -17,6 +16,7 @@ from agent_environments.protocol import (
     StepResult,
     TokenSpans,
 )
+from agent_environments.slots import Slots
 from loop_contrib.chat_model import ChatEndpoint
 from loop_contrib.colbench.grader import Grader, GraderLimits, base_python
 from loop_contrib.colbench.human import EndpointHuman, Human, ScriptedHuman
@@ -140,7 +140,7 @@ class ColBenchPool:
         self.grader = Grader(python or base_python(), GraderLimits(**(grader or {})), sandbox_minimum)
         self.rounds = rounds
         self.partial_reward = partial_reward
-        self._places = Places(max_worlds)
+        self._slots = Slots(max_worlds)
 
     async def open(self) -> None:
         """Raises PermissionError for a sandbox below the minimum, EnvironmentCrashed for a human who is not there."""
@@ -155,16 +155,16 @@ class ColBenchPool:
             self.all_tasks[task_id]
 
     async def acquire(self, episode_id: str) -> ColBenchEnvironment:
-        await self._places.take()
+        await self._slots.take()
         return ColBenchEnvironment(self)
 
     def release(self) -> None:
         """Called once by an environment that closes."""
-        self._places.give_back()
+        self._slots.give_back()
 
     def status(self) -> PoolStatus:
-        return PoolStatus(self._places.taken, self._places.waiting, details={"sandbox": self.grader.level})
+        return PoolStatus(self._slots.taken, self._slots.waiting, details={"sandbox": self.grader.level})
 
     async def close(self) -> None:
-        self._places.close()
+        self._slots.close()
         await self.human.close()

@@ -20,7 +20,7 @@ from agent_environments.description import description_of
 from agent_environments.protocol import EnvironmentFault, EnvironmentPool, create_pool
 from loop_contrib import chat_client
 from loop_contrib.chat_client import ChatClient
-from loop_contrib.endpoint_evaluation.endpoint_speaker import EndpointSpeaker, check_reached
+from loop_contrib.endpoint_evaluation.endpoint_client import EndpointClient, check_reached
 from loop_formats.collection_request import MAX_ATTEMPTS, failures_warning
 from loop_formats.run_files import append_to, log_path, writing
 from loop_formats.schema import ConfigError
@@ -31,7 +31,7 @@ from loop_recipes.evaluation.scores import TaskResult
 from model_families.chat import open_chat
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.episode import Episode
-from rollout_server.collecting.speaker import EpisodeFailed
+from rollout_server.collecting.policy_client import EpisodeFailed
 from rollout_server.config import EnvironmentConfig
 
 logger = logging.getLogger(__name__)
@@ -168,8 +168,8 @@ class EndpointEpisodes:
         """
         failure = ""
         for attempt, pause_s in zip(attempts, pauses(chat_client.FIRST_PAUSE_S), strict=False):
-            speaker = EndpointSpeaker(client, endpoint, cell.request)
-            episode = Episode(EpisodeKey(task, run, attempt), 0, cell.request, self._pool, speaker)
+            policy_client = EndpointClient(client, endpoint, cell.request)
+            episode = Episode(EpisodeKey(task, run, attempt), 0, cell.request, self._pool, policy_client)
             try:
                 sequences = await episode.run()
             except EpisodeFailed as error:
@@ -177,7 +177,7 @@ class EndpointEpisodes:
                 self._failures[error.reason] += 1
                 self._failures_by_task[task] += 1
                 last = attempt == attempts[-1]
-                refused = speaker.refusal is not None and (last or speaker.refusal.status in NEVER_ANSWERED)
+                refused = policy_client.refusal is not None and (last or policy_client.refusal.status in NEVER_ANSWERED)
                 if refused and not client.completions:
                     cure = "correct endpoint.url, endpoint.model, or the key in endpoint.api_key_env"
                     raise ConfigError(f"{endpoint.model} gave no completion: {error}; {cure}") from error

@@ -12,8 +12,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from agent_environments.pool_metadata import solutions_of
 from agent_environments.protocol import EnvironmentFault
-from agent_environments.unopened import solutions_of
 from loop_contrib.ground_truth.scripted import scripted_rollout
 from loop_formats.run_files import COLLECTIONS, write_rollouts
 from loop_recipes.config.arguments import verb_parser
@@ -63,7 +63,7 @@ def write_ground_truth(environment: str, world: Path, split: str, model: Path, p
             collection=collection,
             task_id=solution.task_id,
             dataset=dataset,
-            speaker="ground truth",
+            server="ground truth",
         )
         for solution in solutions
     ]

@@ -18,7 +18,7 @@ def scripted_rollout(
     collection: str,
     task_id: str,
     dataset: str,
-    speaker: str,
+    server: str,
     index: int = 0,
     reward: float = 1.0,
     success: bool = True,
@@ -27,7 +27,7 @@ def scripted_rollout(
 
     Args:
         steps: (action, observation) of each turn; the last observation is not shown to anybody.
-        speaker: what the turns name as their server.
+        server: the name of the server that the turns give.
     """
     messages = [{"role": message.role, "content": message.content} for message in opening]
     token_ids, spans = tokens.scripted(opening, steps)
@@ -43,7 +43,7 @@ def scripted_rollout(
         task_id=task_id,
         index=index,
         dataset=dataset,
-        speaker=speaker,
+        server=server,
         token_ids=token_ids,
         spans=turns,
         messages=messages,

@@ -27,8 +27,8 @@ from loop_contrib.services.server import MAX_SESSIONS, EnvironmentServer
 from loop_contrib.services.service_pool import TOKEN_VARIABLE
 from loop_plumbing.http_server import FEWEST_FILES, MAX_STRANGERS, Site, raise_open_files
 from loop_plumbing.plug_ins import plug_ins
+from loop_plumbing.sanitize import SanitizingFormatter
 from loop_plumbing.secret import read_secret
-from loop_plumbing.visible import VisibleFormatter
 from loop_recipes.config.arguments import verb_parser
 
 OPEN_FILES_PER_SESSION = 16
@@ -92,7 +92,7 @@ async def serve(arguments: argparse.Namespace, token: str) -> None:
 
 def main(words: Sequence[str] | None = None) -> None:
     handler = logging.StreamHandler()
-    handler.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(SanitizingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     arguments = parser().parse_intermixed_args(words)
     if not 0 <= arguments.port <= 65535:

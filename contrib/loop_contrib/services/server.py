@@ -38,7 +38,7 @@ from loop_plumbing.http_server import (
     read_agents_json,
     read_body,
     refusal,
-    trust,
+    trust_client,
 )
 
 logger = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class EnvironmentServer:
         if request.path != "/health" and not hmac.compare_digest(given, self._token):
             return refusal(401, "missing or wrong bearer token; send 'Authorization: Bearer <token>'")
         if request.path != "/health":
-            trust(request)
+            trust_client(request)
         try:
             return await handler(request)
         except TimeoutError:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from agent_environments.no_voiding import NoVoiding
+from agent_environments.guarded_environment import GuardedEnvironment
 from agent_environments.observation import FAILURE_HEAD
 from agent_environments.protocol import (
     EnvironmentPool,
@@ -90,7 +90,7 @@ class Session:
         self.steps = 0
         self.last = Answer("", 0.0, done=False)
         self._pool = pool
-        self._environment: NoVoiding | None = None
+        self._environment: GuardedEnvironment | None = None
         self._turn = asyncio.Lock()
         self._used = time.monotonic()
         self._closed = False
@@ -128,7 +128,7 @@ class Session:
             await self._end()
             self._pool.check_tasks([task_id])
             async with asyncio.timeout(ACQUIRE_DEADLINE_S):
-                self._environment = NoVoiding(await acquire(self._pool, self.name, task_id))
+                self._environment = GuardedEnvironment(await acquire(self._pool, self.name, task_id))
             messages = await self._environment.start(task_id)
             text = "\n\n".join(message.content for message in messages)
             self.steps, self.last = 0, Answer(text, 0.0, done=False, messages=messages)
@@ -171,7 +171,7 @@ class Session:
             return asdict(await self._running.grade())
 
     @property
-    def _running(self) -> NoVoiding:
+    def _running(self) -> GuardedEnvironment:
         if self._environment is None:
             raise NoEpisode("reset first: there is no episode")
         return self._environment

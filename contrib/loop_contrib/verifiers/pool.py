@@ -16,7 +16,6 @@ from typing import Any
 
 from agent_environments.description import TOOLS_BEHAVIOR, Description
 from agent_environments.harness.program import program_environment
-from agent_environments.places import Places
 from agent_environments.program_config import variables as environment_variables
 from agent_environments.program_protocol import Connection, Ended, Figures, Offer
 from agent_environments.protocol import (
@@ -30,6 +29,7 @@ from agent_environments.protocol import (
     UnknownTask,
 )
 from agent_environments.scale import Scale
+from agent_environments.slots import Slots
 from agent_environments.tools.tasks import SPLIT, TaskTable
 from loop_plumbing.breakage import Raised
 from loop_plumbing.forked_process import ForkedProcess, ForkServer, ProcessEnded
@@ -142,7 +142,7 @@ class VerifiersPool:
         own = {"PATH": f"{os.path.dirname(os.path.abspath(python))}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
         environment = program_environment({**own, **environment_variables("variables", variables or {})})
         self._server = ForkServer(f"taskset {taskset}", (python, str(WORKER)), told, EnvironmentCrashed, environment)
-        self._places = Places(max_worlds)
+        self._slots = Slots(max_worlds)
 
     async def open(self) -> None:
         """Load the taskset, and ask for its tasks.
@@ -207,27 +207,27 @@ class VerifiersPool:
 
     async def acquire(self, episode_id: str) -> VerifiersEnvironment:
         """As every pool's; raises EnvironmentCrashed once a reward was beyond its scale."""
-        await self._places.take()
+        await self._slots.take()
         try:
             if self._refusal is not None:
                 raise EnvironmentCrashed(self._refusal)
             return VerifiersEnvironment(self, await self._server.fork())
         except BaseException:
-            self._places.give_back()
+            self._slots.give_back()
             raise
 
     async def take_back(self, process: ForkedProcess) -> None:
         """End an episode's process, and all that it started."""
         process.kill()
-        self._places.give_back()
+        self._slots.give_back()
 
     async def take(self, task_id: str | None, timeout_s: float) -> Offer | None:
         """Nothing waits for a program elsewhere."""
         return None
 
     def status(self) -> PoolStatus:
-        return PoolStatus(open_worlds=self._places.taken, waiting=self._places.waiting)
+        return PoolStatus(open_worlds=self._slots.taken, waiting=self._slots.waiting)
 
     async def close(self) -> None:
-        self._places.close()
+        self._slots.close()
         await self._server.close()

@@ -14,7 +14,7 @@ from agent_environments.protocol import Message
 from agent_environments.tool_calls import tools_section
 from loop_contrib.worlds.pool import WORKERS_FOLDER, WorldKind
 from loop_contrib.worlds.tool_world import ToolWorldPool
-from loop_plumbing.visible import printable
+from loop_plumbing.sanitize import printable
 
 ANSWER = "Done."
 """What stands for the expert's turns without a call."""

@@ -18,7 +18,7 @@ from agent_environments.remote.pool import RemotePool
 from loop_contrib.worlds.commands import COMMAND_FORMAT, command_of, message_of
 from loop_contrib.worlds.world_process import WorldProcess
 from loop_plumbing.forked_process import ForkServer, scrubbed_environment
-from loop_plumbing.visible import printable
+from loop_plumbing.sanitize import printable
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from agent_environments.description import Description
 from agent_environments.protocol import Message, TokenSpans
 from agent_environments.tools.tasks import TaskTable
 from loop_contrib.worlds.pool import WORKERS_FOLDER, WorldKind, WorldPool
-from loop_plumbing.visible import printable
+from loop_plumbing.sanitize import printable
 
 
 class ReasoningGymPool(WorldPool):

@@ -20,7 +20,7 @@ from loop_contrib.chat_model import ChatEndpoint, ChatModel
 from loop_contrib.worlds.catalogue import LEVELS
 from loop_contrib.worlds.pool import WORKERS_FOLDER, WorldKind
 from loop_contrib.worlds.tool_world import ToolWorldPool
-from loop_plumbing.visible import printable
+from loop_plumbing.sanitize import printable
 
 DOMAINS = ("airline", "retail", "telecom")
 EMPTY = "Error: this message is empty. Write to the user, or call a tool."

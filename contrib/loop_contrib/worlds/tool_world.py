@@ -21,7 +21,7 @@ from agent_environments.tool_calls import (
 )
 from agent_environments.tools.answer import BAD_CALL, FAILED, NO_CALL, UNKNOWN_TOOL, shown_together
 from loop_contrib.worlds.pool import WorldPool
-from loop_plumbing.visible import printable
+from loop_plumbing.sanitize import printable
 
 
 class ToolWorldPool(WorldPool):

@@ -306,7 +306,7 @@ class PolicyUpdate:
                 total = total + coefficient * (losses.sum() / divisor)
             # FSDP averages gradients over the ranks, but the loss is a sum over them.
             (total * (self._batches.groups * self._loss_scale)).backward()
-            if not self._batches.leads:
+            if not self._batches.is_leader:
                 continue
             # Summed over its tokens, mean over episodes, as are further losses, whatever the loss is divided by.
             log_ratio = output.token_log_ratio.sum() / count

@@ -125,5 +125,5 @@ class Scorer:
         parts: dict[str, Tensor] = {}
         for batch in self._batches.without_loss(samples):
             computed = compute(batch).cpu()
-            parts |= batch.split(computed) if self._batches.leads else {}
+            parts |= batch.split(computed) if self._batches.is_leader else {}
         return of_all_ranks(parts, samples, computed)

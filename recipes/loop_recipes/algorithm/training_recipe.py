@@ -34,7 +34,7 @@ from loop_recipes.engine.process_group import (
     on_main_rank,
     single_process,
 )
-from loop_recipes.run.rests_on import compare, model_identity
+from loop_recipes.run.fingerprint import compare, model_identity
 from loop_recipes.run.stop_request import StopRequest, StopRequested
 from loop_recipes.run.tracker import named_tracker
 from loop_recipes.terminal import folded

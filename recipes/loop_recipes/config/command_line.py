@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from loop_formats.schema import ConfigError, fields_of, require
-from loop_plumbing.visible import show_all_text
+from loop_plumbing.sanitize import show_all_text
 from loop_recipes.config.files import compose, pin_models
 from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.terminal import fold_logs

@@ -16,8 +16,8 @@ from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import error_line
 from loop_plumbing.names import did_you_mean, nearest, similar_names
 from loop_plumbing.plug_ins import packages
-from loop_plumbing.trusted import VARIABLE, is_trusted, trust
-from loop_plumbing.visible import visible
+from loop_plumbing.sanitize import sanitize
+from loop_plumbing.trusted import VARIABLE, is_trusted, trust_module
 from rollout_server.config import as_config
 
 _OURS = (
@@ -71,7 +71,7 @@ def check_ours(stored: Any, path: str = "") -> None:
     for key, value in parts:
         place = f"{path}.{key}" if path else str(key)
         if key == "_component_" and not _is_ours(value) and not is_trusted(str(value)):
-            shown = visible(str(value), 200)
+            shown = sanitize(str(value), 200)
             cure = f"if you trust it, set {VARIABLE}={shown.partition('.')[0]}"
             raise ConfigError(f"{place} is {shown}, which only this file names: it is none of the project's; {cure}")
         check_ours(value, place)
@@ -118,7 +118,7 @@ def check_component(
     name = component.get("_component_")
     if not isinstance(name, str):
         raise ConfigError(f"{path} needs _component_, the dotted name of what to build")
-    trust(name)
+    trust_module(name)
     try:
         target = _named(name)
         signature = inspect.signature(target)

@@ -28,7 +28,7 @@ from loop_recipes.paths import loop_package
 from model_families.base_model import BaseModel
 from model_families.opening import check_positions, open_model_chat, open_weights
 from model_families.weights.published import how_to_fetch
-from rollout_server.config import HIGHEST_RANK, ModelConfig, NodeConfig
+from rollout_server.config import MAX_LORA_RANK, ModelConfig, NodeConfig
 from rollout_server.inference.command import ServerStartError, check_divided, check_serves
 from rollout_server.policies.adapter_check import check_adapter, other_base
 
@@ -100,7 +100,7 @@ def check_adapter_folder(key: str, name: str | None, config: LearnerConfig) -> N
     folder = Path(name)
     require(is_adapter(folder), f"{key} {folder} is no PEFT adapter: it must hold {' and '.join(ADAPTER_FILES)}")
     try:
-        check_adapter(folder, BaseModel.read(config.base_model), HIGHEST_RANK)
+        check_adapter(folder, BaseModel.read(config.base_model), MAX_LORA_RANK)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{key} {folder}: {error}") from error
     check_trained_on(key, folder, config)

@@ -49,7 +49,7 @@ def enable_cuda_layers(model: TransformerDecoder) -> None:
     for layer in model.layers:
         attention: Any = layer.attn
         require(
-            type(attention) in OURS and (isinstance(attention, NormFirstAttention) or attention.q_norm is None),
+            type(attention) in CUDA_LAYERS and (isinstance(attention, NormFirstAttention) or attention.q_norm is None),
             f"model: its attention is {type(attention).__name__}, of which no packed rows are known here",
         )
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -60,7 +60,7 @@ def enable_cuda_layers(model: TransformerDecoder) -> None:
             stacklevel=2,
         )
     for module in model.modules():
-        ours = OURS.get(type(module))
+        ours = CUDA_LAYERS.get(type(module))
         if ours is not None:
             module.__class__ = ours
 
@@ -218,7 +218,7 @@ class FusedRMSNorm(RMSNorm):
         return F.rms_norm(x, self.normalized_shape, self.scale, self.eps)
 
 
-OURS: dict[type[nn.Module], type[nn.Module]] = {
+CUDA_LAYERS: dict[type[nn.Module], type[nn.Module]] = {
     MultiHeadAttention: PackedAttention,
     NormFirstAttention: PackedNormFirstAttention,
     LoRALinear: FoldedLoRALinear,

@@ -24,7 +24,7 @@ class FrozenWeights:
         self._host: dict[str, Tensor] = {}
 
     @torch.no_grad()
-    def leave(self) -> None:
+    def to_host(self) -> None:
         """Have the weights on the host only, and the device's memory free for other processes."""
         for module in self._model.modules():
             if isinstance(module, FSDPModule):
@@ -46,7 +46,7 @@ class FrozenWeights:
             torch.cuda.empty_cache()
 
     @torch.no_grad()
-    def come(self) -> None:
+    def to_device(self) -> None:
         """Have the weights on the device, bit for bit as they were."""
         for name, weight in self._weights():
             if name in self._host and weight.untyped_storage().nbytes() == 0:

@@ -43,7 +43,7 @@ class _Row:
             self.documents = before
 
 
-row_of = _Row()
+packed_row = _Row()
 
 
 @torch.compiler.disable
@@ -77,7 +77,7 @@ def attention(
     """
     if others.get("position_bias") is not None:
         raise ValueError(f"attention of {type(module).__name__} has a bias of positions, which is not computed here")
-    documents = row_of.documents
+    documents = packed_row.documents
     if documents is None:
         whole = _attend(query, key, value, scaling, sliding_window, softcap, s_aux)
         return whole.transpose(1, 2).contiguous(), None

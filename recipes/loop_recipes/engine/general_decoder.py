@@ -21,7 +21,7 @@ from transformers.utils.quantization_config import Mxfp4Config
 
 from loop_recipes.engine.batching import Documents
 from loop_recipes.engine.cuda_layers import FoldedLoRALinear
-from loop_recipes.engine.general_attention import NAME, row_of
+from loop_recipes.engine.general_attention import NAME, packed_row
 from loop_recipes.engine.logprobs import Head
 from loop_recipes.engine.token_outputs import CHECKPOINT_WRAPPER, TokenOutputs, check_length, token_outputs
 from model_families.base_model import BaseModel
@@ -157,7 +157,7 @@ def _by_document(mixer: nn.Module) -> None:
 
     @torch.compiler.disable
     def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        documents = row_of.documents
+        documents = packed_row.documents
         if documents is None:
             return inner(hidden_states, *args, **kwargs)
         if documents.part.of > 1:
@@ -176,7 +176,7 @@ def _takes_documents(layer: nn.Module) -> None:
     inner = layer.forward
 
     def forward(*args: Any, documents: Documents | None = None, **kwargs: Any) -> Any:
-        with row_of(documents):
+        with packed_row(documents):
             return inner(*args, **kwargs)
 
     layer.forward = forward

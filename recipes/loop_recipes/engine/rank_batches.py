@@ -34,7 +34,7 @@ class RankBatches:
         self.device = device
         ranks, self._rank = get_world_size_and_rank()
         # Ranks that share rows are one where rollouts are dealt and losses added up.
-        self.groups, self.leads = ranks // part.of, part.leads
+        self.groups, self.is_leader = ranks // part.of, part.is_leader
         group = self._rank // part.of
         self._layout = BatchLayout(config.micro_batch_tokens, config.packed, self.groups, group, part)
 

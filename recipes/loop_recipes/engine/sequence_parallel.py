@@ -35,7 +35,7 @@ class Part:
         return cls(dist.get_rank(group), of, group)
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this rank counts for those that share its rows, which all compute the same losses."""
         return self.number == 0
 

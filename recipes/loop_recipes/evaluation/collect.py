@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from agent_environments.description import UNSAID, Description
+from agent_environments.description import DEFAULT_DESCRIPTION, Description
 from loop_formats.collection_request import (
     CollectionEnd,
     CollectionRequest,
@@ -34,7 +34,7 @@ from loop_formats.rollout import Rollout
 from loop_formats.run_files import append_to, to_json, writing
 from loop_recipes.evaluation.config import PolicyUnderTest, SamplingConfig
 from loop_recipes.evaluation.scores import TaskResult
-from loop_recipes.run.rests_on import differing
+from loop_recipes.run.fingerprint import differing
 from rollout_server.client import CollectionFailed
 
 
@@ -55,15 +55,15 @@ class NoScore(RuntimeError):
 class Cell:
     """A unit that gets one score: a policy, a way of sampling, and R runs over the tasks.
 
-    ``request`` asks for all of it. ``rests_on`` names all that the result of an attempt depends on, beside its task and
-    run, as JSON-able values: attempts of whose cells these are the same are the same attempts, whatever else was asked
-    for with them.
+    ``request`` asks for all of it. ``fingerprint`` names all that the result of an attempt depends on, beside its task
+    and run, as JSON-able values: attempts of whose cells these are the same are the same attempts, whatever else
+    was asked for with them.
     """
 
     policy: PolicyUnderTest
     sampling: SamplingConfig
     request: CollectionRequest
-    rests_on: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -77,7 +77,7 @@ class Cell:
     @property
     def key(self) -> str:
         """The same for cells that rest on the same."""
-        return hashlib.sha256(json.dumps(self.rests_on, sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(self.fingerprint, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def evaluation_cell(
@@ -101,11 +101,11 @@ def evaluation_cell(
     how = {name: value for name, value in asdict(sampling).items() if name != "runs"}
     own = {"policy": policy.digest, "sampling": how, "limits": limits.given(), "seed": seed}
     turns = {"environment_turns": dict(environment_turns)} if environment_turns else {}
-    rests_on = {**identity, **own, **turns}
+    fingerprint = {**identity, **own, **turns}
     request = CollectionRequest(
         id=evaluation_id(
             f"{policy.name}-t{sampling.temperature:g}",
-            json.dumps([rests_on, list(tasks), sampling.runs], sort_keys=True),
+            json.dumps([fingerprint, list(tasks), sampling.runs], sort_keys=True),
         ),
         tasks=list(tasks),
         rollouts_per_task=sampling.runs,
@@ -115,12 +115,12 @@ def evaluation_cell(
         limits=limits,
         environment_turns=dict(environment_turns),
     )
-    return Cell(policy, sampling, request, rests_on)
+    return Cell(policy, sampling, request, fingerprint)
 
 
 class ResultStore:
     """``journal.jsonl``: one line per attempt, {"key": what it rests on, "cell": collection id, "policy", "sampling",
-    ...TaskResult}, and before the first of a key {"key", "rests_on", "policy", "sampling"}.
+    ...TaskResult}, and before the first of a key {"key", "fingerprint", "policy", "sampling"}.
 
     Lines are kept whatever the config becomes; only attempts that the cells ask for are used. A lost rollout is only
     counted, and a line that is no result is ignored: starting the evaluation again plays those again.
@@ -139,8 +139,8 @@ class ResultStore:
             try:
                 data = json.loads(line)
                 key = data["key"]
-                if "rests_on" in data:
-                    self._heads[key] = data["policy"], data["sampling"], dict(data["rests_on"])
+                if "fingerprint" in data:
+                    self._heads[key] = data["policy"], data["sampling"], dict(data["fingerprint"])
                     continue
                 collection, result = data["cell"], TaskResult.from_dict(data)
             except (ValueError, TypeError, KeyError):
@@ -164,8 +164,8 @@ class ResultStore:
         head = {"key": cell.key, "policy": cell.policy.name, "sampling": cell.sampling.label}
         lines = [head | {"cell": cell.request.id} | result.to_dict()]
         if cell.key not in self._heads:
-            self._heads[cell.key] = cell.policy.name, cell.sampling.label, dict(cell.rests_on)
-            lines.insert(0, head | {"rests_on": dict(cell.rests_on)})
+            self._heads[cell.key] = cell.policy.name, cell.sampling.label, dict(cell.fingerprint)
+            lines.insert(0, head | {"fingerprint": dict(cell.fingerprint)})
         with writing(self._path), append_to(self._path) as file:
             file.writelines(f"{to_json(line)}\n" for line in lines)
         return True
@@ -205,7 +205,7 @@ class ResultStore:
                 if key in used or (policy, sampling) != (cell.policy.name, cell.sampling.label):
                     continue
                 if count := len(self._results.get(key, {})):
-                    changed = ", ".join(differing(was, cell.rests_on))
+                    changed = ", ".join(differing(was, cell.fingerprint))
                     lines.append(f"{cell.label}: {count} earlier results, since which changed: {changed}")
         return lines
 
@@ -240,7 +240,7 @@ def run_cells(
     cells: Sequence[Cell],
     store: ResultStore,
     *,
-    environment: Description = UNSAID,
+    environment: Description = DEFAULT_DESCRIPTION,
     retries: int,
     deadline_s: float,
     on_result: Callable[[Cell, TaskResult], None] = lambda cell, result: None,

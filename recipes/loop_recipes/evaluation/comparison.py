@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from agent_environments.description import UNSAID, Description
+from agent_environments.description import DEFAULT_DESCRIPTION, Description
 from loop_recipes.evaluation.groups import GroupDifference, compare_groups, difference_cells, difference_table
 from loop_recipes.evaluation.scores import TaskResult, group_rates, score_bounds, success_rates, success_table
 from loop_recipes.evaluation.statistics import Difference, paired_difference
@@ -54,7 +54,7 @@ def compare(
     first: NamedResults,
     second: NamedResults,
     groups: Mapping[str, Sequence[str]] | None = None,
-    environment: Description = UNSAID,
+    environment: Description = DEFAULT_DESCRIPTION,
     *,
     level: float = 0.95,
     resamples: int = 10_000,
@@ -107,7 +107,7 @@ def _difference_bounds(first: tuple[float, float], second: tuple[float, float]) 
     return second[0] - first[1], second[1] - first[0]
 
 
-def lost_lines(comparisons: Sequence[Comparison], environment: Description = UNSAID) -> list[str]:
+def lost_lines(comparisons: Sequence[Comparison], environment: Description = DEFAULT_DESCRIPTION) -> list[str]:
     """Return a line for each difference with the bounds that the losses of either side leave; none where nothing was
     lost."""
     names = score_names(environment)
@@ -128,7 +128,7 @@ def lost_lines(comparisons: Sequence[Comparison], environment: Description = UNS
 def compare_with_first(
     scores: Sequence[NamedResults],
     groups: Mapping[str, Sequence[str]] | None = None,
-    environment: Description = UNSAID,
+    environment: Description = DEFAULT_DESCRIPTION,
     *,
     level: float = 0.95,
     resamples: int = 10_000,
@@ -145,7 +145,7 @@ def compare_with_first(
 
 
 def comparison_document(
-    comparisons: Sequence[Comparison], header: Mapping[str, str], environment: Description = UNSAID
+    comparisons: Sequence[Comparison], header: Mapping[str, str], environment: Description = DEFAULT_DESCRIPTION
 ) -> Document:
     """Return a document: what is compared, tables of differences, tasks gained and lost."""
     document: list[str | Table] = [
@@ -162,7 +162,9 @@ def comparison_document(
     return document
 
 
-def comparison_tables(comparisons: Sequence[Comparison], environment: Description = UNSAID) -> list[str | Table]:
+def comparison_tables(
+    comparisons: Sequence[Comparison], environment: Description = DEFAULT_DESCRIPTION
+) -> list[str | Table]:
     """Return a table of all comparisons, a line for each that lost rollouts, and a table of each one's groups."""
     names = score_names(environment)
     columns = [column for name in names.values() for column in (f"{name} difference", "p")]

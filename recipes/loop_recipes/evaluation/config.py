@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from agent_environments.unopened import keeping_states, keeps_states
+from agent_environments.pool_metadata import keeping_states, keeps_states
 from loop_formats.collection_request import Limits, check_temperature
 from loop_formats.places import run_meant
 from loop_formats.run_files import ADAPTER_FILES, adapter_digest, in_order, is_adapter, newest_adapter

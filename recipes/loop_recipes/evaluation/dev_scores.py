@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from statistics import fmean
 
-from agent_environments.description import UNSAID, Description
+from agent_environments.description import DEFAULT_DESCRIPTION, Description
 from loop_formats.collection_request import CollectionRequest
 from loop_recipes.evaluation.pass_at_k import PassAtK, passes
 from loop_recipes.evaluation.scores import success_rates, task_means
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def dev_scores(
-    source: CollectionSource, request: CollectionRequest, environment: Description = UNSAID
+    source: CollectionSource, request: CollectionRequest, environment: Description = DEFAULT_DESCRIPTION
 ) -> dict[str, float] | None:
     """Wait for an evaluation; returns its figures of ``metrics.jsonl``, or None when the run was asked to stop.
 

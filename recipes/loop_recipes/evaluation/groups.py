@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from agent_environments.description import UNSAID, Description
+from agent_environments.description import DEFAULT_DESCRIPTION, Description
 from loop_formats.schema import require
 from loop_recipes.evaluation.scores import TaskResult, reward_rates, success_rates, success_table
 from loop_recipes.evaluation.statistics import Difference, Interval, paired_difference, rate_interval
@@ -38,7 +38,7 @@ class GroupDifference:
 
 
 def task_groups(
-    tasks: Sequence[str], patterns: Mapping[str, str], environment: Description = UNSAID
+    tasks: Sequence[str], patterns: Mapping[str, str], environment: Description = DEFAULT_DESCRIPTION
 ) -> dict[str, list[str]]:
     """Group -> its tasks: :data:`ALL`, each environment of a mixture, each pattern of task ids; {} if there is nothing
     but all tasks.
@@ -60,7 +60,7 @@ def task_groups(
 def score_groups(
     results: Sequence[TaskResult],
     groups: Mapping[str, Sequence[str]],
-    environment: Description = UNSAID,
+    environment: Description = DEFAULT_DESCRIPTION,
     **bootstrap: Any,
 ) -> list[GroupScore]:
     """The score of each group that has a rollout.
@@ -83,7 +83,7 @@ def compare_groups(
     first: Sequence[TaskResult],
     second: Sequence[TaskResult],
     groups: Mapping[str, Sequence[str]],
-    environment: Description = UNSAID,
+    environment: Description = DEFAULT_DESCRIPTION,
     **bootstrap: Any,
 ) -> list[GroupDifference]:
     """The difference on each group, paired by task, over the tasks of which both have a rollout."""

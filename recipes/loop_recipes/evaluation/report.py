@@ -156,7 +156,7 @@ def write_report(
             {
                 "policy": item.cell.policy.name,
                 "sampling": {**asdict(item.cell.sampling), "label": item.cell.sampling.label},
-                "rests_on": dict(item.cell.rests_on),
+                "fingerprint": dict(item.cell.fingerprint),
                 **item.score.to_dict(),
                 "groups": [asdict(group) for group in item.groups],
             }

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from agent_environments.description import UNSAID, Description
+from agent_environments.description import DEFAULT_DESCRIPTION, Description
 from loop_formats.rollout import Rollout, sequence_texts
 from loop_recipes.evaluation.pass_at_k import PassAtK, passes
 from loop_recipes.evaluation.statistics import Interval, rate_interval
@@ -28,7 +28,7 @@ class TaskResult:
     """The rollout of one task in one run, or that it was lost.
 
     ``run`` counts from 0. ``success`` is the grader's verdict, ``solved`` whether the task counts as solved: as the
-    environment says, and unless given as :data:`UNSAID` does.
+    environment says, and unless given as :data:`DEFAULT_DESCRIPTION` does.
     ``behavior`` holds the counts that the environment's figures are made of. ``failure`` says why the rollout was lost;
     the other fields are then empty. ``broke`` says where and in what the environment itself broke, as in the rollout.
     """
@@ -53,7 +53,7 @@ class TaskResult:
 
     def __post_init__(self) -> None:
         if self.solved is None:
-            object.__setattr__(self, "solved", UNSAID.solved(self.task_id, self.success, self.end_reason))
+            object.__setattr__(self, "solved", DEFAULT_DESCRIPTION.solved(self.task_id, self.success, self.end_reason))
 
     @property
     def lost(self) -> bool:
@@ -65,7 +65,9 @@ class TaskResult:
         return not self.lost and self.end_reason != "completed"
 
     @classmethod
-    def from_rollout(cls, rollout: Rollout, *further: Rollout, environment: Description = UNSAID) -> TaskResult:
+    def from_rollout(
+        cls, rollout: Rollout, *further: Rollout, environment: Description = DEFAULT_DESCRIPTION
+    ) -> TaskResult:
         """Of an episode: its first sequence and the further ones, where it has several."""
         sequences = [rollout, *further]
         return cls(
@@ -183,7 +185,7 @@ def reward_rates(results: Iterable[TaskResult]) -> dict[str, float]:
     return task_means((result.task_id, result.reward) for result in results if not result.lost)
 
 
-def group_rates(runs: Sequence[Mapping[str, bool]], environment: Description = UNSAID) -> dict[str, float]:
+def group_rates(runs: Sequence[Mapping[str, bool]], environment: Description = DEFAULT_DESCRIPTION) -> dict[str, float]:
     """Group of tasks -> share of the runs that solved all of its tasks, of those that have all of them.
 
     A task that no run has is left out of its group. Where no run has the whole group, each counts with what it has.
@@ -203,7 +205,7 @@ def group_rates(runs: Sequence[Mapping[str, bool]], environment: Description = U
 def score(
     results: Sequence[TaskResult],
     difficulties: Mapping[str, int] | None = None,
-    environment: Description = UNSAID,
+    environment: Description = DEFAULT_DESCRIPTION,
     *,
     level: float = 0.95,
     resamples: int = 10_000,
@@ -265,7 +267,7 @@ def _behavior(results: Sequence[TaskResult], environment: Description) -> dict[s
     return {"rollouts": len(counts), **{figure.name: figure.value(counts) for figure in environment.figures}}
 
 
-def score_bounds(results: Sequence[TaskResult], environment: Description = UNSAID) -> Bounds:
+def score_bounds(results: Sequence[TaskResult], environment: Description = DEFAULT_DESCRIPTION) -> Bounds:
     """Of results as for :func:`score`."""
     ends = []
     for lost_as in (False, True):

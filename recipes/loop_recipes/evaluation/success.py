@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agent_environments.description import UNSAID, Description
+from agent_environments.description import DEFAULT_DESCRIPTION, Description
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ def score_names(environment: Description) -> dict[str, str]:
     return names | {"group_success": environment.group_score} if environment.grouped else names
 
 
-def group_success(successes: Mapping[str, bool], environment: Description = UNSAID) -> dict[str, bool]:
+def group_success(successes: Mapping[str, bool], environment: Description = DEFAULT_DESCRIPTION) -> dict[str, bool]:
     """Group of tasks -> whether all of its tasks among ``successes`` (task id -> solved) are solved."""
     solved: dict[str, bool] = {}
     for task_id, success in successes.items():
@@ -37,7 +37,7 @@ def group_success(successes: Mapping[str, bool], environment: Description = UNSA
     return solved
 
 
-def run_success(successes: Mapping[str, bool], environment: Description = UNSAID) -> RunSuccess:
+def run_success(successes: Mapping[str, bool], environment: Description = DEFAULT_DESCRIPTION) -> RunSuccess:
     """Both scores of one run.
 
     Args:

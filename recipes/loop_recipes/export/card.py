@@ -17,7 +17,7 @@ from loop_recipes.evaluation.success import score_names
 from loop_recipes.run.starts import package_versions
 
 _CACHED = re.compile(r"models--(?P<owner>.+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})$")
-UNSAID = "not said by the base model's folder"
+DEFAULT_DESCRIPTION = "not said by the base model's folder"
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Card:
     def _facts(self) -> dict[str, str]:
         versions = ", ".join(f"{name} {number}" for name, number in package_versions().items())
         return {
-            "base model": f"{self.base.name} (licence: {self.base.licence or UNSAID})",
+            "base model": f"{self.base.name} (licence: {self.base.licence or DEFAULT_DESCRIPTION})",
             "data": self._data(),
             "algorithm": self._algorithm(),
             "version": self.adapter.name,

@@ -8,13 +8,13 @@ import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from agent_environments.no_voiding import NoVoiding
+from agent_environments.guarded_environment import GuardedEnvironment
 from agent_environments.protocol import Environment, EnvironmentPool, EnvironmentTimeout, Grade, Message, acquire
 
 Speak = Callable[[list[Message]], str | None]
 """From the messages until now to the agent's next one; None ends the episode."""
 GRADED = (
-    "agent_environments.no_voiding",
+    "agent_environments.guarded_environment",
     "agent_environments.groups",
     "agent_environments.tools.environment",
     "agent_environments.tools.group",
@@ -97,7 +97,7 @@ async def play_task(pool: EnvironmentPool, task_id: str, agent_in: Callable[[Env
         EnvironmentFault, ValueError, OSError: of the environment; and whatever the agent raises.
     """
     inner = await acquire(pool, task_id, task_id)
-    environment, agent = NoVoiding(inner), agent_in(inner)
+    environment, agent = GuardedEnvironment(inner), agent_in(inner)
     try:
         messages = await environment.start(task_id)
         turns = 0

@@ -202,10 +202,10 @@ class OwnTask:
         Raises:
             ConfigError: its code or its tasks have changed, and that is not accepted.
         """
-        from loop_recipes.run.rests_on import compare  # torch
+        from loop_recipes.run.fingerprint import compare  # torch
 
         state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
-        before = state.get("rests_on", {}).get("environment", {})
+        before = state.get("fingerprint", {}).get("environment", {})
         own = {key: value for key, value in self.description.identity.items() if key in ("code", "tasks")}
         compare(state, "environment", {**before, **own}, accept)  # other tools, such as MCP's, are not open
 

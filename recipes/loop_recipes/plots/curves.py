@@ -26,7 +26,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from agent_environments.description import BehaviorFigure
 from loop_formats.places import distinct_names
 from loop_formats.run_folder import read_description, read_metrics
-from loop_plumbing.plug_ins import part
+from loop_plumbing.plug_ins import load_plug_in
 from loop_recipes.config.arguments import verb_parser
 from loop_recipes.plots.style import COLOURS, lowest, panels, save
 
@@ -333,7 +333,7 @@ def main(arguments: list[str] | None = None) -> int:
     output = parsed.out or (first if first.is_dir() else first.parent)
     try:
         if parsed.rollouts:
-            written = part("rollout_figures")(first, output, parsed.task)
+            written = load_plug_in("rollout_figures")(first, output, parsed.task)
         else:
             written = write_figures(parse_curves(parsed.curves), output, parsed.smooth, parsed.title)
     except (ValueError, OSError) as error:

@@ -17,7 +17,7 @@ from loop_recipes.rollouts.chat_files import Chat, read_chats
 from model_families.chat.format import ChatFormat
 from model_families.chat.messages import THOUGHT_CLOSES, THOUGHT_OPENS, ChatMessage, split_thought
 
-SPEAKER = "file"
+SERVER = "file"
 """What the turns name as their server."""
 TRAINED, HELD_OUT = "data_trained", "data_held_out"
 """The collections that conversations are kept in."""
@@ -129,7 +129,7 @@ def _rollouts(chat: Chat, tokens: ChatFormat, turns: str, task: str, dataset: st
             collection_id=collection,
             task_id=task,
             dataset=dataset,
-            speaker=SPEAKER,
+            server=SERVER,
             token_ids=ids,
             spans=own,
             messages=messages,

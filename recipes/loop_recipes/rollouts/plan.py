@@ -22,7 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from agent_environments.description import UNSAID, Description
+from agent_environments.description import DEFAULT_DESCRIPTION, Description
 from loop_formats.collection_request import CollectionRequest, Sampling
 from loop_formats.ids import dev_id, id_part, parse_collection_id, training_id
 from loop_formats.run_files import write_whole
@@ -58,7 +58,7 @@ class CollectionPlan:
         tasks: those of the training split.
         dev_tasks: those of ``dev_evaluation.split``, if policies are scored on the way.
         environment: the tasks' environment.
-        rests_on: name -> digest of what else rollouts depend on: base model, tasks, grader.
+        fingerprint: name -> digest of what else rollouts depend on: base model, tasks, grader.
 
     Raises:
         ConfigError: fewer tasks than an iteration takes, or an environment that no task is of.
@@ -70,11 +70,11 @@ class CollectionPlan:
         name: str,
         tasks: Sequence[str],
         dev_tasks: Sequence[str] = (),
-        environment: Description = UNSAID,
-        rests_on: Mapping[str, str] = MappingProxyType({}),
+        environment: Description = DEFAULT_DESCRIPTION,
+        fingerprint: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._environment = environment
-        self._rests_on = dict(rests_on)
+        self._fingerprint = dict(fingerprint)
         self._config = config.collection
         self._evaluation = config.dev_evaluation
         self._dev_tasks = list(dev_tasks)
@@ -200,7 +200,7 @@ class CollectionPlan:
         return replace(request, id=new_id(self._name, name.iteration or 0, protocol))
 
     def _protocol(self, request: CollectionRequest, adapter: str) -> str:
-        return json.dumps([request.protocol(), adapter, self._rests_on], sort_keys=True)
+        return json.dumps([request.protocol(), adapter, self._fingerprint], sort_keys=True)
 
     def state_dict(self) -> dict[str, Any]:
         return self._sampler.state_dict() | {"rests_until": self._rests_until}

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from agent_environments.description import UNSAID, Description
+from agent_environments.description import DEFAULT_DESCRIPTION, Description
 
 NOBODY: Mapping[str, int] = MappingProxyType({})
 
@@ -28,7 +28,7 @@ class TaskSampler:
     """
 
     def __init__(
-        self, tasks: Sequence[str], tasks_per_iteration: int, seed: int, environment: Description = UNSAID
+        self, tasks: Sequence[str], tasks_per_iteration: int, seed: int, environment: Description = DEFAULT_DESCRIPTION
     ) -> None:
         self._environment = environment
         self._tasks = sorted(set(tasks))
@@ -135,7 +135,7 @@ class MixedTaskSampler:
         seed: int,
         shares: Mapping[str, float],
         kind: type[TaskSampler] = TaskSampler,
-        environment: Description = UNSAID,
+        environment: Description = DEFAULT_DESCRIPTION,
     ) -> None:
         self._environment = environment
         by_environment: dict[str, list[str]] = defaultdict(list)

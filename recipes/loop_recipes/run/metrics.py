@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agent_environments.description import UNSAID, Behavior, Description, episode_counts
+from agent_environments.description import DEFAULT_DESCRIPTION, Behavior, Description, episode_counts
 from loop_formats.rollout import Rollout, by_episode, sequence_texts
 from loop_formats.run_files import append_to, to_json, write_whole, writing
 from loop_formats.run_folder import read_metrics
@@ -276,7 +276,7 @@ def _stated(rollouts: list[Rollout]) -> dict[str, dict[str, dict[str, float]]]:
     return {"stated": means} if means else {}
 
 
-def environment_metrics(rollouts: list[Rollout], environment: Description = UNSAID) -> dict[str, Any]:
+def environment_metrics(rollouts: list[Rollout], environment: Description = DEFAULT_DESCRIPTION) -> dict[str, Any]:
     """The figures of each environment, by name; {} where the tasks are of no mixture."""
     by_environment: dict[str, list[Rollout]] = {}
     for rollout in rollouts:
@@ -288,7 +288,7 @@ def environment_metrics(rollouts: list[Rollout], environment: Description = UNSA
     return {"environments": {name: {key: figures[key] for key in keys} for name, figures in means.items()}}
 
 
-def behavior_metrics(rollouts: list[Rollout], environment: Description = UNSAID) -> dict[str, float]:
+def behavior_metrics(rollouts: list[Rollout], environment: Description = DEFAULT_DESCRIPTION) -> dict[str, float]:
     """The behaviour of a collection, from its messages; what is not defined, or has no messages, is left out.
 
     Figures whose computing raises end no run: they are left out, counted, and told of.

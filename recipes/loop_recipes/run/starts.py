@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from agent_environments.unopened import packages_of
+from agent_environments.pool_metadata import packages_of
 from loop_formats.run_files import append_to, to_json, writing
 from loop_recipes.paths import loop_package
 from rollout_server.config import EnvironmentConfig

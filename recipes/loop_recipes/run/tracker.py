@@ -31,7 +31,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Told:
+class TrackerState:
     """What a tracker was told.
 
     Attributes:
@@ -49,7 +49,7 @@ class Tracker(Protocol):
     offline: str
     """How it does without a network, for the line that says that it is away; empty where it needs none."""
 
-    def open(self, folder: Path, config: DictConfig, told: Told) -> Told:
+    def open(self, folder: Path, config: DictConfig, told: TrackerState) -> TrackerState:
         """Begin a run, or go on with ``told.run``, and tell its config; called again after it failed.
 
         Args:

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from loop_formats.schema import ConfigError, require
 from loop_recipes.config.components import build
-from loop_recipes.run.tracker import Point, Told
+from loop_recipes.run.tracker import Point, TrackerState
 
 PROJECT = "torchtune-loop"
 """The project (of MLflow, the experiment) of runs where the tracker's own variable names none."""
@@ -35,7 +35,7 @@ class TorchtuneLogger:
     def __init__(self, component: Mapping[str, Any]) -> None:
         self._component = component
 
-    def open(self, folder: Path, config: DictConfig, told: Told) -> Told:
+    def open(self, folder: Path, config: DictConfig, told: TrackerState) -> TrackerState:
         self._logger = build(self._component)
         self._logger.log_config(config)
         return told
@@ -60,13 +60,13 @@ class TensorBoard:
         _require_package("tensorboard", "tensorboard")
         return None
 
-    def open(self, folder: Path, config: DictConfig, told: Told) -> Told:
+    def open(self, folder: Path, config: DictConfig, told: TrackerState) -> TrackerState:
         from torch.utils.tensorboard import SummaryWriter
 
         self._began = float(told.run or time.time())
         self._writer = SummaryWriter(str(folder), purge_step=0)
         self._writer.add_text("config", f"```\n{OmegaConf.to_yaml(config)}\n```", 0, self._began)
-        return Told(str(self._began), 0)
+        return TrackerState(str(self._began), 0)
 
     def tell(self, number: int, point: Point) -> None:
         for name, value in point.numbers.items():
@@ -100,7 +100,7 @@ class Wandb:
         require(bool(logged_in), f"tracker: wandb: nobody is logged in; run `wandb login`, or {self.offline}")
         return url
 
-    def open(self, folder: Path, config: DictConfig, told: Told) -> Told:
+    def open(self, folder: Path, config: DictConfig, told: TrackerState) -> TrackerState:
         import wandb
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ class Wandb:
                 if earlier != Path(self._run.dir).parent:
                     shutil.rmtree(earlier)
         self._run.define_metric("*", step_metric="iteration")
-        return Told(self._run.id, self._run.step)
+        return TrackerState(self._run.id, self._run.step)
 
     def tell(self, number: int, point: Point) -> None:
         self._run.log({**point.numbers, "iteration": point.step}, step=number)
@@ -144,7 +144,7 @@ class Mlflow:
             _require_package("sqlalchemy", "mlflow", "; mlflow-skinny has no database of its own")
         return url if url is not None and url.startswith("http") else None
 
-    def open(self, folder: Path, config: DictConfig, told: Told) -> Told:
+    def open(self, folder: Path, config: DictConfig, told: TrackerState) -> TrackerState:
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
@@ -164,7 +164,7 @@ class Mlflow:
             self._client.update_run(self._run, status="RUNNING")
         run = self._client.get_run(self._run)
         self._began_ms = run.info.start_time
-        return Told(self._run, int(run.data.tags.get("points", 0)))
+        return TrackerState(self._run, int(run.data.tags.get("points", 0)))
 
     def tell(self, number: int, point: Point) -> None:
         from mlflow.entities import Metric, RunTag
@@ -192,7 +192,7 @@ class Trackio:
                 )
         return None
 
-    def open(self, folder: Path, config: DictConfig, told: Told) -> Told:
+    def open(self, folder: Path, config: DictConfig, told: TrackerState) -> TrackerState:
         os.environ.setdefault("TRACKIO_DIR", str(folder.resolve()))
         os.environ.setdefault("TRACKIO_STORAGE_MODE", "sqlite")  # else nothing written on a network's folder is known
         import trackio
@@ -205,7 +205,7 @@ class Trackio:
         for run in earlier:
             run.delete()
         self._run = trackio.init(PROJECT, name, config=_plain(config), embed=False)
-        return Told(name, 0)
+        return TrackerState(name, 0)
 
     def tell(self, number: int, point: Point) -> None:
         self._run.log(dict(point.numbers), step=point.step)

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from loop_formats.run_files import write_whole
 from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import error_line
-from loop_recipes.run.tracker import Point, Told, Tracker, named_tracker
+from loop_recipes.run.tracker import Point, Tracker, TrackerState, named_tracker
 
 logger = logging.getLogger(__name__)
 
@@ -190,12 +190,12 @@ class Follower:
     def _remember(self) -> None:
         write_whole(self._file, json.dumps(asdict(self._told)))
 
-    def _remembered(self, resumed: bool) -> Told:
+    def _remembered(self, resumed: bool) -> TrackerState:
         try:
-            told = Told(**json.loads(self._file.read_text(encoding="utf-8")))
+            told = TrackerState(**json.loads(self._file.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):  # none, or of no use
-            return Told()
-        return told if resumed or not told.points else Told()
+            return TrackerState()
+        return told if resumed or not told.points else TrackerState()
 
 
 def _never_opens(error: BaseException | None) -> bool:

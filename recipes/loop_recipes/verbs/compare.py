@@ -71,8 +71,8 @@ def _compare(folders: list[Path], level: float, resamples: int) -> tuple[Documen
             raise ValueError(
                 f"the evaluations differ in {key}, so their scores cannot be compared: {', '.join(values)}"
             )
-    rests_on = [each.whole_identity for each in described]
-    if changed := [name for name in rests_on[0] if len({each.get(name) for each in rests_on}) > 1]:
+    fingerprint = [each.whole_identity for each in described]
+    if changed := [name for name in fingerprint[0] if len({each.get(name) for each in fingerprint}) > 1]:
         raise ValueError(
             f"the evaluations were graded by different {' and '.join(changed)} of the environment, so their scores "
             "cannot be compared; evaluate both again as it is now"

@@ -33,7 +33,7 @@ from agent_environments.tool_calls import CALL_OPENS, split_tools_section
 from loop_formats.rollout import Rollout
 from loop_formats.run_files import find_logs, read_rollouts
 from loop_formats.schema import ConfigError, require
-from loop_plumbing.visible import visible
+from loop_plumbing.sanitize import sanitize
 from loop_recipes.config.arguments import verb_parser
 from loop_recipes.config.files import compose
 from loop_recipes.config.rollout_node import described_node
@@ -191,7 +191,7 @@ class Keyboard:
         self._shown = 0
         last = played.messages[-1]
         if typed_calls(played.messages[0].content) and last.role == "assistant" and CALL_OPENS not in last.content:
-            print(f"that was no call of a tool, so it was the answer: {visible(last.content)}")
+            print(f"that was no call of a tool, so it was the answer: {sanitize(last.content)}")
         print(f"{result(played)}\n", flush=True)
 
 
@@ -228,7 +228,7 @@ def _value(text: str) -> Any:
 def shown(message: Message) -> str:
     """A message for the terminal, with its number of words."""
     count = len(message.content.split())
-    return f"--- {message.role} ({count} word{'' if count == 1 else 's'})\n{visible(message.content)}"
+    return f"--- {message.role} ({count} word{'' if count == 1 else 's'})\n{sanitize(message.content)}"
 
 
 def result(played: Played) -> str:

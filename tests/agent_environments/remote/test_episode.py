@@ -6,8 +6,8 @@ import pytest
 
 from agent_environments import lost_worlds as rule
 from agent_environments import plain_values
+from agent_environments.guarded_environment import GuardedEnvironment
 from agent_environments.lost_worlds import LOSSES_PER_COMMAND, Loss, WorldLost
-from agent_environments.no_voiding import NoVoiding
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, Message
 from agent_environments.remote import episode as episodes
 from agent_environments.remote.line import RequestFailed, WorldLine
@@ -82,7 +82,7 @@ REFUSED = cut(Loss.REFUSED)
 
 
 async def play(pool, *commands):
-    environment = NoVoiding(await pool.acquire("episode"))
+    environment = GuardedEnvironment(await pool.acquire("episode"))
     await environment.start("a_1")
     return environment, [await environment.step(command) for command in commands]
 

@@ -6,9 +6,9 @@ import pytest
 
 from agent_environments import groups
 from agent_environments.groups import grade_group, grades_groups
+from agent_environments.guarded_environment import GuardedEnvironment
 from agent_environments.harness.pool import HarnessPool
 from agent_environments.mixed import MixedPool
-from agent_environments.no_voiding import NoVoiding
 from agent_environments.protocol import EnvironmentCrashed, Grade, acquire
 from agent_environments.tools import environment
 from agent_environments.tools.environment import ToolPool
@@ -60,7 +60,7 @@ def pool_of(tmp_path, *parts):
 
 
 async def member(pool, answer, task="t_1"):
-    played = NoVoiding(await acquire(pool, "e", task))
+    played = GuardedEnvironment(await acquire(pool, "e", task))
     try:
         await played.start(task)
         await played.step(answer)

@@ -3,7 +3,7 @@
 import pytest
 
 from agent_environments.conformance import check_conformance
-from agent_environments.no_voiding import NoVoiding
+from agent_environments.guarded_environment import GuardedEnvironment
 from agent_environments.protocol import EnvironmentTimeout, Message
 from agent_environments.tools import reply
 from agent_environments.tools.environment import ToolPool
@@ -57,7 +57,7 @@ TASKS = [{"id": "capital_1", "question": "What is the capital of France?", "targ
 
 async def play(pool, task, *actions):
     """The opening messages, the results of the actions, and the grade."""
-    environment = NoVoiding(await pool.acquire("test"))
+    environment = GuardedEnvironment(await pool.acquire("test"))
     try:
         opening = await environment.start(task)
         return opening, [await environment.step(action) for action in actions], await environment.grade()

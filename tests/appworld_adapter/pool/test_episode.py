@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from agent_environments import lost_worlds as rule
+from agent_environments.guarded_environment import GuardedEnvironment
 from agent_environments.lost_worlds import LOSSES_PER_COMMAND, Loss, Losses, WorldLost
-from agent_environments.no_voiding import NoVoiding
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, Grade
 from appworld_adapter.pool import episode as episodes
 from appworld_adapter.pool.episode import KILL_GRACE_S, AppWorldEnvironment, AppWorldRules, Execution
 from appworld_adapter.prompt import Prompt
-from loop_plumbing.own_time import OwnTime
+from loop_plumbing.agent_timeout import AgentTimeout
 from support.waiting import pass_time
 
 LIVES, WORLD_DIES, INTERPRETER_DIES, HANGS = "lives", "world dies", "interpreter dies", "hangs"
@@ -90,7 +90,7 @@ def root(tmp_path):
 
 
 async def play(pool, programs):
-    environment = NoVoiding(AppWorldEnvironment(pool, "episode"))
+    environment = GuardedEnvironment(AppWorldEnvironment(pool, "episode"))
     await environment.start("a_1")
     return environment, [await environment.step(f"```python\n{program}\n```") for program in programs]
 
@@ -159,7 +159,7 @@ async def test_that_no_world_can_be_had_is_not_the_agents_doing(root, error, mes
 @pytest.mark.parametrize("fate", [SERVER_DIES, DISK_IS_FULL, WORLD_DIES])
 async def test_losses_by_the_machine_are_outlived_however_many(root, fate):
     pool = ScriptedPool(root, *[[LIVES, fate] for _ in range(3 * LOSSES_PER_COMMAND)])
-    environment = NoVoiding(AppWorldEnvironment(pool, "episode"))
+    environment = GuardedEnvironment(AppWorldEnvironment(pool, "episode"))
     await environment.start("a_1")
     await environment.step("```python\none\n```")
     pool.losses.note("a neighbour's")
@@ -223,7 +223,7 @@ async def test_bringing_a_world_back_is_not_on_the_episodes_clock(root):
 
     pool.bring_up = slow
     for program in ("two", "three"):
-        async with OwnTime(600.0).running():
+        async with AgentTimeout(600.0).running():
             assert not (await environment.step(f"```python\n{program}\n```")).done
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from agent_environments.unopened import FinalState, FinishedRuns, MissingState, write_states
+from agent_environments.pool_metadata import FinalState, FinishedRuns, MissingState, write_states
 from appworld_adapter.pool.experiments import write_experiments
 
 

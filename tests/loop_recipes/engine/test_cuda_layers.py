@@ -128,7 +128,7 @@ def test_lora_with_dropout_is_torchtunes_own():
 def test_heads_are_rotated_as_torchtune_rotates_them(rope):
     theirs = Qwen2RotaryPositionalEmbeddings(16, 64) if rope is None else ScaledRope(rope, 16, 64)
     ours = deepcopy(theirs)
-    ours.__class__ = cuda_layers.OURS[type(theirs)]
+    ours.__class__ = cuda_layers.CUDA_LAYERS[type(theirs)]
     positions, found = torch.cat((torch.arange(40), torch.arange(23)))[None], {}
     generator = torch.Generator().manual_seed(0)
     values, upstream = (torch.randn(1, 63, 3, 16, generator=generator) for _ in range(2))

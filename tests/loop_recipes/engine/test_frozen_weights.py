@@ -16,12 +16,12 @@ def test_weights_that_left_come_as_they_were():
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     frozen, view = FrozenWeights(model), model[0].bias[1:]
     for _ in range(3):
-        frozen.leave()
-        frozen.leave()
+        frozen.to_host()
+        frozen.to_host()
         assert model[0].weight.untyped_storage().nbytes() == model[0].bias.untyped_storage().nbytes() == 0
         assert torch.equal(model[1].bias, before["1.bias"]), "what is trained stays"
-        frozen.come()
-        frozen.come()
+        frozen.to_device()
+        frozen.to_device()
         assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
         assert torch.equal(view, before["0.bias"][1:])
 

@@ -240,8 +240,10 @@ def test_it_trains_then_scores_and_a_trained_run_is_only_scored(products, tmp_pa
     assert "right:    the field target as the answer earns 1 on average of 20 tasks\n" in said
     assert "nothing:  doing nothing earns 0 on average of 20 tasks\n" in said
     (run / "checkpoints/iteration_0002").mkdir(parents=True)
-    rests_on = {"dataset": "products", **OwnTask.read(products).description.identity, "tools": "of a server"}
-    (run / "checkpoints/iteration_0002/state.json").write_text(json.dumps({"rests_on": {"environment": rests_on}}))
+    fingerprint = {"dataset": "products", **OwnTask.read(products).description.identity, "tools": "of a server"}
+    (run / "checkpoints/iteration_0002/state.json").write_text(
+        json.dumps({"fingerprint": {"environment": fingerprint}})
+    )
     steps.clear()
     train(products, MODEL, *words)
     assert [command[2] for command in steps] == ["eval_appworld"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from loop_recipes.engine import general_attention
-from loop_recipes.engine.general_attention import attention, row_of
+from loop_recipes.engine.general_attention import attention, packed_row
 from loop_recipes.engine.model import meta_model
 from loop_recipes.plan.layer_memory import LiveBytes, layer_bytes
 from support import tiny_models
@@ -47,7 +47,7 @@ def test_scores_of_one_block_are_kept_at_a_time(monkeypatch):
     def peak(tokens):
         q, k, v = (torch.randn(1, heads, tokens, 8, requires_grad=True) for heads in (HEADS, 2, 2))
         sinks = torch.randn(HEADS)
-        with LiveBytes() as found, row_of(None):
+        with LiveBytes() as found, packed_row(None):
             attention(torch.nn.Identity(), q, k, v, None, s_aux=sinks)[0].sum().backward()
         return found.peak, q.grad
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from omegaconf import OmegaConf
 
-from agent_environments.description import OWN_BEHAVIOR, UNSAID
+from agent_environments.description import DEFAULT_DESCRIPTION, OWN_BEHAVIOR
 from agent_environments.tools.behavior import ToolBehavior
 from loop_formats.rollout import by_episode
 from loop_formats.run_files import read_rollouts
@@ -16,7 +16,7 @@ from loop_recipes.run.metrics import METRICS, behavior_metrics, points, rollout_
 from loop_viewer.run_data import RunData
 from support.small_runs import in_sequences, replay_config, train, write_logs
 
-BOTH = replace(UNSAID, behavior=OWN_BEHAVIOR)
+BOTH = replace(DEFAULT_DESCRIPTION, behavior=OWN_BEHAVIOR)
 """What is said of an environment with code and with tools."""
 CALL = '<tool_call>{"name": "a"}</tool_call>'
 CONDITIONAL_KEYS = frozenset(

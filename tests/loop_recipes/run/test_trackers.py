@@ -14,7 +14,7 @@ from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.learner import Learner
 from loop_recipes.run import trackers
 from loop_recipes.run.metrics import RunMetrics, points
-from loop_recipes.run.tracker import Told
+from loop_recipes.run.tracker import TrackerState
 from loop_recipes.run.trackers import Trackers
 from support.small_runs import replay_config, train
 
@@ -35,7 +35,7 @@ class Fake:
 
     def open(self, folder, config, told):
         self._block("open")
-        return Told(told.run or "its run", told.points)
+        return TrackerState(told.run or "its run", told.points)
 
     def tell(self, number, point):
         self._block("tell")

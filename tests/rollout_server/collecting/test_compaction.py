@@ -29,7 +29,7 @@ from rollout_server.collecting.compaction import (
 )
 from rollout_server.collecting.episode import Episode
 from rollout_server.collecting.policy_sampler import EpisodeServices
-from rollout_server.collecting.policy_speaker import PolicySpeaker
+from rollout_server.collecting.sampling_client import SamplingClient
 from rollout_server.inference.router import Generation
 from rollout_server.metrics import NodeMetrics
 from support.chat_tokenizers import write_formats
@@ -101,8 +101,8 @@ def play(tokens, speak, world, compaction, **limits):
     services = EpisodeServices(world, tokens, policy, policy, NodeMetrics())
     bounds = Limits(**{"max_turns": 14, "max_tokens_per_turn": 24, "compaction": compaction, **limits})
     request = CollectionRequest("c", [TASK], 1, 0, limits=bounds)
-    speaker = PolicySpeaker(request, "policy", services)
-    rollouts = asyncio.run(Episode(EpisodeKey(TASK, 0, 0), 0, request, world, speaker).run())
+    policy_client = SamplingClient(request, "policy", services)
+    rollouts = asyncio.run(Episode(EpisodeKey(TASK, 0, 0), 0, request, world, policy_client).run())
     return rollouts, policy.served
 
 

@@ -1,4 +1,4 @@
-"""The episode loop by itself: a scripted speaker, the counter environment, every way an episode can end or fail."""
+"""The episode loop by itself: a scripted policy client, the counter environment, every end and failure."""
 
 import asyncio
 import json
@@ -10,11 +10,11 @@ from agent_environments.counter import CounterEnvironment, CounterPool
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout
 from loop_formats.collection_request import CollectionRequest, Limits
 from loop_formats.rollout import Rollout
-from loop_plumbing.own_time import not_the_agents
+from loop_plumbing.agent_timeout import paused_agent_timeout
 from rollout_server.collecting import attempt as attempt_module
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.episode import Episode, derive_seed
-from rollout_server.collecting.speaker import ContextFull, EpisodeFailed, SpokenRecord, SpokenTurn
+from rollout_server.collecting.policy_client import ContextFull, EpisodeFailed, PolicyTurn, SpokenRecord
 from support.waiting import pass_time
 
 ADD, FINISH = "```python\nadd(3)\n```", "```python\nfinish()\n```"
@@ -47,7 +47,7 @@ class ScriptedSpeaker:
             line = await line()
         start = 1 + 3 * self.turns
         self.turns += 1
-        return SpokenTurn(line, 7, "stop", "s0", seconds=0.25, start=start, end=start + 2, cached_tokens=4)
+        return PolicyTurn(line, 7, "stop", "s0", seconds=0.25, start=start, end=start + 2, cached_tokens=4)
 
     def hear(self, observation):
         self.calls.append(("hear", observation))
@@ -138,34 +138,34 @@ def request(**limits):
     )
 
 
-def make(speaker, pool=None, attempt=0, draw=0, **limits):
+def make(policy_client, pool=None, attempt=0, draw=0, **limits):
     pool = pool or FaultyPool()
     phases: list[tuple[str, float]] = []
     key = EpisodeKey(TASK, 2, attempt)
-    episode = Episode(key, draw, request(**limits), pool, speaker, lambda *phase: phases.append(phase))
+    episode = Episode(key, draw, request(**limits), pool, policy_client, lambda *phase: phases.append(phase))
     return episode, pool, phases
 
 
-async def play(speaker, pool=None, **limits):
-    """The rollout; whatever happened, the world and the speaker were let go of."""
-    episode, pool, _ = make(speaker, pool, **limits)
+async def play(policy_client, pool=None, **limits):
+    """The rollout; whatever happened, the world and the policy client were let go of."""
+    episode, pool, _ = make(policy_client, pool, **limits)
     try:
         [rollout] = await episode.run()
         return rollout
     finally:
         assert pool.status().open_worlds == 0
-        assert speaker.called("close") == [()]
+        assert policy_client.called("close") == [()]
 
 
-async def failure(speaker, pool=None, **limits):
+async def failure(policy_client, pool=None, **limits):
     with pytest.raises(EpisodeFailed) as raised:
-        await play(speaker, pool, **limits)
+        await play(policy_client, pool, **limits)
     return raised.value.reason, str(raised.value)
 
 
 async def test_a_completed_episode_is_recorded_whole():
-    speaker = ScriptedSpeaker([ADD, FINISH])
-    episode, _, phases = make(speaker, attempt=4, draw=1)
+    policy_client = ScriptedSpeaker([ADD, FINISH])
+    episode, _, phases = make(policy_client, attempt=4, draw=1)
     [rollout] = await episode.run()
     assert (rollout.rollout_id, rollout.collection_id) == (f"c1/{TASK}/2.4", "c1")
     assert (rollout.task_id, rollout.index, rollout.attempt, rollout.dataset) == (TASK, 2, 4, "counter")
@@ -175,7 +175,7 @@ async def test_a_completed_episode_is_recorded_whole():
     assert {(t.policy_version, t.server, t.sampling_seconds, t.cached_tokens) for t in rollout.turns} == {
         (7, "s0", 0.25, 4)
     }
-    [record] = speaker.record()
+    [record] = policy_client.record()
     assert (rollout.token_ids, rollout.mask) == (record.token_ids, record.mask)
     assert (rollout.sampler_logprobs, rollout.extra) == (record.sampler_logprobs, {"who": "script"})
     assert rollout.temperature == 1.0
@@ -184,18 +184,20 @@ async def test_a_completed_episode_is_recorded_whole():
 
 
 async def test_seeds_depend_on_collection_task_index_attempts_and_turn():
-    speaker = ScriptedSpeaker([ADD, FINISH])
-    episode, _, _ = make(speaker, attempt=4, draw=1)
+    policy_client = ScriptedSpeaker([ADD, FINISH])
+    episode, _, _ = make(policy_client, attempt=4, draw=1)
     [rollout] = await episode.run()
     assert rollout.seed == derive_seed(5, TASK, 2, 1) == 845_395_600
-    assert speaker.called("speak") == [(derive_seed(rollout.seed, 0),), (derive_seed(rollout.seed, 1),)]
+    assert policy_client.called("speak") == [(derive_seed(rollout.seed, 0),), (derive_seed(rollout.seed, 1),)]
 
 
-async def test_the_speaker_hears_what_a_next_turn_follows_on():
-    speaker = ScriptedSpeaker([ADD, ADD])
-    rollout = await play(speaker, max_turns=2)
-    assert speaker.called("begin") == [(f"c1/{TASK}/2.0", ["system", "user"])]
-    assert speaker.called("hear") == [(rollout.messages[3]["content"],)], "the last observation has no turn after it"
+async def test_the_policy_client_hears_what_a_next_turn_follows_on():
+    policy_client = ScriptedSpeaker([ADD, ADD])
+    rollout = await play(policy_client, max_turns=2)
+    assert policy_client.called("begin") == [(f"c1/{TASK}/2.0", ["system", "user"])]
+    assert policy_client.called("hear") == [(rollout.messages[3]["content"],)], (
+        "the last observation has no turn after it"
+    )
 
 
 async def test_a_turn_whose_code_raised_is_marked():
@@ -245,21 +247,21 @@ async def longer_than_the_episode_may_take():
     await pass_time(1000.0)
 
 
-@pytest.mark.parametrize("slow", ["start", "speaker", "grade"])
+@pytest.mark.parametrize("slow", ["start", "policy_client", "grade"])
 async def test_what_is_slow_without_the_agents_doing_ends_no_episode(slow):
     async def slowly():
         await longer_than_the_episode_may_take()
         return ADD
 
-    lines = [slowly, slowly, FINISH] if slow == "speaker" else [ADD, ADD, FINISH]
-    faults = {} if slow == "speaker" else {slow: longer_than_the_episode_may_take}
+    lines = [slowly, slowly, FINISH] if slow == "policy_client" else [ADD, ADD, FINISH]
+    faults = {} if slow == "policy_client" else {slow: longer_than_the_episode_may_take}
     rollout = await play(ScriptedSpeaker(lines), FaultyPool(**faults))
     assert (rollout.end_reason, len(rollout.turns)) == ("completed", 3)
 
 
 async def test_a_world_that_is_brought_back_in_a_step_takes_none_of_the_agents_time():
     async def bring_back():
-        with not_the_agents():
+        with paused_agent_timeout():
             await longer_than_the_episode_may_take()
 
     rollout = await play(ScriptedSpeaker([ADD, FINISH]), FaultyPool(step=bring_back))
@@ -365,10 +367,10 @@ async def test_a_state_that_breaks_the_grader_is_worth_nothing(fault):
 
 async def test_a_world_that_does_not_start_in_time_is_a_failure(monkeypatch):
     monkeypatch.setattr(attempt_module, "START_DEADLINE_S", 0.05)
-    speaker = ScriptedSpeaker([])
-    reason, message = await failure(speaker, FaultyPool(start=forever))
+    policy_client = ScriptedSpeaker([])
+    reason, message = await failure(policy_client, FaultyPool(start=forever))
     assert (reason, message) == ("environment_timeout", "the world did not start within 0.05 s")
-    assert not speaker.called("begin")
+    assert not policy_client.called("begin")
 
 
 async def test_waiting_for_a_world_has_a_deadline_of_its_own(monkeypatch):
@@ -380,10 +382,10 @@ async def test_waiting_for_a_world_has_a_deadline_of_its_own(monkeypatch):
 
 
 async def test_a_rollout_that_breaks_an_invariant_never_leaves_the_episode():
-    speaker = ScriptedSpeaker([FINISH])
-    record = speaker.record
-    speaker.record = lambda: [replace(record()[0], mask=[True, False, False, True])]
-    reason, message = await failure(speaker)
+    policy_client = ScriptedSpeaker([FINISH])
+    record = policy_client.record
+    policy_client.record = lambda: [replace(record()[0], mask=[True, False, False, True])]
+    reason, message = await failure(policy_client)
     assert reason == "environment_error"
     assert "the mask is not the union" in message
 
@@ -405,8 +407,8 @@ async def test_an_aborted_episode_is_closed_to_the_end(slow):
         closing.set()
         await may_close.wait()
 
-    speaker = ScriptedSpeaker([ADD, None])
-    episode, pool, _ = make(speaker, FaultyPool(close=slowly) if slow == "world" else None)
+    policy_client = ScriptedSpeaker([ADD, None])
+    episode, pool, _ = make(policy_client, FaultyPool(close=slowly) if slow == "world" else None)
     if slow == "agent":
         let_go = episode._let_go
 
@@ -416,7 +418,7 @@ async def test_an_aborted_episode_is_closed_to_the_end(slow):
 
         episode._let_go = let_go_slowly
     task = asyncio.create_task(episode.run())
-    while len(speaker.called("speak")) < 2:  # noqa: ASYNC110 - what is waited for has no event
+    while len(policy_client.called("speak")) < 2:  # noqa: ASYNC110 - what is waited for has no event
         await asyncio.sleep(0)
     assert episode.sampled_tokens == 2
     task.cancel()
@@ -429,4 +431,4 @@ async def test_an_aborted_episode_is_closed_to_the_end(slow):
     with pytest.raises(asyncio.CancelledError):
         await task
     assert pool.status().open_worlds == 0
-    assert speaker.called("close") == [()]
+    assert policy_client.called("close") == [()]

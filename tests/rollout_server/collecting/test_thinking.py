@@ -22,7 +22,7 @@ from model_families.chat import open_chat
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.episode import CUT_IN_THINKING, Episode
 from rollout_server.collecting.policy_sampler import EpisodeServices, PolicySampler
-from rollout_server.collecting.policy_speaker import PolicySpeaker
+from rollout_server.collecting.sampling_client import SamplingClient
 from rollout_server.inference.router import Generation
 from rollout_server.metrics import NodeMetrics
 from support.chat_tokenizers import write_llama3, write_qwen3
@@ -118,8 +118,8 @@ def play(tokens, turns, start=None, pool=None, **limits):
     request = CollectionRequest("c", [TASK], 1, 0, limits=bounds)
 
     async def run():
-        speaker = PolicySpeaker(request, "policy", services, start)
-        return await Episode(EpisodeKey(TASK, 0, 0), 0, request, pool, speaker, start=start).run()
+        policy_client = SamplingClient(request, "policy", services, start)
+        return await Episode(EpisodeKey(TASK, 0, 0), 0, request, pool, policy_client, start=start).run()
 
     return asyncio.run(run()), router, pool
 

@@ -91,7 +91,7 @@ async def test_of_answers_that_reached_nobody_a_key_keeps_the_latest(running):
     """A key of no episode may live for days, and each call holds its request."""
     most = calls_module.MAX_CALLS_AT_ONCE
     own = OpenSession(running, max_turns=4 * most).session
-    session = Session("k", 7, own._limits, own._own_time, own._sampler, running.node.tokens, record=False)
+    session = Session("k", 7, own._limits, own._agent_timeout, own._sampler, running.node.tokens, record=False)
     for number in range(3 * most):
         request = Asked(said=(ChatMessage("user", f"{number}"),))
         await session.complete(request, f"call {number}", False, lambda: False)

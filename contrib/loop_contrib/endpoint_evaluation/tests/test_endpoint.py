@@ -15,7 +15,7 @@ from agent_environments.protocol import Message
 from eval_appworld import EvalAppWorldRecipe
 from loop_contrib import chat_client
 from loop_contrib.endpoint_evaluation.endpoint import EndpointEpisodes
-from loop_contrib.endpoint_evaluation.endpoint_speaker import EndpointSpeaker
+from loop_contrib.endpoint_evaluation.endpoint_client import EndpointClient
 from loop_formats.collection_request import MAX_ATTEMPTS, CollectionRequest
 from loop_formats.run_files import read_rollouts
 from loop_formats.schema import ConfigError
@@ -127,9 +127,9 @@ async def test_what_an_endpoint_thinks_is_no_action(said, text, reasoning, cut):
         service.speak = lambda body: said if isinstance(said, str) else dict(said)
         endpoint = EndpointConfig(url=service.url, model="m")
         request = CollectionRequest("c", ["reach3_1"], 1, 0)
-        speaker = EndpointSpeaker(chat_client.ChatClient(session, service.url), endpoint, request)
-        speaker.begin("e", [Message("user", "Go.")])
-        turn = await speaker.speak(seed=1)
+        policy_client = EndpointClient(chat_client.ChatClient(session, service.url), endpoint, request)
+        policy_client.begin("e", [Message("user", "Go.")])
+        turn = await policy_client.speak(seed=1)
     assert (turn.text, turn.reasoning, turn.cut_in_thinking) == (text, reasoning, cut)
 
 

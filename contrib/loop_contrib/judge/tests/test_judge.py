@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agent_environments.no_voiding import NoVoiding
+from agent_environments.guarded_environment import GuardedEnvironment
 from agent_environments.protocol import EnvironmentCrashed
 from agent_environments.tools.environment import ToolPool
 from contrib_support.chat_endpoint import FakeChatEndpoint
@@ -53,7 +53,7 @@ async def graded(tmp_path, endpoint, said):
     pool = ToolPool(word_spans, write(tmp_path, JUDGED), judge=options_of(endpoint))
     await pool.open()
     try:
-        environment = NoVoiding(await pool.acquire("e"))
+        environment = GuardedEnvironment(await pool.acquire("e"))
         await environment.start("greet")
         assert (await environment.step(said)).done
         return await environment.grade()

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agent_environments.no_voiding import NoVoiding
+from agent_environments.guarded_environment import GuardedEnvironment
 from agent_environments.program_protocol import Connection, ProgramPool
 from agent_environments.protocol import EnvironmentCrashed, UnknownTask, is_harness
 from loop_contrib.verifiers.pool import VerifiersPool
@@ -91,7 +91,7 @@ async def policy_at():
 
 
 async def played(verifiers, task_id, url, max_turns=8):
-    environment = NoVoiding(await verifiers.acquire("e"))
+    environment = GuardedEnvironment(await verifiers.acquire("e"))
     try:
         assert await environment.start(task_id) == []
         ended = await environment.inner.run(Connection(url, "sk-1", "e", "c", 0, max_turns))

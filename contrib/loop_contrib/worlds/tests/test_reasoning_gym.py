@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_environments.no_voiding import NoVoiding
+from agent_environments.guarded_environment import GuardedEnvironment
 from agent_environments.protocol import EnvironmentCrashed
 from loop_contrib.worlds.pool import WorldKind
 from loop_contrib.worlds.reasoning_gym import ReasoningGymPool
@@ -54,7 +54,7 @@ async def opened():
 
 
 async def answered(pool, task, text):
-    environment = NoVoiding(await pool.acquire("e"))
+    environment = GuardedEnvironment(await pool.acquire("e"))
     opening = await environment.start(task)
     result = await environment.step(text)
     grade = await environment.grade()

@@ -81,7 +81,7 @@ async def test_a_thread_goes_on_from_a_message_with_its_system_and_tools(running
     running.vllm.speak = lambda rng: CALLS
     if not recorded:
         own = opened.session
-        session = Session("k", 7, own._limits, own._own_time, own._sampler, running.node.tokens, record=False)
+        session = Session("k", 7, own._limits, own._agent_timeout, own._sampler, running.node.tokens, record=False)
         opened.key = running.node.endpoint.sessions.open(session)
     create = {"thread": {"type": "create"}, "system": "Add.", "tools": [ADD]}
     first = await opened.ask(extra_body=create)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loop_formats.collection_request import Limits
-from loop_plumbing.own_time import OwnTime
+from loop_plumbing.agent_timeout import AgentTimeout
 from model_families.chat import open_chat
 from rollout_server.endpoint.dialects.anthropic import Anthropic
 from rollout_server.endpoint.dialects.chat import ChatDialect
@@ -51,7 +51,7 @@ class Client:
     def __init__(self, tokens, rng):
         self.tokens, self.rng, self.served, self.plain = tokens, rng, [], set()
         limits = Limits(max_turns=1000, max_tokens_per_turn=100, max_context=100_000)
-        self.session = Session("e", 7, limits, OwnTime(DEADLINE_S), SimpleNamespace(sample=self.sample), tokens)
+        self.session = Session("e", 7, limits, AgentTimeout(DEADLINE_S), SimpleNamespace(sample=self.sample), tokens)
         self.overlapping, self.writes_on = False, False
         self.identity = self.not_gone_on_from = 0
 

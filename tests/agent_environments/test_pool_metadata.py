@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent_environments.unopened import difficulties_of, keeping_states, keeps_states, packages_of, solutions_of
+from agent_environments.pool_metadata import difficulties_of, keeping_states, keeps_states, packages_of, solutions_of
 from support.adapter_support import word_spans
 
 

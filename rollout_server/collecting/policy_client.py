@@ -1,8 +1,9 @@
 """The interface between an episode and its agent: it hears what the environment says and speaks one turn at a time.
 
-There are two: :class:`~rollout_server.collecting.policy_speaker.PolicySpeaker` samples token ids on the node's own vLLM
-servers, and the evaluation's ``EndpointSpeaker`` asks a chat endpoint for text. Whatever a speaker keeps of the
-conversation is its own: token ids never pass through the episode, which records them as it is given them at the end.
+There are two: :class:`~rollout_server.collecting.sampling_client.SamplingClient` samples token ids on the node's own
+vLLM servers, and the evaluation's ``EndpointClient`` asks a chat endpoint for text. Whatever a policy client keeps of
+the conversation is its own: token ids never pass through the episode, which records them as it is given them at the
+end.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ class ContextFull(Exception):
 
 
 @dataclass(frozen=True)
-class SpokenTurn:
+class PolicyTurn:
     """One turn as it was spoken.
 
     ``text`` is what the environment is given, ``reasoning`` the thinking before it. ``[start, end)`` is its span in the
-    token ids of the speaker's sequence ``sequence``; empty where the speaker has none. ``server`` names who sampled it,
-    ``seconds`` is from the request to the answer, failed tries included. ``thinking_tokens`` and ``cut_in_thinking``
-    are those of :class:`~loop_formats.rollout.Turn`.
+    token ids of the policy client's sequence ``sequence``; empty where the policy client has none. ``server`` names who
+    sampled it, ``seconds`` is from the request to the answer, failed tries included. ``thinking_tokens`` and
+    ``cut_in_thinking`` are those of :class:`~loop_formats.rollout.Turn`.
     """
 
     text: str
@@ -65,9 +66,9 @@ class SpokenTurn:
 
 @dataclass(frozen=True)
 class SpokenRecord:
-    """The part of a sequence that a speaker records; the fields are those of :class:`~loop_formats.rollout.Rollout`.
+    """The part of a sequence that a policy client records, in the fields of :class:`~loop_formats.rollout.Rollout`.
 
-    Shapes: ``token_ids``, ``mask`` and ``sampler_logprobs`` are [s]; s is 0 for a speaker of text alone.
+    Shapes: ``token_ids``, ``mask`` and ``sampler_logprobs`` are [s]; s is 0 for a policy client of text alone.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -89,7 +90,7 @@ class SpokenRecord:
         self.sampler_logprobs.extend([0.0] * len(token_ids))
 
 
-class Speaker(Protocol):
+class PolicyClient(Protocol):
     """The agent of one episode. Calls come one at a time: begin, then speak and hear in turn, and begin again where the
     history was shortened; close comes always."""
 
@@ -109,7 +110,7 @@ class Speaker(Protocol):
         """
         ...
 
-    async def speak(self, seed: int) -> SpokenTurn:
+    async def speak(self, seed: int) -> PolicyTurn:
         """The next turn, however long the policy's server takes over it, up to :data:`TURN_LIMIT_S`.
 
         Raises:

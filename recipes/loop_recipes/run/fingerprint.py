@@ -51,7 +51,7 @@ def compare(state: Mapping[str, Any], what: str, now: Mapping[str, str], accept:
     Raises:
         ConfigError: something has changed, and that is not accepted.
     """
-    before = state.get("rests_on", {}).get(what)
+    before = state.get("fingerprint", {}).get(what)
     if before is None or not (changed := differing(before, now)):
         return
     names = ", ".join(changed)

@@ -13,10 +13,10 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 from contextvars import ContextVar
 
-_current: ContextVar[OwnTime | None] = ContextVar("own_time", default=None)
+_current: ContextVar[AgentTimeout | None] = ContextVar("agent_timeout", default=None)
 
 
-class OwnTime:
+class AgentTimeout:
     """The seconds that are left to an episode's agent."""
 
     def __init__(self, seconds: float) -> None:
@@ -69,8 +69,8 @@ class OwnTime:
 
 
 @contextlib.contextmanager
-def not_the_agents() -> Iterator[None]:
+def paused_agent_timeout() -> Iterator[None]:
     """Stop the time of the episode whose action runs here, if there is one: what follows is the machine's part."""
-    own_time = _current.get()
-    with contextlib.nullcontext() if own_time is None else own_time.paused():
+    agent_timeout = _current.get()
+    with contextlib.nullcontext() if agent_timeout is None else agent_timeout.paused():
         yield

@@ -7,7 +7,7 @@ import asyncio
 from agent_environments.protocol import EnvironmentCrashed
 
 
-class Places:
+class Slots:
     """A number of places that waiters get first come, first served; once the pool closes, waiters are refused.
 
     ``taken`` and ``waiting`` are the counters of ``PoolStatus``.

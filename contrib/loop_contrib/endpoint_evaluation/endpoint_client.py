@@ -1,4 +1,4 @@
-"""A chat endpoint as an episode's speaker: text in, text out, and no token ids."""
+"""A chat endpoint as an episode's policy client: text in, text out, and no token ids."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from loop_formats.schema import ConfigError
 from loop_plumbing.http_server import one_line
 from loop_recipes.config.loop_config import EndpointConfig
 from model_families.chat.messages import split_thought
-from rollout_server.collecting.speaker import TURN_LIMIT_S, ContextFull, EpisodeFailed, SpokenRecord, SpokenTurn
+from rollout_server.collecting.policy_client import TURN_LIMIT_S, ContextFull, EpisodeFailed, PolicyTurn, SpokenRecord
 
 REACHED_WITHIN_S = 60.0
 
 
-class EndpointSpeaker:
+class EndpointClient:
     """A model behind an OpenAI-compatible endpoint. What it counts as tokens is all that is known of the context.
 
     Args:
@@ -48,7 +48,7 @@ class EndpointSpeaker:
         self._messages = [asdict(message) for message in (*opening, *after)]
         self._sequences.append([])
 
-    async def speak(self, seed: int) -> SpokenTurn:
+    async def speak(self, seed: int) -> PolicyTurn:
         try:
             async with asyncio.timeout(TURN_LIMIT_S):
                 reply = await self._client.complete(self._body(seed))
@@ -65,7 +65,7 @@ class EndpointSpeaker:
         reasoning, answer, cut = split_thought(reply.text)
         if reply.reasoning:  # the service has told it apart
             reasoning, answer, cut = reply.reasoning, reply.text, not reply.text and reply.finish_reason == "length"
-        return SpokenTurn(
+        return PolicyTurn(
             text=answer,
             policy_version=self._request.policy_version,
             finish_reason=reply.finish_reason,

@@ -33,7 +33,7 @@ GRADE_DEADLINE_S = 3600.0
 STEP_BROKE = FAILURE_HEAD + " Traceback:\nThe environment broke while it ran this code. The episode is over."
 
 
-class NoVoiding:
+class GuardedEnvironment:
     """An :class:`Environment` around another one, which raises the protocol's own errors only, and plain values only.
 
     Out of ``start`` an unforeseen exception is the environment's fault: the agent has had no turn yet. After that the

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from agent_environments.places import Places
 from agent_environments.protocol import EnvironmentCrashed
+from agent_environments.slots import Slots
 from support.waiting import wait_until
 
 
 async def test_first_come_first_served_and_who_gives_up_holds_nothing():
-    places, served = Places(1), []
+    places, served = Slots(1), []
 
     async def visit(number):
         await places.take()
@@ -29,7 +29,7 @@ async def test_first_come_first_served_and_who_gives_up_holds_nothing():
 
 
 async def test_closed_twice_it_refuses_who_waits_and_who_comes():
-    places = Places(1)
+    places = Slots(1)
     await places.take()
     waiting = [asyncio.create_task(places.take()) for _ in range(2)]
     await wait_until(lambda: places.waiting == 2)

@@ -11,7 +11,7 @@ _STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u206
 """Control characters but for tab and newline, changes of the writing direction, and lone surrogates."""
 
 
-def visible(text: str, most: int | None = None) -> str:
+def sanitize(text: str, most: int | None = None) -> str:
     """Return ``text`` with each character that steers a terminal as its escape, cut to ``most`` characters."""
     return _STEERS.sub(lambda found: ascii(found[0])[1:-1], text[:most])[:most]
 
@@ -28,8 +28,8 @@ def show_all_text() -> None:
             stream.reconfigure(errors="replace")
 
 
-class VisibleFormatter(logging.Formatter):
+class SanitizingFormatter(logging.Formatter):
     """Formats log records so that nothing in them, tracebacks included, steers a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return visible(super().format(record))
+        return sanitize(super().format(record))

@@ -1,4 +1,4 @@
-"""The node's own policy as a speaker: token in, token out.
+"""The node's own policy as a policy client: token in, token out.
 
 Sampled ids are appended as they came from the server. Only observations are encoded, so the sequence in the rollout is
 the sequence that was served, token for token. Where the chat format cannot go on from a turn (its template drops the
@@ -14,11 +14,11 @@ from loop_formats.branch import BranchStart
 from loop_formats.collection_request import CollectionRequest
 from model_families.chat.messages import ChatMessage, Tools, as_texts, opening_messages
 from rollout_server.collecting.compaction import SUMMARY_REQUEST
+from rollout_server.collecting.policy_client import ContextFull, PolicyTurn, SpokenRecord
 from rollout_server.collecting.policy_sampler import EpisodeServices, PolicySampler
-from rollout_server.collecting.speaker import ContextFull, SpokenRecord, SpokenTurn
 
 
-class PolicySpeaker:
+class SamplingClient:
     """A policy version that the node serves, or, in mode "latest", whichever is newest at each turn.
 
     ``pinned_model`` is the name that the servers know the collection's version by, which whoever started the collection
@@ -68,7 +68,7 @@ class PolicySpeaker:
             raise ContextFull(f"the prompt's {len(prompt)} tokens fill max_context {most}")
         self._sequences.append(SpokenRecord.of_context(prompt))
 
-    async def speak(self, seed: int) -> SpokenTurn:
+    async def speak(self, seed: int) -> PolicyTurn:
         sequence, tokens = self._sequences[-1], self._services.tokens
         version, generation = await self._sampler.sample(self._episode_id, sequence.token_ids, seed)
         start = self._turn_start = len(sequence.token_ids)
@@ -77,7 +77,7 @@ class PolicySpeaker:
         sequence.mask.extend([True] * len(generation.token_ids))
         sequence.sampler_logprobs.extend(generation.logprobs)
         self._messages.append(ChatMessage("assistant", turn.answer, reasoning=turn.reasoning))
-        return SpokenTurn(
+        return PolicyTurn(
             text=turn.answer,
             policy_version=version,
             finish_reason=generation.finish_reason,

@@ -121,7 +121,7 @@ TASKS = [{{"id": f"q{{n}}", "question": "What?", "target": "x"}} for n in range(
 
 @pytest.mark.fault("a score whose grader has changed")
 async def test_a_mended_grader_begins_a_new_column(policy, tmp_path, capsys):
-    """A comment changes nothing. Scores of two graders are not compared."""
+    """So does a comment. Scores of two graders are not compared."""
     module = tmp_path / "graded.py"
     environment = {"name": "tools", "module": str(module)}
     found = []
@@ -139,8 +139,8 @@ async def test_a_mended_grader_begins_a_new_column(policy, tmp_path, capsys):
     assert [lines for _, lines in found] == [
         [],
         [f"{told}code"],
-        [f"{told}code"],
-        [f"{told}code, tasks", f"{told}tasks"],
+        [f"{told}code"] * 2,
+        [f"{told}code, tasks"] * 3,
     ]
     assert compare([str(tmp_path / "of1"), str(tmp_path / "of2")]) == 1
     assert "were graded by different code of the environment" in capsys.readouterr().err

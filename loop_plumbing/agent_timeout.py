@@ -1,4 +1,4 @@
-"""An episode's own time: what its agent's actions take. What the machine takes to serve them is not part of it.
+"""The agent timeout of an episode: it counts what its agent's actions take, not what the machine takes to serve them.
 
 The time runs while an action runs in the world, and while an agent that is a program thinks. It does not run while the
 world is brought up or back, while the policy samples, or while either waits its turn: so an episode ends as late on a

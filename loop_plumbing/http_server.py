@@ -81,7 +81,7 @@ def route_of(request: web.BaseRequest) -> str:
 
 
 def trust_client(request: web.Request) -> None:
-    """The connection of this request has shown a token."""
+    """Mark the connection of this request as trusted: it has shown a token."""
     if isinstance(request.protocol, _ServedConnection):
         request.protocol.stranger = False
 

@@ -42,7 +42,7 @@ def load(target: str) -> Any:
     return importlib.metadata.EntryPoint(name="", value=target, group="").load()
 
 
-def load_plug_in(name: str) -> Any:
+def load_part(name: str) -> Any:
     """Import what a key of a config, or an option, asks for and the core does not hold, such as a judge.
 
     Raises:

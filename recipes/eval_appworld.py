@@ -32,7 +32,7 @@ from loop_formats.folder_lock import lock_run
 from loop_formats.run_files import WriteFailed, writing
 from loop_formats.run_folder import write_description
 from loop_formats.schema import ConfigError, made_folder
-from loop_plumbing.plug_ins import load_plug_in
+from loop_plumbing.plug_ins import load_part
 from loop_recipes.config.command_line import parse
 from loop_recipes.engine.peft_export import write_empty_adapter
 from loop_recipes.evaluation.collect import (
@@ -181,7 +181,7 @@ class EvalAppWorldRecipe:
     def _endpoint_part() -> Any:
         """The class that plays episodes of models behind endpoints."""
         try:
-            return load_plug_in("endpoint")
+            return load_part("endpoint")
         except ValueError as error:
             raise ConfigError(str(error)) from error
 

@@ -140,14 +140,14 @@ def test_a_demonstrator_a_dialect_counters_and_a_part_are_found(installed):
     assert "/v1/mine" in [route.path for route in dialects.routes()]
     (counter,) = Description(behavior=("my_mazes.things:Turns",)).behaviors("a_1")
     assert counter.name == "maze"
-    assert plug_ins.part("oracle")().name == "maze"
+    assert plug_ins.load_part("oracle")().name == "maze"
 
 
 def test_a_part_that_is_not_there_is_one_line(installed):
     with pytest.raises(ValueError, match="nothing: no installed package has this part"):
-        plug_ins.part("nothing")
+        plug_ins.load_part("nothing")
     with pytest.raises(ValueError, match=r"gone: my_mazes.nowhere:Turns cannot be imported: No module named"):
-        plug_ins.part("gone")
+        plug_ins.load_part("gone")
 
 
 def test_a_runs_own_file_may_name_a_component_of_an_installed_package(installed):

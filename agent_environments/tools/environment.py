@@ -39,7 +39,7 @@ from loop_plumbing.breakage import Raised, error_line
 from loop_plumbing.deadline import DeadlinePassed
 from loop_plumbing.forked_process import ForkServer, ProcessEnded
 from loop_plumbing.names import explain_type_error
-from loop_plumbing.plug_ins import load_plug_in
+from loop_plumbing.plug_ins import load_part
 from loop_plumbing.sanitize import printable
 
 logger = logging.getLogger(__name__)
@@ -272,13 +272,13 @@ class ToolPool:
         self.module = load_module(module, tasks)
         asking = [reward.name for reward in self.module.rewards if reward.takes_judge]
         if judge is not None:
-            load_plug_in("judge").check_options(judge)
+            load_part("judge").check_options(judge)
         elif asking:
             raise ValueError(
                 f"reward {asking[0]} asks a judge: say which in the environment's section (judge: {{url: ..., model: "
                 "...}), or after the file as node.environment.judge.url=URL node.environment.judge.model=NAME"
             )
-        self._code = None if code is None else load_plug_in("code")(code)
+        self._code = None if code is None else load_part("code")(code)
         if self._code is not None:
             self._join_code(self._code)
         elif reading := [reward.name for reward in self.module.rewards if reward.takes_code_folder]:
@@ -371,7 +371,7 @@ def _server(module: str, tasks: object, deadline_s: float, judge: Mapping[str, A
 
 
 def _mcp_servers(sections: Mapping[str, Mapping[str, Any]]) -> list[Any]:
-    server = load_plug_in("mcp")
+    server = load_part("mcp")
     made = []
     if not isinstance(sections, Mapping):
         raise ValueError(f"mcp must be a mapping, such as {{files: {{command: [...]}}}}, not {sections!r}")

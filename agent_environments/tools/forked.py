@@ -25,7 +25,7 @@ from agent_environments.tools.reward import NoGrade, Reward, reward
 from agent_environments.tools.right_answers import Solving
 from agent_environments.tools.tool import DEADLINE_S, ToolError, WrongArguments, as_text
 from loop_plumbing import deadline, fork_server
-from loop_plumbing.plug_ins import load_plug_in
+from loop_plumbing.plug_ins import load_part
 
 REHEARSALS = 40
 """Calls after which Python adapts nothing any more."""
@@ -245,7 +245,7 @@ def serve(told: Mapping[str, Any], control: socket.socket) -> None:
         judge = None
         if told["judge"] is not None:
             # And its HTTP client: other modules need none.
-            judge = load_plug_in("judge")(told["judge"])  # connects at its first text, in the process that asks
+            judge = load_part("judge")(told["judge"])  # connects at its first text, in the process that asks
         if told["mcp"]:
             importlib.import_module("agent_environments.tools.schema_check")  # once, and not in each process
         if any(map(_is_async, (*module.tools.values(), *module.rewards, module.reply, module.solve))):

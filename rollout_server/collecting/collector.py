@@ -37,7 +37,7 @@ class EpisodeKey:
 
 
 @dataclass(frozen=True)
-class LostEpisode:
+class MissingRollout:
     """Why there will be no rollout: "branch_differs" where a branch is refused, else it is lost."""
 
     reason: str
@@ -83,7 +83,7 @@ class Collector:
         request: CollectionRequest,
         done: Iterable[tuple[str, int]] = (),
         opened_before: int = 0,
-        gone: Mapping[EpisodeKey, LostEpisode] = MappingProxyType({}),
+        gone: Mapping[EpisodeKey, MissingRollout] = MappingProxyType({}),
     ):
         self.request = request
         self._asked_for, self._wanted, self._most_lost = request.episodes, request.floor_total, request.most_lost
@@ -170,7 +170,7 @@ class Collector:
 
         A branch or a request that was refused would be refused again.
         """
-        state, gone = self._leave(key), LostEpisode(reason, message)
+        state, gone = self._leave(key), MissingRollout(reason, message)
         if not gone.refused:
             self.failures[reason] += 1
             state.failures += 1
@@ -234,7 +234,7 @@ class Collector:
     def _item(self, key: EpisodeKey) -> _ItemState:
         return self._item_of[key.task_id, key.index]
 
-    def _note_gone(self, key: EpisodeKey, why: LostEpisode) -> None:
+    def _note_gone(self, key: EpisodeKey, why: MissingRollout) -> None:
         self._item(key).gone += 1
         if why.refused:
             self._refused[key] = why.message

@@ -59,7 +59,7 @@ class Episode(Attempt):
     """An attempt in which a policy client and an environment take turns.
 
     Args: those of :class:`Attempt`, and
-        policy client: the agent.
+        policy_client: the agent.
         start: the point of a stored rollout that the episode goes on from; None for the task's opening.
     """
 
@@ -195,14 +195,14 @@ class Episode(Attempt):
         if list(opening) != start.branch.opening:
             raise BranchRefused(f"the opening differs from that of {start.branch.rollout_id}")
         began, messages = time.monotonic(), []
-        others_time = AgentTimeout(self._limits.episode_deadline_s)  # of the agent that took these turns
+        replay_timeout = AgentTimeout(self._limits.episode_deadline_s)  # of the agent that took these turns
         try:
             for turn, exchange in enumerate(start.exchanges):
                 messages += [Message("assistant", exchange.action), Message("user", exchange.observation)]
                 if exchange.observation == CUT_IN_THINKING and not exchange.action:
                     continue
                 try:
-                    async with others_time.running():
+                    async with replay_timeout.running():
                         result = await environment.step(exchange.action)
                 except EnvironmentTimeout as error:
                     rollout_id = start.branch.rollout_id

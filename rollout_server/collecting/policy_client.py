@@ -1,4 +1,4 @@
-"""The interface between an episode and its agent: it hears what the environment says and speaks one turn at a time.
+"""The agent as an episode sees it: it hears what the environment says and speaks one turn at a time.
 
 There are two: :class:`~rollout_server.collecting.sampling_client.SamplingClient` samples token ids on the node's own
 vLLM servers, and the evaluation's ``EndpointClient`` asks a chat endpoint for text. Whatever a policy client keeps of

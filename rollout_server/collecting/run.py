@@ -32,7 +32,7 @@ from loop_formats.run_files import held_path, log_path, meta_path
 from loop_plumbing.breakage import MOST_CHARACTERS, error_line
 from loop_plumbing.sanitize import sanitize
 from rollout_server.collecting.attempt import Attempt, regraded
-from rollout_server.collecting.collector import Collector, EpisodeKey, LostEpisode
+from rollout_server.collecting.collector import Collector, EpisodeKey, MissingRollout
 from rollout_server.collecting.policy_client import EpisodeFailed
 from rollout_server.collecting.policy_sampler import EpisodeServices
 from rollout_server.collecting.rollout_log import AppendLog, beside
@@ -69,7 +69,7 @@ class StoredCollection:
         self.opened = 0
         self.end: CollectionEnd | None = None
         self.done: set[tuple[str, int]] = set()
-        self.gone: dict[EpisodeKey, LostEpisode] = {}
+        self.gone: dict[EpisodeKey, MissingRollout] = {}
         self.graded: dict[tuple[str, int], Grade] = {}
         """The grades of groups, by task and index."""
         self.held: dict[tuple[str, int], HeldEpisode] = {}
@@ -98,7 +98,7 @@ class StoredCollection:
             case {"failure": dict(failure)}:
                 if failure.get("final") or failure.get("reason") == BRANCH_DIFFERS:
                     key = EpisodeKey(failure["task_id"], failure["index"], failure["attempt"])
-                    self.gone[key] = LostEpisode(failure["reason"], failure["message"])
+                    self.gone[key] = MissingRollout(failure["reason"], failure["message"])
             case {"group": {"task_id": str(task_id), "grades": dict(grades)}}:
                 self.graded |= {(task_id, int(index)): _stored_grade(fields) for index, fields in grades.items()}
             case _:

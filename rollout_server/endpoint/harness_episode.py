@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class HarnessEpisode(Attempt):
-    """One attempt of a program. It ends when the program does, or says so, or when its own time is used up.
+    """One attempt of a program. It ends when the program does, or says so, or when its agent timeout is used up.
 
     Raises (:meth:`run`):
         EpisodeFailed: also for a program that ended before its first turn: there is nothing to judge the policy by.

@@ -66,7 +66,7 @@ class Session:
 
     Args:
         seed: of the episode; call n is sampled with the seed of turn n, as in the node's own loop.
-        agent_timeout: of the episode's agent. It stands while a call is answered, and runs while a step does.
+        agent_timeout: the clock of the episode's agent; paused while a call is answered, running while a step does.
         record: keep what was served. Without it every call is encoded anew, and nothing is left of it.
 
     Attributes:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_environments import lost_worlds, no_voiding
+from agent_environments import guarded_environment, lost_worlds
 from agent_environments.counter import CounterEnvironment, CounterPool
 from agent_environments.harness.pool import HarnessPool
 from agent_environments.lost_worlds import Loss, WorldLost
@@ -241,7 +241,7 @@ def check_coins(kind, formats, served=None):
     def tried(fault, name, compaction, cut, coins):
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(lost_worlds, "PAUSE_S", 0.0)
-            patched.setattr(no_voiding, "GRADE_DEADLINE_S", 0.05 if fault.how == "hang" else 600.0)
+            patched.setattr(guarded_environment, "GRADE_DEADLINE_S", 0.05 if fault.how == "hang" else 600.0)
             for coin in coins:
                 played = attempt(kind, formats[name], fault, coin, cut, compaction, patched, served)
                 rollouts = asyncio.run(played)

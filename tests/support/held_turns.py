@@ -82,9 +82,9 @@ def trainer(places: Places, config: str) -> None:
     from support.small_runs import train
 
     places.on_the_way("asking for sleep", NodeSource, "sleep")
-    places.on_the_way("weights coming, asleep", FrozenWeights, "come")
+    places.on_the_way("weights coming, asleep", FrozenWeights, "to_device")
     places.on_the_way("update", LoopAppWorldRecipe, "update")
-    places.on_the_way("weights leaving", FrozenWeights, "leave")
+    places.on_the_way("weights leaving", FrozenWeights, "to_host")
     places.on_the_way("half a checkpoint", checkpoint, "save_file")
     places.on_the_way("asking to wake", NodeSource, "wake")
     train(OmegaConf.load(config))

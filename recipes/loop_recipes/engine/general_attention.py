@@ -44,6 +44,7 @@ class _Row:
 
 
 packed_row = _Row()
+"""Holds the documents of the row that is computed; None for a padded row."""
 
 
 @torch.compiler.disable

@@ -51,7 +51,7 @@ from model_families.base_model import BaseModel
 from rollout_server.config import ModelConfig, NodeConfig, ServersConfig
 from rollout_server.inference.command import ServerStartError, check_divided, check_serves, compile_cache
 
-Unloaded: TypeAlias = AnyDecoder | ConfigError
+Unloaded: TypeAlias = "AnyDecoder | ConfigError"
 """A model without storage, or why it cannot be built."""
 IN_TURNS = ("node.servers.share=trainer", "collection.max_policy_lag=0")
 

@@ -5,8 +5,8 @@
     loop plot --rollouts runs/demo --task 692c77d_1
 
 Each argument is a curve: ``[label=]RUN[,RUN...]``, where several runs are seeds of one setting and become a mean with a
-band. A run is its output folder or a metrics.jsonl; docs/training.md says what the keys mean. The pictures
-of ``--rollouts`` show what agents wrote instead: behaviour early against late, sequences of API calls.
+band. A run is its output folder or a metrics.jsonl; `METRICS` in loop_recipes/run/metrics.py says what the keys mean.
+The pictures of ``--rollouts`` show what agents wrote instead: behaviour early against late, sequences of API calls.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from agent_environments.description import BehaviorFigure
 from loop_formats.places import distinct_names
 from loop_formats.run_folder import read_description, read_metrics
-from loop_plumbing.plug_ins import load_plug_in
+from loop_plumbing.plug_ins import load_part
 from loop_recipes.config.arguments import verb_parser
 from loop_recipes.plots.style import COLOURS, lowest, panels, save
 
@@ -333,7 +333,7 @@ def main(arguments: list[str] | None = None) -> int:
     output = parsed.out or (first if first.is_dir() else first.parent)
     try:
         if parsed.rollouts:
-            written = load_plug_in("rollout_figures")(first, output, parsed.task)
+            written = load_part("rollout_figures")(first, output, parsed.task)
         else:
             written = write_figures(parse_curves(parsed.curves), output, parsed.smooth, parsed.title)
     except (ValueError, OSError) as error:

@@ -1,4 +1,4 @@
-"""What a run rests on beside its config: its base model, the adapter that it began with, its tasks and their grader.
+"""The fingerprint of a run, beside its config: digests of its base model and first adapter, its tasks and their grader.
 
 Their digests are in every checkpoint. A run that goes on with others under the same names is another run without a
 word of it: adapters are trained for weights that they were never on, and rewards of two graders are in one curve.

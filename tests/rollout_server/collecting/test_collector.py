@@ -7,7 +7,7 @@ from loop_formats.branch import Branch, BranchPoint, Exchange
 from loop_formats.collection_request import MAX_ATTEMPTS, CollectionRequest, LostRollout, failures_warning
 from loop_formats.rollout import BRANCH_DIFFERS
 from loop_formats.schema import ConfigError
-from rollout_server.collecting.collector import Collector, LostEpisode
+from rollout_server.collecting.collector import Collector, MissingRollout
 
 
 def make_request(tasks=4, rollouts=3, floor=None, fraction=1.0, **others):
@@ -323,7 +323,7 @@ def test_what_was_gone_before_a_restart_is_not_started_again():
     first, second, _ = start_all(before)
     before.failed(first, BRANCH_DIFFERS, "no")
     lose(before, second)
-    gone = {first: LostEpisode(BRANCH_DIFFERS, "no"), second: LostEpisode("server_error", "boom")}
+    gone = {first: MissingRollout(BRANCH_DIFFERS, "no"), second: MissingRollout("server_error", "boom")}
     after = Collector(branched(points=3, rollouts=1), [], 1, gone)
     assert [key.index for key in start_all(after)] == [2]
     assert (after.refused, after.lost) == (before.refused, before.lost)

@@ -21,7 +21,7 @@ ADD, FINISH = "```python\nadd(3)\n```", "```python\nfinish()\n```"
 TASK = "reach3_1"
 
 
-class ScriptedSpeaker:
+class ScriptedPolicyClient:
     """Says its lines; an exception among them is raised. ``hears`` may refuse what it is told. Notes all calls."""
 
     def __init__(self, lines, hears=lambda observation: None):
@@ -107,7 +107,7 @@ class FaultyPool(CounterPool):
 
 
 MEETS = Faults._meet.__code__.co_firstlineno + 3
-SPEAKS = ScriptedSpeaker.speak.__code__.co_firstlineno + 4
+SPEAKS = ScriptedPolicyClient.speak.__code__.co_firstlineno + 4
 
 
 async def cancels_the_task_that_runs_it():
@@ -164,7 +164,7 @@ async def failure(policy_client, pool=None, **limits):
 
 
 async def test_a_completed_episode_is_recorded_whole():
-    policy_client = ScriptedSpeaker([ADD, FINISH])
+    policy_client = ScriptedPolicyClient([ADD, FINISH])
     episode, _, phases = make(policy_client, attempt=4, draw=1)
     [rollout] = await episode.run()
     assert (rollout.rollout_id, rollout.collection_id) == (f"c1/{TASK}/2.4", "c1")
@@ -184,7 +184,7 @@ async def test_a_completed_episode_is_recorded_whole():
 
 
 async def test_seeds_depend_on_collection_task_index_attempts_and_turn():
-    policy_client = ScriptedSpeaker([ADD, FINISH])
+    policy_client = ScriptedPolicyClient([ADD, FINISH])
     episode, _, _ = make(policy_client, attempt=4, draw=1)
     [rollout] = await episode.run()
     assert rollout.seed == derive_seed(5, TASK, 2, 1) == 845_395_600
@@ -192,7 +192,7 @@ async def test_seeds_depend_on_collection_task_index_attempts_and_turn():
 
 
 async def test_the_policy_client_hears_what_a_next_turn_follows_on():
-    policy_client = ScriptedSpeaker([ADD, ADD])
+    policy_client = ScriptedPolicyClient([ADD, ADD])
     rollout = await play(policy_client, max_turns=2)
     assert policy_client.called("begin") == [(f"c1/{TASK}/2.0", ["system", "user"])]
     assert policy_client.called("hear") == [(rollout.messages[3]["content"],)], (
@@ -201,7 +201,7 @@ async def test_the_policy_client_hears_what_a_next_turn_follows_on():
 
 
 async def test_a_turn_whose_code_raised_is_marked():
-    rollout = await play(ScriptedSpeaker(["```python\nadd(99)\n```", FINISH]))
+    rollout = await play(ScriptedPolicyClient(["```python\nadd(99)\n```", FINISH]))
     assert [turn.failed for turn in rollout.turns] == [True, False]
 
 
@@ -214,14 +214,14 @@ async def test_what_the_environment_gives_for_a_turn_is_recorded_with_it(monkeyp
         return result if result.done else replace(result, reward=earned)
 
     monkeypatch.setattr(CounterEnvironment, "step", paying)
-    rollout = await play(ScriptedSpeaker([ADD, FINISH]))
+    rollout = await play(ScriptedPolicyClient([ADD, FINISH]))
     assert [turn.reward for turn in rollout.turns] == [float(earned), None]
     assert Rollout.from_dict(json.loads(rollout.to_json())) == rollout
     assert rollout.reward == 1.0, "beside the grade"
 
 
 async def test_turn_limit():
-    rollout = await play(ScriptedSpeaker([ADD] * 9), max_turns=3)
+    rollout = await play(ScriptedPolicyClient([ADD] * 9), max_turns=3)
     assert (rollout.end_reason, len(rollout.turns)) == ("turn_limit", 3)
 
 
@@ -230,7 +230,11 @@ async def test_context_limit_keeps_the_turns_before(where):
     def full(observation):
         raise ContextFull("no room")
 
-    heard = ScriptedSpeaker([ADD] * 9, full) if where == "hear" else ScriptedSpeaker([ADD, ContextFull("no room")])
+    heard = (
+        ScriptedPolicyClient([ADD] * 9, full)
+        if where == "hear"
+        else ScriptedPolicyClient([ADD, ContextFull("no room")])
+    )
     rollout = await play(heard)
     assert (rollout.end_reason, len(rollout.turns), len(rollout.messages)) == ("context_limit", 1, 4)
 
@@ -239,8 +243,8 @@ async def test_a_finished_episode_is_complete_even_on_its_last_turn_and_token():
     def full(observation):
         raise ContextFull("no room")
 
-    assert (await play(ScriptedSpeaker([FINISH], full), max_turns=1)).end_reason == "completed"
-    assert (await play(ScriptedSpeaker([ADD], full), max_turns=1)).end_reason == "turn_limit"
+    assert (await play(ScriptedPolicyClient([FINISH], full), max_turns=1)).end_reason == "completed"
+    assert (await play(ScriptedPolicyClient([ADD], full), max_turns=1)).end_reason == "turn_limit"
 
 
 async def longer_than_the_episode_may_take():
@@ -255,7 +259,7 @@ async def test_what_is_slow_without_the_agents_doing_ends_no_episode(slow):
 
     lines = [slowly, slowly, FINISH] if slow == "policy_client" else [ADD, ADD, FINISH]
     faults = {} if slow == "policy_client" else {slow: longer_than_the_episode_may_take}
-    rollout = await play(ScriptedSpeaker(lines), FaultyPool(**faults))
+    rollout = await play(ScriptedPolicyClient(lines), FaultyPool(**faults))
     assert (rollout.end_reason, len(rollout.turns)) == ("completed", 3)
 
 
@@ -264,26 +268,26 @@ async def test_a_world_that_is_brought_back_in_a_step_takes_none_of_the_agents_t
         with paused_agent_timeout():
             await longer_than_the_episode_may_take()
 
-    rollout = await play(ScriptedSpeaker([ADD, FINISH]), FaultyPool(step=bring_back))
+    rollout = await play(ScriptedPolicyClient([ADD, FINISH]), FaultyPool(step=bring_back))
     assert (rollout.end_reason, len(rollout.turns)) == ("completed", 2)
 
 
 async def test_the_steps_of_an_episode_share_its_time():
     """The third takes longer than what the two before it have left."""
     pool = FaultyPool(step=lambda: pass_time(250.0))
-    rollout = await play(ScriptedSpeaker([ADD] * 9), pool, max_turns=9)
+    rollout = await play(ScriptedPolicyClient([ADD] * 9), pool, max_turns=9)
     assert (rollout.end_reason, len(rollout.turns)) == ("deadline", 3)
 
 
 @pytest.mark.parametrize("fault", [EnvironmentTimeout("the code ran too long"), TimeoutError()])
 async def test_a_step_out_of_time_ends_the_episode_with_its_turn(fault):
-    rollout = await play(ScriptedSpeaker([ADD]), FaultyPool(step=fault))
+    rollout = await play(ScriptedPolicyClient([ADD]), FaultyPool(step=fault))
     assert (rollout.end_reason, len(rollout.messages)) == ("deadline", 3)
     assert [turn.failed for turn in rollout.turns] == [True]
 
 
 async def test_a_step_is_bounded_by_the_episodes_deadline():
-    rollout = await play(ScriptedSpeaker([ADD]), FaultyPool(step=forever), episode_deadline_s=0.05)
+    rollout = await play(ScriptedPolicyClient([ADD]), FaultyPool(step=forever), episode_deadline_s=0.05)
     assert rollout.end_reason == "deadline"
     assert rollout.turns[0].environment_seconds > 0.0
 
@@ -301,11 +305,11 @@ async def test_a_step_is_bounded_by_the_episodes_deadline():
     ],
 )
 async def test_an_attempt_that_failed_says_why(lines, faults, reason, message):
-    assert await failure(ScriptedSpeaker(lines), FaultyPool(**faults)) == (reason, message)
+    assert await failure(ScriptedPolicyClient(lines), FaultyPool(**faults)) == (reason, message)
 
 
 async def test_a_step_that_breaks_the_environment_ends_in_a_grade():
-    rollout = await play(ScriptedSpeaker([ADD]), FaultyPool(step=TypeError("not even text")))
+    rollout = await play(ScriptedPolicyClient([ADD]), FaultyPool(step=TypeError("not even text")))
     assert (rollout.end_reason, rollout.turns[0].failed, rollout.ungradable) == ("completed", True, None)
     assert "The environment broke while it ran this code" in rollout.messages[-1]["content"]
     assert rollout.broke == {"where": "step", "what": f"TypeError: not even text ({__file__}:{MEETS})"}
@@ -323,9 +327,9 @@ async def test_code_that_ends_the_program_ends_no_node(end):
     async def leave():
         raise end("bye")
 
-    rollout = await play(ScriptedSpeaker([ADD]), FaultyPool(step=leave))
+    rollout = await play(ScriptedPolicyClient([ADD]), FaultyPool(step=leave))
     assert (rollout.end_reason, rollout.turns[0].failed, rollout.ungradable) == ("completed", True, None)
-    rollout = await play(ScriptedSpeaker([FINISH]), FaultyPool(grade=leave))
+    rollout = await play(ScriptedPolicyClient([FINISH]), FaultyPool(grade=leave))
     assert rollout.reward == 0.0
     assert rollout.ungradable.startswith(f"{end.__name__}: bye (")
     assert rollout.broke == {"where": "grade", "what": rollout.ungradable}
@@ -333,41 +337,41 @@ async def test_code_that_ends_the_program_ends_no_node(end):
 
 @pytest.mark.parametrize("fault", [cancels_the_task_that_runs_it, ends_as_a_closed_coroutine_does])
 async def test_what_looks_like_the_end_of_an_episode_ends_in_a_grade(fault):
-    rollout = await play(ScriptedSpeaker([ADD]), FaultyPool(step=fault))
+    rollout = await play(ScriptedPolicyClient([ADD]), FaultyPool(step=fault))
     assert (rollout.end_reason, rollout.turns[0].failed, rollout.broke["where"]) == ("completed", True, "step")
-    rollout = await play(ScriptedSpeaker([FINISH]), FaultyPool(grade=fault))
+    rollout = await play(ScriptedPolicyClient([FINISH]), FaultyPool(grade=fault))
     assert (rollout.end_reason, rollout.reward, rollout.broke["where"]) == ("completed", 0.0, "grade")
-    reason, _ = await failure(ScriptedSpeaker([]), FaultyPool(start=fault))
+    reason, _ = await failure(ScriptedPolicyClient([]), FaultyPool(start=fault))
     assert reason == "environment_crashed"
-    episode, _, _ = make(ScriptedSpeaker([FINISH]), FaultyPool(close=fault))
+    episode, _, _ = make(ScriptedPolicyClient([FINISH]), FaultyPool(close=fault))
     assert (await episode.run())[0].broke is None
 
 
 async def test_a_cancellation_that_an_environment_lets_out_is_not_the_episodes(caplog):
     fault = cancelled_task_of_its_own
-    rollout = await play(ScriptedSpeaker([ADD]), FaultyPool(step=fault))
+    rollout = await play(ScriptedPolicyClient([ADD]), FaultyPool(step=fault))
     assert (rollout.end_reason, rollout.turns[0].failed, rollout.ungradable) == ("completed", True, None)
-    rollout = await play(ScriptedSpeaker([FINISH]), FaultyPool(grade=fault))
+    rollout = await play(ScriptedPolicyClient([FINISH]), FaultyPool(grade=fault))
     assert (rollout.end_reason, rollout.reward) == ("completed", 0.0)
     assert rollout.ungradable.startswith("CancelledError (")
-    reason, message = await failure(ScriptedSpeaker([]), FaultyPool(start=fault))
+    reason, message = await failure(ScriptedPolicyClient([]), FaultyPool(start=fault))
     assert reason == "environment_crashed"
     assert message.startswith(f"the environment broke as it started {TASK}: CancelledError (")
-    episode, _, _ = make(ScriptedSpeaker([FINISH]), FaultyPool(close=fault))
+    episode, _, _ = make(ScriptedPolicyClient([FINISH]), FaultyPool(close=fault))
     assert (await episode.run())[0].end_reason == "completed"
     assert caplog.text.count("closing the episode failed") == 1
 
 
 @pytest.mark.parametrize("fault", [TimeoutError("too slow"), EnvironmentTimeout("too slow"), KeyError("too slow")])
 async def test_a_state_that_breaks_the_grader_is_worth_nothing(fault):
-    rollout = await play(ScriptedSpeaker([FINISH]), FaultyPool(grade=fault))
+    rollout = await play(ScriptedPolicyClient([FINISH]), FaultyPool(grade=fault))
     assert (rollout.end_reason, rollout.reward, rollout.success) == ("completed", 0.0, False)
     assert "too slow" in rollout.ungradable
 
 
 async def test_a_world_that_does_not_start_in_time_is_a_failure(monkeypatch):
     monkeypatch.setattr(attempt_module, "START_DEADLINE_S", 0.05)
-    policy_client = ScriptedSpeaker([])
+    policy_client = ScriptedPolicyClient([])
     reason, message = await failure(policy_client, FaultyPool(start=forever))
     assert (reason, message) == ("environment_timeout", "the world did not start within 0.05 s")
     assert not policy_client.called("begin")
@@ -377,12 +381,12 @@ async def test_waiting_for_a_world_has_a_deadline_of_its_own(monkeypatch):
     monkeypatch.setattr(attempt_module, "ACQUIRE_DEADLINE_S", 0.05)
     pool = FaultyPool()
     pool.acquire = lambda episode_id: asyncio.Event().wait()
-    reason, message = await failure(ScriptedSpeaker([]), pool)
+    reason, message = await failure(ScriptedPolicyClient([]), pool)
     assert (reason, message) == ("environment_timeout", "no environment was free within 0.05 s")
 
 
 async def test_a_rollout_that_breaks_an_invariant_never_leaves_the_episode():
-    policy_client = ScriptedSpeaker([FINISH])
+    policy_client = ScriptedPolicyClient([FINISH])
     record = policy_client.record
     policy_client.record = lambda: [replace(record()[0], mask=[True, False, False, True])]
     reason, message = await failure(policy_client)
@@ -393,7 +397,7 @@ async def test_a_rollout_that_breaks_an_invariant_never_leaves_the_episode():
 async def test_a_world_that_does_not_close_costs_no_rollout(monkeypatch, caplog):
     monkeypatch.setattr(attempt_module, "CLOSE_DEADLINE_S", 0.05)
     for close in (forever, EnvironmentCrashed("gone")):
-        episode, _, _ = make(ScriptedSpeaker([FINISH]), FaultyPool(close=close))
+        episode, _, _ = make(ScriptedPolicyClient([FINISH]), FaultyPool(close=close))
         assert (await episode.run())[0].end_reason == "completed"
     assert caplog.text.count("closing the episode failed") == 2
 
@@ -407,7 +411,7 @@ async def test_an_aborted_episode_is_closed_to_the_end(slow):
         closing.set()
         await may_close.wait()
 
-    policy_client = ScriptedSpeaker([ADD, None])
+    policy_client = ScriptedPolicyClient([ADD, None])
     episode, pool, _ = make(policy_client, FaultyPool(close=slowly) if slow == "world" else None)
     if slow == "agent":
         let_go = episode._let_go

@@ -20,10 +20,9 @@ from loop_formats.run_folder import read_metrics
 from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.advantages import LeaveOneOut
 from loop_recipes.algorithm.losses import Reinforce
-from loop_recipes.algorithm.method import Method
+from loop_recipes.algorithm.method import Method, check_run
 from loop_recipes.algorithm.policy_update import PolicyUpdate
 from loop_recipes.config.loop_config import UpdateConfig, read_loop_config
-from loop_recipes.config.preflight import check_run
 from loop_recipes.engine.adapter_versions import AdapterVersions
 from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.logprobs import FullLogProbs

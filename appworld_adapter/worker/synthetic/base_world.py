@@ -87,8 +87,7 @@ class Engine:
 
     def user_id(self, person: Person, app: str) -> int:
         """The id of ``person``'s account in ``app``."""
-        field = {"phone_number": person.phone_number} if app == "phone" else {"email": person.email}
-        return self.models[app].User.find_one(**field).id
+        return self.models[app].User.find_one(**person.account(app)).id
 
 
 def build_base(engine: Engine, seed: int, folder: str, step: Callable[[], None]) -> None:
@@ -140,17 +139,10 @@ def _add_songs(engine: Engine, rng: random.Random) -> None:
 def _sign_up(engine: Engine, person: Person) -> None:
     engine.set_time(OPENING)
     admin = engine.models.admin
-    user = admin.MainUser.create_save(
-        first_name=person.first_name,
-        last_name=person.last_name,
-        email=person.email,
-        phone_number=person.phone_number,
-        birthday=person.birthday,
-        sex=person.sex,
-    )
+    user = admin.MainUser.create_save(**person.identity, birthday=person.birthday, sex=person.sex)
     for app in ACCOUNT_APPS:
         admin.AccountPassword.create_save(main_user_id=user.id, account_name=app, password=person.passwords[app])
-        contact = {"phone_number": person.phone_number} if app == "phone" else {"email": person.email}
+        contact = person.account(app)
         names = {"first_name": person.first_name, "last_name": person.last_name}
         engine.request(app, "signup", **names, password=person.passwords[app], **contact)
         account = engine.models[app].User.find_one(**contact)
@@ -176,18 +168,8 @@ def _live(engine: Engine, person: Person, rng: random.Random, at: datetime.datet
     others = population.others(person)
     for other in others:
         names = [name for name, contact in population.contacts[person.email] if contact is other]
-        engine.call(
-            person,
-            "phone",
-            "add_contact",
-            at,
-            first_name=other.first_name,
-            last_name=other.last_name,
-            phone_number=other.phone_number,
-            email=other.email,
-            relationships=names,
-            birthday=other.birthday,
-        )
+        contact = other.identity | {"relationships": names, "birthday": other.birthday}
+        engine.call(person, "phone", "add_contact", at, **contact)
         engine.call(person, "venmo", "add_friend", at, user_email=other.email)
     for label in rng.sample(ALARM_LABELS, 2):
         clock = f"{rng.randrange(5, 11):02d}:{rng.choice((0, 15, 30, 45)):02d}"

@@ -35,7 +35,7 @@ it; worlds of other parameters are checked when they are made."""
 
 
 @dataclass(frozen=True)
-class Scenario:
+class DrawnScenario:
     """One template with three people and one wording."""
 
     scenario_id: str
@@ -47,7 +47,7 @@ class Scenario:
 
 def draw_scenarios(
     templates: dict, pools: dict[str, tuple[Person, ...]], per_template: int, seed: int
-) -> list[Scenario]:
+) -> list[DrawnScenario]:
     """Train: every train template ``per_template`` times. Dev: a fifth as many. test_normal: every train template half
     as often with people not in train, and the held-out compositions. test_challenge: the challenge templates."""
     rng = random.Random(f"scenarios {seed}")
@@ -69,7 +69,7 @@ def draw_scenarios(
         for index, name in enumerate(names[split]):
             digest = hashlib.sha256(f"{GENERATOR_VERSION} {seed} {split} {name} {index}".encode()).hexdigest()
             people = tuple(rng.sample(pools[split], TASKS_PER_SCENARIO))
-            scenarios.append(Scenario(digest[:7], split, name, people, rng.randrange(2)))
+            scenarios.append(DrawnScenario(digest[:7], split, name, people, rng.randrange(2)))
     if len({scenario.scenario_id for scenario in scenarios}) != len(scenarios):
         raise ValueError(f"two scenarios of seed {seed} have one id: choose another --seed")
     return scenarios
@@ -91,7 +91,7 @@ def generate(root: Path, seed: int, per_template: int, people: int, progress: bo
 
     scenarios = draw_scenarios(TEMPLATES, population.pools, per_template, seed)
     data = root / "data"
-    bar = Progress(2 * len(population.people) + TASKS_PER_SCENARIO * len(scenarios), progress)
+    bar = ProgressLine(2 * len(population.people) + TASKS_PER_SCENARIO * len(scenarios), progress)
     engine = Engine(population)
     write_api_docs(data / "api_docs")
     bar.label = "people"
@@ -151,7 +151,7 @@ def measure_idleness(root: Path) -> None:
         sys.exit("generate.py: the generated dataset failed its check, so it was thrown away")
 
 
-class Progress:
+class ProgressLine:
     """A line on stderr that is rewritten on a terminal, and printed at every tenth elsewhere."""
 
     def __init__(self, total: int, shown: bool) -> None:

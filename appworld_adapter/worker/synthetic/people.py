@@ -37,6 +37,20 @@ class Person:
     def name(self) -> str:
         return f"{self.first_name} {self.last_name}"
 
+    @property
+    def identity(self) -> dict[str, str]:
+        """Names, e-mail and phone number, as fields of a record."""
+        return {
+            "first_name": self.first_name,
+            "last_name": self.last_name,
+            "email": self.email,
+            "phone_number": self.phone_number,
+        }
+
+    def account(self, app: str) -> dict[str, str]:
+        """The field by which ``app`` knows the person."""
+        return {"phone_number": self.phone_number} if app == "phone" else {"email": self.email}
+
     def username(self, app: str) -> str:
         return self.phone_number if app == "phone" else self.email
 

@@ -22,7 +22,7 @@ Answer = str | int | None
 
 
 @dataclass
-class Script:
+class SolutionScript:
     """The reference solution under construction, and where in it an agent may plausibly go wrong.
 
     ``roles[i]`` says what turn i is for (docs, passwords, login, lookup, act, complete). ``slips`` lists literals that
@@ -60,12 +60,12 @@ class Script:
         self.add("login", f"I log in to {app}.", code)
         self.slip(password, [other for name, other in self.person.passwords.items() if name != app])
 
-    def lookup(self, thought: str, app: str, call: str, variable: str, shows: Mapping[str, str]) -> None:
-        """Prints of every record that ``call`` returns what :func:`labelled` makes of ``shows``."""
-        self.add("lookup", thought, f"for {variable} in apis.{app}.{call}:\n{labelled(variable, shows)}")
+    def lookup(self, thought: str, records: str, variable: str, shows: Mapping[str, str]) -> None:
+        """Prints of each of ``records`` (code) what :func:`labelled` makes of ``shows``."""
+        self.add("lookup", thought, f"for {variable} in {records}:\n{labelled(variable, shows)}")
 
-    def act(self, thought: str, app: str, call: str) -> None:
-        self.add("act", thought, f"print(apis.{app}.{call})")
+    def act(self, thought: str, app: str, api: str, **arguments: Any) -> None:
+        self.add("act", thought, f"print({call(app, api, **arguments)})")
 
     def slip(self, value: Any, wrong: Sequence[Any]) -> None:
         """Notes that a careless agent may write one of ``wrong`` for ``value`` in the turn added last."""
@@ -81,6 +81,12 @@ class Script:
             return
         self.add("complete", f"I have the answer. {found}", f"apis.supervisor.complete_task(answer={answer!r})")
         self.slip(answer, wrong)
+
+
+def call(app: str, api: str, **arguments: Any) -> str:
+    """Writes the call of an app's function with the token that logging in gave."""
+    given = ", ".join([*(f"{name}={value!r}" for name, value in arguments.items()), f"access_token={app}_token"])
+    return f"apis.{app}.{api}({given})"
 
 
 def labelled(variable: str, shows: Mapping[str, str]) -> str:
@@ -101,7 +107,7 @@ class Plan:
 
     instruction: str
     requirements: list[dict[str, Any]]
-    script: Script
+    script: SolutionScript
     answer: Answer = None
 
 
@@ -157,8 +163,12 @@ class Stage:
         """The contacts that a careless agent may take for ``person``."""
         return [other for other in self.engine.population.others(self.person) if other is not person]
 
-    def script(self) -> Script:
-        return Script(self.person)
+    def script(self) -> SolutionScript:
+        return SolutionScript(self.person)
+
+    def slip_person(self, script: SolutionScript, person: Person, field: str) -> None:
+        """Notes that a careless agent may write the ``field`` of another contact for that of ``person``."""
+        script.slip(getattr(person, field), [getattr(other, field) for other in self.strangers(person)])
 
 
 STRANGERS_DEEDS = {
@@ -215,6 +225,16 @@ def added(text: str, model: str, **fields: Any) -> dict[str, Any]:
 def updated(text: str, model: str, record_id: int | None = None, **fields: Any) -> dict[str, Any]:
     """One record of ``model`` was updated: the one with ``record_id`` if given, to these values."""
     return {"kind": "updated", "text": text, "model": model, "id": record_id, "fields": fields, "reported": False}
+
+
+def changed(thing: str, model: str, record_id: int, text: str, **fields: Any) -> list[dict[str, Any]]:
+    """The requirements of a change: one ``thing``, the right one, to these values, and nothing else."""
+    return [
+        only(**{model: {"updated": 1}}),
+        updated(f"One {thing} was changed.", model),
+        updated(f"The right {thing} was changed.", model, record_id),
+        reported(updated(text, model, record_id, **fields)),
+    ]
 
 
 def reported(requirement: dict[str, Any]) -> dict[str, Any]:

@@ -59,12 +59,7 @@ def write_task(
     engine.close_copy()
     specs = {
         "instruction": plan.instruction,
-        "supervisor": {
-            "first_name": person.first_name,
-            "last_name": person.last_name,
-            "email": person.email,
-            "phone_number": person.phone_number,
-        },
+        "supervisor": person.identity,
         "datetime": now.isoformat(),
         "db_version": DB_VERSION,
         "canary_string": CANARY_STRING,
@@ -76,14 +71,7 @@ def write_task(
 
 def _add_supervisor(engine: Engine, person: Person, instruction: str) -> None:
     supervisor = engine.models.supervisor
-    record = supervisor.Supervisor.create_save(
-        first_name=person.first_name,
-        last_name=person.last_name,
-        email=person.email,
-        phone_number=person.phone_number,
-        birthday=person.birthday,
-        sex=person.sex,
-    )
+    record = supervisor.Supervisor.create_save(**person.identity, birthday=person.birthday, sex=person.sex)
     for app, password in person.passwords.items():
         supervisor.AccountPassword.create_save(supervisor_id=record.id, account_name=app, password=password)
     supervisor.Task.create_save(supervisor_id=record.id, instruction=instruction)

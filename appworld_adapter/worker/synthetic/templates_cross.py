@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 from base_world import NOTE_LINES, PAYMENT_REASONS
-from plan import Plan, Script, Stage, added, answers, only, reported, template
-from templates_media import draw_song, find_note, find_song
+from plan import Plan, Stage, added, answers, call, only, reported, template
+from templates_media import ARTIST, draw_song, find_song, find_song_id, new_note_requirements, note_before, read_note
 from templates_phone import find_contact, send_text, text_requirements
-from templates_venmo import amounts, ask, pay, payment_requirements, request_requirements
+from templates_venmo import PAYMENT, REQUEST, amounts
 
 
 @template(difficulty=2, apps="simple_note")
 def note_read(stage: Stage) -> Plan:
     titles = stage.rng.sample(("safe", "garage", "locker", "gate", "bike", "office"), 2)
     codes = stage.rng.sample(range(100, 1000), 2)
-    note_ids = []
-    for title, code in zip(titles, codes, strict=True):
-        arguments = {"title": title, "content": f"the code is {code}"}
-        note_ids.append(stage.before(stage.person, "simple_note", "create_note", **arguments)["note_id"])
+    note_ids = [note_before(stage, title, f"the code is {code}") for title, code in zip(titles, codes, strict=True)]
     script = stage.script()
-    script.login("simple_note")
-    find_note(script, titles[0])
     read_note(script, titles[0], *note_ids)
     script.complete(codes[0], codes[1:], f"the code is {codes[0]}")
     wording = stage.phrase(
         f"What is the code in my note {titles[0]}?", f"Read my note {titles[0]} and give me the code."
     )
     return Plan(wording, answers(*codes, of="the codes in the notes"), script, codes[0])
-
-
-def read_note(script: Script, title: str, note_id: int, *other_ids: int) -> None:
-    call = f"apis.simple_note.show_note(note_id={note_id}, access_token=simple_note_token)"
-    script.add("lookup", f"I read the note {title}: {note_id}", f"print('content:', {call}['content'])")
-    script.slip(note_id, other_ids)
 
 
 @template(difficulty=3, apps="spotify")
@@ -42,21 +31,13 @@ def spotify_add_to_playlist(stage: Stage) -> Plan:
     playlist_id, song_id = ids[0], song["song_id"]
     script = stage.script()
     script.login("spotify")
-    hits = find_song(stage, script, title)
-    script.lookup(
-        "I look for the playlist.",
-        "spotify",
-        "show_playlist_library(access_token=spotify_token)",
-        "p",
-        {"['title']": "['playlist_id']"},
-    )
-    script.act(
-        f"I add the song {title}: {song_id} to the playlist {names[0]}: {playlist_id}",
-        "spotify",
-        f"add_song_to_playlist(playlist_id={playlist_id}, song_id={song_id}, access_token=spotify_token)",
-    )
+    shown = find_song_id(stage, script, title)
+    playlists = call("spotify", "show_playlist_library")
+    script.lookup("I look for the playlist.", playlists, "p", {"['title']": "['playlist_id']"})
+    thought = f"I add the song {title}: {song_id} to the playlist {names[0]}: {playlist_id}"
+    script.act(thought, "spotify", "add_song_to_playlist", playlist_id=playlist_id, song_id=song_id)
     script.slip(playlist_id, ids[1:])
-    script.slip(song_id, [hit["song_id"] for hit in hits if hit["song_id"] != song_id])
+    script.slip(song_id, shown)
     script.complete()
     model = "spotify.PlaylistSong"
     requirements = [
@@ -87,25 +68,23 @@ def venmo_pay_texted(stage: Stage) -> Plan:
         message=f"you owe me {amount} dollars for {reason}",
     )
     script = stage.script()
-    script.login("phone")
     find_contact(script, relationship, "email", "phone")
     script.lookup(
         f"I read the messages of phone: {receiver.phone_number}",
-        "phone",
-        f"search_text_messages(query='owe', phone_number={receiver.phone_number!r}, access_token=phone_token)",
+        call("phone", "search_text_messages", query="owe", phone_number=receiver.phone_number),
         "m",
         {"text": "['message']"},
     )
-    script.slip(receiver.phone_number, [p.phone_number for p in stage.strangers(receiver)])
+    stage.slip_person(script, receiver, "phone_number")
     script.login("venmo")
     thought = f"text: you owe me {amount}, so amount: {amount}. I send the money to email: {receiver.email}"
-    pay(stage, script, receiver, amount, reason, wrong, thought)
+    PAYMENT.add_to(script, stage, receiver, amount, reason, wrong, thought)
     script.complete()
     wording = stage.phrase(
         f"My {relationship} texted me what I owe. Pay it on Venmo with the note {reason}.",
         f"Pay my {relationship} on Venmo what the text message says I owe. The note is {reason}.",
     )
-    return Plan(wording, payment_requirements(stage, receiver, amount, reason), script)
+    return Plan(wording, PAYMENT.requirements(stage, receiver, amount, reason), script)
 
 
 @template(difficulty=3, apps="simple_note venmo")
@@ -115,20 +94,18 @@ def venmo_request_noted(stage: Stage) -> Plan:
     reason = stage.rng.choice(PAYMENT_REASONS)
     lines = [f"{debtor.first_name}: {amount}", f"{other.first_name}: {other_amount}"]
     content = "\n".join(stage.rng.sample(lines, 2))
-    note_id = stage.before(stage.person, "simple_note", "create_note", title="debts", content=content)["note_id"]
+    note_id = note_before(stage, "debts", content)
     script = stage.script()
-    script.login("simple_note")
-    find_note(script, "debts")
     read_note(script, "debts", note_id, note_id - 1)
     script.login("venmo")
     thought = f"I request the money. {debtor.first_name}: {amount}"
-    ask(stage, script, debtor, amount, reason, [other_amount, wrong], thought)
+    REQUEST.add_to(script, stage, debtor, amount, reason, [other_amount, wrong], thought)
     script.complete()
     wording = stage.phrase(
         f"Request from {debtor.email} on Venmo what my note debts says {debtor.first_name} owes. The note is {reason}.",
         f"My note debts says what {debtor.first_name} owes. Ask {debtor.email} for it on Venmo with the note {reason}.",
     )
-    return Plan(wording, request_requirements(stage, debtor, amount, reason), script)
+    return Plan(wording, REQUEST.requirements(stage, debtor, amount, reason), script)
 
 
 @template(difficulty=3, apps="phone spotify")
@@ -137,14 +114,7 @@ def phone_text_artist(stage: Stage) -> Plan:
     title, song = draw_song(stage)
     artist = song["artists"][0]["name"]
     script = stage.script()
-    script.lookup(
-        "I look for the song.",
-        "spotify",
-        f"search_songs(query={title!r}, page_limit=1)",
-        "s",
-        {"['title']": "['artists'][0]['name']"},
-    )
-    script.login("phone")
+    find_song(script, title, ARTIST)
     find_contact(script, relationship, "phone")
     send_text(stage, script, receiver, artist, f"{title}: {artist}")
     script.complete()
@@ -157,20 +127,7 @@ def phone_text_artist(stage: Stage) -> Plan:
 
 @template(difficulty=2, apps="phone venmo")
 def venmo_request_relation(stage: Stage) -> Plan:
-    relationship, debtor = stage.relation()
-    amount, *wrong = amounts(stage)
-    reason = stage.rng.choice(PAYMENT_REASONS)
-    script = stage.script()
-    script.login("phone")
-    find_contact(script, relationship, "email")
-    script.login("venmo")
-    ask(stage, script, debtor, amount, reason, wrong, f"I request the money from email: {debtor.email}")
-    script.complete()
-    wording = stage.phrase(
-        f"Request ${amount} from my {relationship} on Venmo with the note {reason}.",
-        f"Ask my {relationship} for ${amount} on Venmo. The note is {reason}.",
-    )
-    return Plan(wording, request_requirements(stage, debtor, amount, reason), script)
+    return REQUEST.plan(stage, by_relation=True)
 
 
 # Compositions of known steps that no training task asks for.
@@ -180,46 +137,32 @@ def venmo_request_relation(stage: Stage) -> Plan:
 def note_save_email(stage: Stage) -> Plan:
     relationship, other = stage.relation()
     script = stage.script()
-    script.login("phone")
     find_contact(script, relationship, "email")
     script.login("simple_note")
-    script.act(
-        f"I write the note with email: {other.email}",
-        "simple_note",
-        f"create_note(title={relationship!r}, content={other.email!r}, access_token=simple_note_token)",
-    )
-    script.slip(other.email, [stranger.email for stranger in stage.strangers(other)])
+    thought = f"I write the note with email: {other.email}"
+    script.act(thought, "simple_note", "create_note", title=relationship, content=other.email)
+    stage.slip_person(script, other, "email")
     script.complete()
-    model, user_id = "simple_note.Note", stage.user_id(stage.person, "simple_note")
-    requirements = [
-        only(simple_note__Note={"added": 1}),
-        added("A note was written.", model, user_id=user_id),
-        added("The note has the right title.", model, title=relationship),
-        reported(added("The note has the right title and text.", model, title=relationship, content=other.email)),
-    ]
     wording = stage.phrase(
         f"Write a note titled {relationship} with the email of my {relationship} from the phone.",
         f"Make a note called {relationship} that says the email of my {relationship}.",
     )
-    return Plan(wording, requirements, script)
+    return Plan(wording, new_note_requirements(stage, relationship, other.email), script)
 
 
 @template(difficulty=3, apps="phone simple_note", kind="held_out")
 def phone_text_note(stage: Stage) -> Plan:
     relationship, receiver = stage.relation()
     line = stage.rng.choice(NOTE_LINES)
-    arguments = {"title": "menu", "content": f"{line} {stage.rng.randrange(10, 100)}"}
-    note_id = stage.before(stage.person, "simple_note", "create_note", **arguments)["note_id"]
+    content = f"{line} {stage.rng.randrange(10, 100)}"
+    note_id = note_before(stage, "menu", content)
     script = stage.script()
-    script.login("simple_note")
-    find_note(script, "menu")
     read_note(script, "menu", note_id, note_id - 1)
-    script.login("phone")
     find_contact(script, relationship, "phone")
-    send_text(stage, script, receiver, arguments["content"], f"content: {arguments['content']}")
+    send_text(stage, script, receiver, content, f"content: {content}")
     script.complete()
     wording = stage.phrase(
         f"Text my {relationship} the content of my note menu.",
         f"Send what my note menu says to my {relationship} by text message.",
     )
-    return Plan(wording, text_requirements(stage, receiver, arguments["content"]), script)
+    return Plan(wording, text_requirements(stage, receiver, content), script)

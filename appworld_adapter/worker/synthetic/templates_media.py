@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from base_world import ADJECTIVES, NOTE_LINES, NOUNS
-from plan import Plan, Stage, added, answers, only, reported, template, updated
+from plan import Plan, SolutionScript, Stage, added, answers, call, changed, only, reported, template, updated
 
+ARTIST = "['artists'][0]['name']"
 TITLES = ("groceries", "packing", "budget", "letters", "repairs", "birthday")
 
 
@@ -14,11 +15,7 @@ def spotify_volume(stage: Stage) -> Plan:
     volume, *wrong = stage.rng.sample([v for v in range(1, 11) if v != current], 3)
     script = stage.script()
     script.login("spotify")
-    script.act(
-        "I set the volume.",
-        "spotify",
-        f"set_volume(volume={volume}, access_token=spotify_token)",
-    )
+    script.act("I set the volume.", "spotify", "set_volume", volume=volume)
     script.slip(volume, wrong)
     script.complete()
     model = "spotify.MusicPlayer"
@@ -41,16 +38,16 @@ def draw_song(stage: Stage, excluded: set[int] = frozenset()) -> tuple[str, dict
             return title, song
 
 
-def find_song(stage: Stage, script, title: str) -> list[dict]:
-    """Adds the look-up; returns what a longer search would have shown, the song itself first."""
-    script.lookup(
-        "I look for the song.",
-        "spotify",
-        f"search_songs(query={title!r}, page_limit=1)",
-        "s",
-        {"['title']": "['song_id']"},
-    )
-    return stage.look("spotify", "search_songs", query=title, page_limit=3)
+def find_song(script: SolutionScript, title: str, field: str) -> None:
+    """Adds the look-up of a field of the song, for which nobody logs in."""
+    songs = f"apis.spotify.search_songs(query={title!r}, page_limit=1)"
+    script.lookup("I look for the song.", songs, "s", {"['title']": field})
+
+
+def find_song_id(stage: Stage, script: SolutionScript, title: str) -> list[int]:
+    """Adds the look-up; returns the ids that a longer search would have shown, that of the song itself first."""
+    find_song(script, title, "['song_id']")
+    return [hit["song_id"] for hit in stage.look("spotify", "search_songs", query=title, page_limit=3)]
 
 
 @template(difficulty=1, apps="spotify")
@@ -58,13 +55,7 @@ def spotify_artist(stage: Stage) -> Plan:
     title, song = draw_song(stage)
     artist = song["artists"][0]["name"]
     script = stage.script()
-    script.lookup(
-        "I look for the song.",
-        "spotify",
-        f"search_songs(query={title!r}, page_limit=1)",
-        "s",
-        {"['title']": "['artists'][0]['name']"},
-    )
+    find_song(script, title, ARTIST)
     names = sorted({artist.name for artist in stage.engine.models.spotify.Artist.all()})
     shown = [hit["artists"][0]["name"] for hit in stage.look("spotify", "search_songs", query=title, page_limit=3)]
     script.complete(artist, [name for name in shown if name != artist], f"{title}: {artist}")
@@ -80,14 +71,10 @@ def spotify_like(stage: Stage) -> Plan:
     title, song = draw_song(stage, liked)
     script = stage.script()
     script.login("spotify")
-    hits = find_song(stage, script, title)
+    shown = find_song_id(stage, script, title)
     song_id = song["song_id"]
-    script.act(
-        f"I like the song {title}: {song_id}",
-        "spotify",
-        f"like_song(song_id={song_id}, access_token=spotify_token)",
-    )
-    script.slip(song_id, [hit["song_id"] for hit in hits if hit["song_id"] != song_id])
+    script.act(f"I like the song {title}: {song_id}", "spotify", "like_song", song_id=song_id)
+    script.slip(song_id, shown)
     script.complete()
     user_id = stage.user_id(stage.person, "spotify")
     requirements = [
@@ -105,67 +92,67 @@ def note_create(stage: Stage) -> Plan:
     content, wrong_content = stage.rng.sample(NOTE_LINES, 2)
     script = stage.script()
     script.login("simple_note")
-    script.act(
-        "I write the note.",
-        "simple_note",
-        f"create_note(title={title!r}, content={content!r}, access_token=simple_note_token)",
-    )
+    script.act("I write the note.", "simple_note", "create_note", title=title, content=content)
     script.slip(title, [wrong_title])
     script.slip(content, [wrong_content])
     script.complete()
-    user_id = stage.user_id(stage.person, "simple_note")
-    requirements = [
-        only(simple_note__Note={"added": 1}),
-        added("A note was written.", "simple_note.Note", user_id=user_id),
-        added("The note has the right title.", "simple_note.Note", title=title),
-        reported(added("The note has the right title and text.", "simple_note.Note", title=title, content=content)),
-    ]
     wording = stage.phrase(
         f"Write a note titled {title} with the text: {content}", f"Make a new note called {title} that says: {content}"
     )
-    return Plan(wording, requirements, script)
+    return Plan(wording, new_note_requirements(stage, title, content), script)
+
+
+def new_note_requirements(stage: Stage, title: str, content: str) -> list[dict]:
+    model, user_id = "simple_note.Note", stage.user_id(stage.person, "simple_note")
+    return [
+        only(simple_note__Note={"added": 1}),
+        added("A note was written.", model, user_id=user_id),
+        added("The note has the right title.", model, title=title),
+        reported(added("The note has the right title and text.", model, title=title, content=content)),
+    ]
+
+
+def note_before(stage: Stage, title: str, content: str) -> int:
+    """The id of a note that was there before the task."""
+    return stage.before(stage.person, "simple_note", "create_note", title=title, content=content)["note_id"]
 
 
 @template(difficulty=2, apps="simple_note")
 def note_append(stage: Stage) -> Plan:
     title, other_title = stage.rng.sample(TITLES, 2)
     line, first_line, other_line = stage.rng.sample(NOTE_LINES, 3)
-    other_id = stage.before(stage.person, "simple_note", "create_note", title=other_title, content=other_line)[
-        "note_id"
-    ]
-    note_id = stage.before(stage.person, "simple_note", "create_note", title=title, content=first_line)["note_id"]
+    other_id = note_before(stage, other_title, other_line)
+    note_id = note_before(stage, title, first_line)
     script = stage.script()
-    script.login("simple_note")
     find_note(script, title)
     script.act(
         f"I add the line to the note {title}: {note_id}",
         "simple_note",
-        f"add_content_to_note(note_id={note_id}, append_or_prepend='append', added_content={line!r}, "
-        "access_token=simple_note_token)",
+        "add_content_to_note",
+        note_id=note_id,
+        append_or_prepend="append",
+        added_content=line,
     )
     script.slip(note_id, [other_id])
     script.slip(line, [other_line])
     script.complete()
-    model = "simple_note.Note"
-    requirements = [
-        only(simple_note__Note={"updated": 1}),
-        updated("One note was changed.", model),
-        updated("The right note was changed.", model, note_id),
-        reported(
-            updated("The line stands at the end of the right note.", model, note_id, content=f"{first_line}\n{line}")
-        ),
-    ]
+    text, content = "The line stands at the end of the right note.", f"{first_line}\n{line}"
     wording = stage.phrase(
         f"Add to my note {title} this line: {line}", f"Append to the note titled {title} the words: {line}"
     )
-    return Plan(wording, requirements, script)
+    return Plan(wording, changed("note", "simple_note.Note", note_id, text, content=content), script)
 
 
-def find_note(script, title: str) -> None:
-    script.lookup(
-        "I look for the note.",
-        "simple_note",
-        f"search_notes(query={title!r}, access_token=simple_note_token)",
-        "n",
-        {"['title']": "['note_id']"},
-    )
+def find_note(script: SolutionScript, title: str) -> None:
+    """Adds the log-in and the look-up of the note's id."""
+    script.login("simple_note")
+    notes = call("simple_note", "search_notes", query=title)
+    script.lookup("I look for the note.", notes, "n", {"['title']": "['note_id']"})
+
+
+def read_note(script: SolutionScript, title: str, note_id: int, *other_ids: int) -> None:
+    """Adds what :func:`find_note` does, and the reading; ``other_ids`` are of notes that may be taken for it."""
+    find_note(script, title)
+    shown = call("simple_note", "show_note", note_id=note_id)
+    script.add("lookup", f"I read the note {title}: {note_id}", f"print('content:', {shown}['content'])")
+    script.slip(note_id, other_ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from base_world import MESSAGES
 from people import Person
-from plan import Plan, Script, Stage, added, answers, only, reported, template, updated
+from plan import Plan, SolutionScript, Stage, added, answers, call, changed, only, reported, template
 
 
 def clock(stage: Stage) -> str:
@@ -20,11 +20,7 @@ def phone_set_alarm(stage: Stage) -> Plan:
     script = stage.script()
     script.docs("phone", "create_alarm")
     script.login("phone")
-    script.act(
-        "I set the alarm.",
-        "phone",
-        f"create_alarm(time={time!r}, label={label!r}, access_token=phone_token)",
-    )
+    script.act("I set the alarm.", "phone", "create_alarm", time=time, label=label)
     script.slip(time, [clock(stage), clock(stage)])
     script.slip(label, [other for other in LABELS if other != label])
     script.complete()
@@ -56,23 +52,12 @@ def phone_move_alarm(stage: Stage) -> Plan:
     alarm_id, other_ids = alarm["alarm_id"], [a["alarm_id"] for a in alarms if a is not alarm]
     script = stage.script()
     script.login("phone")
-    script.lookup(
-        "I look for the alarm.", "phone", "show_alarms(access_token=phone_token)", "a", {"['label']": "['alarm_id']"}
-    )
-    script.act(
-        f"I move the alarm {labels[0]}: {alarm_id}",
-        "phone",
-        f"update_alarm(alarm_id={alarm_id}, time={time!r}, access_token=phone_token)",
-    )
+    script.lookup("I look for the alarm.", call("phone", "show_alarms"), "a", {"['label']": "['alarm_id']"})
+    script.act(f"I move the alarm {labels[0]}: {alarm_id}", "phone", "update_alarm", alarm_id=alarm_id, time=time)
     script.slip(alarm_id, other_ids)
     script.slip(time, [clock(stage), clock(stage)])
     script.complete()
-    requirements = [
-        only(phone__Alarm={"updated": 1}),
-        updated("One alarm was changed.", "phone.Alarm"),
-        updated("The right alarm was changed.", "phone.Alarm", alarm_id),
-        reported(updated("The right alarm rings at the new time.", "phone.Alarm", alarm_id, time=time)),
-    ]
+    requirements = changed("alarm", "phone.Alarm", alarm_id, "The right alarm rings at the new time.", time=time)
     wording = stage.phrase(
         f"Move my phone alarm {labels[0]} to {time}.", f"My {labels[0]} alarm should ring at {time}. Change it."
     )
@@ -83,7 +68,6 @@ def phone_move_alarm(stage: Stage) -> Plan:
 def phone_who_is(stage: Stage) -> Plan:
     relationship, other = stage.relation()
     script = stage.script()
-    script.login("phone")
     find_contact(script, relationship, "name")
     names = [contact.name for contact in stage.engine.population.others(stage.person)]
     script.complete(other.name, [name for name in names if name != other.name], f"name: {other.name}")
@@ -98,7 +82,6 @@ def phone_text_relation(stage: Stage) -> Plan:
     relationship, other = stage.relation()
     message = stage.rng.choice(MESSAGES)
     script = stage.script()
-    script.login("phone")
     find_contact(script, relationship, "phone")
     send_text(stage, script, other, message)
     script.complete()
@@ -111,26 +94,19 @@ def phone_text_relation(stage: Stage) -> Plan:
 CONTACT_FIELDS = {"name": "['first_name'] ['last_name']", "email": "['email']", "phone": "['phone_number']"}
 
 
-def find_contact(script: Script, relationship: str, *shows: str) -> None:
-    """Adds the look-up of what ``shows`` names of :data:`CONTACT_FIELDS`."""
-    script.lookup(
-        f"I look for the {relationship}.",
-        "phone",
-        f"search_contacts(relationship={relationship!r}, access_token=phone_token)",
-        "c",
-        {name: CONTACT_FIELDS[name] for name in shows},
-    )
+def find_contact(script: SolutionScript, relationship: str, *shows: str) -> None:
+    """Adds the log-in and the look-up of what ``shows`` names of :data:`CONTACT_FIELDS`."""
+    script.login("phone")
+    contacts = call("phone", "search_contacts", relationship=relationship)
+    script.lookup(f"I look for the {relationship}.", contacts, "c", {name: CONTACT_FIELDS[name] for name in shows})
 
 
-def send_text(stage: Stage, script: Script, receiver: Person, message: str, found: str = "") -> None:
+def send_text(stage: Stage, script: SolutionScript, receiver: Person, message: str, found: str = "") -> None:
     """Adds the sending; ``found`` are the words with which an observation told the message."""
-    strangers = [other.phone_number for other in stage.strangers(receiver)]
-    script.act(
-        f"I send {found or 'the message'} to phone: {receiver.phone_number}",
-        "phone",
-        f"send_text_message(phone_number={receiver.phone_number!r}, message={message!r}, access_token=phone_token)",
-    )
-    script.slip(receiver.phone_number, strangers)
+    number = receiver.phone_number
+    thought = f"I send {found or 'the message'} to phone: {number}"
+    script.act(thought, "phone", "send_text_message", phone_number=number, message=message)
+    stage.slip_person(script, receiver, "phone_number")
     script.slip(message, ["hello"])
 
 

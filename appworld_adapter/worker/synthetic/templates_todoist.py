@@ -5,24 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from base_world import NOTE_LINES
-from plan import Plan, Script, Stage, added, answers, labelled, only, reported, template, updated
-from templates_cross import read_note
-from templates_media import find_note
+from plan import Plan, SolutionScript, Stage, added, answers, call, changed, only, reported, template
+from templates_media import note_before, read_note
 
 TITLES = ("paint fence", "renew passport", "plant tulips", "sharpen knives", "book tickets", "return books")
 
 
-def list_tasks(script: Script, shows: Mapping[str, str]) -> None:
-    script.add(
-        "lookup",
-        "I look at the inbox.",
-        "for t in apis.todoist.show_tasks(project_id=0, access_token=todoist_token)['no_section_tasks']:\n"
-        + labelled("t", shows),
-    )
+def list_tasks(script: SolutionScript, shows: Mapping[str, str]) -> None:
+    tasks = call("todoist", "show_tasks", project_id=0)
+    script.lookup("I look at the inbox.", f"{tasks}['no_section_tasks']", "t", shows)
 
 
-def add_task(script: Script, title: str, wrong: str, thought: str = "I add the task.") -> None:
-    script.act(thought, "todoist", f"create_task(project_id=0, title={title!r}, access_token=todoist_token)")
+def add_task(script: SolutionScript, title: str, wrong: str, thought: str = "I add the task.") -> None:
+    script.act(thought, "todoist", "create_task", project_id=0, title=title)
     script.slip(title, [wrong])
 
 
@@ -57,20 +52,12 @@ def todoist_finish(stage: Stage) -> Plan:
     script = stage.script()
     script.login("todoist")
     list_tasks(script, {"['title']": "['task_id']"})
-    script.act(
-        f"I mark the task {titles[0]}: {ids[0]}",
-        "todoist",
-        f"update_task(task_id={ids[0]}, is_completed=True, access_token=todoist_token)",
-    )
+    thought = f"I mark the task {titles[0]}: {ids[0]}"
+    script.act(thought, "todoist", "update_task", task_id=ids[0], is_completed=True)
     script.slip(ids[0], ids[1:])
     script.complete()
-    model = "todoist.Task"
-    requirements = [
-        only(todoist__Task={"updated": 1}),
-        updated("One task was changed.", model),
-        updated("The right task was changed.", model, ids[0]),
-        reported(updated("The right task is marked done.", model, ids[0], is_completed=True, title=titles[0])),
-    ]
+    right = {"is_completed": True, "title": titles[0]}
+    requirements = changed("task", "todoist.Task", ids[0], "The right task is marked done.", **right)
     wording = stage.phrase(
         f"Mark the task {titles[0]} in my Todoist inbox as done.",
         f"I have finished {titles[0]}. Tick it off in Todoist.",
@@ -97,10 +84,8 @@ def todoist_urgent(stage: Stage) -> Plan:
 @template(difficulty=3, apps="simple_note todoist", kind="challenge")
 def todoist_from_note(stage: Stage) -> Plan:
     title, wrong = (f"buy {line}" for line in stage.rng.sample(NOTE_LINES, 2))
-    note_id = stage.before(stage.person, "simple_note", "create_note", title="shopping", content=title)["note_id"]
+    note_id = note_before(stage, "shopping", title)
     script = stage.script()
-    script.login("simple_note")
-    find_note(script, "shopping")
     read_note(script, "shopping", note_id, note_id - 1)
     script.login("todoist")
     add_task(script, title, wrong, f"I add the task with content: {title}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from base_world import PAYMENT_REASONS
 from people import Person
-from plan import Plan, Script, Stage, added, answers, only, reported, template, updated
+from plan import Plan, SolutionScript, Stage, added, answers, call, only, reported, template, updated
 from templates_phone import find_contact
 
 
@@ -12,140 +14,129 @@ def amounts(stage: Stage, count: int = 3) -> list[int]:
     return stage.rng.sample(range(10, 100), count)
 
 
-def pay(
-    stage: Stage,
-    script: Script,
-    receiver: Person,
-    amount: int,
-    reason: str,
-    wrong_amounts: list[int],
-    thought: str = "I send the money.",
-) -> None:
-    strangers = [other.email for other in stage.strangers(receiver)]
-    script.act(
-        thought,
-        "venmo",
-        f"create_transaction(receiver_email={receiver.email!r}, amount={amount}, description={reason!r}, "
-        "access_token=venmo_token)",
-    )
-    script.slip(receiver.email, strangers)
-    script.slip(amount, wrong_amounts)
+@dataclass(frozen=True)
+class MoneyAction:
+    """How money moves between two people: sent by a payment, or asked for by a request.
+
+    ``counterpart`` is the argument of ``api`` that names the other person. ``changes`` and ``texts`` are of the
+    requirements, of which the last one names the sender or not. ``wordings`` ask for it.
+    """
+
+    api: str
+    counterpart: str
+    thought: str
+    preposition: str
+    model: str
+    changes: dict[str, dict[str, int]]
+    texts: tuple[str, str, str, str]
+    names_sender: bool
+    wordings: tuple[str, str]
+
+    def add_to(
+        self,
+        script: SolutionScript,
+        stage: Stage,
+        person: Person,
+        amount: int,
+        reason: str,
+        wrong_amounts: list[int],
+        thought: str = "",
+    ) -> None:
+        """Adds the turn that moves the money, with ``thought`` in place of the usual one."""
+        arguments = {self.counterpart: person.email, "amount": amount, "description": reason}
+        script.act(thought or f"{self.thought}.", "venmo", self.api, **arguments)
+        stage.slip_person(script, person, "email")
+        script.slip(amount, wrong_amounts)
+
+    def requirements(self, stage: Stage, person: Person, amount: int, reason: str) -> list[dict]:
+        sender = {"sender_id": stage.user_id(stage.person, "venmo")}
+        receiver = {"receiver_id": stage.user_id(person, "venmo")}
+        made, right_person, right_amount, all_right = self.texts
+        known = sender | receiver if self.names_sender else receiver
+        return [
+            only(**self.changes),
+            added(made, self.model, **sender),
+            added(right_person, self.model, **sender, **receiver),
+            added(right_amount, self.model, **sender, amount=amount),
+            reported(added(all_right, self.model, **known, amount=amount, description=reason)),
+        ]
+
+    def plan(self, stage: Stage, *, by_relation: bool = False, with_docs: bool = False) -> Plan:
+        """The task to do it with somebody known by e-mail, or else by relation, whom the phone knows."""
+        if by_relation:
+            relationship, person = stage.relation()
+            whom = f"my {relationship}"
+        else:
+            (person,) = stage.others(1)
+            whom = person.email
+        amount, *wrong = amounts(stage)
+        reason = stage.rng.choice(PAYMENT_REASONS)
+        script, thought = stage.script(), ""
+        if with_docs:
+            script.docs("venmo", self.api)
+        if by_relation:
+            find_contact(script, relationship, "email")
+            thought = f"{self.thought} {self.preposition} email: {person.email}"
+        script.login("venmo")
+        self.add_to(script, stage, person, amount, reason, wrong, thought)
+        script.complete()
+        wording = stage.phrase(*self.wordings).format(amount=amount, whom=whom, reason=reason)
+        return Plan(wording, self.requirements(stage, person, amount, reason), script)
 
 
-def payment_requirements(stage: Stage, receiver: Person, amount: int, reason: str) -> list[dict]:
-    sender_id, receiver_id = stage.user_id(stage.person, "venmo"), stage.user_id(receiver, "venmo")
-    model = "venmo.Transaction"
-    return [
-        only(
-            venmo__Transaction={"added": 1},
-            venmo__Notification={"added": 1},
-            venmo__User={"updated": 2},
-        ),
-        added("A payment was made.", model, sender_id=sender_id),
-        added("The payment went to the right person.", model, sender_id=sender_id, receiver_id=receiver_id),
-        added("The payment has the right amount.", model, sender_id=sender_id, amount=amount),
-        reported(
-            added(
-                "The right person got the right amount with the right note.",
-                model,
-                sender_id=sender_id,
-                receiver_id=receiver_id,
-                amount=amount,
-                description=reason,
-            )
-        ),
-    ]
+PAYMENT = MoneyAction(
+    api="create_transaction",
+    counterpart="receiver_email",
+    thought="I send the money",
+    preposition="to",
+    model="venmo.Transaction",
+    changes={"venmo.Transaction": {"added": 1}, "venmo.Notification": {"added": 1}, "venmo.User": {"updated": 2}},
+    texts=(
+        "A payment was made.",
+        "The payment went to the right person.",
+        "The payment has the right amount.",
+        "The right person got the right amount with the right note.",
+    ),
+    names_sender=True,
+    wordings=(
+        "Send ${amount} to {whom} on Venmo with the note {reason}.",
+        "Pay {whom} ${amount} on Venmo. The note is {reason}.",
+    ),
+)
+REQUEST = MoneyAction(
+    api="create_payment_request",
+    counterpart="user_email",
+    thought="I request the money",
+    preposition="from",
+    model="venmo.PaymentRequest",
+    changes={"venmo.PaymentRequest": {"added": 1}, "venmo.Notification": {"added": 1}},
+    texts=(
+        "A payment request was made.",
+        "The request went to the right person.",
+        "The request has the right amount.",
+        "The right person was asked for the right amount with the right note.",
+    ),
+    names_sender=False,
+    wordings=(
+        "Request ${amount} from {whom} on Venmo with the note {reason}.",
+        "Ask {whom} for ${amount} on Venmo. The note is {reason}.",
+    ),
+)
 
 
 @template(difficulty=1, apps="venmo")
 def venmo_pay(stage: Stage) -> Plan:
-    (receiver,) = stage.others(1)
-    amount, *wrong = amounts(stage)
-    reason = stage.rng.choice(PAYMENT_REASONS)
-    script = stage.script()
-    script.login("venmo")
-    pay(stage, script, receiver, amount, reason, wrong)
-    script.complete()
-    wording = stage.phrase(
-        f"Send ${amount} to {receiver.email} on Venmo with the note {reason}.",
-        f"Pay {receiver.email} ${amount} on Venmo. The note is {reason}.",
-    )
-    return Plan(wording, payment_requirements(stage, receiver, amount, reason), script)
+    return PAYMENT.plan(stage)
 
 
 @template(difficulty=2, apps="phone venmo")
 def venmo_pay_relation(stage: Stage) -> Plan:
-    relationship, receiver = stage.relation()
-    amount, *wrong = amounts(stage)
-    reason = stage.rng.choice(PAYMENT_REASONS)
-    script = stage.script()
-    script.login("phone")
-    find_contact(script, relationship, "email")
-    script.login("venmo")
-    pay(stage, script, receiver, amount, reason, wrong, f"I send the money to email: {receiver.email}")
-    script.complete()
-    wording = stage.phrase(
-        f"Send ${amount} to my {relationship} on Venmo with the note {reason}.",
-        f"Pay my {relationship} ${amount} on Venmo. The note is {reason}.",
-    )
-    return Plan(wording, payment_requirements(stage, receiver, amount, reason), script)
+    return PAYMENT.plan(stage, by_relation=True)
 
 
 @template(difficulty=1, apps="venmo")
 def venmo_request(stage: Stage) -> Plan:
-    (debtor,) = stage.others(1)
-    amount, *wrong = amounts(stage)
-    reason = stage.rng.choice(PAYMENT_REASONS)
-    script = stage.script()
-    script.docs("venmo", "create_payment_request")
-    script.login("venmo")
-    ask(stage, script, debtor, amount, reason, wrong)
-    script.complete()
-    wording = stage.phrase(
-        f"Request ${amount} from {debtor.email} on Venmo with the note {reason}.",
-        f"Ask {debtor.email} for ${amount} on Venmo. The note is {reason}.",
-    )
-    return Plan(wording, request_requirements(stage, debtor, amount, reason), script)
-
-
-def ask(
-    stage: Stage,
-    script: Script,
-    debtor: Person,
-    amount: int,
-    reason: str,
-    wrong_amounts: list[int],
-    thought: str = "I request the money.",
-) -> None:
-    strangers = [other.email for other in stage.strangers(debtor)]
-    script.act(
-        thought,
-        "venmo",
-        f"create_payment_request(user_email={debtor.email!r}, amount={amount}, description={reason!r}, "
-        "access_token=venmo_token)",
-    )
-    script.slip(debtor.email, strangers)
-    script.slip(amount, wrong_amounts)
-
-
-def request_requirements(stage: Stage, debtor: Person, amount: int, reason: str) -> list[dict]:
-    sender_id, receiver_id = stage.user_id(stage.person, "venmo"), stage.user_id(debtor, "venmo")
-    model = "venmo.PaymentRequest"
-    return [
-        only(venmo__PaymentRequest={"added": 1}, venmo__Notification={"added": 1}),
-        added("A payment request was made.", model, sender_id=sender_id),
-        added("The request went to the right person.", model, sender_id=sender_id, receiver_id=receiver_id),
-        added("The request has the right amount.", model, sender_id=sender_id, amount=amount),
-        reported(
-            added(
-                "The right person was asked for the right amount with the right note.",
-                model,
-                receiver_id=receiver_id,
-                amount=amount,
-                description=reason,
-            )
-        ),
-    ]
+    return REQUEST.plan(stage, with_docs=True)
 
 
 @template(difficulty=2, apps="venmo")
@@ -167,27 +158,18 @@ def venmo_approve(stage: Stage) -> Plan:
     script.login("venmo")
     script.lookup(
         f"I look for the request from {chosen.name}.",
-        "venmo",
-        "show_received_payment_requests(status='pending', access_token=venmo_token)",
+        call("venmo", "show_received_payment_requests", status="pending"),
         "r",
         {"['sender']['name']": "['payment_request_id']"},
     )
-    script.act(
-        f"I approve the request from {chosen.name}: {request_id}",
-        "venmo",
-        f"approve_payment_request(payment_request_id={request_id}, access_token=venmo_token)",
-    )
-    script.slip(request_id, [other for other in requests.values() if other != request_id])
+    thought = f"I approve the request from {chosen.name}: {request_id}"
+    script.act(thought, "venmo", "approve_payment_request", payment_request_id=request_id)
+    script.slip(request_id, [*requests.values()])
     script.complete()
     sender_id = stage.user_id(stage.person, "venmo")
     receiver_id = stage.user_id(chosen, "venmo")
     requirements = [
-        only(
-            venmo__Transaction={"added": 1},
-            venmo__Notification={"added": 1},
-            venmo__User={"updated": 2},
-            venmo__PaymentRequest={"updated": 1},
-        ),
+        only(**PAYMENT.changes, venmo__PaymentRequest={"updated": 1}),
         updated("One payment request was settled.", "venmo.PaymentRequest"),
         updated("The right payment request was settled.", "venmo.PaymentRequest", request_id),
         reported(
@@ -215,13 +197,8 @@ def venmo_received(stage: Stage) -> Plan:
         )
     script = stage.script()
     script.login("venmo")
-    script.lookup(
-        "I look at the money received.",
-        "venmo",
-        "show_transactions(query='share', direction='received', access_token=venmo_token)",
-        "t",
-        {"['sender']['name']": "['amount']"},
-    )
+    received = call("venmo", "show_transactions", query="share", direction="received")
+    script.lookup("I look at the money received.", received, "t", {"['sender']['name']": "['amount']"})
     script.complete(sums[0], sums[1:], f"{payers[0].name}: {sums[0]}")
     wording = stage.phrase(
         f"How much did {payers[0].name} send me on Venmo as a share?",

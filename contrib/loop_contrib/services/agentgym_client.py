@@ -13,7 +13,7 @@ from typing import Any
 from agent_environments.lost_worlds import Loss, WorldLost
 from agent_environments.protocol import TokenSpans
 from agent_environments.remote.line import WorldLine
-from loop_contrib.services.service_pool import NoSuchPath, ServicePool, failure, flags_of, is_ours
+from loop_contrib.services.service_pool import NoSuchPath, ServiceLine, ServicePool, failure, is_ours
 
 SCENARIO = "item"
 
@@ -67,32 +67,22 @@ class AgentGymPool(ServicePool):
         return AgentGymLine(self, number)
 
 
-class AgentGymLine(WorldLine):
+class AgentGymLine(ServiceLine):
     """A session of the service."""
 
+    _pool: AgentGymPool
+
     def __init__(self, pool: AgentGymPool, number: int) -> None:
-        super().__init__(pool.losses)
-        self._pool = pool
+        super().__init__(pool)
         self._number = number
-        self._reward: float | None = None
-        self._done = False
-        self._cut = False
-
-    @property
-    def alive(self) -> bool:
-        return not self._cut
-
-    def kill(self) -> None:
-        """Nothing more is sent; a session that was not closed ends at the service's own time."""
-        self._cut = True
 
     async def _round_trip(self, request: Mapping[str, Any]) -> dict[str, Any]:
         match request["op"]:
             case "start":
                 answer = await self._post("/reset", {"data_idx": self._pool.indices[request["task"]]})
-                return {**self._observed(answer), "messages": answer.get("messages", []) if is_ours(answer) else []}
+                return {**self._answered(answer), "messages": answer.get("messages", []) if is_ours(answer) else []}
             case "step":
-                return self._observed(await self._post("/step", {str(self._pool.action_field): request["command"]}))
+                return self._answered(await self._post("/step", {str(self._pool.action_field): request["command"]}))
             case "grade":
                 return await self._grade()
         await self._post("/close", {})
@@ -104,7 +94,7 @@ class AgentGymLine(WorldLine):
         except NoSuchPath:
             if self._pool.names_tasks:  # it has grades: what answered is a proxy, or a service that still starts
                 raise
-            return self._pool.grade_of(self._reward, self._done)
+            return self._pool.grade_of(self._earned, self._done)
 
     async def _post(self, path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         return self._checked(await self._pool.request("POST", path, json={"id": self._number, **fields}))
@@ -118,11 +108,5 @@ class AgentGymLine(WorldLine):
                 return answer
         raise WorldLost(f"the service's answer is no object: {str(answer)[:200]}", Loss.CUT)
 
-    def _observed(self, answer: dict[str, Any]) -> dict[str, Any]:
-        self._done = bool(answer.get("done", False))
-        self._reward = self._pool.reward_of(answer.get("reward"), self._reward)
-        return {
-            "observation": self._pool.text_of(answer),
-            "done": self._done,
-            **flags_of(answer),
-        }
+    def _answered(self, answer: dict[str, Any]) -> dict[str, Any]:
+        return self._observed(answer, answer.get("done", False), answer.get("reward"))

@@ -28,6 +28,7 @@ from loop_contrib.services.service_pool import (
     NoPlace,
     NoSuchField,
     NoSuchPath,
+    ServiceLine,
     ServicePool,
     failure,
     flags_of,
@@ -268,21 +269,19 @@ def _own_id(task: Any) -> str | None:
     return known if isinstance(known, str) else None
 
 
-class OpenEnvLine(WorldLine):
+class OpenEnvLine(ServiceLine):
     """A WebSocket, and the episode it holds.
 
     It is read all the time, also while the policy thinks: a socket that nobody reads answers no ping, and the service
     ends its episode (uvicorn's after 40 s).
     """
 
+    _pool: OpenEnvPool
+
     def __init__(self, pool: OpenEnvPool, socket: aiohttp.ClientWebSocketResponse) -> None:
-        super().__init__(pool.losses)
-        self._pool = pool
+        super().__init__(pool)
         self._socket = socket
-        self._reward: float | None = None
-        self._done = False
         self._ours = False
-        self._cut = False
         self._refused = False
         self._answer: asyncio.Future[str] | None = None
         self._reading = asyncio.create_task(self._read())
@@ -317,10 +316,7 @@ class OpenEnvLine(WorldLine):
 
     @property
     def alive(self) -> bool:
-        return not self._cut and not self._socket.closed
-
-    def kill(self) -> None:
-        self._cut = True
+        return super().alive and not self._socket.closed
 
     async def hang_up(self) -> None:
         self.kill()
@@ -334,27 +330,20 @@ class OpenEnvLine(WorldLine):
             case "start":
                 data = await self._ask("reset", self._pool.places[request["task"]])
                 self._ours = is_ours(data["observation"])
-                return {**self._observed(data), "messages": data["observation"]["messages"] if self._ours else []}
+                return {**self._answered(data), "messages": data["observation"]["messages"] if self._ours else []}
             case "step":
                 try:
-                    return self._observed(await self._ask("step", self._pool.action(request["command"])))
+                    return self._answered(await self._ask("step", self._pool.action(request["command"])))
                 except ActionRefused as error:
                     return {"observation": f"{FAILURE_HEAD} {error}", "done": False, **flags_of({}), "failed": True}
             case "grade":
                 state = await self._ask("state", {}) if self._ours else {}
-                return state.get("grade") or self._pool.grade_of(self._reward, self._done)
+                return state.get("grade") or self._pool.grade_of(self._earned, self._done)
         self.kill()  # "close": the session ends with its socket
         return {}
 
-    def _observed(self, data: dict[str, Any]) -> dict[str, Any]:
-        shown = data["observation"]
-        self._done = bool(data["done"])
-        self._reward = self._pool.reward_of(data["reward"], self._reward)
-        return {
-            "observation": self._pool.text_of(shown),
-            "done": self._done,
-            **flags_of(shown),
-        }
+    def _answered(self, data: dict[str, Any]) -> dict[str, Any]:
+        return self._observed(data["observation"], data["done"], data["reward"])
 
     async def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         message = {"type": kind, "data": data} if kind != "state" else {"type": kind}

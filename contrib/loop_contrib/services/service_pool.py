@@ -258,6 +258,31 @@ class ServicePool(RemotePool):
             await self._http.close()
 
 
+class ServiceLine(WorldLine):
+    """The line to one episode of a service, with what the episode has earned."""
+
+    def __init__(self, pool: ServicePool) -> None:
+        super().__init__(pool.losses)
+        self._pool = pool
+        self._earned: float | None = None
+        self._done = False
+        self._cut = False
+
+    @property
+    def alive(self) -> bool:
+        return not self._cut
+
+    def kill(self) -> None:
+        """Nothing more is sent; the service ends a session that was not closed at its own time."""
+        self._cut = True
+
+    def _observed(self, shown: Mapping[str, Any], done: object, reward: Any) -> dict[str, Any]:
+        """The answer to a step, by the observation, the end and the reward that the service sent."""
+        self._done = bool(done)
+        self._earned = self._pool.reward_of(reward, self._earned)
+        return {"observation": self._pool.text_of(shown), "done": self._done, **flags_of(shown)}
+
+
 async def _body(response: aiohttp.ClientResponse) -> bytes:
     """All of it; raises ValueError if it is too long."""
     body = bytearray()

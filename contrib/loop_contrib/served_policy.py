@@ -21,7 +21,7 @@ POLICY_VERSION = 0
 
 
 @dataclass(frozen=True)
-class ServedPolicy:
+class NodePolicy:
     """The policy, node and folder of such a command: ``name`` begins the ids of its collections, ``out`` is the output
     folder, and ``tasks`` are those of the training split, or of ``collection.tasks``."""
 
@@ -33,7 +33,7 @@ class ServedPolicy:
 
 
 @contextlib.contextmanager
-def served_policy(config: str, overrides: Sequence[str], branching: bool = False) -> Iterator[ServedPolicy]:
+def served_policy(config: str, overrides: Sequence[str], branching: bool = False) -> Iterator[NodePolicy]:
     """Open the node of a config of ``loop_appworld``, and serve its ``initial_adapter`` or the base model.
 
     Args:
@@ -59,7 +59,7 @@ def served_policy(config: str, overrides: Sequence[str], branching: bool = False
         with tempfile.TemporaryDirectory() as scratch:
             nodes.publish(POLICY_VERSION, _adapter(conf, Path(scratch)))
         tasks = conf.collection.tasks or nodes.tasks(conf.collection.split)[1]
-        yield ServedPolicy(conf, run_name(conf, out), out, nodes, tasks)
+        yield NodePolicy(conf, run_name(conf, out), out, nodes, tasks)
     finally:
         nodes.close()
 

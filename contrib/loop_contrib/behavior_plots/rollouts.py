@@ -38,7 +38,7 @@ SOLVED: dict[str, Any] = {"ls": "", "marker": "o", "ms": 4, "mew": 0, "color": "
 
 
 @dataclass(frozen=True)
-class Attempt:
+class PlottedAttempt:
     """The part of one rollout that a picture needs; ``index`` counts those of its task, ``behavior`` holds counts."""
 
     task_id: str
@@ -53,10 +53,10 @@ class Period:
     """The attempts of some collections, under a name."""
 
     name: str
-    attempts: list[Attempt]
+    attempts: list[PlottedAttempt]
 
 
-def read_attempts(log: Path) -> list[Attempt]:
+def read_attempts(log: Path) -> list[PlottedAttempt]:
     """The episodes of a collection's log. Raises ValueError for a damaged line; names it."""
     environment = read_description(log)
     attempts = []
@@ -69,7 +69,7 @@ def read_attempts(log: Path) -> list[Attempt]:
         task, first = records[0]["task_id"], records[0]
         calls = [call for messages, turns in sequences for call in environment.calls(task, messages, turns)]
         counts = environment.counts(task, sequences)
-        attempts.append(Attempt(task, first["index"], first["success"], counts, tuple(calls)))
+        attempts.append(PlottedAttempt(task, first["index"], first["success"], counts, tuple(calls)))
     return attempts
 
 
@@ -112,16 +112,18 @@ def read_periods(run: Path) -> tuple[str, list[Period]]:
     return next(read_lines(logs[0])).record["dataset"], periods
 
 
-def _attempts(logs: Sequence[Path]) -> list[Attempt]:
+def _attempts(logs: Sequence[Path]) -> list[PlottedAttempt]:
     return [item for log in logs for item in read_attempts(log)]
 
 
-def _each_once(attempts: Sequence[Attempt]) -> list[Attempt]:
+def _each_once(attempts: Sequence[PlottedAttempt]) -> list[PlottedAttempt]:
     """A task that is asked for by itself is played anew in all its runs, and the first rollout of a run counts."""
     return list({(item.task_id, item.index): item for item in reversed(attempts)}.values())[::-1]
 
 
-def behavior_interval(attempts: Sequence[Attempt], figure: BehaviorFigure, level: float = 0.95) -> tuple[float, float]:
+def behavior_interval(
+    attempts: Sequence[PlottedAttempt], figure: BehaviorFigure, level: float = 0.95
+) -> tuple[float, float]:
     """Percentile bootstrap over tasks (each with all its rollouts) of a figure."""
     attempts = [attempt for attempt in attempts if figure.of in attempt.behavior]
     tasks = sorted({attempt.task_id for attempt in attempts})
@@ -228,7 +230,9 @@ def write_rollout_figures(run: Path, output: Path, task: str | None = None) -> l
     ]
 
 
-def _draw_tree(axes: Axes, ordered: Sequence[Attempt], row: int, depth: int, colours: dict[str, ColorType]) -> None:
+def _draw_tree(
+    axes: Axes, ordered: Sequence[PlottedAttempt], row: int, depth: int, colours: dict[str, ColorType]
+) -> None:
     """Boxes of the rollouts ``ordered``, which agree on their first ``depth`` calls, and of what follows each."""
     start = 0
     while start < len(ordered) and depth < MAX_DEPTH:

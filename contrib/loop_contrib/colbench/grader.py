@@ -78,7 +78,7 @@ class GraderLimits:
             raise ValueError("grader: memory_mb must be at least 1, and times above 0")
 
 
-class Grader:
+class CodeGrader:
     """Grades answers; :meth:`open` finds the sandbox's level.
 
     Args:

@@ -18,7 +18,7 @@ from agent_environments.protocol import (
 )
 from agent_environments.slots import Slots
 from loop_contrib.chat_model import ChatEndpoint
-from loop_contrib.colbench.grader import Grader, GraderLimits, base_python
+from loop_contrib.colbench.grader import CodeGrader, GraderLimits, base_python
 from loop_contrib.colbench.human import EndpointHuman, Human, ScriptedHuman
 from loop_contrib.colbench.task import ColBenchTask
 from loop_contrib.colbench.tasks import ColBenchTasks
@@ -137,7 +137,7 @@ class ColBenchPool:
                 "the scripted human knows generated tasks only: set human: {url, model} to a chat endpoint"
             )
         self.human: Human = ScriptedHuman() if human is None else EndpointHuman(ChatEndpoint.of("human", human))
-        self.grader = Grader(python or base_python(), GraderLimits(**(grader or {})), sandbox_minimum)
+        self.grader = CodeGrader(python or base_python(), GraderLimits(**(grader or {})), sandbox_minimum)
         self.rounds = rounds
         self.partial_reward = partial_reward
         self._slots = Slots(max_worlds)

@@ -85,7 +85,7 @@ def _too_long(number: int, frame: Any) -> None:
     raise CallTooLong
 
 
-class Waiting(NamedTuple):
+class SealedProcess(NamedTuple):
     """A sealed process that waits for its call, and our ends of its pipes."""
 
     pid: int
@@ -93,7 +93,7 @@ class Waiting(NamedTuple):
     answering: int
 
 
-def sealed(level: str, memory_mb: int, cpu_s: float) -> Waiting:
+def sealed(level: str, memory_mb: int, cpu_s: float) -> SealedProcess:
     """Fork one; it has no other descriptor than its own ends. Raises OSError if it could not be sealed."""
     asked, asking = os.pipe()
     answering, answer = os.pipe()
@@ -107,7 +107,7 @@ def sealed(level: str, memory_mb: int, cpu_s: float) -> Waiting:
     os.close(answer)
     if not _line(answering, len(READY)):
         raise OSError("a process could not be sealed")
-    return Waiting(pid, asking, answering)
+    return SealedProcess(pid, asking, answering)
 
 
 def _be_sealed(asked: int, answer: int, level: str, memory_mb: int, cpu_s: float) -> None:
@@ -124,7 +124,7 @@ def _be_sealed(asked: int, answer: int, level: str, memory_mb: int, cpu_s: float
     _write(answer, outcome(request["code"], request["call"], cpu_s).encode() + b"\n")
 
 
-def asked_of(waiting: Waiting, code: str, call: str, longest: int) -> bytes:
+def asked_of(waiting: SealedProcess, code: str, call: str, longest: int) -> bytes:
     """The line of one call; its process is gone then."""
     try:
         _write(waiting.asking, json.dumps({"code": code, "call": call}).encode())

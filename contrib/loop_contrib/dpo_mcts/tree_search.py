@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loop_contrib.dpo_mcts.turn_tree import TURNS_OF_A_STATE, State, TurnTree
+from loop_contrib.dpo_mcts.turn_tree import TURNS_OF_A_STATE, TreeState, TurnTree
 from loop_contrib.turn_pairs import PAIRS_FILE, PairBuffer, turns_of, write_named
 from loop_formats.branch import Branch
 from loop_formats.collection_request import CollectionRequest
@@ -100,7 +100,7 @@ class TreeSearch:
         self,
         source: CollectionSource,
         trees: dict[str, TurnTree],
-        states: dict[str, State],
+        states: dict[str, TreeState],
         known: dict[str, Rollout],
         iteration: int,
     ) -> None:

@@ -26,12 +26,12 @@ TURNS_OF_A_STATE = 2
 
 
 @dataclass
-class State:
+class TreeState:
     """Before turn ``turn`` of the episode; ``above`` led here, None at the root. No rollout begins in a closed one."""
 
     turn: int
-    above: SampledTurn | None = None
-    sampled: list[SampledTurn] = field(default_factory=list)
+    above: TreeTurn | None = None
+    sampled: list[TreeTurn] = field(default_factory=list)
     closed: bool = False
 
     @property
@@ -46,13 +46,13 @@ class State:
 
 
 @dataclass
-class SampledTurn:
+class TreeTurn:
     """A turn taken in ``state``, first by rollout ``rollout_id``; ``after`` is None where it ended the episode."""
 
     rollout_id: str
     ids: TurnIds
-    state: State
-    after: State | None = None
+    state: TreeState
+    after: TreeState | None = None
     visits: int = 0
     total: float = 0.0
 
@@ -71,10 +71,10 @@ class TurnTree:
 
     def __init__(self, task_id: str, exploration: float = 1.0) -> None:
         self.task_id = task_id
-        self.root = State(0)
+        self.root = TreeState(0)
         self._exploration = exploration
 
-    def select(self) -> State | None:
+    def select(self) -> TreeState | None:
         """Return the state in which the next rollout begins; None once nothing is left to try."""
         state = self.root
         while not state.open:
@@ -87,23 +87,23 @@ class TurnTree:
             state = best.after
         return state
 
-    def _bound(self, turn: SampledTurn, visits: int) -> float:
+    def _bound(self, turn: TreeTurn, visits: int) -> float:
         return turn.value + self._exploration * math.sqrt(math.log(visits) / turn.visits)
 
-    def add(self, state: State, rollout_id: str, turns: Sequence[TurnIds], reward: float) -> None:
+    def add(self, state: TreeState, rollout_id: str, turns: Sequence[TurnIds], reward: float) -> None:
         """A rollout that began at ``state`` and sampled ``turns``, at least one; its return is backed up."""
         began = state
         for number, ids in enumerate(turns):
             turn = next((known for known in state.sampled if known.ids == ids), None)
             if turn is None:
-                turn = SampledTurn(rollout_id, ids, state)
+                turn = TreeTurn(rollout_id, ids, state)
                 state.sampled.append(turn)
             elif state is began:
                 state.closed = True
             if number + 1 < len(turns):
-                turn.after = turn.after or State(state.turn + 1, above=turn)
+                turn.after = turn.after or TreeState(state.turn + 1, above=turn)
                 state = turn.after
-        seen: SampledTurn | None = turn
+        seen: TreeTurn | None = turn
         while seen is not None:
             seen.visits += 1
             seen.total += reward
@@ -129,7 +129,7 @@ class TurnTree:
                     rejected_visits=rejected.visits,
                 )
 
-    def _states(self, state: State) -> Iterator[State]:
+    def _states(self, state: TreeState) -> Iterator[TreeState]:
         yield state
         for turn in state.sampled:
             if turn.after is not None:

@@ -71,7 +71,7 @@ class _Content(_Camel):
     parts: list[dict[str, Any]] = Field(default_factory=list)
 
 
-class _Body(RequestBody):
+class _GeminiBody(RequestBody):
     model_config = ConfigDict(extra="allow", alias_generator=to_camel, populate_by_name=True)
 
     contents: list[_Content]
@@ -88,7 +88,7 @@ class Gemini(Dialect):
     streams = False
 
     def _read(self, body: bytes, recall: Recall) -> Asked:
-        given = _Body.parse(body)
+        given = _GeminiBody.parse(body)
         settings = given.generation_config
         calling = None if given.tool_config is None else given.tool_config.function_calling_config
         tools, others = _tools(given.tools or [])

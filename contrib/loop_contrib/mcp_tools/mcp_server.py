@@ -106,7 +106,7 @@ class McpServer:
         guard = ["-I", process_guard.__file__, str(os.getpid()), GRACE_S, *own]
         variables = environment_variables(f"mcp.{name}.env", env or {})
         self._parameters = StdioServerParameters(command=sys.executable, args=guard, env=variables)
-        self._connection: _Connection | None = None
+        self._connection: _McpConnection | None = None
 
     async def open(self) -> list[Tool]:
         """Start the server and ask it for its tools.
@@ -170,12 +170,12 @@ class McpServer:
         if self._connection is not None:
             await self._drop(self._connection)
 
-    def _connect(self) -> _Connection:
+    def _connect(self) -> _McpConnection:
         if self._connection is None:
-            self._connection = _Connection(self._parameters)
+            self._connection = _McpConnection(self._parameters)
         return self._connection
 
-    async def _drop(self, connection: _Connection) -> None:
+    async def _drop(self, connection: _McpConnection) -> None:
         if self._connection is connection:
             self._connection = None
         await connection.end()
@@ -229,7 +229,7 @@ def _is_said(value: Any, texts: Sequence[str]) -> bool:
     return len(texts) == len(items) > 0 and all(map(is_text_of, texts, items))
 
 
-class _Connection:
+class _McpConnection:
     """A child and its client, held open by a task of their own: the package wants both ends of it in one task."""
 
     def __init__(self, parameters: StdioServerParameters) -> None:

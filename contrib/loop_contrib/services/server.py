@@ -30,7 +30,14 @@ from typing import Any
 from aiohttp import BasicAuth, WSMsgType, web
 
 from agent_environments.protocol import EnvironmentFault, EnvironmentPool, UnknownTask
-from loop_contrib.services.sessions import UNKNOWN_SESSION, Answer, NoEpisode, ServedTasks, Session, SessionEnded
+from loop_contrib.services.sessions import (
+    UNKNOWN_SESSION,
+    NoEpisode,
+    ServedAnswer,
+    ServedSession,
+    ServedTasks,
+    SessionEnded,
+)
 from loop_plumbing.http_server import (
     MAX_BODY_BYTES,
     BadBody,
@@ -73,7 +80,7 @@ class EnvironmentServer:
         self._name = pool.dataset
         self._token = token.encode()
         self._idle_timeout_s = idle_timeout_s
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, ServedSession] = {}
         """AgentGym's."""
 
     def application(self) -> web.Application:
@@ -189,7 +196,7 @@ class EnvironmentServer:
     async def _socket(self, request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(max_msg_size=MAX_BODY_BYTES, heartbeat=HEARTBEAT_S)
         await socket.prepare(request)
-        session = Session(self._pool, f"openenv-{secrets.token_hex(8)}")
+        session = ServedSession(self._pool, f"openenv-{secrets.token_hex(8)}")
         waiting: asyncio.Queue[str | None] = asyncio.Queue()
         answering = asyncio.create_task(self._answer(socket, session, waiting))
         try:
@@ -207,7 +214,7 @@ class EnvironmentServer:
         return socket
 
     async def _answer(
-        self, socket: web.WebSocketResponse, session: Session, waiting: asyncio.Queue[str | None]
+        self, socket: web.WebSocketResponse, session: ServedSession, waiting: asyncio.Queue[str | None]
     ) -> None:
         """Answer the messages that come in, one by one, until None, "close", or the end of the socket."""
         try:
@@ -221,7 +228,7 @@ class EnvironmentServer:
         finally:
             await socket.close()
 
-    async def _openenv_reply(self, session: Session, text: str) -> dict[str, Any] | None:
+    async def _openenv_reply(self, session: ServedSession, text: str) -> dict[str, Any] | None:
         """The answer to a message; None to "close"."""
         try:
             message = read_agents_json(text)
@@ -261,7 +268,7 @@ class EnvironmentServer:
 
         return handler
 
-    def _session(self, body: dict[str, Any]) -> Session:
+    def _session(self, body: dict[str, Any]) -> ServedSession:
         try:
             session = self._sessions[int(body["id"])]
         except (KeyError, TypeError, ValueError, OverflowError):
@@ -277,7 +284,7 @@ class EnvironmentServer:
         if len(self._sessions) >= MAX_SESSIONS:
             raise BadBody(f"there are {MAX_SESSIONS} sessions; close some")
         number = secrets.randbelow(1 << 53)  # no client meets another's session, not even one of a server before this
-        session = self._sessions[number] = Session(self._pool, f"agentgym-{number}")
+        session = self._sessions[number] = ServedSession(self._pool, f"agentgym-{number}")
         return {"id": number, **_agentgym_observation(session.last)}
 
     async def _reset(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -301,7 +308,7 @@ class EnvironmentServer:
         return {"closed": True}
 
 
-async def _closed(session: Session) -> None:
+async def _closed(session: ServedSession) -> None:
     with contextlib.suppress(Exception):  # the pool ends what an environment could not
         await session.close()
 
@@ -336,7 +343,7 @@ def _text(data: dict[str, Any], name: str, otherwise: str | None = None) -> str:
     return text
 
 
-def _openenv_observation(answer: Answer) -> dict[str, Any]:
+def _openenv_observation(answer: ServedAnswer) -> dict[str, Any]:
     observation = {
         "text": answer.observation,
         **_flags(answer),
@@ -345,13 +352,13 @@ def _openenv_observation(answer: Answer) -> dict[str, Any]:
     return {"type": "observation", "data": {"observation": observation, "reward": answer.reward, "done": answer.done}}
 
 
-def _agentgym_observation(answer: Answer) -> dict[str, Any]:
+def _agentgym_observation(answer: ServedAnswer) -> dict[str, Any]:
     """``score`` is what some of AgentGym's clients read in place of ``reward``."""
     reward = {"reward": answer.reward, "score": answer.reward}
     return {"observation": answer.observation, **reward, "done": answer.done, **_flags(answer)}
 
 
-def _flags(answer: Answer) -> dict[str, Any]:
+def _flags(answer: ServedAnswer) -> dict[str, Any]:
     """Return the further fields of an answer that clients of this project read."""
     return {name: getattr(answer, name) for name in ("failed", "empty_action", "reminder", "reason", "turn_reward")}
 

@@ -38,7 +38,7 @@ class SessionEnded(NoEpisode):
 
 
 @dataclass(frozen=True)
-class Answer:
+class ServedAnswer:
     """An observation as both protocols send it. ``reward`` is the grader's once the episode is done, and 0 before."""
 
     observation: str
@@ -82,13 +82,13 @@ class ServedTasks:
         return self.at(0 if index is None else index, split)
 
 
-class Session:
+class ServedSession:
     """The episodes of one client, one after another. Calls come one at a time."""
 
     def __init__(self, pool: EnvironmentPool, name: str) -> None:
         self.name = name
         self.steps = 0
-        self.last = Answer("", 0.0, done=False)
+        self.last = ServedAnswer("", 0.0, done=False)
         self._pool = pool
         self._environment: GuardedEnvironment | None = None
         self._turn = asyncio.Lock()
@@ -116,7 +116,7 @@ class Session:
             finally:
                 self.touch()
 
-    async def reset(self, task_id: str) -> Answer:
+    async def reset(self, task_id: str) -> ServedAnswer:
         """Begin an episode, and end the one before.
 
         Raises:
@@ -131,10 +131,10 @@ class Session:
                 self._environment = GuardedEnvironment(await acquire(self._pool, self.name, task_id))
             messages = await self._environment.start(task_id)
             text = "\n\n".join(message.content for message in messages)
-            self.steps, self.last = 0, Answer(text, 0.0, done=False, messages=messages)
+            self.steps, self.last = 0, ServedAnswer(text, 0.0, done=False, messages=messages)
             return self.last
 
-    async def step(self, action: str) -> Answer:
+    async def step(self, action: str) -> ServedAnswer:
         """Run one action. After the end of the episode, the last answer is repeated. An action that takes too long
         ends its episode in a grade, as any other does: a trainer that drops what failed would let its agent void
         episodes.
@@ -153,7 +153,7 @@ class Session:
                 result, reason = StepResult(f"{FAILURE_HEAD} {error}", done=True, failed=True), error.reason
             self.steps += 1
             reward = (await environment.grade()).reward if result.done else 0.0
-            self.last = Answer(
+            self.last = ServedAnswer(
                 result.observation,
                 reward,
                 result.done,

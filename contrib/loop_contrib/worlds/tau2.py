@@ -27,7 +27,7 @@ EMPTY = "Error: this message is empty. Write to the user, or call a tool."
 ENDED = "The user has ended the conversation."
 
 
-class Conversation(RemoteEnvironment):
+class ConversationEnvironment(RemoteEnvironment):
     """One episode with a user; he opens it, and may make calls of his own between two turns of the agent."""
 
     def __init__(self, pool: Tau2Pool, user: ChatModel) -> None:
@@ -123,7 +123,7 @@ class Tau2Pool(ToolWorldPool):
                 raise
 
     def _environment(self) -> RemoteEnvironment:
-        return RemoteEnvironment(self) if self._user is None else Conversation(self, self._user)
+        return RemoteEnvironment(self) if self._user is None else ConversationEnvironment(self, self._user)
 
     def opening(self, answer: dict[str, Any]) -> list[Message]:
         if self._user is None:

@@ -46,7 +46,7 @@ from loop_plumbing import deadline, fork_server
 del sys.path[0], sys.path[-1]  # code of agents has no use for them
 
 
-class Session:
+class InterpreterSession:
     """Answers the requests of one episode."""
 
     def __init__(self, limits: Mapping[str, Any]) -> None:
@@ -138,7 +138,7 @@ def prepare(limits: Mapping[str, Any], folder: str) -> fork_server.Prepared:
     def play(connection: socket.socket) -> None:
         sandbox.silence((0, 1, 2))
         sandbox.close_descriptors_except({0, 1, 2, connection.fileno()})
-        fork_server.answers(lambda: Session(limits).answer)(connection)
+        fork_server.answers(lambda: InterpreterSession(limits).answer)(connection)
 
     return fork_server.Prepared(play, {"folder": folder})
 

@@ -6,7 +6,7 @@ import pytest
 
 from agent_environments.protocol import EnvironmentCrashed
 from agent_environments.sandbox import SANDBOX_FOLDER
-from loop_contrib.colbench.grader import Grader, GraderLimits, base_python, packages_of
+from loop_contrib.colbench.grader import CodeGrader, GraderLimits, base_python, packages_of
 from loop_contrib.colbench.task import ColBenchTask
 
 LIMITS = GraderLimits(memory_mb=128, call_cpu_s=1.0, answer_timeout_s=300.0)
@@ -14,8 +14,8 @@ TWICE = "def f(x):\n    return 2 * x"
 
 
 def grader_of(limits, python=None):
-    """One that is open; :meth:`Grader.open` itself is tested below and by the pool's tests."""
-    grader = Grader(python or base_python(), limits, "seccomp")
+    """One that is open; :meth:`CodeGrader.open` itself is tested below and by the pool's tests."""
+    grader = CodeGrader(python or base_python(), limits, "seccomp")
     grader.level = "seccomp"
     return grader
 
@@ -180,9 +180,9 @@ async def test_numbers_are_equal_as_in_python_and_nan_is_itself(grader):
 
 async def test_no_interpreter_is_an_error_that_names_it():
     with pytest.raises(EnvironmentCrashed, match="cannot start /no/python"):
-        await Grader("/no/python", LIMITS, "seccomp").open()
+        await CodeGrader("/no/python", LIMITS, "seccomp").open()
     with pytest.raises(EnvironmentCrashed, match="does not run under /bin/true"):
-        await Grader("/bin/true", LIMITS, "seccomp").open()
+        await CodeGrader("/bin/true", LIMITS, "seccomp").open()
 
 
 async def test_a_weaker_sandbox_than_asked_for_is_refused(tmp_path):
@@ -190,12 +190,12 @@ async def test_a_weaker_sandbox_than_asked_for_is_refused(tmp_path):
     python.write_text("#!/bin/sh\necho rlimits\n")
     python.chmod(0o755)
     with pytest.raises(PermissionError, match="'rlimits', below sandbox_minimum 'seccomp'"):
-        await Grader(str(python), LIMITS, "seccomp").open()
-    await Grader(str(python), LIMITS, "rlimits").open()
+        await CodeGrader(str(python), LIMITS, "seccomp").open()
+    await CodeGrader(str(python), LIMITS, "rlimits").open()
 
 
 def test_wrong_options_are_refused():
     with pytest.raises(ValueError, match="sandbox_minimum is 'docker'"):
-        Grader(sys.executable, LIMITS, "docker")
+        CodeGrader(sys.executable, LIMITS, "docker")
     with pytest.raises(ValueError, match="times above 0"):
         GraderLimits(call_cpu_s=0)

@@ -12,7 +12,7 @@ from agent_environments.observation import TRUNCATION_NOTE
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, create_pool
 from loop_contrib.services.server import EnvironmentServer
 from loop_contrib.services.service_pool import TOKEN_VARIABLE
-from loop_contrib.services.sessions import Session
+from loop_contrib.services.sessions import ServedSession
 from support.adapter_support import word_spans
 from support.network import Network
 from support.waiting import DEADLINE_S, wait_until
@@ -108,14 +108,14 @@ async def test_a_command_that_hangs_beside_an_answering_service_ends_the_episode
 async def test_a_command_for_which_the_service_hangs_up_each_time_is_worth_nothing(served, monkeypatch):
     """A service of others may say no more than that when an agent breaks its world. Its neighbours go on."""
     _, _, clients = served
-    step = Session.step
+    step = ServedSession.step
 
     async def hang_up(self, action):
         if "break" in action:
             raise ConnectionResetError("the world is broken")
         return await step(self, action)
 
-    monkeypatch.setattr(Session, "step", hang_up)
+    monkeypatch.setattr(ServedSession, "step", hang_up)
     breaking, neighbour = await started(clients), await started(clients)
     result = await breaking.step(act("break()"))
     assert (result.done, result.failed) == (True, True)
@@ -132,7 +132,7 @@ async def test_a_command_for_which_the_service_hangs_up_each_time_is_worth_nothi
 async def test_cuts_that_reach_several_episodes_are_nobodys_failure(served, monkeypatch):
     """Each of the two has its line cut over one command, twice as often as one of them alone would be allowed."""
     _, network, clients = served
-    step = Session.step
+    step = ServedSession.step
     cuts = 2 * LOSSES_PER_COMMAND
     both_are_there = asyncio.Barrier(2)
 
@@ -146,7 +146,7 @@ async def test_cuts_that_reach_several_episodes_are_nobodys_failure(served, monk
             await asyncio.Event().wait()
         return await step(self, action)
 
-    monkeypatch.setattr(Session, "step", cut_both)
+    monkeypatch.setattr(ServedSession, "step", cut_both)
     environments = [await started(clients) for _ in range(2)]
     results = await asyncio.gather(*(environment.step(act("add(5)", "finish()")) for environment in environments))
     assert cuts == 0
@@ -160,14 +160,14 @@ async def test_what_a_service_sends_is_bounded(served, monkeypatch):
     _, _, clients = served
     environment = await started(clients)
     long = "remember " * 30_000
-    step = Session.step
+    step = ServedSession.step
 
     async def say(self, action):
         answer = await step(self, action)
         return dataclasses.replace(answer, observation="seen" + long, reminder=long)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "step", say)
+        patch.setattr(ServedSession, "step", say)
         result = await environment.step(act("show()"))
     assert result.observation.startswith("seenremember")
     assert result.observation.endswith(TRUNCATION_NOTE)

@@ -10,7 +10,7 @@ from agent_environments.protocol import EnvironmentTimeout
 from contrib_support.served_counter import TASK, TOKEN, HeldPool, client, serving
 from loop_contrib.services.server import MAX_WAITING
 from loop_contrib.services.service_pool import TOKEN_VARIABLE
-from loop_contrib.services.sessions import NoEpisode, Session
+from loop_contrib.services.sessions import NoEpisode, ServedSession
 from support.waiting import DEADLINE_S, wait_until
 
 
@@ -58,7 +58,7 @@ async def test_idle_sessions_end_though_a_client_closes_one_of_them_meanwhile():
 async def test_a_session_at_work_is_not_idle():
     pool = HeldPool()
     pool.may_start.clear()
-    session = Session(pool, "s")
+    session = ServedSession(pool, "s")
     begun = session.idle_s()
     resetting = asyncio.create_task(session.reset(TASK))
     await pool.starting.wait()
@@ -71,7 +71,7 @@ async def test_a_session_at_work_is_not_idle():
 
 async def test_a_reset_that_waited_for_the_end_of_its_session_opens_no_world():
     pool = HeldPool()
-    session = Session(pool, "s")
+    session = ServedSession(pool, "s")
     await session.reset(TASK)
     pool.may_close.clear()
     closing = asyncio.create_task(session.close())

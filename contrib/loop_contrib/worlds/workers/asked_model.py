@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 
-class Asked(Exception):
+class UserAsked(Exception):
     """The user's model must answer first; ``body`` is of the request."""
 
     def __init__(self, body: dict[str, Any]) -> None:
@@ -41,7 +41,7 @@ class UserModel:
         if self._given == len(self.answers):
             offered = {"tools": tools, "tool_choice": tool_choice} if tools else {}
             sampling = {name: options[name] for name in ("temperature", "seed") if name in options}
-            raise Asked({"messages": messages, **offered, **sampling})
+            raise UserAsked({"messages": messages, **offered, **sampling})
         answer = self.answers[self._given]
         self._given += 1
         if answer is None:

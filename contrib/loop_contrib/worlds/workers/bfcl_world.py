@@ -31,7 +31,7 @@ from bfcl_eval.constants.executable_backend_config import MULTI_TURN_FUNC_DOC_FI
 from bfcl_eval.constants.type_mappings import GORILLA_TO_OPENAPI
 from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker
 from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_utils import execute_multi_turn_func_call
-from worker_loop import Step, serve
+from worker_loop import Step, WorldEpisode, serve
 
 DATA = Path(bfcl_eval.__file__).parent / "data"
 KINDS = ("base", "long_context", "miss_func", "miss_param")
@@ -46,7 +46,7 @@ missing that it needs, say so without a call."""
 Entry = dict[str, Any]
 
 
-class Scenario:
+class BfclEpisode(WorldEpisode):
     """One task being played."""
 
     def __init__(self, entry: Entry, reference: list[list[str]], documents: dict[str, Any]) -> None:
@@ -118,9 +118,6 @@ class Scenario:
         solved = bool(multi_turn_checker(made, self._reference, self._entry, kind, AGENT)["valid"])
         return float(solved), solved
 
-    def close(self) -> None:
-        """Nothing to end."""
-
 
 def _written(item: dict[str, Any], known: dict[str, Any]) -> str:
     """A call in the words that the package evaluates; "" for one whose names are none, which it must never see."""
@@ -162,8 +159,8 @@ class BfclWorld:
         services = self._entries[task]["involved_classes"]
         return {name: each for service in services for name, each in self._documents[service].items()}
 
-    def start(self, task: str) -> Scenario:
-        return Scenario(self._entries[task], self._references[task], self._functions(task))
+    def start(self, task: str) -> BfclEpisode:
+        return BfclEpisode(self._entries[task], self._references[task], self._functions(task))
 
     def expert(self, task: str) -> list[str]:
         """The reference's calls of a request in one turn, and a turn without a call."""

@@ -38,7 +38,7 @@ import reasoning_gym
 import sandbox
 from reasoning_gym.factory import DATASETS
 from reasoning_gym.utils import SYSTEM_PROMPTS, extract_answer
-from worker_loop import Step, serve
+from worker_loop import Step, WorldEpisode, serve
 
 try:
     import numpy
@@ -53,7 +53,7 @@ NONSENSE = ("qwnothing", "0", "nan", "", None)
 """Answers that are right by chance at most; None is a turn without the tags."""
 
 
-class Question:
+class Question(WorldEpisode):
     """One entry. It is scored as it is answered, so that an entry that cannot be scored is told as what it is."""
 
     def __init__(self, dataset, entry, tagged: bool, level: str) -> None:
@@ -74,9 +74,6 @@ class Question:
 
     def grade(self) -> tuple[float, bool]:
         return self._score, self._score >= 1.0
-
-    def close(self) -> None:
-        """Nothing to end."""
 
 
 def score(dataset, answer: str | None, entry) -> float:

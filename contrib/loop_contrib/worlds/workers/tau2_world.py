@@ -31,7 +31,7 @@ from typing import Any
 
 os.environ["PYTHON_DOTENV_DISABLED"] = "1"  # the package would read a .env of any folder above it
 
-from asked_model import USER_MODEL, Asked
+from asked_model import USER_MODEL, UserAsked
 from loguru import logger
 from tau2.agent.llm_agent import LLMAgent
 from tau2.config import DEFAULT_LLM_ARGS_USER, DEFAULT_MAX_ERRORS, DEFAULT_MAX_STEPS
@@ -47,7 +47,7 @@ from tau2.evaluator.evaluator import EvaluationType, evaluate_simulation
 from tau2.orchestrator.orchestrator import Orchestrator, Role
 from tau2.registry import registry
 from tau2.user.user_simulator import UserSimulator
-from worker_loop import Step, serve
+from worker_loop import Step, WorldEpisode, serve
 
 logger.remove()  # the package says much
 
@@ -99,7 +99,7 @@ class PlayedAgent(LLMAgent):
         return turn, state
 
 
-class Conversation:
+class Tau2Conversation(WorldEpisode):
     """One task with a user: the package's simulation, as far as it goes without an answer from outside."""
 
     def __init__(self, domain: str, name: str, task: Task) -> None:
@@ -155,7 +155,7 @@ class Conversation:
             USER_MODEL.again()
             try:
                 simulation.step()
-            except Asked as asked:
+            except UserAsked as asked:
                 simulation.user_state.messages[:] = heard  # the package tells the user again when there is an answer
                 return Step(json.dumps({"ask": asked.body}), False)
             except Exception:
@@ -202,9 +202,6 @@ class Conversation:
         reward = evaluate_simulation(simulation, self._task, EvaluationType.ALL, False, self._domain).reward
         return reward, reward == 1.0
 
-    def close(self) -> None:
-        """Nothing to end."""
-
 
 def _agent(environment: Any) -> PlayedAgent:
     return PlayedAgent(tools=environment.get_tools(), domain_policy=environment.get_policy())
@@ -219,7 +216,7 @@ def _writable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-class Ticket:
+class Ticket(WorldEpisode):
     """One task of telecom in solo mode. The package's environment holds both databases and makes the calls."""
 
     def __init__(self, environment: TelecomEnvironment, name: str, task: Task) -> None:
@@ -267,9 +264,6 @@ class Ticket:
             any(action.compare_with_tool_call(call) for call in self._calls) for action in criteria.actions or []
         )
 
-    def close(self) -> None:
-        """Nothing to end."""
-
 
 class Tau2World:
     """One domain. Its tasks are listed by the package."""
@@ -295,8 +289,8 @@ class ConversationWorld(Tau2World):
         self.instructions = _agent(environment).system_prompt
         self.tools = [tool.openai_schema for tool in environment.get_tools()]
 
-    def start(self, task: str) -> Conversation:
-        return Conversation(self.domain, task, self._tasks[task])
+    def start(self, task: str) -> Tau2Conversation:
+        return Tau2Conversation(self.domain, task, self._tasks[task])
 
     def expert(self, task: str) -> list[str]:
         """The official solution, a call a turn, and what the user must be told. He ends the conversation then."""

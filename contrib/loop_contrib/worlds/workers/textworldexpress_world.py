@@ -10,7 +10,7 @@ follows from what was read last. The reward is the game's score, which counts st
 from __future__ import annotations
 
 from textworld_express import TextWorldExpressEnv
-from worker_loop import Step, serve
+from worker_loop import Step, WorldEpisode, serve
 
 GAMES = ("cookingworld", "twc", "coin", "mapreader", "arithmetic", "sorting", "simonsays", "peckingorder")
 FOLLOWING, FOLLOWING_SEEDS = ("simonsays", "peckingorder"), 40
@@ -26,7 +26,7 @@ Each answer is followed by the commands that are possible now."""
 SHOWN_COMMANDS = 60
 
 
-class TextWorldExpressEpisode:
+class TextWorldExpressEpisode(WorldEpisode):
     """One game. The package has one game at a time in one Java machine, which the world keeps."""
 
     def __init__(self, machine: TextWorldExpressEnv, task: str, gold_path: bool = False) -> None:
@@ -48,9 +48,6 @@ class TextWorldExpressEpisode:
 
     def grade(self) -> tuple[float, bool]:
         return min(1.0, max(0.0, float(self._score))), self._solved
-
-    def close(self) -> None:
-        """The machine plays the next game."""
 
 
 def _shown(observation: str, infos: dict) -> str:

@@ -2,8 +2,8 @@
 
     python textcraft_world.py MEMORY_MB ... SOCKET
 
-Runs under the world's own interpreter, so it imports the standard library only. A worker file holds one :class:`World`
-and ends in ``serve(ThatWorld)``.
+Runs under the world's own interpreter, so it imports the standard library only. A worker file holds a
+:class:`WorkerWorld` and ends in ``serve(ThatWorld)``.
 
 A request is ``{"op": ..., ...}``, and gets one answer, ``{"ok": {...}}`` or ``{"error": "..."}``:
 
@@ -57,7 +57,7 @@ class Step:
     failed: bool = False
 
 
-class Episode(Protocol):
+class WorldEpisode(Protocol):
     """One task being played. ``opening`` is the first observation: the task and what the agent sees."""
 
     opening: str
@@ -68,10 +68,11 @@ class Episode(Protocol):
         """Reward in [0, 1] and success of the state reached so far."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends what the episode holds, which here is nothing."""
 
 
-class World(Protocol):
+class WorkerWorld(Protocol):
     """A kind of world. ``instructions`` tell the agent what it can do, the same for all tasks.
 
     A world that is played by tool calls has ``tools`` besides, the schemas of its tools; one that looks at its own
@@ -85,7 +86,7 @@ class World(Protocol):
         """Split -> task ids of the form ``<scenario>_<n>``, in an order that is always the same."""
         ...
 
-    def start(self, task: str) -> Episode: ...
+    def start(self, task: str) -> WorldEpisode: ...
 
     def expert(self, task: str) -> list[str]:
         """Commands that solve the task, as far as the world's own expert can."""
@@ -95,9 +96,9 @@ class World(Protocol):
 class Worker:
     """Answers requests about one world."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: WorkerWorld) -> None:
         self._world = world
-        self._episodes: dict[int, Episode] = {}
+        self._episodes: dict[int, WorldEpisode] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -148,7 +149,7 @@ def killed_child() -> bool:
         time.sleep(0.05)
 
 
-def serve(world_class: Callable[[], World]) -> None:
+def serve(world_class: Callable[[], WorkerWorld]) -> None:
     """Fork processes until the owner hangs up (:mod:`loop_plumbing.fork_server`).
 
     ``argv[1]`` bounds the memory of each process, and of each child of it, in MB. It is the limit on data, not on

@@ -10,8 +10,9 @@ from plan import Plan, SolutionScript, Stage, added, answers, call, only, report
 from templates_phone import find_contact
 
 
-def amounts(stage: Stage, count: int = 3) -> list[int]:
-    return stage.rng.sample(range(10, 100), count)
+def amounts(stage: Stage) -> list[int]:
+    """Three different ones: that of the task, and two that a careless agent may write for it."""
+    return stage.rng.sample(range(10, 100), 3)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import re
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from loop_contrib.colbench.pool import ColBenchPool
 from loop_contrib.colbench.task import ColBenchTask
 from loop_formats.schema import ConfigError
 from loop_recipes.warm_start.demonstration import Demonstration, Script
-from loop_recipes.warm_start.demonstrator import draw
+from loop_recipes.warm_start.demonstrator import Demonstrator, draw
 from rollout_server.config import EnvironmentConfig
 
 FLAWS = ("answered_at_once", "stopped_asking")
@@ -46,7 +45,7 @@ def possible_flaws(task: ColBenchTask) -> list[str]:
     return list(FLAWS if early_stops(task) else FLAWS[:1])
 
 
-class ColBenchDemonstrator:
+class ColBenchDemonstrator(Demonstrator):
     """The expert's play of generated tasks, and two flaws.
 
     - ``answered_at_once``: asks nothing and guesses every particular.
@@ -68,9 +67,6 @@ class ColBenchDemonstrator:
         self._tasks = pool.all_tasks
         if not all(task.particulars for task in self._tasks.values()):
             raise ConfigError("environment.tasks must be null: only generated tasks have an expert")
-
-    def prepare(self) -> None:
-        """Tasks are generated with the pool."""
 
     def sources(self) -> list[Path]:
         return [Path(module) for module in (generator.__file__, expert.__file__, __file__)]
@@ -108,10 +104,6 @@ class ColBenchDemonstrator:
         pattern = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, new))})(?!\w)")
         steps = ((pattern.sub(lambda found: new[found[0]], part) for part in step) for step in demonstration.steps)
         return replace(demonstration, steps=tuple((action, observation) for action, observation in steps))
-
-    def texts(self, demonstration: Demonstration) -> list[str]:
-        spoken = itertools.chain.from_iterable(demonstration.steps)
-        return [*(message.content for message in demonstration.opening), *spoken]
 
     def group(self, task_id: str) -> str:
         """The family of the task."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 from collections.abc import Sequence
 from functools import cache
@@ -15,7 +14,7 @@ from loop_contrib.worlds.pool import WorldPool
 from loop_contrib.worlds.world_words import WORDS, WorldWords
 from loop_formats.schema import ConfigError
 from loop_recipes.warm_start.demonstration import Demonstration, Script, play
-from loop_recipes.warm_start.demonstrator import draw
+from loop_recipes.warm_start.demonstrator import Demonstrator, draw
 from rollout_server.config import EnvironmentConfig
 
 CLAIM = "I have done it."
@@ -54,7 +53,7 @@ def flawed(turns: Sequence[Plan | str], flaw: str) -> list[Plan | str]:
     raise ValueError(f"no flaw {flaw!r}; there are {', '.join(FLAWS)}")
 
 
-class ExpertDemonstrator:
+class ExpertDemonstrator(Demonstrator):
     """The play of a world's own expert; what the agent thinks is of :mod:`~loop_contrib.worlds.world_words`.
 
     Raises:
@@ -69,9 +68,6 @@ class ExpertDemonstrator:
         self._plans = cache(self._ask)
         pool = self._pool()
         self._worker, self._spoken = pool.kind.worker, pool.message
-
-    def prepare(self) -> None:
-        """The world's interpreter is asked for at the first script."""
 
     def sources(self) -> list[Path]:
         return [self._worker, Path(world_words.__file__), Path(__file__)]
@@ -126,10 +122,6 @@ class ExpertDemonstrator:
 
     def renamed(self, demonstration: Demonstration, rng: random.Random) -> Demonstration:
         return self._words.renamed(demonstration, rng)
-
-    def texts(self, demonstration: Demonstration) -> list[str]:
-        spoken = itertools.chain.from_iterable(demonstration.steps)
-        return [*(message.content for message in demonstration.opening), *spoken]
 
     def group(self, task_id: str) -> str:
         return self.environment.name

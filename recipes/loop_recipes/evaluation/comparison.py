@@ -55,16 +55,14 @@ def compare(
     second: NamedResults,
     groups: Mapping[str, Sequence[str]] | None = None,
     environment: Description = DEFAULT_DESCRIPTION,
-    *,
-    level: float = 0.95,
-    resamples: int = 10_000,
-    seed: int = 0,
+    **bootstrap: Any,
 ) -> Comparison:
     """Compare paired by task, and by group of tasks; rates over several runs are averaged per task first.
 
     Args:
         groups: name -> its tasks, which are compared by themselves too.
         environment: says which group a task belongs to.
+        bootstrap: of :func:`~loop_recipes.evaluation.statistics.rate_interval`.
 
     Raises:
         ValueError: the two are not over the same tasks, or have no task in common that was not lost.
@@ -83,7 +81,6 @@ def compare(
     groups_before, groups_after = (group_rates(table, environment) for table in tables)
     lost = tuple(sum(result.lost for result in side.results) for side in (first, second))
     bounds = [score_bounds(side.results, environment) for side in (first, second)] if any(lost) else []
-    bootstrap: dict[str, Any] = {"level": level, "resamples": resamples, "seed": seed}
     tasks = {task: after[task] - before[task] for task in before}
     whole_groups = {name: groups_after[name] - groups_before[name] for name in groups_before}
     changes = sorted(tasks, key=lambda task: (-abs(tasks[task]), task))
@@ -129,16 +126,14 @@ def compare_with_first(
     scores: Sequence[NamedResults],
     groups: Mapping[str, Sequence[str]] | None = None,
     environment: Description = DEFAULT_DESCRIPTION,
-    *,
-    level: float = 0.95,
-    resamples: int = 10_000,
+    **bootstrap: Any,
 ) -> list[Comparison]:
     """For every way of sampling: the first that used it against each other one."""
     samplings: dict[str, list[NamedResults]] = {}
     for entry in scores:
         samplings.setdefault(entry.sampling, []).append(entry)
     return [
-        compare(first, other, groups, environment, level=level, resamples=resamples)
+        compare(first, other, groups, environment, **bootstrap)
         for first, *others in samplings.values()
         for other in others
     ]

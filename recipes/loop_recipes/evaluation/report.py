@@ -65,6 +65,11 @@ class Protocol:
     environment_turns: dict[str, int] = field(default_factory=dict)
     set_aside: list[str] = field(default_factory=list)
 
+    @property
+    def bootstrap(self) -> dict[str, Any]:
+        """The arguments of every interval."""
+        return {"level": self.level, "resamples": self.resamples}
+
     def lines(self) -> dict[str, str]:
         """Name to text, for the head of a document."""
         limits = self.limits
@@ -98,13 +103,12 @@ def _own_turns(environment_turns: Mapping[str, int]) -> str:
 
 def score_cells(cells: Sequence[tuple[Cell, list[TaskResult]]], protocol: Protocol) -> list[ScoredCell]:
     """Score every cell under the protocol's statistics."""
-    bootstrap: dict[str, Any] = {"level": protocol.level, "resamples": protocol.resamples}
     return [
         ScoredCell(
             cell,
             results,
-            score(results, protocol.difficulties, protocol.environment, **bootstrap),
-            score_groups(results, protocol.groups, protocol.environment, **bootstrap),
+            score(results, protocol.difficulties, protocol.environment, **protocol.bootstrap),
+            score_groups(results, protocol.groups, protocol.environment, **protocol.bootstrap),
         )
         for cell, results in cells
     ]
@@ -113,9 +117,7 @@ def score_cells(cells: Sequence[tuple[Cell, list[TaskResult]]], protocol: Protoc
 def compare_cells(scored: Sequence[ScoredCell], protocol: Protocol) -> list[Comparison]:
     """The first policy against every other one, for each way of sampling."""
     named = [NamedResults(item.cell.policy.name, item.cell.sampling.label, item.results) for item in scored]
-    return compare_with_first(
-        named, protocol.groups, protocol.environment, level=protocol.level, resamples=protocol.resamples
-    )
+    return compare_with_first(named, protocol.groups, protocol.environment, **protocol.bootstrap)
 
 
 def best_policy(scored: Sequence[ScoredCell]) -> str | None:

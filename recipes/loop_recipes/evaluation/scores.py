@@ -206,10 +206,7 @@ def score(
     results: Sequence[TaskResult],
     difficulties: Mapping[str, int] | None = None,
     environment: Description = DEFAULT_DESCRIPTION,
-    *,
-    level: float = 0.95,
-    resamples: int = 10_000,
-    seed: int = 0,
+    **bootstrap: Any,
 ) -> Score:
     """Score R runs over the same tasks.
 
@@ -220,6 +217,7 @@ def score(
         results: one per task and run; those that were lost included.
         difficulties: task id -> difficulty; figures by difficulty are left out without it.
         environment: groups the tasks, and says which figures of behaviour there are.
+        bootstrap: of :func:`~loop_recipes.evaluation.statistics.rate_interval`.
 
     Raises:
         ValueError: no rollout, or runs that do not cover the same tasks.
@@ -236,7 +234,6 @@ def score(
     rewards = reward_rates(results)
     made = [result for result in results if not result.lost]
     lost = sorted((result.task_id, result.run, str(result.failure)) for result in results if result.lost)
-    bootstrap: dict[str, Any] = {"level": level, "resamples": resamples, "seed": seed}
     return Score(
         runs=len(numbers),
         tasks=len(tasks),

@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -44,33 +45,25 @@ class Interval:
         return f"{self.estimate:{form}} [{self.low:{form}}, {self.high:{form}}]"
 
 
-def rate_interval(
-    values: Mapping[str, float], cluster_of: ClusterOf, *, level: float = 0.95, resamples: int = 10_000, seed: int = 0
-) -> Interval:
+def rate_interval(values: Mapping[str, float], cluster_of: ClusterOf, **bootstrap: Any) -> Interval:
     """Interval of the mean of ``values``.
 
     Args:
         values: task (or group) id -> value in [0, 1]: its success, or its success rate over several runs.
         cluster_of: id -> the cluster it belongs to.
+        bootstrap: ``level`` of the interval (0.95), ``resamples`` (10,000), ``seed`` (0).
 
     Raises:
         ValueError: no values, or one outside [0, 1].
     """
     _check(values, 0.0)
-    return _interval(values, cluster_of, _RATE_PSEUDO, level, resamples, seed)
+    return _interval(values, cluster_of, _RATE_PSEUDO, **bootstrap)
 
 
-def difference_interval(
-    differences: Mapping[str, float],
-    cluster_of: ClusterOf,
-    *,
-    level: float = 0.95,
-    resamples: int = 10_000,
-    seed: int = 0,
-) -> Interval:
+def difference_interval(differences: Mapping[str, float], cluster_of: ClusterOf, **bootstrap: Any) -> Interval:
     """Interval of the mean of paired differences in [-1, 1]; arguments as for :func:`rate_interval`."""
     _check(differences, -1.0)
-    return _interval(differences, cluster_of, _DIFFERENCE_PSEUDO, level, resamples, seed)
+    return _interval(differences, cluster_of, _DIFFERENCE_PSEUDO, **bootstrap)
 
 
 @dataclass(frozen=True)
@@ -86,15 +79,10 @@ class Difference:
 
 
 def paired_difference(
-    differences: Mapping[str, float],
-    cluster_of: ClusterOf,
-    *,
-    level: float = 0.95,
-    resamples: int = 10_000,
-    seed: int = 0,
+    differences: Mapping[str, float], cluster_of: ClusterOf, *, seed: int = 0, **bootstrap: Any
 ) -> Difference:
     """Interval and p-value of the mean of paired differences in [-1, 1]; arguments as for :func:`rate_interval`."""
-    interval = difference_interval(differences, cluster_of, level=level, resamples=resamples, seed=seed)
+    interval = difference_interval(differences, cluster_of, seed=seed, **bootstrap)
     return Difference(interval, permutation_p_value(differences, cluster_of, seed=seed))
 
 
@@ -140,9 +128,10 @@ def _interval(
     values: Mapping[str, float],
     cluster_of: ClusterOf,
     pseudo: tuple[tuple[float, float], ...],
-    level: float,
-    resamples: int,
-    seed: int,
+    *,
+    level: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
 ) -> Interval:
     sums, sizes = _cluster_sums(values, cluster_of)
     estimate = float(sums.sum() / sizes.sum())

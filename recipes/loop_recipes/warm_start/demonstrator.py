@@ -27,8 +27,7 @@ class Demonstrator(Protocol):
     def flaws(self) -> Collection[str]: ...
 
     def prepare(self) -> None:
-        """Make ready what is played; raises ConfigError if it cannot be had."""
-        ...
+        """Make ready what is played; raises ConfigError if it cannot be had. Unless said otherwise it is there."""
 
     def sources(self) -> list[Path]:
         """The files that decide what is played and said: when one changes, the demonstrations are made anew."""
@@ -53,8 +52,9 @@ class Demonstrator(Protocol):
         ...
 
     def texts(self, demonstration: Demonstration) -> list[str]:
-        """Return the texts of a demonstration that the tokenizer is trained on."""
-        ...
+        """Return the texts of a demonstration that the tokenizer is trained on; unless said otherwise all of it."""
+        spoken = itertools.chain.from_iterable(demonstration.steps)
+        return [*(message.content for message in demonstration.opening), *spoken]
 
     def group(self, task_id: str) -> str:
         """The name under which the task is counted in what is measured."""

@@ -103,7 +103,7 @@ class Patience:
     busy_s: float
 
 
-class EndpointClient(Generic[Answer]):
+class AddressClient(Generic[Answer]):
     """Asks one address of an endpoint.
 
     Args:
@@ -184,7 +184,7 @@ class EndpointClient(Generic[Answer]):
         raise NoCompletion(reason, status)
 
 
-class ChatClient(EndpointClient[Completion]):
+class ChatClient(AddressClient[Completion]):
     """Asks the chat of one endpoint; ``url`` is without ``/chat/completions``."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:

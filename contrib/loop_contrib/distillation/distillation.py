@@ -26,7 +26,7 @@ import aiohttp
 import torch
 from torch import Tensor
 
-from loop_contrib.chat_client import EndpointClient, NoCompletion
+from loop_contrib.chat_client import AddressClient, NoCompletion
 from loop_formats.rollout import POISONED_LOGPROB
 from loop_formats.schema import from_mapping, require
 from loop_recipes.algorithm.credit import Credit, CreditFailed, TrainingRun, with_token_advantages
@@ -141,7 +141,7 @@ class _Asked:
         at_once = asyncio.Semaphore(endpoint.max_concurrent)
         timeout = aiohttp.ClientTimeout(total=endpoint.request_timeout_s)
         async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session:
-            client = EndpointClient(session, f"{endpoint.url.rstrip('/')}/completions", _prompt_logprobs)
+            client = AddressClient(session, f"{endpoint.url.rstrip('/')}/completions", _prompt_logprobs)
 
             async def logprobs_of(sample: Sample) -> list[float]:
                 prompt = sample.token_ids.tolist()

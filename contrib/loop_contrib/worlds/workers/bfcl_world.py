@@ -31,7 +31,7 @@ from bfcl_eval.constants.executable_backend_config import MULTI_TURN_FUNC_DOC_FI
 from bfcl_eval.constants.type_mappings import GORILLA_TO_OPENAPI
 from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker
 from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_utils import execute_multi_turn_func_call
-from worker_loop import Step, WorldEpisode, serve
+from worker_loop import Step, WorkerEpisode, serve
 
 DATA = Path(bfcl_eval.__file__).parent / "data"
 KINDS = ("base", "long_context", "miss_func", "miss_param")
@@ -46,7 +46,7 @@ missing that it needs, say so without a call."""
 Entry = dict[str, Any]
 
 
-class BfclEpisode(WorldEpisode):
+class BfclEpisode(WorkerEpisode):
     """One task being played."""
 
     def __init__(self, entry: Entry, reference: list[list[str]], documents: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ import reasoning_gym
 import sandbox
 from reasoning_gym.factory import DATASETS
 from reasoning_gym.utils import SYSTEM_PROMPTS, extract_answer
-from worker_loop import Step, WorldEpisode, serve
+from worker_loop import Step, WorkerEpisode, serve
 
 try:
     import numpy
@@ -53,7 +53,7 @@ NONSENSE = ("qwnothing", "0", "nan", "", None)
 """Answers that are right by chance at most; None is a turn without the tags."""
 
 
-class Question(WorldEpisode):
+class Question(WorkerEpisode):
     """One entry. It is scored as it is answered, so that an entry that cannot be scored is told as what it is."""
 
     def __init__(self, dataset, entry, tagged: bool, level: str) -> None:

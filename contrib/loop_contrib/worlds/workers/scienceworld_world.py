@@ -11,7 +11,7 @@ The package's ``step`` also lists all valid actions, at a tenth of a second a st
 from __future__ import annotations
 
 from scienceworld import ScienceWorldEnv
-from worker_loop import Step, WorldEpisode, serve
+from worker_loop import Step, WorkerEpisode, serve
 
 SIMPLIFICATIONS = "easy"
 VARIATIONS = {
@@ -60,7 +60,7 @@ You are in a house with a laboratory and do an experiment. The commands you can 
 When a command means several things, the answer is a numbered list: reply with a number."""
 
 
-class ScienceWorldEpisode(WorldEpisode):
+class ScienceWorldEpisode(WorkerEpisode):
     """One experiment. The package has one at a time in one Java machine, which the world keeps."""
 
     def __init__(self, machine: ScienceWorldEnv, task: str, gold_path: bool = False) -> None:

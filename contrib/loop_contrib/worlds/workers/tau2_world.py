@@ -47,7 +47,7 @@ from tau2.evaluator.evaluator import EvaluationType, evaluate_simulation
 from tau2.orchestrator.orchestrator import Orchestrator, Role
 from tau2.registry import registry
 from tau2.user.user_simulator import UserSimulator
-from worker_loop import Step, WorldEpisode, serve
+from worker_loop import Step, WorkerEpisode, serve
 
 logger.remove()  # the package says much
 
@@ -99,7 +99,7 @@ class PlayedAgent(LLMAgent):
         return turn, state
 
 
-class Tau2Conversation(WorldEpisode):
+class Tau2Conversation(WorkerEpisode):
     """One task with a user: the package's simulation, as far as it goes without an answer from outside."""
 
     def __init__(self, domain: str, name: str, task: Task) -> None:
@@ -216,7 +216,7 @@ def _writable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-class Ticket(WorldEpisode):
+class Ticket(WorkerEpisode):
     """One task of telecom in solo mode. The package's environment holds both databases and makes the calls."""
 
     def __init__(self, environment: TelecomEnvironment, name: str, task: Task) -> None:

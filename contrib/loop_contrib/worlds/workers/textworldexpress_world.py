@@ -10,7 +10,7 @@ follows from what was read last. The reward is the game's score, which counts st
 from __future__ import annotations
 
 from textworld_express import TextWorldExpressEnv
-from worker_loop import Step, WorldEpisode, serve
+from worker_loop import Step, WorkerEpisode, serve
 
 GAMES = ("cookingworld", "twc", "coin", "mapreader", "arithmetic", "sorting", "simonsays", "peckingorder")
 FOLLOWING, FOLLOWING_SEEDS = ("simonsays", "peckingorder"), 40
@@ -26,7 +26,7 @@ Each answer is followed by the commands that are possible now."""
 SHOWN_COMMANDS = 60
 
 
-class TextWorldExpressEpisode(WorldEpisode):
+class TextWorldExpressEpisode(WorkerEpisode):
     """One game. The package has one game at a time in one Java machine, which the world keeps."""
 
     def __init__(self, machine: TextWorldExpressEnv, task: str, gold_path: bool = False) -> None:

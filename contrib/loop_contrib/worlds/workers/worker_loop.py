@@ -57,7 +57,7 @@ class Step:
     failed: bool = False
 
 
-class WorldEpisode(Protocol):
+class WorkerEpisode(Protocol):
     """One task being played. ``opening`` is the first observation: the task and what the agent sees."""
 
     opening: str
@@ -86,7 +86,7 @@ class WorkerWorld(Protocol):
         """Split -> task ids of the form ``<scenario>_<n>``, in an order that is always the same."""
         ...
 
-    def start(self, task: str) -> WorldEpisode: ...
+    def start(self, task: str) -> WorkerEpisode: ...
 
     def expert(self, task: str) -> list[str]:
         """Commands that solve the task, as far as the world's own expert can."""
@@ -98,7 +98,7 @@ class Worker:
 
     def __init__(self, world: WorkerWorld) -> None:
         self._world = world
-        self._episodes: dict[int, WorldEpisode] = {}
+        self._episodes: dict[int, WorkerEpisode] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {

@@ -78,3 +78,15 @@ def test_other_weights_or_another_tokenizer_have_another_digest(tmp_path):
         (here / name).write_bytes(content)
         changed.add(model_digest(here))
     assert len(changed) == 5
+
+
+@pytest.mark.fault("the same file, model, adapter or run in another place is taken for another")
+@pytest.mark.parametrize(
+    "beside", ["trainer_state.json", "optimizer.bin", "README.json", "training_args.bin", "adapter_model.safetensors"]
+)
+def test_what_lies_beside_a_model_is_not_of_it(tmp_path, beside):
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (tmp_path / name).write_text("{}")
+    usual = model_digest(tmp_path)
+    (tmp_path / beside).write_text("{}")
+    assert model_digest(tmp_path) == usual

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -438,6 +439,14 @@ async def test_the_best_on_one_split_is_taken_to_another(policy, tmp_path):
     (found,) = find_policies(read_eval_config(chosen))
     assert found.adapter == policy / "run/policies/policy-v0001"
     assert found.chosen == "best of 2 on dev of counter: at-policy-v0001, success 16.7 at T=0"
+    stored = json.loads((tmp_path / "evaluation/report.json").read_text())
+    moved = shutil.copytree(policy / "run", tmp_path / "moved/run")
+    shutil.copytree(tmp_path / "evaluation", moved / "selection")
+    stored["policies"] = [{**each, "adapter": f"/gone{each['adapter']}"} for each in stored["policies"]]
+    (moved / "selection/report.json").write_text(json.dumps(stored))
+    elsewhere = config(policy, tmp_path, policies=[{"name": "best", "adapter": str(moved / "selection")}])
+    (found,) = find_policies(read_eval_config(elsewhere))
+    assert found.adapter == moved / "policies/policy-v0001", "found beside the selection, by its digest"
     (tmp_path / "evaluation/report.json").write_text(json.dumps({**report, "split": "test_normal:1,2"}))
     with pytest.raises(ConfigError, match=r"evaluation scored on test_normal:1,2; choose among adapters on dev"):
         find_policies(read_eval_config(chosen))

@@ -139,3 +139,16 @@ def test_the_order_of_tasks_is_no_part_of_them_and_each_field_is(tmp_path):
     file = written(tmp_path)
     assert identity(file, tasks) == identity(file, tasks[::-1])
     assert identity(file, tasks)["tasks"] != identity(file, [tasks[0], {**tasks[1], "target": 2.0}])["tasks"]
+
+
+@pytest.mark.fault("the same file, model, adapter or run in another place is taken for another")
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_task_that_names_a_file_beside_the_module_is_the_same_elsewhere(tmp_path, kind):
+    def found(folder, name="data.csv"):
+        file = written(tmp_path / folder)
+        return identity(
+            file, [{"id": "a", "question": f"Read {Path(file).parent}/x", "file": kind(Path(file).parent / name)}]
+        )
+
+    assert found("one") == found("two")
+    assert found("one") != found("two", "other.csv")

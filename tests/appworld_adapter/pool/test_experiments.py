@@ -1,6 +1,7 @@
 """Final states in the layout that `appworld evaluate` reads; the engine itself grades them in an integration test."""
 
 import re
+from hashlib import sha256
 
 import pytest
 
@@ -27,7 +28,7 @@ def write(states, dataset, tmp_path):
 def test_a_state_that_does_not_count_is_the_start_of_its_task(dataset, tmp_path):
     states = [FinalState(task, run, None) for run in range(2) for task in ("a_1", "a_2")]
     names = write(states, dataset, tmp_path)
-    assert names == [f"before-1-t0-top-p0-9-run{run}_dev" for run in range(2)]
+    assert names == [f"before-1-{sha256(b'before+1').hexdigest()[:6]}-t0-top-p0-9-run{run}_dev" for run in range(2)]
     assert (tmp_path / "out/data/tasks").is_dir()
     for name in names:
         tasks = tmp_path / "out/experiments/outputs" / name / "tasks"
@@ -66,3 +67,13 @@ def test_an_evaluation_writes_them_by_the_name_of_the_environment(dataset, tmp_p
     lines = write_states("appworld", {"root": str(dataset)}, runs, tmp_path / "kept", out)
     assert lines == [f"appworld evaluate base-t0-run0_chosen chosen --root {out}"]
     assert (out / "experiments/outputs/base-t0-run0_chosen/tasks/a_1/dbs/start.jsonl").read_text() == "start"
+
+
+@pytest.mark.fault("the same file, model, adapter or run in another place is taken for another")
+def test_policies_of_other_names_have_other_experiments(dataset, tmp_path):
+    policies, state = ["v1.0", "v1-0", "v1_0", "V1-0", "v1--0", "v1+0"], FinalState("a_1", 0, None)
+    runs = [FinishedRuns(policy, "T=0", "dev", [state]) for policy in policies]
+    names = {name for each in runs for name in write_experiments(each, tmp_path, dataset, tmp_path / "out")}
+    assert len(names) == len(policies)
+    assert "v1-0-t0-run0_dev" in names
+    assert all(re.fullmatch("[a-z0-9_-]+", name) for name in names)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import socket
 import sys
 from importlib import import_module
@@ -15,8 +16,10 @@ from loop_appworld import LoopAppWorldRecipe
 from loop_formats.folder_lock import lock_run
 from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.advantages import LeaveOneOut, Shuffled
+from loop_recipes.config import preflight
 from loop_recipes.config.components import check_component
 from loop_recipes.config.files import CONFIGS, compose
+from loop_recipes.config.loop_config import read_loop_config
 from support.random_policy import MODEL_CONFIG, write_adapter
 from support.small_runs import replay_config
 
@@ -287,3 +290,15 @@ def test_the_command_that_the_page_shows_trains_with_its_loss(tmp_path, monkeypa
     monkeypatch.syspath_prepend(tmp_path)
     loss = compose(words[0], words[1:]).loss
     assert check_component("loss", loss).__name__ == "MyLoss"
+
+
+@pytest.mark.fault("the same file, model, adapter or run in another place is taken for another")
+def test_a_copy_of_the_model_in_training_may_be_served(workspace, tmp_path):
+    copy = shutil.copytree(workspace / "base", tmp_path / "copy")
+    cfg = OmegaConf.load(workspace / "config.yaml")
+    del cfg["rollout_node"]
+    cfg = OmegaConf.merge(
+        cfg, node_section(workspace, model={"path": str(copy), "dtype": "float32", "max_context": 512})
+    )
+    config = read_loop_config(cfg)
+    preflight._check_same_base(config, config.child)

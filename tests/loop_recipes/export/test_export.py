@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,17 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from loop_formats.run_files import in_order
+from loop_formats.run_files import adapter_digest, in_order
 from loop_formats.schema import ConfigError
 from loop_recipes.export.policy import ExportConfig, export
 from loop_recipes.paths import loop_package
 from loop_recipes.verbs.export import main
 from support import random_policy, small_runs
+from support.model_folders import WITH_SYSTEM
 
 pytestmark = pytest.mark.slow
+SHARED = pytest.mark.fault("what is shared holds paths of this machine, or cannot be served as printed")
+COMMIT = "c" * 40
 
 
 def write_run(folder: Path, tied: bool = True, scale: float = 0.2, tokenizer: bool = True) -> Path:
@@ -108,8 +112,8 @@ def test_an_adapter_is_exported_with_its_tokenizer_and_a_card(tmp_path):
     names = {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
     assert names <= {path.name for path in done.folder.iterdir()}
     assert (done.folder / "adapter_model.safetensors").stat().st_mode & 0o444 == done.folder.stat().st_mode & 0o444
-    for name in ("adapter_model.safetensors", "adapter_config.json"):
-        assert (done.folder / name).read_bytes() == (run / "policies/policy-v0002" / name).read_bytes()
+    name = "adapter_model.safetensors"
+    assert (done.folder / name).read_bytes() == (run / "policies/policy-v0002" / name).read_bytes()
     assert AutoTokenizer.from_pretrained(done.folder).chat_template == random_policy.CHATML
     card = (done.folder / "README.md").read_text()
     for said in (
@@ -120,7 +124,7 @@ def test_an_adapter_is_exported_with_its_tokenizer_and_a_card(tmp_path):
         "not been scored",
     ):
         assert said in card
-    assert done.serve[0] in card
+    assert done.serve[0].replace(str(done.folder), ".").replace(str(tmp_path / "base"), "base") in card
     assert f"--enable-lora --max-lora-rank 8 --lora-modules run-policy-v0002={done.folder}" in done.serve[0]
 
 
@@ -134,8 +138,6 @@ def test_the_version_that_a_run_began_with_is_said_to_be_untrained(tmp_path):
 
 
 def test_the_card_has_the_scores_of_this_version_alone(tmp_path):
-    from loop_formats.run_files import adapter_digest
-
     run = write_run(tmp_path)
     folder = run / "evaluation"
     folder.mkdir()
@@ -208,3 +210,50 @@ def test_the_newest_policy_of_the_tiny_policys_run_is_taken(tmp_path):
     assert done.folder == tmp_path / "mine"
     assert in_order(run.glob("policies/*"))[-1].name in (tmp_path / "mine/README.md").read_text()
     assert done.notes == []
+
+
+@SHARED
+@pytest.mark.parametrize("merge", [None, "bf16"])
+@pytest.mark.parametrize("cached", [True, False])
+def test_what_is_shared_names_the_model_and_no_path_of_this_machine(tmp_path, merge, cached):
+    run = write_run(tmp_path)
+    if cached:
+        base = tmp_path / f"hub/models--org--small/snapshots/{COMMIT}"
+        base.parent.mkdir(parents=True)
+        (tmp_path / "base").rename(base)
+    else:
+        base = tmp_path / "base"
+    for name, key in (("config.json", "_name_or_path"), ("tokenizer_config.json", "name_or_path")):
+        settings = json.loads((base / name).read_text())
+        (base / name).write_text(json.dumps({**settings, key: str(base)}))
+    first = run / "policies/policy-v0001"
+    random_policy.write_adapter(first, 3, base=str(base), model=base)
+    stored = OmegaConf.load(run / "config.yaml")
+    stored.merge_with({"model": {"path": str(base)}, "initial_adapter": str(first)})
+    OmegaConf.save(stored, run / "config.yaml")
+    done = export(run, ExportConfig(merge=merge, rollouts=0))
+    texts = [path.read_text() for path in done.folder.rglob("*") if path.suffix in (".json", ".md", ".jinja")]
+    assert [line for text in texts for line in text.splitlines() if str(tmp_path) in line] == []
+    card = (done.folder / "README.md").read_text()
+    assert f"- began with: {run.name}/policies/policy-v0001 (SHA-256 {adapter_digest(first)[:16]})" in card
+    assert (f"org/small at commit {COMMIT}" in card) == cached
+    if merge is None:
+        shared = json.loads((done.folder / "adapter_config.json").read_text())
+        named = (
+            {"base_model_name_or_path": "org/small", "revision": COMMIT}
+            if cached
+            else {"base_model_name_or_path": "base"}
+        )
+        assert named.items() <= shared.items()
+
+
+@SHARED
+@pytest.mark.parametrize("merge", [None, "bf16"])
+def test_the_printed_line_runs_as_printed(tmp_path, merge):
+    run = write_run(tmp_path).rename(tmp_path / "my run")
+    file = tmp_path / "base/tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": WITH_SYSTEM}))
+    done = export(run, ExportConfig(merge=merge, rollouts=0))
+    words = shlex.split(done.serve[0])
+    assert str(done.folder) in [word.removeprefix("my-run-policy-v0002=") for word in words]
+    assert words[-3:] == ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]

@@ -1,6 +1,7 @@
 """`loop train my_tools.py`: what is refused before anything starts, the config that is written, what runs."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from loop_recipes.evaluation.config import EvalConfig
 from loop_recipes.own_task import training
 from loop_recipes.own_task.training import OwnTask, check_model, config_of, found_machine, show, train, write_config
 from loop_recipes.paths import loop_package
+from loop_recipes.run.rests_on import model_identity
 from loop_recipes.verbs.recipes import train as train_verb
 from support.families import with_config
 from support.tool_modules import PRODUCTS
@@ -295,3 +297,33 @@ def test_at_the_end_it_is_said_where_everything_is(tmp_path):
         f"rollouts: loop view {tmp_path}",
         f"to serve: loop export {tmp_path}",
     ]
+
+
+@pytest.mark.fault("the same file, model, adapter or run in another place is taken for another")
+@pytest.mark.parametrize("moved", ["file", "model", "run"])
+def test_a_run_goes_on_in_another_place(products, tmp_path, steps, monkeypatch, moved):
+    monkeypatch.setattr(training, "check_finished", lambda run: None)
+    run, model = tmp_path / "run", shutil.copytree(MODEL, tmp_path / "model")
+    train(products, model, f"output_dir={run}", "max_iterations=2")
+    last = run / "checkpoints/iteration_0001"
+    last.mkdir(parents=True)
+    (run / "metrics.jsonl").touch()
+    rests_on = {"environment": OwnTask.read(products).description.identity, "model": model_identity(model, None)}
+    (last / "state.json").write_text(json.dumps({"rests_on": rests_on}))
+    (tmp_path / "new").mkdir()
+    if moved == "file":
+        products = products.rename(tmp_path / "new/products.py")
+    elif moved == "model":
+        model = model.rename(tmp_path / "new/model")
+    else:
+        run = run.rename(tmp_path / "new/run")
+    steps.clear()
+    train(products, model, f"output_dir={run}", "max_iterations=2")
+    assert [command[2] for command in steps] == ["loop_appworld", "eval_appworld"]
+    before = (run / "train.yaml").read_text()
+    if moved != "run":
+        edited, place = (model / "config.json", "base model") if moved == "model" else (products, "code")
+        edited.write_text(edited.read_text() + "\n")
+        with pytest.raises(ConfigError, match=f"has changed since its checkpoint: {place}; bring it back"):
+            train(products, model, f"output_dir={run}", "max_iterations=2")
+        assert (run / "train.yaml").read_text() == before

@@ -139,6 +139,9 @@ async def test_nodes_that_differ_are_refused(policy, tmp_path, monkeypatch):
         source = several([west.url, east.url])
         assert await asyncio.to_thread(source.description) == west.node.description
         size = (await west.call(west.client.health))["vocabulary"]
+        elsewhere = {**east.node.health(), "model": "/elsewhere/model"}
+        monkeypatch.setattr(east.node, "health", lambda: elsewhere)
+        assert (await asyncio.to_thread(source.health))["vocabulary"] == size, "one model at two paths"
         await asyncio.to_thread(source.check_vocabulary, size)
         told = {**east.node.health(), "vocabulary": size + 8}
         monkeypatch.setattr(east.node, "health", lambda: told)

@@ -1,6 +1,7 @@
 """Models by their names on the hub, from a small server on loopback that speaks its routes."""
 
 import json
+import shutil
 import threading
 from hashlib import sha1
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,13 +11,15 @@ import pytest
 from huggingface_hub import constants
 
 from loop_formats.schema import ConfigError
+from loop_recipes.config import loop_config
 from loop_recipes.config.files import compose, pin_models
 from loop_recipes.config.loop_config import read_loop_config
 from loop_recipes.own_task.training import check_model
 from model_families.weights import hub
-from model_families.weights.hub import is_hub_name, model_folder, pinned
+from model_families.weights.hub import is_hub_name, local_path, model_folder, pinned
 from support.model_folders import qwen2
 
+SHARED = pytest.mark.fault("what is shared holds paths of this machine, or cannot be served as printed")
 COMMITS = {"main": "a" * 40, "older": "b" * 40}
 
 
@@ -89,7 +92,8 @@ class Routes(BaseHTTPRequestHandler):
 def served(tmp_path_factory):
     folder = qwen2(tmp_path_factory.mktemp("model"))
     files = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
-    unwanted = ["pytorch_model.bin", "consolidated.safetensors", "original/params.json", "README.md", "onnx/model.onnx"]
+    files["README.md"] = b"---\nlicense: apache-2.0\n---\n"
+    unwanted = ["pytorch_model.bin", "consolidated.safetensors", "original/params.json", "onnx/model.onnx"]
     server = Hub(files | dict.fromkeys([*unwanted, "model.fp16.safetensors", "flax_model.msgpack"], b"{}"))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -237,3 +241,47 @@ def test_a_config_that_names_none_is_one_line_that_names_the_key(here):
 )
 def test_one_set_of_weights_and_what_is_beside_it_is_needed(files, needed):
     assert list(hub._needed(files)) == (files if needed is None else needed)
+
+
+def closed_port(here, cache, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+
+
+def unavailable(here, cache, monkeypatch):
+    monkeypatch.setattr(Routes, "answer", lambda self, whole: self.send(503, b"{}", {}, whole))
+
+
+def line_end(here, cache, monkeypatch):
+    (cache / "refs/main").write_text(COMMITS["main"] + "\n")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
+def no_refs(here, cache, monkeypatch):
+    shutil.rmtree(cache / "refs")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
+@SHARED
+@pytest.mark.parametrize("change", [closed_port, unavailable, line_end, no_refs])
+def test_a_model_that_was_fetched_is_there_without_the_hub(here, tmp_path, monkeypatch, change):
+    folder = model_folder("me/small")
+    model_folder.cache_clear()
+    change(here, tmp_path / "cache/models--me--small", monkeypatch)
+    assert model_folder("me/small") == folder
+
+
+@SHARED
+def test_a_cache_that_has_gone_is_known_by_its_name(here, tmp_path):
+    folder = model_folder("me/small")
+    shutil.rmtree(tmp_path / "cache")
+    model_folder.cache_clear()
+    assert local_path(str(folder)) == str(folder)
+    assert (folder / "config.json").is_file(), "fetched again, by its commit"
+
+
+@SHARED
+def test_a_runs_files_keep_the_name_and_the_commit(here, tmp_path):
+    config = read_loop_config(compose("tiny_cpu", ["model.path=me/small", "model.lora_rank=4"]))
+    kept, name = loop_config.keys_to_keep(config), f"me/small@{COMMITS['main']}"
+    assert kept["model"]["path"] == kept["node"]["model"]["path"] == name
+    assert str(tmp_path / "cache") not in str(kept)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,7 +33,11 @@ from model_families.weights.weight_names import EMBEDDING, HEAD
 FAMILIES = {each.FAMILY.architecture: each.FAMILY for each in (qwen2, qwen3, llama, mistral)}
 """Those that torchtune's modules build, by their names in config.json; transformers builds all others."""
 MAX_HEADER_BYTES = 16 << 20
-_MODEL_FILES = (".json", ".jinja", ".safetensors", ".bin")
+_MODEL_FILES = re.compile(
+    r"((generation_|(pre)?processor_)?config|(tokenizer|vocab|chat_template)[^/]*|(special|added)_tokens[^/]*)\.json"
+    r"|[^/]*\.jinja|(?!adapter_)[^/]*\.safetensors(\.index\.json)?|[^/]*model[^/]*\.bin(\.index\.json)?"
+)
+"""Weights, configuration and tokenizer, and no other programs' notes on them."""
 _DIGESTED_BYTES = 1 << 20
 _BLOCKS, _BLOCK_BYTES = 256, 4096
 _KEYS = ("k_proj", "qkv_proj", "kv_a_proj_with_mqa")
@@ -45,10 +50,11 @@ _GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 def model_digest(folder: str | Path) -> str:
     """16 hex digits that other weights or another tokenizer in the same folder change.
 
-    They come from the name and size of every file, its first and last MiB, and 256 blocks of 4 KiB at even distances
-    in between: training moves all weights, and all of a large model takes minutes to read.
+    They come from the name and size of every file of weights, configuration and tokenizer, its first and last MiB, and
+    256 blocks of 4 KiB at even distances in between: training moves all weights, and all of a large model takes minutes
+    to read.
     """
-    return files_digest(path for path in Path(folder).iterdir() if path.suffix in _MODEL_FILES)
+    return files_digest(path for path in Path(folder).iterdir() if _MODEL_FILES.fullmatch(path.name))
 
 
 def files_digest(files: Iterable[Path]) -> str:

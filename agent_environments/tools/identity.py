@@ -28,7 +28,7 @@ def identity(module: str, tasks: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     Raises:
         ValueError: there is no such module.
     """
-    return {"code": code_digest(module), "tasks": tasks_digest(tasks)}
+    return {"code": code_digest(module), "tasks": tasks_digest(tasks, f"{_place_of(module)[1]}/")}
 
 
 def code_digest(module: str) -> str:
@@ -82,9 +82,12 @@ def _place_of(module: str) -> tuple[Path, Path, set[str]]:
     return file, file.parents[len(names) - (file.name != "__init__.py")], {names[0]}
 
 
-def tasks_digest(tasks: Iterable[Mapping[str, Any]]) -> str:
-    """Return the digest of some tasks: the same for the same tasks in any order."""
-    return digest(sorted(json.dumps(plain(task, ())) for task in tasks))
+def tasks_digest(tasks: Iterable[Mapping[str, Any]], folder: str = "") -> str:
+    """Return the digest of some tasks: the same for the same tasks in any order, and wherever the ``folder`` lies whose
+    files they name, if one is given with the ``/`` at its end."""
+    texts = [json.dumps(plain(task, ())) for task in tasks]
+    here = json.dumps(folder)[1:-1]
+    return digest(sorted(text.replace(here, "./") if here else text for text in texts))
 
 
 def digest(data: object) -> str:

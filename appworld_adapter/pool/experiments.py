@@ -21,10 +21,10 @@ from loop_formats.run_files import write_whole
 
 def _name(policy: str, sampling: str, run: int, split: str) -> str:
     """Lower case, letters, digits, - and _, and the split at its end: what `appworld pack` asks of a name."""
-    if re.search(r"[^A-Za-z0-9._+-]", policy):  # of a folder: two that differ in such letters alone stay two
-        policy += f"-{hashlib.sha256(policy.encode()).hexdigest()[:6]}"
-    stem = re.sub(r"[^a-z0-9]+", "-", f"{policy}-{sampling}-run{run}".lower().replace("=", "")).strip("-")
-    return f"{stem}_{split}"
+    name = re.sub(r"[^a-z0-9]+", "-", policy.lower()).strip("-")
+    if name != policy:  # two that differ in other signs alone stay two
+        name = f"{name}-{hashlib.sha256(policy.encode()).hexdigest()[:6]}".strip("-")
+    return f"{name}-{re.sub(r'[^a-z0-9]+', '-', sampling.lower().replace('=', ''))}-run{run}_{split}"
 
 
 def write_experiments(runs: FinishedRuns, worlds: Path, dataset_root: Path, root: Path) -> list[str]:

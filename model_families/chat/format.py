@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from agent_environments.protocol import Message
+from model_families.chat.calls import CallForm
 from model_families.chat.messages import ChatMessage, Tools, observation_messages, opening_messages
 from model_families.chat.tokenizer import TextTokens
 
@@ -51,6 +52,7 @@ class ChatFormat(TextTokens, ABC):
         thinking: how thinking is treated; None for a model that does not think.
         observation_role: the role in which an environment's answers are written.
         thinking_ends: ids that end thinking: its own mark, or a tool call; none where there is nothing to wait for.
+        call_form: how the model's own template writes calls; None where it has no form that could be learned.
     """
 
     turn_end: int
@@ -59,6 +61,7 @@ class ChatFormat(TextTokens, ABC):
     thinking: Thinking | None = None
     observation_role: ObservationRole = "user"
     thinking_ends: tuple[int, ...] = ()
+    call_form: CallForm | None = None
 
     @property
     def thinks(self) -> bool:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_environments.tool_calls import CALL_OPENS, ToolCall, render_tool_response
-from model_families.chat.calls import CALLED, OFFERED, CallForm, ObjectCalls, learn_form, rendered_call, unread_call
+from model_families.chat.calls import CALLED, OFFERED, ObjectCalls, learn_form, rendered_call, unread_call
 from model_families.chat.control import HIDDEN, UnforgeableTokenizer
 from model_families.chat.format import ChatFormat, ObservationRole, ReadTurn, Thinking
 from model_families.chat.messages import (
@@ -63,7 +63,6 @@ class Templated(ChatFormat):
     """The template has a form for a system message."""
     _channel: Sequence[int] = ()
     """What an answer begins with where control tokens divide it from the thinking before it."""
-    _calls: CallForm | None = None
     _hermes = False
     """Calls are written as environments read them."""
     _one_call = False
@@ -192,12 +191,12 @@ class Templated(ChatFormat):
         """
         self.native = True
         try:
-            self._calls = learn_form(lambda *calls: self._called(*calls)[0])
+            self.call_form = learn_form(lambda *calls: self._called(*calls)[0])
             _, end = self._called(CALLED)
         except ValueError:
             self.native = False
             raise
-        self._hermes = isinstance(self._calls, ObjectCalls) and self._calls.opens.strip() == CALL_OPENS
+        self._hermes = isinstance(self.call_form, ObjectCalls) and self.call_form.opens.strip() == CALL_OPENS
         try:
             self._called(CALLED, CALLED)
         except ValueError:
@@ -209,7 +208,7 @@ class Templated(ChatFormat):
             self._results_alone = False
         self._ends.add(end)
         self.stop_ids = tuple(dict.fromkeys((*self.stop_ids, self._id(end))))
-        mark = self._control.shield.pattern.match(self._calls.opens.strip())
+        mark = self._control.shield.pattern.match(self.call_form.opens.strip())
         if mark and self.thinking_ends:
             self._opens_call = self._id(mark[0])
             self.thinking_ends = (*self.thinking_ends, self._opens_call)
@@ -466,10 +465,10 @@ class Templated(ChatFormat):
     def _answer(self, text: str, with_tools: bool) -> str:
         """A text of the policy, its calls in the form that environments read."""
         text = text.removeprefix(self._prefix)
-        if self._calls is None or not with_tools or self._hermes:
+        if self.call_form is None or not with_tools or self._hermes:
             return text
         try:
-            said, calls = self._calls.read(text)
+            said, calls = self.call_form.read(text)
             blocks = [
                 rendered_call(name, arguments, json.dumps({"name": name, "arguments": arguments}))
                 for name, arguments in calls

@@ -7,15 +7,19 @@ it, every process that reads it, on any machine, has the same files.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
+logger = logging.getLogger(__name__)
 Fetched = TypeVar("Fetched")
 _NAME = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[A-Za-z0-9][\w./-]*))?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_CACHED = re.compile(r"models--(?P<owner>.+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})")
 _WEIGHTS = (
     re.compile(r"model(-\d+-of-\d+)?\.safetensors"),
     re.compile(r"(?!consolidated|adapter_)[^/]*\.safetensors"),
@@ -26,6 +30,8 @@ _BESIDE = re.compile(
     r"(?!adapter_|[^/]*\.bin\.index)[^/]*\.(json|jinja|model|txt)|additional_chat_templates/[^/]*\.jinja"
 )
 """Configurations, tokenizers and chat templates."""
+_SAID = re.compile(r"README\.md|LICENSE[^/]*|NOTICE[^/]*")
+"""What a model's licence is read from, which a model can do without."""
 
 
 def is_hub_name(name: str) -> bool:
@@ -43,12 +49,28 @@ def pinned(name: str) -> str:
     return f"{name.partition('@')[0]}@{model_folder(name).name}" if is_hub_name(name) else name
 
 
+def cached_name(folder: str | Path) -> str | None:
+    """``OWNER/NAME@COMMIT`` of a folder in a cache of the hub's, also of one that is not there any more; else None."""
+    found = _CACHED.fullmatch("/".join(Path(folder).absolute().parts[-3:]))
+    return None if found is None else f"{found['owner']}/{found['name']}@{found['commit']}"
+
+
+def kept_name(folder: str) -> str:
+    """The name that :func:`local_path` finds ``folder`` by: the hub's, of a folder in the cache that is looked in."""
+    from huggingface_hub import constants
+
+    name, cache = cached_name(folder), Path(constants.HF_HUB_CACHE).absolute()
+    return name if name is not None and Path(folder).absolute().is_relative_to(cache) else folder
+
+
 def local_path(name: str) -> str:
-    """``name`` as it is, or the folder that a name of the hub's is fetched to.
+    """``name`` as it is, or the folder that a name of the hub's is fetched to. A folder of its cache that is not there
+    any more is fetched again.
 
     Raises:
         ValueError: as :func:`model_folder`.
     """
+    name = name if Path(name).is_dir() else cached_name(name) or name
     return str(model_folder(name)) if is_hub_name(name) else name
 
 
@@ -69,20 +91,32 @@ def model_folder(name: str) -> Path:
 def _fetched(repository: str, revision: str | None) -> Path:
     # They take a quarter of a second.
     from huggingface_hub import HfApi, constants, get_cached_repo_tree, snapshot_download
-    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 
     def stored() -> Path:
+        commit = _cached_commit(Path(constants.HF_HUB_CACHE, f"models--{repository.replace('/', '--')}"), revision)
         try:
-            files = list(_needed(each.path for each in get_cached_repo_tree(repository, revision=revision)))
+            files = list(_needed(each.path for each in get_cached_repo_tree(repository, revision=commit)))
         except CachedRepoTreeNotFoundError:
             files = None  # it was fetched by an older library
-        return Path(snapshot_download(repository, revision=revision, local_files_only=True, allow_patterns=files))
+        return Path(snapshot_download(repository, revision=commit, local_files_only=True, allow_patterns=files))
 
-    def there() -> list[str]:
-        return [each.rfilename for each in HfApi().model_info(repository, revision=revision).siblings or ()]
+    def there() -> list[str] | Path:
+        try:
+            return [each.rfilename for each in HfApi().model_info(repository, revision=revision).siblings or ()]
+        except (RepositoryNotFoundError, RevisionNotFoundError):  # a gated one, too
+            raise
+        except Exception as error:  # of the library below the hub's own, by whatever name
+            with suppress(OSError):
+                folder = stored()
+                reason = f"{constants.ENDPOINT} cannot be asked for it: {_line(error)}"
+                logger.warning(f"{repository} is taken from the cache, at commit {folder.name}; {reason}")
+                return folder
+            raise
 
     def current() -> Path:
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=list(_needed(files))))
+        wanted = [*_needed(files), *filter(_SAID.fullmatch, files)]
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=wanted))
 
     if constants.is_offline_mode():
         return _in_one_line(repository, revision, stored)
@@ -92,12 +126,24 @@ def _fetched(repository: str, revision: str | None) -> Path:
         except OSError:
             pass  # it was pinned on another machine
     files = _in_one_line(repository, revision, there)
+    if isinstance(files, Path):
+        return files
     if not any(map(_WEIGHTS[-1].fullmatch, files)) and any(map(_PICKLES.fullmatch, files)):
         raise ValueError(
             f"{repository} has its weights as pickles alone (pytorch_model.bin), which are not read: fetch it with "
             f"`hf download {repository} --local-dir FOLDER` and give FOLDER: its error says how to convert it"
         )
     return _in_one_line(repository, revision, current)
+
+
+def _cached_commit(cache: Path, revision: str | None) -> str | None:
+    """The commit that a revision stands for in a repository's ``cache``, however that was filled; where nothing says
+    which it is, the one that is there alone, or the revision."""
+    try:
+        return (cache / "refs" / (revision or "main")).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeError):
+        there = [path.name for path in cache.glob("snapshots/*")]
+        return there[0] if revision is None and len(there) == 1 else revision
 
 
 def _needed(files: Iterable[str]) -> Iterable[str]:

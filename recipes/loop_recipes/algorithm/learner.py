@@ -22,7 +22,7 @@ from loop_recipes.algorithm.method import Method
 from loop_recipes.algorithm.policy_update import PolicyUpdate
 from loop_recipes.algorithm.token_statistics import TokenStatistics
 from loop_recipes.config.components import build
-from loop_recipes.config.loop_config import LearnerConfig
+from loop_recipes.config.loop_config import LearnerConfig, keys_to_keep
 from loop_recipes.engine.adapter_versions import AdapterVersions
 from loop_recipes.engine.checkpoint import TrainingState, all_generators, save_and_prune
 from loop_recipes.engine.decoder import attach_head
@@ -45,7 +45,7 @@ from loop_recipes.run.metrics import RunMetrics
 from loop_recipes.run.starts import record_start
 from loop_recipes.run.trackers import Trackers
 from model_families.stored_weights import weights_digest
-from rollout_server.config import as_config, as_keys
+from rollout_server.config import as_config
 
 
 class Learner:
@@ -138,7 +138,7 @@ class Learner:
             self.conf.tracker,
             self.conf.metric_logger,
             output_dir=self._output_dir,
-            config=as_config(as_keys(self.conf)),
+            config=as_config(keys_to_keep(self.conf)),
             resumed=resumed,
         )
 
@@ -150,8 +150,8 @@ class Learner:
             figures: the environment's, of behaviour.
         """
         keys = {figure.key for figure in figures}.union(*(each.figures for each in self._credit.values()))
-        record_start(self._output_dir, after_iteration, as_keys(self.conf))
-        config = as_config(as_keys(self.conf))
+        record_start(self._output_dir, after_iteration, keys_to_keep(self.conf))
+        config = as_config(keys_to_keep(self.conf))
         if OmegaConf.select(config, "node.root") == str(Path(self.conf.output_dir, "node")):
             config.node.root = "${output_dir}/node"  # for a run elsewhere that is begun with this file
         with writing(self._output_dir / "config.yaml"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import traceback
 from collections.abc import Collection, Mapping, Sequence
@@ -158,7 +159,9 @@ class TrainingRecipe:
         """Say why the run ends, if before its time; a stop file has then done its work."""
         if line is not None:
             utils.log_rank_zero(log, line)
-        utils.log_rank_zero(log, f"to serve, merge or share the policy: loop export {self._output_dir}")
+        utils.log_rank_zero(
+            log, f"to serve, merge or share the policy: loop export {shlex.quote(str(self._output_dir))}"
+        )
         on_main_rank(self._stop.done)
         self._together = True
 

@@ -18,7 +18,8 @@ from loop_formats.schema import STRICT, ConfigError, Seed, fields_of, from_mappi
 from loop_plumbing.urls import url_problem
 from loop_recipes.config.rollout_node import RolloutNodeConfig, WithNode, read_token
 from loop_recipes.paths import KINDS
-from model_families.weights.hub import local_path
+from model_families.weights.hub import kept_name, local_path
+from rollout_server.config import as_keys
 
 Section = TypeVar("Section")
 COMPONENT = "component"
@@ -393,6 +394,16 @@ class LoopConfig(LearnerConfig, WithNode):
             not isinstance(rank, int) or rank <= served.lora_rank,
             f"model.lora_rank is {rank}, but node.model.lora_rank {served.lora_rank}",
         )
+
+
+def keys_to_keep(config: Any) -> dict[str, Any]:
+    """The keys of a config as a run's files have them: a model of the hub's by its name and commit, which mean the same
+    on every machine."""
+    keys = as_keys(config)
+    for section in (keys.get("model"), (keys.get("node") or {}).get("model")):
+        if isinstance(section, dict) and isinstance(section.get("path"), str):
+            section["path"] = kept_name(section["path"])
+    return keys
 
 
 def read_config(cfg: DictConfig | Mapping[str, Any], section: type[Section]) -> Section:

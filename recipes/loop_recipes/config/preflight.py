@@ -25,7 +25,7 @@ from loop_recipes.config.components import build_checked, check_component
 from loop_recipes.config.loop_config import FROM_ITS_FOLDER, LearnerConfig, LoopConfig
 from loop_recipes.config.rollout_node import check_token
 from loop_recipes.paths import loop_package
-from model_families.base_model import BaseModel
+from model_families.base_model import BaseModel, model_digest
 from model_families.opening import check_positions, open_model_chat, open_weights
 from model_families.weights.published import how_to_fetch
 from rollout_server.config import MAX_LORA_RANK, ModelConfig, NodeConfig
@@ -273,8 +273,11 @@ def node_checks(config: LoopConfig, starts_now: bool = True) -> Checks:
 
 def _check_same_base(config: LoopConfig, node: NodeConfig) -> None:
     served, trained = Path(node.model.path).resolve(), Path(config.base_model).resolve()
+    there = served == trained or (
+        served.is_dir() and trained.is_dir() and model_digest(served) == model_digest(trained)
+    )
     require(
-        served == trained,
+        there,
         f"node.model.path is {served}, but the model in training is {trained}; both must be the same base model",
     )
 

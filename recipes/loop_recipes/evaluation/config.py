@@ -243,7 +243,9 @@ def find_policies(config: EvalConfig) -> list[PolicyUnderTest]:
         elif policy.adapter is None:
             found.append(PolicyUnderTest(policy.name, None, "base"))
         elif "*" in policy.adapter and not Path(policy.adapter).exists():
-            folders = [path for path in in_order(map(Path, glob.glob(policy.adapter))) if is_adapter(path)]
+            folders = [
+                path for path in in_order(map(Path, glob.glob(policy.adapter.replace("[", "[[]")))) if is_adapter(path)
+            ]
             require(bool(folders), f"{key}.adapter: no adapter folder matches {policy.adapter}")
             found += [PolicyUnderTest(policy.name + folder.name, folder, adapter_digest(folder)) for folder in folders]
         else:
@@ -281,11 +283,15 @@ def _best_of_report(folder: Path, report: Mapping[str, Any], key: str) -> tuple[
     require(not on_test, f"{key}.adapter: {folder} scored on {report['split']}; choose among adapters on dev")
     choices = [policy for policy in report["policies"] if policy["name"] == report["best"]]
     require(len(choices) == 1 and choices[0]["adapter"] is not None, f"{key}.adapter: {folder} chose among no adapters")
-    adapter = Path(choices[0]["adapter"])
+    written, digest = Path(choices[0]["adapter"]), choices[0]["sha256"]
+    ends = [Path(*written.parts[-parts:]) for parts in range(1, 4)]  # below the folder, or beside it: both were moved
+    places = [written, *(above / end for above in (folder, *folder.absolute().parents) for end in ends)]
+    adapter = next((each for each in places if is_adapter(each) and adapter_digest(each) == digest), None)
     require(
-        is_adapter(adapter) and adapter_digest(adapter) == choices[0]["sha256"],
-        f"{key}.adapter: {adapter}, the best of {folder}, is gone or has changed since; evaluate again",
+        adapter is not None,
+        f"{key}.adapter: {written}, the best of {folder}, is gone or has changed since; evaluate again",
     )
+    assert adapter is not None
     score = next(score for score in report["scores"] if score["policy"] == report["best"])
     how = f"best of {len(report['policies'])} on {report['split']} of {report['dataset']}: {report['best']}, "
     return (

@@ -10,32 +10,36 @@ from pathlib import Path
 from typing import Any
 
 from loop_formats.places import METRICS_FILE
-from loop_formats.run_files import adapter_digest
+from loop_formats.run_files import adapter_digest, is_adapter
 from loop_formats.run_folder import read_description, read_metrics
 from loop_recipes.evaluation.report import read_report
 from loop_recipes.evaluation.success import score_names
 from loop_recipes.run.starts import package_versions
+from model_families.weights.hub import cached_name
 
-_CACHED = re.compile(r"models--(?P<owner>.+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})$")
 DEFAULT_DESCRIPTION = "not said by the base model's folder"
 
 
 @dataclass(frozen=True)
 class Base:
-    """The base model: its ``name`` for a reader, what a server is told to serve, and its licence."""
+    """The base model in ``folder``: its ``name`` for a reader, its ``commit`` on the hub if it is from there, and its
+    licence."""
 
+    folder: Path
     name: str
-    served: str
+    commit: str
     licence: str | None
 
     @classmethod
     def of(cls, folder: Path) -> Base:
         """What its folder says of it: the place in the hub's cache, and the licence in README.md or a LICENSE file."""
-        found = _CACHED.search(folder.absolute().as_posix())
-        if found is None:
-            return cls(folder.name, str(folder), _licence(folder))
-        name = f"{found['owner']}/{found['name']}"
-        return cls(name, f"{name} --revision {found['commit']}", _licence(folder))
+        name, _, commit = (cached_name(folder) or folder.resolve().name).partition("@")
+        return cls(folder, name, commit, _licence(folder))
+
+    @property
+    def served(self) -> list[str]:
+        """The words by which a server on this machine is told to serve it."""
+        return [self.name, "--revision", self.commit] if self.commit else [str(self.folder)]
 
 
 def _licence(folder: Path) -> str | None:
@@ -53,7 +57,8 @@ def _licence(folder: Path) -> str | None:
 
 @dataclass(frozen=True)
 class Card:
-    """What a card says; ``stored`` is the run's config.yaml, ``check`` what a merge was compared by."""
+    """What a card says; ``stored`` is the run's config.yaml, ``check`` what a merge was compared by. ``serve`` are
+    commands to give in the exported folder."""
 
     title: str
     run: Path
@@ -91,17 +96,27 @@ class Card:
             f"A server samples by its generation_config.json unless a request says otherwise.{self._sampling()}",
             "",
         ]
-        return "\n".join(lines)
+        return "\n".join(lines).replace(str(self.base.folder), self.base.name)
 
     def _facts(self) -> dict[str, str]:
         versions = ", ".join(f"{name} {number}" for name, number in package_versions().items())
+        at = f" at commit {self.base.commit}" if self.base.commit else ""
         return {
-            "base model": f"{self.base.name} (licence: {self.base.licence or DEFAULT_DESCRIPTION})",
+            "base model": f"{self.base.name}{at} (licence: {self.base.licence or DEFAULT_DESCRIPTION})",
+            **self._beginning(),
             "data": self._data(),
             "algorithm": self._algorithm(),
             "version": self.adapter.name,
             "exported with": versions,
         }
+
+    def _beginning(self) -> dict[str, str]:
+        """The adapter that the run began with, if it names one: the end of its path, its digest while it is there."""
+        if not (named := self.stored.get("initial_adapter")):
+            return {}
+        folder = Path(named)
+        digest = f" (SHA-256 {adapter_digest(folder)[:16]})" if is_adapter(folder) else ""
+        return {"began with": f"{'/'.join(folder.absolute().parts[-3:])}{digest}"}
 
     def _data(self) -> str:
         lines = read_metrics(self.run) if (self.run / METRICS_FILE).exists() else []

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 import shutil
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,12 +16,15 @@ from pydantic import NonNegativeInt
 from pydantic.dataclasses import dataclass as checked
 
 from loop_formats.places import run_meant
-from loop_formats.run_files import ADAPTER_FILES, is_adapter, newest_adapter, whole_folder, writing
+from loop_formats.run_files import ADAPTER_CONFIG, ADAPTER_FILES, is_adapter, newest_adapter, whole_folder, writing
 from loop_formats.schema import STRICT, ConfigError, fields_of, require
 from loop_recipes.config.components import check_ours
 from loop_recipes.config.files import read_file
 from loop_recipes.config.loop_config import LearnerConfig, read_config
 from loop_recipes.export.card import Base, Card
+from model_families.base_model import BaseModel
+from model_families.chat.calls import ObjectCalls
+from model_families.opening import open_model_chat
 from model_families.own_tokenizer import differing_ids, read_as_written
 from rollout_server.policies.adapter_check import read_adapter_config
 
@@ -37,6 +45,20 @@ UNTRAINED = "policy-v0000"
 """The version that a run begins with."""
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM's --max-lora-rank may be."""
+
+_NAMES_BASE = {
+    ADAPTER_CONFIG: "base_model_name_or_path",
+    "config.json": "_name_or_path",
+    "tokenizer_config.json": "name_or_path",
+}
+"""Files that may hold where the base model lay, and the key."""
+_PARSERS = {
+    (ObjectCalls, "<tool_call>"): "hermes",
+    (ObjectCalls, "[TOOL_CALLS]"): "mistral",
+    (ObjectCalls, ""): "llama3_json",
+}
+"""vLLM's parsers by the form of calls and what opens them."""
+_NO_PARSER = "for requests with tools add --enable-auto-tool-choice and the --tool-call-parser that reads its calls"
 
 
 @checked(frozen=True, config=STRICT)
@@ -80,7 +102,7 @@ def export(run: Path, config: ExportConfig) -> Exported:
     require(not folder.exists(), f"{folder} exists; remove it, or give to=FOLDER")
     require(base_folder.is_dir(), f"the base model {base_folder} is not there any more")
     base, check = Base.of(base_folder), None
-    title = f"{run.resolve().name}-{adapter.name}"
+    title = re.sub(r"[^\w.-]+", "-", f"{run.resolve().name}-{adapter.name}")
     with writing(folder), whole_folder(folder) as partial:
         if config.merge is None:
             for name in ADAPTER_FILES:
@@ -96,13 +118,21 @@ def export(run: Path, config: ExportConfig) -> Exported:
         own = bool(notes)
         if adapter.name == UNTRAINED:
             notes = [*notes, f"{adapter.name} is the adapter that the run began with: no step has trained it"]
-        serve = _serve(base, adapter, folder, title, config.merge, own)
-        card = Card(title, run, adapter, base, stored, config.merge, serve, check, notes)
+        _name_base(base, partial)
+        tools, unknown = _tool_words(base_folder)
+        notes = [*notes, *unknown]
+
+        def serve(there: str, base_model: Sequence[str]) -> str:
+            words = _serve(base_model, adapter, there, title, config.merge, own)
+            return shlex.join(["vllm", "serve", *words, *tools])
+
+        on_card = serve(".", base.served if base.commit else [base.name])
+        card = Card(title, run, adapter, base, stored, config.merge, [on_card], check, notes)
         try:
             (partial / "README.md").write_text(card.text(), encoding="utf-8")
         except ValueError as error:
             raise ConfigError(str(error)) from error
-    return Exported(folder, [*notes, *([f"merge:   {check}"] if check else [])], serve)
+    return Exported(folder, [*notes, *([f"merge:   {check}"] if check else [])], [serve(str(folder), base.served)])
 
 
 def config_of_run(run: Path) -> tuple[dict[str, Any], LearnerConfig]:
@@ -144,7 +174,6 @@ def _merged(run: Path, conf: LearnerConfig, config: ExportConfig, adapter: Path,
     """
     from loop_recipes.export.comparison import check_merge, stored_samples  # torch, and all of the engine
     from loop_recipes.export.merge import merge
-    from model_families.base_model import BaseModel
 
     assert config.merge is not None
     try:
@@ -173,13 +202,34 @@ def _same_ids(base_folder: Path, folder: Path) -> list[str]:
     return [f"ids:     {other}; {cure}"]
 
 
-def _serve(base: Base, adapter: Path, folder: Path, title: str, merged: str | None, own: bool) -> list[str]:
+def _name_base(base: Base, folder: Path) -> None:
+    """Have the files of an exported folder name the base model in place of its path on this machine."""
+    for name, key in _NAMES_BASE.items():
+        if not (file := folder / name).is_file() or key not in (settings := json.loads(file.read_text("utf-8"))):
+            continue
+        settings[key] = base.name
+        if name == ADAPTER_CONFIG and base.commit:
+            settings["revision"] = base.commit
+        file.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _tool_words(base_folder: Path) -> tuple[list[str], list[str]]:
+    """The words by which vLLM reads the calls of this model, and what there is to say where they are not known."""
+    with suppress(ValueError):
+        form = open_model_chat(base_folder, BaseModel.read(base_folder)).call_form
+        parser = None if form is None else _PARSERS.get((type(form), form.opens.strip()))
+        if parser is not None:
+            return ["--enable-auto-tool-choice", "--tool-call-parser", parser], []
+        if form is not None:
+            return [], [f"tools:   {_NO_PARSER}"]
+    return [], []
+
+
+def _serve(base: Sequence[str], adapter: Path, folder: str, title: str, merged: str | None, own: bool) -> list[str]:
     if merged is not None:
-        return [f"vllm serve {folder} --served-model-name {title}"]
+        return [folder, "--served-model-name", title]
     rank = read_adapter_config(adapter).rank
     allowed = next((each for each in _RANKS if each >= rank), rank)
     # The base's own folder is read otherwise than training read it.
-    tokenizer = f" --tokenizer {folder}" if own else ""
-    return [
-        f"vllm serve {base.served}{tokenizer} --enable-lora --max-lora-rank {allowed} --lora-modules {title}={folder}"
-    ]
+    tokenizer = ["--tokenizer", folder] if own else []
+    return [*base, *tokenizer, "--enable-lora", "--max-lora-rank", str(allowed), "--lora-modules", f"{title}={folder}"]

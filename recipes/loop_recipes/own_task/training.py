@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from omegaconf import OmegaConf
 from agent_environments.description import Description
 from agent_environments.protocol import EnvironmentFault, EnvironmentPool, PoolWithSplits, create_pool
 from loop_formats.places import METRICS_FILE, loop_home
-from loop_formats.run_files import newest_adapter, whole_file
+from loop_formats.run_files import in_order, newest_adapter, whole_file
 from loop_formats.run_folder import nothing_learned
 from loop_formats.schema import ConfigError, from_mapping, made_folder, require
 from loop_plumbing.names import did_you_mean, similar_names
@@ -31,7 +32,7 @@ from loop_recipes.own_task.play import Played, nothing, play_tasks, words_as_tok
 from loop_recipes.paths import KINDS
 from loop_recipes.steps import check_finished, module, run_step, tune
 from loop_recipes.terminal import say
-from model_families.base_model import BaseModel
+from model_families.base_model import BaseModel, model_digest
 from model_families.opening import open_model_chat, open_weights
 from model_families.weights.hub import is_hub_name, model_folder, pinned
 from rollout_server.config import ModelConfig
@@ -192,19 +193,24 @@ class OwnTask:
         )
         return oracle.lines
 
-    def check_unchanged(self, checkpoint: Path, accept: bool) -> None:
-        """Compare the file with what a policy was trained on, as a resumed run does.
+    def check_unchanged(self, run: Path, model: Path, accept: bool) -> None:
+        """Compare file and model by what they hold with those of a run's newest checkpoint, as a resumed run does.
 
         Args:
-            checkpoint: the folder of the run's last one.
+            run: its folder; without a checkpoint nothing is compared.
             accept: the config's ``accept_changes``.
 
         Raises:
-            ConfigError: its code or its tasks have changed, and that is not accepted.
+            ConfigError: the model, the code or the tasks have changed, and that is not accepted.
         """
+        states = in_order(run.glob(CHECKPOINTS))
+        if not states:
+            return
         from loop_recipes.run.fingerprint import compare  # torch
 
-        state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+        state = json.loads(states[-1].read_text(encoding="utf-8"))
+        trained_on = state.get("fingerprint", {}).get("model", {})
+        compare(state, "model", {**trained_on, "base model": model_digest(model)}, accept)
         before = state.get("fingerprint", {}).get("environment", {})
         own = {key: value for key, value in self.description.identity.items() if key in ("code", "tasks")}
         compare(state, "environment", {**before, **own}, accept)  # other tools, such as MCP's, are not open
@@ -304,6 +310,9 @@ def config_of(task: OwnTask, model: Path, words: Sequence[str]) -> dict[str, Any
 
 MAY_DIFFER = ("max_iterations", "accept_changes")
 """Keys that a run may be gone on with otherwise than it began."""
+CHECKPOINTS = "checkpoints/iteration_*/state.json"
+PLACES = ("output_dir=null", "model.path=null", "node.environment.module=null")
+"""Where run, model and file lie: a checkpoint knows them by what they hold."""
 
 
 def write_config(config: Mapping[str, Any]) -> tuple[Path, LoopConfig]:
@@ -321,8 +330,9 @@ def write_config(config: Mapping[str, Any]) -> tuple[Path, LoopConfig]:
     folder = made_folder("output_dir", Path(config["output_dir"]))
     file = folder / "train.yaml"
     if (folder / METRICS_FILE).exists():
-        before = read_file(file) if file.exists() else {}
-        keys = [key for key in {**before, **config} if before.get(key) != config.get(key) and key not in MAY_DIFFER]
+        places = PLACES if any(folder.glob(CHECKPOINTS)) else ()
+        before, now = (with_words(each, places) for each in (read_file(file) if file.exists() else {}, dict(config)))
+        keys = [key for key in {**before, **now} if before.get(key) != now.get(key) and key not in MAY_DIFFER]
         require(not keys, f"{folder} holds a run with another {', '.join(keys)}; give the same, or another output_dir")
     module = Path(config["node"]["environment"]["module"])
     head = f"# Made by `loop train {module.name}`. `loop train` and `loop eval`\n"
@@ -355,12 +365,12 @@ def train(module: str | os.PathLike[str], model: str | os.PathLike[str] | None, 
     config = config_of(task, folder, words)
     if is_hub_name(name := str(model)):  # train.yaml holds what was asked for, and the commit
         config["model"] |= {"path": pinned(name)}
+    task.check_unchanged(Path(config["output_dir"]), folder, bool(config.get("accept_changes")))
     file, training = write_config(config)
     run, wanted = file.parent, training.max_iterations
     last = run / "checkpoints" / f"iteration_{wanted:04d}"
     seen = [] if (run / METRICS_FILE).exists() else task.check_reward()
     if last.is_dir():
-        task.check_unchanged(last, bool(config.get("accept_changes")))
         seen = [f"done:     the training is complete ({wanted}/{wanted} iterations)"]
     say(*_head(task, config, seen))
     sys.stdout.flush()
@@ -380,8 +390,8 @@ def show(run: Path) -> list[str]:
         f"adapter:  {newest_adapter(run)}",
         f"table:    {run / 'evaluation' / 'report.md'}",
         f"curve:    {run / 'learning_curve.png'}",
-        f"rollouts: loop view {run}",
-        f"warning:  {nothing}" if nothing else f"to serve: loop export {run}",
+        f"rollouts: loop view {shlex.quote(str(run))}",
+        f"warning:  {nothing}" if nothing else f"to serve: loop export {shlex.quote(str(run))}",
     ]
 
 

@@ -56,7 +56,7 @@ class SeveralNodes:
             NoRollouts: two nodes differ.
         """
         reports = self._each(lambda node: node.health())
-        for key in ("model", "model_digest", "dataset"):
+        for key in ("model_digest", "dataset"):
             if all(key in report for report in reports):  # else one is not ready yet
                 self._check_alike(f"have different {key}s", [report[key] for report in reports])
         return reports[0]

@@ -115,7 +115,6 @@ def _fetched(repository: str, revision: str | None) -> Path:
             raise
 
     def current() -> Path:
-        wanted = [*_needed(files), *filter(_SAID.fullmatch, files)]
         return Path(snapshot_download(repository, revision=revision, allow_patterns=wanted))
 
     if constants.is_offline_mode():
@@ -133,6 +132,7 @@ def _fetched(repository: str, revision: str | None) -> Path:
             f"{repository} has its weights as pickles alone (pytorch_model.bin), which are not read: fetch it with "
             f"`hf download {repository} --local-dir FOLDER` and give FOLDER: its error says how to convert it"
         )
+    wanted = [*_needed(files), *(file for file in files if _SAID.fullmatch(file))]
     return _in_one_line(repository, revision, current)
 
 

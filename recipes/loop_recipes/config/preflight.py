@@ -273,11 +273,9 @@ def node_checks(config: LoopConfig, starts_now: bool = True) -> Checks:
 
 def _check_same_base(config: LoopConfig, node: NodeConfig) -> None:
     served, trained = Path(node.model.path).resolve(), Path(config.base_model).resolve()
-    there = served == trained or (
-        served.is_dir() and trained.is_dir() and model_digest(served) == model_digest(trained)
-    )
+    copied = served.is_dir() and trained.is_dir() and model_digest(served) == model_digest(trained)
     require(
-        there,
+        served == trained or copied,
         f"node.model.path is {served}, but the model in training is {trained}; both must be the same base model",
     )
 

@@ -243,9 +243,8 @@ def find_policies(config: EvalConfig) -> list[PolicyUnderTest]:
         elif policy.adapter is None:
             found.append(PolicyUnderTest(policy.name, None, "base"))
         elif "*" in policy.adapter and not Path(policy.adapter).exists():
-            folders = [
-                path for path in in_order(map(Path, glob.glob(policy.adapter.replace("[", "[[]")))) if is_adapter(path)
-            ]
+            matching = map(Path, glob.glob(policy.adapter.replace("[", "[[]")))
+            folders = [path for path in in_order(matching) if is_adapter(path)]
             require(bool(folders), f"{key}.adapter: no adapter folder matches {policy.adapter}")
             found += [PolicyUnderTest(policy.name + folder.name, folder, adapter_digest(folder)) for folder in folders]
         else:

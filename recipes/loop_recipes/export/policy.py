@@ -52,7 +52,7 @@ _NAMES_BASE = {
     "tokenizer_config.json": "name_or_path",
 }
 """Files that may hold where the base model lay, and the key."""
-_PARSERS = {
+_PARSERS: dict[tuple[type, str], str] = {
     (ObjectCalls, "<tool_call>"): "hermes",
     (ObjectCalls, "[TOOL_CALLS]"): "mistral",
     (ObjectCalls, ""): "llama3_json",

@@ -18,7 +18,7 @@ from loop_recipes.evaluation.config import EvalConfig
 from loop_recipes.own_task import training
 from loop_recipes.own_task.training import OwnTask, check_model, config_of, found_machine, show, train, write_config
 from loop_recipes.paths import loop_package
-from loop_recipes.run.rests_on import model_identity
+from loop_recipes.run.fingerprint import model_identity
 from loop_recipes.verbs.recipes import train as train_verb
 from support.families import with_config
 from support.tool_modules import PRODUCTS
@@ -308,8 +308,8 @@ def test_a_run_goes_on_in_another_place(products, tmp_path, steps, monkeypatch, 
     last = run / "checkpoints/iteration_0001"
     last.mkdir(parents=True)
     (run / "metrics.jsonl").touch()
-    rests_on = {"environment": OwnTask.read(products).description.identity, "model": model_identity(model, None)}
-    (last / "state.json").write_text(json.dumps({"rests_on": rests_on}))
+    fingerprint = {"environment": OwnTask.read(products).description.identity, "model": model_identity(model, None)}
+    (last / "state.json").write_text(json.dumps({"fingerprint": fingerprint}))
     (tmp_path / "new").mkdir()
     if moved == "file":
         products = products.rename(tmp_path / "new/products.py")

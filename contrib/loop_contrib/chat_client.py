@@ -22,6 +22,7 @@ import aiohttp
 from loop_plumbing.http_server import one_line
 from loop_plumbing.retries import TRANSIENT, asked_to_wait, pauses
 from loop_plumbing.sanitize import printable
+from model_families.chat.messages import THOUGHT_CLOSES, THOUGHT_OPENS, split_thought
 
 FIRST_PAUSE_S = 1.0
 WARN_AFTER_S = 60.0
@@ -44,6 +45,10 @@ Answer = TypeVar("Answer")
 
 REASONING = ("reasoning_content", "reasoning")
 """Where services put a model's thinking, beside its answer."""
+THOUGHT_PARTS = ("thinking", "reasoning")
+"""The types of a message's parts that are thinking."""
+THOUGHT_MARKS = (("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"), ("<thinking>", "</thinking>"))
+"""Between which some models write thinking that begins their text, in place of the usual marks."""
 
 
 class NoCompletion(Exception):
@@ -62,8 +67,9 @@ class ConversationTooLong(NoCompletion):
 @dataclass(frozen=True)
 class Completion:
     """One answer; tokens as the service counts them, 0 where it does not say. ``seconds`` are those of the last try.
-    ``reasoning`` is the thinking that the service tells apart from the text, "" where it tells of none. A tool call
-    has ``id``, ``name`` and ``arguments``, which should be JSON.
+    ``text`` is what is said, ``reasoning`` the thinking, which the service tells apart or leaves in the text, and
+    ``content`` the text as the service gives it. ``cut_in_thinking``: it ended before its thinking did, so there is no
+    answer. A tool call has ``id``, ``name`` and ``arguments``, which should be JSON.
     """
 
     text: str
@@ -73,6 +79,8 @@ class Completion:
     seconds: float
     reasoning: str = ""
     tool_calls: tuple[Mapping[str, str], ...] = ()
+    content: str = ""
+    cut_in_thinking: bool = False
 
 
 class _RetryableError(Exception):
@@ -213,15 +221,36 @@ def _completion(data: Any, seconds: float) -> Completion | None:
         return None
     usage = data.get("usage")
     counts = usage if isinstance(usage, dict) else {}
+    text, finish_reason = _joined(content), str(choice.get("finish_reason"))
+    reasoning = next((_joined(each) for name in REASONING if isinstance(each := message.get(name), str)), "")
+    parts = (reasoning, text, not text and finish_reason == "length") if reasoning else _apart(text)
     return Completion(
-        text=_joined(content),
-        finish_reason=str(choice.get("finish_reason")),
+        text=parts[1],
+        finish_reason=finish_reason,
         prompt_tokens=_count(counts.get("prompt_tokens")),
         completion_tokens=_count(counts.get("completion_tokens")),
         seconds=seconds,
-        reasoning=next((_joined(text) for name in REASONING if isinstance(text := message.get(name), str)), ""),
+        reasoning=parts[0],
         tool_calls=tuple(_calls(message.get("tool_calls"))),
+        content=text,
+        cut_in_thinking=parts[2],
     )
+
+
+def _apart(text: str) -> tuple[str, str, bool]:
+    """(thinking, answer, cut) of a text in which a service leaves the thinking, in one place or in several; ``cut``: it
+    ended before its thinking did."""
+    for opens, closes in THOUGHT_MARKS:
+        if text.lstrip().startswith(opens):
+            text = text.replace(opens, THOUGHT_OPENS, 1).replace(closes, THOUGHT_CLOSES, 1)
+    before, _, behind = text.partition(THOUGHT_OPENS)
+    said_before = THOUGHT_CLOSES not in before and (THOUGHT_CLOSES in behind or before.endswith("\n"))
+    said = before if said_before and before.strip() else ""
+    thought, answer, cut = split_thought(text[len(said) :])
+    if len(answer) < len(text) and THOUGHT_OPENS in answer.partition(THOUGHT_CLOSES)[0]:
+        further, answer, cut = _apart(answer)
+        thought = "\n".join(filter(None, (thought, further)))
+    return thought, said + answer, cut and not said
 
 
 def _calls(calls: Any) -> Iterator[dict[str, str]]:
@@ -235,9 +264,10 @@ def _calls(calls: Any) -> Iterator[dict[str, str]]:
 
 
 def _joined(content: str | list[Any] | None) -> str:
-    """The text of a message, which may come in parts; parts that are no text, such as thoughts, are left out."""
+    """The text of a message, which may come in parts; parts that are thinking, or hold no text, are left out."""
     if isinstance(content, list):
-        texts = [part.get("text") if isinstance(part, dict) else part for part in content]
+        given = [part for part in content if not (isinstance(part, dict) and part.get("type") in THOUGHT_PARTS)]
+        texts = [part.get("text") if isinstance(part, dict) else part for part in given]
         content = "".join(text for text in texts if isinstance(text, str))
     return printable(content or "")
 

@@ -101,7 +101,8 @@ class ChatModel:
         except NoCompletion as error:
             raise EnvironmentCrashed(f"the {self._name} does not answer: {error}") from error
         if not said.text.strip():
-            raise EnvironmentCrashed(f"the {self._name} at {self._endpoint.url} does not answer: it says nothing")
+            cure = ", for its thinking is cut: raise request.max_tokens" if said.cut_in_thinking else ""
+            raise EnvironmentCrashed(f"the {self._name} at {self._endpoint.url} does not answer: it says nothing{cure}")
 
     async def _complete(self, body: Mapping[str, Any]) -> Completion:
         if self._session is None:

@@ -15,7 +15,6 @@ from loop_formats.collection_request import CollectionRequest
 from loop_formats.schema import ConfigError
 from loop_plumbing.http_server import one_line
 from loop_recipes.config.loop_config import EndpointConfig
-from model_families.chat.messages import split_thought
 from rollout_server.collecting.policy_client import TURN_LIMIT_S, ContextFull, EpisodeFailed, PolicyTurn, SpokenRecord
 
 REACHED_WITHIN_S = 60.0
@@ -61,18 +60,15 @@ class EndpointClient:
             self.refusal = error
             raise EpisodeFailed("server_error", str(error)) from error
         self._sequences[-1].append(reply)
-        self._messages.append({"role": "assistant", "content": reply.text})
-        reasoning, answer, cut = split_thought(reply.text)
-        if reply.reasoning:  # the service has told it apart
-            reasoning, answer, cut = reply.reasoning, reply.text, not reply.text and reply.finish_reason == "length"
+        self._messages.append({"role": "assistant", "content": reply.content})
         return PolicyTurn(
-            text=answer,
+            text=reply.text,
             policy_version=self._request.policy_version,
             finish_reason=reply.finish_reason,
             server=self._endpoint.model,
             seconds=reply.seconds,
-            reasoning=reasoning,
-            cut_in_thinking=cut,
+            reasoning=reply.reasoning,
+            cut_in_thinking=reply.cut_in_thinking,
             sequence=len(self._sequences) - 1,
         )
 

@@ -100,7 +100,7 @@ async def test_calls_of_tools_in_any_of_their_forms(call, read):
 async def test_what_the_service_counts_is_read():
     async with answering((200, said("Fine.", usage={"prompt_tokens": 7, "completion_tokens": 2}))) as (client, _):
         completion = await client.complete({})
-        assert completion == Completion("Fine.", "stop", 7, 2, completion.seconds)
+        assert completion == Completion("Fine.", "stop", 7, 2, completion.seconds, content="Fine.")
 
 
 @pytest.mark.parametrize(

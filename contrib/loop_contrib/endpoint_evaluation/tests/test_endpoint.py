@@ -114,10 +114,8 @@ FINISH = "```python\nfinish()\n```"
     ("said", "text", "reasoning", "cut"),
     [
         (f"<think>\nadd(1)\n</think>\n\n{FINISH}", FINISH, "add(1)", False),
-        (f"add(1)\n</think>\n\n{FINISH}", FINISH, "add(1)", False),
         ("<think>\nadd(1)", "", "add(1)", True),
         ({"content": FINISH, "reasoning_content": "add(1)"}, FINISH, "add(1)", False),
-        ({"content": FINISH, "reasoning": "add(1)"}, FINISH, "add(1)", False),
         ({"content": None, "reasoning": "add(1)", "finish_reason": "length"}, "", "add(1)", True),
         (FINISH, FINISH, "", False),
     ],

@@ -1,10 +1,14 @@
 """Scores of runs worked out by hand, reports and comparisons."""
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from agent_environments.description import UNSAID
 from loop_recipes.evaluation.comparison import NamedResults, compare, compare_with_first
+from loop_recipes.evaluation.report import lost_rollouts
 from loop_recipes.evaluation.scores import TaskResult, score
 from loop_recipes.verbs.compare import main as compare_evals
 
@@ -221,6 +225,63 @@ def test_compare_evals_refuses_evaluations_with_other_turns_in_an_environment(tm
     assert (
         'differ in environment_turns, so their scores cannot be compared: {"craft": 20}, {}' in capsys.readouterr().err
     )
+
+
+PART = "a number over part of the data is shown as one over all"
+
+
+def pooled(tmp_path, *solved):
+    """The comparison of A with B, of two seeds each, with these results."""
+    folders = [
+        write_evaluation(tmp_path / name, [replace(each, rollout_id=name) for each in runs(*marks.split())])
+        for name, marks in zip("xyzw", solved, strict=True)
+    ]
+    words = ["A=" + ",".join(folders[:2]), "B=" + ",".join(folders[2:]), "--out", str(tmp_path)]
+    assert compare_evals(words) == 0
+    [found] = json.loads((tmp_path / "comparison.json").read_text())["comparisons"]
+    return found
+
+
+@pytest.mark.fault(PART)
+def test_compare_evals_pools_seeds_with_an_interval_that_knows_of_them(tmp_path):
+    """B is better by 50 points; where its seeds differ, less is known of that."""
+    alike, apart = (
+        pooled(tmp_path / name, "---- ----", "---- ----", *seeds)
+        for name, seeds in {"alike": ["+-+- -+-+"] * 2, "apart": ["++++ ++++", "---- ----"]}.items()
+    )
+    widths = []
+    for found in (alike, apart):
+        assert (found["first"], found["second"]) == ("A (2 seeds)", "B (2 seeds)")
+        assert found["success"]["interval"]["estimate"] == pytest.approx(50)
+        widths.append(found["success"]["interval"]["high"] - found["success"]["interval"]["low"])
+    assert widths[1] > 1.5 * widths[0]
+    assert apart["success"]["p_value"] >= alike["success"]["p_value"]
+
+
+@pytest.mark.fault(PART)
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        ("{x} {x}", "{x} is {x}, or holds a copy of it; give each evaluation once"),
+        ("{x} {copy}", "{copy} is {x}, or holds a copy of it"),
+        ("A={x},{y} B={copy},{z}", "{copy} is {x}, or holds a copy of it"),
+        ("A={x},{x} B={y},{z}", "a folder stands twice in it, and is one seed; name each once"),
+        ("A={x},{long} B={y},{z}", "A: its evaluations have other tasks or runs; evaluate all with the same"),
+    ],
+)
+def test_compare_evals_takes_no_evaluation_for_two_and_no_runs_for_others(tmp_path, capsys, words, refusal):
+    made = {"x": ["+---"], "copy": ["+---"], "y": ["-+--"], "z": ["--+-"], "long": ["++--", "+---"]}
+    folders = {name: write_evaluation(tmp_path / name, runs(*marks)) for name, marks in made.items()}
+    assert compare_evals(words.format(**folders).split()) == 1
+    assert refusal.format(**folders) in capsys.readouterr().err
+
+
+@pytest.mark.fault(PART)
+def test_what_was_lost_says_of_how_many_tasks_the_figures_are():
+    results = [*runs("+--+")[:-1], lost("bbb_2", 0)]
+    scored = SimpleNamespace(cell=SimpleNamespace(label="p"), results=results, score=score(results, resamples=200))
+    line = lost_rollouts([scored], UNSAID)[0]
+    assert line.startswith("p: 1 of 4 rollouts lost, and with them all of 1 of 4 tasks; had they all failed")
 
 
 @pytest.mark.parametrize("damaged", ["cut", "{}", "[1]"])

@@ -44,9 +44,9 @@ from loop_formats.ids import parse_collection_id
 from loop_formats.rollout import Rollout
 from loop_formats.run_files import find_logs, newest_adapter, read_rollouts, write_whole
 from loop_formats.run_folder import read_metrics
-from loop_recipes.evaluation.comparison import NamedResults, compare
+from loop_recipes.evaluation.comparison import compare
 from loop_recipes.evaluation.report import read_report
-from loop_recipes.evaluation.scores import TaskResult
+from loop_recipes.evaluation.scores import NamedResults, TaskResult
 from loop_recipes.evaluation.statistics import Difference, paired_difference
 from loop_recipes.own_task.play import Agent, Played, play_task
 from loop_recipes.own_task.training import OwnTask

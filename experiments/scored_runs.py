@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from appworld_adapter.pool.forked import AppWorldPool
-from loop_recipes.evaluation.comparison import NamedResults, compare, comparison_tables
-from loop_recipes.evaluation.scores import Figure, Score, TaskResult, score
+from loop_recipes.evaluation.comparison import compare, comparison_tables
+from loop_recipes.evaluation.scores import Figure, NamedResults, Score, TaskResult, score
 from loop_recipes.evaluation.tables import to_markdown
 from loop_recipes.steps import Steps, tune
 

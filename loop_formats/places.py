@@ -4,6 +4,7 @@ Imports the standard library alone, because every program that imports torch imp
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 METRICS_FILE = "metrics.jsonl"
@@ -25,6 +26,45 @@ def distinct_names(paths: list[Path]) -> list[str]:
         if len(set(names)) == len(paths):
             return list(names)
     return [str(path) for path in paths]
+
+
+def labelled_paths(texts: Sequence[str]) -> list[tuple[str, list[Path]]]:
+    """(label, paths) of each ``[label=]PATH[,PATH...]``, where several paths are seeds of one setting. Without a label
+    it is the part of the first path that tells it from the others'.
+
+    Raises:
+        ValueError: a path stands twice in a text.
+    """
+    parsed = [split_label(text) for text in texts]
+    for text, (_, paths) in zip(texts, parsed, strict=True):
+        if len({path.resolve() for path in paths}) < len(paths):
+            raise ValueError(f"{text}: a folder stands twice in it, and is one seed; name each once")
+    folders = [paths[0].parent if paths[0].is_file() else paths[0] for _, paths in parsed]
+    names = distinct_names(folders) if len(folders) > 1 else [folders[0].resolve().name]
+    return [(label or name, paths) for (label, paths), name in zip(parsed, names, strict=True)]
+
+
+def split_label(text: str) -> tuple[str, list[Path]]:
+    """The label of ``[label=]PATH[,PATH...]``, "" without one, and its paths. A path that exists is that path, whatever
+    = or , is in its name; else the first = ends the label."""
+    starts = [0, *(place + 1 for place, letter in enumerate(text) if letter == "=")]
+    for start in starts:
+        if paths := _existing(text[start:].split(",")):
+            return text[: max(0, start - 1)], paths
+    label, _, names = text.partition("=") if "=" in text else ("", "", text)
+    return label, [Path(name) for name in names.split(",")]
+
+
+def _existing(pieces: list[str]) -> list[Path]:
+    """Paths that exist, of which all ``pieces`` are parted by commas; [] where there are no such paths."""
+    for count in range(len(pieces), 0, -1):
+        path = Path(",".join(pieces[:count]))
+        if path.exists() and str(path) != ".":
+            if count == len(pieces):
+                return [path]
+            if rest := _existing(pieces[count:]):
+                return [path, *rest]
+    return []
 
 
 def run_meant(path: Path) -> str:

@@ -10,9 +10,9 @@ from agent_environments.description import NUMBERED, Description
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.rollout import Rollout
 from loop_formats.run_files import read_rollouts, write_rollouts
-from loop_recipes.evaluation.comparison import NamedResults, compare, comparison_document
+from loop_recipes.evaluation.comparison import compare, comparison_document
 from loop_recipes.evaluation.groups import task_groups
-from loop_recipes.evaluation.scores import TaskResult, score
+from loop_recipes.evaluation.scores import NamedResults, TaskResult, score
 from loop_recipes.evaluation.tables import to_markdown
 from loop_recipes.plots.curves import main as plot
 from loop_recipes.rollouts.task_sampler import TaskSampler

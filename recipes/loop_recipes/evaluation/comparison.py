@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from agent_environments.description import DEFAULT_DESCRIPTION, Description
-from loop_recipes.evaluation.groups import GroupDifference, compare_groups, difference_cells, difference_table
-from loop_recipes.evaluation.scores import TaskResult, group_rates, score_bounds, success_rates, success_table
-from loop_recipes.evaluation.statistics import Difference, paired_difference
+from loop_recipes.evaluation.groups import (
+    GroupDifference,
+    compare_groups,
+    difference,
+    difference_cells,
+    difference_table,
+)
+from loop_recipes.evaluation.scores import (
+    NamedResults,
+    TaskResult,
+    group_rates,
+    score_bounds,
+    success_table,
+    task_success,
+)
+from loop_recipes.evaluation.statistics import Difference
 from loop_recipes.evaluation.success import score_names
 from loop_recipes.evaluation.tables import Document, Table
 
@@ -41,13 +55,33 @@ class Comparison:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class NamedResults:
-    """The results of one score: who, sampled how, and every attempt."""
+def pool_seeds(label: str, evaluations: Sequence[Sequence[NamedResults]]) -> list[NamedResults]:
+    """Make one of each policy that several evaluations of one setting have: of the only one that each has under a way
+    of sampling, whatever it is called, or of those of one name. A pooled one is called ``label`` with what tells it.
 
-    name: str
-    sampling: str
-    results: Sequence[TaskResult]
+    Raises:
+        ValueError: an evaluation lacks a policy, or has other tasks or numbers of runs.
+    """
+    found: dict[tuple[str, str], list[NamedResults]] = {}
+    alone = all(len({item.sampling for item in each}) == len(each) for each in evaluations)
+    for each in evaluations:
+        for item in each:
+            found.setdefault(("" if alone else f"/{item.name}", item.sampling), []).append(item)
+    pooled = []
+    for (name, sampling), items in found.items():
+        if len(items) < len(evaluations):
+            raise ValueError(f"{label}: not every evaluation has {items[0].name}, {sampling}; pool those that have it")
+        runs = [Counter(result.task_id for result in item.results) for item in items]
+        if any(each != runs[0] for each in runs):
+            raise ValueError(f"{label}: its evaluations have other tasks or runs; evaluate all with the same")
+        most = max(result.run for item in items for result in item.results) + 1
+        seeds = [
+            [replace(result, run=result.run + most * number) for result in item.results]
+            for number, item in enumerate(items)
+        ]
+        results = [result for seed in seeds for result in seed]
+        pooled.append(NamedResults(f"{label}{name} ({len(items)} seeds)", sampling, results, seeds))
+    return pooled
 
 
 def compare(
@@ -72,28 +106,29 @@ def compare(
         raise ValueError(
             f"{first.name} and {second.name} are not over the same tasks: {len(odd)} are in only one, such as {odd[0]}"
         )
-    tables = [success_table(side.results) for side in (first, second)]
-    both = set.intersection(*({task for run in table for task in run} for table in tables))
+    before, after = (task_success(side.results) for side in (first, second))
+    both = [task for task in before if task in after]
     if not both:
         raise ValueError(f"{first.name} and {second.name} have no task in common that was not lost")
-    tables = [[{task: run[task] for task in run if task in both} for run in table] for table in tables]
-    before, after = (success_rates(table) for table in tables)
-    groups_before, groups_after = (group_rates(table, environment) for table in tables)
+
+    def groups_of(results: Sequence[TaskResult]) -> dict[str, float]:
+        return group_rates(success_table(each for each in results if each.task_id in tasks), environment)
+
     lost = tuple(sum(result.lost for result in side.results) for side in (first, second))
     bounds = [score_bounds(side.results, environment) for side in (first, second)] if any(lost) else []
-    tasks = {task: after[task] - before[task] for task in before}
-    whole_groups = {name: groups_after[name] - groups_before[name] for name in groups_before}
+    tasks = {task: after[task] - before[task] for task in both}
+    named_groups = list(dict.fromkeys(map(environment.group_of, both)))
     changes = sorted(tasks, key=lambda task: (-abs(tasks[task]), task))
     return Comparison(
         first=first.name,
         second=second.name,
         sampling=first.sampling,
         tasks=len(tasks),
-        success=paired_difference(tasks, environment.group_of, **bootstrap).scaled(100.0),
-        group_success=paired_difference(whole_groups, str, **bootstrap).scaled(100.0),
+        success=difference(task_success, (first, second), both, environment.group_of, **bootstrap).scaled(100.0),
+        group_success=difference(groups_of, (first, second), named_groups, str, **bootstrap).scaled(100.0),
         gained=[(task, before[task], after[task]) for task in changes if tasks[task] > 0],
         lost=[(task, before[task], after[task]) for task in changes if tasks[task] < 0],
-        groups=compare_groups(first.results, second.results, groups or {}, environment, **bootstrap),
+        groups=compare_groups(first, second, groups or {}, environment, **bootstrap),
         lost_rollouts=(lost[0], lost[1]),
         success_bounds=_difference_bounds(*(each.success for each in bounds)) if bounds else None,
         group_success_bounds=_difference_bounds(*(each.group_success for each in bounds)) if bounds else None,

@@ -22,7 +22,8 @@ def dev_scores(
 
     Both scores are as in `eval_appworld`: a task is solved where its environment says so, and counts with its mean over
     the rollouts that it has. With several rollouts of a task there are pass@k and pass^k too. An episode of several
-    sequences counts once. A lost rollout is in no figure but ``dev_lost``; where all are lost there are no figures.
+    sequences counts once. A lost rollout is in no figure but ``dev_lost``, and ``dev_tasks`` is how many tasks have one
+    that is not; where all are lost there are no figures.
     """
     try:
         collected = collect(source, request)
@@ -41,12 +42,14 @@ def dev_scores(
         **_several(passes(list(runs.values()), environment.group_of), request.rollouts_per_task),
         "dev_reward": fmean(rewards.values()),
         "dev_success": fmean(success_rates(list(runs.values())).values()),
+        "dev_tasks": len(rewards),
         "dev_lost": len(collected.end.lost),
     }
 
 
 def _several(found: list[PassAtK], runs: int) -> dict[str, float]:
-    """pass@k and pass^k with their intervals, as shares, for k as the number of runs; {} where no task has so many."""
+    """pass@k and pass^k with their intervals, as shares, for k as the number of runs; {} where there is one run, or
+    no task has so many."""
     of_all = {one.k: one for one in found}.get(runs)
     if of_all is None:
         return {}

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from statistics import fmean
 from typing import Any
 
 from agent_environments.description import DEFAULT_DESCRIPTION, Description
 from loop_formats.schema import require
-from loop_recipes.evaluation.scores import TaskResult, reward_rates, success_rates, success_table
-from loop_recipes.evaluation.statistics import Difference, Interval, paired_difference, rate_interval
+from loop_recipes.evaluation.scores import NamedResults, TaskResult, reward_rates, task_success
+from loop_recipes.evaluation.statistics import ClusterOf, Difference, Interval, paired_difference, rate_interval
 from loop_recipes.evaluation.tables import Table
 
 ALL = "all tasks"
@@ -67,7 +68,7 @@ def score_groups(
 
     ``bootstrap`` as for :func:`~loop_recipes.evaluation.statistics.rate_interval`.
     """
-    success, reward = success_rates(success_table(results)), reward_rates(results)
+    success, reward = task_success(results), reward_rates(results)
     return [
         GroupScore(
             group,
@@ -79,29 +80,42 @@ def score_groups(
     ]
 
 
+def difference(
+    rates: Callable[[Sequence[TaskResult]], Mapping[str, float]],
+    sides: Sequence[NamedResults],
+    names: Sequence[str],
+    cluster_of: ClusterOf,
+    **bootstrap: Any,
+) -> Difference:
+    """Second minus first of what ``rates`` makes of results, by task or by group of tasks, paired over ``names``."""
+    first, second = pooled = [rates(side.results) for side in sides]
+    deviations = []
+    for side, of_all in zip(sides, pooled, strict=True):
+        of_each = [rates(results) for results in side.seeds or [side.results]]
+        having = [(one, [name for name in names if name in one]) for one in of_each]
+        deviations.append([fmean(one[name] - of_all[name] for name in known) for one, known in having if known])
+    changes = {name: second[name] - first[name] for name in names}
+    return paired_difference(changes, cluster_of, seeds=deviations, **bootstrap)
+
+
 def compare_groups(
-    first: Sequence[TaskResult],
-    second: Sequence[TaskResult],
+    first: NamedResults,
+    second: NamedResults,
     groups: Mapping[str, Sequence[str]],
     environment: Description = DEFAULT_DESCRIPTION,
     **bootstrap: Any,
 ) -> list[GroupDifference]:
     """The difference on each group, paired by task, over the tasks of which both have a rollout."""
-
-    def differences(rates: Callable[[Sequence[TaskResult]], Mapping[str, float]]) -> dict[str, float]:
-        before, after = rates(first), rates(second)
-        return {task: after[task] - before[task] for task in before if task in after}
-
-    success = differences(lambda results: success_rates(success_table(results)))
-    reward = differences(reward_rates)
+    sides = (first, second)
+    before, after = (reward_rates(side.results) for side in sides)
     return [
         GroupDifference(
             group,
             len(tasks),
-            paired_difference(_of(tasks, success), environment.group_of, **bootstrap).scaled(100.0),
-            paired_difference(_of(tasks, reward), environment.group_of, **bootstrap),
+            difference(task_success, sides, tasks, environment.group_of, **bootstrap).scaled(100.0),
+            difference(reward_rates, sides, tasks, environment.group_of, **bootstrap),
         )
-        for group, tasks in _with_rollouts(groups, success)
+        for group, tasks in _with_rollouts(groups, {task: before[task] for task in before if task in after})
     ]
 
 

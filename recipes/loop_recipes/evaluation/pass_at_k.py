@@ -3,7 +3,8 @@
 Of n attempts at a task of which c solved it, the shares of the sets of k attempts in which at least one did, and in
 which all did, are without bias for the probabilities: pass@k = 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv
 2107.03374, equation 1), pass^k = C(c, k) / C(n, k) (Yao et al. 2024, arXiv 2406.12045, section 3). A score is the mean
-over tasks, and its interval resamples groups of tasks.
+over all tasks, of which one with fewer than k attempts counts with those that it has; its interval resamples groups of
+tasks.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ MOST_IN_A_ROW = 8
 
 @dataclass(frozen=True)
 class PassAtK:
-    """Both in percent, over the ``tasks`` that have at least ``k`` attempts."""
+    """Both in percent, over ``tasks`` tasks, of which ``whole`` have at least ``k`` attempts."""
 
     k: int
     tasks: int
+    whole: int
     any: Interval
     all: Interval
 
@@ -54,12 +56,16 @@ def passes(runs: Sequence[Mapping[str, bool]], cluster_of: ClusterOf, **bootstra
     most = max(map(len, counts.values()), default=0)
     found = []
     for k in _shown(most) if most > 1 else ():
-        having = {task: each for task, each in counts.items() if len(each) >= k}
+        whole = sum(len(each) >= k for each in counts.values())
         first, every = (
-            rate_interval({task: of(k, sum(each), len(each)) for task, each in having.items()}, cluster_of, **bootstrap)
+            rate_interval(
+                {task: of(min(k, len(each)), sum(each), len(each)) for task, each in counts.items()},
+                cluster_of,
+                **bootstrap,
+            ).scaled(100.0)
             for of in (any_of, all_of)
         )
-        found.append(PassAtK(k, len(having), first.scaled(100.0), every.scaled(100.0)))
+        found.append(PassAtK(k, len(counts), whole, first, every))
     return found
 
 

@@ -17,12 +17,12 @@ from agent_environments.description import Description
 from loop_formats.run_files import to_json, write_whole
 from loop_recipes.evaluation.comparison import (
     Comparison,
-    NamedResults,
     compare_with_first,
     comparison_tables,
 )
 from loop_recipes.evaluation.groups import GroupScore, score_groups
-from loop_recipes.evaluation.scores import Figure, Score, TaskResult, score
+from loop_recipes.evaluation.pass_at_k import PassAtK
+from loop_recipes.evaluation.scores import Figure, NamedResults, Score, TaskResult, score
 from loop_recipes.evaluation.success import score_names
 from loop_recipes.evaluation.tables import Document, Table, print_table, to_markdown
 from rollout_server.config import as_keys
@@ -195,7 +195,10 @@ def _document(protocol: Protocol, scored: Sequence[ScoredCell], comparisons: Seq
         document += ["## By environment and group", "Success in percent and reward, each with its interval."]
         document.append(_group_table(scored))
     if (passes := _pass_table(scored)).rows:
-        explained = "pass@k: any of k attempts solves the task; pass^k: all of them do."
+        explained = (
+            "pass@k: any of k attempts solves the task; pass^k: all of them do. A task with fewer than k attempts "
+        )
+        explained += "counts with those that it has."
         document += ["## Several attempts at a task", f"{explained} In percent, each with its interval.", passes]
     best = best_policy(scored)
     if best is not None and len({policy.name for policy in policies}) > 1:
@@ -231,9 +234,11 @@ def lost_rollouts(scored: Sequence[ScoredCell], environment: Description) -> lis
             f"{name} {mean:{form}} would be {low:{form}} to {high:{form}}"
             for name, mean, (low, high), form in [*means, ("reward", result.reward, bounds.reward, ".3f")]
         )
+        without = result.tasks - len({each.task_id for each in item.results if not each.lost})
+        tasks = f", and with them all of {without} of {result.tasks} tasks" if without else ""
         lines.append(
-            f"{item.cell.label}: {len(result.lost)} of {result.tasks * result.runs} rollouts lost; had they all failed "
-            f"or all succeeded, {ranges}"
+            f"{item.cell.label}: {len(result.lost)} of {result.tasks * result.runs} rollouts lost{tasks}; had they all "
+            f"failed or all succeeded, {ranges}"
         )
         lines += [f"lost: {item.cell.label}: {task}, run {run}: {reason}" for task, run, reason in result.lost]
     return lines
@@ -300,11 +305,16 @@ def _score_table(scored: Sequence[ScoredCell], environment: Description) -> Tabl
 def _pass_table(scored: Sequence[ScoredCell]) -> Table:
     """Return a table with a row for each k of each score that has several runs."""
     rows = [
-        [*_named(item), str(one.k), str(one.tasks), one.any.text(".1f"), one.all.text(".1f")]
+        [*_named(item), str(one.k), _counted(one), one.any.text(".1f"), one.all.text(".1f")]
         for item in scored
         for one in item.score.passes
     ]
     return Table(["policy", "sampling", "k", "tasks", "pass@k", "pass^k"], rows, named=3)
+
+
+def _counted(one: PassAtK) -> str:
+    fewer = one.tasks - one.whole
+    return f"{one.tasks} ({fewer} with fewer)" if fewer else str(one.tasks)
 
 
 def _group_table(scored: Sequence[ScoredCell]) -> Table:

@@ -11,6 +11,7 @@ or had succeeded.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -106,6 +107,17 @@ class TaskResult:
 
 
 @dataclass(frozen=True)
+class NamedResults:
+    """The results of one score: who, sampled how, and every attempt; ``seeds`` are those of each evaluation, where
+    several were pooled."""
+
+    name: str
+    sampling: str
+    results: Sequence[TaskResult]
+    seeds: Sequence[Sequence[TaskResult]] = ()
+
+
+@dataclass(frozen=True)
 class Figure:
     """A percentage: the mean over tasks (or groups of them) of each one's mean over the runs that have it; the standard
     deviation over the runs that are whole, None where there are fewer than two; the bootstrap interval."""
@@ -180,26 +192,32 @@ def success_rates(runs: Sequence[Mapping[str, bool]]) -> dict[str, float]:
     return task_means(item for run in runs for item in run.items())
 
 
+def task_success(results: Iterable[TaskResult]) -> dict[str, float]:
+    """Task id -> share of its runs that solved it, of those that have it."""
+    return success_rates(success_table(results))
+
+
 def reward_rates(results: Iterable[TaskResult]) -> dict[str, float]:
     """Task id -> its mean reward over the runs that have it."""
     return task_means((result.task_id, result.reward) for result in results if not result.lost)
 
 
 def group_rates(runs: Sequence[Mapping[str, bool]], environment: Description = DEFAULT_DESCRIPTION) -> dict[str, float]:
-    """Group of tasks -> share of the runs that solved all of its tasks, of those that have all of them.
+    """Group of tasks -> share of the runs that solved all of its tasks, of those that have one of them.
 
-    A task that no run has is left out of its group. Where no run has the whole group, each counts with what it has.
+    A task that a run lacks counts in it with the share of the other runs that solved it; one that no run has is left
+    out of its group.
     """
-    groups: dict[str, dict[str, None]] = {}
-    for run in runs:
-        for task in run:
-            groups.setdefault(environment.group_of(task), {})[task] = None
-    rates = {}
-    for group, tasks in groups.items():
-        having = [[run[task] for task in tasks if task in run] for run in runs]
-        whole = [solved for solved in having if len(solved) == len(tasks)] or [solved for solved in having if solved]
-        rates[group] = statistics.fmean(all(solved) for solved in whole)
-    return rates
+    shares = success_rates(runs)
+    groups: dict[str, list[str]] = {}
+    for task in shares:
+        groups.setdefault(environment.group_of(task), []).append(task)
+    return {
+        group: statistics.fmean(
+            math.prod(run.get(task, shares[task]) for task in tasks) for run in runs if not run.keys().isdisjoint(tasks)
+        )
+        for group, tasks in groups.items()
+    }
 
 
 def score(

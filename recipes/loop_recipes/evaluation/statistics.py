@@ -13,13 +13,15 @@ tests/loop_recipes/evaluation/test_statistics.py).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 ClusterOf = Callable[[str], Hashable]
+Deviations = Sequence[Sequence[float]]
+"""Of each side of a difference: how far the mean of each of its seeds lies from that of all of them."""
 
 _RATE_PSEUDO = ((0.0, 1.0), (1.0, 1.0))  # (value, weight): one cluster of failures, one of successes
 _DIFFERENCE_PSEUDO = ((-1.0, 0.5), (0.0, 1.0), (1.0, 0.5))
@@ -61,7 +63,8 @@ def rate_interval(values: Mapping[str, float], cluster_of: ClusterOf, **bootstra
 
 
 def difference_interval(differences: Mapping[str, float], cluster_of: ClusterOf, **bootstrap: Any) -> Interval:
-    """Interval of the mean of paired differences in [-1, 1]; arguments as for :func:`rate_interval`."""
+    """Interval of the mean of paired differences in [-1, 1]; arguments as for :func:`rate_interval`, and ``seeds``, which
+    widen it by what they differ in."""
     _check(differences, -1.0)
     return _interval(differences, cluster_of, _DIFFERENCE_PSEUDO, **bootstrap)
 
@@ -79,11 +82,22 @@ class Difference:
 
 
 def paired_difference(
-    differences: Mapping[str, float], cluster_of: ClusterOf, *, seed: int = 0, **bootstrap: Any
+    differences: Mapping[str, float],
+    cluster_of: ClusterOf,
+    *,
+    seed: int = 0,
+    seeds: Deviations = (),
+    **bootstrap: Any,
 ) -> Difference:
-    """Interval and p-value of the mean of paired differences in [-1, 1]; arguments as for :func:`rate_interval`."""
-    interval = difference_interval(differences, cluster_of, seed=seed, **bootstrap)
-    return Difference(interval, permutation_p_value(differences, cluster_of, seed=seed))
+    """Interval and p-value of the mean of paired differences in [-1, 1]; arguments as for :func:`difference_interval`.
+
+    With several seeds the p-value is the larger one of two: that of the tasks, and that of Student's t over the seeds.
+    """
+    interval = difference_interval(differences, cluster_of, seed=seed, seeds=seeds, **bootstrap)
+    p_value = permutation_p_value(differences, cluster_of, seed=seed)
+    if (noise := _seed_noise(seeds, 20_000, seed)) is not None:
+        p_value = max(p_value, float(np.mean(np.abs(noise) >= abs(interval.estimate) - 1e-9)))
+    return Difference(interval, p_value)
 
 
 def permutation_p_value(
@@ -124,6 +138,17 @@ def _cluster_sums(values: Mapping[str, float], cluster_of: ClusterOf) -> tuple[n
     return np.array(list(sums.values())), np.array(list(sizes.values()), dtype=float)
 
 
+def _seed_noise(seeds: Deviations, draws: int, seed: int) -> np.ndarray | None:
+    """Draws of how far other seeds could have moved a difference, [draws]: Student's t with the variance that both
+    sides' seeds show together, so a side of one seed is taken to vary as the other. None where each side has one."""
+    degrees = sum(len(side) - 1 for side in seeds)
+    if not degrees:
+        return None
+    variance = sum(float(np.var(side)) * len(side) for side in seeds) / degrees
+    error = (variance * sum(1.0 / len(side) for side in seeds)) ** 0.5
+    return error * np.random.default_rng([seed, 1]).standard_t(degrees, draws)
+
+
 def _interval(
     values: Mapping[str, float],
     cluster_of: ClusterOf,
@@ -132,6 +157,7 @@ def _interval(
     level: float = 0.95,
     resamples: int = 10_000,
     seed: int = 0,
+    seeds: Deviations = (),
 ) -> Interval:
     sums, sizes = _cluster_sums(values, cluster_of)
     estimate = float(sums.sum() / sizes.sum())
@@ -142,6 +168,8 @@ def _interval(
     draws = round(weights.sum())
     counts = np.random.default_rng(seed).multinomial(draws, weights / weights.sum(), size=resamples)
     means = (counts @ all_sums) / (counts @ all_sizes)
+    if (noise := _seed_noise(seeds, resamples, seed)) is not None:
+        means = np.clip(means + noise, -1.0, 1.0)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     # The pseudo-clusters pull towards the middle; near the ends the estimate itself must stay inside.
     return Interval(estimate, min(float(low), estimate), max(float(high), estimate), level, len(sums))

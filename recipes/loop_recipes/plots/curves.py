@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from agent_environments.description import BehaviorFigure
-from loop_formats.places import distinct_names
+from loop_formats.places import labelled_paths, split_label
 from loop_formats.run_folder import read_description, read_metrics
 from loop_plumbing.plug_ins import load_part
 from loop_recipes.config.arguments import verb_parser
@@ -96,40 +96,14 @@ def parse_curves(texts: Sequence[str]) -> list[Curve]:
     """Each ``[label=]RUN[,RUN...]``; without a label, the part of the first run's path that tells it from the others'.
 
     Raises:
-        ValueError: a run has no metrics, or they cannot be read.
+        ValueError: a run has no metrics, they cannot be read, or a run stands twice in a curve.
     """
-    parsed = [split_curve(text) for text in texts]
-    folders = [runs[0].parent if runs[0].is_file() else runs[0] for _, runs in parsed]
-    names = distinct_names(folders) if len(folders) > 1 else [folders[0].resolve().name]
-    return [_curve(label or name, runs) for (label, runs), name in zip(parsed, names, strict=True)]
+    return [_curve(label, runs) for label, runs in labelled_paths(texts)]
 
 
 def parse_curve(text: str) -> Curve:
     """As :func:`parse_curves`, of one curve, which is called as its folder where it has no label."""
     return parse_curves([text])[0]
-
-
-def split_curve(text: str) -> tuple[str, list[Path]]:
-    """The label of ``[label=]RUN[,RUN...]``, "" without one, and its runs. A path that exists is that path, whatever
-    = or , is in its name; else the first = ends the label."""
-    starts = [0, *(place + 1 for place, letter in enumerate(text) if letter == "=")]
-    for start in starts:
-        if runs := _existing(text[start:].split(",")):
-            return text[: max(0, start - 1)], runs
-    label, _, names = text.partition("=") if "=" in text else ("", "", text)
-    return label, [Path(name) for name in names.split(",")]
-
-
-def _existing(pieces: list[str]) -> list[Path]:
-    """Paths that exist, of which all ``pieces`` are parted by commas; [] where there are no such paths."""
-    for count in range(len(pieces), 0, -1):
-        path = Path(",".join(pieces[:count]))
-        if path.exists() and str(path) != ".":
-            if count == len(pieces):
-                return [path]
-            if rest := _existing(pieces[count:]):
-                return [path, *rest]
-    return []
 
 
 def _curve(label: str, paths: Sequence[Path]) -> Curve:
@@ -329,7 +303,7 @@ def main(arguments: list[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     if parsed.smooth < 1:
         parser.error(f"--smooth is {parsed.smooth}; it must be at least 1")
-    first = split_curve(parsed.curves[0])[1][0]
+    first = split_label(parsed.curves[0])[1][0]
     output = parsed.out or (first if first.is_dir() else first.parent)
     try:
         if parsed.rollouts:

@@ -30,7 +30,7 @@ _PASSES = {
     "pass_all_k": "share of its tasks that all of dev_evaluation.runs rollouts solved; only with several",
 }
 _DEV = (
-    *("iteration", "reward", "success", "lost"),
+    *("iteration", "reward", "success", "tasks", "lost"),
     *(f"{name}{end}" for name in _PASSES for end in ("", "_low", "_high")),
 )
 
@@ -118,6 +118,7 @@ METRICS: dict[str, str] = {
     "line, its own",
     "dev_reward": "mean reward of that policy on dev_evaluation.split",
     "dev_success": "share of its tasks solved, as the environment says it; each task by the mean of its rollouts",
+    "dev_tasks": "tasks that these figures are over: those of which a rollout could be had",
     "dev_lost": "rollouts of that evaluation that could not be had, and are in no other figure of it",
     **{f"dev_{name}": text for name, text in _PASSES.items()},
     **{

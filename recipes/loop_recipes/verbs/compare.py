@@ -2,9 +2,11 @@
 
     loop compare runs/a/evaluation runs/b/evaluation
     loop compare runs/a/evaluation runs/b/evaluation --out runs/comparison --level 0.9
+    loop compare LOOP=runs/a0/evaluation,runs/a1/evaluation GRPO=runs/b0/evaluation,runs/b1/evaluation
 
 Each folder is an output of `eval_appworld`; one folder that holds several policies will do. For every way of sampling,
 the first policy is compared with each other one. A policy is named with the part of its folder's path that differs.
+Folders joined by commas are seeds of one setting: they are pooled, and the interval knows how far they differ.
 """
 
 from __future__ import annotations
@@ -12,15 +14,18 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from loop_formats.places import distinct_names
+from loop_formats.places import labelled_paths, split_label
 from loop_formats.run_files import to_json, write_whole
 from loop_formats.run_folder import read_description
 from loop_recipes.config.arguments import verb_parser
-from loop_recipes.evaluation.comparison import NamedResults, compare_with_first, comparison_document
+from loop_recipes.evaluation.comparison import compare_with_first, comparison_document, pool_seeds
 from loop_recipes.evaluation.report import read_report
+from loop_recipes.evaluation.scores import NamedResults
 from loop_recipes.evaluation.tables import Document, print_document, to_markdown
 from loop_recipes.terminal import console
 
@@ -28,7 +33,8 @@ from loop_recipes.terminal import console
 def main(arguments: list[str] | None = None) -> int:
     """Do what the words ask for; returns the exit status."""
     parser = verb_parser("compare", __doc__)
-    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="output of an evaluation")
+    shape = "[LABEL=]FOLDER[,FOLDER...]"
+    parser.add_argument("sides", nargs="+", metavar=shape, help="output of an evaluation, or of one for each seed")
     parser.add_argument("--out", type=Path, help="folder for comparison.md and comparison.json")
     parser.add_argument("--level", type=float, default=0.95, help="confidence of the bootstrap intervals, 0.95")
     parser.add_argument("--resamples", type=int, default=10_000, help="of the bootstrap, 10000")
@@ -38,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.resamples < 100:
         parser.error(f"--resamples is {options.resamples}; it must be at least 100")
     try:
-        document, data = _compare(options.folders, options.level, options.resamples)
+        document, data = _compare(options.sides, options.level, options.resamples)
         if options.out is not None:
             options.out.mkdir(parents=True, exist_ok=True)
             write_whole(options.out / "comparison.md", to_markdown(document))
@@ -47,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
     print_document(console(sys.stdout), document)
-    folders = list(dict.fromkeys(map(str, options.folders)))
+    folders = [str(path) for side in options.sides for path in split_label(side)[1]]
     print(f"to see a task's rollouts by each policy, two beside each other:\n    loop view {shlex.join(folders)}")
     if len(folders) > 1:
         print("there, below the list: all rollouts as those of one run")
@@ -56,15 +62,24 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _compare(folders: list[Path], level: float, resamples: int) -> tuple[Document, dict[str, Any]]:
-    described = [read_description(folder) for folder in folders]
+def _compare(texts: list[str], level: float, resamples: int) -> tuple[Document, dict[str, Any]]:
+    sides = labelled_paths(texts)
+    described = [read_description(folder) for _, folders in sides for folder in folders]
     environment = described[0]
-    reports, scores = [], []
-    for folder, name in zip(folders, distinct_names(folders), strict=True):
-        report, named = read_report(folder)
-        reports.append(report)
-        prefix = f"{name}/" if len(folders) > 1 else ""
-        scores += [NamedResults(prefix + item.name, item.sampling, item.results) for item in named]
+    scores: list[NamedResults] = []
+    read: dict[Path, tuple[Mapping[str, Any], list[NamedResults]]] = {}
+    for label, folders in sides:
+        for folder in folders:
+            found = read_report(folder)
+            if same := next((other for other, held in read.items() if held == found), None):
+                raise ValueError(f"{folder} is {same}, or holds a copy of it; give each evaluation once")
+            read[folder] = found
+        if len(folders) > 1:
+            scores += pool_seeds(label, [read[folder][1] for folder in folders])
+        else:
+            prefix = f"{label}/" if len(sides) > 1 else ""
+            scores += [replace(item, name=prefix + item.name) for item in read[folders[0]][1]]
+    reports = [report for report, _ in read.values()]
     for key in ("dataset", "limits", "environment_turns"):
         values = [json.dumps(report.get(key, {}), sort_keys=True) for report in reports]
         if len(set(values)) > 1:
@@ -87,6 +102,8 @@ def _compare(folders: list[Path], level: float, resamples: int) -> tuple[Documen
     header["intervals"] = (
         f"{level:.0%} bootstrap, p-values by permutation, both over {environment.groups}; in percentage points"
     )
+    if any(item.seeds for item in scores):
+        header["seeds"] = "intervals and p-values also hold, by Student's t, how far the seeds of a setting differ"
     return comparison_document(comparisons, header, environment), {
         **header,
         "comparisons": [comparison.to_dict() for comparison in comparisons],

@@ -49,6 +49,7 @@ def test_an_episode_of_several_sequences_counts_once():
     assert dev_scores(Evaluated([solved, *unsolved]), counter_request()) == {
         "dev_reward": 0.75,
         "dev_success": 0.5,
+        "dev_tasks": 2,
         "dev_lost": 0,
     }
 
@@ -72,7 +73,8 @@ def test_lost_rollouts_are_in_no_figure_but_their_own(caplog):
     end = replace(END, lost=[LostRollout("t_2", 0, "server_error", "boom")])
     source = Evaluated([solved])
     source.end = end
-    assert dev_scores(source, counter_request()) == {"dev_reward": 1.0, "dev_success": 1.0, "dev_lost": 1}
+    expected = {"dev_reward": 1.0, "dev_success": 1.0, "dev_tasks": 1, "dev_lost": 1}
+    assert dev_scores(source, counter_request()) == expected
     assert "1 of 12 rollouts lost (server_error 1), such as rollout 0 of t_2: server_error: boom" in caplog.text
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from loop_formats.schema import ConfigError
-from loop_recipes.evaluation.comparison import NamedResults, compare
+from loop_recipes.evaluation.comparison import compare
 from loop_recipes.evaluation.groups import compare_groups, score_groups, task_groups
-from loop_recipes.evaluation.scores import TaskResult
+from loop_recipes.evaluation.scores import NamedResults, TaskResult
 
 TASKS = ["sums/a_1", "sums/b_1", "craft/depth1-x_1", "craft/depth4-y_1", "craft/depth4-z_1"]
 GROUPS = task_groups(TASKS, {"deep": "craft/depth4-*"})
@@ -59,7 +59,8 @@ def test_scores_of_groups():
 
 
 def test_differences_of_groups():
-    differences = {item.group: item for item in compare_groups(results(WORST), results(SOME), GROUPS, resamples=200)}
+    sides = [NamedResults(name, "T=0", results(rows)) for name, rows in (("a", WORST), ("b", SOME))]
+    differences = {item.group: item for item in compare_groups(*sides, GROUPS, resamples=200)}
     assert differences["sums"].success.interval.estimate == pytest.approx(50.0)
     assert differences["sums"].reward.interval.estimate == pytest.approx(0.75)
     assert differences["deep"].success.interval.estimate == 0.0

@@ -6,10 +6,10 @@ from statistics import fmean, stdev
 import pytest
 
 from loop_formats.collection_request import CollectionEnd, LostRollout
-from loop_recipes.evaluation.comparison import NamedResults, compare
+from loop_recipes.evaluation.comparison import compare
 from loop_recipes.evaluation.dev_scores import dev_scores
 from loop_recipes.evaluation.groups import score_groups
-from loop_recipes.evaluation.scores import TaskResult, score, score_bounds
+from loop_recipes.evaluation.scores import NamedResults, TaskResult, score, score_bounds
 from loop_recipes.rollouts.source import Collected
 from support.counter_node import counter_request
 from support.small_runs import stored_rollout

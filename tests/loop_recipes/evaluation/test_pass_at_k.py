@@ -17,10 +17,10 @@ def test_both_are_the_shares_of_the_sets_of_k_attempts(attempts):
         assert all_of(k, solved, attempts) == pytest.approx(fmean(map(all, sets)))
 
 
-def test_each_k_is_over_the_tasks_that_have_so_many_attempts():
+def test_a_task_with_fewer_attempts_counts_with_those_that_it_has():
     runs = [{"a": True, "b": False}, {"a": True, "b": True}, {"a": False}]  # the third attempt at b was lost
     one, two, three = passes(runs, str, resamples=50)
-    assert [(each.k, each.tasks) for each in (one, two, three)] == [(1, 2), (2, 2), (3, 1)]
+    assert [(each.k, each.tasks, each.whole) for each in (one, two, three)] == [(1, 2, 2), (2, 2, 2), (3, 2, 1)]
     assert one.any.estimate == pytest.approx(one.all.estimate)
     assert (one.any.estimate, two.any.estimate, two.all.estimate) == pytest.approx(
         (100 * (2 / 3 + 1 / 2) / 2, 100, 100 / 6)

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from agent_environments.description import UNSAID
-from loop_recipes.evaluation.comparison import NamedResults, compare, compare_with_first
+from agent_environments.description import DEFAULT_DESCRIPTION
+from loop_recipes.evaluation.comparison import compare, compare_with_first
 from loop_recipes.evaluation.report import lost_rollouts
-from loop_recipes.evaluation.scores import TaskResult, score
+from loop_recipes.evaluation.scores import NamedResults, TaskResult, score
 from loop_recipes.verbs.compare import main as compare_evals
 
 TASKS = ["aaa_1", "aaa_2", "bbb_1", "bbb_2"]
@@ -280,7 +280,7 @@ def test_compare_evals_takes_no_evaluation_for_two_and_no_runs_for_others(tmp_pa
 def test_what_was_lost_says_of_how_many_tasks_the_figures_are():
     results = [*runs("+--+")[:-1], lost("bbb_2", 0)]
     scored = SimpleNamespace(cell=SimpleNamespace(label="p"), results=results, score=score(results, resamples=200))
-    line = lost_rollouts([scored], UNSAID)[0]
+    line = lost_rollouts([scored], DEFAULT_DESCRIPTION)[0]
     assert line.startswith("p: 1 of 4 rollouts lost, and with them all of 1 of 4 tasks; had they all failed")
 
 

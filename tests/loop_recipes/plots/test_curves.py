@@ -73,7 +73,7 @@ def test_the_mean_is_dotted_where_a_seed_has_ended(tmp_path):
     lines = figure.axes[0].get_lines()
     assert [(line.get_linestyle(), list(line.get_ydata())) for line in lines] == [("-", [0.5]), (":", [0.0, 0.0])]
     assert "dotted: seeds of x that go on after others ended" in figure._suptitle.get_text()
-    whole = parse_curve(f"x={runs[0]},{runs[0]}")
+    whole = parse_curve(f"x={runs[0]},{write_run(tmp_path / 'c', [0.0, 0.0, 0.0])}")
     figure = learning_curve([whole], window=1)
     assert len(figure.axes[0].get_lines()) == 1
     assert "dotted" not in figure._suptitle.get_text()

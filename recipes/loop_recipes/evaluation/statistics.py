@@ -63,8 +63,8 @@ def rate_interval(values: Mapping[str, float], cluster_of: ClusterOf, **bootstra
 
 
 def difference_interval(differences: Mapping[str, float], cluster_of: ClusterOf, **bootstrap: Any) -> Interval:
-    """Interval of the mean of paired differences in [-1, 1]; arguments as for :func:`rate_interval`, and ``seeds``, which
-    widen it by what they differ in."""
+    """Interval of the mean of paired differences in [-1, 1]; arguments as for :func:`rate_interval`, and ``seeds``,
+    which widen it by what they differ in."""
     _check(differences, -1.0)
     return _interval(differences, cluster_of, _DIFFERENCE_PSEUDO, **bootstrap)
 

@@ -1,5 +1,6 @@
 """Conversations of others become the model's ids, or one line that names file, line and field."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -313,3 +314,125 @@ def test_an_answer_that_nothing_is_said_before_is_named_where_a_template_cannot_
     said = r":1: messages\[0\]: the chat template has no form for a conversation that begins with an answer$"
     with pytest.raises(ConfigError, match=said):
         read(tmp_path, chat, {"messages": [SAY, ASK, SAY]})
+
+
+TURNED_ROUND = [{**RESULT, "tool_call_id": "c2", "content": "22"}, {**RESULT, "content": "11"}]
+TWO_CALLS = {"role": "assistant", "tool_calls": [CALL, {**CALL, "id": "c2"}]}
+ATIF_CALLS = [{**ACT["tool_calls"][0], "tool_call_id": name} for name in ("c1", "c2")]
+ATIF_RESULTS = [{"source_call_id": "c2", "content": "22"}, {"source_call_id": "c1", "content": "11"}]
+CALL_VALUE = json.dumps([{"name": "add", "arguments": {"n": 1}}] * 2)
+IN_ORDER = "<tool_response>\n11\n</tool_response>\n<tool_response>\n22\n</tool_response>"
+STRANGE = {
+    "nulls_of_a_table": (
+        {"messages": [ASK, {**SAY, "function_call": {"name": "add", "arguments": {"n": 1, "m": None}}}]},
+        '"arguments": {"n": 1}}',
+    ),
+    "system_beside_messages": ({"system": "Be brief.", "messages": [ASK, SAY]}, "system\nBe brief.<"),
+    "system_beside_roles": ({"system": "Be brief.", "conversations": [ASK, SAY]}, "system\nBe brief.<"),
+    "calls_in_a_list": ({"conversations": [HUMAN, says("function_call", CALL_VALUE)]}, f"{HERMES}\n{HERMES}<"),
+    "calls_as_text": ({"messages": [ASK, {**CALLED, "tool_calls": json.dumps([CALL])}]}, f"{HERMES}<"),
+    "results_in_another_order": ({"messages": [ASK, TWO_CALLS, *TURNED_ROUND, SAY]}, IN_ORDER),
+    "results_of_atif": (
+        atif(step("user", "x"), step("agent", "", tool_calls=ATIF_CALLS, observation={"results": ATIF_RESULTS})),
+        None,
+    ),
+    "hermes_result": (
+        {"conversations": [HUMAN, GPT, says("tool", "<tool_response>\n2\n</tool_response>"), GPT]},
+        "user\n<tool_response>\n2\n</tool_response><",
+    ),
+    "empty_turn": ({"messages": [ASK, {**SAY, "content": None}, ASK, SAY]}, "1 of 2 turns (50%) say nothing"),
+    "end_in_the_text": ({"messages": [ASK, {**SAY, "content": "Yes.<|im_end|>"}]}, r"<|im_end|> in the text of 1 of 1"),
+    "calls_without_tools": ({"messages": [ASK, {**SAY, "content": HERMES}]}, "<tool_call> in the text of 1 of 1"),
+    "picture_beside": ({"messages": [ASK, SAY], "images": ["a.png"]}, "not read: images (1 of 1)"),
+    "part_of_a_turn": ({"messages": [ASK, {**SAY, "train_detail": []}]}, "not read: messages[].train_detail (1 of 1)"),
+    "loss_false": ({"messages": [ASK, {**SAY, "loss": False}, ASK, SAY]}, [1]),
+    "train_false": ({"conversations": [HUMAN, {**GPT, "train": False}, HUMAN, GPT]}, [1]),
+    "a_step_of_no_model": (atif(step("user", "x"), step("agent", "y", llm_call_count=0), step("agent", "z")), [1]),
+    "two_weights": ({"messages": [ASK, {**SAY, "weight": 1, "loss": False}]}, r":1: messages[1]: weight is 1 and loss"),
+    "mask": ({"messages": [ASK, {**SAY, "mask": True}]}, r":1: messages[1].mask is true or false: write weight"),
+    "negative_id": (atif(step("agent", "y", **sampled([-1, 5], [7]))), r"steps[0].metrics.prompt_token_ids[0] is -1"),
+    "broken_id": (trace(node(ASK, ids=(1, 5.5)), node(SAY, 0, True, (3, 7))), r"nodes[0].token_ids[1] is 5.5"),
+    "no_name": (atif(step("agent", "y", tool_calls=[{"arguments": {}}])), r"steps[0].tool_calls[0] names no function"),
+    "no_object": (atif("x"), r":1: steps[0] is text: it must be an object"),
+}
+
+
+@pytest.mark.fault("a field of somebody's chats was dropped, or taken in another sense than theirs")
+@pytest.mark.parametrize("name", STRANGE)
+def test_what_others_write_is_taken_or_told(tmp_path, chat, name):
+    record, expected = STRANGE[name]
+    try:
+        found = read(tmp_path, chat, record)
+    except ConfigError as error:
+        assert str(expected) in str(error)
+        return
+    if isinstance(expected, list):
+        assert [len(rollout.turns) for rollout in found.rollouts] == expected
+    elif expected is None:
+        assert [m["content"] for m in found.rollouts[0].messages[2:]] == [
+            f"<tool_response>\n{text}\n</tool_response>" for text in ("11", "22")
+        ]
+    else:
+        assert expected in "\n".join([*whole(chat, found), *found.notes])
+
+
+PLAIN = json.dumps({"messages": [ASK, SAY]}) + "\n"
+FILES = {
+    "a.jsonl.gz": (gzip.compress(PLAIN.encode()), None),
+    "utf16.jsonl": (PLAIN.encode("utf-16"), None),
+    "lines.json": ((PLAIN + PLAIN).encode(), None),
+    "latin1.jsonl": (PLAIN.replace("Add.", "Añade").encode("latin-1"), "latin1.jsonl is no UTF-8"),
+    "whole.jsonl": (json.dumps([{"messages": [ASK, SAY]}], indent=1).encode(), "whole.jsonl:1 is no JSON"),
+    "a.parquet": (b"x", "a.parquet"),
+}
+
+
+@pytest.mark.fault("a file of chats in another encoding was refused without its name")
+@pytest.mark.parametrize("name", FILES)
+def test_files_of_others_are_read_or_named(tmp_path, chat, name):
+    content, refused = FILES[name]
+    (tmp_path / name).write_bytes(content)
+    if refused is None:
+        found = read_chat_set([str(tmp_path / name)], chat, "all", 0.0)
+        assert {learned(chat, rollout)[0] for rollout in found.rollouts} == {"Done.<|im_end|>"}
+        return
+    with pytest.raises(ConfigError) as error:
+        read_chat_set([str(tmp_path / name)], chat, "all", 0.0)
+    assert refused in str(error.value)
+
+
+def questions(*counts):
+    """Conversations of which so many ask each question."""
+    return [
+        {"messages": [{"role": "user", "content": f"{n}?"}, SAY]}
+        for n, count in enumerate(counts)
+        for _ in range(count)
+    ]
+
+
+GREETED = [{"messages": [ASK, SAY, {"role": "user", "content": str(n)}, SAY]} for n in range(95)]
+SHARES = {
+    "one_large_group": (questions(95, *[1] * 15), 0.1, 11),
+    "large_groups_alone": (questions(50, 50, 50), 0.1, 50),
+    "a_greeting": (GREETED + questions(1, 1, 1, 1, 1), 0.1, 10),
+    "greetings_alone": (GREETED, 0.2, 19),
+    "one_each": (questions(*[1] * 20), 0.1, 2),
+    "attempts": (questions(*[10] * 10), 0.2, 20),
+    "little": (questions(*[1] * 20), 0.01, 1),
+    "all_alike": (questions(20), 0.2, "all 20 conversations ask the same"),
+    "one": (questions(1), 0.5, "all 1 conversations ask the same"),
+    "nearly_all": (questions(1, 1), 0.99, 1),
+}
+
+
+@pytest.mark.fault("held_out set another share of the conversations aside than was asked, without a word")
+@pytest.mark.parametrize("name", SHARES)
+def test_a_share_is_one_of_conversations_and_is_told(tmp_path, chat, name):
+    records, share, expected = SHARES[name]
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=expected):
+            read(tmp_path, chat, *records, held_out=share)
+        return
+    found = read(tmp_path, chat, *records, held_out=share)
+    assert len(found.held_out) == expected
+    assert f"held_out: {expected} of {len(records)} conversations" in "\n".join(found.notes)

@@ -6,6 +6,7 @@ tune run --nproc_per_node 8 sft_appworld --config sft_appworld/qwen2_5_32b rollo
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -88,6 +89,7 @@ class SftAppWorldRecipe(TrainingRecipe):
         self._samples: list[CreditedSample] = []
         self._held_out: list[Sample] = []
         self._chats = ChatSet()
+        self._key = "data" if config.data_files else "rollouts.logs"
 
     def setup(self) -> None:
         """Rollouts, model, optimizer and run state."""
@@ -97,9 +99,9 @@ class SftAppWorldRecipe(TrainingRecipe):
         checkpoint = self._begin(LONGEST_WAIT_S)
         on_main_rank(self._write_chats)
         model, base = self._load_base()
-        every, key = [*samples, *self._held_out], "data" if conf.data_files else "rollouts.logs"
-        check_context(model, max(sample.tokens for sample in every), f"{key}: the longest")
-        check_token_ids(every, vocabulary(model), key)
+        every = [*samples, *self._held_out]
+        check_context(model, max(sample.tokens for sample in every), f"{self._key}: the longest")
+        check_token_ids(every, vocabulary(model), self._key)
         stop = self._stop.in_update
         self._learner = Learner(conf, model, base, self._device, checkpoint, method=self._method, stop_requested=stop)
         self._setup_set(fixed_set, samples)
@@ -113,10 +115,12 @@ class SftAppWorldRecipe(TrainingRecipe):
         if not conf.data_files:
             return read_fixed_set(conf.rollouts, self._maker)
         try:
-            chat = open_model_chat(conf.base_model, BaseModel.read(conf.base_model))
+            base = BaseModel.read(conf.base_model)
+            chat = open_model_chat(conf.base_model, base)
         except ValueError as error:
             raise ConfigError(f"data: {error}") from error
-        found = read_chat_set(conf.data_files, chat, conf.turns, conf.held_out)
+        most_tokens = base.positions if conf.update.max_tokens_per_rollout is None else math.inf  # longer ones are cut
+        found = read_chat_set(conf.data_files, chat, conf.turns, conf.held_out, most_tokens)
         for note in found.notes:
             utils.log_rank_zero(log, f"data: {note}")
         self._held_out = training_samples(found.held_out, conf.update) if found.held_out else []
@@ -139,7 +143,7 @@ class SftAppWorldRecipe(TrainingRecipe):
     def _setup_set(self, fixed_set: FixedSet, samples: list[Sample]) -> None:
         self._samples = fixed_set.weighted(self._learner.update.prepare(samples))
         read = len(fixed_set.rollouts)
-        require(self._samples, f"rollouts.logs: none of {read} rollouts counts under the advantage; see there")
+        require(self._samples, f"{self._key}: none of {read} rollouts counts under the advantage; see there")
         self._rollouts = fixed_set.used(self._samples)
         self._digest = fixed_set.digest
         tasks = len({rollout.task_id for rollout in self._rollouts})
@@ -150,7 +154,7 @@ class SftAppWorldRecipe(TrainingRecipe):
         state = checkpoint.state
         require(
             state.get("set") == self._digest or self._config.accept_changes,
-            "resume_from_checkpoint: rollouts.logs holds other rollouts than the run was started with; give those, or "
+            f"resume_from_checkpoint: {self._key} holds other rollouts than the run was started with; give those, or "
             "go on knowingly with accept_changes=True",
         )
         self._iterations_done = state["iteration"]

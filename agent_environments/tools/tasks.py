@@ -6,15 +6,15 @@ Each task is a group of its own, unless its field ``group`` says otherwise.
 from __future__ import annotations
 
 import hashlib
-import json
 import numbers
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from agent_environments.protocol import UnknownTask
+from loop_plumbing.json_lines import json_lines
 
 Task = dict[str, Any]
 SPLIT = "train"
@@ -135,26 +135,8 @@ def read_tasks(source: object) -> TaskTable:
 def _read_file(file: Path) -> list[Task]:
     try:
         return [task for _, task in json_lines(file)]
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise ValueError(f"tasks cannot be read: {file}: {error}") from error
-
-
-def json_lines(file: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the number and the value of each line of a JSONL file. Empty lines and a byte order mark are passed over.
-
-    Raises:
-        OSError, UnicodeDecodeError: it cannot be read.
-        ValueError: a line that is no JSON; names it.
-    """
-    with file.open(encoding="utf-8-sig") as opened:
-        for number, line in enumerate(opened, 1):  # not splitlines: a text in JSON may hold other ends of lines
-            if not line.strip():
-                continue
-            try:
-                yield number, json.loads(line)
-            except ValueError as error:
-                whole = "; it must hold a task in each line, not a list of tasks" if line.lstrip()[0] == "[" else ""
-                raise ValueError(f"{file}:{number} is no JSON: {error}{whole}") from error
 
 
 def _name(value: object) -> str:

@@ -6,8 +6,9 @@ it is taken apart: a format writes tools, calls and results in its model's own f
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -35,8 +36,8 @@ THOUGHT_OPENS, THOUGHT_CLOSES = "<think>", "</think>"
 class ChatMessage:
     """One message: ``calls`` and ``reasoning`` are those of an assistant's, ``content`` is all the rest.
 
-    ``call_ids`` are the names by which a client refers to the calls, "" for one without; no policy reads them, and
-    messages that differ in them alone are equal.
+    ``call_ids`` are the names by which a client refers to the calls, "" for one without; a tool's message has that of
+    the call that it answers. No policy reads them, and messages that differ in them alone are equal.
     """
 
     role: ChatRole
@@ -62,6 +63,20 @@ class ChatMessage:
             return self.key
         content = self.content[:opens].rstrip() + self.content[closes + len(THOUGHT_CLOSES) :]
         return ChatMessage(self.role, content, self.calls).key
+
+
+def results_by_call(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
+    """Return the messages, results that follow each other in the order of the calls before them, if ids name these."""
+    ordered: list[ChatMessage] = []
+    calls: list[str] = []
+    for role, group in itertools.groupby(messages, key=lambda message: message.role):
+        run = list(group)
+        if role == "assistant":
+            calls = [name for message in run for name in message.call_ids]
+        elif role == "tool" and all({*message.call_ids} & {*calls} for message in run):
+            run.sort(key=lambda message: calls.index(message.call_ids[0]))
+        ordered += run
+    return ordered
 
 
 def spoken_message(text: str, with_tools: bool, reasoning: str = "") -> ChatMessage:

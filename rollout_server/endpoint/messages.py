@@ -63,7 +63,7 @@ def read_message(message: Mapping[str, Any], where: str) -> ChatMessage:
         case "system" | "developer":
             return ChatMessage("system", read_text(content, where))
         case "user" | "tool":
-            return ChatMessage(role, read_heard(content, where))
+            return ChatMessage(role, read_heard(content, where), call_ids=(call_id(message.get("tool_call_id")),))
         case "assistant":
             calls = message.get("tool_calls") or []
             read = tuple(_call(call, where) for call in calls)

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from agent_environments.protocol import UnknownTask
-from agent_environments.tools.tasks import json_lines
 from loop_contrib.colbench.generator import generate
 from loop_contrib.colbench.task import ColBenchTask
+from loop_plumbing.json_lines import json_lines
 
 
 def read_tasks(path: Path, split: str) -> list[ColBenchTask]:

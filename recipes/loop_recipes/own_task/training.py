@@ -119,7 +119,8 @@ class OwnTask:
             splits = {name: pool.tasks(name) for name in pool.splits()}
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        require(splits.get(TRAINED), f"{file}: TASKS has no split {TRAINED!r}; there are {', '.join(splits)}")
+        require(splits.get(TRAINED, True), f"{file}: split {TRAINED!r} of TASKS is empty: give it tasks")
+        require(TRAINED in splits, f"{file}: TASKS has no split {TRAINED!r}; there are {', '.join(splits)}")
         groups = len(set(map(pool.description.group_of, splits[TRAINED])))
         task = cls(file.resolve(), pool.module, splits, groups, pool.description, environment)
         if len(splits) > 1:

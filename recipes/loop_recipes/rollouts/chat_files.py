@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agent_environments.tool_calls import ToolCall
-from model_families.chat.messages import ChatMessage, ChatRole
+from agent_environments.tool_calls import ToolCall, split_tool_responses
+from loop_plumbing.json_lines import json_lines, open_text
+from model_families.chat.messages import ChatMessage, ChatRole, results_by_call
 
 ROLES: Mapping[str, ChatRole] = {
     "system": "system",
@@ -28,13 +29,48 @@ ROLES: Mapping[str, ChatRole] = {
     "chatgpt": "assistant",
     "agent": "assistant",
     "function_call": "assistant",
+    "tool_call": "assistant",
     "tool": "tool",
+    "ipython": "tool",
     "function": "tool",
     "observation": "tool",
     "function_response": "tool",
     "tool_response": "tool",
 }
 """The names of roles in OpenAI's API, ShareGPT and ATIF."""
+CALLING_ROLES = ("function_call", "tool_call")
+"""Of messages whose text is a call, or a list of calls, as JSON."""
+_TEXT_OF = {"role": "content", "from": "value", "source": "message"}
+"""The fields that hold a message's role, of OpenAI's API, ShareGPT and ATIF, and those that hold its text."""
+_WEIGHTS = ("weight", "loss", "train", "training", "loss_mask", "step_loss_mask")
+"""The fields by which a message says how much is learned from it."""
+_WHOLE = ("arguments", "tools", "functions", "tool_definitions", "rewards")
+"""Fields that are taken with all that is in them."""
+_NAMES = {
+    "id",
+    "uuid",
+    "index",
+    "type",
+    "version",
+    "name",
+    "model_name",
+    "step_id",
+    "session_id",
+    "timestamp",
+    "source",
+}
+_FIGURES = {
+    "is_completed",
+    "final_metrics",
+    "prompt_tokens",
+    "completion_tokens",
+    "cached_tokens",
+    "cost_usd",
+    "metadata",
+    "signature",
+}
+_SAYS_NOTHING = _NAMES | _FIGURES
+"""Fields that nothing could be learned from otherwise: a run does not say that they are not read."""
 _THOUGHT_PARTS = ("thinking", "reasoning")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
@@ -55,9 +91,8 @@ class Chat:
     """A conversation: ``place`` names its file and line.
 
     ``weights`` are those of assistant messages by their places, where it is not 1; one of 0 is not learned from.
-    ``tokens`` are the sequences in
-    which the learned ones were sampled, () where the file does not have the ids of all of them (``in_part``: of some).
-    ``reward`` is in [0, 1].
+    ``tokens`` are the sequences in which the learned ones were sampled, () where the file does not have the ids of all
+    of them (``in_part``: of some). ``reward`` is in [0, 1]. ``unread`` names the fields that the file has besides.
     """
 
     place: str
@@ -67,6 +102,41 @@ class Chat:
     tokens: tuple[StoredTokens, ...] = ()
     in_part: bool = False
     reward: float = 1.0
+    unread: frozenset[str] = frozenset()
+
+
+class _Fields(dict[str, Any]):
+    """An object of a file, which knows which of its fields were not read yet."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__({key: _fields(value) for key, value in given.items()})
+        self.unread = set(self)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The field's value, ``default`` where it is null or not there."""
+        self.unread.discard(key)
+        value = super().get(key)
+        return default if value is None else value
+
+
+def _fields(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _Fields(value)
+    return [_fields(item) for item in value] if isinstance(value, list) else value
+
+
+def _unread(value: Any, where: str = "") -> Iterator[str]:
+    """The names of the fields below ``value`` that nobody has read and that say something."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _unread(item, f"{where}[]")
+    elif isinstance(value, _Fields):
+        for key, item in value.items():
+            name = f"{where}.{key}" if where else key
+            if key not in value.unread and key not in _WHOLE:
+                yield from _unread(item, name)
+            elif key in value.unread and key not in _SAYS_NOTHING and item not in (None, "", [], {}):
+                yield name
 
 
 def read_chats(file: Path) -> Iterator[Chat]:
@@ -75,15 +145,19 @@ def read_chats(file: Path) -> Iterator[Chat]:
     Raises:
         ValueError: it cannot be read, or a record is no conversation; names file, line and field.
     """
-    for place, record in _records(file):
+    for place, given in _records(file):
+        record = _fields(given)
         try:
-            yield from _chats(place, record)
+            chats = [*_chats(place, record)]
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(
                 f"{place}: {type(error).__name__} {error}: not in the form that it seems to be of"
             ) from error
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
+        unread = frozenset(_unread(record))
+        for chat in chats:
+            yield replace(chat, messages=results_by_call(chat.messages), unread=unread)
 
 
 def _records(file: Path) -> Iterator[tuple[str, Any]]:
@@ -98,27 +172,23 @@ def _records(file: Path) -> Iterator[tuple[str, Any]]:
             rows = read_table(file).to_pylist()
         except (OSError, ValueError) as error:
             raise ValueError(f"{file} is no parquet file: {str(error).splitlines()[0]}") from error
-        yield from ((f"{file}:{number}", _without_blanks(row)) for number, row in enumerate(rows, start=1))
+        yield from ((f"{file}:{number}", row) for number, row in enumerate(rows, start=1))
         return
-    text = file.read_text(encoding="utf-8-sig")
     if file.suffix == ".json":
         try:
-            whole = json.loads(text)
+            whole = json.loads(open_text(file).read())
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{file} is no JSON: {error}") from error
-        records = whole if isinstance(whole, list) else [whole]
-        yield from ((f"{file}[{number}]", record) for number, record in enumerate(records))
-        return
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            try:
-                yield f"{file}:{number}", json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{file}:{number} is no JSON: {error}") from error
+            if not str(error).startswith("Extra data"):  # of JSON lines under another name
+                raise ValueError(f"{file} is no JSON: {error}") from error
+        else:
+            records = whole if isinstance(whole, list) else [whole]
+            yield from ((f"{file}[{number}]", record) for number, record in enumerate(records))
+            return
+    yield from ((f"{file}:{number}", record) for number, record in json_lines(file))
 
 
 def _without_blanks(value: Any) -> Any:
-    """A row without the nulls that a table puts where another row has a field."""
+    """What an object holds without the nulls that a table puts where another row has a field."""
     if isinstance(value, dict):
         return {key: _without_blanks(item) for key, item in value.items() if item is not None}
     return [_without_blanks(item) for item in value] if isinstance(value, list) else value
@@ -129,18 +199,15 @@ def _chats(place: str, record: Any) -> Iterator[Chat]:
         raise ValueError(f"a record is an object, not {_kind(record)}")
     if str(record.get("schema_version", "")).startswith("ATIF"):
         yield _of_atif(place, record)
-    elif "traces" in record:
+    elif record.get("traces") is not None:
         for number, trace in enumerate(_list(record, "traces")):
             yield from _of_trace(f"{place} traces[{number}]", trace)
-    elif "nodes" in record:
+    elif record.get("nodes") is not None:
         yield from _of_trace(place, record)
-    elif "messages" in record:
-        yield _of_messages(place, record, "messages", _list(record, "messages"))
     elif isinstance(record.get("prompt"), list) and isinstance(record.get("completion"), list):
-        yield _of_messages(place, record, "prompt + completion", [*record["prompt"], *record["completion"]])
-    elif "conversations" in record or "conversation" in record:
-        key = "conversations" if "conversations" in record else "conversation"
-        yield _of_sharegpt(place, record, key)
+        yield _of_messages(place, record, "prompt", "completion")
+    elif key := next((key for key in ("messages", "conversations", "conversation") if record.get(key) is not None), ""):
+        yield _of_messages(place, record, key)
     else:
         there = ", ".join(map(str, record)) or "none"
         raise ValueError(f"no messages, conversations, steps of ATIF or traces among its fields ({there})")
@@ -149,42 +216,70 @@ def _chats(place: str, record: Any) -> Iterator[Chat]:
 # OpenAI's messages, and ShareGPT's
 
 
-def _of_messages(place: str, record: Mapping[str, Any], key: str, given: Sequence[Any]) -> Chat:
-    messages = [_message(f"{key}[{number}]", each) for number, each in enumerate(given)]
-    return Chat(place, messages, _tools(record), _weights(key, given))
-
-
-def _weights(key: str, given: Sequence[Mapping[str, Any]]) -> dict[int, float]:
-    """The weights of messages that have one; null is none, as a table writes it."""
-    weights = {}
-    for number, each in enumerate(given):
-        if (weight := each.get("weight")) is None:
+def _of_messages(place: str, record: dict[str, Any], *keys: str) -> Chat:
+    messages = [ChatMessage("system", system)] if (system := _text("system", record.get("system"))) else []
+    weights: dict[int, float] = {}
+    for where, each in ((f"{key}[{n}]", each) for key in keys for n, each in enumerate(_list(record, key))):
+        message = _message(where, each)
+        if [message] == messages and message.role == "system":  # beside the messages, and among them
             continue
+        if _role(each)[1] in CALLING_ROLES and messages and messages[-1].role == "assistant":
+            before = messages.pop()
+            ids = before.call_ids + message.call_ids
+            message = replace(before, calls=before.calls + message.calls, call_ids=ids)
+        if (weight := _weight(where, each)) != 1:
+            weights[len(messages)] = weight
+        results = split_tool_responses(message.content.strip()) if message.role == "tool" else None
+        messages += [message] if results is None else [ChatMessage("tool", result) for result in results]
+    return Chat(place, messages, _tools(record), weights)
+
+
+def _weight(where: str, given: Mapping[str, Any]) -> float:
+    """How much is learned from a message, 1 where it does not say so."""
+    found = {key: weight for key in _WEIGHTS if (weight := given.get(key)) is not None}
+    for key, weight in found.items():
         if not isinstance(weight, int | float) or not 0 <= weight < math.inf:
-            raise ValueError(f"{key}[{number}].weight is {weight!r}: it must be a number, 0 to leave the message out")
-        if weight != 1:
-            weights[number] = float(weight)
-    return weights
+            raise ValueError(f"{where}.{key} is {weight!r}: it must be a number, 0 to leave the message out")
+    if (mask := given.get("mask")) is not None:
+        raise ValueError(f"{where}.mask is {_kind(mask)}: write weight in its place, 0 to leave the message out")
+    if len({*found.values()}) > 1:
+        raise ValueError(f"{where}: {' and '.join(f'{key} is {weight}' for key, weight in found.items())}: keep one")
+    return float(next(iter(found.values()), 1.0))
 
 
-def _message(where: str, given: Any) -> ChatMessage:
-    if not isinstance(given, dict):
-        raise ValueError(f"{where} is no message but {_kind(given)}")
-    role = ROLES.get(str(given.get("role")))
+def _role(given: Mapping[str, Any]) -> tuple[str, Any]:
+    """The field that holds a message's role, and what it holds."""
+    return next(((key, given.get(key)) for key in _TEXT_OF if given.get(key) is not None), ("role", None))
+
+
+def _message(where: str, given: Mapping[str, Any]) -> ChatMessage:
+    key, name = _role(given)
+    role = ROLES.get(str(name))
     if role is None:
-        raise ValueError(f"{where}.role is {given.get('role')!r}: known are {', '.join(ROLES)}")
-    content = given.get("content") or given.get("refusal")
+        raise ValueError(f"{where}.{key} is {name!r}: known are {', '.join(ROLES)}")
+    field_name = f"{where}.{_TEXT_OF[key]}"
+    content = given.get(_TEXT_OF[key]) or given.get("refusal")
     if role != "assistant":
-        return ChatMessage(role, _text(f"{where}.content", content))
+        return ChatMessage(role, _text(field_name, content), call_ids=_id(given, "tool_call_id"))
     thoughts, content = _thoughts_apart(content)
-    content = _text(f"{where}.content", content)
-    calls = [_call(f"{where}.tool_calls[{n}]", call) for n, call in enumerate(given.get("tool_calls") or ())]
+    content = _text(field_name, content)
+    calls = _parsed(f"{where}.tool_calls", given.get("tool_calls")) or []
     if given.get("function_call"):
-        calls.append(_call(f"{where}.function_call", given["function_call"]))
-    thought = next((given[key] for key in ("reasoning_content", "reasoning", "thinking") if given.get(key)), "")
+        calls = [*calls, given.get("function_call")]
+    if name in CALLING_ROLES:
+        found = _parsed(field_name, content)
+        calls, content = [*calls, *(found if isinstance(found, list) else [found])], ""
+    read = [_call(f"{where}.tool_calls[{number}]", call) for number, call in enumerate(calls)]
+    ids = tuple(name for call in calls for name in _id(call, "id", "tool_call_id"))
+    thought = next((given.get(key) for key in ("reasoning_content", "reasoning", "thinking") if given.get(key)), "")
     if not isinstance(thought, str):
         raise ValueError(f"{where}: its reasoning is no text but {_kind(thought)}")
-    return ChatMessage(role, content, tuple(calls), thought or "\n".join(thoughts))
+    return ChatMessage(role, content, tuple(read), thought or "\n".join(thoughts), ids)
+
+
+def _id(given: Mapping[str, Any], *keys: str) -> tuple[str]:
+    """The id of a call, or of the call that a result is of; "" where there is none."""
+    return (next((str(given.get(key)) for key in keys if given.get(key) is not None), ""),)
 
 
 def _thoughts_apart(content: Any) -> tuple[list[str], Any]:
@@ -223,71 +318,46 @@ def _text(where: str, content: Any) -> str:
 
 def _call(where: str, given: Any) -> ToolCall:
     call = given.get("function", given) if isinstance(given, dict) else given
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+    name = call.get("name", call.get("function_name")) if isinstance(call, dict) else None
+    if not isinstance(name, str):
         raise ValueError(f"{where} names no function")
-    return ToolCall(call["name"], _arguments(f"{where}.arguments", call.get("arguments")))
+    arguments = call.get("arguments")
+    if arguments in (None, ""):
+        return ToolCall(name, {})
+    read = _parsed(f"{where}.arguments", arguments)
+    if not isinstance(read, dict):
+        raise ValueError(f"{where}.arguments is {_kind(read)}: it must be an object")
+    return ToolCall(name, read if isinstance(arguments, str) else _without_blanks(read))
 
 
-def _arguments(where: str, given: Any) -> dict[str, Any]:
-    if given in (None, ""):
-        return {}
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{where} is no JSON: {error}") from error
-    if not isinstance(given, dict):
-        raise ValueError(f"{where} is {_kind(given)}: it must be an object")
-    return given
+def _parsed(where: str, given: Any) -> Any:
+    """A value that may stand as the text of JSON."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return json.loads(given)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} is no JSON: {error}") from error
 
 
 def _tools(record: Mapping[str, Any], key: str = "tools") -> list[dict[str, Any]]:
-    given = record.get(key) or record.get("functions") or []
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except ValueError as error:
-            raise ValueError(f"{key} is no JSON: {error}") from error
+    given = _parsed(key, record.get(key) or record.get("functions") or [])
     if not isinstance(given, list):
         raise ValueError(f"{key} is {_kind(given)}: it must be a list of schemas")
     tools = []
     for number, tool in enumerate(given):
-        inner = tool.get("function", tool) if isinstance(tool, dict) else None
+        inner = (tool.get("function") or tool) if isinstance(tool, dict) else None
         if not isinstance(inner, dict) or not isinstance(inner.get("name"), str):
             raise ValueError(f"{key}[{number}] names no function")
-        own = {name: value for name, value in inner.items() if name != "type"}
+        own = {name: value for name, value in _without_blanks(inner).items() if name != "type"}
         tools.append({"type": "function", "function": own})
     return tools
-
-
-def _of_sharegpt(place: str, record: Mapping[str, Any], key: str) -> Chat:
-    given = _list(record, key)
-    if any(isinstance(each, dict) and "role" in each for each in given):
-        return _of_messages(place, record, key, given)
-    messages = []
-    if isinstance(record.get("system"), str) and record["system"]:
-        messages.append(ChatMessage("system", record["system"]))
-    for number, each in enumerate(given):
-        where = f"{key}[{number}]"
-        if not isinstance(each, dict) or "from" not in each:
-            raise ValueError(f"{where} has no from")
-        role = ROLES.get(str(each["from"]))
-        if role is None:
-            raise ValueError(f"{where}.from is {each['from']!r}: known are {', '.join(ROLES)}")
-        value = _text(f"{where}.value", each.get("value"))
-        if each["from"] == "function_call":
-            messages.append(ChatMessage(role, "", (_call(where, _arguments(f"{where}.value", value)),)))
-        else:
-            messages.append(ChatMessage(role, value))
-    first = len(messages) - len(given)
-    weights = {first + number: weight for number, weight in _weights(key, given).items()}
-    return Chat(place, messages, _tools(record), weights)
 
 
 # ATIF
 
 
-def _of_atif(place: str, record: Mapping[str, Any]) -> Chat:
+def _of_atif(place: str, record: dict[str, Any]) -> Chat:
     """A trajectory. A step whose prompt does not go on from the ids before it begins another sequence."""
     messages: list[ChatMessage] = []
     stored: list[StoredTokens] = []
@@ -295,28 +365,19 @@ def _of_atif(place: str, record: Mapping[str, Any]) -> Chat:
     without = 0
     for number, step in enumerate(_list(record, "steps")):
         where = f"steps[{number}]"
-        role = ROLES.get(str(step.get("source")))
-        if role is None:
-            raise ValueError(f"{where}.source is {step.get('source')!r}: it must be system, user or agent")
-        text = _text(f"{where}.message", step.get("message"))
-        if role != "assistant":
-            messages.append(ChatMessage(role, text))
-        else:
-            calls = [
-                ToolCall(call["function_name"], _arguments(f"{where}.tool_calls[{n}].arguments", call.get("arguments")))
-                for n, call in enumerate(step.get("tool_calls") or ())
-            ]
+        message = _message(where, step)
+        if message.role == "assistant":
             metrics = step.get("metrics") or {}
-            if step.get("is_copied_context"):
+            if step.get("is_copied_context") or step.get("llm_call_count") == 0:
                 weights[len(messages)] = 0.0
             elif metrics.get("prompt_token_ids") and metrics.get("completion_token_ids"):
-                _add_tokens(where, stored, len(messages), metrics)
+                _add_tokens(f"{where}.metrics", stored, len(messages), metrics)
             else:
                 without += 1
-            messages.append(ChatMessage(role, text, tuple(calls), step.get("reasoning_content") or ""))
+        messages.append(message)
         for n, result in enumerate((step.get("observation") or {}).get("results") or ()):
             content = _text(f"{where}.observation.results[{n}].content", result.get("content"))
-            messages.append(ChatMessage("tool", content))
+            messages.append(ChatMessage("tool", content, call_ids=_id(result, "source_call_id")))
     tools = _tools(record.get("agent") or {}, "tool_definitions")
     tokens = () if without else tuple(stored)
     return Chat(place, messages, tools, weights, tokens, bool(without and stored))
@@ -324,10 +385,10 @@ def _of_atif(place: str, record: Mapping[str, Any]) -> Chat:
 
 def _add_tokens(where: str, stored: list[StoredTokens], place: int, metrics: Mapping[str, Any]) -> None:
     """Add a step's ids to the sequence that its prompt goes on from, or as another one."""
-    prompt, sampled = metrics["prompt_token_ids"], metrics["completion_token_ids"]
+    prompt, sampled = (_ids(where, metrics, key) for key in ("prompt_token_ids", "completion_token_ids"))
     found = metrics.get("logprobs") or [0.0] * len(sampled)
     if len(found) != len(sampled):
-        raise ValueError(f"{where}.metrics: {len(sampled)} completion_token_ids and {len(found)} logprobs")
+        raise ValueError(f"{where}: {len(sampled)} completion_token_ids and {len(found)} logprobs")
     before = stored[-1] if stored else None
     if before is None or prompt[: len(before.token_ids)] != before.token_ids:
         before = StoredTokens([], [], [], [])
@@ -342,7 +403,7 @@ def _add_tokens(where: str, stored: list[StoredTokens], place: int, metrics: Map
 # verifiers
 
 
-def _of_trace(place: str, trace: Mapping[str, Any]) -> Iterator[Chat]:
+def _of_trace(place: str, trace: dict[str, Any]) -> Iterator[Chat]:
     """The paths of a trace's tree of messages; what a node sampled is learned from on the first path that has it."""
     nodes = _list(trace, "nodes")
     parents = {node.get("parent") for node in nodes}
@@ -373,11 +434,11 @@ def _of_path(place: str, trace: Mapping[str, Any], path: Sequence[int], seen: se
     for number in path:
         node = nodes[number]
         where = f"nodes[{number}]"
-        message = _message(f"{where}.message", node.get("message"))
-        learned = message.role == "assistant" and number not in seen and bool(node.get("sampled"))
+        message = _message(f"{where}.message", _object(f"{where}.message", node.get("message")))
+        learned = bool(node.get("sampled")) and message.role == "assistant" and number not in seen
         if message.role == "assistant" and not learned:
             weights[len(messages)] = 0.0
-        given, mask = node.get("token_ids") or [], node.get("mask") or []
+        given, mask = _ids(where, node, "token_ids"), node.get("mask") or []
         own = sum(map(bool, mask))
         found = node.get("logprobs") or [0.0] * own
         if len(mask) != len(given) or len(found) != own:
@@ -402,15 +463,27 @@ def _of_path(place: str, trace: Mapping[str, Any], path: Sequence[int], seen: se
     return Chat(place, messages, tools, weights, tokens, bool(spans and without), reward)
 
 
-def _list(record: Mapping[str, Any], key: str) -> list[Any]:
+def _ids(where: str, record: Mapping[str, Any], key: str) -> list[int]:
+    found = record.get(key) or []
+    for number, each in enumerate(found):
+        if type(each) is not int or each < 0:
+            raise ValueError(f"{where}.{key}[{number}] is {each!r}: an id is a whole number from 0")
+    return found
+
+
+def _list(record: dict[str, Any], key: str) -> list[Any]:
+    """A field that holds objects."""
     value = record.get(key)
     if isinstance(value, str):  # of a table whose column is text
-        try:
-            value = json.loads(value)
-        except ValueError as error:
-            raise ValueError(f"{key} is text that is no JSON: {error}") from error
+        value = record[key] = _fields(_parsed(key, value))
     if not isinstance(value, list) or not value:
         raise ValueError(f"{key} is {_kind(value) if value != [] else 'empty'}: it must be a list")
+    return [_object(f"{key}[{number}]", each) for number, each in enumerate(value)]
+
+
+def _object(where: str, value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} is {_kind(value)}: it must be an object")
     return value
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from agent_environments.tool_calls import render_tool_call, render_tool_response, tools_section
+from agent_environments.tool_calls import CALL_OPENS, render_tool_call, render_tool_response, tools_section
 from loop_formats.ids import rollout_id, segment_id
 from loop_formats.rollout import Rollout
 from loop_formats.schema import ConfigError, require
@@ -21,6 +24,10 @@ SERVER = "file"
 """What the turns name as their server."""
 TRAINED, HELD_OUT = "data_trained", "data_held_out"
 """The collections that conversations are kept in."""
+_OF_TEMPLATES = re.compile(
+    r"<\|(?:im_start|im_end|endoftext|begin_of_text|end_of_text|eot_id|eom_id|start_header_id|end|return)\|>"
+    r"|</s>|\[/?INST\]|<(?:start|end)_of_turn>"
+)
 _Written = tuple[list[int], list[tuple[int, int, int]]]
 """The ids of a sequence, and (message, start, end) of its turns."""
 
@@ -34,32 +41,50 @@ class ChatSet:
     notes: list[str] = field(default_factory=list)
 
 
-def read_chat_set(files: Sequence[str], tokens: ChatFormat, turns: Literal["all", "last"], held_out: float) -> ChatSet:
+def read_chat_set(
+    files: Sequence[str],
+    tokens: ChatFormat,
+    turns: Literal["all", "last"],
+    held_out: float,
+    most_tokens: float = math.inf,
+) -> ChatSet:
     """Read files of conversations.
 
     Args:
         tokens: of the model in training.
         turns: which of a conversation's assistant turns are learned from.
         held_out: share of the conversations that are not trained on, chosen by their messages: the same ones always.
+        most_tokens: a conversation with a longer sequence is left out.
 
     Raises:
         ConfigError: a file, or a conversation in it; names file, line and field.
     """
-    chats: list[Chat] = []
     found = ChatSet()
     dataset = "+".join(dict.fromkeys(Path(file).stem for file in files))
-    learned = 0
     try:
-        for file in files:
-            chats += (_thoughts_apart(chat, tokens) for chat in read_chats(Path(file)))
-        apart = _held_out(chats, held_out)
-        for number, chat in enumerate(chats):
-            side = (HELD_OUT, found.held_out) if _asked(chat) in apart else (TRAINED, found.rollouts)
-            rollouts = _rollouts(chat, tokens, turns, f"chat{number:06d}", dataset, side[0])
-            side[1].extend(rollouts)
-            learned += bool(rollouts)
-        require(found.rollouts, f"data: none of {len(chats)} conversations has a turn to learn from")
-        found.notes = [*_notes(chats, learned, tokens)]
+        chats = [_thoughts_apart(chat, tokens) for file in files for chat in read_chats(Path(file))]
+        learned = {number: places for number, chat in enumerate(chats) if (places := _learned(chat, tokens, turns))}
+
+        def made(number: int, collection: str) -> list[Rollout]:
+            return _rollouts(chats[number], tokens, learned[number], f"chat{number:06d}", dataset, collection)
+
+        rollouts = {number: made(number, TRAINED) for number in learned}
+        found.notes = [*_notes(chats, len(learned), tokens)]
+        lengths = {number: max(len(rollout.token_ids) for rollout in own) for number, own in rollouts.items()}
+        long = [number for number in rollouts if lengths[number] > most_tokens]
+        if long:
+            found.notes.append(
+                f"{len(long)} of {len(chats)} conversations are longer than the model's {most_tokens} tokens, and are "
+                f"left out; the first is {chats[long[0]].place} with {lengths[long[0]]}"
+            )
+        used = [number for number in rollouts if lengths[number] <= most_tokens]
+        none = f"none of {len(chats)} conversations has a turn to learn from"
+        require(used, f"data: {found.notes[-1] if long else none}")
+        apart = _held_out({number: chats[number] for number in used}, held_out)
+        if held_out:
+            found.notes.append(f"held_out: {len(apart)} of {len(used)} conversations, for a share of {held_out:g}")
+        found.rollouts = [rollout for number in used if number not in apart for rollout in rollouts[number]]
+        found.held_out = [rollout for number in used if number in apart for rollout in made(number, HELD_OUT)]
     except ConfigError:
         raise
     except (ValueError, OSError) as error:
@@ -72,15 +97,19 @@ def _notes(chats: Sequence[Chat], learned: int, tokens: ChatFormat) -> Iterator[
     if learned < len(chats):
         yield f"{len(chats) - learned} of {len(chats)} conversations have no turn to learn from, and are left out"
     stored = [chat for chat in chats if chat.tokens]
-    texts = [message for chat in chats if not chat.tokens for message in chat.messages if message.role == "assistant"]
-    if (thoughts := sum(bool(message.reasoning) for message in texts)) and not tokens.thinks:
-        share = f"{thoughts} of {len(texts)} turns ({thoughts / len(texts):.0%})"
+    texts = [(chat, m) for chat in chats if not chat.tokens for m in chat.messages if m.role == "assistant"]
+
+    def share(count: int) -> str:
+        return f"{count} of {len(texts)} turns ({count / len(texts):.0%})"
+
+    if (thoughts := sum(bool(message.reasoning) for _, message in texts)) and not tokens.thinks:
         why = "does not think" if tokens.thinking is None else "has its thinking off"
-        yield f"the thinking of {share} is not learned: the model {why}"
-    marked = sum(THOUGHT_CLOSES in message.content for message in texts)
-    if marked and tokens.thinking is None:
-        share = f"{marked} of {len(texts)} turns ({marked / len(texts):.0%})"
-        yield f"{THOUGHT_OPENS} in the text of {share} is learned as text: the model does not think"
+        yield f"the thinking of {share(thoughts)} is not learned: the model {why}"
+    if silent := sum(_is_silent(message, tokens) for _, message in texts):
+        yield f"{share(silent)} say nothing, and are not learned"
+    marks = Counter(mark for chat, message in texts for mark in _marks(chat, message, tokens))
+    for (mark, why), count in marks.items():
+        yield f"{mark} in the text of {share(count)} is learned as text: {why}"
     if stored:
         other = sum(not _as_written(chat, tokens) for chat in stored)
         yield (
@@ -89,27 +118,82 @@ def _notes(chats: Sequence[Chat], learned: int, tokens: ChatFormat) -> Iterator[
         )
     if in_part := sum(chat.in_part for chat in chats):
         yield f"{in_part} of {len(chats)} conversations have ids of some turns alone, and are encoded from their texts"
+    if unread := Counter(name for chat in chats for name in chat.unread):
+        yield f"not read: {', '.join(f'{name} ({count} of {len(chats)})' for name, count in unread.items())}"
 
 
-def _asked(chat: Chat) -> bytes:
-    """A digest of what is said before the first answer: two answers to one question are on the same side."""
+def _marks(chat: Chat, message: ChatMessage, tokens: ChatFormat) -> Iterator[tuple[str, str]]:
+    """What stands in a turn's text that is more than text elsewhere, and why it is text here."""
+    if THOUGHT_CLOSES in message.content and tokens.thinking is None:
+        yield THOUGHT_OPENS, "the model does not think"
+    if CALL_OPENS in message.content and not chat.tools:
+        yield CALL_OPENS, "the conversation has no tools"
+    for mark in {*_OF_TEMPLATES.findall(message.content)}:
+        yield mark, "a chat template was applied before; take it off"
+
+
+def _asked(chat: Chat, whole: bool) -> bytes:
+    """A digest of what is said before the first answer, or of all that the user says (``whole``)."""
     before = itertools.takewhile(lambda message: message.role != "assistant", chat.messages)
-    text = "\0".join(f"{message.role} {message.content}" for message in before)
+    heard = [message for message in chat.messages if message.role == "user"] if whole else before
+    text = "\0".join(f"{message.role} {message.content}" for message in heard)
     return hashlib.sha256(text.encode(errors="replace")).digest()
 
 
-def _held_out(chats: Sequence[Chat], share: float) -> set[bytes]:
-    """So large a share of what is asked, at least one where it is above 0: the same for the same conversations."""
-    asked = sorted({*map(_asked, chats)})
-    return set(asked[: max(1, round(share * len(asked)))] if share else [])
+def _held_out(chats: Mapping[int, Chat], share: float) -> set[int]:
+    """The numbers of so large a share of the conversations, at least one where it is above 0: the same for the same
+    conversations.
+
+    Those that begin alike are on one side; where they are more than the share, those of which the user says the same.
+
+    Raises:
+        ValueError: all would be on one side.
+    """
+    if not share:
+        return set()
+    most = max(1, min(round(share * len(chats)), len(chats) - 1))
+    groups = _grouped(chats, chats, whole=False)
+    for name, group in [*groups.items()]:
+        if len(group) > most:
+            groups |= _grouped(groups.pop(name), chats, whole=True)
+    if len(groups) == 1:
+        raise ValueError(
+            f"held_out is {share:g}, and all {len(chats)} conversations ask the same: leave held_out out, or add others"
+        )
+    apart: set[int] = set()
+    for _, group in sorted(groups.items()):
+        if len(apart) + len(group) <= most:
+            apart.update(group)
+    return apart or {*min(groups.values(), key=len)}
 
 
-def _rollouts(chat: Chat, tokens: ChatFormat, turns: str, task: str, dataset: str, collection: str) -> list[Rollout]:
-    """The sequences of a conversation that have a turn to learn from."""
+def _grouped(numbers: Iterable[int], chats: Mapping[int, Chat], whole: bool) -> dict[bytes, list[int]]:
+    groups: dict[bytes, list[int]] = {}
+    for number in numbers:
+        groups.setdefault(_asked(chats[number], whole), []).append(number)
+    return groups
+
+
+def _learned(chat: Chat, tokens: ChatFormat, turns: str) -> set[int]:
+    """The places of the turns to learn from."""
     spoken = [n for n, message in enumerate(chat.messages) if message.role == "assistant"]
     if not spoken:
         raise ValueError(f"{chat.place}: there is no assistant message to learn from")
-    learned = {place for place in (spoken if turns == "all" else spoken[-1:]) if chat.weights.get(place, 1.0)}
+    return {
+        place
+        for place in (spoken if turns == "all" else spoken[-1:])
+        if chat.weights.get(place, 1.0) and (chat.tokens or not _is_silent(chat.messages[place], tokens))
+    }
+
+
+def _is_silent(message: ChatMessage, tokens: ChatFormat) -> bool:
+    return not (message.content.strip() or message.calls or (message.reasoning and tokens.thinks))
+
+
+def _rollouts(
+    chat: Chat, tokens: ChatFormat, learned: Collection[int], task: str, dataset: str, collection: str
+) -> list[Rollout]:
+    """The sequences of a conversation that have one of the ``learned`` turns."""
     written: list[tuple[list[int], list[tuple[int, int, int]], list[float]]]
     if chat.tokens:
         places = [[(p, *span) for p, span in zip(each.messages, each.spans, strict=True)] for each in chat.tokens]

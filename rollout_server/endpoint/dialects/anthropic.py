@@ -171,7 +171,8 @@ def _heard(role: Any, blocks: Sequence[Any], where: str, loadable: Loadable) -> 
                 if texts:
                     yield ChatMessage(role, "\n".join(texts))
                     texts = []
-                yield ChatMessage("tool", read_heard(result.get("content"), where, loadable))
+                of = call_id(result.get("tool_use_id"))
+                yield ChatMessage("tool", read_heard(result.get("content"), where, loadable), call_ids=(of,))
             case _:
                 texts.append(read_heard([block], where, loadable))
     if texts or not blocks:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from loop_plumbing.http_server import read_agents_json
+from model_families.chat.messages import results_by_call
 from rollout_server.endpoint.messages import BadMessages, check_tools
 from rollout_server.endpoint.wire import MODEL, Answer, ApiError, Asked, Choice, Recalled
 
@@ -94,9 +95,10 @@ class Dialect(ABC):
             ApiError: it is no request, or asks for what the policy cannot do.
         """
         try:
-            return self._read(body, recall)
+            asked = self._read(body, recall)
         except BadMessages as error:
             raise ApiError(400, "invalid_request", str(error)) from error
+        return replace(asked, said=tuple(results_by_call(asked.said)))
 
     @abstractmethod
     def _read(self, body: bytes, recall: Recall) -> Asked:

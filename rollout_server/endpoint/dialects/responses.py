@@ -155,11 +155,11 @@ def _read_items(items: Sequence[dict[str, Any]], recall: Recall) -> Iterator[Cha
             case {"type": "function_call", "name": str(name)} | {"type": "tool_search_call" as name}:
                 named = SEARCH if name == "tool_search_call" else _joined(item.get("namespace"), name)
                 call = read_call(named, item.get("arguments"), where)
-                part = ChatMessage("assistant", "", (call,), call_ids=(call_id(item.get("call_id")),))
+                part = ChatMessage("assistant", "", (call,), call_ids=_of_call(item))
             case {"type": "function_call_output"}:
-                part = ChatMessage("tool", read_heard(item.get("output"), where))
+                part = ChatMessage("tool", read_heard(item.get("output"), where), call_ids=_of_call(item))
             case {"type": "tool_search_output", "tools": list(found)}:
-                part = ChatMessage("tool", _loaded(found))
+                part = ChatMessage("tool", _loaded(found), call_ids=_of_call(item))
             case {"type": "compaction_trigger"}:
                 part = ChatMessage("user", SUMMARISE)
             case {"type": "compaction", "encrypted_content": str(summary)}:
@@ -182,6 +182,10 @@ def _read_items(items: Sequence[dict[str, Any]], recall: Recall) -> Iterator[Cha
             turn = ChatMessage("assistant", text, turn.calls + part.calls, call_ids=turn.call_ids + part.call_ids)
     if turn is not None:
         yield turn
+
+
+def _of_call(item: dict[str, Any]) -> tuple[str]:
+    return (call_id(item.get("call_id")),)
 
 
 def _referred(name: object, where: str, recall: Recall) -> dict[str, Any]:

@@ -209,6 +209,9 @@ def test_a_file_with_splits_is_scored_on_its_last(products, tmp_path):
     changed(products, ('"train": ', '"training": '))
     with pytest.raises(ConfigError, match="TASKS has no split 'train'; there are dev, training, test"):
         OwnTask.read(products)
+    changed(products, ('"training": ', '"train": [], "more": '))
+    with pytest.raises(ConfigError, match="split 'train' of TASKS is empty"):
+        OwnTask.read(products)
 
 
 def test_the_same_command_goes_on_and_another_is_refused(products, tmp_path):

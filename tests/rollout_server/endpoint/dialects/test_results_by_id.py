@@ -5,12 +5,12 @@ import json
 import pytest
 
 from rollout_server.endpoint.dialects.anthropic import Anthropic
-from rollout_server.endpoint.dialects.chat import Chat
+from rollout_server.endpoint.dialects.chat import ChatDialect
 from rollout_server.endpoint.dialects.responses import Responses
 
 NAMES, RESULTS = ("c1", "c2"), (("c2", "two"), ("c1", "one"))
 CALLED = {
-    Chat: [
+    ChatDialect: [
         {"role": "user", "content": "x"},
         {
             "role": "assistant",

@@ -1,0 +1,45 @@
+"""Files of others, read: their encoding, and the values of JSON lines."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+
+def open_text(file: Path) -> IO[str]:
+    """Open a text of others to read: in UTF-8, or in UTF-16 with its mark, gzipped or not.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is in another encoding; names the file.
+    """
+    content = file.read_bytes()
+    if content.startswith(b"\x1f\x8b"):
+        content = gzip.decompress(content)
+    encoding = "utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
+    try:
+        return io.StringIO(content.decode(encoding))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is no UTF-8 (byte {error.start}): convert it, as iconv and editors do") from error
+
+
+def json_lines(file: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the value of each line of a JSONL file. Empty lines and a byte order mark are passed over.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is in another encoding, or a line is no JSON; names file and line.
+    """
+    with open_text(file) as opened:
+        for number, line in enumerate(opened, 1):  # not splitlines: a text in JSON may hold other ends of lines
+            if not line.strip():
+                continue
+            try:
+                yield number, json.loads(line)
+            except (ValueError, RecursionError) as error:
+                whole = "; it must hold a task in each line, not a list of tasks" if line.lstrip()[0] == "[" else ""
+                raise ValueError(f"{file}:{number} is no JSON: {error}{whole}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -18,13 +19,16 @@ def open_text(file: Path) -> IO[str]:
         ValueError: it is in another encoding; names the file.
     """
     content = file.read_bytes()
-    if content.startswith(b"\x1f\x8b"):
-        content = gzip.decompress(content)
+    try:
+        if content.startswith(b"\x1f\x8b"):
+            content = gzip.decompress(content)
+    except (EOFError, OSError, zlib.error) as error:
+        raise ValueError(f"{file} is gzipped and broken: {error}") from error
     encoding = "utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
     try:
         return io.StringIO(content.decode(encoding))
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is no UTF-8 (byte {error.start}): convert it, as iconv and editors do") from error
+        raise ValueError(f"{file} is not UTF-8 (byte {error.start}): convert it, as iconv and editors do") from error
 
 
 def json_lines(file: Path) -> Iterator[tuple[int, Any]]:

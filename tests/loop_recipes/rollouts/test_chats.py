@@ -382,12 +382,27 @@ def test_what_others_write_is_taken_or_told(tmp_path, chat, name):
         assert turns == expected if isinstance(expected, list) else expected in told
 
 
+@pytest.mark.fault("one conversation that is too long refused all of them, without its name")
+def test_a_conversation_that_is_too_long_is_left_out_and_named(tmp_path, chat):
+    records = [{"messages": [{"role": "user", "content": "Add. " * count}, SAY]} for count in (1, 200, 300)]
+    file = tmp_path / "chats.jsonl"
+    found = [len(rollout.token_ids) for rollout in read(tmp_path, chat, *records).rollouts]
+    kept = read_chat_set([str(file)], chat, "all", 0.0, 100)
+    assert [len(rollout.token_ids) for rollout in kept.rollouts] == found[:1]
+    assert kept.notes == [
+        "2 of 3 conversations are longer than the model's 100 tokens, and are left out; "
+        f"the first is {file}:2 with {found[1]}"
+    ]
+    with pytest.raises(ConfigError, match="3 of 3 conversations are longer"):
+        read_chat_set([str(file)], chat, "all", 0.0, 1)
+
+
 PLAIN = json.dumps({"messages": [ASK, SAY]}) + "\n"
 FILES = {
     "a.jsonl.gz": (gzip.compress(PLAIN.encode()), None),
     "utf16.jsonl": (PLAIN.encode("utf-16"), None),
     "lines.json": ((PLAIN + PLAIN).encode(), None),
-    "latin1.jsonl": (PLAIN.replace("Add.", "Añade").encode("latin-1"), "latin1.jsonl is no UTF-8"),
+    "latin1.jsonl": (PLAIN.replace("Add.", "Añade").encode("latin-1"), "latin1.jsonl is not UTF-8"),
     "whole.jsonl": (json.dumps([{"messages": [ASK, SAY]}], indent=1).encode(), "whole.jsonl:1 is no JSON"),
     "a.parquet": (b"x", "a.parquet"),
 }

@@ -31,7 +31,7 @@ REHEARSALS = 40
 """Calls after which Python adapts nothing any more."""
 
 
-class Judge(Protocol):
+class RewardJudge(Protocol):
     """What rewards may ask: a call with a text gives its answer."""
 
     def answer_within(self, seconds: float) -> None: ...
@@ -49,7 +49,7 @@ class ToolCalls:
     """
 
     def __init__(
-        self, module: ToolModule, deadline_s: float, judge: Judge | None = None, instance: object = None
+        self, module: ToolModule, deadline_s: float, judge: RewardJudge | None = None, instance: object = None
     ) -> None:
         self._module = module
         self._deadline_s = deadline_s

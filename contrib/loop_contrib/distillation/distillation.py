@@ -87,7 +87,9 @@ class Distillation(Credit):
     def setup(self, run: TrainingRun) -> None:
         scorer, endpoint = run.scorer, self._endpoint
         if endpoint is not None:
-            asked = _Asked(endpoint, f"{self.key}.endpoint", run.config.collection.deadline_s, run.stop_requested)
+            asked = _TeacherRequest(
+                endpoint, f"{self.key}.endpoint", run.config.collection.deadline_s, run.stop_requested
+            )
             self.teacher = asked
         elif self._adapter is not None:
             versions = AdapterVersions(scorer.model)
@@ -114,7 +116,7 @@ def _own(sample: ScoredSample) -> Tensor | float:
     return sample.advantage if sample.token_advantages is None else sample.token_advantages.double()
 
 
-class _Asked:
+class _TeacherRequest:
     """A teacher behind an endpoint, which rank 0 asks for all.
 
     Args:

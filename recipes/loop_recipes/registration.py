@@ -13,7 +13,6 @@ Such a run loads torch before any module of ours can say how threads of OpenMP w
 import importlib
 import importlib.abc
 import importlib.machinery
-import logging
 import os
 import signal
 import sys
@@ -76,14 +75,6 @@ class _RegistryFinder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def is_worth_reading(record: logging.LogRecord) -> bool:
-    """False for torchao's warning that its C++ extensions do not fit this torch.
-
-    It would come with every import of torchtune, before any code of ours; nothing here uses those extensions.
-    """
-    return not record.getMessage().startswith("Skipping import of cpp extensions due to incompatible torch version")
-
-
 def starts_again(command: list[str], at_start: bytes) -> bool:
     """Whether this process is a run of ours whose OpenMP threads spin while they wait.
 
@@ -135,4 +126,3 @@ def _begin_our_run() -> None:
         pass
     # Of `loop train`, or started again: what was pressed meanwhile is heard now.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    logging.getLogger("torchao").addFilter(is_worth_reading)

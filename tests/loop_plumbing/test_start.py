@@ -1,5 +1,6 @@
 """What is arranged for every program of ours before libraries are imported."""
 
+import logging
 import os
 
 import pytest
@@ -28,3 +29,11 @@ def test_there_is_a_home_where_the_machine_names_none(monkeypatch, home, known, 
     prepare_process()
     assert os.environ.get("HOME") == expected
     assert os.environ["OMP_WAIT_POLICY"] == "passive"
+
+
+def test_torchaos_word_on_its_extensions_is_quiet(caplog):
+    """It would come before the first line of every verb that imports torchtune."""
+    prepare_process()
+    for said in ("Skipping import of cpp extensions due to incompatible torch version 2.13.0", "another warning"):
+        logging.getLogger("torchao").warning(said)
+    assert caplog.messages == ["another warning"]

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from agent_environments.description import Description
 from agent_environments.lost_worlds import Loss, WorldLost
 from agent_environments.protocol import EnvironmentCrashed, Message, TokenSpans
-from agent_environments.remote.line import WorldLine, LineStuck, RequestFailed
+from agent_environments.remote.line import LineStuck, RequestFailed, WorldLine
 from agent_environments.remote.pool import RemotePool
 from loop_contrib.worlds.commands import COMMAND_FORMAT, command_of, message_of
 from loop_contrib.worlds.world_process import WorldProcess

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_environments.lost_worlds import Loss, Losses, WorldLost, answered
-from agent_environments.remote.line import WorldLine, RequestFailed
+from agent_environments.remote.line import RequestFailed, WorldLine
 from loop_plumbing.forked_process import ForkedProcess
 from loop_plumbing.moving import while_moving
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from agent_environments.conformance import check_conformance
+from contrib_support.real_worlds import expert_messages
 from loop_contrib.worlds.bfcl import BfclPool
 from loop_contrib.worlds.pool import WorldKind
 from support.adapter_support import word_spans
 from support.episodes import play_steps
-from contrib_support.real_worlds import expert_messages
 from support.tool_modules import call
 
 FAKE = Path(__file__).parents[3] / "tests" / "contrib_support" / "fake_bfcl"

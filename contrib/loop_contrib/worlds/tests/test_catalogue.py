@@ -8,9 +8,9 @@ import pytest
 
 from agent_environments.conformance import HOSTILE_ACTIONS, check_conformance
 from agent_environments.protocol import create_pool
+from contrib_support.real_worlds import NEEDS_WORLDS, PYTHON, expert_messages, play
 from support.adapter_support import word_spans
 from support.episodes import play_steps
-from contrib_support.real_worlds import NEEDS_WORLDS, PYTHON, expert_messages, play
 
 pytestmark = NEEDS_WORLDS
 NEEDS_JAVA = "needs Java (Debian: apt-get install default-jre-headless)"

@@ -13,13 +13,13 @@ from agent_environments.conformance import HOSTILE_ACTIONS, check_conformance
 from agent_environments.lost_worlds import LOSSES_PER_COMMAND, Losses
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, UnknownTask
 from agent_environments.remote.line import LineStuck
+from contrib_support.fake_world_pools import FAKE_WORLD, FakePool
 from loop_contrib.worlds.pool import WorldKind
 from loop_contrib.worlds.world_process import WorldProcess
 from loop_plumbing import moving
 from loop_plumbing.forked_process import ForkServer
 from loop_plumbing.process_guard import descendants
 from support.adapter_support import word_spans
-from contrib_support.fake_world_pools import FAKE_WORLD, FakePool
 from support.processes import parent_of
 from support.waiting import DEADLINE_S, block_until, wait_until
 

@@ -12,13 +12,13 @@ import pytest
 
 from agent_environments.conformance import check_conformance
 from agent_environments.protocol import EnvironmentCrashed, create_pool
+from contrib_support.chat_endpoint import FakeChatEndpoint
+from contrib_support.real_worlds import NEEDS_WORLDS, PYTHON, expert_messages
 from loop_contrib.worlds.tau2 import Tau2Pool
 from loop_recipes.config.files import compose
 from loop_recipes.config.rollout_node import described_node
 from support.adapter_support import word_spans
-from contrib_support.chat_endpoint import FakeChatEndpoint
 from support.episodes import play_steps
-from contrib_support.real_worlds import NEEDS_WORLDS, PYTHON, expert_messages
 from support.tool_modules import call
 
 REFERENCE = Path(__file__).parents[3] / "tests" / "contrib_support" / "tau2_reference.py"

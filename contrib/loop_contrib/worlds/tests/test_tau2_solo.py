@@ -6,10 +6,10 @@ import pytest
 
 from agent_environments.protocol import create_pool
 from agent_environments.tool_calls import ToolCall, parse_tool_calls, render_tool_call
+from contrib_support.real_worlds import NEEDS_WORLDS, PYTHON, expert_messages, play
 from loop_recipes.paths import loop_package
 from model_families.chat import open_chat
 from support.adapter_support import word_spans
-from contrib_support.real_worlds import NEEDS_WORLDS, PYTHON, expert_messages, play
 
 pytestmark = NEEDS_WORLDS
 

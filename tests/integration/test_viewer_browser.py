@@ -117,12 +117,13 @@ async def test_filters_orders_and_search(run_folder, viewing):
         assert await page.locator(".cell.solved").count() == 0
         which, ordering = page.locator("select").nth(0), page.locator("select").nth(1)
         await which.select_option("all")
+        await ordering.select_option("lowest reward")
+        worst = min(entries, key=lambda entry: entry["reward"])["cursor"]
+        await true_in(page, f"document.querySelector('tbody a')?.getAttribute('href') === '#/c/demo-i0001/r/{worst}'")
         most = max(entry["tokens"] for entry in entries)
         await page.get_by_role("button", name="tokens").click()
         await true_in(page, f"document.querySelector('tbody tr').cells[4].innerText === '{most:,}'")
         await ordering.select_option("lowest reward")
-        worst = min(entries, key=lambda entry: entry["reward"])["cursor"]
-        await true_in(page, f"document.querySelector('tbody a')?.getAttribute('href') === '#/c/demo-i0001/r/{worst}'")
         await page.keyboard.press("/")
         await page.keyboard.type("step 2")
         found = len(opened(run_folder).search("demo-i0001", "step 2"))

@@ -219,7 +219,9 @@ async def test_a_lost_rollout_is_played_again_at_the_end_then_named_beside_the_s
         ((task, number, reason),) = score["lost"]
         assert (task, number) == ("reach4_3", 0)
         assert "request_refused" in reason
-        lost = "base, T=0: 1 of 6 rollouts lost, and with them all of 1 of 6 tasks; had they all failed or all succeeded"
+        lost = (
+            "base, T=0: 1 of 6 rollouts lost, and with them all of 1 of 6 tasks; had they all failed or all succeeded"
+        )
         assert f"{lost}, success 20.0 would be 16.7 to 33.3" in markdown
         assert f"lost: base, T=0: {task}, run 0: request_refused:" in markdown
         assert "0 and 1 rollouts lost" not in markdown

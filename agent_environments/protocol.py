@@ -226,7 +226,7 @@ class EnvironmentPool(Protocol):
         ...
 
     async def acquire(self, episode_id: str) -> Environment:
-        """An environment for one episode; waits its turn (first come, first served) while all places are taken."""
+        """An environment for one episode; waits its turn (first come, first served) while all slots are taken."""
         ...
 
     def status(self) -> PoolStatus:
@@ -240,10 +240,10 @@ class EnvironmentPool(Protocol):
 
 @runtime_checkable
 class PoolByTask(Protocol):
-    """The further interface of a pool whose places depend on the task, as in a mixture of several environments."""
+    """The further interface of a pool whose slots depend on the task, as in a mixture of several environments."""
 
     async def acquire_for(self, episode_id: str, task_id: str) -> Environment:
-        """:meth:`EnvironmentPool.acquire`, but waits for the places of this task; raises UnknownTask."""
+        """:meth:`EnvironmentPool.acquire`, but waits for the slots of this task; raises UnknownTask."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""A pool's places: how many episodes it plays at a time."""
+"""The slots of a pool: how many episodes it plays at a time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from agent_environments.protocol import EnvironmentCrashed
 
 
 class Slots:
-    """A number of places that waiters get first come, first served; once the pool closes, waiters are refused.
+    """A number of slots that waiters get first come, first served; once the pool closes, waiters are refused.
 
     ``taken`` and ``waiting`` are the counters of ``PoolStatus``.
     """

@@ -390,8 +390,10 @@ class LoopAppWorldRecipe(TrainingRecipe):
             return
         self._unscored, iteration = None, parse_collection_id(due.id).iteration
         if scores:
-            if self._best is None or scores["dev_success"] > self._best["dev_success"]:
-                self._best = {"iteration": iteration, "dev_success": scores["dev_success"]}
+            # A task whose rollouts were lost counts as unsolved here: fewer tasks must not make a policy the best.
+            solved = scores["dev_success"] * scores["dev_tasks"]
+            if self._best is None or solved > self._best["dev_solved"]:
+                self._best = {"iteration": iteration, "dev_solved": solved}
             on_main_rank(lambda: self._metrics.amend({"dev_iteration": iteration, **scores}))
         self._forget_versions()
         self.save_checkpoint()

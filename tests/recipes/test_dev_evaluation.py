@@ -35,6 +35,8 @@ class ScriptedSource(ReplaySource):
         super().__init__(logs)
         self.folder, self.solved, self.stop_in, self.fails_in = logs, solved, stop_in, fails_in
         self.events: list[str] = []
+        self.kept: dict[int, int] = {}
+        """By version, of how many dev tasks the rollouts were not lost, where that is not all."""
 
     def tasks(self, split):
         return ("made-up", DEV_TASKS) if split == "dev" else super().tasks(split)
@@ -65,6 +67,7 @@ class ScriptedSource(ReplaySource):
         ]
         # Tests that pass at the turn limit solve nothing; without this one, one policy would look better than it is.
         rollouts[-1] = replace(rollouts[-1], success=True, end_reason="turn_limit")
+        rollouts = rollouts[: self.kept.get(request.policy_version)]
         return Collected(rollouts, CollectionEnd("complete", len(rollouts), 0, 0, {}, 0.0), 0.0)
 
 
@@ -146,8 +149,17 @@ def test_a_score_that_a_stop_cut_off_is_waited_for_by_the_resumed_run(tmp_path, 
     keys = ("iteration", "dev_iteration", "dev_success", "dev_reward", "dev_lost", "loss")
     assert [[line[key] for key in keys] for line in after] == [[line[key] for key in keys] for line in whole]
     saved = [load_latest(each / "run/checkpoints") for each in (tmp_path / "whole", folder)]
-    assert [state.state["best"] for state in saved] == [{"iteration": 1, "dev_success": 0.75}] * 2
+    assert [state.state["best"] for state in saved] == [{"iteration": 1, "dev_solved": 3.0}] * 2
     assert [list(state.adapters) for state in saved] == [[3], [3]], "no version is kept for what is scored"
+
+
+@pytest.mark.fault("a policy that lost the rollouts of most dev tasks became the best of its run")
+def test_the_best_policy_has_solved_the_most_tasks(tmp_path, monkeypatch):
+    source = ScriptedSource(logs(tmp_path), [0, 3, 1])
+    source.kept[2] = 1
+    lines = run(tmp_path, monkeypatch, source, 2, every=1)
+    assert (lines[-1]["dev_success"], lines[-1]["dev_tasks"]) == (1.0, 1)
+    assert load_latest(tmp_path / "run/checkpoints").state["best"] == {"iteration": 1, "dev_solved": 3.0}
 
 
 def test_a_stop_during_the_last_score_is_said_and_does_not_stop_the_resumed_run(tmp_path, monkeypatch, caplog):

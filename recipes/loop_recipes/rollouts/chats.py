@@ -48,7 +48,7 @@ def read_chat_set(
     held_out: float,
     most_tokens: float = math.inf,
 ) -> ChatSet:
-    """Read files of conversations.
+    """Read files of conversations; those that ask the same are rollouts of one task.
 
     Args:
         tokens: of the model in training.
@@ -65,8 +65,11 @@ def read_chat_set(
         chats = [_thoughts_apart(chat, tokens) for file in files for chat in read_chats(Path(file))]
         learned = {number: places for number, chat in enumerate(chats) if (places := _learned(chat, tokens, turns))}
 
+        attempts = {n: (own[0], i) for own in _grouped(learned, chats, whole=False).values() for i, n in enumerate(own)}
+
         def made(number: int, collection: str) -> list[Rollout]:
-            return _rollouts(chats[number], tokens, learned[number], f"chat{number:06d}", dataset, collection)
+            task, index = attempts[number]
+            return _rollouts(chats[number], tokens, learned[number], f"chat{task:06d}", index, dataset, collection)
 
         rollouts = {number: made(number, TRAINED) for number in learned}
         found.notes = [*_notes(chats, len(learned), tokens)]
@@ -191,7 +194,7 @@ def _is_silent(message: ChatMessage, tokens: ChatFormat) -> bool:
 
 
 def _rollouts(
-    chat: Chat, tokens: ChatFormat, learned: Collection[int], task: str, dataset: str, collection: str
+    chat: Chat, tokens: ChatFormat, learned: Collection[int], task: str, index: int, dataset: str, collection: str
 ) -> list[Rollout]:
     """The sequences of a conversation that have one of the ``learned`` turns."""
     written: list[tuple[list[int], list[tuple[int, int, int]], list[float]]]
@@ -203,7 +206,7 @@ def _rollouts(
     kept = [
         (ids, found, own) for ids, spans, found in written if (own := [each for each in spans if each[0] in learned])
     ]
-    name = rollout_id(collection, task, 0, 0)
+    name = rollout_id(collection, task, index, 0)
     messages = [*_record(chat)]
     rollouts = []
     for segment, (ids, found, own) in enumerate(kept):
@@ -222,6 +225,7 @@ def _rollouts(
             logprobs=found,
             extra={"place": chat.place} | ({"weights": weights} if {*weights} != {1.0} else {}),
             episode_id=name,
+            index=index,
         )
         if len(kept) > 1:
             rollout = replace(rollout, rollout_id=segment_id(name, segment), segment=segment, segments=len(kept))

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -202,6 +203,9 @@ def test_conversations_are_held_out_by_what_they_ask(tmp_path, chat):
     sides = [{rollout.messages[0]["content"] for rollout in part} for part in (found.rollouts, found.held_out)]
     assert not sides[0] & sides[1]
     assert len(sides[1]) == 25
+    tasks = Counter(rollout.task_id for rollout in found.rollouts)
+    assert {*tasks.values()} == {2}, "answers to one question are rollouts of one task"
+    assert sorted(rollout.index for rollout in found.rollouts) == [0] * 75 + [1] * 75
     assert [r.rollout_id for r in read(tmp_path, chat, *records, held_out=0.25).held_out] == [
         r.rollout_id for r in found.held_out
     ]

@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -65,7 +65,8 @@ def read_chat_set(
         chats = [_thoughts_apart(chat, tokens) for file in files for chat in read_chats(Path(file))]
         learned = {number: places for number, chat in enumerate(chats) if (places := _learned(chat, tokens, turns))}
 
-        attempts = {n: (own[0], i) for own in _grouped(learned, chats, whole=False).values() for i, n in enumerate(own)}
+        same = _grouped({number: chats[number] for number in learned}, whole=False).values()
+        attempts = {number: (group[0], index) for group in same for index, number in enumerate(group)}
 
         def made(number: int, collection: str) -> list[Rollout]:
             task, index = attempts[number]
@@ -155,10 +156,10 @@ def _held_out(chats: Mapping[int, Chat], share: float) -> set[int]:
     if not share:
         return set()
     most = max(1, min(round(share * len(chats)), len(chats) - 1))
-    groups = _grouped(chats, chats, whole=False)
+    groups = _grouped(chats, whole=False)
     for name, group in [*groups.items()]:
         if len(group) > most:
-            groups |= _grouped(groups.pop(name), chats, whole=True)
+            groups |= _grouped({number: chats[number] for number in groups.pop(name)}, whole=True)
     if len(groups) == 1:
         raise ValueError(
             f"held_out is {share:g}, and all {len(chats)} conversations ask the same: leave held_out out, or add others"
@@ -170,10 +171,10 @@ def _held_out(chats: Mapping[int, Chat], share: float) -> set[int]:
     return apart or {*min(groups.values(), key=len)}
 
 
-def _grouped(numbers: Iterable[int], chats: Mapping[int, Chat], whole: bool) -> dict[bytes, list[int]]:
+def _grouped(chats: Mapping[int, Chat], whole: bool) -> dict[bytes, list[int]]:
     groups: dict[bytes, list[int]] = {}
-    for number in numbers:
-        groups.setdefault(_asked(chats[number], whole), []).append(number)
+    for number, chat in chats.items():
+        groups.setdefault(_asked(chat, whole), []).append(number)
     return groups
 
 

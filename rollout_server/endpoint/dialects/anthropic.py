@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 
 from model_families.chat.messages import ChatMessage
 from rollout_server.endpoint.dialects.dialect import (
+    BEGUN_TURN,
     MAX_STOPS,
     TURN_ID,
     Dialect,
@@ -72,7 +73,9 @@ class Anthropic(Dialect):
         kinds = [str(tool.get("type")) for tool in given.tools or []]
         agent_searches = not any(kind.startswith(MAKERS_SEARCH) for kind in kinds)
         tools = offered_tools(given.tools or [], "custom", "custom", "input_schema", agent_searches)
-        said = _read_messages(given.messages, tools.loadable)
+        said = [*_read_messages(given.messages, tools.loadable)]
+        if said and said[-1].role == "assistant":
+            raise ApiError(400, "unsupported", BEGUN_TURN)
         form = given.output_format or (given.output_config or {}).get("format")
         return Asked(
             said=(*(() if before is None else (*before.said, before.spoken)), *said),

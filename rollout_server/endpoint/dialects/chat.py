@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 
 from model_families.chat.messages import ChatMessage
 from rollout_server.endpoint.dialects.dialect import (
+    BEGUN_TURN,
     MAX_CHOICES,
     MAX_STOPS,
     Dialect,
@@ -43,8 +44,11 @@ class ChatDialect(Dialect):
 
     def _read(self, body: bytes, recall: Recall) -> Asked:
         given = _ChatBody.parse(body)
-        if "functions" in (given.model_extra or {}):
+        extra = given.model_extra or {}
+        if "functions" in extra:
             raise ApiError(400, "unsupported", "functions: offer them as tools")
+        if extra.get("continue_final_message") or any(message.get("prefix") for message in given.messages):
+            raise ApiError(400, "unsupported", BEGUN_TURN)
         tools = given.tools or []
         for number, tool in enumerate(tools):
             if not (isinstance(function := tool.get("function"), dict) and isinstance(function.get("name"), str)):

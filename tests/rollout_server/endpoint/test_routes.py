@@ -160,6 +160,8 @@ async def test_sampling_is_the_policys_and_the_wish_is_recorded(running, opened)
         ({"max_tokens": 0}, "max_tokens"),
         ({"extra_body": {"messages": "hello"}}, "messages"),
         ({"extra_body": {"messages": [{"role": "robot"}]}}, "role 'robot'"),
+        ({"extra_body": {"continue_final_message": True}}, "cannot be begun here"),
+        ({"extra_body": {"messages": [{"role": "assistant", "content": "{", "prefix": True}]}}, "cannot be begun here"),
     ],
 )
 async def test_what_cannot_be_done_is_refused(opened, wish, why):

@@ -167,6 +167,7 @@ async def test_refusals_are_in_its_own_shape(running, opened):
         ([], "at least one message"),
         ([{"role": "robot", "content": "x"}], "role 'robot'"),
         ([{"role": "assistant", "content": [{"type": "tool_use", "name": "f", "input": 1}]}], "a JSON object"),
+        ([*HELLO, {"role": "assistant", "content": "{"}], "cannot be begun here"),
     ):
         with pytest.raises(anthropic.BadRequestError, match=why):
             await opened.ask(messages)

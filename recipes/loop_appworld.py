@@ -25,7 +25,7 @@ from loop_recipes.algorithm.method import check_run
 from loop_recipes.algorithm.token_statistics import TokenStatistics
 from loop_recipes.algorithm.training_recipe import TrainingRecipe, run_recipe
 from loop_recipes.config.command_line import parse
-from loop_recipes.config.loop_config import LoopConfig, read_loop_config
+from loop_recipes.config.loop_config import LoopConfig, keys_to_keep, read_loop_config
 from loop_recipes.engine.checkpoint import TrainingState, restore_generators
 from loop_recipes.engine.diagnostics import BROKEN_GAP, canary, flops_metrics, gap_metrics, stress, tolerances
 from loop_recipes.engine.frozen_weights import FrozenWeights
@@ -45,7 +45,6 @@ from loop_recipes.run.metrics import (
     rollout_metrics,
     summary_line,
 )
-from rollout_server.config import as_keys
 
 log = utils.get_logger("INFO")
 
@@ -367,7 +366,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
             "run_name": self._run_name,
             "dataset": self._dataset,
             "fingerprint": self._fingerprint,
-            "config": as_keys(self._config),
+            "config": keys_to_keep(self._config),
         }
         keep = set() if self._best is None else {self._best["iteration"]}
         if self._unscored is not None:

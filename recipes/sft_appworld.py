@@ -21,6 +21,7 @@ from loop_recipes.algorithm.losses import LogLikelihood
 from loop_recipes.algorithm.method import build_method
 from loop_recipes.algorithm.training_recipe import TrainingRecipe, run_recipe
 from loop_recipes.config.command_line import parse
+from loop_recipes.config.loop_config import keys_to_keep
 from loop_recipes.config.preflight import check_learner
 from loop_recipes.config.sft_config import SftConfig, read_sft_config
 from loop_recipes.engine.checkpoint import TrainingState, restore_generators
@@ -32,7 +33,6 @@ from loop_recipes.rollouts.fixed_set import FixedSet, read_fixed_set, sample_mak
 from loop_recipes.run.metrics import rollout_metrics
 from model_families.base_model import BaseModel
 from model_families.opening import open_model_chat
-from rollout_server.config import as_keys
 
 log = utils.get_logger("INFO")
 
@@ -202,7 +202,7 @@ class SftAppWorldRecipe(TrainingRecipe):
                 "policy_version": self._iterations_done,
                 "set": self._digest,
                 "fingerprint": {"model": self._model_identity},
-                "config": as_keys(self._config),
+                "config": keys_to_keep(self._config),
             }
         )
         self._tell_trackers()

@@ -12,6 +12,7 @@ from pydantic.alias_generators import to_camel
 from model_families.chat.messages import ChatMessage
 from rollout_server.endpoint.dialects import Route
 from rollout_server.endpoint.dialects.dialect import (
+    BEGUN_TURN,
     MAX_CHOICES,
     MAX_STOPS,
     Dialect,
@@ -96,6 +97,8 @@ class Gemini(Dialect):
         said = list(_messages(given.contents))
         if not said:
             raise BadMessages("contents must hold at least one part")
+        if said[-1].role == "assistant":
+            raise BadMessages(BEGUN_TURN)
         return Asked(
             said=tuple(said),
             instructions=None if system is None else _text(system.parts, "systemInstruction"),

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from agent_environments.description import Description
 from loop_formats.run_files import to_json, write_whole
+from loop_recipes.config.loop_config import keys_to_keep
 from loop_recipes.evaluation.comparison import (
     Comparison,
     compare_with_first,
@@ -25,7 +26,6 @@ from loop_recipes.evaluation.pass_at_k import PassAtK
 from loop_recipes.evaluation.scores import Figure, NamedResults, Score, TaskResult, score
 from loop_recipes.evaluation.success import score_names
 from loop_recipes.evaluation.tables import Document, Table, print_table, to_markdown
-from rollout_server.config import as_keys
 
 if TYPE_CHECKING:  # reading a report must not import torch
     from loop_recipes.evaluation.collect import Cell
@@ -166,7 +166,7 @@ def write_report(
         ],
         "comparisons": [comparison.to_dict() for comparison in comparisons],
         "best": best_policy(scored),
-        "config": as_keys(config),
+        "config": keys_to_keep(config),
     }
     return [
         write_whole(folder / "results.jsonl", "".join(f"{line}\n" for line in lines)),

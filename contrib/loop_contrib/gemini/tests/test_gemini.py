@@ -118,6 +118,7 @@ async def test_tokens_are_counted(opened):
         (HELLO, {"tools": [{"functionDeclarations": [{}]}]}, "has no name"),
         ([{"role": "user", "parts": [{"text": "word " * 5000}]}], {}, "maximum context length"),
         ("x", {}, "contents"),
+        ([{"role": "model", "parts": [{"text": "{"}]}], {}, "cannot be begun here"),
     ],
 )
 async def test_refusals_are_in_its_own_shape(opened, contents, options, why):

@@ -17,7 +17,9 @@ from loop_formats.run_folder import ENVIRONMENT_FILE
 from loop_formats.schema import ConfigError
 from loop_plumbing import trusted
 from loop_plumbing.plug_ins import plug_ins
-from loop_recipes.config.components import check_component, check_ours
+from loop_recipes.config.components import check_component
+from loop_recipes.config.loop_config import LearnerConfig
+from loop_recipes.config.stored import check_ours, read_stored
 from loop_recipes.paths import recipes_folder
 from loop_recipes.plots.curves import main as plot
 from loop_recipes.verbs.compare import main as compare
@@ -129,12 +131,15 @@ COMPONENTS = [
     "torch.optim.Optimizer.step",
     "agent_environments.protocol.pool_class",
     "loop_recipes",
+    "loop_recipes.run.metrics.Metrics",
+    "torchtune.training.metric_logging.DiskLogger.log",
+    "torchtune.modules.transformer.TransformerDecoder",
     ["a list"],
 ]
 
 
 @pytest.mark.parametrize("name", COMPONENTS)
-@pytest.mark.parametrize("place", ["loss", "metric_logger"])
+@pytest.mark.parametrize("place", ["loss", "metric_logger", "log_probs", "optimizer"])
 def test_a_stored_config_chooses_no_component_but_the_projects(hostile, tmp_path, name, place):
     component = {"_component_": name, "command": f"touch {tmp_path / 'ran'}"}
     stored = {place: [component] if place == "metric_logger" else component}
@@ -142,6 +147,34 @@ def test_a_stored_config_chooses_no_component_but_the_projects(hostile, tmp_path
         check_ours(stored)
     assert not (tmp_path / "ran").exists()
     assert not (hostile / "imported").exists()
+
+
+COMMAND = "{_component_: os.system, command: 'touch FILE'}"
+DECODED = f'"${{oc.decode:\\"{COMMAND}\\"}}"'
+RESOLVED = {
+    "a whole part": f"log_probs: {DECODED}",
+    "the name of a part": "log_probs: {_component_: '${oc.env:COMPONENT}', command: 'touch FILE'}",
+    "a value of a part": f"loss: {{_component_: loop_recipes.algorithm.preferences.DPO, beta: {DECODED}}}",
+    "through another key": f'other: {COMMAND}\nlog_probs: "${{other}}"',
+    "through an anchor": "output_dir: &a x\nlog_probs: *a",
+    "in a list": "metric_logger: ['${oc.create:{}}']",
+    "a text of the environment": "output_dir: '${oc.env:HOME}'",
+    "within a text": "output_dir: 'x/${oc.env:HOME}/y'",
+    "another key's component": "log_probs: {_component_: torchtune.training.metric_logging.DiskLogger, log_dir: FILE}",
+    "a part of a part": "optimizer: {_component_: torch.optim.AdamW, lr: {_component_: loop_recipes.run.metrics.Plot}}",
+}
+
+
+@pytest.mark.fault("the config in somebody else's run folder ran a command")
+@pytest.mark.parametrize("how", RESOLVED)
+def test_the_config_of_a_run_is_data(tmp_path, monkeypatch, how):
+    made = tmp_path / "made"
+    file = tmp_path / "config.yaml"
+    file.write_text(RESOLVED[how].replace("FILE", str(made)))
+    monkeypatch.setenv("COMPONENT", "os.system")
+    with pytest.raises(ConfigError, match=r"holds values alone|which only this file names"):
+        read_stored(file, LearnerConfig)
+    assert not made.exists()
 
 
 def test_a_component_of_the_readers_own_config_may_stand_in_a_stored_one(hostile):
@@ -156,7 +189,7 @@ def test_the_projects_own_configs_name_nothing_else():
     files = sorted((recipes_folder() / "configs").rglob("*.yaml"))
     assert files
     for file in files:
-        check_ours(yaml.safe_load(file.read_text()) or {})
+        check_ours(yaml.safe_load(file.read_text().replace("${", "")) or {})  # what these refer to is the reader's own
 
 
 def test_the_readers_token_goes_to_no_address_that_a_folder_brings(tmp_path):

@@ -13,11 +13,11 @@ from loop_formats.schema import ConfigError, require
 from loop_recipes.algorithm.learner import Learner
 from loop_recipes.algorithm.method import build_method
 from loop_recipes.algorithm.scoring import Scorer
-from loop_recipes.config.components import build, check_component, check_ours
-from loop_recipes.config.files import read_file
+from loop_recipes.config.components import build, check_component
 from loop_recipes.config.loop_config import LearnerConfig
 from loop_recipes.config.preflight import check_trained_on
-from loop_recipes.config.sft_config import SftConfig, read_sft_config
+from loop_recipes.config.sft_config import SftConfig
+from loop_recipes.config.stored import read_stored
 from loop_recipes.engine.device_check import training_device
 from loop_recipes.engine.model import DTYPES, load_base
 from loop_recipes.engine.peft_export import load_adapter
@@ -60,9 +60,7 @@ def stored_config(run: Path) -> SftConfig:
     file = run / "config.yaml"
     require(file.is_file(), f"{run} is no folder of a run: it holds no config.yaml; {TRAINS_ONE}")
     try:
-        stored = read_file(file)
-        check_ours(stored)
-        return read_sft_config(stored)
+        return read_stored(file, SftConfig)[1]
     except ConfigError as error:
         raise ConfigError(f"{file} is no config of sft_appworld: {error}") from error
 

@@ -11,24 +11,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from agent_environments.protocol import ENVIRONMENTS
 from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import error_line
 from loop_plumbing.names import did_you_mean, nearest, similar_names
-from loop_plumbing.plug_ins import packages
-from loop_plumbing.sanitize import sanitize
-from loop_plumbing.trusted import VARIABLE, is_trusted, trust_module
+from loop_plumbing.trusted import trust_module
 from rollout_server.config import as_config
-
-_OURS = (
-    "loop_recipes.",
-    *sorted({f"{path.partition('.')[0]}." for path in ENVIRONMENTS.values()}),
-    *("torch.optim.", "bitsandbytes.optim.", "torchtune.training.", "torchtune.modules.", "torchtune.models."),
-)
-"""How the names of the components begin that a run's own files may choose, beside those of installed packages that
-add something to the project."""
-_MAKERS = ("lr_schedules", "lr_schedulers", "_builders", "_model_builders")
-"""How the modules end whose functions are components; of other modules, only classes are."""
 
 
 def build(component: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -60,37 +47,6 @@ def _is_component(value: Any) -> bool:
     return isinstance(value, Mapping) and "_component_" in value
 
 
-def check_ours(stored: Any, path: str = "") -> None:
-    """Check that a config which a run has left names no component but the project's own, torch's and torchtune's: what
-    a folder holds is data, and others are imported only where the reader's own config names them.
-
-    Raises:
-        ConfigError: it names another one, which has not been imported.
-    """
-    parts = stored.items() if isinstance(stored, Mapping) else enumerate(stored) if isinstance(stored, list) else ()
-    for key, value in parts:
-        place = f"{path}.{key}" if path else str(key)
-        if key == "_component_" and not _is_ours(value) and not is_trusted(str(value)):
-            shown = sanitize(str(value), 200)
-            cure = f"if you trust it, set {VARIABLE}={shown.partition('.')[0]}"
-            raise ConfigError(f"{place} is {shown}, which only this file names: it is none of the project's; {cure}")
-        check_ours(value, place)
-
-
-def _is_ours(name: object) -> bool:
-    """Whether a component is a class, or makes a schedule or a model, in a package that configs name parts of."""
-    ours = (*_OURS, *(f"{package}." for package in packages()))
-    if not isinstance(name, str) or not name.startswith(ours):
-        return False
-    try:
-        found = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError):
-        return False
-    return f"{getattr(found, '__module__', '')}.".startswith(ours) and (
-        inspect.isclass(found) or (inspect.isfunction(found) and found.__module__.endswith(_MAKERS))
-    )
-
-
 def _meant(name: str) -> str:
     """The cure for a component that is not there; "" where none is known."""
     module, _, last = name.rpartition(".")
@@ -105,7 +61,7 @@ def check_component(
     path: str, component: Mapping[str, Any], positional: int = 0, provided: Iterable[str] = ()
 ) -> Callable[..., Any]:
     """Import what ``component`` names, check that it can be called with its keys, and return it. It is of the reader's
-    own config, or :func:`check_ours` has passed it.
+    own config, or :func:`~loop_recipes.config.stored.check_ours` has passed it.
 
     Args:
         path: key of the node, for messages.

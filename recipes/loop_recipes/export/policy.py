@@ -17,10 +17,9 @@ from pydantic.dataclasses import dataclass as checked
 
 from loop_formats.places import run_meant
 from loop_formats.run_files import ADAPTER_CONFIG, ADAPTER_FILES, is_adapter, newest_adapter, whole_folder, writing
-from loop_formats.schema import STRICT, ConfigError, fields_of, require
-from loop_recipes.config.components import check_ours
-from loop_recipes.config.files import read_file
-from loop_recipes.config.loop_config import LearnerConfig, read_config
+from loop_formats.schema import STRICT, ConfigError, require
+from loop_recipes.config.loop_config import LearnerConfig
+from loop_recipes.config.stored import read_stored
 from loop_recipes.export.card import Base, Card
 from model_families.base_model import BaseModel
 from model_families.chat.calls import ObjectCalls
@@ -143,12 +142,8 @@ def config_of_run(run: Path) -> tuple[dict[str, Any], LearnerConfig]:
     """
     file = run / "config.yaml"
     require(file.is_file(), f"{run} is no folder of a training run: it holds no config.yaml{run_meant(run)}")
-    stored = read_file(file)
-    check_ours(stored)
     try:
-        return stored, read_config(
-            {key: stored[key] for key in fields_of(LearnerConfig) if key in stored}, LearnerConfig
-        )
+        return read_stored(file, LearnerConfig)
     except ConfigError as error:
         raise ConfigError(f"{file} is no config of a training run: {error}") from error
 

@@ -1,0 +1,94 @@
+"""The config that a run has left in its folder, read as data: the folder may be somebody else's."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from omegaconf import OmegaConf
+
+from agent_environments.protocol import ENVIRONMENTS
+from loop_formats.schema import ConfigError, fields_of, require
+from loop_plumbing.plug_ins import packages
+from loop_plumbing.sanitize import sanitize
+from loop_plumbing.trusted import VARIABLE, is_trusted
+from loop_recipes.config.files import read_file
+from loop_recipes.config.loop_config import read_config
+
+Section = TypeVar("Section")
+_METHOD = "loop_recipes.algorithm."
+_PLACES: dict[str, tuple[str, ...]] = {
+    "log_probs": ("loop_recipes.engine.logprobs.", "loop_recipes.engine.cut_cross_entropy."),
+    "optimizer": ("torch.optim.", "bitsandbytes.optim."),
+    "lr_scheduler": (_METHOD, "torchtune.training.lr_schedulers."),
+    "model": ("loop_recipes.engine.model_builders.", "torchtune.models."),
+    "checkpointer": ("torchtune.training.",),
+    "metric_logger": ("torchtune.training.metric_logging.",),
+}
+"""By key, how the names of the components begin that a stored config may choose there; under other keys, parts of a
+method, of an environment of the project's, and of installed packages that add something to it."""
+_MAKERS = ("lr_schedules", "lr_schedulers", "_builders", "_model_builders")
+"""How the modules end whose functions are components; of other modules, only classes are."""
+
+
+def read_stored(file: Path, section: type[Section]) -> tuple[dict[str, Any], Section]:
+    """Read the config of a run: its keys as they are stored, and the ``section`` of them.
+
+    Raises:
+        ConfigError: it cannot be read, :func:`check_ours` refuses it, or it is not such a section.
+    """
+    stored = read_file(_without_references(file))
+    of_section = {key: stored[key] for key in fields_of(section) if key in stored}
+    check_ours(of_section)
+    return stored, read_config(of_section, section)
+
+
+def _without_references(file: Path) -> Path:
+    """``file``, whose parts stand for no other ones, of which ten lines would be as large as one likes."""
+    try:
+        with file.open(encoding="utf-8") as text:
+            repeats = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader))
+    except (yaml.YAMLError, ValueError, OSError):
+        repeats = False  # the reader says what is wrong
+    require(not repeats, f"{file} repeats parts of itself by *name: the config of a run holds values alone")
+    return file
+
+
+def check_ours(stored: Any, path: str = "") -> None:
+    """Check that a config which a run has left refers to nothing, and names no component but those that belong at its
+    places: what a folder holds is data, and others are imported only where the reader's own config names them.
+
+    Raises:
+        ConfigError: one line that names the place; nothing has been resolved or imported.
+    """
+    parts = stored.items() if isinstance(stored, Mapping) else enumerate(stored) if isinstance(stored, list) else ()
+    for key, value in parts:
+        place = f"{path}.{key}" if path else str(key)
+        if key == "_component_" and not _belongs(value, place.partition(".")[0]) and not is_trusted(str(value)):
+            shown = sanitize(str(value), 200)
+            cure = f"if you trust it, set {VARIABLE}={shown.partition('.')[0]}"
+            raise ConfigError(
+                f"{place} is {shown}, which only this file names: it is not one of the project's for that key; {cure}"
+            )
+        if isinstance(value, str) and OmegaConf.is_interpolation(OmegaConf.create({"value": value}), "value"):
+            raise ConfigError(f"{place} is {sanitize(value, 200)}: the config of a run holds values alone")
+        check_ours(value, place)
+
+
+def _belongs(name: object, key: str) -> bool:
+    """Whether a component is a class, or makes a schedule or a model, of those that stand under a key."""
+    environments = {f"{path.partition('.')[0]}." for path in ENVIRONMENTS.values()}
+    begin = (*_PLACES.get(key, (_METHOD, *environments)), *(f"{package}." for package in packages()))
+    if not isinstance(name, str) or not name.startswith(begin):
+        return False
+    try:
+        found = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError):
+        return False
+    return f"{getattr(found, '__module__', '')}.".startswith(begin) and (
+        inspect.isclass(found) or (inspect.isfunction(found) and found.__module__.endswith(_MAKERS))
+    )

@@ -25,6 +25,7 @@ from model_families.base_model import BaseModel
 from model_families.chat.calls import ObjectCalls
 from model_families.opening import open_model_chat
 from model_families.own_tokenizer import differing_ids, read_as_written
+from model_families.weights.hub import cached_name
 from rollout_server.policies.adapter_check import read_adapter_config
 
 _BESIDE = (
@@ -100,6 +101,8 @@ def export(run: Path, config: ExportConfig) -> Exported:
     folder = Path(config.to or run / "export" / "-".join(filter(None, (adapter.name, config.merge)))).absolute()
     require(not folder.exists(), f"{folder} exists; remove it, or give to=FOLDER")
     require(base_folder.is_dir(), f"the base model {base_folder} is not there any more")
+    for each in (adapter, base_folder):
+        _check_links(each)
     base, check = Base.of(base_folder), None
     title = re.sub(r"[^\w.-]+", "-", f"{run.resolve().name}-{adapter.name}")
     with writing(folder), whole_folder(folder) as partial:
@@ -132,6 +135,21 @@ def export(run: Path, config: ExportConfig) -> Exported:
         except ValueError as error:
             raise ConfigError(str(error)) from error
     return Exported(folder, [*notes, *([f"merge:   {check}"] if check else [])], [serve(str(folder), base.served)])
+
+
+def _check_links(folder: Path) -> None:
+    """Check that no file which is read or copied lies elsewhere: what is exported is for others, and a folder from
+    others may link to anything here. Links of the hub's cache to its own blobs are as they should be.
+
+    Raises:
+        ConfigError: one does; weights may, of which tensors are read alone.
+    """
+    inside = [folder.resolve()]
+    if cached_name(inside[0]):
+        inside.append(inside[0].parents[1] / "blobs")
+    for path in (path for path in folder.rglob("*") if path.suffix != ".safetensors"):
+        if not any(path.resolve().is_relative_to(place) for place in inside):
+            raise ConfigError(f"{path} is a link out of its folder: put the file itself there")
 
 
 def config_of_run(run: Path) -> tuple[dict[str, Any], LearnerConfig]:

@@ -248,6 +248,38 @@ def test_what_is_shared_names_the_model_and_no_path_of_this_machine(tmp_path, me
 
 
 @SHARED
+@pytest.mark.fault("export copied files that a model's folder links to, from anywhere on the machine")
+@pytest.mark.parametrize("merge", [None, "bf16"])
+@pytest.mark.parametrize(
+    "name",
+    ["LICENSE", "README.md", "vocab.json", "chat_template.jinja", "additional_chat_templates/x.jinja", "a folder"],
+)
+def test_nothing_is_read_or_shared_by_a_link(tmp_path, name, merge):
+    run, secret = write_run(tmp_path), tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key").write_text("my key")
+    link = tmp_path / "base" / name
+    link.parent.mkdir(exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(secret if name == "folder" else secret / "key")
+    with pytest.raises(ConfigError, match="is a link out of its folder: put the file itself there"):
+        export(run, ExportConfig(merge=merge, rollouts=0))
+
+
+@SHARED
+def test_links_within_the_hubs_cache_are_exported(tmp_path):
+    run, base = write_run(tmp_path), tmp_path / f"hub/models--org--small/snapshots/{COMMIT}"
+    (base.parents[1] / "blobs").mkdir(parents=True)
+    base.mkdir(parents=True)
+    for file in (tmp_path / "base").iterdir():
+        (base / file.name).symlink_to(file.rename(base.parents[1] / "blobs" / file.name))
+    stored = OmegaConf.load(run / "config.yaml")
+    stored.merge_with({"model": {"path": str(base)}})
+    OmegaConf.save(stored, run / "config.yaml")
+    assert (export(run, ExportConfig(rollouts=0)).folder / "tokenizer.json").is_file()
+
+
+@SHARED
 @pytest.mark.parametrize("merge", [None, "bf16"])
 def test_the_printed_line_runs_as_printed(tmp_path, merge):
     run = write_run(tmp_path).rename(tmp_path / "my run")

@@ -55,7 +55,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     for line in read_lines(file):
         if not isinstance(line.record.get("iteration"), int):
             raise ValueError(f"{file}:{line.number} is no line of metrics: it has no iteration")
-        lines.append(line.record)
+        # A whole number that is not a float, as a file of others may have it, fails wherever it is computed with.
+        lines.append({key: each for key, each in line.record.items() if not isinstance(each, int) or abs(each) < 1e300})
     return lines
 
 

@@ -24,6 +24,8 @@ Lines = Sequence[Mapping[str, Any]]
 RECENT = 5
 """Iterations that say how a run is now."""
 FEWEST_FOR_A_TREND = 6
+LARGEST = 1e100
+"""Of what is computed with: squares of it are floats, too."""
 PAGE = "docs/troubleshooting.md"
 
 
@@ -42,7 +44,7 @@ class Finding:
 def no_signal(lines: Lines) -> Finding | None:
     """All rollouts of most tasks earn the same, so that few of them teach anything."""
     recent = lines[-RECENT:]
-    groups, idle = (sum(line.get(key, 0) for line in recent) for key in ("groups", "groups_without_signal"))
+    groups, idle = (sum(_numbers(recent, key)) for key in ("groups", "groups_without_signal"))
     if not groups or idle <= 0.8 * groups:
         return None
     reward = _mean(recent, "reward") or 0.0
@@ -52,7 +54,9 @@ def no_signal(lines: Lines) -> Finding | None:
         else "the tasks are too easy; take harder ones"
     )
     return Finding(
-        f"no signal in {idle} of {groups} groups of rollouts (mean reward {reward:.3f})", cure, "it-does-not-learn"
+        f"no signal in {idle:.0f} of {groups:.0f} groups of rollouts (mean reward {reward:.3f})",
+        cure,
+        "it-does-not-learn",
     )
 
 
@@ -62,8 +66,8 @@ def broken_gap(lines: Lines) -> Finding | None:
     worst = next((verdict for verdict in ("broken", "drift") if verdict in verdicts), None)
     if worst is None:
         return None
-    largest = max(line.get("gap_p99") or 0.0 for line in lines[-RECENT:])
-    base = lines[-1].get("gap_base")
+    largest = max(_numbers(lines[-RECENT:], "gap_p99"), default=0.0)
+    base = _mean(lines[-1:], "gap_base")
     before = "" if base is None else f", before the first step {base:.2g}"
     seen = f"the gap of sampler and learner is called {worst} in {verdicts.count(worst)} of {len(verdicts)} iterations"
     figures = f"(99th percentile up to {largest:.2g} nats{before})"
@@ -131,7 +135,7 @@ class Rise:
 
 
 def _rise(lines: Lines, key: str) -> Rise | None:
-    values = [line[key] for line in lines if isinstance(line.get(key), int | float)]
+    values = _numbers(lines, key)
     if len(values) < FEWEST_FOR_A_TREND:
         return None
     third = len(values) // 3
@@ -140,8 +144,14 @@ def _rise(lines: Lines, key: str) -> Rise | None:
     return Rise(statistics.fmean(last) - statistics.fmean(first), error)
 
 
+def _numbers(lines: Lines, key: str) -> list[float]:
+    """The values of a key; a file of others may hold anything there, which is left out."""
+    values = [line.get(key) for line in lines]
+    return [float(value) for value in values if isinstance(value, int | float) and abs(value) < LARGEST]  # NaN is not
+
+
 def _mean(lines: Lines, key: str) -> float | None:
-    values = [line[key] for line in lines if isinstance(line.get(key), int | float)]
+    values = _numbers(lines, key)
     return statistics.fmean(values) if values else None
 
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from loop_recipes.plots.curves import main as plot
 from loop_recipes.verbs.doctor import RULES, findings, main
 
 SOUND = {
@@ -96,6 +97,18 @@ def test_other_faults_of_the_same_kinds(changes):
 )
 def test_noise_and_what_is_over_are_no_faults(changes):
     assert findings(run(**changes)) == []
+
+
+@pytest.mark.fault("a metrics file of others ended `loop doctor` or `loop plot` with a traceback")
+@pytest.mark.parametrize("junk", ["text", 10**400, float("nan"), float("inf"), None, True, [1], {"a": 1}, -1e200])
+def test_any_value_may_stand_in_a_file_of_others(tmp_path, junk):
+    keys = {*SOUND, "reward", "success", "dev_success", "gap_base", "cut_in_thinking", "tool_calls_unknown"}
+    for key in keys:
+        findings(run(**{"gap_verdict": "broken", key: [junk] * 9}))
+    lines = run(**dict.fromkeys(keys, [junk] * 9))
+    findings(lines)
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert plot([str(tmp_path), "--out", str(tmp_path / "plots")]) == 0
 
 
 def test_a_folder_that_is_no_run_is_one_line(tmp_path, capsys):

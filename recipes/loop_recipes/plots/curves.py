@@ -11,6 +11,7 @@ The pictures of ``--rollouts`` show what agents wrote instead: behaviour early a
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -227,7 +228,8 @@ def lag_and_gap(curves: Sequence[Curve], window: int) -> Figure:
             ratio.fill_between(iterations, np.nanmin(low, 0), np.nanmax(high, 0), color=colour, alpha=0.18, lw=0)
     lag.set(title="policy lag", ylabel="versions", ylim=(-0.1, max(1.1, lag.get_ylim()[1])))
     lag.yaxis.get_major_locator().set_params(integer=True)
-    gap.set(title="sampler against learner", ylabel="difference of log-probs, nats", yscale="log")
+    scale = "log" if math.isfinite(gap.dataLim.minposy) else "linear"  # of zeros there is no logarithm
+    gap.set(title="sampler against learner", ylabel="difference of log-probs, nats", yscale=scale)
     gap.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}"))
     gap.yaxis.set_minor_formatter(NullFormatter())
     clip.set(title="clipped tokens", xlabel="iteration", ylabel="share of tokens")
@@ -318,7 +320,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _nan_mean(values: np.ndarray, axis: int) -> np.ndarray:

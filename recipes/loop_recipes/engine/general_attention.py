@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +22,10 @@ from loop_recipes.engine.cuda_layers import causal_attention, in_one_call
 
 NAME = "loop_documents"
 BLOCK = 512
-"""Queries that are computed together where a window, a cap or sinks need scores of their own: with a window they meet
-the keys of their block and of the window before it alone."""
+"""Queries that are computed together where a window or a cap needs it: with a window they meet the keys of their block
+and of the window before it alone."""
 SCORES = 1 << 27
-"""Scores of a block that are kept at a time where a cap or sinks need them; of fewer queries where keys are many."""
+"""Scores of a block that are kept at a time where a cap needs them; of fewer queries where keys are many."""
 WIDEST = 256
 """Width of a head up to which ``varlen_attn`` computes on CUDA."""
 
@@ -102,8 +103,12 @@ def _packed(
     sinks: Tensor | None,
 ) -> Tensor:
     """Of a packed row [s, heads, d]."""
-    if cap is None and sinks is None and q.shape[-1] == v.shape[-1] <= WIDEST and in_one_call(q):
-        return causal_attention(q, k, v, documents, scale, window)
+    if cap is None and q.shape[-1] == v.shape[-1] <= WIDEST and in_one_call(q):
+        if sinks is None:
+            return causal_attention(q, k, v, documents, scale, window)
+        if documents.keys is not None:
+            k, v = documents.keys.take(k), documents.keys.take(v)
+        return _WithSinks.apply(_Packed(documents, scale, window), sinks, q, k, v)
     lengths = seen = documents.lengths
     if documents.keys is not None:
         k, v, seen = documents.keys.take(k), documents.keys.take(v), documents.keys.lengths
@@ -124,9 +129,9 @@ def _attend(
 ) -> Tensor:
     """Of queries [r, heads, s, d] that are the last of these positions, to all of them."""
     own, tokens = q.shape[2], k.shape[2]
-    scores = cap is not None or sinks is not None
+    scores = cap is not None or (sinks is not None and not q.is_cpu)
     if not scores and own == tokens and (window is None or tokens <= window):
-        return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+        return _by_mask(q, k, v, None, scale, sinks)
     before, done = tokens - own, []
     width = tokens if window is None else min(tokens, window + BLOCK)
     rows = min(BLOCK, max(1, SCORES // (q.shape[0] * q.shape[1] * width))) if scores else BLOCK
@@ -142,12 +147,18 @@ def _attend(
             # Computed again in the backward pass: kept, those of all blocks would be quadratic in the tokens.
             done.append(checkpoint(_by_scores, *block, cap, sinks, use_reentrant=False, preserve_rng_state=False))
         else:
-            done.append(_by_mask(*block))
+            done.append(_by_mask(*block, sinks))
     return torch.cat(done, dim=2)
 
 
-def _by_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None) -> Tensor:
-    return scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+def _by_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, sinks: Tensor | None) -> Tensor:
+    """Without ``mask`` causally, of queries that are all of the positions."""
+    if sinks is None:
+        several = q.shape[1] != k.shape[1]
+        return scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=several)
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    added = None if mask is None else torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
+    return _WithSinks.apply(_OnCpu(added, scale), sinks, q, k, v)
 
 
 def _by_scores(
@@ -163,6 +174,91 @@ def _by_scores(
         scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1).to(scores.dtype)], dim=-1)
     weights = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
     return weights[..., : k.shape[2]] @ v
+
+
+class _Kernel(Protocol):
+    """A flash kernel that knows no sinks."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the output, and ``lse`` [..., heads, s]: the logarithm of what a query's weights are divided by."""
+
+    def backward(self, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> list[Tensor]:
+        """Return the gradients of queries, keys and values."""
+
+    def per_query(self, lse: Tensor) -> Tensor:
+        """Give ``lse`` the form that multiplies the output."""
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """``varlen_attn`` of a packed row [s, heads, d] on CUDA."""
+
+    documents: Documents
+    scale: float | None
+    window: int | None
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse, _ = torch.ops.torch_attn._varlen_attn(q, k, v, *self._row(), self.scale, self._reach(), True)
+        return out, lse
+
+    def backward(self, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> list[Tensor]:
+        random = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of dropout, which there is none
+        given = gradient, q, k, v, out, lse, *self._row(), random, self.scale, self._reach()
+        return list(torch.ops.torch_attn._varlen_attn_backward(*given))
+
+    def _row(self) -> tuple[Tensor, Tensor, int, int, bool]:
+        """Borders of queries and keys, the longest of each, and whether all tokens before are seen."""
+        borders, longest = self.documents.borders, self.documents.longest.shape[0]
+        seen = borders if self.documents.keys is None else self.documents.keys.borders
+        return borders, seen, longest, longest, self.window is None
+
+    def _reach(self) -> list[int]:
+        return [-1 if self.window is None else self.window - 1, 0]
+
+    def per_query(self, lse: Tensor) -> Tensor:
+        return lse.T[:, :, None]
+
+
+@dataclass(frozen=True)
+class _OnCpu:
+    """The kernel for CPUs, of [r, heads, s, d]; ``added`` [s, keys] to the scores, without it causally."""
+
+    added: Tensor | None
+    scale: float | None
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        out, lse = kernel(q, k, v, 0.0, self.added is None, attn_mask=self.added, scale=self.scale)
+        return out, lse
+
+    def backward(self, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> list[Tensor]:
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        given = gradient, q, k, v, out, lse, 0.0, self.added is None
+        return list(kernel(*given, attn_mask=self.added, scale=self.scale))
+
+    def per_query(self, lse: Tensor) -> Tensor:
+        return lse[..., None]
+
+
+class _WithSinks(torch.autograd.Function):
+    """Attention with frozen sinks by a kernel that knows none, exactly.
+
+    A sink adds ``exp(sink)`` to what a query's weights are divided by: ``lse' = logaddexp(lse, sink)``, and ``out' =
+    out exp(lse - lse')``. From these two the kernel's own backward pass makes the weights and gradients as they are.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, kernel: _Kernel, sinks: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out, lse = kernel.forward(q, k, v)
+        whole = torch.logaddexp(lse, sinks.detach().to(lse.dtype)[:, None])
+        out = (out * kernel.per_query((lse - whole).exp())).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, whole)
+        ctx.kernel = kernel
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return None, None, *ctx.kernel.backward(gradient, *ctx.saved_tensors)
 
 
 AttentionInterface.register(NAME, attention)

@@ -21,6 +21,7 @@ from transformers.utils.quantization_config import Mxfp4Config
 
 from loop_recipes.engine.batching import Documents
 from loop_recipes.engine.cuda_layers import FoldedLoRALinear
+from loop_recipes.engine.delta_rule import takes_segments
 from loop_recipes.engine.general_attention import NAME, packed_row
 from loop_recipes.engine.logprobs import Head
 from loop_recipes.engine.token_outputs import CHECKPOINT_WRAPPER, TokenOutputs, check_length, token_outputs
@@ -66,6 +67,7 @@ class GeneralDecoder(nn.Module):
         convolutions = [name for name, module in self.text.named_modules() if isinstance(module, nn.Conv1d)]
         self.mixers = tuple(dict.fromkeys(name.rpartition(".")[0] for name in convolutions))
         for name in self.mixers:
+            takes_segments(self.text.get_submodule(name))
             _by_document(self.text.get_submodule(name))
         for layer in self.layers:
             _takes_documents(layer)

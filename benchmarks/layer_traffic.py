@@ -13,6 +13,10 @@ Weights are left out, and all else that does not grow with the tokens. Kinds of 
 products of the frozen weights, ``lora`` those with a side as long as the rank, ``attention`` is counted but not
 measured, and ``elementwise`` is the rest. Nothing is computed: tensors have shapes alone, and so the layer runs on the
 "CPU" by its code for CUDA, with an operator that stands for CUDA's kernel of RMSNorm, which fuses on no other device.
+
+Then the bytes that operators write in a layer of models that transformers builds, forward and backward together: of a
+delta net (Qwen3.5-4B) and of attention with sinks (gpt-oss-20b). Ends 1 where they more than double, by a tenth, with
+the tokens of one document.
 """
 
 from __future__ import annotations
@@ -55,8 +59,11 @@ from torchtune.modules import TransformerDecoder
 
 from loop_recipes.engine.batching import Documents
 from loop_recipes.engine.cuda_layers import enable_cuda_layers
+from loop_recipes.engine.general_decoder import GeneralDecoder
 from loop_recipes.engine.model import meta_model
 from loop_recipes.engine.sharding import compile_each_layer
+from loop_recipes.plan.published_folder import stored_shapes, write_header
+from model_families.weights.published import published_config
 from support.families import PUBLISHED, section, write_config
 from support.on_cuda import as_on_cuda, norms_of_one_kernel
 
@@ -69,6 +76,11 @@ VIEWS = ("_unsafe_view", "empty", "empty_like", "new_empty", "empty_strided", "n
 """Operators that move nothing, besides those whose schema says so."""
 OVERWRITES = ("copy_", "fill_", "zero_")
 """Those that do not read the tensor that they change."""
+GENERAL = {"ours_delta_net": ("Qwen3.5-4B", 1), "ours_sinks": ("gpt-oss-20b", 2)}
+"""By case, a model that transformers builds, and the layers of it that have all kinds of its first ones."""
+LENGTHS = tuple(512 << doubled for doubled in range(6))
+MOST = 2.2
+"""What is written may grow by with each doubling."""
 H100 = SimpleNamespace(
     name="NVIDIA H100",
     major=9,
@@ -323,7 +335,56 @@ def layer_traffic(config: dict[str, Any], tokens: int, compiled: bool, rank: int
     return traffics
 
 
-def main() -> None:
+class BytesWritten(TorchDispatchMode):
+    """Adds up the bytes of what operators write, but for views."""
+
+    total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if not func.is_view and func.overloadpacket.__name__ not in VIEWS:
+            written = args[0] if func._schema.is_mutable else found
+            self.total += sum(leaf.nbytes for leaf in tree_leaves(written) if isinstance(leaf, Tensor))
+        return found
+
+
+def bytes_written(name: str, layers: int, tokens: int) -> int:
+    """What the first ``layers`` of a published model write for one document, forward and backward."""
+    config = published_config(name)
+    assert config is not None
+    text = config.get("text_config", config)
+    text |= {"num_hidden_layers": layers, "layer_types": text["layer_types"][:layers]}
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        write_header(Path(folder) / "model.safetensors", stored_shapes(Path(folder)))
+        model = cast(GeneralDecoder, meta_model(section(Path(folder), lora_rank=RANK), torch.bfloat16))
+    with FakeTensorMode(allow_non_fake_inputs=True) as fakes:
+        model.to_empty(device="cpu")
+        model.tok_embeddings.register_forward_hook(lambda module, given, out: out.requires_grad_())
+        ids, places = (fakes.from_tensor(x) for x in (torch.zeros(1, tokens).long(), torch.arange(tokens)[None]))
+        with BytesWritten() as counted:
+            row = {"position_ids": places, "documents": Documents.of([tokens])}
+            model.text(input_ids=ids, use_cache=False, **row).last_hidden_state.sum().backward()
+    return counted.total
+
+
+def growth(rows: list[dict[str, Any]]) -> int:
+    """Print what layers of models that transformers builds write, and add it to ``rows``; returns the exit status."""
+    print(f"\nGB that operators write in a layer, forward and backward\n{'':<20}{'tokens':>8}{'GB':>10}{'times':>8}")
+    status = 0
+    for case, (name, layers) in GENERAL.items():
+        before = 0
+        for tokens in LENGTHS:
+            written = bytes_written(name, layers, tokens) // layers
+            times = written / before if before else 0.0
+            status |= times > MOST
+            print(f"{case:<20}{tokens:>8,}{written / 1e9:>10.2f}{f'{times:.2f}' if before else '':>8}", flush=True)
+            rows.append({"case": f"{case} {tokens}", "metric": "bytes_written", "value": written, "unit": "bytes"})
+            before = written
+    return status
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", choices=list(PUBLISHED), nargs="+", default=list(MODELS))
     parser.add_argument("--tokens", type=int, default=16_384)
@@ -348,9 +409,11 @@ def main() -> None:
                         rows.append(
                             {"case": f"{case} {kind}", "metric": "traffic", "value": size, "unit": "bytes/token"}
                         )
+    status = growth(rows)
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return status
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -68,7 +68,7 @@ def check_ours(stored: Any, path: str = "") -> None:
     parts = stored.items() if isinstance(stored, Mapping) else enumerate(stored) if isinstance(stored, list) else ()
     for key, value in parts:
         place = f"{path}.{key}" if path else str(key)
-        if key == "_component_" and not _belongs(value, place.partition(".")[0]) and not is_trusted(str(value)):
+        if key == "_component_" and not _belongs(value, place.partition(".")[0]) and not _is_the_readers(str(value)):
             shown = sanitize(str(value), 200)
             cure = f"if you trust it, set {VARIABLE}={shown.partition('.')[0]}"
             raise ConfigError(
@@ -77,6 +77,13 @@ def check_ours(stored: Any, path: str = "") -> None:
         if isinstance(value, str) and OmegaConf.is_interpolation(OmegaConf.create({"value": value}), "value"):
             raise ConfigError(f"{place} is {sanitize(value, 200)}: the config of a run holds values alone")
         check_ours(value, place)
+
+
+def _is_the_readers(name: str) -> bool:
+    """Whether the reader trusts the package of a component; one that has its places is not trusted elsewhere, though
+    every config names parts of it."""
+    judged = {prefix.partition(".")[0] for prefixes in _PLACES.values() for prefix in prefixes}
+    return name.partition(".")[0] not in judged and is_trusted(name)
 
 
 def _belongs(name: object, key: str) -> bool:

@@ -172,6 +172,7 @@ def test_the_config_of_a_run_is_data(tmp_path, monkeypatch, how):
     file = tmp_path / "config.yaml"
     file.write_text(RESOLVED[how].replace("FILE", str(made)))
     monkeypatch.setenv("COMPONENT", "os.system")
+    monkeypatch.setattr(trusted, "_named", set())
     for ours in ("torch.optim.AdamW", "torchtune.training.metric_logging.DiskLogger", "loop_recipes.x"):
         trusted.trust_module(ours)  # as the reader's own config does
     with pytest.raises(ConfigError, match=r"holds values alone|which only this file names"):

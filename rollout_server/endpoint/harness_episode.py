@@ -107,6 +107,8 @@ class HarnessEpisode(Attempt):
             if running is not None and not running.done():
                 running.cancel()
                 await asyncio.wait([running])
+        if not session.failure.done():  # cut in the middle, the world would be graded as no agent could have left it
+            await session.steps_ended()
         ended = None if running is None or running.cancelled() else running.result()
         if ended is not None:
             self._notes["exit_status"] = ended.status

@@ -216,6 +216,12 @@ class Session:
         """
         return await self.calls.answered(identity, retried, listens, lambda: self._answer(asked))
 
+    async def steps_ended(self) -> None:
+        """Return once the step that is under way has ended, or the agent's time is used up; later ones are refused."""
+        self._done = True
+        async with self._stepping:
+            pass
+
     async def close(self) -> None:
         """End the calls and steps that are under way. Those that come later are refused."""
         self._done = True

@@ -9,7 +9,9 @@ import aiohttp
 import openai
 import pytest
 
+from agent_environments.counter import CounterEnvironment
 from agent_environments.harness.worker import play_episodes
+from agent_environments.protocol import Grade, StepResult
 from loop_formats.collection_request import Limits
 from rollout_server.client import RolloutNodeError
 from rollout_server.endpoint import harness_episode
@@ -134,6 +136,47 @@ async def test_a_program_that_never_ends_is_graded_when_its_time_is_used_up(poli
     assert [(rollout.end_reason, len(rollout.turns)) for rollout in rollouts] == [("deadline", 1)]
     told = rollouts[0].extra["harness"]
     assert (told["exit_status"], told["output"]) == (None, "please log in\n")
+
+
+LEAVES = """
+import json, os, sys, threading, time, urllib.request
+def post(path, body):
+    ask = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, json.dumps(body).encode())
+    ask.add_header("Authorization", "Bearer " + os.environ["OPENAI_API_KEY"])
+    urllib.request.urlopen(ask).read()
+post("/chat/completions", {"messages": [{"role": "user"}]})
+for _ in range(2):  # the second waits its turn
+    threading.Thread(target=post, args=("/episode/step", {"action": "add(3)"}), daemon=True).start()
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.fault("an agent that says it is done cuts a step in the middle, and the half of it is graded")
+@pytest.mark.parametrize(
+    "leave", ['post("/episode/finish", {})', "os._exit(0)", "os._exit(3)", "os.kill(os.getpid(), 9)"]
+)
+async def test_a_step_that_is_under_way_is_over_before_the_grade(policy, tmp_path, monkeypatch, leave):
+    seen, begun = [], tmp_path / "begun"
+
+    async def step(self, action):
+        begun.touch()
+        seen.append("hands over")
+        await asyncio.sleep(0.5)
+        seen.append("takes the money")
+        return StepResult("", done=False)
+
+    async def grade(self):
+        seen.append("grade")
+        return Grade(1.0, True)
+
+    monkeypatch.setattr(CounterEnvironment, "step", step)
+    monkeypatch.setattr(CounterEnvironment, "grade", grade)
+    environment = harness(command=[sys.executable, "-c", LEAVES + leave, str(begun)])
+    async with local_node(policy, tmp_path / "node", environment=environment) as running:
+        rollouts, _ = await running.collect(request(tasks=["reach3_1"], rollouts_per_task=1))
+    assert seen == ["hands over", "takes the money", "grade"]
+    assert [rollout.end_reason for rollout in rollouts] == ["completed"]
 
 
 LINGERS = """

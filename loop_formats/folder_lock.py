@@ -52,8 +52,8 @@ def is_locked(folder: Path, name: str) -> bool:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
+    except OSError as error:
+        return isinstance(error, BlockingIOError)  # where there are no locks, nobody holds one
     finally:
         os.close(descriptor)
     return False

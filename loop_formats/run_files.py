@@ -17,8 +17,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import hashlib
 import json
+import logging
 import math
 import os
 import re
@@ -51,6 +53,12 @@ _SUMS = "SHA256SUMS"
 _REPLACED = ".replaced.partial"
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 """Of Linux's renameat2."""
+_REFUSED = {
+    *(errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOTTY),
+    *(errno.EPERM, errno.EACCES, errno.EBADF, errno.EISDIR),
+}
+"""How SMB, FUSE and 9p refuse a call that they do not have, or not for a folder or a file that is open to be read."""
+logger = logging.getLogger(__name__)
 
 
 def is_adapter(folder: Path) -> bool:
@@ -221,13 +229,14 @@ def writing(path: Path) -> Iterator[None]:
     """Say in one line that ``path`` cannot be written, where that is why the block fails.
 
     Raises:
-        WriteFailed: the disk is full or broken.
+        WriteFailed: the disk is full or broken, or its file system lacks what cannot be done without.
     """
     try:
         yield
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        cure = "free some space there and start the same again (a training run with resume_from_checkpoint=True)"
+        cure = "free some space there" if re.search("space|quota", str(reason)) else "have it take files, or move them"
+        cure += " and start the same again (a training run with resume_from_checkpoint=True)"
         raise WriteFailed(f"cannot write {path}: {reason}; {cure}: nothing that was finished is lost") from error
 
 
@@ -313,7 +322,8 @@ def whole_folder(path: Path) -> Iterator[Path]:
         readable = partial.stat().st_mode & 0o666
         for file in partial.iterdir():
             if file.is_file():
-                file.chmod(readable)
+                with _where_taken("chmod", "files keep the rights that it gives them"):
+                    file.chmod(readable)
         for file in (*partial.iterdir(), partial):
             sync(file)
         if not path.exists():
@@ -358,15 +368,10 @@ def bring_back(parent: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two folders' names, so that there is no moment without either; False where the file system cannot."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    status = libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
-    if status == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in (errno.EINVAL, errno.ENOSYS):
-        return False
-    raise OSError(code, os.strerror(code), str(other))
+    """Swap two folders' names, so that there is no moment without either; False where that cannot be done at once."""
+    swap = getattr(ctypes.CDLL(None), "renameat2", None)
+    names = _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other)
+    return swap is not None and swap(*names, _RENAME_EXCHANGE) == 0
 
 
 def write_sums(folder: Path) -> None:
@@ -394,10 +399,29 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def sync(path: Path) -> None:
-    """Have a file's content, or a folder's list of names, on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+def sync(what: Path | int) -> None:
+    """Have a file's content (by its path or descriptor), or a folder's list of names, on disk; goes on, with one
+    warning, where the file system cannot say that it is."""
+    with _where_taken("fsync", "what is written there may be lost in a power cut"):
+        descriptor = what if isinstance(what, int) else os.open(what, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            if descriptor != what:
+                os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _where_taken(call: str, without: str) -> Iterator[None]:
+    """Go on where the file system refuses the ``call`` as such; a disk that is full or broken is an error."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        yield
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+        _warn_once(f"a file system refuses {call} ({error.strerror}): {without}")
+
+
+@functools.cache
+def _warn_once(line: str) -> None:
+    logger.warning(line)

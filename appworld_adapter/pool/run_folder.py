@@ -64,17 +64,22 @@ class WorldFolder:
         _require_room(parent, sum(_size(data / shared) for shared in SHARED), worlds)
         path = Path(tempfile.mkdtemp(prefix="run-", dir=parent)).resolve()
         lock = os.open(path / "owner.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        folder = cls(path, data, lock, keep)
+        folder.grader.mkdir()
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            (folder.grader / "data").symlink_to(data)
+            (folder.grader / "experiments").symlink_to(folder.agent / "experiments")
+        except OSError as error:
+            folder.remove()
+            cure = "set the environment's experiments_root to a folder of another file system"
+            raise OSError(f"{parent} has no locks or links: {error.strerror}; {cure}") from error
         if keep:
             (path / KEEP_MARK).touch()
-        folder = cls(path, data, lock, keep)
         (folder.agent / "data" / "tasks").mkdir(parents=True)
         for shared in SHARED:
             shutil.copytree(data / shared, folder.agent / "data" / shared)
         (folder.agent / "experiments" / "outputs").mkdir(parents=True)
-        folder.grader.mkdir()
-        (folder.grader / "data").symlink_to(data)
-        (folder.grader / "experiments").symlink_to(folder.agent / "experiments")
         return folder
 
     def show_task(self, task_id: str) -> None:

@@ -10,7 +10,6 @@ counts.
 from __future__ import annotations
 
 import json
-import os
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from loop_formats.rollout import Rollout
-from loop_formats.run_files import COLLECTIONS, append_to, read_lines, write_rollouts
+from loop_formats.run_files import COLLECTIONS, append_to, read_lines, sync, write_rollouts
 
 TURN_PAIRS = "turn_pairs"
 """The folder of the pairs and their rollouts, in the output folder of the command that made them."""
@@ -119,7 +118,7 @@ class PairBuffer:
         new = [pair for pair in pairs if self._pairs.get(pair.turns) != pair]
         self._file.writelines(json.dumps(asdict(pair)) + "\n" for pair in new)
         self._file.flush()
-        os.fsync(self._file.fileno())
+        sync(self._file.fileno())
         self._pairs |= {pair.turns: pair for pair in new}
         return len(new)
 

@@ -90,7 +90,7 @@ class AppendLog:
             os.ftruncate(file.fileno(), end)
             if damaged:
                 self._set_aside(damaged)
-            os.fsync(file.fileno())
+            sync(file.fileno())
         if created:
             sync(self.path.parent)
 
@@ -105,7 +105,7 @@ class AppendLog:
                 log.seek(start)
                 kept.write(log.read(end - start) + b"\n")
             kept.flush()
-            os.fsync(kept.fileno())
+            sync(kept.fileno())
             for start, end in spans:
                 log.seek(start)
                 log.write(b" " * (end - start))
@@ -125,7 +125,7 @@ class AppendLog:
                 view = memoryview(data)
                 while view:
                     view = view[os.write(descriptor, view) :]
-                os.fsync(descriptor)
+                sync(descriptor)
             except OSError:
                 os.ftruncate(descriptor, end)
                 raise

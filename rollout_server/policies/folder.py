@@ -121,7 +121,7 @@ class PolicyFolder:
                     raise AdapterError(f"{source.name} grew beyond its limit while it was read")
                 writer.write(chunk)
             writer.flush()
-            os.fsync(writer.fileno())
+            sync(writer.fileno())
 
     def settle(self, incoming: Incoming, version: int) -> Path:
         """Give the copy its final name, durably; returns the folder, whose name is the policy's."""

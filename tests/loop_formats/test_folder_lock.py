@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from loop_formats.folder_lock import lock_folder, lock_run
+from loop_formats.folder_lock import is_locked, lock_folder, lock_run
 from loop_formats.schema import ConfigError
 
 HOLDER = """
@@ -61,3 +61,17 @@ def test_a_full_disk_takes_the_name_and_not_the_lock(tmp_path, monkeypatch):
         pytest.raises(ConfigError, match=f"^another rollout node is using {tmp_path}; wait for its end, stop it"),
     ):
         lock_folder(tmp_path, "a.lock", "rollout node", "root")
+
+
+@pytest.mark.fault("on SMB, FUSE or 9p no checkpoint is written, because a call is refused that can be done without")
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL])
+def test_a_file_system_without_locks_is_refused_with_the_cure_and_nobody_holds_one_there(tmp_path, monkeypatch, number):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    lock_run(tmp_path).close()
+    monkeypatch.setattr("fcntl.flock", refuse)
+    line = f"^{tmp_path} cannot be locked: {os.strerror(number)}; mount its file system with flock, or choose another"
+    with pytest.raises(ConfigError, match=line):
+        lock_run(tmp_path)
+    assert not is_locked(tmp_path, "run.lock")

@@ -4,9 +4,11 @@ import math
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from safetensors import SafetensorError
@@ -34,6 +36,8 @@ from loop_formats.run_files import (
     write_whole,
     writing,
 )
+from rollout_server.collecting.rollout_log import AppendLog
+from rollout_server.policies.folder import PolicyFolder
 from support.random_policy import write_adapter
 from support.rollouts import rollout, turn
 
@@ -254,10 +258,13 @@ def test_json_has_no_number_that_is_not_one():
     [
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "No space left on device"),
         (SafetensorError("I/O error: No space left on device"), "I/O error: No space left on device"),
+        (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)), "Disk quota exceeded"),
+        (OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP)), "Operation not supported"),
     ],
 )
 def test_what_cannot_be_written_is_one_line(tmp_path, error, words):
-    line = f"^cannot write {tmp_path}: {words}; free some space there .* is lost$"
+    cure = "have it take files, or move them" if "supported" in words else "free some space there"
+    line = f"^cannot write {tmp_path}: {words}; {cure} and start .* is lost$"
     with pytest.raises(WriteFailed, match=line), writing(tmp_path):
         raise error
     with pytest.raises(KeyError), writing(tmp_path):
@@ -380,3 +387,92 @@ def test_a_link_in_the_place_of_a_folder_gives_way_and_leads_to_what_it_did(tmp_
     assert not (tmp_path / "one").is_symlink()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["archive", "one"]
     assert (tmp_path / "archive/kept").exists()
+
+
+REFUSALS = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EBADF)
+
+
+def _new_folder(path):
+    with whole_folder(path / "iteration_0001") as partial:
+        (partial / "weights").write_text("new")
+    return path / "iteration_0001/weights"
+
+
+def _replaced_folder(path):
+    with whole_folder(path / "iteration_0001") as partial:
+        (partial / "weights").write_text("old")
+    return _new_folder(path)
+
+
+def _log(path):
+    AppendLog(path / "c.jsonl", lambda record: True).append(["{}"])
+    assert AppendLog(path / "c.jsonl", lambda record: True).read(0, 9) == [b"{}"]
+    (path / "c.jsonl").write_text("new")
+    return path / "c.jsonl"
+
+
+def _adapter(path):
+    write_adapter(path / "source", seed=0)
+    digest = run_files.adapter_digest(path / "source")
+    for name in run_files.ADAPTER_FILES:
+        PolicyFolder._copy(None, path / "source" / name, path / name, 1 << 30)
+    assert run_files.adapter_digest(path) == digest
+    return write_whole(path / "node.json", "new")
+
+
+WRITERS = {
+    "file": lambda path: write_whole(path / "run.json", "new"),
+    "folder": _new_folder,
+    "replaced folder": _replaced_folder,
+    "log": _log,
+    "adapter": _adapter,
+}
+
+
+@pytest.mark.fault("on SMB, FUSE or 9p no checkpoint is written, because a call is refused that can be done without")
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize(
+    "call", ["fsync", "fsync of a folder", "open of a folder", "chmod", "renameat2", "no renameat2"]
+)
+def test_a_file_system_that_lacks_a_call_is_written_to(tmp_path, monkeypatch, caplog, writer, call):
+    fsync, opened, number = os.fsync, os.open, errno.EINVAL
+
+    def refuse(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    def fsync_of_files(descriptor):
+        return refuse() if stat.S_ISDIR(os.fstat(descriptor).st_mode) else fsync(descriptor)
+
+    def open_files(path, *arguments, **options):
+        return refuse() if os.path.isdir(path) else opened(path, *arguments, **options)
+
+    library = SimpleNamespace() if call == "no renameat2" else SimpleNamespace(renameat2=lambda *_: -1)
+    for number in REFUSALS:
+        run_files._warn_once.cache_clear()
+        (folder := tmp_path / str(number)).mkdir()
+        with monkeypatch.context() as patches:
+            match call:
+                case "fsync":
+                    patches.setattr(os, "fsync", refuse)
+                case "fsync of a folder":
+                    patches.setattr(os, "fsync", fsync_of_files)
+                case "open of a folder":
+                    patches.setattr(os, "open", open_files)
+                case "chmod":
+                    patches.setattr(os, "chmod", refuse)
+                case _:
+                    patches.setattr(run_files.ctypes, "CDLL", lambda *_, **__: library)
+            assert WRITERS[writer](folder).read_text() == "new"
+    assert len(caplog.messages) == len(set(caplog.messages))  # of many files, one warning
+    assert call != "fsync" or len(caplog.messages) == len({os.strerror(number) for number in REFUSALS})
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_is_full_or_broken_is_no_such_file_system(tmp_path, monkeypatch, writer, number):
+    def fails(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(OSError, match=re.escape(os.strerror(number))):
+        WRITERS[writer](tmp_path)

@@ -10,7 +10,6 @@ What is kept of them: :mod:`loop_formats.turn_values`.
 from __future__ import annotations
 
 import json
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ from pathlib import Path
 from loop_formats.branch import Branch
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.rollout import Rollout
-from loop_formats.run_files import append_to
+from loop_formats.run_files import append_to, sync
 from loop_formats.turn_values import TurnValue, read_turn_values
 from loop_recipes.rollouts.branching import HowToSample, continuation_request, read_continuations
 from loop_recipes.rollouts.source import CollectionSource
@@ -86,7 +85,7 @@ def write_turn_values(
             ]
             out.writelines(json.dumps(asdict(value)) + "\n" for value in values)
             out.flush()
-            os.fsync(out.fileno())
+            sync(out.fileno())
             on_rollout(valued, values)
     return failures
 

@@ -1,5 +1,6 @@
 """Where the state of an episode is kept, and found again by the evaluation."""
 
+import errno
 import os
 from types import SimpleNamespace
 
@@ -82,3 +83,19 @@ def test_a_base_without_room_for_the_largest_states_is_named_with_the_cure(
     assert "the largest states of 3 worlds 96 MiB" in warning
     for cure in ("experiments_root", "--shm-size", "max_worlds"):
         assert cure in warning
+
+
+@pytest.mark.fault("on SMB, FUSE or 9p no checkpoint is written, because a call is refused that can be done without")
+@pytest.mark.parametrize("call", ["fcntl.flock", "os.symlink"])
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_base_without_locks_or_links_is_named_with_the_cure(dataset, tmp_path_factory, monkeypatch, call, keep):
+    def refuse(*_, **__):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    worlds = tmp_path_factory.mktemp("w")
+    with monkeypatch.context() as patches:
+        patches.setattr(call, refuse)
+        with pytest.raises(OSError, match=r"^/.* has no locks or links: No locks .*; set the .*experiments_root to a"):
+            WorldFolder.create(str(worlds), dataset, keep)
+    WorldFolder.create(str(worlds), dataset, keep=False).remove()
+    assert not list(worlds.glob("*/run-*/grader-*"))

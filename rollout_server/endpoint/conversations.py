@@ -7,9 +7,9 @@ do sub-agents, and calls made at the same time. Where the chat format cannot go 
 encoded, and a new sequence begins.
 
 A turn with tool calls is known by the ids that its calls were given, and by its text: many programs fill in, convert or
-drop arguments before they hand a call back, and some rename a tool that there is not. The policy is shown what it said
-itself. A turn without calls is known by its text alone. An id tells nothing where it is not at the place in the history
-at which it was given.
+drop arguments before they hand a call back, some rename a tool that there is not, and some leave out the text. The
+policy is shown what it said itself. A turn without calls is known by its text alone. An id tells nothing where it is
+not at the place in the history at which it was given.
 
 At the end each way from a first turn to a last one is one sequence that was served, token for token.
 """
@@ -23,7 +23,6 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agent_environments.tool_calls import ToolCall
 from loop_formats.rollout import Turn
 from loop_plumbing.sanitize import printable
 from model_families.chat.format import ChatFormat, ReadTurn
@@ -34,6 +33,7 @@ EDITS = {
     "arguments": "its calls have other arguments: the policy is shown its own",
     "names": "its calls name other tools: the policy is shown its own, and the result that it got",
     "calls": "its calls are fewer, or in another order: the policy is shown what came back",
+    "no_text": "its calls come back without the text beside them: the policy is shown its own",
     "text": "its text beside its calls is another: the policy is shown what came back",
 }
 """The ways in which a turn that is known by its call ids comes back changed, and what the policy is shown then."""
@@ -171,13 +171,13 @@ class Conversations:
         at, turn = next(named, (0, None))
         if turn is None or self._messages[at][0] != place:
             return None, message
-        told = replace(message, calls=turn.spoken.calls)
+        told = replace(message, calls=turn.spoken.calls, content=message.content or turn.spoken.content)
         if message.call_ids != turn.spoken.call_ids:
             edited.add((turn, "calls"))
         elif self._places.get((place, told.key)) != at:
             edited.add((turn, "text"))
         else:
-            edited.update((turn, kind) for kind in _edits(turn.spoken.calls, message.calls))
+            edited.update((turn, kind) for kind in _edits(turn.spoken, message))
             return turn, told
         return None, message
 
@@ -274,12 +274,14 @@ class Conversations:
         return segments
 
 
-def _edits(told: Sequence[ToolCall], calls: Sequence[ToolCall]) -> Iterator[str]:
-    """The ways in which calls came back changed."""
-    if [call.name for call in calls] != [call.name for call in told]:
+def _edits(told: ChatMessage, back: ChatMessage) -> Iterator[str]:
+    """The ways in which a turn with calls came back changed."""
+    if [call.name for call in back.calls] != [call.name for call in told.calls]:
         yield "names"
-    if [_spelled(call.arguments) for call in calls] != [_spelled(call.arguments) for call in told]:
+    if [_spelled(call.arguments) for call in back.calls] != [_spelled(call.arguments) for call in told.calls]:
         yield "arguments"
+    if told.content and not back.content:
+        yield "no_text"
 
 
 def _spelled(arguments: Mapping[str, Any]) -> str:

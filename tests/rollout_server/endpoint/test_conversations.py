@@ -213,8 +213,9 @@ CALLS = (
 )
 
 
-def handed_back(said, *calls, content=None):
-    """``said`` with other calls, each (place among those that were told, changes of its fields)."""
+def handed_back(said, *calls, **text):
+    """``said`` with other calls, each (place among those that were told, changes of its fields); perhaps with another
+    ``content``."""
     told = said["tool_calls"]
 
     def other(place, name=None, identity=None, **arguments):
@@ -225,7 +226,7 @@ def handed_back(said, *calls, content=None):
         return {"id": told[place]["id"] if identity is None else identity, "type": "function", "function": function}
 
     changed = [other(place, **changes) for place, changes in calls]
-    return {**said, "content": said["content"] if content is None else content, "tool_calls": changed}
+    return {**said, **text, "tool_calls": changed}
 
 
 SECOND = (1, {})
@@ -236,6 +237,12 @@ KNOWN = {
     "null is dropped": ([(0, {"note": ...}), SECOND], {"arguments": 1}),
     "a text becomes a truth value": ([(0, {}), (1, {"all": False})], {"arguments": 1}),
     "an unknown tool is renamed": ([(0, {"name": "invalid"}), SECOND], {"names": 1}),
+    "the text is left out": ([(0, {}), SECOND], {"no_text": 1}, {"content": ""}),
+    "the text is null, a default filled in": (
+        [(0, {"a": 1}), SECOND],
+        {"arguments": 1, "no_text": 1},
+        {"content": None},
+    ),
     "renamed, and all arguments replaced": (
         [(0, {"name": "invalid", "path": ..., "amount": ..., "note": ..., "error": "no"}), SECOND],
         {"names": 1, "arguments": 1},
@@ -261,11 +268,11 @@ CONTENT = {
 @pytest.mark.parametrize("name", ["chatml", "kept"])
 @pytest.mark.parametrize("case", KNOWN)
 def test_a_turn_whose_call_ids_are_known_is_the_one_that_was_sampled(formats, name, case):
-    policy, (calls, edits) = Policy(formats[name], random.Random(9)), KNOWN[case]
+    policy, (calls, edits, *text) = Policy(formats[name], random.Random(9)), (*KNOWN[case], {})
     start = [{"role": "user", "content": "Go."}]
     said = policy.ask(start, CALLS)
     results = [{"role": "tool", "content": text} for text in ("1", "2")]
-    policy.ask([*start, handed_back(said, *calls), *results])
+    policy.ask([*start, handed_back(said, *calls, **text[0]), *results])
     [segment] = check(policy)
     assert len(segment.turns) == 2
     assert segment.messages[2]["content"].count("20000.0") == 1

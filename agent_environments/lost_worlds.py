@@ -14,13 +14,13 @@ that ends its own world, or has its connection cut, each time.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import TypeVar
 
 from agent_environments.protocol import EnvironmentCrashed
+from loop_plumbing import running_time
 from loop_plumbing.agent_timeout import paused_agent_timeout
 from loop_plumbing.forked_process import ProcessEnded
 
@@ -88,7 +88,7 @@ class Losses:
 
     def note(self, whose: object) -> None:
         """A world was lost, and not by a command: what others lose at this time is the machine's doing too."""
-        self._lately.append((time.monotonic(), whose))
+        self._lately.append((running_time.now(), whose))
 
     def alone(self, whose: object, at: float) -> bool:
         """Whether nobody else lost a world at about that time."""
@@ -158,7 +158,7 @@ class Recovery:
 
     async def _lost(self, lost: WorldLost) -> None:
         """Return when it is time to try again."""
-        now = time.monotonic()
+        now = running_time.now()
         self._times += 1
         self._began = now if self._times == 1 else self._began
         self._losses.counts[lost.loss.value] += 1

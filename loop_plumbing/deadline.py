@@ -13,13 +13,11 @@ import inspect
 import signal
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loop_plumbing.breakage import Raised as Raised  # part of what `call` raises
 from loop_plumbing.fork_server import DeadlinePassed as DeadlinePassed
-
-if TYPE_CHECKING:  # a process without it is forked in less time
-    import asyncio
+from loop_plumbing.running_time import TICK_S, event_loop, now
 
 
 class _Alarm(BaseException):
@@ -33,6 +31,8 @@ class _State:
     late = False
     pauses = 0
     left = 0.0
+    end = 0.0
+    """Of the time of the call, by the clock of :mod:`loop_plumbing.running_time`."""
 
 
 def install() -> None:
@@ -58,7 +58,7 @@ def call(
     try:
         try:
             _State.running = True
-            signal.setitimer(signal.ITIMER_REAL, deadline_s)
+            _arm(deadline_s)
             result = function(**arguments)
             if inspect.iscoroutine(result):
                 result = _await(result)
@@ -79,28 +79,34 @@ def call(
 def paused() -> Iterator[None]:
     """Stop the time of the call that is being made, once however many stop it at once."""
     if not _State.pauses:
-        _State.left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _State.left = _State.end - now()
     _State.pauses += 1
     try:
         yield
     finally:
         _State.pauses -= 1
         if not _State.pauses and _State.running and _State.left > 0.0:
-            signal.setitimer(signal.ITIMER_REAL, _State.left)
+            _arm(_State.left)
+
+
+def _arm(seconds: float) -> None:
+    _State.end = now() + seconds
+    signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
-    if _State.running:
-        _State.late = True
-        raise _Alarm
+    if not _State.running:
+        return
+    left = _State.end - now()
+    if left > 0.0 and not _State.pauses and not signal.getitimer(signal.ITIMER_REAL)[0]:  # the kernel's timer went on
+        return _arm(max(left, TICK_S))
+    _State.late = True
+    raise _Alarm
 
 
-@functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
-    """One for all calls: what a module opens in one of them, such as a session, lives on in the next."""
-    import asyncio
-
-    return asyncio.new_event_loop()
+_loop = functools.cache(event_loop)
+"""One for all calls: what a module opens in one of them, such as a session, lives on in the next."""
 
 
 def _await(work: Coroutine[Any, Any, Any]) -> Any:

@@ -5,7 +5,8 @@ its folder, and the processes that it started. The server runs below the owner (
 perhaps under another interpreter, so it needs the standard library only. They speak in messages of JSON over a socket:
 
     of the owner                            of the server
-    {"fork": true} and one end of a socket  {"pid": n}, or {"error": why}
+    {"fork": true}, one end of a socket     {"pid": n}, or {"error": why}
+    and the clock (running_time)
     {"kill": pid}
     {"interrupt": pid}                      (the process gets SIGALRM)
     {"here": true}                          {"here": true}
@@ -33,7 +34,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from loop_plumbing import process_guard
+from loop_plumbing import process_guard, running_time
 from loop_plumbing.breakage import error_line
 
 MAX_MESSAGE = 1 << 16
@@ -136,7 +137,7 @@ class _Server:
             self._reap()  # whoever is answered below is answered by a server that lacks nothing
             if self._control.fileno() not in events:
                 continue
-            message, descriptors, _, _ = socket.recv_fds(self._control, MAX_MESSAGE, 1)
+            message, descriptors, _, _ = socket.recv_fds(self._control, MAX_MESSAGE, 2)
             if not message:
                 for pid in self._processes:
                     _kill(pid)
@@ -144,7 +145,7 @@ class _Server:
                 return
             match json.loads(message):
                 case {"fork": _}:
-                    self._fork(descriptors[0])
+                    self._fork(*descriptors)
                 case {"here": _}:
                     self._send({"here": True})
                 case {"kill": int(pid)} if pid in self._processes:  # not reaped, so the number is nobody else's
@@ -156,23 +157,22 @@ class _Server:
         with contextlib.suppress(OSError):  # the owner has hung up, which the next message that is read says
             self._control.send(json.dumps(message).encode())
 
-    def _fork(self, descriptor: int) -> None:
+    def _fork(self, descriptor: int, clock: int) -> None:
         server = os.getpid()
         try:
-            pid = os.fork()
+            if (pid := os.fork()) == 0:
+                self._be_process(descriptor, clock, server)
         except OSError as error:  # no memory for another one
+            return self._send({"error": str(error)})
+        finally:
             os.close(descriptor)
-            self._send({"error": str(error)})
-            return
-        if pid == 0:
-            self._be_process(descriptor, server)
-        os.close(descriptor)
+            os.close(clock)
         with contextlib.suppress(OSError):  # also done by the process: whoever comes first
             os.setpgid(pid, pid)
         self._processes.add(pid)
         self._send({"pid": pid})
 
-    def _be_process(self, descriptor: int, server: int) -> NoReturn:
+    def _be_process(self, descriptor: int, clock: int, server: int) -> NoReturn:
         status = 1
         try:
             with contextlib.suppress(OSError):
@@ -186,6 +186,7 @@ class _Server:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for inherited in (self._wake_read, self._wake_write):
                 os.close(inherited)
+            running_time.follow(clock)
             self._control.close()
             _have_own_folder(self._folder(os.getpid()))
             _draw_afresh()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from loop_plumbing import process_guard
+from loop_plumbing import process_guard, running_time
 from loop_plumbing.breakage import Raised
 from loop_plumbing.fork_server import MAX_LINE, MAX_MESSAGE, DeadlinePassed, WrongArguments
 from loop_plumbing.moving import Stalled, while_moving
@@ -147,10 +147,10 @@ class ForkServer:
         try:
             with theirs:
                 await self.start()
-                answer = await self.ask({"fork": True}, theirs.fileno())
+                answer = await self.ask({"fork": True}, theirs.fileno(), running_time.tick())
                 if answer is SERVER_ENDED:  # it died on the way
                     await self.start()
-                    answer = await self.ask({"fork": True}, theirs.fileno())
+                    answer = await self.ask({"fork": True}, theirs.fileno(), running_time.tick())
             if "error" in answer:
                 raise self.away(f"a {self.name} process cannot be started: {answer['error']}")
             reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE)

@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import time
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import TypeVar
 
-from loop_plumbing import process_guard
+from loop_plumbing import process_guard, running_time
 
 POLL_S = 1.0
 STALL_S = 120.0
@@ -62,7 +61,7 @@ class Movement:
         self._pid = pid
         self._log = log
         self._least = max(1.0, least_s * _TICKS_PER_S)
-        self._began = self._moved_at = time.monotonic()
+        self._began = self._moved_at = running_time.now()
         self._first: int | None = None
         self._marked = 0
         self._size: int | None = None
@@ -80,7 +79,7 @@ class Movement:
             self._size = size
         moved = busy or size != self._size or abs(ticks - self._marked) >= self._least
         if moved:
-            self._marked, self._size, self._moved_at = ticks, size, time.monotonic()
+            self._marked, self._size, self._moved_at = ticks, size, running_time.now()
         self.spent_s = max(self.spent_s, (ticks - self._first) / _TICKS_PER_S)
         return moved
 
@@ -89,12 +88,12 @@ class Movement:
 
     @property
     def elapsed_s(self) -> float:
-        return time.monotonic() - self._began
+        return running_time.now() - self._began
 
     @property
     def idle_s(self) -> float:
         """Seconds since the last move; for what is somewhere else, since the beginning."""
-        return time.monotonic() - self._moved_at
+        return running_time.now() - self._moved_at
 
 
 async def while_moving(

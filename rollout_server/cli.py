@@ -20,6 +20,7 @@ from rich.live import Live
 from rich.logging import RichHandler
 
 from loop_formats.schema import ConfigError
+from loop_plumbing import running_time
 from loop_plumbing.http_server import FEWEST_FILES, MAX_STRANGERS, Site, raise_open_files
 from loop_plumbing.sanitize import SanitizingFormatter, show_all_text
 from loop_plumbing.secret import read_secret
@@ -114,7 +115,7 @@ def _serve(arguments: list[str], program: str) -> None:
     if options.owner_pid is not None:
         _follow(options.owner_pid)
     _raise_open_files(config.max_concurrent_episodes)
-    asyncio.run(_run(config, token, terminal))
+    running_time.run(_run(config, token, terminal))
 
 
 def _token(variable: str, which: str) -> str:

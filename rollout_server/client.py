@@ -24,6 +24,7 @@ from agent_environments.description import Description
 from loop_formats.collection_request import CollectionEnd, CollectionRequest, Progress
 from loop_formats.rollout import Rollout
 from loop_formats.run_files import ADAPTER_FILES
+from loop_plumbing import running_time
 from loop_plumbing.retries import TRANSIENT, asked_to_wait
 
 RETRY_PAUSE_S = 1.0
@@ -106,6 +107,7 @@ class RolloutClient:
             address = httpx.URL()
         if address.scheme not in ("http", "https") or not address.host:
             raise ValueError(f"rollout node URL {url!r} must look like http://host:port")
+        running_time.tick()
         self.url = url.rstrip("/")
         self._http = httpx.Client(
             base_url=self.url,
@@ -132,7 +134,7 @@ class RolloutClient:
         Raises:
             NodeUnreachable: it failed, or showed no sign of life for ``deadline_s``; or whatever ``alive`` raises.
         """
-        give_up, moved = time.monotonic() + deadline_s, None
+        give_up, moved = running_time.now() + deadline_s, None
         while True:
             (alive or self._alive)()
             now_moved = moved
@@ -151,8 +153,8 @@ class RolloutClient:
                 state = f"does not answer ({error.__cause__})"
             self.told(state)
             if now_moved != moved:  # it has deadlines of its own, for what does not move
-                give_up, moved = time.monotonic() + deadline_s, now_moved
-            elif time.monotonic() > give_up:
+                give_up, moved = running_time.now() + deadline_s, now_moved
+            elif running_time.now() > give_up:
                 raise NodeUnreachable(f"the rollout node at {self.url} {state} after {deadline_s:g} s; see its log")
             time.sleep(0.25)
 
@@ -255,15 +257,15 @@ class RolloutClient:
         """A function that is told of each failed try: it waits a little, or raises after ``seconds`` (``reconnect_s``
         if not given) without a sign of life."""
         limit_s = self._reconnect_s if seconds is None else seconds
-        give_up, moved = time.monotonic() + limit_s, None
+        give_up, moved = running_time.now() + limit_s, None
 
         def wait(error: Exception) -> None:
             nonlocal give_up, moved
             self._alive()
             self.told(str(error) or type(error).__name__)
             if isinstance(error, RolloutNodeError) and error.moved != moved:
-                give_up, moved = time.monotonic() + limit_s, error.moved
-            elif time.monotonic() > give_up:
+                give_up, moved = running_time.now() + limit_s, error.moved
+            elif running_time.now() > give_up:
                 if isinstance(error, RolloutNodeError):  # it answers
                     raise NodeUnreachable(
                         f"the node at {self.url} is not ready after {limit_s:g} s: {error}; see its log"

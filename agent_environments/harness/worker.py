@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 
+from loop_plumbing import running_time
 from loop_plumbing.secret import read_secret
 
 logger = logging.getLogger(__name__)
@@ -104,16 +105,17 @@ def play_episodes(
         ValueError: there is no secret.
         httpx.HTTPError: the node refuses, or did not answer for :data:`RECONNECT_S`.
     """
-    played, heard = 0, time.monotonic()
+    running_time.tick()
+    played, heard = 0, running_time.now()
     while not until():
         try:
             episode = take_episode(node_url, token)
         except httpx.HTTPError as error:
-            if not _may_pass(error) or time.monotonic() - heard > RECONNECT_S:
+            if not _may_pass(error) or running_time.now() - heard > RECONNECT_S:
                 raise
             time.sleep(PAUSE_S)
             continue
-        heard = time.monotonic()
+        heard = running_time.now()
         if episode is None:
             continue
         try:
@@ -128,7 +130,7 @@ def play_episodes(
                 raise
         except httpx.TransportError as error:
             logger.warning("%s: the node is not told of its end: %s", episode.episode_id, error)
-        heard = time.monotonic()
+        heard = running_time.now()
         played += 1
     return played
 

@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,10 +30,10 @@ from agent_environments.tools.group import JUDGE_PATIENCE_S, grade_of, group_gra
 from agent_environments.tools.identity import digest, identity
 from agent_environments.tools.instances import InstancePool, Lease
 from agent_environments.tools.module import ToolModule, load_module
-from agent_environments.tools.reward import DEADLINE_S as REWARD_DEADLINE_S
 from agent_environments.tools.reward import Reward, together
 from agent_environments.tools.right_answers import field_answers
 from agent_environments.tools.tool import DEADLINE_S, Tool
+from loop_plumbing import running_time
 from loop_plumbing.breakage import Raised, error_line
 from loop_plumbing.deadline import DeadlinePassed
 from loop_plumbing.forked_process import ForkServer, ProcessEnded
@@ -49,6 +48,7 @@ import json, socket, sys
 told = json.loads(sys.stdin.readline())
 sys.path[:] = told["path"]
 from agent_environments.tools.forked import serve
+from loop_plumbing import running_time
 serve(told, socket.socket(fileno=int(sys.argv[1])))
 """
 
@@ -178,7 +178,7 @@ class ToolEnvironment:
 
     async def _own_grades(self) -> tuple[list[tuple[Reward, Grade]], Grade | None]:
         """What each reward of an episode by itself gives; and the grade, where one that counts gives none."""
-        self._judge_until = time.monotonic() + JUDGE_PATIENCE_S
+        self._judge_until = running_time.now() + JUDGE_PATIENCE_S
         grades: list[tuple[Reward, Grade]] = []
         for reward in self._module.rewards:
             if reward.group:
@@ -194,13 +194,13 @@ class ToolEnvironment:
         process = await lease.process()
         if lease.lost and reward.takes_instance:
             return Grade.of_ungradable("the instance is gone: a tool that was called ended its process")
-        judge_s = max(0.0, self._judge_until - time.monotonic()) if reward.takes_judge else 0.0
+        judge_s = max(0.0, self._judge_until - running_time.now()) if reward.takes_judge else 0.0
         episode = {"task_id": self._task_id, "answer": self._answer, "trajectory": self._trajectory, "judge_s": judge_s}
         if reward.takes_code_folder and self._code is not None:
             left = await self._code.left_files()
             episode["code_folder"] = {name: base64.b64encode(content).decode() for name, content in left.items()}
         try:
-            answered = await process.ask("grade", REWARD_DEADLINE_S + judge_s, reward=reward.name, **episode)
+            answered = await process.ask("grade", reward.deadline_s + judge_s, reward=reward.name, **episode)
             return grade_of(answered)
         except (Raised, DeadlinePassed, ProcessEnded, ValueError) as error:
             what = error_line(error)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from agent_environments.protocol import Broke, Grade, Requirement
-from agent_environments.tools.reward import DEADLINE_S, Reward, together
+from agent_environments.tools.reward import Reward, together
+from loop_plumbing import running_time
 from loop_plumbing.breakage import Raised, error_line
 from loop_plumbing.deadline import DeadlinePassed
 from loop_plumbing.forked_process import ForkedProcess, ProcessEnded
@@ -50,13 +50,13 @@ async def group_grades(
         {"answer": member["answer"], "trajectory": member["trajectory"], "rewards": _stated(grades)}
         for member, grades in zip(seen, own, strict=True)
     ]
-    until, broke = time.monotonic() + JUDGE_PATIENCE_S, None
+    until, broke = running_time.now() + JUDGE_PATIENCE_S, None
     given: list[dict[str, Grade]] = [{} for _ in seen]
     for reward in (each for each in rewards if each.group):
-        judge_s = max(0.0, until - time.monotonic()) if reward.takes_judge else 0.0
+        judge_s = max(0.0, until - running_time.now()) if reward.takes_judge else 0.0
         try:
             asked = {"reward": reward.name, "task_id": task_id, "members": members, "judge_s": judge_s}
-            answered = await process.ask("grade_group", DEADLINE_S + judge_s, **asked)
+            answered = await process.ask("grade_group", reward.deadline_s + judge_s, **asked)
             grades = [grade_of(fields) for fields in answered]
         except (Raised, DeadlinePassed, ProcessEnded, ValueError) as error:
             what = error_line(error)

@@ -31,8 +31,8 @@ GROUP_NAMES = {
     "judge": OWN_NAMES["judge"],
 }
 """The same of a reward that sees the whole group."""
-DEADLINE_S = 600.0
-"""For a call, without what a judge takes."""
+DEADLINE_S, LONGEST_S = 600.0, 3000.0
+"""For a call, without what a judge takes, unless the reward says otherwise; and the longest that it may say."""
 
 
 class NoGrade(ValueError):
@@ -53,6 +53,7 @@ class Reward:
         name: str | None = None,
         scale: Sequence[float] | None = None,
         group: bool = False,
+        deadline_s: float = DEADLINE_S,
     ) -> None:
         called = callable_of(function)
         functools.update_wrapper(self, called)
@@ -61,10 +62,13 @@ class Reward:
         self.name = name or self.__name__
         self.weight = weight
         self.group = group
+        self.deadline_s = deadline_s
         self._own_names = GROUP_NAMES if group else OWN_NAMES
         self.scaled = scale is not None
         if not isinstance(weight, int | float) or not 0.0 <= weight < math.inf:
             raise ValueError(f"reward {self.name}: weight must be a number from 0 on, not {weight!r}")
+        if not isinstance(deadline_s, int | float) or not 0.0 < deadline_s <= LONGEST_S:
+            raise ValueError(f"reward {self.name}: deadline_s must be in (0, {LONGEST_S:g}], not {deadline_s!r}")
         try:
             self._scale = Scale.of(scale)
         except ValueError as error:
@@ -164,7 +168,7 @@ class Reward:
 
     def _called(self, values: Mapping[str, Any]) -> Any:
         arguments = {name: values[name] for name in self._parameters if name in values}
-        return deadline.call(self.function, arguments, DEADLINE_S)
+        return deadline.call(self.function, arguments, self.deadline_s)
 
     def _grade_of(self, result: Any) -> Grade:
         if isinstance(result, Grade):
@@ -214,7 +218,12 @@ def reward(function: Callable[..., Any]) -> Reward: ...
 
 @overload
 def reward(
-    *, weight: float = 1.0, name: str | None = None, scale: Sequence[float] | None = None, group: bool = False
+    *,
+    weight: float = 1.0,
+    name: str | None = None,
+    scale: Sequence[float] | None = None,
+    group: bool = False,
+    deadline_s: float = DEADLINE_S,
 ) -> Callable[[Callable[..., Any]], Reward]: ...
 
 
@@ -226,6 +235,7 @@ def reward(
     name: str | None = None,
     scale: Sequence[float] | None = None,
     group: bool = False,
+    deadline_s: float = DEADLINE_S,
 ) -> Reward | Callable[[Callable[..., Any]], Reward]:
     """Makes a reward of a function, sync or async.
 
@@ -244,7 +254,7 @@ def reward(
         group: it sees all rollouts of the task at once, and returns a list with such a number for each. Its parameters
             are ``answers``, ``trajectories``, ``rewards`` (of each the numbers of the other rewards, by name),
             ``judge`` and the task's fields.
+        deadline_s: for one call, without what a judge takes; a longer one raises.
     """
-    if function is not None:
-        return Reward(function, weight, name, scale, group)
-    return lambda decorated: Reward(decorated, weight, name, scale, group)
+    make = functools.partial(Reward, weight=weight, name=name, scale=scale, group=group, deadline_s=deadline_s)
+    return make if function is None else make(function)

@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 
 import aiohttp
 
+from loop_plumbing import running_time
 from loop_plumbing.http_server import one_line
 from loop_plumbing.retries import TRANSIENT, asked_to_wait, pauses
 from loop_plumbing.sanitize import printable
@@ -145,7 +146,7 @@ class AddressClient(Generic[Answer]):
             try:
                 answer = await self._ask(body)
             except _RetryableError as again:
-                now, odd = time.monotonic(), odd + 1 if again.odd else 0
+                now, odd = running_time.now(), odd + 1 if again.odd else 0
                 if again.busy:
                     busy_since = now if busy_since is None else busy_since
                 else:

@@ -20,6 +20,7 @@ from typing import Any
 import aiohttp
 
 from loop_formats.rollout import POISONED_LOGPROB
+from loop_plumbing import running_time
 from rollout_server.inference.server import VllmServer
 from rollout_server.inference.server_group import ServerGroup
 
@@ -253,7 +254,7 @@ class Router:
         self._quiet.clear()
         try:
             while not (await asyncio.wait([answer], timeout=POLL_S))[0]:
-                now = time.monotonic()
+                now = running_time.now()
                 if server.state != "ready":
                     raise _ServerFailed(f"{server.name} is {server.state}")
                 if server.load is load:  # nothing new is known of it

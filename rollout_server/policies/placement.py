@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import json
 import logging
-import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
 from loop_formats.rollout import POISONED_LOGPROB
+from loop_plumbing import running_time
 from rollout_server.inference.router import ServerUnavailable
 from rollout_server.inference.server import TRANSPORT_ERRORS, VllmServer
 from rollout_server.inference.server_group import ServerGroup
@@ -139,10 +139,10 @@ class Placement:
 
     async def _drain(self, adapter: Adapter) -> None:
         """Wait until no ready server works on a request of this adapter, such as one whose client has just gone."""
-        give_up = time.monotonic() + DRAIN_S
+        give_up = running_time.now() + DRAIN_S
         for server in self._group.ready:
             with contextlib.suppress(*TRANSPORT_ERRORS):
-                while time.monotonic() < give_up:
+                while running_time.now() < give_up:
                     _, body = await server.request("GET", "/metrics", timeout_s=DRAIN_S)
                     if adapter.name not in adapters_at_work(body):
                         break

@@ -19,14 +19,11 @@ def clock(monkeypatch):
     class Clock:
         now = 1000.0
 
-        def monotonic(self):
-            return self.now
-
     async def pause(self, seconds):
         clock.now += seconds
 
     clock = Clock()
-    monkeypatch.setattr(rule, "time", clock)
+    monkeypatch.setattr(rule.running_time, "now", lambda: clock.now)
     monkeypatch.setattr(Losses, "pause", pause)
     return clock
 

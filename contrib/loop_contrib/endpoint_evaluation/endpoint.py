@@ -24,6 +24,7 @@ from loop_contrib.endpoint_evaluation.endpoint_client import EndpointClient, che
 from loop_formats.collection_request import MAX_ATTEMPTS, failures_warning
 from loop_formats.run_files import append_to, log_path, writing
 from loop_formats.schema import ConfigError
+from loop_plumbing import running_time
 from loop_plumbing.retries import pauses
 from loop_recipes.config.loop_config import EndpointConfig
 from loop_recipes.evaluation.collect import Cell, EvaluationTimeout, NoScore, ResultStore
@@ -56,7 +57,7 @@ class EndpointEpisodes:
         self._logs = log_folder / "collections"
         self._logs.mkdir(parents=True, exist_ok=True)
         self._pool: EnvironmentPool = create_pool(environment.name, environment.options, tokens.spans)
-        self._runner = asyncio.Runner()
+        self._runner = asyncio.Runner(loop_factory=running_time.event_loop)
         self._closed = False
         try:
             self._runner.run(self._pool.open())

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from agent_environments.protocol import EnvironmentCrashed
 from loop_contrib.chat_model import ChatEndpoint, ChatModel
-from loop_plumbing import deadline
+from loop_plumbing import deadline, running_time
 
 
 class Judge:
@@ -32,7 +31,7 @@ class Judge:
 
     def answer_within(self, seconds: float) -> None:
         """Count one that has not answered by then as away."""
-        self._until = time.monotonic() + seconds
+        self._until = running_time.now() + seconds
 
     async def __call__(self, text: str) -> str:
         """Return the answer to a text.

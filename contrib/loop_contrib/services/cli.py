@@ -25,6 +25,7 @@ from aiohttp import web
 from agent_environments.protocol import ENVIRONMENTS, EnvironmentFault, create_pool, is_harness, pool_class
 from loop_contrib.services.server import MAX_SESSIONS, EnvironmentServer
 from loop_contrib.services.service_pool import TOKEN_VARIABLE
+from loop_plumbing import running_time
 from loop_plumbing.http_server import FEWEST_FILES, MAX_STRANGERS, Site, raise_open_files
 from loop_plumbing.plug_ins import plug_ins
 from loop_plumbing.sanitize import SanitizingFormatter
@@ -107,6 +108,6 @@ def main(words: Sequence[str] | None = None) -> None:
         token = read_secret(TOKEN_VARIABLE)
         if not token:
             raise ValueError(f"set {TOKEN_VARIABLE}, the token that clients must send")
-        asyncio.run(serve(arguments, token))
+        running_time.run(serve(arguments, token))
     except (EnvironmentFault, OSError, ValueError) as error:
         sys.exit(f"loop serve: {' '.join(str(error).split())}")

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,6 +33,7 @@ from loop_contrib.services.service_pool import (
     flags_of,
     is_ours,
 )
+from loop_plumbing import running_time
 
 logger = logging.getLogger(__name__)
 
@@ -208,13 +208,13 @@ class OpenEnvPool(ServicePool):
         if not self.crowded:
             return await super().lease()
         async with self._queue:
-            since = time.monotonic()
+            since = running_time.now()
             while True:
                 try:
                     return await super().lease()
                 except WorldLost as error:
-                    since = time.monotonic() if self._lines else since
-                    late = time.monotonic() - since > self.rules.start_timeout_s
+                    since = running_time.now() if self._lines else since
+                    late = running_time.now() - since > self.rules.start_timeout_s
                     if late or not isinstance(error.__cause__, NoPlace):
                         raise
                 await self.losses.pause(PLACE_PAUSE_S)

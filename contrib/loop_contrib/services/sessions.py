@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import reprlib
-import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -20,6 +19,7 @@ from agent_environments.protocol import (
     UnknownTask,
     acquire,
 )
+from loop_plumbing import running_time
 
 ACQUIRE_DEADLINE_S = 600.0
 CLOSE_DEADLINE_S = 300.0
@@ -92,16 +92,16 @@ class ServedSession:
         self._pool = pool
         self._environment: GuardedEnvironment | None = None
         self._turn = asyncio.Lock()
-        self._used = time.monotonic()
+        self._used = running_time.now()
         self._closed = False
 
     def idle_s(self) -> float:
         """Seconds since it was last used; 0 while a call is under way."""
-        return 0.0 if self._turn.locked() else time.monotonic() - self._used
+        return 0.0 if self._turn.locked() else running_time.now() - self._used
 
     def touch(self) -> None:
         """It is in use."""
-        self._used = time.monotonic()
+        self._used = running_time.now()
 
     @contextlib.asynccontextmanager
     async def _call(self) -> AsyncIterator[None]:

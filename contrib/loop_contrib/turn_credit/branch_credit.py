@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 import math
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any, Literal
 from loop_formats.branch import Branch
 from loop_formats.collection_request import CollectionRequest, losses
 from loop_formats.rollout import Rollout
+from loop_plumbing import running_time
 from loop_recipes.engine.samples import Sample
 from loop_recipes.rollouts.branching import BRANCHES_OF_A_REQUEST, HowToSample, branch_requests, read_continuations
 from loop_recipes.rollouts.source import CollectionSource
@@ -96,7 +96,7 @@ def branch_credits(
     Raises:
         NoRollouts: the deadline passed.
     """
-    give_up = time.monotonic() + deadline_s
+    give_up = running_time.now() + deadline_s
     fit = _fit(rollouts)
     requests = _requests(fit, how)
     for request in [*requests, *_requests(_fit(ahead), how)]:
@@ -104,7 +104,7 @@ def branch_credits(
     played: dict[tuple[str, int], list[Rollout]] = {}
     for request in requests:
         try:
-            left = max(0.0, give_up - time.monotonic())
+            left = max(0.0, give_up - running_time.now())
             made = read_continuations(source, request, left)
         except CollectionFailed as error:
             logger.warning("%s; the turns of its rollouts share their advantage evenly", error)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -32,6 +31,7 @@ from loop_formats.collection_request import (
 from loop_formats.ids import evaluation_id, replay_id
 from loop_formats.rollout import Rollout
 from loop_formats.run_files import append_to, to_json, writing
+from loop_plumbing import running_time
 from loop_recipes.evaluation.config import PolicyUnderTest, SamplingConfig
 from loop_recipes.evaluation.scores import TaskResult
 from loop_recipes.run.fingerprint import differing
@@ -257,7 +257,7 @@ def run_cells(
         CollectionFailed: a node's disk is full, or somebody cancelled a collection.
         RolloutNodeError, NodeUnreachable, NodeDied: of the nodes.
     """
-    give_up = time.monotonic() + deadline_s
+    give_up = running_time.now() + deadline_s
     waiting = [cell for cell in cells if store.missing(cell)]
     lost: dict[str, dict[tuple[str, int], str]] = {cell.request.id: {} for cell in waiting}
     for number in range(retries + 1):
@@ -302,7 +302,7 @@ def _read(
     sequences: list[Rollout] = []
     try:
         for event in nodes.events(request):
-            if time.monotonic() > give_up:
+            if running_time.now() > give_up:
                 raise EvaluationTimeout(
                     f"collection {request.id} was not done within deadline_s; start the same evaluation again to go on"
                 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from agent_environments.description import Description
 from loop_formats.collection_request import CollectionEnd, CollectionRequest, Progress
 from loop_formats.rollout import Rollout
+from loop_plumbing import running_time
 from loop_recipes.rollouts.source import Collected, NoRollouts
 from loop_recipes.rollouts.waiting import Waiting
 from loop_recipes.run.stop_request import StopRequested
@@ -130,7 +130,7 @@ class NodeSource:
             NoRollouts: a rollout came twice, or the deadline passed.
             StopRequested: see the class.
         """
-        started, longest = time.monotonic(), min(deadline_s, self._deadline_s)
+        started, longest = running_time.now(), min(deadline_s, self._deadline_s)
         rollouts: dict[str, Rollout] = {}
         stream = self._client.rollouts(request.id)
         with Bar(total=request.floor_total, doing="collecting") as bar:
@@ -145,14 +145,14 @@ class NodeSource:
                     bar.update(event.segment == 0)
                 if self._stop_requested():
                     raise StopRequested
-                if time.monotonic() - started > longest:
+                if running_time.now() - started > longest:
                     whose = "collection.deadline_s" if longest == self._deadline_s else "what was left of its deadline"
                     raise NoRollouts(
                         f"collection {request.id} had {bar.n} of {request.floor_total} rollouts after "
                         f"{longest:.0f} s ({whose})"
                     )
         assert stream.end is not None, "the stream is over"
-        return Collected(list(rollouts.values()), stream.end, time.monotonic() - started)
+        return Collected(list(rollouts.values()), stream.end, running_time.now() - started)
 
     def cancel(self, request: CollectionRequest) -> None:
         """Have what a collection lost attempted anew when it is asked for again."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from loop_formats.run_files import write_whole
 from loop_formats.schema import ConfigError
+from loop_plumbing import running_time
 from loop_plumbing.breakage import error_line
 from loop_recipes.run.tracker import Point, Tracker, TrackerState, named_tracker
 
@@ -67,9 +67,9 @@ class Trackers:
         self._followers = [
             Follower(title, tracker, output_dir / "trackers" / name, config, resumed) for title, name, tracker in chosen
         ]
-        deadline = time.monotonic() + OPENING_S
+        deadline = running_time.now() + OPENING_S
         for follower in self._followers:
-            follower.check_opening(deadline - time.monotonic())
+            follower.check_opening(deadline - running_time.now())
 
     def tell(self, points: Sequence[Point]) -> None:
         """Have every tracker told all points of the run that it has not been told; does not wait for that."""
@@ -80,9 +80,9 @@ class Trackers:
         """Have the trackers told the rest and closed, in :data:`CLOSING_S` at most. Raises nothing."""
         for follower in self._followers:
             follower.end()
-        deadline = time.monotonic() + CLOSING_S
+        deadline = running_time.now() + CLOSING_S
         for follower in self._followers:
-            follower.join(deadline - time.monotonic())
+            follower.join(deadline - running_time.now())
 
 
 class Follower:
@@ -124,7 +124,7 @@ class Follower:
             self._points, self._news = points, True
             self._wake.notify()
         since = self._busy_since
-        if since is not None and time.monotonic() - since > HANG_S:
+        if since is not None and running_time.now() - since > HANG_S:
             self._complain(f"it has not answered for {HANG_S:.0f} s")
 
     def end(self) -> None:
@@ -167,14 +167,14 @@ class Follower:
             self._busy_since = None
 
     def _catch_up(self, points: Sequence[Point]) -> None:
-        self._busy_since = time.monotonic()
+        self._busy_since = running_time.now()
         if not self._opened:
             self._folder.parent.mkdir(parents=True, exist_ok=True)
             self._told = self._tracker.open(self._folder, self._config, self._told)
             self._opened = True
             self._remember()
         while self._told.points < len(points):
-            self._busy_since = time.monotonic()
+            self._busy_since = running_time.now()
             self._tracker.tell(self._told.points, points[self._told.points])
             self._told = replace(self._told, points=self._told.points + 1)
             self._remember()

@@ -4,7 +4,6 @@ import asyncio
 import os
 import re
 import signal
-import sys
 
 import pytest
 
@@ -163,13 +162,11 @@ async def test_a_reward_that_needs_no_instance_grades_without_one(one):
     await environment.close()
 
 
-async def test_a_reward_that_takes_too_long_is_told(one, monkeypatch):
+async def test_a_reward_that_takes_longer_than_it_may_is_told(one):
     source = COUNTER.replace(
         "-> bool:\n    return instance.value == target", "-> bool:\n    while True:\n        time.sleep(0.01)"
-    )
-    assert source != COUNTER
-    source += "\nimport sys\nsys.modules['agent_environments.tools.reward'].DEADLINE_S = 0.1\n"
-    monkeypatch.setattr(sys.modules["agent_environments.tools.reward"], "DEADLINE_S", 0.1)  # put back after it
+    ).replace("@reward", "@reward(deadline_s=0.1)")
+    assert source.count("deadline_s=0.1)") == 1
     environment = await (await one(source)).acquire("first")
     await environment.start("count1_1")
     broke = (await environment.grade()).broke

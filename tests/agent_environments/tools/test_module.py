@@ -65,6 +65,7 @@ def test_a_module_by_its_dotted_name(tmp_path, monkeypatch):
         ),
         (("@reward", "@reward(weight=0)"), "there is no reward: write a function with @reward, of some weight"),
         (("@reward", "@reward(weight=-1)"), "reward reached: weight must be a number from 0 on, not -1"),
+        (("@reward", "@reward(deadline_s=0)"), r"reward reached: deadline_s must be in \(0, 3000\], not 0"),
         (("@reward", "@reward(scale=[1, 0])"), r"reward reached: a scale is \[lowest, highest\]"),
         (("def reset", "def rest"), r"class Counter has tools or a reply, but no method reset\(task\)"),
         (('"target"', '"goal"'), "task count0_1 has no field 'target', which reward reached asks for"),

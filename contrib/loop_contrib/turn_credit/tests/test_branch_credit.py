@@ -62,7 +62,7 @@ def test_the_requests_of_a_part_share_one_deadline(monkeypatch):
             clock[0] += 40.0
             return Collected([], CollectionEnd("complete", 0, 0, 0, {}, 0.0), 0.0)
 
-    monkeypatch.setattr(branch_credit.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(branch_credit.running_time, "now", lambda: clock[0])
     how = {version: HowToSample(1, version, Sampling(), Limits()) for version in range(2)}
     branch_credits(Slow(), rollouts, how, "graded", deadline_s=60.0)
     assert given == [60.0, 20.0]

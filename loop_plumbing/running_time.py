@@ -1,0 +1,84 @@
+"""The time in which a job's processes could run: it stands while they are suspended, paused or frozen.
+
+The clocks of the system go on then, and whoever looks at one afterwards is late. So deadlines whose passing costs
+somebody something read :func:`now`. One process of a job ticks, in a thread. What is longer than :data:`LONGEST_S`
+between two ticks is time in which nothing ran. The processes that are forked for it read what it counts, on a page that
+they may not write.
+"""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import os
+import struct
+import threading
+import time
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:  # a process without it is forked in less time
+    import asyncio
+
+TICK_S, LONGEST_S = 0.1, 0.5
+_COUNTED = struct.Struct("dd")
+"""The seconds that do not count, and the time of the last tick."""
+T = TypeVar("T")
+
+
+class _Clock:
+    page: mmap.mmap | None = None
+
+
+def now() -> float:
+    """Seconds of a clock that stands while nothing runs; of ``time.monotonic()`` where nobody ticks."""
+    clock = time.monotonic()
+    if _Clock.page is None:
+        return clock
+    lost, ticked = _COUNTED.unpack_from(_Clock.page)
+    return float(min(clock, ticked + LONGEST_S) - lost)
+
+
+@functools.cache
+def tick() -> int:
+    """Have this process tick, from now on; returns the descriptor that :func:`follow` takes."""
+    written = os.memfd_create("running time")
+    os.ftruncate(written, _COUNTED.size)
+    page = mmap.mmap(written, _COUNTED.size)
+    page[:] = _COUNTED.pack(0.0, time.monotonic())
+    _Clock.page = page
+    threading.Thread(target=_tick, args=(page,), name="running time", daemon=True).start()
+    read = os.open(f"/proc/self/fd/{written}", os.O_RDONLY)
+    os.close(written)
+    return read
+
+
+def _tick(page: mmap.mmap) -> None:
+    while True:
+        (lost, ticked), clock = _COUNTED.unpack(page), time.monotonic()
+        page[:] = _COUNTED.pack(lost + max(0.0, clock - ticked - LONGEST_S), clock)
+        time.sleep(TICK_S)
+
+
+def follow(descriptor: int) -> None:
+    """Count as the process that gave this descriptor, which is closed."""
+    _Clock.page = mmap.mmap(descriptor, _COUNTED.size, prot=mmap.PROT_READ)
+    os.close(descriptor)
+
+
+def event_loop() -> asyncio.AbstractEventLoop:
+    """A new event loop whose timeouts count this time."""
+    import asyncio
+
+    loop = asyncio.new_event_loop()
+    loop.time = now  # type: ignore[method-assign]
+    return loop
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, as ``asyncio.run`` gives it, in a process that ticks."""
+    import asyncio
+
+    tick()
+    with asyncio.Runner(loop_factory=event_loop) as runner:
+        return runner.run(work)

@@ -27,6 +27,7 @@ from loop_plumbing.moving import Stalled, while_moving
 PREPARE_S = 600.0
 """A server that prepares, and for so long makes no progress, hangs."""
 SERVER_ENDED = {"error": "its server has ended"}
+SAID_NOTHING = "it said nothing"
 STOP_S = process_guard.KILL_DEADLINE_S + 5.0
 TAIL_BYTES = 4096
 KILL_AFTER_S = 10.0
@@ -104,6 +105,7 @@ class ForkServer:
         """Whether it runs."""
         self.starts = 0
         """How often it was started; a process is of one start."""
+        self._closing = False
         self._ready: Mapping[str, Any] = {}
         self._guard: asyncio.subprocess.Process | None = None
         self._control: socket.socket
@@ -167,6 +169,7 @@ class ForkServer:
 
     async def close(self) -> None:
         """End the server and every process, also one that is about to start."""
+        self._closing = True
         self.kill()
         async with self._lock:
             await self._stop()
@@ -218,19 +221,29 @@ class ForkServer:
                 logger.warning("the %s server died; starting another", self.name)
                 self.restarts += 1
                 await self._stop()
-            self._guard = await self._started()
-            try:
-                said = await self._prepared(self._guard)
-            except Stalled as error:
-                said = {"failed": f"it {error}"}
-            except OSError:
-                said = {}
+            self._closing = False
+            said = await self._begun()
+            if said == {"failed": SAID_NOTHING} and not self._closing:
+                logger.warning("the %s server died as it started, without a word; starting it once more", self.name)
+                said = await self._begun()
             if "ready" not in said:
-                await self._stop()
-                raise self.away(f"the {self.name} server does not start: {said.get('failed', self._last_words())}")
+                raise self.away(f"the {self.name} server does not start: {said['failed']}")
             self._ready = said["ready"]
             self._listening = asyncio.ensure_future(self._listen())
             return self._ready
+
+    async def _begun(self) -> dict[str, Any]:
+        """Start it; returns what it said when it was ready, or, once nothing of it is left, why it ``failed``."""
+        self._guard = await self._started()
+        try:
+            said = await self._prepared(self._guard)
+        except Stalled as error:
+            said = {"failed": f"it {error}"}
+        except OSError:
+            said = {}
+        if "ready" not in said:
+            await self._stop()
+        return said or {"failed": self._last_words()}
 
     async def _started(self) -> asyncio.subprocess.Process:
         """Start its guard, and the server below it."""
@@ -335,7 +348,7 @@ class ForkServer:
     def _last_words(self) -> str:
         """The last line that it printed."""
         lines = self._tail.decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else SAID_NOTHING
 
 
 def _append(log: Path, part: bytes) -> None:

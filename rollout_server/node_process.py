@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from loop_formats.run_files import node_address
+from loop_plumbing import running_time
 from rollout_server.config import NodeConfig, node_url, write_node_config
 
 TAIL_LINES = 15
@@ -40,8 +41,9 @@ class NodeProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
 
-    def start(self, deadline_s: float = 60.0) -> NodeProcess:
-        """Start the node and wait until it listens (not until it is ready: see RolloutClient.wait_ready).
+    def start(self, deadline_s: float = 60.0, again: bool = True) -> NodeProcess:
+        """Start the node, ``again`` where it is killed meanwhile, and wait until it listens (not until it is ready: see
+        RolloutClient.wait_ready).
 
         Raises:
             NodeDied: it ended, or did not listen before the deadline.
@@ -60,11 +62,13 @@ class NodeProcess:
                 # Ctrl-C in the terminal reaches the trainer, which stops the node in its own order.
                 start_new_session=True,
             )
-        give_up = time.monotonic() + deadline_s
+        give_up = running_time.now() + deadline_s
         # By its process id: a node that was killed left its address, and one that runs keeps it while ours is refused.
         while node_address(self._root, self._process.pid) is None:
+            if again and self._process.poll() == -signal.SIGKILL:
+                return self.start(deadline_s, again=False)
             self.check()
-            if time.monotonic() > give_up:
+            if running_time.now() > give_up:
                 self.stop(5.0)
                 raise NodeDied(f"the rollout node did not listen within {deadline_s:g} s{self._tail()}")
             time.sleep(0.05)

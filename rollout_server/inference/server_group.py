@@ -254,7 +254,8 @@ class ServerGroup:
     async def _supervise(self, server: VllmServer, first_start: asyncio.Future[None]) -> None:
         """Start, watch, replace, until given up; the first start's failure goes to ``first_start`` and ends it.
 
-        A server that has answered and is then killed, twice at most, is started again: it did start.
+        A server that is killed without a word before that is started again: twice where it has answered, for it did
+        start, and else once.
         """
         record = _Record()
         while True:
@@ -278,7 +279,7 @@ class ServerGroup:
             except Exception as error:
                 # Whatever a start or a hook raised: this server is of no use now, and the node goes on without it.
                 fault = await _fault_of_start(server, error)
-                killed = answered and fault.cause is None and server.restarts + 1 < DEATHS_ALIKE
+                killed = fault.cause is None and server.restarts + (1 if answered else 2) < DEATHS_ALIKE
                 if not first_start.done() and not killed:
                     first_start.set_exception(error)
                     return

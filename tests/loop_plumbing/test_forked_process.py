@@ -108,6 +108,31 @@ async def test_a_server_that_does_not_start_is_said_in_one_line(serving, monkeyp
         await serving(preparing).fork()
 
 
+DIES = "open('starts', 'a').write('x'); len(open('starts').read()) <= {kills} and os.kill({pid}, signal.SIGKILL)"
+
+
+@pytest.mark.fault("a child that is killed while it starts, without a word, ends the whole command")
+@pytest.mark.parametrize("pid", ["os.getpid()", "os.getppid()"], ids=["server", "guard"])
+@pytest.mark.parametrize("kills", [1, 2])
+async def test_a_server_that_is_killed_as_it_starts_is_started_once_more(serving, tmp_path, monkeypatch, pid, kills):
+    monkeypatch.chdir(tmp_path)
+    server = serving(DIES.format(kills=kills, pid=pid))
+    with pytest.raises(Away, match="it said nothing") if kills == 2 else contextlib.nullcontext():
+        assert await (await server.fork()).ask("say", 60.0, text="x") == "x"
+    assert (tmp_path / "starts").read_text() == "xx"
+
+
+async def test_a_server_that_is_closed_as_it_starts_is_not_started_once_more(serving, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    server = serving("open('starts', 'a').write('x')\n    time.sleep(3600)")
+    starting = asyncio.create_task(server.start())
+    await wait_until((tmp_path / "starts").exists)
+    await server.close()
+    with pytest.raises(Away):
+        await starting
+    assert (tmp_path / "starts").read_text() == "x"
+
+
 @pytest.mark.parametrize(
     ("op", "how", "killed"),
     [

@@ -1,5 +1,6 @@
 """A rollout node as a child: what is said of one that ended, and whose address is believed."""
 
+import contextlib
 import sys
 from dataclasses import replace
 
@@ -25,6 +26,22 @@ def test_a_node_that_died_is_not_explained_by_what_an_earlier_one_said(tmp_path,
             process.start()
         assert said in str(died.value)
         assert "choose another port" not in str(died.value)
+
+
+@pytest.mark.fault("a child that is killed while it starts, without a word, ends the whole command")
+@pytest.mark.parametrize("kills", [0, 1, 2])
+def test_a_node_that_is_killed_as_it_starts_is_started_once_more(tmp_path, monkeypatch, kills):
+    process = NodeProcess(NodeConfig(str(tmp_path), ModelConfig("m"), EnvironmentConfig("counter")), tmp_path, "secret")
+    program, starts = tmp_path / "program", tmp_path / "starts"
+    program.write_text(
+        f"#!/bin/sh\necho >> {starts}\n[ $(wc -l < {starts}) -gt {kills} ] || kill -9 $$\n"
+        f'echo "{{\\"url\\": \\"http://here\\", \\"pid\\": $$}}" > {tmp_path / NODE_ADDRESS}\nexec sleep 3600\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(NodeDied, match="ended with status -9") if kills == 2 else contextlib.nullcontext(), process:
+        assert process.url == "http://here"
+    assert len(starts.read_text()) == min(2, kills + 1)
 
 
 async def test_a_refused_child_leaves_the_address_of_the_node_that_runs(running, tmp_path):

@@ -1,6 +1,7 @@
 """Servers of a node as real child processes that run a fake vLLM: started, watched, replaced, refused, ended."""
 
 import asyncio
+import contextlib
 import itertools
 import os
 import signal
@@ -101,6 +102,24 @@ async def test_a_server_that_is_killed_while_it_loads_its_first_policies_is_star
         with pytest.raises((ServerStartError, *vllm_server.TRANSPORT_ERRORS)):
             await group.start()
     assert len(hooked) == starts
+
+
+@pytest.mark.fault("a child that is killed while it starts, without a word, ends the whole command")
+@pytest.mark.parametrize("kills", [1, 2])
+async def test_a_server_that_is_killed_before_it_answers_is_started_once_more(group_of, monkeypatch, kills):
+    group, spawn, starts = group_of(), vllm_server.VllmServer._spawn, []
+
+    async def spawned(server):
+        await spawn(server)
+        starts.append(server.pid)
+        if len(starts) <= kills:
+            os.kill(server.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(vllm_server.VllmServer, "_spawn", spawned)
+    with pytest.raises(ServerStartError, match="ended while it starts") if kills == 2 else contextlib.nullcontext():
+        await group.start()
+    await group.stop()
+    assert len(starts) == 2
 
 
 async def test_killed_server_is_replaced_and_leaves_nothing_behind(group_of):

@@ -352,6 +352,14 @@ def remove_folder(path: Path) -> OSError | None:
     return None
 
 
+def copy_folder(source: Path, target: Path) -> None:
+    """Copy the files of a folder, and of those below it, to a new one; they have the rights that are usual there."""
+    for name, _, files in os.walk(source):
+        (made := target / os.path.relpath(name, source)).mkdir(parents=True)
+        for file in files:
+            shutil.copyfile(os.path.join(name, file), made / file)
+
+
 def folders_in(parent: Path) -> dict[str, Path]:
     """The whole folders in ``parent`` by their names. One that :func:`whole_folder` had moved out of the way when it
     was killed, before the other had taken its place, is found where it was moved to."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from agent_environments.pool_metadata import FinishedRuns, MissingState
 from appworld_adapter.pool.run_folder import kept_state
-from loop_formats.run_files import write_whole
+from loop_formats.run_files import copy_folder, write_whole
 
 
 def _name(policy: str, sampling: str, run: int, split: str) -> str:
@@ -51,7 +51,7 @@ def write_experiments(runs: FinishedRuns, worlds: Path, dataset_root: Path, root
         target = root / "experiments" / "outputs" / name / "tasks" / state.task_id
         shutil.rmtree(target, ignore_errors=True)
         if state.episode is None:
-            shutil.copytree(dataset_root / "data" / "tasks" / state.task_id / "dbs", target / "dbs")
+            copy_folder(dataset_root / "data" / "tasks" / state.task_id / "dbs", target / "dbs")
         else:
             kept = kept_state(worlds, state.episode, state.task_id)
             if kept is None:
@@ -59,7 +59,7 @@ def write_experiments(runs: FinishedRuns, worlds: Path, dataset_root: Path, root
                     f"the final state of {state.episode} is not in {worlds}; it was not kept, so give another "
                     "output_dir"
                 )
-            shutil.copytree(kept, target)
+            copy_folder(kept, target)
     return [names[run] for run in sorted(names)]
 
 

@@ -25,6 +25,7 @@ from agent_environments.tools.tool import DEADLINE_S, Tool, ToolError
 from loop_plumbing import process_guard
 from loop_plumbing.breakage import Raised
 from loop_plumbing.deadline import DeadlinePassed
+from loop_plumbing.forked_process import SAID_NOTHING
 from loop_plumbing.moving import give_sign
 
 try:
@@ -108,8 +109,8 @@ class McpServer:
         self._parameters = StdioServerParameters(command=sys.executable, args=guard, env=variables)
         self._connection: _McpConnection | None = None
 
-    async def open(self) -> list[Tool]:
-        """Start the server and ask it for its tools.
+    async def open(self, again: bool = True) -> list[Tool]:
+        """Start the server, ``again`` if it ends without a word meanwhile, and ask it for its tools.
 
         Raises:
             ValueError: it does not start, or lacks a tool that the config names; says the command and its last words.
@@ -127,6 +128,8 @@ class McpServer:
                         break
         except Exception as error:
             await self.close()
+            if again and connection.last_words == SAID_NOTHING and not isinstance(error, TimeoutError):
+                return await self.open(again=False)
             why = str(error) or type(error).__name__
             said = f"{self._command}: {connection.last_words}"
             raise ValueError(f"MCP server {self.name} does not start: {why}; {said}") from error
@@ -254,7 +257,7 @@ class _McpConnection:
     def last_words(self) -> str:
         """The last line that the server wrote to its standard error."""
         lines = self._errors.decode(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        return next((line.strip() for line in reversed(lines) if line.strip()), SAID_NOTHING)
 
     async def _listen(self, pipe: int) -> None:
         """Hand on what the server writes to its standard error, to our own, and keep its end."""

@@ -1,6 +1,7 @@
 """Tools of a real MCP server, a child process that is killed, hangs, and is left by its owner."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -211,6 +212,18 @@ async def test_what_cannot_be_used_is_one_line(tmp_path, options, complaint):
     with pytest.raises(ValueError, match=complaint):
         await pool.open()
     await pool.close()
+
+
+@pytest.mark.fault("a child that is killed while it starts, without a word, ends the whole command")
+@pytest.mark.parametrize("kills", [1, 2])
+async def test_a_server_that_is_killed_as_it_starts_is_started_once_more(tmp_path, kills):
+    starts, server = tmp_path / "starts", write(tmp_path, SERVER, "server")
+    script = f"echo >> {starts}; [ $(wc -l < {starts}) -gt {kills} ] || kill -9 $$; exec {sys.executable} {server}"
+    pool = pool_of(tmp_path, command=["/bin/sh", "-c", script])
+    with pytest.raises(ValueError, match="it said nothing") if kills == 2 else contextlib.nullcontext():
+        await pool.open()
+    await pool.close()
+    assert len(starts.read_text()) == 2
 
 
 def test_a_bad_section(tmp_path):

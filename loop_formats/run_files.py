@@ -355,9 +355,10 @@ def remove_folder(path: Path) -> OSError | None:
 def copy_folder(source: Path, target: Path) -> None:
     """Copy the files of a folder, and of those below it, to a new one; they have the rights that are usual there."""
     for name, _, files in os.walk(source):
-        (made := target / os.path.relpath(name, source)).mkdir(parents=True)
+        folder = target / os.path.relpath(name, source)
+        folder.mkdir(parents=True)
         for file in files:
-            shutil.copyfile(os.path.join(name, file), made / file)
+            shutil.copyfile(os.path.join(name, file), folder / file)
 
 
 def folders_in(parent: Path) -> dict[str, Path]:

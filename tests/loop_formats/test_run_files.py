@@ -420,7 +420,14 @@ def _adapter(path):
     return write_whole(path / "node.json", "new")
 
 
+def _copy(path):
+    _new_folder(path / "states")
+    run_files.copy_folder(path / "states", path / "copied")
+    return path / "copied/iteration_0001/weights"
+
+
 WRITERS = {
+    "copy": _copy,
     "file": lambda path: write_whole(path / "run.json", "new"),
     "folder": _new_folder,
     "replaced folder": _replaced_folder,

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from loop_formats.run_files import copy_folder
 from loop_recipes.engine.model import DTYPES
 from loop_recipes.engine.peft_export import read_adapter
 from model_families.base_model import BaseModel
@@ -69,7 +70,7 @@ def merge(base_folder: Path, adapter_folder: Path, folder: Path, dtype: str) -> 
     for pattern in _BESIDE:
         for path in base_folder.glob(pattern):
             if not path.name.endswith(INDEX):
-                (shutil.copytree if path.is_dir() else shutil.copyfile)(path, folder / path.name)
+                (copy_folder if path.is_dir() else shutil.copyfile)(path, folder / path.name)
     _set_type(settings, str(target).removeprefix("torch."))
     (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 

@@ -16,7 +16,15 @@ from pydantic import NonNegativeInt
 from pydantic.dataclasses import dataclass as checked
 
 from loop_formats.places import run_meant
-from loop_formats.run_files import ADAPTER_CONFIG, ADAPTER_FILES, is_adapter, newest_adapter, whole_folder, writing
+from loop_formats.run_files import (
+    ADAPTER_CONFIG,
+    ADAPTER_FILES,
+    copy_folder,
+    is_adapter,
+    newest_adapter,
+    whole_folder,
+    writing,
+)
 from loop_formats.schema import STRICT, ConfigError, require
 from loop_recipes.config.loop_config import LearnerConfig
 from loop_recipes.config.stored import read_stored
@@ -113,7 +121,7 @@ def export(run: Path, config: ExportConfig) -> Exported:
                 if (base_folder / name).is_file():
                     shutil.copyfile(base_folder / name, partial / name)
             if (templates := base_folder / "additional_chat_templates").is_dir():
-                shutil.copytree(templates, partial / templates.name)
+                copy_folder(templates, partial / templates.name)
         else:
             check = _merged(run, conf, config, adapter, partial)
         notes = _same_ids(base_folder, partial)

@@ -37,7 +37,6 @@ from loop_formats.run_files import (
     writing,
 )
 from rollout_server.collecting.rollout_log import AppendLog
-from rollout_server.policies.folder import PolicyFolder
 from support.random_policy import write_adapter
 from support.rollouts import rollout, turn
 
@@ -411,15 +410,6 @@ def _log(path):
     return path / "c.jsonl"
 
 
-def _adapter(path):
-    write_adapter(path / "source", seed=0)
-    digest = run_files.adapter_digest(path / "source")
-    for name in run_files.ADAPTER_FILES:
-        PolicyFolder._copy(None, path / "source" / name, path / name, 1 << 30)
-    assert run_files.adapter_digest(path) == digest
-    return write_whole(path / "node.json", "new")
-
-
 def _copy(path):
     _new_folder(path / "states")
     run_files.copy_folder(path / "states", path / "copied")
@@ -432,7 +422,6 @@ WRITERS = {
     "folder": _new_folder,
     "replaced folder": _replaced_folder,
     "log": _log,
-    "adapter": _adapter,
 }
 
 
@@ -454,8 +443,8 @@ def test_a_file_system_that_lacks_a_call_is_written_to(tmp_path, monkeypatch, ca
         return refuse() if os.path.isdir(path) else opened(path, *arguments, **options)
 
     library = SimpleNamespace() if call == "no renameat2" else SimpleNamespace(renameat2=lambda *_: -1)
+    run_files._warn_once.cache_clear()
     for number in REFUSALS:
-        run_files._warn_once.cache_clear()
         (folder := tmp_path / str(number)).mkdir()
         with monkeypatch.context() as patches:
             match call:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import sqlite3
 import sys
-import time
 
 import pytest
 
@@ -15,6 +14,7 @@ from agent_environments.sandbox import SANDBOX_FOLDER
 from appworld_adapter.pool import bubblewrap, forked
 from appworld_adapter.pool.forked import AppWorldPool, token_key
 from appworld_adapter.pool.run_folder import WorldFolder
+from loop_plumbing import running_time
 from support.adapter_support import word_spans
 from support.places import check_who_waits_is_refused
 
@@ -170,7 +170,7 @@ async def test_an_end_excuses_neighbours_unless_a_program_brought_it_about(answe
     await world.execute("code")
     process.ended.set_result(0)
     await asyncio.sleep(0)
-    assert losses.alone("a neighbour", time.monotonic()) is not noted
+    assert losses.alone("a neighbour", running_time.now()) is not noted
 
 
 def test_levels_are_those_of_the_sandbox():

@@ -4,14 +4,17 @@ An environment's method or a tool may raise anything: ``SystemExit``, ``Generato
 that runs it, which it may even have asked for itself. Raised in the task of an episode, these cannot be told from the
 end of that episode. Out of a task of its own they are values like any other error, and what is raised *here* as a
 cancellation is meant for the caller.
+
+:func:`result_of` is for plain functions, which a notebook may call: its cells run inside an event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 logger = logging.getLogger(__name__)
 
@@ -58,3 +61,29 @@ async def _caught(work: Callable[[], Awaitable[T]]) -> tuple[list[T], BaseExcept
         return [await work()], None
     except BaseException as error:
         return [], error
+
+
+def result_of(work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of ``work``, as ``asyncio.run`` does; also where this thread runs an event loop already, which
+    stands still until then: the work has a loop in a thread of its own.
+
+    Raises:
+        KeyboardInterrupt: this process was interrupted; the work was cancelled, and has ended.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    cancel: Future[Callable[[], object]] = Future()
+
+    async def cancellable() -> T:
+        task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
+        cancel.set_result(lambda: loop.call_soon_threadsafe(task.cancel))
+        return await task
+
+    with ThreadPoolExecutor(1) as threads:
+        try:
+            return threads.submit(asyncio.run, cancellable()).result()
+        except KeyboardInterrupt:
+            cancel.result()()
+            raise

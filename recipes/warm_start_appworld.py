@@ -5,7 +5,6 @@ tune run warm_start_appworld --config warm_start_appworld/tiny_cpu
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import math
@@ -27,6 +26,7 @@ from loop_formats.folder_lock import lock_run
 from loop_formats.places import METRICS_FILE
 from loop_formats.run_files import to_json
 from loop_formats.schema import ConfigError, made_folder
+from loop_plumbing.separate_task import result_of
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.loop_config import read_config
 from loop_recipes.config.preflight import check_can_write
@@ -144,7 +144,7 @@ class WarmStartRecipe:
         environment = self._demonstrator.environment
         pool = create_pool(environment.name, environment.options, spans)
         scripts = self._demonstrator.scripts(split, count, self._config.seed + seed, **flaws)
-        return asyncio.run(demonstration.collect(pool, scripts, self._config.demonstrations.at_once))
+        return result_of(demonstration.collect(pool, scripts, self._config.demonstrations.at_once))
 
     def _setup_model(self) -> None:
         numbers = asdict(self._config.model)

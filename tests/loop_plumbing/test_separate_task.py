@@ -1,11 +1,15 @@
 """Whose cancellation is it? What code raises in a task of its own is a value; what cancels the caller is not."""
 
 import asyncio
+import signal
+import sys
+import threading
+from concurrent.futures import Future
 
 import pytest
 
 from loop_plumbing import separate_task
-from loop_plumbing.separate_task import RaisedThere, in_separate_task
+from loop_plumbing.separate_task import RaisedThere, in_separate_task, result_of
 
 
 async def cancels_the_task_that_runs_it():
@@ -111,3 +115,35 @@ async def test_work_that_will_not_be_cancelled_is_left_behind(monkeypatch):
     with pytest.raises(asyncio.CancelledError):
         await task
     over.set()
+
+
+def test_a_plain_function_has_the_result_and_what_was_raised():
+    assert result_of(asyncio.sleep(0, "seen")) == "seen"
+    with pytest.raises(MemoryError):
+        result_of(fails_with(MemoryError()))
+
+
+async def test_a_plain_function_has_them_inside_a_loop_too():
+    test_a_plain_function_has_the_result_and_what_was_raised()
+
+
+async def test_who_is_interrupted_inside_a_loop_waits_for_the_work_to_end():
+    ended, caller = threading.Event(), threading.get_ident()
+
+    async def work():
+        try:
+            while sys._current_frames()[caller].f_back.f_code is not Future.result.__code__:
+                await asyncio.sleep(0)
+            signal.pthread_kill(caller, signal.SIGINT)
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.set()
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            result_of(work())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended.is_set()

@@ -29,6 +29,7 @@ from torch import Tensor
 from loop_contrib.chat_client import AddressClient, NoCompletion
 from loop_formats.rollout import POISONED_LOGPROB
 from loop_formats.schema import from_mapping, require
+from loop_plumbing.separate_task import result_of
 from loop_recipes.algorithm.credit import Credit, CreditFailed, TrainingRun, with_token_advantages
 from loop_recipes.algorithm.method_plan import MethodPlan
 from loop_recipes.config.loop_config import EndpointConfig, LoopConfig
@@ -135,7 +136,7 @@ class _TeacherRequest:
         self._deadline_s, self._stop_requested = deadline_s, stop_requested
 
     def __call__(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
-        found = on_main_rank(lambda: asyncio.run(self._ask_all(samples)))
+        found = on_main_rank(lambda: result_of(self._ask_all(samples)))
         return {name: torch.tensor(values, dtype=torch.float64) for name, values in found.items()}
 
     async def _ask_all(self, samples: Sequence[Sample]) -> dict[str, list[float]]:

@@ -14,6 +14,7 @@ from loop_contrib.chat_client import ChatClient, Completion, ConversationTooLong
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.schema import ConfigError
 from loop_plumbing.http_server import one_line
+from loop_plumbing.separate_task import result_of
 from loop_recipes.config.loop_config import EndpointConfig
 from rollout_server.collecting.policy_client import TURN_LIMIT_S, ContextFull, EpisodeFailed, PolicyTurn, SpokenRecord
 
@@ -126,7 +127,7 @@ def check_reached(endpoint: EndpointConfig) -> None:
             pass
 
     try:
-        asyncio.run(ask())
+        result_of(ask())
     except (aiohttp.ClientError, TimeoutError) as error:
         cure = "start the service there, or correct the url"
         raise ConfigError(f"endpoint.url {endpoint.url} gives no answer ({one_line(error)}); {cure}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Sequence
 from functools import cache
@@ -13,6 +12,7 @@ from loop_contrib.worlds import world_words
 from loop_contrib.worlds.pool import WorldPool
 from loop_contrib.worlds.world_words import WORDS, WorldWords
 from loop_formats.schema import ConfigError
+from loop_plumbing.separate_task import result_of
 from loop_recipes.warm_start.demonstration import Demonstration, Script, play
 from loop_recipes.warm_start.demonstrator import Demonstrator, draw
 from rollout_server.config import EnvironmentConfig
@@ -98,7 +98,7 @@ class ExpertDemonstrator(Demonstrator):
                 await pool.close()
 
         try:
-            return asyncio.run(ask())
+            return result_of(ask())
         except (EnvironmentCrashed, UnknownTask, FileNotFoundError) as error:
             raise ConfigError(f"no demonstrations of {split}: {error}") from error
 

@@ -7,7 +7,6 @@ environment's own expert. None of these episodes is scored or trained on.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from agent_environments.protocol import Environment, EnvironmentFault, EnvironmentPool, Message
 from loop_plumbing.breakage import error_line
+from loop_plumbing.separate_task import result_of
 from loop_recipes.own_task.play import Agent, Played, play_task, quiet
 
 PATIENCE_S = 60.0
@@ -141,7 +141,7 @@ def ask_oracle(pool: EnvironmentPool, solves: bool, tasks: Callable[[], Sequence
         EnvironmentFault, ValueError, OSError: of the environment.
     """
     with quiet("agent_environments"):  # what a wrong guess of the right answer breaks is no news
-        return asyncio.run(_ask(pool, solves, tasks, most))
+        return result_of(_ask(pool, solves, tasks, most))
 
 
 def spread(task_ids: Sequence[str], most: int) -> list[str]:

@@ -6,7 +6,6 @@ take it too.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shlex
@@ -25,6 +24,7 @@ from loop_formats.run_files import in_order, newest_adapter, whole_file
 from loop_formats.run_folder import nothing_learned
 from loop_formats.schema import ConfigError, from_mapping, made_folder, require
 from loop_plumbing.names import did_you_mean, similar_names
+from loop_plumbing.separate_task import result_of
 from loop_recipes.config.files import check_overrides, compose, read_file, with_words
 from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.own_task.oracle import Oracle, ask_oracle
@@ -161,7 +161,7 @@ class OwnTask:
         Raises:
             ConfigError: the environment breaks already here, such as by a reward that raises; one line.
         """
-        return self._sound(lambda: asyncio.run(play_tasks(self.pool(), lambda: self.splits[TRAINED][:count], nothing)))
+        return self._sound(lambda: result_of(play_tasks(self.pool(), lambda: self.splits[TRAINED][:count], nothing)))
 
     def ask_oracle(self, most: int = ORACLE_TASKS) -> Oracle:
         """Play at most so many tasks with what the file says is right, and with nothing.

@@ -11,7 +11,6 @@ loop try my_run.yaml                the same for the environment of a config, wh
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shlex
 from collections.abc import Callable, Sequence
@@ -34,6 +33,7 @@ from loop_formats.rollout import Rollout
 from loop_formats.run_files import find_logs, read_rollouts
 from loop_formats.schema import ConfigError, require
 from loop_plumbing.sanitize import sanitize
+from loop_plumbing.separate_task import result_of
 from loop_recipes.config.arguments import verb_parser
 from loop_recipes.config.files import compose
 from loop_recipes.config.rollout_node import described_node
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _by_hand(pool: EnvironmentPool, tasks: Callable[[], Sequence[str]]) -> str:
     agent = Keyboard()
-    episodes = asyncio.run(play_tasks(pool, tasks, agent, agent.ended))
+    episodes = result_of(play_tasks(pool, tasks, agent, agent.ended))
     rewards = [one.grade.reward for one in episodes]
     return f"mean reward {sum(rewards) / len(rewards):.3f} of {len(rewards)} tasks"
 
@@ -120,7 +120,7 @@ def _tried(name: str, words: Sequence[str], count: int, by_hand: bool) -> str:
 
     if by_hand:
         return _by_hand(playing, lambda: tasks()[:count])
-    for played in asyncio.run(play_tasks(playing, lambda: tasks()[:count], nothing)):
+    for played in result_of(play_tasks(playing, lambda: tasks()[:count], nothing)):
         print(*map(shown, played.messages), result(played), sep="\n\n")
     playing = pool()
     solves = getattr(getattr(playing, "module", None), "solve", None) is not None

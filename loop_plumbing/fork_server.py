@@ -104,9 +104,10 @@ def serve(control: socket.socket, prepare: Callable[[], Prepared]) -> None:
         control.send(json.dumps({"failed": error_line(error)}).encode())
         return
     gc.collect()
+    server = _Server(control, prepared)
     gc.freeze()
     sys.stdout.flush()
-    _Server(control, prepared).run()
+    server.run()
 
 
 class _Server:
@@ -116,6 +117,7 @@ class _Server:
         self._processes: set[int] = set()
         self._of_its_own = set(process_guard.descendants(os.getpid()))
         """What the preparation started lives as long as the server."""
+        self._generators = _generators()
         self._folders = tempfile.mkdtemp(prefix="episodes-")
         # SIGCHLD interrupts nothing by itself in Python: it writes a byte here, which wakes the poll below.
         self._wake_read, self._wake_write = os.pipe()
@@ -189,7 +191,8 @@ class _Server:
             running_time.follow(clock)
             self._control.close()
             _have_own_folder(self._folder(os.getpid()))
-            _draw_afresh()
+            for generator in self._generators:
+                _draw_afresh(generator)
             with socket.socket(fileno=descriptor) as connection:
                 self._prepared.play(connection)
             status = 0
@@ -261,10 +264,28 @@ def _have_own_folder(folder: str) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
-def _draw_afresh() -> None:
-    """Seed numpy's and torch's own generators anew, as Python does with its own in a process that is forked: else every
-    episode would draw the same."""
-    for name, seed in (("numpy.random", "seed"), ("torch", "seed")):
-        if name in sys.modules:
-            with contextlib.suppress(Exception):
-                getattr(sys.modules[name], seed)()
+def _generators() -> list[Any]:
+    """Return every generator of random numbers that the preparation has made, wherever a module or a library keeps it:
+    Python's, numpy's and torch's, their own among them.
+    """
+    objects = gc.get_objects()
+    kinds = _kinds("random.Random", "numpy.random.BitGenerator", "numpy.random.RandomState")
+    found = [each for each in objects if issubclass(type(each), kinds)]  # isinstance asks the object, which may answer
+    if of_torch := _kinds("torch.Generator"):  # the collector of garbage knows only what holds them
+        found += {id(each): each for each in gc.get_referents(*objects) if type(each) in of_torch}.values()
+    return found
+
+
+def _kinds(*names: str) -> tuple[type, ...]:
+    """Return the classes of these names whose modules are imported."""
+    places = (name.rpartition(".") for name in names)
+    return tuple(getattr(sys.modules[module], kind) for module, _, kind in places if module in sys.modules)
+
+
+def _draw_afresh(generator: Any) -> None:
+    """Seed a generator anew: else every episode would draw the same."""
+    with contextlib.suppress(Exception):
+        if hasattr(generator, "seed_seq"):  # numpy's, of which each kind is seeded when it is made
+            generator.state = type(generator)().state
+        else:
+            generator.seed()

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import sys
 import threading
+import time
 from concurrent.futures import Future
 
 import pytest
@@ -127,13 +128,17 @@ async def test_a_plain_function_has_them_inside_a_loop_too():
     test_a_plain_function_has_the_result_and_what_was_raised()
 
 
+def until_it_waits(caller):
+    while sys._current_frames()[caller].f_back.f_code is not Future.result.__code__:
+        time.sleep(0)
+
+
 async def test_who_is_interrupted_inside_a_loop_waits_for_the_work_to_end():
     ended, caller = threading.Event(), threading.get_ident()
 
     async def work():
         try:
-            while sys._current_frames()[caller].f_back.f_code is not Future.result.__code__:
-                await asyncio.sleep(0)
+            until_it_waits(caller)
             signal.pthread_kill(caller, signal.SIGINT)
             await asyncio.Event().wait()
         finally:

@@ -131,15 +131,15 @@ class Learner:
         )
         if checkpoint is not None:
             self.update.load_state_dict(checkpoint.state["update"])
-        on_main_rank(lambda: self._open_trackers(resumed=checkpoint is not None))
+        on_main_rank(lambda: self._open_trackers(0 if checkpoint is None else checkpoint.state["iteration"]))
 
-    def _open_trackers(self, resumed: bool) -> None:
+    def _open_trackers(self, after_iteration: int) -> None:
         self._trackers = Trackers(
             self.conf.tracker,
             self.conf.metric_logger,
             output_dir=self._output_dir,
             config=as_config(keys_to_keep(self.conf)),
-            resumed=resumed,
+            after_iteration=after_iteration,
         )
 
     def open_metrics(self, after_iteration: int, figures: Sequence[BehaviorFigure] = ()) -> RunMetrics:

@@ -37,10 +37,15 @@ class TrackerState:
     Attributes:
         run: the tracker's own name of the run.
         points: the first so many.
+        iteration: the latest of those points.
+        back_to: the iteration after which the run goes on, where it has given up later ones that the tracker was told;
+            0 where it has not.
     """
 
     run: str | None = None
     points: int = 0
+    iteration: int = 0
+    back_to: int = 0
 
 
 class Tracker(Protocol):
@@ -51,6 +56,8 @@ class Tracker(Protocol):
 
     def open(self, folder: Path, config: DictConfig, told: TrackerState) -> TrackerState:
         """Begin a run, or go on with ``told.run``, and tell its config; called again after it failed.
+
+        With ``told.back_to`` a tracker that takes nothing back begins another run: no curve may be of two.
 
         Args:
             folder: the tracker's own, in the run's folder.

@@ -106,8 +106,8 @@ class Wandb:
         folder.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
-            id=told.run or uuid.uuid4().hex[:12],
-            name=_run_name(folder),
+            id=told.run if told.run and not told.back_to else uuid.uuid4().hex[:12],
+            name=_run_name(folder, told),
             resume="allow",
             dir=str(folder),
             config=_plain(config),
@@ -151,11 +151,11 @@ class Mlflow:
         folder.mkdir(parents=True, exist_ok=True)
         url = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(folder / 'mlflow.db').resolve()}"
         self._client = MlflowClient(url)
-        if told.run is None:
+        if told.run is None or told.back_to:
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
             experiment = self._client.get_experiment_by_name(name)
             number = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
-            self._run = self._client.create_run(number, run_name=_run_name(folder)).info.run_id
+            self._run = self._client.create_run(number, run_name=_run_name(folder, told)).info.run_id
             parameters = [Param(_mlflow_name(key), str(value)[:6000]) for key, value in _flat(_plain(config))]
             for first in range(0, len(parameters), 100):  # as many as a request may have
                 self._client.log_batch(self._run, params=parameters[first : first + 100])
@@ -197,7 +197,7 @@ class Trackio:
         os.environ.setdefault("TRACKIO_STORAGE_MODE", "sqlite")  # else nothing written on a network's folder is known
         import trackio
 
-        name = told.run or f"{_run_name(folder)}-{uuid.uuid4().hex[:6]}"
+        name = told.run or f"{_run_name(folder, told)}-{uuid.uuid4().hex[:6]}"
         try:
             earlier = [run for run in trackio.Api().runs(PROJECT) if run.name == name]
         except ValueError:  # no such project yet
@@ -219,9 +219,9 @@ def _require_package(module: str, package: str, why: str = "") -> None:
     require(installed, f"tracker: {module} is not installed{why}: pip install {package}, where the training runs")
 
 
-def _run_name(folder: Path) -> str:
-    """The name of the run's folder, from that of its tracker."""
-    return folder.resolve().parents[1].name
+def _run_name(folder: Path, told: TrackerState) -> str:
+    """The name of the run's folder, from that of its tracker; of a run that goes back also where to."""
+    return folder.resolve().parents[1].name + (f"-after-{told.back_to}" if told.back_to else "")
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class Trackers:
         loggers: torchtune's, as components.
         output_dir: the run's folder.
         config: the run's, told to each.
-        resumed: from a checkpoint; else what an earlier run in the folder told is forgotten.
+        after_iteration: of the checkpoint that is resumed from; 0 forgets what an earlier run in the folder told.
 
     Raises:
         ConfigError: one is not installed, or cannot write the path that it is given.
@@ -54,7 +54,7 @@ class Trackers:
         *,
         output_dir: Path = Path(),
         config: DictConfig | None = None,
-        resumed: bool = False,
+        after_iteration: int = 0,
     ) -> None:
         chosen: list[tuple[str, str, Tracker]] = [(f"tracker: {name}", name, named_tracker(name)) for name in names]
         if loggers:
@@ -65,7 +65,8 @@ class Trackers:
             chosen.append((title, name, TorchtuneLogger(component)))
         config = OmegaConf.create() if config is None else config
         self._followers = [
-            Follower(title, tracker, output_dir / "trackers" / name, config, resumed) for title, name, tracker in chosen
+            Follower(title, tracker, output_dir / "trackers" / name, config, after_iteration)
+            for title, name, tracker in chosen
         ]
         deadline = running_time.now() + OPENING_S
         for follower in self._followers:
@@ -93,10 +94,10 @@ class Follower:
         folder: the tracker's own; what it was told stands beside it.
     """
 
-    def __init__(self, title: str, tracker: Tracker, folder: Path, config: DictConfig, resumed: bool) -> None:
+    def __init__(self, title: str, tracker: Tracker, folder: Path, config: DictConfig, after_iteration: int) -> None:
         self._title, self._tracker, self._folder, self._config = title, tracker, folder, config
         self._file = folder.with_suffix(".json")
-        self._told, self._opened = self._remembered(resumed), False
+        self._told, self._opened = self._remembered(after_iteration), False
         self._points: Sequence[Point] = ()
         self._news, self._ending = True, False
         self._wake = threading.Condition()
@@ -170,13 +171,17 @@ class Follower:
         self._busy_since = running_time.now()
         if not self._opened:
             self._folder.parent.mkdir(parents=True, exist_ok=True)
-            self._told = self._tracker.open(self._folder, self._config, self._told)
+            self._remember()  # that it goes back, which a later start would not see
+            opened = self._tracker.open(self._folder, self._config, self._told)
+            self._told = replace(opened, iteration=self._told.iteration)
             self._opened = True
             self._remember()
         while self._told.points < len(points):
             self._busy_since = running_time.now()
-            self._tracker.tell(self._told.points, points[self._told.points])
-            self._told = replace(self._told, points=self._told.points + 1)
+            point = points[self._told.points]
+            self._tracker.tell(self._told.points, point)
+            latest = max(self._told.iteration, point.step)
+            self._told = replace(self._told, points=self._told.points + 1, iteration=latest)
             self._remember()
 
     def _complain(self, why: str) -> None:
@@ -190,12 +195,14 @@ class Follower:
     def _remember(self) -> None:
         write_whole(self._file, json.dumps(asdict(self._told)))
 
-    def _remembered(self, resumed: bool) -> TrackerState:
+    def _remembered(self, after_iteration: int) -> TrackerState:
         try:
             told = TrackerState(**json.loads(self._file.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):  # none, or of no use
             return TrackerState()
-        return told if resumed or not told.points else TrackerState()
+        if told.iteration > after_iteration > 0:
+            return TrackerState(told.run, back_to=after_iteration)
+        return told if after_iteration or not told.points else TrackerState()
 
 
 def _never_opens(error: BaseException | None) -> bool:

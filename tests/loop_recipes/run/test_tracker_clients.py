@@ -56,7 +56,7 @@ WANTED = [
 
 
 def run(folder, tracker, lines, after_iteration=0):
-    chosen = Trackers([tracker], output_dir=folder, config=CONFIG, resumed=after_iteration > 0)
+    chosen = Trackers([tracker], output_dir=folder, config=CONFIG, after_iteration=after_iteration)
     metrics = RunMetrics(folder / "metrics.jsonl", chosen, after_iteration)
     for line in lines:
         metrics.log(line)
@@ -133,6 +133,36 @@ def test_trackio_has_each_point_once(tmp_path, packages, forgotten):
     [_, stored] = trackio.RUNS.values()
     assert stored.points == WANTED
     assert stored.config == OmegaConf.to_container(CONFIG)
+
+
+CLIENTS = {"wandb": "Wandb", "mlflow": "Mlflow", "trackio": "Trackio"}
+
+
+def losses(stored):
+    """The curve of a tracker's run: iteration and loss."""
+    if hasattr(stored, "data"):
+        return [(metric.step, metric.value) for metric in stored.data.metrics if metric.key == "loss"]
+    told = stored.values() if isinstance(stored, dict) else stored.points
+    return [(step, numbers["loss"]) for step, numbers in told if "loss" in numbers]
+
+
+@pytest.mark.fault("a tracker's curve has figures of two runs")
+@pytest.mark.parametrize("away", [False, True], ids=["", "away"])
+@pytest.mark.parametrize("tracker", ["wandb", "wandb offline", "mlflow", "trackio"])
+def test_a_run_that_goes_back_is_told_as_another(tmp_path, packages, monkeypatch, tracker, away):
+    tracker, _, mode = tracker.partition(" ")
+    module = packages("mlflow.tracking" if tracker == "mlflow" else tracker)
+    if tracker == "wandb":
+        module.MODE["mode"] = mode or "online"
+    run(tmp_path, tracker, LINES)
+    again = [{"iteration": number, "loss": 1.0} for number in (2, 3, 4)]
+    with monkeypatch.context() as during:
+        if away:  # while the iterations that were told are done again
+            during.setattr(f"loop_recipes.run.tracker_clients.{CLIENTS[tracker]}.open", lambda *given: 1 / 0)
+        run(tmp_path, tracker, again[:2], after_iteration=1)
+    run(tmp_path, tracker, again[2:], after_iteration=3)
+    given_up, kept = [(1, 0.5), (2, 0.25), (3, 0.75)], [(1, 0.5), (2, 1.0), (3, 1.0), (4, 1.0)]
+    assert [losses(stored) for stored in module.RUNS.values()] == ([kept] if tracker == "trackio" else [given_up, kept])
 
 
 @pytest.mark.parametrize("tracker", ["wandb", "mlflow", "trackio"])

@@ -57,7 +57,7 @@ def opened(tmp_path, monkeypatch):
         for name, seconds in {"OPENING_S": 60.0, "CLOSING_S": 60.0, **limits}.items():
             monkeypatch.setattr(trackers, name, seconds)
         monkeypatch.setattr(trackers, "named_tracker", lambda name: fake)
-        chosen = Trackers(["fake"], output_dir=tmp_path, resumed=after_iteration > 0)
+        chosen = Trackers(["fake"], output_dir=tmp_path, after_iteration=after_iteration)
         return RunMetrics(tmp_path / "metrics.jsonl", chosen, after_iteration)
 
     return open_metrics

@@ -1,9 +1,13 @@
 """The hook that makes our recipes known to `tune`: it appends once, survives anything, and imports nothing heavy."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tomllib
+import zipfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +16,8 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from loop_recipes import registration
 from support.waiting import COMMAND_S
+
+ROOT = Path(__file__).parents[2]
 
 
 def _registry():
@@ -101,3 +107,62 @@ def test_ctrl_c_while_libraries_are_imported_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "tune run: stopped\n"
     sys.excepthook(ValueError, ValueError("boom"), None)
     assert "ValueError: boom" in capsys.readouterr().err
+
+
+HOOK = """
+import importlib.metadata, site, sys
+site.addsitedir(sys.argv[1])
+sys.argv[0] = sys.argv[2]
+for hook in importlib.metadata.entry_points(group="torch.backends"):
+    hook.load()()
+print([type(finder).__name__ for finder in sys.meta_path].count("_RegistryFinder"))
+"""
+
+
+@pytest.fixture(scope="module")
+def editable(tmp_path_factory):
+    """A checkout, and the site-packages of an environment in which it is installed as editable."""
+    checkout, installed = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("installed")
+    for name in ("README.md", "LICENSE", "pyproject.toml", "setup.py", "torchtune_loop_hook.py"):
+        shutil.copy(ROOT / name, checkout)
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    for package in setuptools["packages"]:
+        top, *below = package.split(".")
+        folder = setuptools["package-dir"].get(package, "/".join([setuptools["package-dir"].get(top, top), *below]))
+        (checkout / folder).mkdir(parents=True, exist_ok=True)
+        for file in (ROOT / folder).glob("*.py"):
+            shutil.copy(file, checkout / folder)
+    program = f"from setuptools.build_meta import build_editable; build_editable({str(installed)!r})"
+    subprocess.run([sys.executable, "-c", program], cwd=checkout, check=True, capture_output=True, timeout=COMMAND_S)
+    zipfile.ZipFile(next(installed.glob("*.whl"))).extractall(installed)
+    for file in installed.glob("*.data/purelib/*"):
+        file.rename(installed / file.name)
+    return checkout, installed
+
+
+@pytest.mark.slow
+@pytest.mark.fault("a checkout that was moved: no program of the environment imports torch")
+@pytest.mark.parametrize(
+    ("lost", "program", "hooks", "said"),
+    [
+        ("", "train.py", "1", ""),
+        (".", "train.py", "0", ""),
+        ("loop_plumbing", "train.py", "0", ""),
+        ("recipes/loop_recipes/registration.py", "train.py", "0", ""),
+        (".", "/venv/bin/tune", "0", "No module named 'loop_recipes'); install it again where it lies now"),
+    ],
+)
+def test_torch_is_imported_whatever_becomes_of_the_checkout(editable, lost, program, hooks, said):
+    checkout, installed = editable
+    away = checkout.with_name("away")
+    if lost:
+        (checkout / lost).rename(away)
+    try:
+        command = [sys._base_executable, "-I", "-c", HOOK, installed, program]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S)
+    finally:
+        if lost:
+            away.rename(checkout / lost)
+    assert (done.returncode, done.stdout.strip()) == (0, hooks), done.stderr
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == bool(said)

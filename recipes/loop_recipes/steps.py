@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.metadata import files
 from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO
@@ -39,8 +40,10 @@ def on_ranks(count: int) -> list[str]:
 
 
 def tune(*words: str) -> list[str]:
-    """The command ``tune`` of this interpreter's environment."""
-    return [str(Path(sys.executable).with_name("tune")), *words]
+    """The command ``tune`` of the torchtune that is imported here, whose folder of programs need not be that of the
+    interpreter: those of `pip install --user` lie elsewhere."""
+    recorded = [str(file.locate()) for file in files("torchtune") or () if file.name == "tune"]
+    return [sys.executable, *(recorded[:1] or [str(Path(sys.executable).with_name("tune"))]), *words]
 
 
 def module(name: str, *words: str) -> list[str]:

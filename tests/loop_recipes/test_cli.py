@@ -24,6 +24,7 @@ from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.evaluation.config import EvalConfig
 from support.configs import files_read_once  # noqa: F401 - a fixture for all tests here
+from support.waiting import COMMAND_S
 
 VERBS = all_verbs()
 CHECKOUT = Path(__file__).parents[2]
@@ -301,3 +302,21 @@ def test_a_reader_that_has_enough_is_no_failure():
     done = subprocess.run([loop, "check", "--keys", "collection."], stdout=writes, stderr=subprocess.PIPE, text=True)
     os.close(writes)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.slow
+@pytest.mark.fault("a program of ours is not found when it is started otherwise")
+@pytest.mark.parametrize("words", ["{bin}/loop", "{link}", "{python} {bin}/loop", "{python} -m loop_recipes"])
+def test_it_starts_wherever_it_is_called_from(tmp_path, words):
+    (tmp_path / "link").symlink_to(Path(sys.executable).with_name("loop"))
+    command = words.format(bin=Path(sys.executable).parent, link=tmp_path / "link", python=sys.executable).split()
+    elsewhere = {"cwd": tmp_path, "env": {"PATH": "/usr/bin:/bin"}, "capture_output": True, "text": True}
+    done = subprocess.run([*command, "--version"], timeout=COMMAND_S, **elsewhere)
+    assert done.stdout == f"torchtune-loop {importlib.metadata.version('torchtune-loop')}\n", done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.fault("a program of ours is not found when it is started otherwise")
+def test_the_node_starts_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "rollout_server", "--help"], capture_output=True, text=True)
+    assert done.stdout.startswith("usage: rollout-server "), done.stderr

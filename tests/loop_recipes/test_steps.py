@@ -3,10 +3,11 @@
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
-from loop_recipes.steps import StepFailed, run_step
+from loop_recipes.steps import StepFailed, run_step, tune
 from support.waiting import COMMAND_S
 
 
@@ -88,3 +89,12 @@ while True:
     assert (tmp_path / "log").read_text() == "1\n2\n3\n"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.fault("a program of ours is not found when it is started otherwise")
+def test_tune_is_that_of_the_torchtune_that_is_imported(monkeypatch, tmp_path):
+    tune_of_here = Path(sys.executable).with_name("tune")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))  # as of `pip install --user`
+    python, script, *words = tune("ls")
+    assert Path(script).samefile(tune_of_here)
+    assert (python, words) == (str(tmp_path / "python"), ["ls"])

@@ -237,7 +237,7 @@ def test_it_trains_then_scores_and_a_trained_run_is_only_scored(products, tmp_pa
     run = tmp_path / "run"
     words = (f"output_dir={run}", "max_iterations=2")
     assert train(products, MODEL, *words) == run
-    assert [command[1:] for command in steps] == [
+    assert [command[2:] for command in steps] == [
         ["run", recipe, "--config", str(run / "train.yaml"), None] for recipe in ("loop_appworld", "eval_appworld")
     ]
     assert "20 tasks, of which 4 are held out" in (said := capsys.readouterr().out)
@@ -251,7 +251,7 @@ def test_it_trains_then_scores_and_a_trained_run_is_only_scored(products, tmp_pa
     )
     steps.clear()
     train(products, MODEL, *words)
-    assert [command[2] for command in steps] == ["eval_appworld"]
+    assert [command[3] for command in steps] == ["eval_appworld"]
     assert "\ndone:     the training is complete (2/2 iterations)\n" in capsys.readouterr().out
     steps.clear()
     for change, what in ((("== target", "> target"), "code"), (("times 37", "times 38"), "code, tasks")):
@@ -260,7 +260,7 @@ def test_it_trains_then_scores_and_a_trained_run_is_only_scored(products, tmp_pa
             train(products, MODEL, *words)
     assert steps == []
     train(products, MODEL, *words, "accept_changes=True")
-    assert [command[2] for command in steps] == ["eval_appworld"]
+    assert [command[3] for command in steps] == ["eval_appworld"]
 
 
 def test_a_reward_for_nothing_is_told(products, tmp_path, steps, monkeypatch, capsys):
@@ -322,7 +322,7 @@ def test_a_run_goes_on_in_another_place(products, tmp_path, steps, monkeypatch, 
         run = run.rename(tmp_path / "new/run")
     steps.clear()
     train(products, model, f"output_dir={run}", "max_iterations=2")
-    assert [command[2] for command in steps] == ["loop_appworld", "eval_appworld"]
+    assert [command[3] for command in steps] == ["loop_appworld", "eval_appworld"]
     before = (run / "train.yaml").read_text()
     if moved != "run":
         edited, place = (model / "config.json", "base model") if moved == "model" else (products, "code")

@@ -16,7 +16,7 @@ def command(monkeypatch):
     """The command that this process would have become, without its folder. It hears Ctrl-C again afterwards, which a
     verb leaves blocked for what it becomes."""
     became = []
-    monkeypatch.setattr(os, "execv", lambda program, words: became.extend([Path(program).name, *words[1:]]))
+    monkeypatch.setattr(os, "execv", lambda program, words: became.extend([Path(words[1]).name, *words[2:]]))
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, set())
     yield became
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

@@ -8,13 +8,13 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from agent_environments.protocol import import_module
-from agent_environments.tools.own_folder import neighbours_of
+from agent_environments.tools import own_folder
+from agent_environments.tools.own_folder import neighbours_of, spec_of
 from agent_environments.tools.reply import Reply
 from agent_environments.tools.reward import Reward
 from agent_environments.tools.right_answers import SOLVE, solver_of
@@ -84,24 +84,11 @@ def load_module(name: str, tasks: object = None, alone: bool = False) -> ToolMod
             raise ValueError(f"{name}: {error}") from error
 
 
-class _FromSource(SourceFileLoader):
-    """Compiles a file anew each time.
-
-    Bytecode is told apart by the second in which its source was written and by its size, so that of a grader which was
-    mended at once, at the same length, the old one would be run.
-    """
-
-    def path_stats(self, path: str) -> dict[str, float]:
-        raise OSError("bytecode is neither read nor written")
-
-
 def _import(name: str, file: Path | None) -> ModuleType:
     try:
         if file is None:
             return import_module(name)
-        called = f"tool_module_{file.stem}"
-        spec = importlib.util.spec_from_file_location(called, file, loader=_FromSource(called, str(file)))
-        assert spec is not None, "the name ends in .py"
+        spec = spec_of(file)
         assert spec.loader is not None, "it is a file"
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module  # where type hints are looked up
@@ -140,7 +127,7 @@ def _parts(module: ModuleType, tasks: object) -> ToolModule:
         except ValueError as error:
             raise ValueError(f"task {task['id']} {error}") from error
     return ToolModule(
-        name=module.__name__.removeprefix("tool_module_"),
+        name=module.__name__.removeprefix(f"{own_folder.__name__}."),
         tools=_by_name([move for move in moves if isinstance(move, Tool)]),
         instance_class=instance_class,
         reply=_one([move for move in moves if isinstance(move, Reply)], "reply"),

@@ -1,18 +1,46 @@
-"""Lets a user's file import its neighbours, the modules beside it, and nobody else.
+"""A user's file as a module, which imports its neighbours, the modules beside it, and nobody else does.
 
 Python does so for a script by putting its folder in front of the search path, where a neighbour ``email.py`` takes the
 place of the standard library's for every package that is imported later, and a ``helper.py`` of one file that of
 another. Here a neighbour is found while its own file is imported, and it never takes the place of the standard library.
+
+The file's own module is one below this module, under which the processes find it that a tool starts anew (``spawn``,
+``forkserver``): they are told the name of a function and of its module, and import that.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.machinery
+import importlib.util
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
+
+__path__: list[str] = []  # by which Python takes it for a package
+FOLDER = "LOOP_FOLDER_OF_TOOLS"
+"""The variable that names the folder of a process's only file, for the processes that it starts."""
+
+
+class _FromSource(importlib.machinery.SourceFileLoader):
+    """Compiles a file anew each time.
+
+    Bytecode is told apart by the second in which its source was written and by its size, so that of a grader which was
+    mended at once, at the same length, the old one would be run.
+    """
+
+    def path_stats(self, path: str) -> dict[str, float]:
+        raise OSError("bytecode is neither read nor written")
+
+
+def spec_of(file: Path) -> importlib.machinery.ModuleSpec:
+    """The spec of a user's file, whose name ends in .py."""
+    name = f"{__name__}.{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file, loader=_FromSource(name, str(file)))
+    assert spec is not None, "the name ends in .py"
+    return spec
 
 
 class _Neighbours:
@@ -24,6 +52,9 @@ class _Neighbours:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        own = Path(self._folder, f"{name.removeprefix(__name__ + '.')}.py")
+        if path is __path__ and own.is_file():
+            return spec_of(own)
         if path is not None or name in sys.stdlib_module_names:
             return None
         find = importlib.machinery.PathFinder.find_spec
@@ -38,7 +69,8 @@ def neighbours_of(file: Path, stay: bool = False) -> Iterator[None]:
     """While it is open, the neighbours of ``file`` can be imported; its modules are forgotten at the end.
 
     Args:
-        stay: for good, in a process that serves this file alone: its functions may import them when they are called.
+        stay: for good, in a process that serves this file alone: its functions may import them when they are called,
+            and so may the processes that it starts.
     """
     folder = file.parent
     finder = _Neighbours(folder)
@@ -54,6 +86,9 @@ def neighbours_of(file: Path, stay: bool = False) -> Iterator[None]:
     before = set(sys.modules)
     sys.meta_path.insert(0, finder)
     importlib.invalidate_caches()  # for files that were written just now
+    if stay:
+        os.environ[FOLDER] = str(folder)
+        sys.path.append(str(folder))  # which multiprocessing hands on
     try:
         yield
     finally:
@@ -68,3 +103,7 @@ def neighbours_of(file: Path, stay: bool = False) -> Iterator[None]:
 def _lies_in(module: ModuleType, folder: Path) -> bool:
     places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
     return any(Path(place).resolve().is_relative_to(folder) for place in places if place)
+
+
+if FOLDER in os.environ:  # started by a file's own process, it is to import the file, or its neighbours
+    sys.meta_path.insert(0, _Neighbours(Path(os.environ[FOLDER])))

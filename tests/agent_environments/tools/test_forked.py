@@ -223,6 +223,74 @@ async def test_programs_of_a_process_that_ended_by_itself_end_too(one):
     await wait_until(lambda: not descendants(server))
 
 
+POOLS = """
+import concurrent.futures, multiprocessing
+from agent_environments.tools import reward, tool
+import helper
+
+
+def double(number):
+    return 2 * number
+
+
+class Half:
+    def __init__(self, number):
+        self.number = number
+
+    def __call__(self):
+        return self.number / 2
+
+
+def start():
+    global STARTED
+    STARTED = 1
+
+
+def started():
+    return STARTED
+
+
+@tool
+def work(method: str) -> str:
+    "Work in other processes."
+    context = multiprocessing.get_context(method)
+    with context.Pool(1) as pool:
+        seen = pool.map(double, [1, 2]) + pool.map(helper.triple, [1])
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context, initializer=start) as pool:
+        seen += [pool.submit(Half(3)).result(), pool.submit(started).result()]
+    queue = context.SimpleQueue()
+    process = context.Process(target=helper.put, args=(queue, double(3)))
+    process.start()
+    return f"{seen} {queue.get()} {process.join()}"
+
+
+@reward
+def nothing(answer: str) -> float:
+    return 0.0
+
+
+TASKS = [{"id": "t", "question": "?"}]
+"""
+HELPER = "def triple(number):\n    return 3 * number\n\n\ndef put(queue, value):\n    queue.put(value)\n"
+
+
+@pytest.mark.slow
+@pytest.mark.fault("a pool of processes in a tool")
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("name", ["mine", "random"])
+async def test_a_tool_has_a_pool_of_processes(tmp_path, method, name):
+    (tmp_path / "helper.py").write_text(HELPER)
+    pool = ToolPool(word_spans, write(tmp_path, POOLS, name), max_worlds=1)
+    await pool.open()
+    try:
+        environment = await pool.acquire("episode")
+        await environment.start("t")
+        assert await observed(environment, "work", method=method) == "[2, 4, 3, 1.5, 1] 6 None"
+        await environment.close()
+    finally:
+        await pool.close()
+
+
 @pytest.mark.fault("random numbers of a module are the same in each episode")
 @pytest.mark.parametrize("luck", [LUCK, pytest.param(LUCK_OF_TORCH, marks=pytest.mark.slow)])
 async def test_each_episode_draws_its_own_numbers(one, luck):

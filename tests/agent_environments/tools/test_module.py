@@ -277,5 +277,5 @@ def test_a_file_that_is_mended_at_once_and_at_the_same_length_is_the_mended_one(
         )
         os.utime(file, (1_000_000_000, 1_000_000_000))
         load_module(str(file))
-        found.append(sys.modules["tool_module_mended"].right("c", "c"))
+        found.append(sys.modules["agent_environments.tools.own_folder.mended"].right("c", "c"))
     assert found == [1.0, 0.0]

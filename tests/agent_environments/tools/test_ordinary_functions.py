@@ -18,7 +18,7 @@ import torch
 from pydantic import BaseModel, Field
 
 from agent_environments.protocol import Grade
-from agent_environments.tools import reply, reward, tool
+from agent_environments.tools import own_folder, reply, reward, tool
 from agent_environments.tools.forked import ToolCalls
 from agent_environments.tools.module import load_module
 from agent_environments.tools.reward import together
@@ -380,6 +380,8 @@ def neighbours(tmp_path, monkeypatch):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv(own_folder.FOLDER, "")
     yield tmp_path
     for name in ("helper", "lib", "lib.deep", "only_later"):
         sys.modules.pop(name, None)
@@ -391,7 +393,8 @@ def test_a_file_imports_its_neighbours_and_nobody_else_does(neighbours, tmp_path
     module = load_module(str(neighbours / "mine.py"))
     assert module.tasks["task1"]["question"] == "deep"
     assert module.tools["late"].schema["function"]["parameters"]["$defs"]["Pair"]["required"] == ["a"]
-    assert set(sys.modules) - before <= {"tool_module_mine"} | {name for name in sys.modules if "email" in name}
+    own = f"{own_folder.__name__}.mine"
+    assert set(sys.modules) - before <= {own} | {name for name in sys.modules if "email" in name}
     other = tmp_path_factory.mktemp("other")
     (other / "helper.py").write_text("same = 'another'\n")
     theirs = FILE.replace("from __future__ import annotations", "import yaml; assert yaml.safe_load")

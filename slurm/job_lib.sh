@@ -5,13 +5,38 @@
 unset SLURM_EXPORT_ENV
 export PATH
 
+if [ -z "${SLURM_JOB_ID:-}" ]; then
+    echo "this is no job of Slurm's: give the script to sbatch, or run it within salloc" >&2
+    exit 64
+fi
+
 # For Slurm's commands. The last task of an array has the array's own number in SLURM_JOB_ID, which stands for all tasks.
 JOB=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 JOB=${JOB:-$SLURM_JOB_ID}
+HOSTS=() # the job's nodes, in Slurm's order
 STEPS=()
 SAVE_BY= # the value of SECONDS by which a save that was asked for must be done; empty: none was asked for
 
 say() { printf '%s %s\n' "$(date '+%F %T')" "$*"; }
+
+# check_numbers: refuse settings of site.sh, or of the submitter, that are no number in their range.
+check_numbers() {
+    local name least most
+    while read -r name least most; do
+        [[ ${!name} =~ ^(0|[1-9][0-9]{0,8})$ ]] && [ "${!name}" -ge "$least" ] && [ "${!name}" -le "$most" ] && continue
+        echo "$name=${!name}: must be a whole number from $least to $most; it is set by slurm/site.sh, or as sbatch is called" >&2
+        exit 64
+    done <<<"LOOP_GPUS_PER_NODE 0 999
+LOOP_TRAINER_NODES 1 99999
+LOOP_NODE_PORT 1 65535
+LOOP_TRAINER_PORT 1 65535
+LOOP_MAX_REQUEUES 0 999999999
+LOOP_PREFLIGHT_TIMEOUT 1 999999999
+LOOP_READY_TIMEOUT 1 999999999
+LOOP_SAVE_TIMEOUT 1 999999999
+LOOP_CONTROLLER_TIMEOUT 0 999999999
+LOOP_LOST_NODE_TIMEOUT 0 999999999"
+}
 
 # array_words WORD... [-- WORD...]: sets OVERRIDES to the words before --, and in an array the task's own word after it;
 # sets PART to the folder of that task, such as /0-seed-1, else to nothing.
@@ -103,6 +128,21 @@ is_free() {
     [ $? -ne 9 ]
 }
 
+# processors_of HOSTS (a,b): how many the job has on each of them, of several the smallest number.
+processors_of() {
+    # SLURM_JOB_CPUS_PER_NODE is such as 8(x2),4: in the order of the nodes, equal ones together.
+    printf '%s\n' "${HOSTS[@]}" | awk -v hosts=",$1," -v cpus="${SLURM_JOB_CPUS_PER_NODE:-}" -v here="${SLURM_CPUS_ON_NODE:-1}" '
+        BEGIN {
+            count = split(cpus, parts, ",")
+            for (part = 1; part <= count; part++) {
+                split(parts[part], word, /[(x)]+/)
+                for (times = word[2] + !word[2]; times > 0; times--) of[++node] = word[1] + 0
+            }
+        }
+        index(hosts, "," $1 ",") && of[NR] && (!least || of[NR] < least) { least = of[NR] }
+        END { print least ? least : here }'
+}
+
 # start_step NAME HOSTS LOG COMMAND...: run COMMAND on each of HOSTS (a,b) as a named background step; sets STEP_PID (srun's).
 start_step() {
     local name=$1 hosts=$2 log=$3 commas=${2//[^,]/}
@@ -112,7 +152,7 @@ start_step() {
     # USR1 is the batch script's: one that reaches the steps too (scancel -s USR1 without -b) must not end them.
     # shellcheck disable=SC2016 # the inner shell expands these, on the node
     srun --job-name="$name" --nodes="$count" --ntasks="$count" --nodelist="$hosts" --overlap --cpu-bind=none \
-        --cpus-per-task="${SLURM_CPUS_ON_NODE:-1}" --output="$log" --error="$log" --open-mode=append --kill-on-bad-exit=1 \
+        --cpus-per-task="$(processors_of "$hosts")" --output="$log" --error="$log" --open-mode=append --kill-on-bad-exit=1 \
         bash -c 'trap "" USR1; . "$LOOP_SLURM_DIR/site.sh"; loop_activate; cd "$LOOP_HOME" && exec "$@"' step "$@" 9>&- &
     STEP_PID=$!
     STEPS+=("$name:$STEP_PID")
@@ -235,14 +275,23 @@ end_job() {
     exit "$1"
 }
 
-# preflight FOLDER HOST...: one check per node, side by side; names every bad node and what is wrong with it.
+# is_complete RUN_DIR: the run has done its last iteration, and has its scores.
+is_complete() {
+    local last
+    last=$(sed -n 's/^max_iterations: //p' "$1/config.yaml" 2>/dev/null)
+    grep -Eqs '"unscored": ?null' "$1/checkpoints/iteration_$(printf '%04d' "${last:-0}")/state.json"
+}
+
+# preflight FOLDER HOST...: one check per node, side by side; names every bad node and what is wrong with it. Each of
+# several has to find the others by their names.
 preflight() {
-    local folder=$1 host bad=0 log pids=()
+    local folder=$1 host bad=0 log pids=() names=()
     shift
+    [ $# -gt 1 ] && names=("$@")
     for host in "$@"; do
         srun --job-name="preflight" --nodes=1 --ntasks=1 --nodelist="$host" --overlap --cpu-bind=none \
             --output="$LOGS/preflight-$host.log" --error="$LOGS/preflight-$host.log" \
-            timeout --kill-after=5 "$LOOP_PREFLIGHT_TIMEOUT" bash "$LOOP_SLURM_DIR/preflight.sh" "$folder" 9>&- &
+            timeout --kill-after=5 "$LOOP_PREFLIGHT_TIMEOUT" bash "$LOOP_SLURM_DIR/preflight.sh" "$folder" "${names[@]}" 9>&- &
         pids+=($!)
     done
     for host in "$@"; do

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# One node's check before a training job starts on it: preflight.sh RUN_DIR. The last line of output says what is wrong.
+# One node's check before a job starts on it: preflight.sh RUN_DIR [NODE...], which must be found by name. The last line of output says what is wrong.
 set -uo pipefail
 
 # shellcheck source=slurm/site.sh
 . "$LOOP_SLURM_DIR/site.sh"
 loop_activate || { echo "loop_activate failed: check slurm/site.sh"; exit 1; }
 RUN_DIR=$1
+shift
 
 if [ "$LOOP_GPUS_PER_NODE" -gt 0 ]; then
     found=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU ')
@@ -20,6 +21,13 @@ if ! { echo probe >"$probe" && rm "$probe"; }; then
     echo "$RUN_DIR is not writable here: is the shared file system mounted?"
     exit 1
 fi
+
+for name in "$@"; do
+    if ! python -c 'import socket, sys; socket.getaddrinfo(sys.argv[1], None)' "$name" 2>/dev/null; then
+        echo "the name $name of a node of this job is not found here: put it into DNS or /etc/hosts"
+        exit 1
+    fi
+done
 
 PORTS=(LOOP_NODE_PORT)
 [ "$LOOP_TRAINER_NODES" -gt 1 ] && PORTS+=(LOOP_TRAINER_PORT)

@@ -49,11 +49,12 @@ def job(script: str, **environment: str) -> subprocess.CompletedProcess:
 ON_A_NODE = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "node", "SLURM_JOB_NODELIST": "node", "LOOP_GPUS_PER_NODE": "0"}
 
 
-def batch(*words: str | Path, **environment: str) -> subprocess.CompletedProcess:
-    """bash as Slurm runs it for job 7 on the node called node."""
+def batch(*words: str | Path, without: str = "", **environment: str) -> subprocess.CompletedProcess:
+    """bash as Slurm runs it for job 7 on the node called node; ``without`` a variable that a site may lack."""
+    given = {**os.environ, **ON_A_NODE, **environment}
     return subprocess.run(
         ["bash", *words],
-        env={**os.environ, **ON_A_NODE, **environment},
+        env={name: value for name, value in given.items() if name != without},
         capture_output=True,
         text=True,
         timeout=COMMAND_S,
@@ -164,7 +165,7 @@ def test_a_proxy_for_the_internet_does_not_hide_a_rollout_node(programs, monkeyp
 
 def test_the_node_of_an_evaluation_takes_the_port_that_the_preflight_checks(programs, tmp_path):
     steps = tmp_path / "steps"
-    programs(srun=f'echo "$*" >>{steps}', scontrol="", sleep="")
+    programs(srun=f'echo "$*" >>{steps}', scontrol="echo node", sleep="")
     assert batch(SLURM / "eval.sbatch", "run", "config", LOOP_NODE_PORT="8701").returncode == 0
     assert " node.port=8701" in steps.read_text()
 
@@ -180,16 +181,29 @@ def test_a_node_that_does_both_trains_on_the_gpus_that_its_config_leaves(program
     assert "loop check nosuch names no ranks of the trainer" in done.stderr
 
 
+SITES = pytest.mark.fault("a Slurm site that is not as the tests' cluster")
+
+
+@SITES
 @pytest.mark.parametrize(
-    ("nodes", "trainers", "on"),
-    [("a", "1", [["a"], ["a"]]), ("a b c", "1", [["a"], ["b"], ["c"]]), ("a b c", "2", [["a"], ["b,c"]])],
+    ("nodes", "trainers", "processors", "on"),
+    [
+        ("a", "1", "", "a:6 a:6"),
+        ("a b c", "1", "8,4,2", "a:8 b:4 c:2"),
+        ("a b c", "1", "8(x2),4", "a:8 b:8 c:4"),
+        ("a b c", "2", "16,8(x2)", "a:16 b,c:8"),
+        ("a b c", "2", "8(x2),4", "a:8 b,c:4"),
+    ],
 )
-def test_the_last_nodes_train_as_one_job_and_the_others_sample(programs, tmp_path, nodes, trainers, on):
+def test_the_last_nodes_train_as_one_job_and_the_others_sample(programs, tmp_path, nodes, trainers, processors, on):
+    """Each with all processors that it has."""
     steps = tmp_path / "steps"
     programs(srun=f'echo "$*" >>{steps}', scontrol=f"printf '%s\\n' {nodes}", squeue="", curl="", sleep="")
-    batch(SLURM / "train_loop.sbatch", "run", "config", LOOP_TRAINER_NODES=trainers)
+    site = {"SLURM_JOB_CPUS_PER_NODE": processors, "SLURM_CPUS_ON_NODE": "6", "LOOP_TRAINER_NODES": trainers}
+    batch(SLURM / "train_loop.sbatch", "run", "config", **site)
     said = [line for line in steps.read_text().splitlines() if "--job-name=preflight" not in line]
-    assert sorted(re.findall(r"--nodelist=(\S+)", line) for line in said) == on
+    found = [re.search(r"--nodelist=(\S+) .*--cpus-per-task=(\d+)", line) for line in said]
+    assert sorted(":".join(each.groups()) for each in found) == on.split()
     (trainer,) = [line for line in said if "--job-name=trainer" in line]
     assert f"--nodes={trainers} --ntasks={trainers} " in trainer
     alone = "--standalone --nnodes 1 --local_addr 127.0.0.1 --nproc_per_node 1 loop_appworld"
@@ -436,3 +450,60 @@ def test_what_slurm_tells_of_nodes_without_a_step_is_no_reason(programs):
     programs(squeue="echo 7.1 trainer", scancel=f'echo "{noise}" >&2; echo "another error" >&2; exit 1')
     done = job("signal_step TERM trainer; sleep 0.2")
     assert done.stderr.splitlines() == ["another error"]
+
+
+SETTINGS = """
+    TRAINER_NODES=0 TRAINER_NODES=-1 TRAINER_NODES=two TRAINER_NODES=01 GPUS_PER_NODE=gpu:8 NODE_PORT=70000
+    TRAINER_PORT=0 MAX_REQUEUES=-1 SAVE_TIMEOUT=20m READY_TIMEOUT=0 PREFLIGHT_TIMEOUT=1.5 LOST_NODE_TIMEOUT=9999999999
+"""
+
+
+@SITES
+@pytest.mark.parametrize(("script", "settings"), [(TRAIN, SETTINGS), (EVAL, "NODE_PORT=x")])
+def test_a_setting_that_is_no_number_in_its_range_is_one_line(programs, tmp_path, script, settings):
+    programs(**CLUSTER)
+    for setting in settings.split():
+        done = batch(script, "run", "config", **dict([f"LOOP_{setting}".split("=")]))
+        assert done.returncode == 64
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(f"LOOP_{setting}: must be a whole number from ")
+    assert not (tmp_path / "runs").exists()
+
+
+@SITES
+@pytest.mark.parametrize(
+    ("script", "lacks"),
+    [(EVAL, "SLURMD_NODENAME"), (EVAL, "SLURM_SUBMIT_DIR"), (TRAIN, "SLURM_CPUS_ON_NODE"), (EVAL, "HOME")],
+)
+def test_a_variable_that_an_allocation_lacks_is_not_needed(programs, script, lacks):
+    programs(**CLUSTER)
+    done = batch(script, "run", "config", without=lacks)
+    assert (done.returncode, "unbound" in done.stderr) == (0, False), done.stderr
+    outside = batch(script, "run", "config", without="SLURM_JOB_ID")
+    said = "this is no job of Slurm's: give the script to sbatch, or run it within salloc\n"
+    assert (outside.returncode, outside.stderr) == (64, said)
+
+
+@SITES
+@pytest.mark.parametrize(("names", "said"), [("a b", "the name b of a node of this job is not found"), ("a", "good")])
+def test_a_node_that_is_not_found_by_its_name_is_named(programs, tmp_path, names, said):
+    programs(python='case "$*" in *getaddrinfo*" b") exit 1 ;; *) echo None ;; esac')
+    done = batch(SLURM / "preflight.sh", tmp_path, *names.split())
+    assert done.stdout.splitlines()[-1].startswith(said)
+    assert done.returncode == (said != "good")
+
+
+@pytest.mark.fault("a Slurm job is asked to save in its last update")
+@pytest.mark.parametrize("preempted", ["None", "2026-11-25T01:43:39"])
+@pytest.mark.parametrize(("done", "unscored", "over"), [(4, "null", True), (3, "null", False), (4, "{", False)])
+def test_a_job_that_was_about_to_end_is_over(programs, tmp_path, preempted, done, unscored, over):
+    requeued, run = tmp_path / "requeued", tmp_path / "runs/run"
+    state = run / f"checkpoints/iteration_{done:04}/state.json"
+    state.parent.mkdir(parents=True)
+    state.write_text(f'{{\n "unscored": {unscored}\n}}')
+    (run / "config.yaml").write_text("seed: 1\nmax_iterations: 4\n")
+    asked = srun('case "$*" in *--job-name=trainer*) kill -USR1 $PPID; exit 0 ;; esac')
+    control = scontrol(f"JobId=7 PreemptTime={preempted}", requeue=f"touch {requeued}")
+    programs(**{**CLUSTER, "srun": asked, "scontrol": control})
+    assert batch(TRAIN, "run", "config").returncode == 0
+    assert requeued.exists() == (not over)

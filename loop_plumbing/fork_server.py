@@ -268,18 +268,11 @@ def _generators() -> list[Any]:
     """Return every generator of random numbers that the preparation has made, wherever a module or a library keeps it:
     Python's, numpy's and torch's, their own among them.
     """
-    objects = gc.get_objects()
-    kinds = _kinds("random.Random", "numpy.random.BitGenerator", "numpy.random.RandomState")
-    found = [each for each in objects if issubclass(type(each), kinds)]  # isinstance asks the object, which may answer
-    if of_torch := _kinds("torch.Generator"):  # the collector of garbage knows only what holds them
-        found += {id(each): each for each in gc.get_referents(*objects) if type(each) in of_torch}.values()
-    return found
-
-
-def _kinds(*names: str) -> tuple[type, ...]:
-    """Return the classes of these names whose modules are imported."""
-    places = (name.rpartition(".") for name in names)
-    return tuple(getattr(sys.modules[module], kind) for module, _, kind in places if module in sys.modules)
+    names = {"random": ["Random"], "numpy.random": ["BitGenerator", "RandomState"], "torch": ["Generator"]}
+    imported = names.keys() & sys.modules.keys()
+    kinds = tuple(getattr(sys.modules[module], kind) for module in imported for kind in names[module])
+    found = (each for each in gc.get_referents(*gc.get_objects()) if issubclass(type(each), kinds))
+    return list({id(each): each for each in found}.values())
 
 
 def _draw_afresh(generator: Any) -> None:

@@ -28,6 +28,7 @@ from support.waiting import COMMAND_S
 
 VERBS = all_verbs()
 CHECKOUT = Path(__file__).parents[2]
+NODE = "{python} -m rollout_server"
 HEAVY = ("torch", "torchtune", "torchao", "transformers", "vllm")
 SCREEN = (24, 80)
 HELP = (("--help",), *((*verb.split(), "--help") for verb in VERBS))
@@ -306,17 +307,11 @@ def test_a_reader_that_has_enough_is_no_failure():
 
 @pytest.mark.slow
 @pytest.mark.fault("a program of ours is not found when it is started otherwise")
-@pytest.mark.parametrize("words", ["{bin}/loop", "{link}", "{python} {bin}/loop", "{python} -m loop_recipes"])
+@pytest.mark.parametrize("words", ["{bin}/loop", "{link}", "{python} {bin}/loop", "{python} -m loop_recipes", NODE])
 def test_it_starts_wherever_it_is_called_from(tmp_path, words):
     (tmp_path / "link").symlink_to(Path(sys.executable).with_name("loop"))
     command = words.format(bin=Path(sys.executable).parent, link=tmp_path / "link", python=sys.executable).split()
     elsewhere = {"cwd": tmp_path, "env": {"PATH": "/usr/bin:/bin"}, "capture_output": True, "text": True}
-    done = subprocess.run([*command, "--version"], timeout=COMMAND_S, **elsewhere)
-    assert done.stdout == f"torchtune-loop {importlib.metadata.version('torchtune-loop')}\n", done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.fault("a program of ours is not found when it is started otherwise")
-def test_the_node_starts_as_a_module():
-    done = subprocess.run([sys.executable, "-m", "rollout_server", "--help"], capture_output=True, text=True)
-    assert done.stdout.startswith("usage: rollout-server "), done.stderr
+    done = subprocess.run([*command, "--help"], timeout=COMMAND_S, **elsewhere)
+    program = "rollout-server" if words == NODE else "loop"
+    assert done.stdout.startswith(f"usage: {program} "), done.stderr

@@ -1,7 +1,6 @@
 """The hook that makes our recipes known to `tune`: it appends once, survives anything, and imports nothing heavy."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -123,15 +122,10 @@ print([type(finder).__name__ for finder in sys.meta_path].count("_RegistryFinder
 def editable(tmp_path_factory):
     """A checkout, and the site-packages of an environment in which it is installed as editable."""
     checkout, installed = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("installed")
-    for name in ("README.md", "LICENSE", "pyproject.toml", "setup.py", "torchtune_loop_hook.py"):
-        shutil.copy(ROOT / name, checkout)
-    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    for package in setuptools["packages"]:
-        top, *below = package.split(".")
-        folder = setuptools["package-dir"].get(package, "/".join([setuptools["package-dir"].get(top, top), *below]))
-        (checkout / folder).mkdir(parents=True, exist_ok=True)
-        for file in (ROOT / folder).glob("*.py"):
-            shutil.copy(file, checkout / folder)
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    parts = {"recipes", *(package.partition(".")[0] for package in packages)} - {"loop_recipes"}
+    files = ["README.md", "LICENSE", "pyproject.toml", "setup.py", "torchtune_loop_hook.py"]
+    subprocess.run(["cp", "-r", *files, *parts, checkout], cwd=ROOT, check=True)
     program = f"from setuptools.build_meta import build_editable; build_editable({str(installed)!r})"
     subprocess.run([sys.executable, "-c", program], cwd=checkout, check=True, capture_output=True, timeout=COMMAND_S)
     zipfile.ZipFile(next(installed.glob("*.whl"))).extractall(installed)
@@ -148,7 +142,6 @@ def editable(tmp_path_factory):
         ("", "train.py", "1", ""),
         (".", "train.py", "0", ""),
         ("loop_plumbing", "train.py", "0", ""),
-        ("recipes/loop_recipes/registration.py", "train.py", "0", ""),
         (".", "/venv/bin/tune", "0", "No module named 'loop_recipes'); install it again where it lies now"),
     ],
 )

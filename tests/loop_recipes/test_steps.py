@@ -95,6 +95,4 @@ while True:
 def test_tune_is_that_of_the_torchtune_that_is_imported(monkeypatch, tmp_path):
     tune_of_here = Path(sys.executable).with_name("tune")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))  # as of `pip install --user`
-    python, script, *words = tune("ls")
-    assert Path(script).samefile(tune_of_here)
-    assert (python, words) == (str(tmp_path / "python"), ["ls"])
+    assert Path(tune("ls")[1]).samefile(tune_of_here)

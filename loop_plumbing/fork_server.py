@@ -278,7 +278,7 @@ def _generators() -> list[Any]:
 def _draw_afresh(generator: Any) -> None:
     """Seed a generator anew: else every episode would draw the same."""
     with contextlib.suppress(Exception):
-        if hasattr(generator, "seed_seq"):  # numpy's, of which each kind is seeded when it is made
+        if hasattr(generator, "random_raw"):  # numpy's, of which each kind is seeded when it is made
             generator.state = type(generator)().state
         else:
             generator.seed()

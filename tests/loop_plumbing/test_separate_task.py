@@ -118,14 +118,10 @@ async def test_work_that_will_not_be_cancelled_is_left_behind(monkeypatch):
     over.set()
 
 
-def test_a_plain_function_has_the_result_and_what_was_raised():
+async def test_a_plain_function_has_result_and_error_inside_a_loop():
     assert result_of(asyncio.sleep(0, "seen")) == "seen"
     with pytest.raises(MemoryError):
         result_of(fails_with(MemoryError()))
-
-
-async def test_a_plain_function_has_them_inside_a_loop_too():
-    test_a_plain_function_has_the_result_and_what_was_raised()
 
 
 def until_it_waits(caller):

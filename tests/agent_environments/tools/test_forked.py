@@ -10,7 +10,7 @@ from agent_environments.tools.environment import ToolPool
 from loop_plumbing.process_guard import descendants
 from support.adapter_support import word_spans
 from support.processes import exists, parent_of
-from support.tool_modules import COUNTER, call, write
+from support.tool_modules import COUNTER, PRODUCTS, call, write
 from support.waiting import wait_until
 
 STATE = """
@@ -219,9 +219,8 @@ async def test_programs_of_a_process_that_ended_by_itself_end_too(one):
     await wait_until(lambda: not descendants(server))
 
 
-POOLS = """
+POOLS = f"""{PRODUCTS}
 import concurrent.futures, functools, multiprocessing
-from agent_environments.tools import reward, tool
 import helper
 
 
@@ -233,23 +232,14 @@ def double(number):
 def work(method: str) -> str:
     "Work in other processes."
     context = multiprocessing.get_context(method)
-    with context.Pool(1) as pool:
+    with context.Pool(1, initializer=functools.partial(double, 0)) as pool:
         seen = pool.map(double, [1, 2]) + pool.map(helper.triple, [1])
-    given = {"mp_context": context, "initializer": functools.partial(double, 0)}
-    with concurrent.futures.ProcessPoolExecutor(1, **given) as pool:
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
         seen.append(pool.submit(double, 2).result())
     queue = context.SimpleQueue()
     process = context.Process(target=helper.put, args=(queue, double(3)))
     process.start()
-    return f"{seen} {queue.get()} {process.join()}"
-
-
-@reward
-def nothing(answer: str) -> float:
-    return 0.0
-
-
-TASKS = [{"id": "t", "question": "?"}]
+    return str([*seen, queue.get(), process.join()])
 """
 HELPER = "def triple(number):\n    return 3 * number\n\n\ndef put(queue, value):\n    queue.put(value)\n"
 
@@ -260,8 +250,8 @@ HELPER = "def triple(number):\n    return 3 * number\n\n\ndef put(queue, value):
 async def test_a_tool_has_a_pool_of_processes(one, tmp_path, method):
     (tmp_path / "helper.py").write_text(HELPER)
     environment = await (await one(POOLS)).acquire("episode")
-    await environment.start("t")
-    assert await observed(environment, "work", method=method) == "[2, 4, 3, 4] 6 None"
+    await environment.start("product2")
+    assert await observed(environment, "work", method=method) == "[2, 4, 3, 4, 6, None]"
     await environment.close()
 
 

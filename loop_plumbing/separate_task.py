@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from loop_plumbing import running_time
+
 logger = logging.getLogger(__name__)
 
 LEAVE_S = 60.0
@@ -73,7 +75,7 @@ def result_of(work: Coroutine[Any, Any, T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(work)
+        return running_time.run(work)
     cancel: Future[Callable[[], object]] = Future()
 
     async def cancellable() -> T:
@@ -83,7 +85,7 @@ def result_of(work: Coroutine[Any, Any, T]) -> T:
 
     with ThreadPoolExecutor(1) as threads:
         try:
-            return threads.submit(asyncio.run, cancellable()).result()
+            return threads.submit(running_time.run, cancellable()).result()
         except KeyboardInterrupt:
             cancel.result()()
             raise

@@ -101,6 +101,8 @@ class BaseModel:
     blanks: tuple[str, ...] = ()
     """Keys of config.json that say nothing and that vLLM would take for settings."""
     mxfp4: bool = False
+    context: int | None = None
+    """Tokens of the longest sequence that servers hold, where it is known; they choose rotary positions by it."""
 
     @classmethod
     def read(cls, folder: str | Path, general: bool = False) -> BaseModel:
@@ -119,7 +121,8 @@ class BaseModel:
                 for key in ("quantization_config", "quantization")
                 if config.get(key) and not _is_mxfp4(config)
             ]
-            decoder = "num_hidden_layers" in text_config(config) and not config.get("is_encoder_decoder")
+            decoder = architecture.endswith(_GENERATES) and not config.get("is_encoder_decoder")
+            counted = "num_hidden_layers" in text_config(config)
         except FileNotFoundError as error:
             fetch = how_to_fetch(folder) or "`tune download`"
             raise ValueError(
@@ -129,10 +132,15 @@ class BaseModel:
             raise ValueError(f"{file} cannot be read as a model's configuration: {error!r}") from error
         if quantised:
             raise ValueError(f"{file}: {quantised[0]}, which cannot be trained; take the model's own weights")
-        if family is None and (not decoder or not architecture.endswith(_GENERATES)):
+        if family is None and not decoder:
             raise ValueError(
                 f"{file}: {architecture} is no decoder that generates text, and only those can be trained; take a "
                 "model whose architecture ends in ForCausalLM or ForConditionalGeneration"
+            )
+        if not counted:
+            raise ValueError(
+                f"{file}: {architecture} names the number of its layers otherwise than num_hidden_layers; decoders of "
+                "such a build, as GPT-2 and Bloom, are not known here"
             )
         try:
             if not general and family is not None and family.objection(config) is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -25,9 +25,9 @@ LENGTHS = [90, 37, 2, 23, 26]
 """Tokens of sequences, some of them longer than the windows of the tiny models, some shorter."""
 
 
-def adapted(folder: Path, seed: int = 1, **options: object) -> GeneralDecoder:
-    """The model in ``folder`` with a random adapter, on the CPU."""
-    base = BaseModel.read(folder, general=True)
+def adapted(folder: Path, seed: int = 1, context: int | None = None, **options: object) -> GeneralDecoder:
+    """The model in ``folder`` with a random adapter, on the CPU, as with servers of ``context`` tokens."""
+    base = replace(BaseModel.read(folder, general=True), context=context)
     with torch.device("meta"):
         model = general_decoder(str(folder), base, lora_rank=4, lora_alpha=8)
     return placed(model, folder, seed, **options)

@@ -27,11 +27,12 @@ SEVERAL: dict[str, str] = {
 """Models of text and pictures: ``model_type`` -> that of their text."""
 
 
-def config_of(kind: str) -> Any:
-    """The config of a small model of the kind ``kind``."""
+def config_of(kind: str, **changes: Any) -> Any:
+    """The config of a small model of the kind ``kind``, with ``changes`` of that of its text."""
     if kind in SEVERAL:
-        return AutoConfig.for_model(kind, text_config=PLAIN | KINDS[SEVERAL[kind]], vision_config=_small_tower(kind))
-    return AutoConfig.for_model(kind, **(PLAIN | KINDS[kind]))
+        text = PLAIN | KINDS[SEVERAL[kind]] | changes
+        return AutoConfig.for_model(kind, text_config=text, vision_config=_small_tower(kind))
+    return AutoConfig.for_model(kind, **(PLAIN | KINDS.get(kind, {}) | changes))
 
 
 def _small_tower(kind: str) -> Mapping[str, Any]:
@@ -40,12 +41,12 @@ def _small_tower(kind: str) -> Mapping[str, Any]:
     return sizes
 
 
-def random_model(kind: str, seed: int = 0, **options: Any) -> PreTrainedModel:
+def random_model(kind: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """A model of the kind with random weights."""
     torch.manual_seed(seed)
-    config = config_of(kind)
+    config = config_of(kind, **changes)
     auto = AutoModelForImageTextToText if kind in SEVERAL else AutoModelForCausalLM
-    model = auto.from_config(config, dtype=torch.float32, **options).eval()
+    model = auto.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1 and "norm" not in name:
@@ -55,7 +56,7 @@ def random_model(kind: str, seed: int = 0, **options: Any) -> PreTrainedModel:
     return model
 
 
-def write_random(kind: str, folder: Path, seed: int = 0) -> Path:
-    """Write a random model of the kind as transformers writes it."""
-    random_model(kind, seed).save_pretrained(folder)
+def write_random(kind: str, folder: Path, seed: int = 0, **changes: Any) -> Path:
+    """Write a random model of the kind as transformers writes it, with ``changes`` of its config."""
+    random_model(kind, seed, **changes).save_pretrained(folder)
     return folder

@@ -277,7 +277,8 @@ class LearnerConfig:
     """Folder of the run: metrics, policies, checkpoints and the launched node's files."""
     model: Model
     """The base model's folder, by ``path``, with ``lora_rank``, ``lora_alpha`` and perhaps ``lora_attn_modules``,
-    ``apply_lora_to_mlp``, ``lora_dropout``; or one of torchtune's builders of LoRA models with all its arguments."""
+    ``apply_lora_to_mlp``, ``lora_dropout``, ``max_context`` where it is served with another than this config's; or one
+    of torchtune's builders of LoRA models with all its arguments."""
     advantage: Component
     """From ``loop_recipes.algorithm.advantages``: what a rollout's return is compared with; ``ReturnPairs`` from
     ``loop_recipes.algorithm.preferences`` for a loss on pairs."""
@@ -336,6 +337,11 @@ class LearnerConfig:
         """The folder of the base model."""
         return self.model["path"] if self.checkpointer is None else self.checkpointer["checkpoint_dir"]
 
+    @property
+    def built_model(self) -> Component:
+        """``model`` with what its decoder is to know of the servers."""
+        return self.model
+
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
 class LoopConfig(LearnerConfig, WithNode):
@@ -361,6 +367,12 @@ class LoopConfig(LearnerConfig, WithNode):
         """Tokens of the longest rollout that is trained on."""
         context = self.collection.limits.max_context
         return min(context, self.update.max_tokens_per_rollout or context)
+
+    @property
+    def built_model(self) -> Component:
+        served = self.child.model if self.rollout_node.launch else self.collection.limits
+        known = {"max_context": served.max_context} if self.model["_component_"] == FROM_ITS_FOLDER else {}
+        return {**known, **self.model}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,7 +8,8 @@ positions that begin again, leaks from document to document in every hybrid and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Collection
 from typing import Any, Self, cast
 
 import torch
@@ -32,6 +33,8 @@ _STATES = ("linear_attention", "conv", "mamba")
 """What ``layer_types`` calls layers with a state along the row in place of attention."""
 _READ_BY_NOBODY = ("mtp.", "model.mtp", "rotary_emb.inv_freq")
 """Parts of names of weights that a folder may hold beside those of the decoder."""
+_LENGTHS = re.compile(r".*(window|chunk|block|topk|top_k|floor_scale|original_max_position_embeddings)(_size)?")
+"""Names of numbers of tokens in config.json, from which on a sequence is computed otherwise."""
 
 
 class GeneralDecoder(nn.Module):
@@ -46,7 +49,7 @@ class GeneralDecoder(nn.Module):
         base: the description of its folder.
 
     Raises:
-        ValueError: its decoder is no list of layers below an embedding.
+        ValueError: its decoder is no list of layers below an embedding, or its head has a bias.
     """
 
     head: Head
@@ -57,6 +60,8 @@ class GeneralDecoder(nn.Module):
         if not isinstance(getattr(self.text, "layers", None), nn.ModuleList):
             raise ValueError(f"{type(self.text).__name__} keeps its layers elsewhere than decoders that are known here")
         output, embedding = whole.get_output_embeddings(), whole.get_input_embeddings()
+        if getattr(output, "bias", None) is not None:
+            raise ValueError(f"the head of {type(whole).__name__} has a bias, which is not computed here")
         self.output: nn.Linear | None = None if output.weight is embedding.weight else output
         config = whole.config.get_text_config()
         self.scale = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere
@@ -200,7 +205,7 @@ def general_decoder(
             f"{path}: no test compares models of the kind {base.model_type} with transformers' own forward pass; "
             "model.untried=True takes it all the same, if it passes the comparison before the run begins"
         )
-    model = GeneralDecoder(built(path), base)
+    model = GeneralDecoder(built(path, base), base)
     if lost := add_lora(model, lora_rank, lora_alpha, lora_dropout):
         raise ValueError(f"{path}: transformers has no linear layer {min(lost)}, of which the folder holds weights")
     return model
@@ -229,11 +234,12 @@ def read_weights(path: str, base: BaseModel, dtype: torch.dtype) -> tuple[dict[s
     """
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # its table of what is missing says what is raised here
+    config = _config(path, base)
     try:
         options: dict[str, Any] = {"dtype": dtype, "attn_implementation": NAME, "trust_remote_code": False}
         if base.mxfp4:
             options["quantization_config"] = Mxfp4Config(dequantize=True)
-        whole, found = _auto(_config(path)).from_pretrained(path, output_loading_info=True, **options)
+        whole, found = _auto(config).from_pretrained(path, config=config, output_loading_info=True, **options)
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise ValueError(f"{path}: transformers cannot read the weights: {str(error).splitlines()[0]}") from error
     finally:
@@ -261,31 +267,54 @@ def load_buffers(model: nn.Module, saved: Collection[str], read: Callable[[str],
             model.get_submodule(parent).register_buffer(last, read(bare), persistent=False)
 
 
-def _config(path: str) -> Any:
+def _config(path: str, base: BaseModel) -> Any:
     try:
         # Else transformers asks at the terminal whether a folder's own code may run, which it may not.
-        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(
             f"transformers {transformers.__version__} does not know a model of this kind, and a folder's own code is "
             "not run; a later transformers may know it"
         ) from error
+    for rope in _ropes(config.get_text_config()):
+        if rope.get("rope_type") == "longrope":
+            _choose_factors(rope, base.context or base.positions)
+    return config
+
+
+def _ropes(config: Any) -> list[dict[str, Any]]:
+    """The rotary positions of all layers, or those of each kind of layer."""
+    whole = getattr(config, "rope_parameters", None) or {}
+    return [rope for rope in (whole, *whole.values()) if isinstance(rope, dict)]
+
+
+def _choose_factors(rope: dict[str, Any], context: int) -> None:
+    """Take one of the two sets of factors for all sequences, as vLLM does, by the longest that it serves.
+
+    transformers takes it anew in each pass, by the longest sequence in it: a short one then depends on its neighbours.
+    """
+    chosen, other = "long", "short"
+    if context <= rope["original_max_position_embeddings"]:
+        chosen, other = other, chosen
+    for kind in ("factor", "mscale"):
+        if f"{chosen}_{kind}" in rope:
+            rope[f"{other}_{kind}"] = rope[f"{chosen}_{kind}"]
 
 
 def _auto(config: Any) -> Any:
     return AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModelForImageTextToText
 
 
-def built(path: str, attention: str = NAME, changes: Mapping[str, Any] | None = None) -> PreTrainedModel:
+def built(path: str, base: BaseModel, attention: str = NAME, shortest: int | None = None) -> PreTrainedModel:
     """Build transformers' model without weights, in torch's default precision and on its default device.
 
     Args:
         attention: by transformers' name for it.
-        changes: to what the text's config says, of keys that it has.
+        shortest: windows, and other numbers of tokens from which on a sequence is computed otherwise, are at most that.
     """
-    config = _config(path)
+    config = _config(path, base)
     text = config.get_text_config()
-    for key, value in (changes or {}).items():
-        if getattr(text, key, None) is not None:
-            setattr(text, key, value)
+    for values in (vars(text), *_ropes(text)) if shortest is not None else ():
+        for key in filter(_LENGTHS.fullmatch, values):
+            values[key] = min(values[key], shortest) if type(values[key]) is int else values[key]
     return _auto(config).from_config(config, attn_implementation=attention, dtype=torch.get_default_dtype())

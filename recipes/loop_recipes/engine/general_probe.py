@@ -2,8 +2,9 @@
 
 The first layers, one of each kind at least, are compared in fp32, by their own weights and a random adapter:
 transformers with eager attention and the adapter merged, one sequence at a time; this project's decoder one sequence at
-a time; and the same in a packed row, in which some sequences go on from another's beginning. Windows are made so short
-that sequences end inside and behind them. What is wrong in any of these would train nonsense without a word.
+a time; and the same in a packed row, in which some sequences go on from another's beginning. Windows, and whatever else
+changes at a length, are made so short that sequences end inside and behind them. What is wrong in any of these would
+train nonsense without a word.
 
 A run in half precision is then looked at in that, on the device that trains: there rows may be packed by other kernels.
 The bar is the model's own rounding: packed rows are no further from one sequence at a time than that is from fp32.
@@ -67,16 +68,28 @@ def probe(path: str, base: BaseModel, weights: Mapping[str, Tensor], dtype: torc
         dtype, device: of the training.
 
     Raises:
-        ValueError: names what is not exact, and by how much.
+        ValueError: names what is not exact, and by how much, or what cannot be computed.
     """
-    layers = GeneralDecoder(_small(path, NAME), base).first_of_each_kind()[-1] + 1
+    try:
+        return _compared(path, base, weights, dtype, device)
+    except (ValueError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever an architecture that nobody tried here raises
+        said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        raise ValueError(f"{path}: models of the kind {base.model_type} cannot be computed here ({said})") from error
+
+
+def _compared(
+    path: str, base: BaseModel, weights: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
+) -> Probe:
+    layers = GeneralDecoder(_small(path, base, NAME), base).first_of_each_kind()[-1] + 1
     ours = _adapted(path, base, layers)
     filled = _filled(ours, weights)
     merged = {name: tensor for name, tensor in filled.items() if ".lora_" not in name}
     for name in [name for name in filled if name.endswith(".lora_a.weight")]:
         module = name.removesuffix(".lora_a.weight")
         merged[f"{module}.weight"] = merged[f"{module}.weight"] + 2.0 * filled[f"{module}.lora_b.weight"] @ filled[name]
-    theirs = _small(path, "eager", layers)
+    theirs = _small(path, base, "eager", layers)
     _load(ours, filled, weights)
     head = theirs.get_output_embeddings()
     _load(theirs.get_decoder(), {name.removeprefix("text."): t for name, t in merged.items()}, weights, "text.")
@@ -149,7 +162,7 @@ def _apart(found: Tensor, expected: Tensor) -> Tensor:
 
 def _adapted(path: str, base: BaseModel, layers: int) -> GeneralDecoder:
     """This project's decoder of the first layers with LoRA and a head, without storage."""
-    ours = GeneralDecoder(_small(path, NAME, layers), base)
+    ours = GeneralDecoder(_small(path, base, NAME, layers), base)
     with torch.device("meta"):
         add_lora(ours, RANK, 2.0 * RANK)
     ours.head = TiledLogProbs()
@@ -168,10 +181,10 @@ def _samples(words: int) -> list[Sample]:
     return list(samples)
 
 
-def _small(path: str, attention: str, layers: int | None = None) -> PreTrainedModel:
+def _small(path: str, base: BaseModel, attention: str, layers: int | None = None) -> PreTrainedModel:
     """transformers' model without storage, in fp32, with short windows and its first ``layers``."""
     with training.set_default_dtype(torch.float32), torch.device("meta"):
-        model = built(path, attention, {"sliding_window": WINDOW})
+        model = built(path, base, attention, WINDOW)
     if layers is not None:
         decoder = model.get_decoder()
         decoder.layers = decoder.layers[:layers]

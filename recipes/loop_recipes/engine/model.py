@@ -65,12 +65,12 @@ def load_base(config: LearnerConfig, dtype: torch.dtype) -> tuple[AnyDecoder, Ma
     Raises:
         ConfigError: they do not fit each other.
     """
-    model = meta_model(config.model, dtype)
+    model = meta_model(config.built_model, dtype)
     try:
-        described = BaseModel.read(config.base_model)
         if not isinstance(model, TransformerDecoder):
             device = utils.get_device(config.device)
-            return model, _of_main_rank(model, config.base_model, described, dtype, device)
+            return model, _of_main_rank(model, config.base_model, model.base, dtype, device)
+        described = BaseModel.read(config.base_model)
         check_built(model, described, config)
         if config.checkpointer is None:
             base: dict[str, Tensor] = load_weights(config.base_model, described)

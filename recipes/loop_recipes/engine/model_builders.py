@@ -4,6 +4,7 @@ transformers' own."""
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchtune.modules import TransformerDecoder
@@ -23,17 +24,19 @@ def lora_model(
     apply_lora_to_mlp: bool = True,
     lora_dropout: float = 0.0,
     untried: bool = False,
+    max_context: int | None = None,
 ) -> TransformerDecoder | GeneralDecoder:
     """Build the decoder of the model in the folder ``path``, with LoRA in all of its layers.
 
     Args:
         lora_attn_modules, apply_lora_to_mlp: which layers take LoRA, of the families that have these names.
         untried: build it though no test compares models of its kind.
+        max_context: tokens of the longest sequence that servers hold; None is as many as the model has positions.
 
     Raises:
         ValueError: a folder whose model cannot be built, or a choice of layers that it does not give.
     """
-    base = BaseModel.read(path)
+    base = replace(BaseModel.read(path), context=max_context)
     if base.family is not None:
         return lora_decoder(path, lora_rank, lora_alpha, lora_attn_modules, apply_lora_to_mlp, lora_dropout)
     if set(lora_attn_modules) != set(ATTENTION_MODULES) or not apply_lora_to_mlp:

@@ -115,10 +115,11 @@ def sampled_logprobs(
         model, base = load_base(conf, kind)
         if merged is not None:
             del base
-            model = meta_model(conf.model, kind)
+            model = meta_model(conf.built_model, kind)
             described = BaseModel.read(merged)
             if isinstance(model, GeneralDecoder):
-                weights, buffers = read_weights(str(merged), described, kind)
+                served = replace(described, context=model.base.context)
+                weights, buffers = read_weights(str(merged), served, kind)
                 base = weights | buffers
             else:
                 base = load_weights(merged, described)

@@ -262,7 +262,7 @@ def _reading(config: LoopConfig, folder: str) -> LoopConfig:
 
 def _unloaded(config: LoopConfig) -> Unloaded:
     try:
-        return meta_model(config.model, DTYPES[config.dtype])
+        return meta_model(config.built_model, DTYPES[config.dtype])
     except ConfigError as error:
         return error
     except (ImportError, AttributeError) as error:
@@ -527,10 +527,14 @@ def _sizes(config: LoopConfig, shape: BaseModel, model: Unloaded) -> Iterator[Fi
         yield Problem("model", str(error))
 
 
-def probe_model(path: str) -> Finding:
-    """Read the model in the folder ``path`` and compare it as the trainer computes it with transformers' own."""
+def probe_model(path: str, max_context: int) -> Finding:
+    """Read the model in the folder ``path`` and compare it as the trainer computes it with transformers' own.
+
+    Args:
+        max_context: tokens of the longest sequence that servers hold.
+    """
     try:
-        base = BaseModel.read(path)
+        base = replace(BaseModel.read(path), context=max_context)
         if base.family is not None:
             return ReportRow("exact", f"a {base.model_type} is built by torchtune's modules, which tests compare")
         weights, buffers = read_weights(path, base, torch.float32)

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gpus = gpus if options.gpus is None else options.gpus
         findings = [*check_job(config, node, Machines(nodes, gpus, memory))]
         if options.probe:
-            findings.append(probe_model(node.model.path))
+            findings.append(probe_model(node.model.path, node.model.max_context))
     except (ConfigError, OSError) as error:
         sys.exit(f"{parser.prog}: {error}")
     except OmegaConfBaseException as error:

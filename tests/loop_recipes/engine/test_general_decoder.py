@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,16 +14,18 @@ from loop_formats.schema import ConfigError
 from loop_recipes.engine import general_attention
 from loop_recipes.engine import general_decoder as general_decoder_module
 from loop_recipes.engine.batching import collate_step
-from loop_recipes.engine.general_decoder import read_weights
+from loop_recipes.engine.general_decoder import built, read_weights
 from loop_recipes.engine.general_probe import probe
 from loop_recipes.engine.model import check_shared, meta_model
 from loop_recipes.engine.peft_export import load_adapter
 from loop_recipes.engine.process_group import FromMainRank
 from loop_recipes.engine.sharding import compile_each_layer
+from loop_recipes.plan.job_check import Problem, probe_model
 from model_families.base_model import BaseModel
 from model_families.families.general_model import COMPARED
 from model_families.opening import open_weights
 from rollout_server.policies.adapter_check import check_adapter
+from support import tiny_models
 from support.families import section
 from support.general_models import adapted, exported, ours, samples_of, theirs
 from support.learner_cases import flash_attention, make_samples
@@ -137,8 +140,8 @@ def test_a_kind_that_nobody_compared_is_taken_with_a_key(tmp_path):
         meta_model(section(tmp_path, untried=True, apply_lora_to_mlp=False), torch.float32)
 
 
-def probed(folder, dtype=torch.float32):
-    base = BaseModel.read(folder)
+def probed(folder, dtype=torch.float32, context=None):
+    base = replace(BaseModel.read(folder), context=context)
     weights, buffers = read_weights(str(folder), base, dtype)
     return probe(str(folder), base, weights | buffers, dtype, torch.device("cpu"))
 
@@ -148,6 +151,54 @@ def test_the_first_look_says_how_exact_a_model_is(kind, tmp_path):
     found = probed(write_random(kind, tmp_path))
     assert found.error < EXACT
     assert str(found).startswith("the model's first 2 layers give log-probs within ")
+
+
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 30}
+LONG |= {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [4.0, 5.0, 6.0, 7.0]}
+ALONE = pytest.mark.fault("a sequence is computed otherwise beside longer ones, or than the server computes it")
+
+
+@ALONE
+@pytest.mark.parametrize("context", [30, 31, None])
+@pytest.mark.parametrize(
+    ("kind", "rope"),
+    [
+        ("phi3", LONG),
+        ("llama", LONG),
+        ("smollm3", LONG),
+        ("qwen3_moe", LONG),
+        ("phimoe", LONG | {"short_mscale": 1.1, "long_mscale": 1.3}),
+        ("hunyuan_v1_dense", {"rope_type": "dynamic", "alpha": 100.0, "factor": 1.0, "rope_theta": 1e4}),
+        ("seed_oss", {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}),
+        ("ministral3", {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "llama_4_scaling_beta": 0.5}),
+    ],
+)
+def test_positions_are_those_of_the_server_whatever_else_is_in_the_row(kind, rope, context, tmp_path, monkeypatch):
+    """vLLM takes one of two sets of factors for all sequences, by the length that it serves; transformers takes them
+    anew for each row."""
+    monkeypatch.setattr(general_decoder_module, "COMPARED", COMPARED | {kind})
+    changes = {"sliding_window": None, "original_max_position_embeddings": 30, "rope_parameters": rope}
+    folder = write_random(kind, tmp_path / "model", head_dim=8, **changes)
+    model, samples = adapted(folder, context=context), make_samples([60, 20, 31, 25])
+    whole = ours(model, samples, packed=True).logprobs
+    assert (ours(model, samples, packed=False).logprobs - whole).abs().max() < EXACT
+    alone = [ours(model, [sample], packed=True).logprobs for sample in samples]
+    assert (torch.cat(alone) - whole).abs().max() < EXACT
+    assert probed(folder, context=context).error < 1e-4
+    if kind != "phimoe":  # whose long factors transformers 5.19 never reads
+        same = [n for n, one in enumerate(samples) if rope is not LONG or (one.tokens > 30) == (context != 30)]
+        adapter = exported(model, tmp_path / "adapter", folder)
+        expected = theirs(folder, adapter, [samples[n] for n in same]).logprobs
+        assert (torch.cat([alone[n] for n in same]) - expected).abs().max() < EXACT
+
+
+@ALONE
+def test_the_first_look_is_longer_than_what_changes_at_a_length(tmp_path):
+    lengths = {"attention_chunk_size": 8192, "floor_scale": 8192, "rope_parameters": LONG}
+    folder = write_random("llama4_text", tmp_path, num_local_experts=2, head_dim=8, **lengths)
+    config = built(str(folder), BaseModel.read(folder), "eager", 16).config
+    assert (config.attention_chunk_size, config.floor_scale, config.num_local_experts) == (16, 16, 2)
+    assert config.rope_parameters["original_max_position_embeddings"] == 16
 
 
 def _ignores(name):
@@ -208,12 +259,29 @@ def test_rows_that_are_packed_wrongly_in_half_precision_alone_are_refused(kind, 
         probed(folder, torch.bfloat16)
 
 
-def test_a_decoder_of_another_shape_is_one_line(tmp_path):
-    from transformers import GPT2Config, GPT2LMHeadModel
+ELSEWHERE = ("gpt2", "gptj", "bloom", "mpt", "nemotron_h")
+INDEXED = tiny_models.KINDS["deepseek_v3"] | {"index_topk": 16, "index_n_heads": 2, "index_head_dim": 16}
 
-    GPT2LMHeadModel(GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4)).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="GPT2LMHeadModel is no decoder that generates text"):
-        meta_model(section(tmp_path, untried=True), torch.float32)
+
+@pytest.mark.fault("a model of a kind that nobody tried ends in a traceback, or is called what it is not")
+@pytest.mark.parametrize(
+    ("kind", "changes", "said"),
+    [
+        *((kind, {}, "names the number of its layers otherwise than num_hidden_layers") for kind in ELSEWHERE),
+        ("phi", {}, "the head of PhiForCausalLM has a bias, which is not computed here"),
+        ("deepseek_v32", INDEXED, "models of the kind deepseek_v32 cannot be computed here (TypeError: "),
+        ("recurrent_gemma", {}, "models of the kind recurrent_gemma cannot be computed here (RuntimeError: "),
+        ("llama4_text", {}, "Llama4ForCausalLM keeps its layers elsewhere than decoders that are known here"),
+        ("mamba", {}, "differ from transformers' own by"),
+        ("jamba", {}, "differ from transformers' own by"),
+    ],
+)
+def test_a_decoder_of_another_shape_is_one_line(kind, changes, said, tmp_path):
+    folder = write_random(kind, tmp_path, **changes)
+    found = probe_model(str(folder), 512)
+    assert isinstance(found, Problem)
+    assert said in found.text
+    assert "\n" not in found.text
 
 
 @pytest.mark.parametrize(("change", "said"), [("lost", "lacks the weight"), ("more", "has no place for the weight")])

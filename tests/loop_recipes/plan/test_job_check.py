@@ -555,11 +555,11 @@ def test_a_model_is_compared_with_transformers_on_demand(tmp_path):
     from support.families import small, write_model
     from support.tiny_models import write_random
 
-    general = probe_model(str(write_random("smollm3", tmp_path / "smollm3")))
+    general = probe_model(str(write_random("smollm3", tmp_path / "smollm3")), 512)
     assert str(general).startswith("exact          the model's first 1 layers give log-probs within ")
-    family = probe_model(str(write_model(tmp_path / "qwen3", small("Qwen3-4B"))))
+    family = probe_model(str(write_model(tmp_path / "qwen3", small("Qwen3-4B"))), 512)
     assert str(family).endswith("a qwen3 is built by torchtune's modules, which tests compare")
-    assert probe_model(str(tmp_path)).text.startswith(f"model: {tmp_path} holds no config.json")
+    assert probe_model(str(tmp_path), 512).text.startswith(f"model: {tmp_path} holds no config.json")
 
 
 def test_a_cpu_that_cannot_serve_mxfp4_is_a_problem_and_a_gpu_none(check_config, tmp_path, monkeypatch):

@@ -68,8 +68,7 @@ def open_model_chat(
 
 
 def _check_ids(folder: str | Path, chat: ChatFormat, tokens: Tokenizer, base: BaseModel) -> None:
-    added = tokens.get_added_tokens_decoder()
-    ordinary = (token for token in tokens.get_vocab(with_added_tokens=False).values() if token not in added)
+    ordinary = set(tokens.get_vocab(with_added_tokens=True).values()) - chat.control_ids
     highest = max(*ordinary, *chat.stop_ids, chat.pad_id, *chat.opening([SYSTEM, QUESTION]))
     if highest >= base.vocabulary:
         word = tokens.id_to_token(highest)

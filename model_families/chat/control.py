@@ -26,12 +26,18 @@ MARK, HIDDEN = "\ufdd0", "\ufdd1"
 no control token, the second begins the name of one."""
 _CONTROL = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 """The form of a word that ordinary text does not hold by chance."""
+_BARRED = re.compile(r"<[|\uff5c].+[|\uff5c]>", re.DOTALL)
+"""The form of those that are written for nothing but control."""
 
 
-def _is_control(token: Mapping[str, Any]) -> bool:
-    """Return whether an added token, as ``tokenizer.json`` has it, is a control token. Another one is a word that its
-    tokenizer knows as a whole, and is one here."""
-    return bool(token["special"]) or _CONTROL.fullmatch(token["content"]) is not None
+def _is_control(token: Mapping[str, Any], written: str, ends: Container[int]) -> bool:
+    """Return whether an added token, as ``tokenizer.json`` has it, is a control token.
+
+    Another one is a word that its tokenizer knows as a whole, and is one here: Gemma's ``<table>`` divides no turns.
+    """
+    word = token["content"]
+    named = word in written or token["id"] in ends or _BARRED.fullmatch(word) is not None
+    return bool(token["special"]) or (named and _CONTROL.fullmatch(word) is not None)
 
 
 class Shield:
@@ -61,6 +67,10 @@ class Shield:
 class UnforgeableTokenizer:
     """The tokenizer of a model's folder.
 
+    Args:
+        written: all that the chat template holds and writes.
+        ends: the ids that end what is generated.
+
     Attributes:
         shield: puts marks into what :meth:`encode` must make no control token of.
         text: the folder's tokenizer, whose control tokens have names that no text holds.
@@ -70,12 +80,12 @@ class UnforgeableTokenizer:
         ValueError: the tokenizer cannot be read, or a control token is a word of ordinary text.
     """
 
-    def __init__(self, model_dir: str | Path):
+    def __init__(self, model_dir: str | Path, written: str, ends: Container[int]):
         file = Path(model_dir) / "tokenizer.json"
         try:
             stored = json.loads(file.read_bytes())
             self.ids: dict[str, int] = {
-                token["content"]: token["id"] for token in stored["added_tokens"] if _is_control(token)
+                token["content"]: token["id"] for token in stored["added_tokens"] if _is_control(token, written, ends)
             }
             self.text = Tokenizer.from_str(json.dumps(_renamed(stored, self.ids)))
         except Exception as error:  # the library has no class of its own for it

@@ -49,6 +49,7 @@ class ChatFormat(TextTokens, ABC):
         turn_end: the id that ends a whole turn.
         stop_ids: ids that end a turn when sampled, ``turn_end`` among them.
         pad_id: id of the padding.
+        control_ids: the ids of the control tokens, which no text has.
         thinking: how thinking is treated; None for a model that does not think.
         observation_role: the role in which an environment's answers are written.
         thinking_ends: ids that end thinking: its own mark, or a tool call; none where there is nothing to wait for.
@@ -58,6 +59,7 @@ class ChatFormat(TextTokens, ABC):
     turn_end: int
     stop_ids: tuple[int, ...]
     pad_id: int
+    control_ids: frozenset[int]
     thinking: Thinking | None = None
     observation_role: ObservationRole = "user"
     thinking_ends: tuple[int, ...] = ()

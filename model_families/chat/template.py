@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,6 +23,7 @@ TODAY = datetime.datetime(2024, 7, 26)
 """What a template is told that the date is: a task's prompt is always the same."""
 DEFAULT, WITH_TOOLS = "default", "tool_use"
 """Names of templates where a folder holds several."""
+_ROLES = ("system", "user", "assistant", "tool")
 
 
 class _GenerationTag(Extension):
@@ -77,6 +79,14 @@ class ChatTemplate:
             return _compiled(text).render(**self.words, **given, add_generation_prompt=ask, **settings)
         except Exception as error:  # whatever a stranger's program raises
             raise ValueError(" ".join(str(error).split()) or type(error).__name__) from error
+
+    def written(self) -> str:
+        """All that the template holds, and a conversation that it writes: words that it puts together."""
+        texts, (system, *others) = [*self._named.values()], [{"role": role, "content": ""} for role in _ROLES]
+        for messages in ([system, *others[:2]], [system, *others], others[:2]):
+            with suppress(ValueError):
+                texts.append(self.render(messages))
+        return "\n".join(texts)
 
 
 @lru_cache(maxsize=8)

@@ -79,7 +79,7 @@ class Templated(ChatFormat):
     ):
         self._template = ChatTemplate(model_dir)
         self._file = Path(model_dir) / "tokenizer.json"
-        self._control = UnforgeableTokenizer(model_dir)
+        self._control = UnforgeableTokenizer(model_dir, self._template.written(), _stated_ends(Path(model_dir)))
         super().__init__(self._control.text)
         switch = {"kept": True, "stripped": True, "off": False}
         self._settings: dict[str, Any] = {} if thinking is None else {"enable_thinking": switch[thinking]}

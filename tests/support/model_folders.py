@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -361,6 +361,8 @@ def copy_of(folder: Path) -> dict[str, Tensor]:
     return weights_of(folder, seed=1)
 
 
+OF_PAGES = [f"<{slash}{tag}>" for tag in ("table", "tr", "td", "h1", "b", "i", "s", "code", "a") for slash in ("", "/")]
+"""Words that the tokenizers of Gemma 2 and 3 know, and that no turn is divided by."""
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 NEW_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 1e6}
 
@@ -398,6 +400,8 @@ CASES = (
     Case("Mistral in ChatML, consolidated.safetensors", as_mistral),
     Case("an added word of ordinary text", words_added("print")),
     Case("added blanks", words_added("  ")),
+    Case("an added word in brackets", words_added("<obs>")),
+    Case("Gemma 3 with words of web pages", in_form(replace(FORMS["Gemma 3"], added=("\n\n", *OF_PAGES)))),
     Case("Llama 3.0", lambda folder: llama3(folder, LLAMA3_0)),
     Case(
         "thinking that the template opens",
@@ -492,6 +496,12 @@ CASES = (
         "ChatML's marks added, embedding not resized",
         chatml_marks_added,
         r"'<\|im_end\|>' has the id \d+, and the embedding has",
+    ),
+    Case(
+        "a word added, embedding not resized",
+        lambda folder: with_tokens(qwen2(folder), "<obs>"),
+        r"'<obs>' has the id \d+, and the embedding has",
+        silent=True,
     ),
     Case(
         "Alpaca's form on Qwen's tokenizer",

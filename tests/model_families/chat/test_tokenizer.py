@@ -1,4 +1,5 @@
 import itertools
+import json
 
 import pytest
 from hypothesis import given, settings
@@ -6,6 +7,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from model_families.chat import open_chat
+from support.chat_templates import Form
 from support.chat_tokenizers import LLAMA3_SPECIAL, write_qwen3, write_small, write_template
 from support.random_policy import write_tokenizer
 
@@ -60,13 +62,31 @@ def test_ordinary_text_has_the_ids_of_the_models_own_tokenizer(tmp_path):
     assert chat.vocab_size == own.get_vocab_size(with_added_tokens=True)
 
 
-@pytest.mark.parametrize("added", ["\n\n", "print"])
+@pytest.mark.parametrize(
+    "added", ["\n\n", "print", "<b>", "</table>", "<obs>", "<unused7>", "[multimodal]", "[obs: a]"]
+)
 def test_an_added_word_of_ordinary_text_has_the_ids_of_the_models_own_tokenizer(tmp_path, added):
     write_small(tmp_path, "LlamaForCausalLM", LLAMA3_SPECIAL, [added])
     write_template(tmp_path, "llama3_0", bos_token="<|begin_of_text|>", eos_token="<|eot_id|>")
     own, text = Tokenizer.from_file(str(tmp_path / "tokenizer.json")), f"x\n\nprint(1){added}"
     assert own.token_to_id(added) in open_chat(tmp_path).encode_text(text)
     assert open_chat(tmp_path).encode_text(text) == own.encode(text, add_special_tokens=False).ids
+
+
+WORDS = ["<|fim|>", "<\uff5cUser\uff5c>", "<think>", "<user>", "[END]"]
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_an_added_word_that_divides_turns_is_not_forged(tmp_path, word):
+    """By its form, because the template looks for it or puts it together, or because it ends what is generated."""
+    turn = "{{ '<' ~ m.role ~ '>' }}{{ m.content.replace('<think>', '') }}<|eot_id|>"
+    template = f"{{% for m in messages %}}{turn}{{% endfor %}}{{% if add_generation_prompt %}}<assistant>{{% endif %}}"
+    added = (*WORDS, "<system>", "<assistant>")
+    folder = Form(template, tuple(LLAMA3_SPECIAL), added, ends=("[END]",)).write(tmp_path)
+    word_id = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id(word)
+    chat = open_chat(folder)
+    assert word_id in chat.control_ids
+    assert word_id not in chat.encode_text(f"x{word}x")
 
 
 def test_a_control_token_of_ordinary_text_is_refused(tmp_path):

@@ -18,6 +18,8 @@ from agent_environments.agent_turns import AgentTurn, agent_turns
 
 SCHEMA_VERSION = 2
 
+MOST_IDS = 1 << 31
+"""No model knows more token ids."""
 POISONED_LOGPROB = -9998.0
 """vLLM replaces a log-prob that is not a number by -9999: somewhere in the KV cache or the weights there is a NaN."""
 
@@ -215,14 +217,14 @@ class Rollout:
         """There are no token ids: it was spoken by an endpoint that takes and gives text."""
         return not self.token_ids
 
-    def validate(self) -> Rollout:
-        """Return self, or raise ValueError naming the rollout and the broken invariant."""
+    def validate(self, vocabulary: int = MOST_IDS) -> Rollout:
+        """Return self, or raise ValueError naming the rollout and the broken invariant, as ids below ``vocabulary``."""
         if not self.turns:
             self._refuse("no turns")
         if self.text_only:
             self._check_text()
         else:
-            self._check_tokens()
+            self._check_tokens(vocabulary)
         for number, turn in enumerate(self.turns):
             if self.messages and not self._is_assistant(turn.message):
                 self._refuse(f"turn {number} is message {turn.message}, which is no assistant message")
@@ -251,8 +253,14 @@ class Rollout:
             if (turn.start, turn.end) != (0, 0):
                 self._refuse(f"turn {number} spans [{turn.start}, {turn.end}) of no token ids")
 
-    def _check_tokens(self) -> None:
+    def _check_tokens(self, vocabulary: int) -> None:
         size = len(self.token_ids)
+        for place, token in enumerate(self.token_ids):
+            if type(token) is not int or not 0 <= token < vocabulary:
+                known = f"whole numbers from 0 to {vocabulary - 1}; name the model that sampled it"
+                self._refuse(f"token_ids[{place}] is {token!r}, and the ids of the model are {known}")
+        if strange := {*map(type, self.sampler_logprobs)} - {int, float}:
+            self._refuse(f"sampler_logprobs holds {strange.pop().__name__} beside numbers")
         if not (len(self.mask) == len(self.sampler_logprobs) == size):
             self._refuse(f"{size} token ids, {len(self.mask)} mask entries, {len(self.sampler_logprobs)} log-probs")
         expected = [False] * size

@@ -34,7 +34,7 @@ from typing import Any, TextIO
 from safetensors import SafetensorError
 
 from loop_formats.folder_lock import is_locked
-from loop_formats.rollout import Rollout
+from loop_formats.rollout import MOST_IDS, Rollout
 
 DAMAGE_CURE = "make the line blank to leave it out and keep the others"
 
@@ -205,8 +205,8 @@ def read_lines(path: Path) -> Iterator[Line]:
         yield Line(line.number, record)
 
 
-def read_rollouts(log: Path) -> list[Rollout]:
-    """The rollouts of a collection's log, validated.
+def read_rollouts(log: Path, vocabulary: int = MOST_IDS) -> list[Rollout]:
+    """The rollouts of a collection's log, validated, for a model of ``vocabulary`` token ids.
 
     Raises:
         ValueError: a whole line is no rollout; names file and line.
@@ -214,8 +214,8 @@ def read_rollouts(log: Path) -> list[Rollout]:
     rollouts = []
     for line in read_lines(log):
         try:
-            rollouts.append(Rollout.from_dict(line.record).validate())
-        except ValueError as error:
+            rollouts.append(Rollout.from_dict(line.record).validate(vocabulary))
+        except (TypeError, ValueError) as error:
             raise ValueError(f"{log}:{line.number}: {error}") from error
     return rollouts
 

@@ -27,7 +27,7 @@ from model_families.families.general_model import (
     takes_lora,
     text_config,
 )
-from model_families.weights.published import how_to_fetch
+from model_families.weights.published import what_stands_there
 from model_families.weights.weight_names import EMBEDDING, HEAD
 
 FAMILIES = {each.FAMILY.architecture: each.FAMILY for each in (qwen2, qwen3, llama, mistral)}
@@ -122,12 +122,8 @@ class BaseModel:
                 if config.get(key) and not _is_mxfp4(config)
             ]
             decoder = architecture.endswith(_GENERATES) and not config.get("is_encoder_decoder")
-            counted = "num_hidden_layers" in text_config(config)
-        except FileNotFoundError as error:
-            fetch = how_to_fetch(folder) or "`tune download`"
-            raise ValueError(
-                f"{folder} holds no config.json; give a model's folder, or download it: {fetch}"
-            ) from error
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise ValueError(f"{folder} {what_stands_there(folder)}") from error
         except (OSError, AttributeError, TypeError, KeyError, ValueError, RecursionError) as error:
             raise ValueError(f"{file} cannot be read as a model's configuration: {error!r}") from error
         if quantised:
@@ -137,18 +133,13 @@ class BaseModel:
                 f"{file}: {architecture} is no decoder that generates text, and only those can be trained; take a "
                 "model whose architecture ends in ForCausalLM or ForConditionalGeneration"
             )
-        if not counted:
-            raise ValueError(
-                f"{file}: {architecture} names the number of its layers otherwise than num_hidden_layers; decoders of "
-                "such a build, as GPT-2 and Bloom, are not known here"
-            )
         try:
             if not general and family is not None and family.objection(config) is None:
                 with suppress(NotBuilt):
                     return cls.of_family(config, family)
             return cls._general(Path(folder), config)
         except (AttributeError, KeyError, TypeError, ZeroDivisionError) as error:
-            raise ValueError(f"{file} cannot be read as a model's configuration: {error!r}") from error
+            raise ValueError(f"{file} cannot be read as that of a decoder known here: {error!r}") from error
         except ValueError as error:
             raise error if str(error).startswith(str(folder)) else ValueError(f"{file}: {error}") from error
 

@@ -48,6 +48,21 @@ def weights_digest(folder: str | Path) -> str | None:
         return None
 
 
+def check_finite(folder: str | Path) -> None:
+    """Check that no number of the weights in ``folder`` is inf or nan; reads all of them, and needs torch.
+
+    Raises:
+        ValueError: names the file and the tensor.
+    """
+    for file in weight_files(folder):
+        with safe_open(file, "pt") as content:
+            for name in read_header(file):
+                tensor = content.get_tensor(name)
+                ends = tensor.aminmax() if tensor.is_floating_point() and tensor.numel() else ()
+                if not all(end.isfinite() for end in ends):
+                    raise ValueError(f"{file}: {name} holds inf or nan; save it anew, in bf16 if it is float16")
+
+
 def check_weights(folder: str | Path, base: BaseModel) -> None:
     """Check the weights in ``folder`` against ``base``, its description: files, names, shapes and a tied head.
 

@@ -31,7 +31,7 @@ from loop_recipes.engine.diagnostics import BROKEN_GAP, canary, flops_metrics, g
 from loop_recipes.engine.frozen_weights import FrozenWeights
 from loop_recipes.engine.model import check_context, vocabulary
 from loop_recipes.engine.process_group import any_rank, leave, on_main_rank
-from loop_recipes.engine.samples import check_token_ids, episodes, training_samples
+from loop_recipes.engine.samples import episodes, training_samples
 from loop_recipes.rollouts.broken import check_broken
 from loop_recipes.rollouts.open import open_source
 from loop_recipes.rollouts.plan import CollectionPlan, run_name
@@ -318,8 +318,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
         """Train on one collection (the same list on every rank, texts on rank 0 only); returns metrics.
 
         Raises:
-            ConfigError: ``update.max_tokens_per_rollout`` leaves nothing to learn from, or another model sampled ids
-                that this one does not know.
+            ConfigError: ``update.max_tokens_per_rollout`` leaves nothing to learn from.
             NonFiniteLoss: the loss or gradient is not finite; neither step nor checkpoint is made.
             NoRollouts: no task has two rollouts.
             CreditFailed: what gives tokens advantages of their own has none for them.
@@ -327,7 +326,6 @@ class LoopAppWorldRecipe(TrainingRecipe):
         conf = self._config
         grouped = in_groups(rollouts)
         samples = training_samples(grouped, conf.update)
-        check_token_ids(samples, vocabulary(self._learner.model), "rollout_node")
         learned, step_tokens, metrics = self._learner.update.run(samples, self._policy_version, iteration)
         metrics |= gap_metrics(learned, conf.sampler_gap, self._base_gap)
         if conf.dtype != "fp32" and self._base_gap is None:  # no step was taken on what was sampled until now

@@ -25,9 +25,9 @@ from loop_recipes.config.loop_config import keys_to_keep
 from loop_recipes.config.preflight import check_learner
 from loop_recipes.config.sft_config import SftConfig, read_sft_config
 from loop_recipes.engine.checkpoint import TrainingState, restore_generators
-from loop_recipes.engine.model import check_context, vocabulary
+from loop_recipes.engine.model import check_context
 from loop_recipes.engine.process_group import any_rank, leave, on_main_rank
-from loop_recipes.engine.samples import CreditedSample, Sample, check_token_ids, training_samples
+from loop_recipes.engine.samples import CreditedSample, Sample, training_samples
 from loop_recipes.rollouts.chats import ChatSet, read_chat_set
 from loop_recipes.rollouts.fixed_set import FixedSet, read_fixed_set, sample_maker
 from loop_recipes.run.metrics import rollout_metrics
@@ -101,7 +101,6 @@ class SftAppWorldRecipe(TrainingRecipe):
         model, base = self._load_base()
         every = [*samples, *self._held_out]
         check_context(model, max(sample.tokens for sample in every), f"{self._key}: the longest")
-        check_token_ids(every, vocabulary(model), self._key)
         stop = self._stop.in_update
         self._learner = Learner(conf, model, base, self._device, checkpoint, method=self._method, stop_requested=stop)
         self._setup_set(fixed_set, samples)
@@ -113,7 +112,7 @@ class SftAppWorldRecipe(TrainingRecipe):
         """The rollouts of the logs, or those that the model's chat format makes of conversations."""
         conf = self._config
         if not conf.data_files:
-            return read_fixed_set(conf.rollouts, self._maker)
+            return read_fixed_set(conf.rollouts, self._maker, BaseModel.read(conf.base_model).vocabulary)
         try:
             base = BaseModel.read(conf.base_model)
             chat = open_model_chat(conf.base_model, base)

@@ -26,8 +26,6 @@ MARK, HIDDEN = "\ufdd0", "\ufdd1"
 no control token, the second begins the name of one."""
 _CONTROL = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 """The form of a word that ordinary text does not hold by chance."""
-_BARRED = re.compile(r"<[|\uff5c].+[|\uff5c]>", re.DOTALL)
-"""The form of those that are written for nothing but control."""
 
 
 def _is_control(token: Mapping[str, Any], written: str, ends: Container[int]) -> bool:
@@ -36,8 +34,8 @@ def _is_control(token: Mapping[str, Any], written: str, ends: Container[int]) ->
     Another one is a word that its tokenizer knows as a whole, and is one here: Gemma's ``<table>`` divides no turns.
     """
     word = token["content"]
-    named = word in written or token["id"] in ends or _BARRED.fullmatch(word) is not None
-    return bool(token["special"]) or (named and _CONTROL.fullmatch(word) is not None)
+    meant = word in written or token["id"] in ends or word.startswith(("<|", "<\uff5c"))
+    return bool(token["special"]) or (meant and _CONTROL.fullmatch(word) is not None)
 
 
 class Shield:

@@ -82,8 +82,8 @@ class ChatTemplate:
 
     def written(self) -> str:
         """All that the template holds, and a conversation that it writes: words that it puts together."""
-        texts, (system, *others) = [*self._named.values()], [{"role": role, "content": ""} for role in _ROLES]
-        for messages in ([system, *others[:2]], [system, *others], others[:2]):
+        texts, said = [*self._named.values()], [{"role": role, "content": ""} for role in _ROLES]
+        for messages in (said, said[:3], said[1:3]):
             with suppress(ValueError):
                 texts.append(self.render(messages))
         return "\n".join(texts)

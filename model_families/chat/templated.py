@@ -52,7 +52,6 @@ class Templated(ChatFormat):
     Attributes:
         native: whether tools are offered, called and answered in the template's own form; else they are text, in the
             form that environments speak.
-        control_ids: the ids of the control tokens.
 
     Raises:
         ValueError: there is no template, text could forge a turn of it, or it has no such way of thinking.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -26,7 +25,14 @@ def read_tokenizer(model_dir: str | Path) -> Tokenizer:
     """
     file = Path(model_dir) / "tokenizer.json"
     if not file.is_file():
-        raise ValueError(f"no tokenizer.json in {model_dir}: give the folder of a Hugging Face model")
+        path = str(model_dir)
+        save = f"from transformers import AutoTokenizer as T; T.from_pretrained({path!r}).save_pretrained({path!r})"
+        cure = (
+            f'write it once: `python -c "{save}"`'
+            if any(file.parent.glob("tokenizer*"))
+            else "copy it there from the model"
+        )
+        raise ValueError(f"no tokenizer.json in {path}: {cure}")
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the library has no class of its own for it
@@ -48,15 +54,9 @@ class TextTokens:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
-        # The opening messages of all episodes of a task, and most of those of all tasks, are the same texts.
-        self._encode_cached = lru_cache(maxsize=512)(self._encode)
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
-
-    def _encode_again(self, text: str) -> tuple[int, ...]:
-        """The ids of a text that may come again."""
-        return self._encode_cached(text) if len(text) <= MOST_CACHED_CHARACTERS else self._encode(text)
 
     def overfill(self, texts: Iterable[str], most: int) -> bool:
         """Whether ``texts`` together have more than ``most`` tokens, if that is so for sure.

@@ -17,7 +17,10 @@ from typing import TypeVar
 
 logger = logging.getLogger(__name__)
 Fetched = TypeVar("Fetched")
-_NAME = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[A-Za-z0-9][\w./-]*))?", re.ASCII)
+_NAME = re.compile(
+    r"(?!models/)(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[A-Za-z0-9][\w./-]*))?", re.ASCII
+)
+"""``models`` is nobody's there, and the folder of models in a checkout."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _CACHED = re.compile(r"models--(?P<owner>.+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})")
 _WEIGHTS = (

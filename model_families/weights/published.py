@@ -6,12 +6,15 @@ A job is planned by them before its weights are fetched, and without a network.
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 HUB = {"qwen": "Qwen", "smollm": "HuggingFaceTB", "llama": "meta-llama", "gpt-oss": "openai"}
 """Whose models of a name's beginning are on the hub."""
+_ADDRESS = re.compile(r"\b(?:huggingface\.co|hf\.co|hf-mirror\.com)/([\w.-]+/[\w.-]+)", re.ASCII)
+_OLLAMA = re.compile(r"[\w./-]+:[\w.-]+", re.ASCII)
 
 
 @cache
@@ -27,10 +30,25 @@ def published_config(path: str | Path) -> dict[str, Any] | None:
     return published().get(name) or published().get(name.removesuffix("-Instruct"))
 
 
-def how_to_fetch(path: str | Path) -> str | None:
-    """The command that fetches the published model that a folder is called after; None where none is known here."""
-    name = Path(path).name
-    owners = [owner for begin, owner in HUB.items() if name.lower().startswith(begin)]
+def what_stands_there(path: str | Path) -> str:
+    """What is at ``path`` in place of the folder of a model, and the cure: the rest of a line that begins with it."""
+    name, folder = str(path), Path(path)
+    address = _ADDRESS.search(name)
+    inner = [str(file.parent) for depth in ("*", "*/*") for file in sorted(folder.glob(f"{depth}/config.json"))]
+    gguf, run = any(folder.glob("*.gguf")), (folder / "config.yaml").is_file() or (folder / "policies").is_dir()
+    kinds = {
+        f"is an address; the model's name on the hub is {address and address[1]}: give that": address,
+        "is GGUF, which is not read; give the model as it was published, in safetensors": gguf or name.endswith("gguf"),
+        "is a name of Ollama's; give the model's name on the hub, OWNER/NAME": _OLLAMA.fullmatch(name),
+        f"is a file; give its folder, {folder.parent}": folder.is_file(),
+        "holds an adapter; give its base model, and it as initial_adapter": (folder / "adapter_config.json").is_file(),
+        f"is the folder of a run; `loop export {path} merge=bf16` makes a model of its policy": run,
+        f"holds no config.json, and folders within do; give one of {', '.join(inner[:5])}": inner,
+    }
+    if kind := next((said for said, found in kinds.items() if found), None):
+        return kind
+    owners = [owner for begin, owner in HUB.items() if folder.name.lower().startswith(begin)]
     if published_config(path) is None or not owners:
-        return None
-    return f"tune download {owners[0]}/{name} --output-dir {path}"
+        return "holds no config.json; download it (tune download), or make it (`make smollm2`, `make warm-start`)"
+    made = "`make smollm2` makes it, or " if folder.name == "SmolLM2-135M-Instruct" else ""
+    return f"holds no config.json; {made}download it: tune download {owners[0]}/{folder.name} --output-dir {path}"

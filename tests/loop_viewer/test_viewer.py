@@ -484,7 +484,7 @@ def test_what_is_no_run_is_one_clear_line(tmp_path, capsys, path, message):
 
 def test_what_cannot_be_used_is_one_clear_line(run_folder, tmp_path, capsys):
     assert main([str(run_folder), "--model", str(tmp_path), "--export", str(tmp_path / "page.html")]) == 1
-    assert capsys.readouterr().err.startswith(f"loop view: no tokenizer.json in {tmp_path}: give the folder")
+    assert capsys.readouterr().err.startswith(f"loop view: no tokenizer.json in {tmp_path}: copy it there")
     assert main([str(run_folder), "--export", str(tmp_path)]) == 1
     assert capsys.readouterr().err.startswith(f"loop view: {tmp_path}")
     shutil.copytree(run_folder, tmp_path / "run")

@@ -40,14 +40,10 @@ def test_explicit_head_width_counts(tmp_path):
 
 
 def test_what_is_missing_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r" holds no config\.json; give a model's folder, or download it: `tune d"):
+    with pytest.raises(ValueError, match=r" holds no config\.json; download it"):
         BaseModel.read(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"download it: tune download Qwen/Qwen2\.5-7B-Instruct --output-dir /no/Qwen2\.5-7B"
-    ):
-        BaseModel.read("/no/Qwen2.5-7B-Instruct")
     (tmp_path / "config.json").write_text(json.dumps({**MODEL_CONFIG, "vocab_size": None}))
-    with pytest.raises(ValueError, match=r"config\.json cannot be read as a model's configuration: TypeError"):
+    with pytest.raises(ValueError, match=r"config\.json cannot be read as that of a decoder known here: TypeError"):
         BaseModel.read(tmp_path)
 
 

@@ -378,7 +378,7 @@ def yaml(policy, tmp_path):
         ("model.dtype=int4", "model.dtype must be float32, bfloat16 or float16"),
         (
             "model.path=/nowhere",
-            "/nowhere holds no config.json; give a model's folder, or download it: `tune download`",
+            "/nowhere holds no config.json; download it (tune download), or make it",
         ),
         ("model.max_context=5000", "model.max_context is 5000, and the model in"),
         ("environment.name=atari", "unknown environment 'atari'"),

@@ -337,11 +337,6 @@ class LearnerConfig:
         """The folder of the base model."""
         return self.model["path"] if self.checkpointer is None else self.checkpointer["checkpoint_dir"]
 
-    @property
-    def built_model(self) -> Component:
-        """``model`` with what its decoder is to know of the servers."""
-        return self.model
-
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
 class LoopConfig(LearnerConfig, WithNode):
@@ -368,12 +363,6 @@ class LoopConfig(LearnerConfig, WithNode):
         context = self.collection.limits.max_context
         return min(context, self.update.max_tokens_per_rollout or context)
 
-    @property
-    def built_model(self) -> Component:
-        served = self.child.model if self.rollout_node.launch else self.collection.limits
-        known = {"max_context": served.max_context} if self.model["_component_"] == FROM_ITS_FOLDER else {}
-        return {**known, **self.model}
-
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_compaction("collection.limits", self.collection.limits)
@@ -387,6 +376,9 @@ class LoopConfig(LearnerConfig, WithNode):
         if self.rollout_node.replay is not None:
             require(self.dev_evaluation.every == 0, "dev_evaluation.every must be 0 with rollout_node.replay")
             require(self.collection.refill_budget == 1, "collection.refill_budget must be 1 with rollout_node.replay")
+        if self.model["_component_"] == FROM_ITS_FOLDER:
+            served = self.child.model if self.rollout_node.launch else self.collection.limits
+            self.model.setdefault("max_context", served.max_context)
         if self.rollout_node.launch:
             self._check_child()
 

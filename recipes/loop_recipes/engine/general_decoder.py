@@ -278,7 +278,11 @@ def _config(path: str, base: BaseModel) -> Any:
         ) from error
     for rope in _ropes(config.get_text_config()):
         if rope.get("rope_type") == "longrope":
-            _choose_factors(rope, base.context or base.positions)
+            # vLLM takes one set of factors for all sequences, by the longest that it serves; transformers takes one
+            # anew in each pass, by the longest sequence in it.
+            long = (base.context or base.positions) > rope["original_max_position_embeddings"]
+            chosen, other = ("long", "short") if long else ("short", "long")
+            rope |= {key.replace(chosen, other): value for key, value in rope.items() if key.startswith(chosen)}
     return config
 
 
@@ -286,19 +290,6 @@ def _ropes(config: Any) -> list[dict[str, Any]]:
     """The rotary positions of all layers, or those of each kind of layer."""
     whole = getattr(config, "rope_parameters", None) or {}
     return [rope for rope in (whole, *whole.values()) if isinstance(rope, dict)]
-
-
-def _choose_factors(rope: dict[str, Any], context: int) -> None:
-    """Take one of the two sets of factors for all sequences, as vLLM does, by the longest that it serves.
-
-    transformers takes it anew in each pass, by the longest sequence in it: a short one then depends on its neighbours.
-    """
-    chosen, other = "long", "short"
-    if context <= rope["original_max_position_embeddings"]:
-        chosen, other = other, chosen
-    for kind in ("factor", "mscale"):
-        if f"{chosen}_{kind}" in rope:
-            rope[f"{other}_{kind}"] = rope[f"{chosen}_{kind}"]
 
 
 def _auto(config: Any) -> Any:

@@ -71,49 +71,47 @@ def probe(path: str, base: BaseModel, weights: Mapping[str, Tensor], dtype: torc
         ValueError: names what is not exact, and by how much, or what cannot be computed.
     """
     try:
-        return _compared(path, base, weights, dtype, device)
+        layers = GeneralDecoder(_small(path, base, NAME), base).first_of_each_kind()[-1] + 1
+        ours = _adapted(path, base, layers)
+        filled = _filled(ours, weights)
+        merged = {name: tensor for name, tensor in filled.items() if ".lora_" not in name}
+        for name in [name for name in filled if name.endswith(".lora_a.weight")]:
+            module = name.removesuffix(".lora_a.weight")
+            merged[f"{module}.weight"] = (
+                merged[f"{module}.weight"] + 2.0 * filled[f"{module}.lora_b.weight"] @ filled[name]
+            )
+        theirs = _small(path, base, "eager", layers)
+        _load(ours, filled, weights)
+        head = theirs.get_output_embeddings()
+        _load(theirs.get_decoder(), {name.removeprefix("text."): t for name, t in merged.items()}, weights, "text.")
+        tied = weights.get("output.weight")
+        own = theirs.get_input_embeddings().weight if tied is None else tied
+        head.weight = nn.Parameter(cast(Tensor, own).float())
+        samples = _samples(base.vocabulary)
+        with torch.no_grad():
+            expected = _by_transformers(theirs.eval(), samples)
+            errors = {
+                where: _apart(found, expected) for where, found in _ways(ours, samples, torch.device("cpu")).items()
+            }
+            for where, error in errors.items():
+                if not error.max() <= LARGEST_ERROR:
+                    raise ValueError(
+                        f"{path}: log-probs {where} differ from transformers' own by {error.max():.2g} nats, so that "
+                        "training would be of another model than is served; models of the kind "
+                        f"{base.model_type} cannot be trained here"
+                    )
+            found = Probe(layers, max(float(error.max()) for error in errors.values()))
+            if dtype == torch.float32:
+                return found
+            rounded = _adapted(path, base, layers)
+            _load(rounded, filled, weights, device=device, dtype=dtype)
+            packed, rounding = _in_half(path, _ways(rounded, samples, device), expected, dtype)
+            return replace(found, packed=packed, rounding=rounding)
     except (ValueError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # whatever an architecture that nobody tried here raises
         said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         raise ValueError(f"{path}: models of the kind {base.model_type} cannot be computed here ({said})") from error
-
-
-def _compared(
-    path: str, base: BaseModel, weights: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
-) -> Probe:
-    layers = GeneralDecoder(_small(path, base, NAME), base).first_of_each_kind()[-1] + 1
-    ours = _adapted(path, base, layers)
-    filled = _filled(ours, weights)
-    merged = {name: tensor for name, tensor in filled.items() if ".lora_" not in name}
-    for name in [name for name in filled if name.endswith(".lora_a.weight")]:
-        module = name.removesuffix(".lora_a.weight")
-        merged[f"{module}.weight"] = merged[f"{module}.weight"] + 2.0 * filled[f"{module}.lora_b.weight"] @ filled[name]
-    theirs = _small(path, base, "eager", layers)
-    _load(ours, filled, weights)
-    head = theirs.get_output_embeddings()
-    _load(theirs.get_decoder(), {name.removeprefix("text."): t for name, t in merged.items()}, weights, "text.")
-    tied = weights.get("output.weight")
-    own = theirs.get_input_embeddings().weight if tied is None else tied
-    head.weight = nn.Parameter(cast(Tensor, own).float())
-    samples = _samples(base.vocabulary)
-    with torch.no_grad():
-        expected = _by_transformers(theirs.eval(), samples)
-        errors = {where: _apart(found, expected) for where, found in _ways(ours, samples, torch.device("cpu")).items()}
-        for where, error in errors.items():
-            if not error.max() <= LARGEST_ERROR:
-                raise ValueError(
-                    f"{path}: log-probs {where} differ from transformers' own by {error.max():.2g} nats, so that "
-                    "training would be of another model than is served; models of the kind "
-                    f"{base.model_type} cannot be trained here"
-                )
-        found = Probe(layers, max(float(error.max()) for error in errors.values()))
-        if dtype == torch.float32:
-            return found
-        rounded = _adapted(path, base, layers)
-        _load(rounded, filled, weights, device=device, dtype=dtype)
-        packed, rounding = _in_half(path, _ways(rounded, samples, device), expected, dtype)
-        return replace(found, packed=packed, rounding=rounding)
 
 
 def _in_half(path: str, ways: Mapping[str, Tensor], expected: Tensor, dtype: torch.dtype) -> tuple[float, float]:

@@ -26,6 +26,7 @@ from loop_recipes.engine.token_outputs import CHECKPOINT_WRAPPER
 from model_families.base_model import BaseModel
 from model_families.decoder.rope import frequencies, turns_neighbours
 from model_families.decoder.weights import load_weights
+from model_families.stored_weights import check_finite
 
 if TYPE_CHECKING:  # transformers is loaded by those who build one
     from loop_recipes.engine.general_decoder import GeneralDecoder
@@ -65,8 +66,10 @@ def load_base(config: LearnerConfig, dtype: torch.dtype) -> tuple[AnyDecoder, Ma
     Raises:
         ConfigError: they do not fit each other.
     """
-    model = meta_model(config.built_model, dtype)
+    model = meta_model(config.model, dtype)
     try:
+        if config.checkpointer is None:
+            on_main_rank(lambda: check_finite(config.base_model))
         if not isinstance(model, TransformerDecoder):
             device = utils.get_device(config.device)
             return model, _of_main_rank(model, config.base_model, model.base, dtype, device)

@@ -226,25 +226,6 @@ def training_samples(rollouts: Sequence[Rollout], config: UpdateConfig) -> list[
     return kept
 
 
-def check_token_ids(samples: Sequence[Sample], vocabulary: int, key: str) -> None:
-    """Check that the model in training knows every token id of the samples.
-
-    Args:
-        vocabulary: how many token ids the model in training knows.
-        key: of the config, which says where the samples are from.
-
-    Raises:
-        ConfigError: a sample holds an id beyond them.
-    """
-    for sample in samples:
-        largest = int(sample.token_ids.max())
-        require(
-            largest < vocabulary,
-            f"{key}: rollout {sample.rollout_id} holds the token id {largest}, but the config's model has a vocabulary "
-            f"of {vocabulary}; another model sampled it: name that one under `model` and `checkpointer`",
-        )
-
-
 def made_up(name: str, length: int, vocab_size: int, generator: torch.Generator) -> ScoredSample:
     """A rollout of random tokens, all but the first sampled."""
     mask = torch.arange(length) > 0

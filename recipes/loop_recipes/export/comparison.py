@@ -115,7 +115,7 @@ def sampled_logprobs(
         model, base = load_base(conf, kind)
         if merged is not None:
             del base
-            model = meta_model(conf.built_model, kind)
+            model = meta_model(conf.model, kind)
             described = BaseModel.read(merged)
             if isinstance(model, GeneralDecoder):
                 served = replace(described, context=model.base.context)

@@ -244,14 +244,12 @@ def check_model(folder: str | os.PathLike[str] | None, words: Sequence[str] = ()
     if folder is None:
         raise ConfigError(NO_MODEL)
     try:
-        path = model_folder(str(folder))
+        base = open_weights(path := model_folder(str(folder)))
     except ValueError as error:
         raise ConfigError(f"--model: {error}") from error
-    require(path.is_dir(), f"--model {path} is no folder, and no model of the hub (OWNER/NAME); {NO_MODEL}")
-    require((path / "config.json").is_file(), f"--model {path} holds no config.json; {NO_MODEL}")
     chat = from_mapping(ModelConfig, {"path": str(path), **_of_node(words, "model")}, "node.model")
     try:
-        open_model_chat(path, open_weights(path), chat.thinking, chat.observation_role)
+        open_model_chat(path, base, chat.thinking, chat.observation_role)
     except ValueError as error:
         raise ConfigError(f"--model: {error}") from error
     return path.resolve()

@@ -48,6 +48,7 @@ from loop_recipes.plan.published_folder import folder_to_plan
 from loop_recipes.plan.time_plan import sampled_tokens_per_s, update_seconds
 from loop_recipes.run.tracker import named_tracker
 from model_families.base_model import BaseModel
+from model_families.stored_weights import check_finite
 from rollout_server.config import ModelConfig, NodeConfig, ServersConfig
 from rollout_server.inference.command import ServerStartError, check_divided, check_serves, compile_cache
 
@@ -262,7 +263,7 @@ def _reading(config: LoopConfig, folder: str) -> LoopConfig:
 
 def _unloaded(config: LoopConfig) -> Unloaded:
     try:
-        return meta_model(config.built_model, DTYPES[config.dtype])
+        return meta_model(config.model, DTYPES[config.dtype])
     except ConfigError as error:
         return error
     except (ImportError, AttributeError) as error:
@@ -528,13 +529,11 @@ def _sizes(config: LoopConfig, shape: BaseModel, model: Unloaded) -> Iterator[Fi
 
 
 def probe_model(path: str, max_context: int) -> Finding:
-    """Read the model in the folder ``path`` and compare it as the trainer computes it with transformers' own.
-
-    Args:
-        max_context: tokens of the longest sequence that servers hold.
-    """
+    """Compare the model in the folder ``path`` as the trainer computes it with transformers' own, for servers of
+    ``max_context`` tokens."""
     try:
         base = replace(BaseModel.read(path), context=max_context)
+        check_finite(path)
         if base.family is not None:
             return ReportRow("exact", f"a {base.model_type} is built by torchtune's modules, which tests compare")
         weights, buffers = read_weights(path, base, torch.float32)

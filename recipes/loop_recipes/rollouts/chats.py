@@ -231,7 +231,7 @@ def _rollouts(
         if len(kept) > 1:
             rollout = replace(rollout, rollout_id=segment_id(name, segment), segment=segment, segments=len(kept))
         try:
-            rollouts.append(rollout.validate())
+            rollouts.append(rollout.validate(tokens.vocab_size))
         except ValueError as error:
             raise ValueError(f"{chat.place}: {error}") from error
     return rollouts

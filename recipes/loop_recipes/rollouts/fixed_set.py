@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from loop_formats.ids import parse_collection_id
-from loop_formats.rollout import Rollout
+from loop_formats.rollout import MOST_IDS, Rollout
 from loop_formats.run_files import find_logs, read_rollouts
 from loop_formats.schema import ConfigError, require
 from loop_recipes.algorithm.method_plan import MethodPlan
@@ -119,12 +119,12 @@ def sample_maker(component: Mapping[str, Any] | None) -> SampleMaker:
         raise ConfigError(f"samples: {error}") from error
 
 
-def read_fixed_set(config: FixedSetConfig, maker: SampleMaker | None = None) -> FixedSet:
+def read_fixed_set(config: FixedSetConfig, maker: SampleMaker | None = None, vocabulary: int = MOST_IDS) -> FixedSet:
     """Read the logs.
 
     Of a folder's logs, those that score a policy (on dev or in an evaluation) are left out, since a run's folder holds
     its own evaluation; so are branches, which begin in the middle, unless ``maker`` reads them. A log that is named by
-    itself is read, whatever it is.
+    itself is read, whatever it is. Ids must be below ``vocabulary``.
 
     Raises:
         ConfigError: a log or folder that holds no rollouts, a damaged line, a rollout twice or without token ids, none
@@ -139,7 +139,7 @@ def read_fixed_set(config: FixedSetConfig, maker: SampleMaker | None = None) -> 
         require(logs, f"{none}; name the folder of a run, as in rollouts.logs='[runs/demo]'")
         for log in logs:
             if given.is_file() or _to_learn_from(log, maker.reads_branches):
-                rollouts += _read(log)
+                rollouts += _read(log, vocabulary)
     if config.most_per_task is not None:
         rollouts = _at_most(rollouts, config.most_per_task)
     require(
@@ -159,9 +159,9 @@ def _to_learn_from(log: Path, branches: bool) -> bool:
     return not name.is_score and (branches or not name.branch)
 
 
-def _read(log: Path) -> list[Rollout]:
+def _read(log: Path, vocabulary: int) -> list[Rollout]:
     try:
-        rollouts = read_rollouts(log)
+        rollouts = read_rollouts(log, vocabulary)
     except ValueError as error:
         raise ConfigError(f"rollouts.logs: {error}") from error
     texts = next((rollout.rollout_id for rollout in rollouts if rollout.text_only), None)

@@ -11,7 +11,7 @@ from typing import Any
 from agent_environments.description import Description
 from loop_formats.collection_request import CollectionEnd, CollectionRequest
 from loop_formats.ids import parse_collection_id
-from loop_formats.rollout import Rollout, by_episode
+from loop_formats.rollout import MOST_IDS, Rollout, by_episode
 from loop_formats.run_files import only_logs, read_rollouts
 from loop_formats.run_folder import read_description
 from loop_formats.schema import ConfigError, require
@@ -28,6 +28,8 @@ class ReplaySource:
     Raises:
         ConfigError: two logs are of one iteration, or no log is of rollouts to train on.
     """
+
+    _vocabulary = MOST_IDS
 
     def __init__(self, folder: Path) -> None:
         names = {log: parse_collection_id(log.stem) for log in only_logs(folder.iterdir())}
@@ -52,7 +54,7 @@ class ReplaySource:
         return []
 
     def check_vocabulary(self, size: int) -> None:
-        pass  # a log says nothing of its model's; an update looks at the ids themselves
+        self._vocabulary = size  # a log says nothing of its model's: each id is looked at
 
     def tasks(self, split: str) -> tuple[str, list[str]]:
         rollouts = [rollout for log in self._logs for rollout in self._read_log(log)]
@@ -94,10 +96,9 @@ class ReplaySource:
     def close(self) -> None:
         pass
 
-    @staticmethod
-    def _read_log(log: Path) -> list[Rollout]:
+    def _read_log(self, log: Path) -> list[Rollout]:
         try:
-            rollouts = read_rollouts(log)
+            rollouts = read_rollouts(log, self._vocabulary)
         except ValueError as error:
             raise ConfigError(f"rollout_node.replay: {error}") from error
         if any(rollout.text_only for rollout in rollouts):

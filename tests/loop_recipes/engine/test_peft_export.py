@@ -8,6 +8,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from loop_formats.schema import ConfigError
@@ -121,6 +122,18 @@ def served_apart(conf: SimpleNamespace, tmp_path: Path) -> tuple[float, float]:
         theirs = PeftModel.from_pretrained(bare, folder).double()(tokens).logits
         ours = model.double()(tokens)
     return (ours - theirs).abs().max().item(), (unchanged - theirs).abs().max().item()
+
+
+@pytest.mark.fault("weights that are not finite were trained on without a word")
+@pytest.mark.parametrize("number", ["inf", "-inf", "nan"])
+@pytest.mark.parametrize(("name", "dtype"), [("Qwen3-4B", torch.float16), ("Llama-3.1-8B", torch.bfloat16)])
+def test_a_weight_that_is_not_finite_is_named_by_its_file(tmp_path, name, dtype, number):
+    file = write_model(tmp_path, small(name)) / "model.safetensors"
+    weights = {key: tensor.to(dtype) for key, tensor in load_file(file).items()}
+    weights["model.layers.1.mlp.up_proj.weight"][3, 5] = float(number)
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(ConfigError, match=rf"^model: {file}: model\.layers\.1\.mlp\.up_proj\.weight holds inf or nan"):
+        load_base(from_its_folder(tmp_path), torch.float32)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

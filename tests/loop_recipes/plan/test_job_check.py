@@ -287,7 +287,9 @@ def test_a_job_is_planned_before_its_weights_are_fetched(check_config, capsys, c
     assert all("AppWorld" in said for said in of_the_world)
     name = fetched.partition("/")[2]
     assert re.search(
-        f"{name} holds no config.json; download it: tune download {fetched} --output-dir .*{name}$", problem
+        f"{name} holds no config.json; (`make smollm2` makes it, or )?download it: tune download {fetched} "
+        f"--output-dir .*{name}$",
+        problem,
     )
     assert f"memory of the published {name}, whose folder is not here" in " ".join(shown.split())
     tables = [re.findall(r"^.* GiB$|^.*\(arithmetic\)$|^  .*", text, flags=re.M) for text in (planned, shown)]
@@ -408,7 +410,7 @@ def test_one_node_takes_other_servers_and_names_the_gpus(check_32b):
         ),
         ("node.environment.python=/nowhere/python", "/nowhere/python does not exist"),
         ("optimizer.learning_rate=1", "unknown key 'optimizer.learning_rate'"),
-        ("model.path=/nowhere", "model.path /nowhere holds no config.json"),
+        ("model.path=/nowhere", "model.path: /nowhere holds no config.json"),
         ("max_iterations=100000000", "GiB free, the run needs"),
         ("node.servers.gpus=null", "servers.gpus must say which GPUs each server takes"),
         ("max_iterations=null", "max_iterations must be int, not None"),
@@ -421,7 +423,7 @@ def test_one_node_takes_other_servers_and_names_the_gpus(check_32b):
         ("node.environment.name=nosuch", "environment.name: unknown environment 'nosuch'"),
         ("node.environment.name=tools", "environment 'tools' needs 'module'"),
         ("collection.split=null", "collection.split must be str, not None"),
-        ("model.path=/nowhere", "holds no config.json; download it (tune download), or run the warm"),
+        ("model.path=/nowhere", "holds no config.json; download it (tune download), or make it"),
         ("node.environment.name=json:nosuch", "'json:nosuch' cannot be imported: json has no 'nosuch'"),
     ],
 )

@@ -364,6 +364,15 @@ STRANGE = {
     "mask": ({"messages": [ASK, {**SAY, "mask": True}]}, r":1: messages[1].mask is true or false: write weight"),
     "negative_id": (atif(step("agent", "y", **sampled([-1, 5], [7]))), r"steps[0].metrics.prompt_token_ids[0] is -1"),
     "broken_id": (trace(node(ASK, ids=(1, 5.5)), node(SAY, 0, True, (3, 7))), r"nodes[0].token_ids[1] is 5.5"),
+    "true_id": (atif(step("agent", "y", **sampled([1], [True]))), r"steps[0].metrics.completion_token_ids[0] is True"),
+    "large_id": (
+        atif(step("user", "x"), step("agent", "y", **sampled([1, 10**10], [7]))),
+        "token_ids[1] is 10000000000, and",
+    ),
+    "text_of_a_logprob": (
+        atif(step("user", "x"), step("agent", "y", metrics={**sampled([1], [7])["metrics"], "logprobs": ["-1"]})),
+        "sampler_logprobs holds str beside numbers",
+    ),
     "no_name": (atif(step("agent", "y", tool_calls=[{"arguments": {}}])), r"steps[0].tool_calls[0] names no function"),
     "no_object": (atif("x"), r":1: steps[0] is text: it must be an object"),
 }
@@ -399,6 +408,15 @@ def test_a_conversation_that_is_too_long_is_left_out_and_named(tmp_path, chat):
     ]
     with pytest.raises(ConfigError, match="3 of 3 conversations are longer"):
         read_chat_set([str(file)], chat, "all", 0.0, 1)
+
+
+@pytest.mark.fault("an id that the model has not is told without its file and line, or taken")
+def test_an_id_of_another_model_is_told_with_file_and_line(tmp_path, chat):
+    known, file = chat.vocab_size, tmp_path / "chats.jsonl"
+    last, none = (atif(step("user", "x"), step("agent", "y", **sampled([1], [token]))) for token in (known - 1, known))
+    assert read(tmp_path, chat, last).rollouts[0].token_ids == [1, known - 1]
+    with pytest.raises(ConfigError, match=rf"^data: {file}:2: .*token_ids\[1\] is {known}, .* to {known - 1}; name"):
+        read(tmp_path, chat, last, none)
 
 
 PLAIN = json.dumps({"messages": [ASK, SAY]}) + "\n"

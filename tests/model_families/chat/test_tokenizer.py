@@ -1,5 +1,4 @@
 import itertools
-import json
 
 import pytest
 from hypothesis import given, settings

@@ -151,13 +151,12 @@ def test_a_folder_of_that_name_wins(here, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["small", "/me/small", "./me/small", "../me/small", "~/me/small", "a/b/c", "me/", "me/small@"]
+    "name",
+    ["small", "/me/small", "./me/small", "../me/small", "~/me/small", "a/b/c", "me/", "me/small@", "models/small"],
 )
 def test_what_is_no_name_of_the_hub_is_a_path(here, name):
     assert not is_hub_name(name)
-    with pytest.raises(
-        ConfigError, match=r"is no folder, and no model of the hub \(OWNER/NAME\); give --model"
-    ) as raised:
+    with pytest.raises(ConfigError, match=r"(small|c|me|@) holds no config\.json; download it") as raised:
         check_model(name)
     assert "\n" not in str(raised.value)
     assert here.asked == []

@@ -19,28 +19,24 @@ from model_families.chat.tokenizer import read_tokenizer
 from model_families.stored_weights import check_weights
 
 
-def open_weights(folder: str | Path, max_context: int | None = None) -> BaseModel:
+def open_weights(folder: str | Path) -> BaseModel:
     """The description of the model in ``folder``, whose weights are as it says.
-
-    Args:
-        max_context: tokens of a sequence that it is to take; None asks nothing.
 
     Raises:
         ValueError: names the file, what is wrong with it and the cure; one line.
     """
     base = BaseModel.read(folder)
-    check_positions(folder, base, max_context)
     check_weights(folder, base)
     return base
 
 
-def check_positions(folder: str | Path, base: BaseModel, max_context: int | None) -> None:
+def check_positions(folder: str | Path, base: BaseModel, max_context: int) -> None:
     """Check that ``base`` attends over ``max_context`` tokens.
 
     Raises:
         ValueError: it has fewer positions, or a sliding window cuts them.
     """
-    if max_context is not None and max_context > base.positions:
+    if max_context > base.positions:
         raise ValueError(
             f"model.max_context is {max_context}, and the model in {folder} has {base.positions} positions: lower it "
             "(config.json, max_position_embeddings or sliding_window)"

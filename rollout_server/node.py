@@ -76,11 +76,9 @@ class Node:
         self._lock = lock_folder(self.root, NODE_LOCK, "rollout node", "root")
         self.remove_address()  # of an earlier node that was killed
         model = config.model
-        if config.servers.urls is None:
-            base = open_weights(model.path, model.max_context)
-        else:  # where the weights are, the servers know
-            base = BaseModel.read(model.path)
-            check_positions(model.path, base, model.max_context)
+        # Of servers elsewhere the weights are there.
+        base = (open_weights if config.servers.urls is None else BaseModel.read)(model.path)
+        check_positions(model.path, base, model.max_context)
         self.tokens = open_model_chat(model.path, base, model.thinking, model.observation_role)
         self._model_digest = model_digest(config.model.path)
         self.pool = create_pool(config.environment.name, config.environment.options, self.tokens.spans)

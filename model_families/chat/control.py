@@ -66,7 +66,7 @@ class UnforgeableTokenizer:
     """The tokenizer of a model's folder.
 
     Args:
-        written: all that the chat template holds and writes.
+        written: the text of the chat template.
         ends: the ids that end what is generated.
 
     Attributes:

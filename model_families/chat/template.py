@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,7 +22,6 @@ TODAY = datetime.datetime(2024, 7, 26)
 """What a template is told that the date is: a task's prompt is always the same."""
 DEFAULT, WITH_TOOLS = "default", "tool_use"
 """Names of templates where a folder holds several."""
-_ROLES = ("system", "user", "assistant", "tool")
 
 
 class _GenerationTag(Extension):
@@ -40,6 +38,7 @@ class ChatTemplate:
     """The template of the model in ``model_dir``.
 
     Attributes:
+        named: the texts of the folder's templates, by their names.
         text: of the template; None where the folder has none.
         words: the tokenizer's own, such as ``bos_token``, by the names that templates use.
 
@@ -49,9 +48,9 @@ class ChatTemplate:
 
     def __init__(self, model_dir: str | Path):
         folder = Path(model_dir)
-        self._named = _templates(folder)
+        self.named = _templates(folder)
         self.words = _special_words(folder)
-        self.text: str | None = self._named.get(DEFAULT)
+        self.text: str | None = self.named.get(DEFAULT)
 
     def render(
         self,
@@ -71,7 +70,7 @@ class ChatTemplate:
         Raises:
             ValueError: the template refuses the messages, or is none; one line.
         """
-        text = self._named.get(WITH_TOOLS, self.text) if tools else self.text
+        text = self.named.get(WITH_TOOLS, self.text) if tools else self.text
         if text is None:
             raise ValueError("the folder has no chat template")
         given = {"messages": list(messages), "tools": list(tools) or None, "documents": None}
@@ -79,14 +78,6 @@ class ChatTemplate:
             return _compiled(text).render(**self.words, **given, add_generation_prompt=ask, **settings)
         except Exception as error:  # whatever a stranger's program raises
             raise ValueError(" ".join(str(error).split()) or type(error).__name__) from error
-
-    def written(self) -> str:
-        """All that the template holds, and a conversation that it writes: words that it puts together."""
-        texts, said = [*self._named.values()], [{"role": role, "content": ""} for role in _ROLES]
-        for messages in (said, said[:3], said[1:3]):
-            with suppress(ValueError):
-                texts.append(self.render(messages))
-        return "\n".join(texts)
 
 
 @lru_cache(maxsize=8)

@@ -78,14 +78,15 @@ class Templated(ChatFormat):
     ):
         self._template = ChatTemplate(model_dir)
         self._file = Path(model_dir) / "tokenizer.json"
-        self._control = UnforgeableTokenizer(model_dir, self._template.written(), _stated_ends(Path(model_dir)))
+        ends = _stated_ends(Path(model_dir))
+        self._control = UnforgeableTokenizer(model_dir, "\n".join(self._template.named.values()), ends)
         super().__init__(self._control.text)
         switch = {"kept": True, "stripped": True, "off": False}
         self._settings: dict[str, Any] = {} if thinking is None else {"enable_thinking": switch[thinking]}
         self.control_ids = frozenset(self._control.ids.values())
         self._system = self._has_system()
         self._learn_turns()
-        self._learn_stops(Path(model_dir))
+        self._learn_stops(ends)
         self._learn_thinking(thinking)
         if "tools" in (self._template.text or ""):
             with suppress(ValueError):
@@ -146,14 +147,14 @@ class Templated(ChatFormat):
         self._end_word = (ending or closing)[0]
         self._ends = {closing[0], self._end_word}
 
-    def _learn_stops(self, folder: Path) -> None:
+    def _learn_stops(self, stated: Sequence[int]) -> None:
         """The ids that end a turn: the template's own, what the folder says, and the header of another message."""
         self.turn_end = self._id(self._end_word)
         within = {self._id(word) for word in self._ends - {self._end_word}}
         self._last = self.turn_end if within else None
         words = [self._template.words.get(key) for key in ("eos_token", "pad_token")]
         eos, pad = (self._control.ids.get(word) if word else None for word in words)
-        ends = [self.turn_end, *_stated_ends(folder), eos, pad, None if self._channel else self._header()]
+        ends = [self.turn_end, *stated, eos, pad, None if self._channel else self._header()]
         # With channels, what ends an answer in the history ends a thought, too, and the turn goes on behind it.
         never = within if self._channel else set()
         self.stop_ids = tuple(token for token in dict.fromkeys(ends) if token is not None and token not in never)

@@ -58,15 +58,14 @@ def test_each_way_of_thinking_is_that_of_the_template(tmp_path):
     ],
 )
 def test_a_window_is_a_bound_of_the_context(tmp_path, changes, name, positions):
-    from model_families.opening import open_weights
+    from model_families.opening import check_positions, open_weights
     from support.model_folders import CHATML, CHATML_WORDS
 
     plain(tmp_path, name, CHATML, CHATML_WORDS, **changes)
-    assert open_weights(tmp_path, positions).positions == positions
-    with pytest.raises(
-        ValueError, match=rf"max_context is {positions + 1}, and the model .* has {positions} positions"
-    ):
-        open_weights(tmp_path, positions + 1)
+    base = open_weights(tmp_path)
+    check_positions(tmp_path, base, positions)
+    with pytest.raises(ValueError, match=rf"is {positions + 1}, and the model .* has {positions} positions"):
+        check_positions(tmp_path, base, positions + 1)
 
 
 def test_a_mistral_that_says_nothing_of_a_window_has_one(tmp_path):

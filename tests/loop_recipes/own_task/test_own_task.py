@@ -115,7 +115,6 @@ def test_a_value_of_another_type_is_one_line_before_anything_starts(products, wo
 HERE = {
     "M/model.safetensors": "is a file; give its folder, M",
     "M/q4.gguf": "is GGUF, which is not read; give the model as it was published, in safetensors",
-    "GGUFS": "is GGUF, which is not read",
     "https://huggingface.co/Qwen/Qwen3-0.6B": "is an address; the model's name on the hub is Qwen/Qwen3-0.6B: give",
     "hf.co/Qwen/Qwen3-0.6B/tree/main": "is an address; the model's name on the hub is Qwen/Qwen3-0.6B: give",
     "qwen3:0.6b": "is a name of Ollama's; give the model's name on the hub, OWNER/NAME",
@@ -126,24 +125,21 @@ HERE = {
     "adapter": "holds an adapter; give its base model, and it as initial_adapter",
     "run": "is the folder of a run; `loop export run merge=bf16` makes a model of its policy",
     "nosuch": "holds no config.json; download it (tune download), or make it (`make smollm2`, `make warm-start`)",
-    "models/empty": "holds no config.json; download it",
     "tokens": 'no tokenizer.json in tokens: write it once: `python -c "from transformers import AutoTokenizer as T',
 }
+FILES = ["M/config.json", "M/model.safetensors", "M/q4.gguf", "models/A/config.json", "models/B/config.json"]
+FILES += ["torchtunes/epoch_0/config.json", "adapter/adapter_config.json", "run/config.yaml", "tokens/config.json"]
+FILES += ["tokens/model.safetensors", "tokens/tokenizer_config.json"]
 
 
 @pytest.mark.fault("what is given as a model is not one, and the line does not say what it is")
 @pytest.mark.parametrize("model", HERE)
 def test_what_is_given_in_place_of_a_models_folder_is_told(model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    files = ("M/config.json", "M/model.safetensors", "M/q4.gguf", "GGUFS/q8.gguf", "models/A/config.json")
-    files += ("models/B/config.json", "torchtunes/epoch_0/config.json", "adapter/adapter_config.json")
-    for name in (*files, "run/config.yaml", "models/empty/README.md"):
+    for name in FILES:
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
-    (tmp_path / "tokens").mkdir()
-    for name in ("config.json", "model.safetensors", "tokenizer_config.json"):
-        shutil.copy(MODEL / name, tmp_path / "tokens")
+        shutil.copy(MODEL / file.name, file) if file.parent.name == "tokens" else file.touch()
     with pytest.raises(ConfigError, match=r"^--model: .*") as error:
         check_model(model)
     assert HERE[model] in str(error.value)

@@ -77,11 +77,10 @@ WORDS = ["<|fim|>", "<\uff5cUser\uff5c>", "<think>", "<user>", "[END]"]
 
 @pytest.mark.parametrize("word", WORDS)
 def test_an_added_word_that_divides_turns_is_not_forged(tmp_path, word):
-    """By its form, because the template looks for it or puts it together, or because it ends what is generated."""
-    turn = "{{ '<' ~ m.role ~ '>' }}{{ m.content.replace('<think>', '') }}<|eot_id|>"
+    """By its form, because the template holds it, or because it ends what is generated."""
+    turn = "{{ {'user': '<user>'}.get(m.role, '<assistant>') }}{{ m.content.replace('<think>', '') }}<|eot_id|>"
     template = f"{{% for m in messages %}}{turn}{{% endfor %}}{{% if add_generation_prompt %}}<assistant>{{% endif %}}"
-    added = (*WORDS, "<system>", "<assistant>")
-    folder = Form(template, tuple(LLAMA3_SPECIAL), added, ends=("[END]",)).write(tmp_path)
+    folder = Form(template, tuple(LLAMA3_SPECIAL), (*WORDS, "<assistant>"), ends=("[END]",)).write(tmp_path)
     word_id = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id(word)
     chat = open_chat(folder)
     assert word_id in chat.control_ids

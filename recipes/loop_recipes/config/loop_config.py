@@ -376,9 +376,6 @@ class LoopConfig(LearnerConfig, WithNode):
         if self.rollout_node.replay is not None:
             require(self.dev_evaluation.every == 0, "dev_evaluation.every must be 0 with rollout_node.replay")
             require(self.collection.refill_budget == 1, "collection.refill_budget must be 1 with rollout_node.replay")
-        if self.model["_component_"] == FROM_ITS_FOLDER:
-            served = self.child.model if self.rollout_node.launch else self.collection.limits
-            self.model.setdefault("max_context", served.max_context)
         if self.rollout_node.launch:
             self._check_child()
 
@@ -410,6 +407,9 @@ def keys_to_keep(config: Any) -> dict[str, Any]:
     return keys
 
 
+_LIMIT = "collection.limits.max_context"
+
+
 def read_config(cfg: DictConfig | Mapping[str, Any], section: type[Section]) -> Section:
     """Resolve ``cfg`` and turn it into ``section``, without what is meant for other recipes.
 
@@ -420,6 +420,10 @@ def read_config(cfg: DictConfig | Mapping[str, Any], section: type[Section]) -> 
     try:
         config = cfg if isinstance(cfg, DictConfig) else OmegaConf.create(dict(cfg))
         plain = {str(key): _resolved(config, str(key)) for key in config if key not in others}
+        held = OmegaConf.select(config, "node.model.max_context") or OmegaConf.select(config, _LIMIT)
+        model = plain.get("model")
+        if held is not None and isinstance(model, dict) and "path" in model and "_component_" not in model:
+            model.setdefault("max_context", held)
     except OmegaConfBaseException as error:
         raise ConfigError(f"config: {str(error).splitlines()[0]}") from error
     return from_mapping(section, plain)

@@ -126,7 +126,8 @@ def test_a_file_serves_several_recipes(tmp_path):
     assert scored.environment == train.node.environment
     assert (scored.limits.max_turns, scored.limits.max_tokens_per_turn) == (10, 48)
     assert fixed.export_every == 3
-    assert {**fixed.model, "max_context": 2048} == train.model
+    assert fixed.model == train.model
+    assert fixed.model["max_context"] == 2048
     begun = written(tmp_path, "begun.yaml", "machine: tiny_cpu\ninitial_adapter: runs/sft/policies/policy-v0003\n")
     before = read_config(compose(begun, [], "eval_appworld"), EvalConfig).policies[0]
     assert (before.name, before.adapter) == ("before", "runs/sft/policies/policy-v0003"), "what the run began with"

@@ -365,10 +365,6 @@ STRANGE = {
     "negative_id": (atif(step("agent", "y", **sampled([-1, 5], [7]))), r"steps[0].metrics.prompt_token_ids[0] is -1"),
     "broken_id": (trace(node(ASK, ids=(1, 5.5)), node(SAY, 0, True, (3, 7))), r"nodes[0].token_ids[1] is 5.5"),
     "true_id": (atif(step("agent", "y", **sampled([1], [True]))), r"steps[0].metrics.completion_token_ids[0] is True"),
-    "text_of_a_logprob": (
-        atif(step("user", "x"), step("agent", "y", metrics={**sampled([1], [7])["metrics"], "logprobs": ["-1"]})),
-        "sampler_logprobs holds str beside numbers",
-    ),
     "no_name": (atif(step("agent", "y", tool_calls=[{"arguments": {}}])), r"steps[0].tool_calls[0] names no function"),
     "no_object": (atif("x"), r":1: steps[0] is text: it must be an object"),
 }

@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails, to_json
 
 from loop_plumbing.names import did_you_mean, folded, nearest, similar_names
 
-STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 Seed = Annotated[int, Field(ge=-(2**62), le=2**62)]
 """The seed of a run, with room in 64 bits for what is added to it."""
@@ -27,6 +27,7 @@ _ADAPTERS: dict[type, TypeAdapter[Any]] = {}
 _WANTED = {
     "int_type": "int",
     "float_type": "float",
+    "finite_number": "a finite number",
     "bool_type": "bool",
     "string_type": "str",
     "list_type": "a list",

@@ -6,10 +6,12 @@ checks the arguments, docstring-parser reads the docstring (Google, NumPy, reST)
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
+import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints, overload
 
 import docstring_parser
@@ -105,7 +107,7 @@ class FunctionTool(OwnFunction, Tool):
                 raise ValueError(f"tool {self.name}: parameter {parameter.name}: {hint!r} is no type") from error
             fields[f"field{len(fields)}"] = field if default is ... else (field, default)
         try:
-            return create_model(self.name, __config__=ConfigDict(extra="forbid"), **fields)
+            return create_model(self.name, __config__=ConfigDict(extra="forbid", allow_inf_nan=False), **fields)
         except PydanticUserError as error:
             raise ValueError(f"tool {self.name}: {error.message}") from error
 
@@ -136,13 +138,16 @@ class FunctionTool(OwnFunction, Tool):
             raise WrongArguments(_complaints(error)) from error
         # What was not passed keeps the default of the function itself, where that is a value.
         values = zip(self._parameters(), self._model.model_fields, strict=True)
-        return {
+        passed = {
             parameter.name: getattr(checked, name)
             for parameter, name in values
             if name in checked.model_fields_set
             or parameter.default is parameter.empty
             or isinstance(parameter.default, FieldInfo)
         }
+        if wrong := next((name for name, value in passed.items() if name in arguments and not _finite(value)), None):
+            raise WrongArguments(f"{wrong}: Input should be a finite number")
+        return passed
 
     async def call(self, arguments: Mapping[str, Any], process: ForkedProcess) -> str:
         asked = {"tool": self.name, "arguments": dict(arguments)}
@@ -216,6 +221,21 @@ class _Untitled(GenerateJsonSchema):
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
+
+
+def _finite(value: Any) -> bool:
+    """Whether an argument holds neither NaN nor infinity, but as a default; pydantic does not ask it of the user's own
+    models, nor of Any."""
+    if isinstance(value, BaseModel):
+        value = [getattr(value, name) for name in value.model_fields_set]
+    elif dataclasses.is_dataclass(value):
+        fields = dataclasses.fields(value)
+        value = [part for field in fields if (part := getattr(value, field.name)) is not field.default]
+    elif isinstance(value, Mapping):
+        value = value.values()
+    if isinstance(value, Collection) and not isinstance(value, str | bytes):
+        return all(map(_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _complaints(error: ValidationError) -> str:

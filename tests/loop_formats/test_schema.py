@@ -1,5 +1,6 @@
 """What does not fit a section is one line with the key's path, and nothing is converted silently."""
 
+import math
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
@@ -58,6 +59,7 @@ class Outer:
         ({"inner": 3}, "inner must be a mapping, not 3"),
         ({"inner": {"count": 7}}, "inner.count is 7; choose another"),
         ({"inner": {"count": 8}}, "inner: eight is too many"),
+        ({"inner": {"share": math.nan}}, "inner.share must be a finite number, not nan"),
         ({"on": "yes"}, "on must be bool, not 'yes'"),
         ({"on": 1}, "on must be bool, not 1"),
         ({"name": 3}, "name must be str, not 3; put quotes around it"),
@@ -95,7 +97,7 @@ def test_a_misspelt_key_is_named_before_the_one_that_is_missing_because_of_it():
 def test_an_int_is_a_float_and_floats_keep_every_bit():
     assert from_mapping(Inner, {"share": 2}).share == 2.0
     for value in (5e-5, 0.1 + 0.2, 1e-300, float("inf")):
-        assert from_mapping(Inner, {"share": value, "options": {"lr": value}}) == Inner(1, value, {"lr": value})
+        assert from_mapping(Inner, {"share": 0.5, "options": {"lr": value}}) == Inner(1, 0.5, {"lr": value})
 
 
 def test_a_node_reads_what_its_parent_wrote(tmp_path):

@@ -1,7 +1,8 @@
 """``@tool``: schema from signature and docstring, checks of arguments, results."""
 
 import enum
-from typing import Literal
+import math
+from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel
@@ -68,6 +69,44 @@ def test_arguments_come_as_the_hints_say():
 def test_wrong_arguments_are_named(arguments, complaint):
     with pytest.raises(WrongArguments, match=complaint):
         draw.check(arguments)
+
+
+class Reach(BaseModel):
+    low: float
+    high: float = math.inf
+
+
+@pytest.mark.fault("an answer of infinity or NaN that the reward took for close to any target")
+@pytest.mark.parametrize(
+    ("hint", "given"),
+    [
+        (float, "inf"),
+        (float, "nan"),
+        (float, -math.inf),
+        (float | int, "Infinity"),
+        (list[float], [1, "-inf"]),
+        (dict[str, float], {"a": "nan"}),
+        (tuple[float, int], ["inf", 1]),
+        (Reach, {"low": "nan"}),
+        (list[Reach], [{"low": 0, "high": "inf"}]),
+        (Any, {"a": [math.nan]}),
+    ],
+)
+def test_an_argument_is_a_finite_number(hint, given):
+    def answer(value):
+        """Answer."""
+
+    answer.__annotations__["value"] = hint
+    with pytest.raises(WrongArguments, match=r"^value.*: Input should be a finite number"):
+        tool(answer).check({"value": given})
+
+
+def test_defaults_and_texts_may_be_what_they_like():
+    @tool
+    def look(text: float | str, reach: Reach, most: float = math.inf):
+        """Look."""
+
+    assert look.check({"text": "inf", "reach": {"low": 1}}) == {"text": "inf", "reach": Reach(low=1.0)}
 
 
 def test_a_tool_is_still_the_function():

@@ -5,6 +5,15 @@ import os
 import pwd
 import tempfile
 
+RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+"""The variables in which torchrun tells a process its place among the others."""
+
+
+def launched(name: str, alone: int) -> int:
+    """Return one of :data:`RANKS`, or ``alone`` where torchrun has not started this process: what an earlier job or
+    another launcher left under these names says nothing of it."""
+    return int(os.environ[name]) if "TORCHELASTIC_RUN_ID" in os.environ else alone
+
 
 def prepare_process() -> None:
     """Set the variables that libraries read when they are imported, for this process and all below it, and quiet what
@@ -20,6 +29,8 @@ def prepare_process() -> None:
         except KeyError:
             os.environ["HOME"] = tempfile.gettempdir()
             os.environ.setdefault("USER", str(os.getuid()))
+    for name in RANKS if "TORCHELASTIC_RUN_ID" not in os.environ else ():
+        os.environ.pop(name, None)  # torchtune reads one, whoever has left it
     logging.getLogger("torchao").addFilter(is_worth_reading)
 
 

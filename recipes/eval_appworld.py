@@ -6,7 +6,6 @@ tune run eval_appworld --config eval_appworld/qwen2_5_32b rollout_node.launch=Fa
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import time
@@ -33,6 +32,7 @@ from loop_formats.run_files import WriteFailed, writing
 from loop_formats.run_folder import write_description
 from loop_formats.schema import ConfigError, made_folder
 from loop_plumbing.plug_ins import load_part
+from loop_plumbing.start import launched
 from loop_recipes.config.command_line import parse
 from loop_recipes.engine.peft_export import write_empty_adapter
 from loop_recipes.evaluation.collect import (
@@ -98,7 +98,7 @@ class EvalAppWorldRecipe:
     """
 
     def __init__(self, cfg: DictConfig) -> None:
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if launched("WORLD_SIZE", 1) > 1:
             raise ConfigError("eval_appworld is one process: run it without --nproc_per_node")
         self._config: EvalConfig = read_eval_config(cfg)
         self._policies = find_policies(self._config)

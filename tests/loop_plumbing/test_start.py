@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from loop_plumbing.start import prepare_process
+from loop_plumbing.start import RANKS, launched, prepare_process
 
 
 @pytest.mark.fault("no HOME and no entry among the users")
@@ -37,3 +37,21 @@ def test_torchaos_word_on_its_extensions_is_quiet(caplog):
     for said in ("Skipping import of cpp extensions due to incompatible torch version 2.13.0", "another warning"):
         logging.getLogger("torchao").warning(said)
     assert caplog.messages == ["another warning"]
+
+
+@pytest.mark.fault("a rank that an earlier job left in the environment")
+@pytest.mark.parametrize("left", ["", "1", "3"])
+def test_ranks_are_those_of_torchrun_alone(monkeypatch, left):
+    for name in RANKS:
+        monkeypatch.setenv(name, left)
+    assert [launched(name, 7) for name in RANKS] == [7] * len(RANKS)
+    prepare_process()
+    assert not [name for name in RANKS if name in os.environ]
+
+
+def test_a_rank_of_torchrun_keeps_its_variables(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
+    for number, name in enumerate(RANKS):
+        monkeypatch.setenv(name, str(number))
+    prepare_process()
+    assert [launched(name, 7) for name in RANKS] == [*range(len(RANKS))]

@@ -21,6 +21,7 @@ from agent_environments.protocol import PoolWithLeastContext, PoolWithPreflight,
 from loop_formats.places import METRICS_FILE
 from loop_formats.run_files import ADAPTER_FILES, is_adapter, only_logs
 from loop_formats.schema import ConfigError, require
+from loop_plumbing.start import launched
 from loop_recipes.config.components import build_checked, check_component
 from loop_recipes.config.loop_config import FROM_ITS_FOLDER, LearnerConfig, LoopConfig
 from loop_recipes.config.rollout_node import check_token
@@ -55,7 +56,7 @@ def check_learner(config: LearnerConfig, *, starts_now: bool = True) -> None:
     )
     _check_components(config)
     _check_checkpoint_files(config)
-    _check_shared_rows(config, int(os.environ.get("WORLD_SIZE", "1")) if starts_now else None)
+    _check_shared_rows(config, launched("WORLD_SIZE", 1) if starts_now else None)
     if starts_now:
         _check_new_or_resumed(config)
     check_can_write(Path(config.output_dir))
@@ -288,7 +289,7 @@ def _check_servers(node: NodeConfig) -> None:
 
 
 def _check_port(node: NodeConfig) -> None:
-    problem = port_problem(node) if int(os.environ.get("RANK", 0)) == 0 else None
+    problem = port_problem(node) if launched("RANK", 0) == 0 else None
     require(
         problem is None,
         f"node.port: {node.host}:{node.port} cannot be used ({problem}); choose another, or 0 for any free port",

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from loop_formats.schema import ConfigError, require
+from loop_plumbing.start import launched
 
 OLDEST_CAPABILITY = (8, 0)
 ALL_REDUCE_DEADLINE_S = 120.0
@@ -31,7 +32,7 @@ def training_device(name: str, dtype: torch.dtype = torch.float32) -> torch.devi
 
     if torch.device(name).type == "cuda":
         require(torch.version.cuda, "device: torch is a CPU build here; install the CUDA one with `make setup GPU=1`")
-        check_count(torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        check_count(torch.cuda.device_count(), launched("LOCAL_WORLD_SIZE", 1))
         use_expandable_segments()
         check_starts(torch.cuda.init)
     try:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from loop_formats.schema import ConfigError
 from loop_plumbing.process_guard import PR_SET_PDEATHSIG, set_process_control
+from loop_plumbing.start import launched
 from loop_recipes.engine.device_check import check_ranks
 from loop_recipes.run.stop_request import StopRequested
 
@@ -77,7 +78,7 @@ def destroy_process_group() -> None:
 
 def launched_rank() -> int:
     """This process's rank in its torchrun job, which it knows before it has joined it; 0 without one."""
-    return int(os.environ.get("RANK", "0"))
+    return launched("RANK", 0)
 
 
 def single_process() -> bool:

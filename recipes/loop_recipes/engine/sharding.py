@@ -25,6 +25,7 @@ from torchtune import training
 from torchtune.modules import TransformerDecoder
 
 from loop_formats.schema import require
+from loop_plumbing.start import launched
 from loop_recipes.engine.model import AnyDecoder, share_rope_cache
 
 ATTENTION = [
@@ -117,7 +118,7 @@ def sharding_mesh(device: torch.device) -> DeviceMesh:
     Each machine of several ranks has a copy of its own, so that layers are gathered inside it, and only the gradients
     of what is trained go from one to another (HSDP). Machines of one rank hold one copy together.
     """
-    ranks, here = dist.get_world_size(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    ranks, here = dist.get_world_size(), launched("LOCAL_WORLD_SIZE", 1)
     if 1 < here < ranks:
         return init_device_mesh(device.type, (ranks // here, here), mesh_dim_names=("machine", "rank"))
     return init_device_mesh(device.type, (ranks,))

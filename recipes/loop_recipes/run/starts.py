@@ -20,6 +20,7 @@ import torch
 
 from agent_environments.pool_metadata import packages_of
 from loop_formats.run_files import append_to, to_json, writing
+from loop_plumbing.start import launched
 from loop_recipes.paths import loop_package
 from rollout_server.config import EnvironmentConfig
 
@@ -68,7 +69,7 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "gpus": gpus,
-        "ranks": int(os.environ.get("WORLD_SIZE", "1")),
+        "ranks": launched("WORLD_SIZE", 1),
     }
 
 

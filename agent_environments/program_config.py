@@ -9,7 +9,7 @@ from typing import Any
 
 
 def words(key: str, value: Any) -> list[str]:
-    """A list of words, numbers among them as text.
+    """A list of words, whole numbers among them as text.
 
     Raises:
         ValueError: it is one text, or something that is no word; names ``key`` and the cure.
@@ -22,7 +22,7 @@ def words(key: str, value: Any) -> list[str]:
 
 
 def variables(key: str, value: Any) -> dict[str, str]:
-    """Environment variables, numbers and truth values as the text that YAML read them from.
+    """Environment variables, whole numbers among them as text.
 
     Raises:
         ValueError: it is no mapping of such values; names ``key`` and the cure.
@@ -33,8 +33,7 @@ def variables(key: str, value: Any) -> dict[str, str]:
 
 
 def _text(key: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if not isinstance(value, str | int | float):
-        raise ValueError(f"{key} holds {value!r}, which is no text: put it in quotes")
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        # Of 1.1 and True nobody knows whether 1.10 and YES were meant.
+        raise ValueError(f"{key} holds {value!r}, which is not a text: put quotes around what is meant")
     return str(value)

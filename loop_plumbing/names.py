@@ -9,7 +9,10 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-_PLAIN: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float, int), "str": (str,), "bool": (bool,)}
+_PLAIN: dict[str, tuple[type, ...]] = {
+    **{"int": (int,), "float": (float, int), "str": (str,), "bool": (bool,)},
+    "None": (type(None),),
+}
 Decorator = TypeVar("Decorator", bound=Callable[..., Any])
 
 
@@ -79,12 +82,13 @@ def explained(decorator: Decorator) -> Decorator:
 def mistyped_option(call: Callable[..., Any], given: Mapping[str, Any]) -> str | None:
     """Return which option is no number, text or truth value where ``call`` says that it is one; None where all are."""
     for name, parameter in inspect.signature(call).parameters.items():
-        kind = _PLAIN.get(getattr(parameter.annotation, "__name__", str(parameter.annotation)))
-        if kind is None or name not in given:
+        says = getattr(parameter.annotation, "__name__", str(parameter.annotation)).split(" | ")
+        if name not in given or not _PLAIN.keys() >= {*says}:
             continue
-        value = given[name]
-        if not isinstance(value, kind) or (isinstance(value, bool) and bool not in kind):
-            return f"{name} must be {kind[0].__name__}, not {value!r}"
+        kinds, value = [kind for each in says for kind in _PLAIN[each]], given[name]
+        if not isinstance(value, tuple(kinds)) or (isinstance(value, bool) and bool not in kinds):
+            cure = "; put quotes around it" if str in kinds and isinstance(value, int | float) else ""
+            return f"{name} must be {kinds[0].__name__}, not {value!r}{cure}"
     return None
 
 

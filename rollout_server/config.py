@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -9,10 +10,12 @@ from dataclasses import asdict, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 from pydantic.dataclasses import dataclass
+from yaml import KeyToken, ScalarToken, YAMLError
 
 from loop_formats.run_files import write_whole
 from loop_formats.schema import STRICT, ConfigError, from_mapping, require
@@ -21,6 +24,11 @@ from model_families.weights.hub import local_path
 ALL_ADDRESSES = ("0.0.0.0", "::")
 """As ``host``: listen at every address of this machine, of IPv4 or IPv6."""
 MAX_LORA_RANK = 512
+_NO_NUMBER = re.compile(
+    r"[-+]?(0[0-9bxo][0-9a-fA-F_]*|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)|\+[0-9]+"
+    r"|(?![0-9]{1,3}(_[0-9]{3})+$)[0-9]+_[0-9_]*"
+)
+"""What YAML takes for another number than a reader does: octal, hexadecimal, on base 60, with blanks of one's own."""
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 _MISSING = re.compile(r"\\*\?\?\?")
 """What OmegaConf takes for another value, or for none, unless a backslash is before it."""
@@ -171,12 +179,7 @@ def load_node_config(file: str | Path, overrides: Sequence[str] = ()) -> NodeCon
     for override in overrides:
         if "=" not in override:
             raise ConfigError(f"override {override!r} must be key=value")
-    try:
-        content = OmegaConf.load(file)
-    except Exception as error:  # the YAML parser's own errors, whose class depends on the parser in use
-        raise ConfigError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
-    require(isinstance(content, DictConfig), f"{file}: a config must be a mapping of keys to values")
-    keys = as_written(cast(DictConfig, content))
+    keys = read_file(Path(file))
     words = [f"{key}={as_yaml(value)}" for key, _, value in (word.partition("=") for word in overrides)]
     try:
         merged = OmegaConf.merge(OmegaConf.create(keys), OmegaConf.from_dotlist(words))
@@ -189,16 +192,44 @@ def load_node_config(file: str | Path, overrides: Sequence[str] = ()) -> NodeCon
     return from_mapping(NodeConfig, data)
 
 
+def read_file(file: Path) -> dict[str, Any]:
+    """A YAML's keys as it has them (:func:`as_written`). Keys, and what only YAML takes for a number, are text.
+
+    Raises:
+        ConfigError: it cannot be read, or is not a mapping.
+    """
+    try:
+        content = OmegaConf.load(io.StringIO(quoted(file.read_text(encoding="utf-8"))))
+    except (OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: {' '.join(str(error).split())}") from error
+    require(isinstance(content, DictConfig), f"{file}: a config must be a mapping of keys to values")
+    return as_written(cast(DictConfig, content))
+
+
+def quoted(text: str) -> str:
+    """A YAML with quotes around its keys, and around what YAML alone takes for a number: ``0755``, ``12:30``."""
+    pieces, end, is_key = [], 0, False
+    try:
+        for token in yaml.scan(text):
+            if isinstance(token, ScalarToken) and token.plain and (is_key or _NO_NUMBER.fullmatch(token.value)):
+                pieces += [text[end : token.start_mark.index], json.dumps(token.value, ensure_ascii=False)]
+                end = token.end_mark.index
+            is_key = isinstance(token, KeyToken)
+    except YAMLError:  # whoever reads it says so
+        return text
+    return "".join([*pieces, text[end:]])
+
+
 def as_yaml(value: str) -> str:
     """A value of a command line as YAML, in quotes where YAML would read another text: ``a #b``, ``a `` or ``&a b``."""
     if value.lstrip()[:1] in ("", "'", '"', "[", "{", "!"):
-        return value
+        return quoted(value)
     try:
         read = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))["value"]  # type: ignore[index,call-overload]
     except Exception:  # the parser's: whoever merges it says so
         return value
     other = value.startswith("#") if read is None else isinstance(read, str) and read != value
-    return json.dumps(value, ensure_ascii=False) if other else value
+    return json.dumps(value, ensure_ascii=False) if other else quoted(value)
 
 
 def write_node_config(config: NodeConfig, file: Path) -> None:

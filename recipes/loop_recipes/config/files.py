@@ -39,28 +39,13 @@ from loop_plumbing.names import nearest
 from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.paths import KINDS, RECIPES, config_files, recipes_folder
 from model_families.weights.hub import is_hub_name, pinned
-from rollout_server.config import as_written, as_yaml
+from rollout_server.config import as_written, as_yaml, read_file
 
 Tree = dict[str, Any]
 CONFIGS = recipes_folder() / "configs"
 _SOME = (*RECIPES.values(), "when", "traits")
 """Sections of a file that are not meant for all recipes and machines."""
-_UNREADABLE = (OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError)
 _MERGE_ERRORS = (OmegaConfBaseException, YAMLError, TypeError, ValueError, AssertionError)
-
-
-def read_file(file: Path) -> Tree:
-    """A YAML's content.
-
-    Raises:
-        ConfigError: it cannot be read, or is no mapping.
-    """
-    try:
-        content = OmegaConf.load(file)
-    except _UNREADABLE as error:
-        raise ConfigError(f"{file}: {' '.join(str(error).split())}") from error
-    require(isinstance(content, DictConfig), f"{file}: a config must be a mapping of keys to values")
-    return as_written(cast(DictConfig, content))
 
 
 def compose(name: str, overrides: Sequence[str] = (), recipe: str = "loop_appworld") -> DictConfig:
@@ -327,7 +312,7 @@ def with_words(tree: Tree, words: Iterable[str]) -> Tree:
         _check_no_section(key, _at(result, key), value)
         if isinstance(section := result.get(key), dict) and "_component_" in section and not value.startswith("{"):
             key += "._component_"
-        value = "!!null" if value == "None" else f"!!str {value}" if "max_filename" in key else as_yaml(value)
+        value = "!!null" if value == "None" else as_yaml(value)
         try:
             given = as_written(OmegaConf.from_dotlist([f"{key}={value}"]))
         except _MERGE_ERRORS as error:

@@ -16,8 +16,8 @@ from loop_formats.schema import ConfigError, fields_of, require
 from loop_plumbing.plug_ins import packages
 from loop_plumbing.sanitize import sanitize
 from loop_plumbing.trusted import VARIABLE, is_trusted
-from loop_recipes.config.files import read_file
 from loop_recipes.config.loop_config import read_config
+from rollout_server.config import read_file
 
 Section = TypeVar("Section")
 _METHOD = "loop_recipes.algorithm."

@@ -25,7 +25,7 @@ from loop_formats.run_folder import nothing_learned
 from loop_formats.schema import ConfigError, from_mapping, made_folder, require
 from loop_plumbing.names import did_you_mean, similar_names
 from loop_plumbing.separate_task import result_of
-from loop_recipes.config.files import check_overrides, compose, read_file, with_words
+from loop_recipes.config.files import check_overrides, compose, with_words
 from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.own_task.oracle import Oracle, ask_oracle
 from loop_recipes.own_task.play import Played, nothing, play_tasks, words_as_tokens
@@ -35,7 +35,7 @@ from loop_recipes.terminal import say
 from model_families.base_model import BaseModel, model_digest
 from model_families.opening import open_model_chat, open_weights
 from model_families.weights.hub import is_hub_name, model_folder, pinned
-from rollout_server.config import ModelConfig
+from rollout_server.config import ModelConfig, read_file
 
 ENVIRONMENT = "tools"
 TRAINED = "train"

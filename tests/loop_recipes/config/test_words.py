@@ -46,6 +46,33 @@ def test_a_nodes_values_are_those_that_were_written(tmp_path):
     assert load_node_config(file, ["root=a #b"]).root == "a #b"
 
 
+WRITTEN = ["0755", "01234", "12:30", "1:30.5", "0x1F", "1099290_1", "+5", "00", "010_0"]
+
+
+@pytest.mark.fault("a text that YAML took for a number")
+@pytest.mark.parametrize("written", WRITTEN)
+@pytest.mark.parametrize(
+    ("form", "read"), [("{}", "{}"), ("[1, {}]", [1, "{}"]), ("{{NO: {}, 1.10: {}}}", {"NO": "{}", "1.10": "{}"})]
+)
+def test_what_only_yaml_takes_for_a_number_is_a_text(tmp_path, written, form, read):
+    file, text = tmp_path / "node.yaml", form.format(*[written] * 2)
+    file.write_text(f"root: r\nmodel: {{path: m}}\nenvironment: {{name: counter, mode: {text} # why\n}}\n")
+    read = eval(repr(read).replace("{}", written))
+    for config in (load_node_config(file), load_node_config(file, [f"environment.mode={text}"])):
+        assert config.environment.options["mode"] == read
+    assert compose("tiny_cpu", [f"node.environment.mode={text}"]).node.environment.mode == read
+
+
+@pytest.mark.fault("a text that YAML took for a number")
+def test_numbers_are_still_numbers(tmp_path):
+    file = tmp_path / "node.yaml"
+    keys = "{a: 10_000, b: 1e-3, c: -5, d: 0.5, e: 0, f: -0.1, g: yes, h: 2026-01-01, i: 1.50, j: '0755', on: x}"
+    file.write_text(f"root: r\nmodel: {{path: m}}\nenvironment:\n  name: counter\n  options: {keys}\n")
+    values = [10_000, 1e-3, -5, 0.5, 0, -0.1, True, "2026-01-01", 1.5, "0755", "x"]
+    read = load_node_config(file).environment.options["options"]
+    assert read == dict(zip([*"abcdefghij", "on"], values, strict=True))
+
+
 @pytest.mark.fault("a seed beyond 64 bits")
 @pytest.mark.parametrize("seed", [2**64, 2**63, -(2**63), 10**30])
 def test_a_seed_has_room_for_what_is_added(tmp_path, seed):

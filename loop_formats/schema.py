@@ -21,6 +21,9 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attrib
 
 Seed = Annotated[int, Field(ge=-(2**62), le=2**62)]
 """The seed of a run, with room in 64 bits for what is added to it."""
+Item = TypeVar("Item")
+Some = Annotated[list[Item], Field(min_length=1)]
+"""A list that is not empty: of a key that may be null, an empty list does not mean all."""
 Section = TypeVar("Section")
 _ADAPTERS: dict[type, TypeAdapter[Any]] = {}
 
@@ -31,6 +34,7 @@ _WANTED = {
     "bool_type": "bool",
     "string_type": "str",
     "list_type": "a list",
+    "too_short": "a list that is not empty",
     "dict_type": "a mapping",
     "dataclass_type": "a mapping",
     "greater_than": "above {gt:g}",

@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass
 from yaml import KeyToken, ScalarToken, YAMLError
 
 from loop_formats.run_files import write_whole
-from loop_formats.schema import STRICT, ConfigError, from_mapping, require
+from loop_formats.schema import STRICT, ConfigError, Some, from_mapping, require
 from model_families.weights.hub import local_path
 
 ALL_ADDRESSES = ("0.0.0.0", "::")
@@ -82,7 +82,7 @@ class ServersConfig:
 
     count: PositiveInt = 1
     """How many are started."""
-    urls: list[str] | None = None
+    urls: Some[str] | None = None
     """Servers that run already; they are used, and none is started."""
     tensor_parallel_size: PositiveInt = 1
     """GPUs that share the weights of one server."""
@@ -113,7 +113,6 @@ class ServersConfig:
     """More environment variables for every vLLM server."""
 
     def __post_init__(self) -> None:
-        require(self.urls is None or len(self.urls) > 0, "urls must be null or at least one URL")
         require(self.max_loras >= 2, "max_loras must be at least 2: one to serve while the next is proven")
         require(self.max_cpu_loras >= self.max_loras, "max_cpu_loras must be at least max_loras")
         if self.gpus is not None:

@@ -465,7 +465,7 @@ async def test_the_best_on_one_split_is_taken_to_another(policy, tmp_path):
     [
         ({"splitt": "dev"}, "unknown key 'splitt'; did you mean 'split'"),
         ({"policies": [{"name": "a", "adaptr": None}]}, r"unknown key 'policies\[0\].adaptr'; did you mean 'adapter'"),
-        ({"policies": []}, "at least one policy"),
+        ({"policies": []}, "policies must be a list that is not empty"),
         ({"policies": [{"name": "a", "adapter": "/nowhere"}]}, "there is no folder /nowhere; give that of "),
         ({"policies": [{"name": "a", "adapter": "/"}]}, "neither a PEFT adapter .* nor a training run"),
         ({"policies": [{"name": "a", "adapter": "/nowhere/*"}]}, "no adapter folder matches"),

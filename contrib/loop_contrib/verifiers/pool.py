@@ -138,7 +138,8 @@ class VerifiersPool:
         self._held_out = held_out
         self._table: TaskTable | None = None
         self._refusal: str | None = None
-        told = {"taskset": taskset, "env": dict(env or {}), "splits": dict(splits or {SPLIT: {}}), "limit": limit}
+        splits = {SPLIT: {}} if splits is None else dict(splits)
+        told = {"taskset": taskset, "env": dict(env or {}), "splits": splits, "limit": limit}
         own = {"PATH": f"{os.path.dirname(os.path.abspath(python))}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
         environment = program_environment({**own, **environment_variables("variables", variables or {})})
         self._server = ForkServer(f"taskset {taskset}", (python, str(WORKER)), told, EnvironmentCrashed, environment)

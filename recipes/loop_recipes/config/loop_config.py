@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, P
 from pydantic.dataclasses import dataclass
 
 from loop_formats.collection_request import Limits, check_temperature
-from loop_formats.schema import STRICT, ConfigError, Seed, fields_of, from_mapping, require
+from loop_formats.schema import STRICT, ConfigError, Seed, Some, fields_of, from_mapping, require
 from loop_plumbing.urls import url_problem
 from loop_recipes.config.rollout_node import RolloutNodeConfig, WithNode, read_token
 from loop_recipes.paths import KINDS
@@ -95,7 +95,7 @@ class CollectionConfig:
     task_order: Literal["passes", "uniform"] = "passes"
     """``passes`` visits every task once before any a second time, all groups in turn; ``uniform`` draws each
     iteration's tasks from all of them, whatever was drawn before (the paper)."""
-    tasks: list[str] | None = None
+    tasks: Some[str] | None = None
     """Task ids to train on instead of a split."""
     horizons: list[HorizonStage] = field(default_factory=list)
     """Stages that replace ``limits.max_turns`` from the first stage's iteration on."""

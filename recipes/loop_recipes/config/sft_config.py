@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from loop_formats.schema import STRICT, require
+from loop_formats.schema import STRICT, Some, require
 from loop_recipes.config.loop_config import Component, LearnerConfig, read_config
 
 REFUSED = tuple(f"update.{name}" for name in ("exact_entropy", "token_statistics", "max_trajectory_log_ratio"))
@@ -21,14 +21,11 @@ WHY_REFUSED = "a fixed set is trained on without log-probs of the policy that sa
 class FixedSetConfig:
     """The rollouts to train on; which of them count, and how much, is said by ``advantage``."""
 
-    logs: list[str]
+    logs: Some[str]
     """Logs of rollouts, or folders of runs, collections and demonstrations that hold some. In a folder, evaluations,
     also those on dev, are left out."""
     most_per_task: PositiveInt | None = None
     """Solved rollouts of a task that are used, those first in the order of logs and lines; null uses all."""
-
-    def __post_init__(self) -> None:
-        require(self.logs, "logs must name at least one log or folder")
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
@@ -36,7 +33,7 @@ class SftConfig(LearnerConfig):
     """All keys of the recipe `sft_appworld`. An iteration is ``update.epochs`` passes over the set."""
 
     rollouts: FixedSetConfig
-    data: str | list[str] | None = None
+    data: str | Some[str] | None = None
     """Files of conversations (JSONL, JSON or parquet) to train on in place of ``rollouts.logs``: OpenAI's messages,
     ShareGPT, ATIF trajectories or verifiers' traces. The model's own chat format writes them."""
     turns: Literal["all", "last"] = "all"

@@ -20,7 +20,7 @@ from loop_formats.collection_request import Limits, check_temperature
 from loop_formats.places import run_meant
 from loop_formats.run_files import ADAPTER_FILES, adapter_digest, in_order, is_adapter, newest_adapter
 from loop_formats.run_folder import read_description
-from loop_formats.schema import STRICT, ConfigError, Seed, require
+from loop_formats.schema import STRICT, ConfigError, Seed, Some, require
 from loop_recipes.config.loop_config import EndpointConfig, read_config
 from loop_recipes.config.rollout_node import WithNode, check_token
 from rollout_server.config import EnvironmentConfig, NodeConfig
@@ -87,7 +87,7 @@ class EvalConfig(WithNode):
 
     output_dir: str
     """Folder of the report and of the journal that an interrupted evaluation goes on from."""
-    policies: list[PolicyConfig]
+    policies: Some[PolicyConfig]
     limits: Limits
     environment_turns: dict[str, PositiveInt] = field(default_factory=dict)
     """By name, the turns that the episodes of a mixture's environments may take, in place of ``limits.max_turns``."""
@@ -98,12 +98,12 @@ class EvalConfig(WithNode):
     endpoint: EndpointConfig | None = None
     split: str | None = None
     """The tasks: a split of the dataset, with difficulties as in ``train:1,2``."""
-    tasks: list[str] | None = None
+    tasks: Some[str] | None = None
     """Task ids, which take the place of the split, as in ``collection``."""
     groups: dict[str, str] = field(default_factory=dict)
     """Groups of tasks whose success and reward are also said by themselves: name and a pattern of task ids, such as
     ``deep: craft/depth4-*``. The environments of a mixture need no pattern."""
-    samplings: list[SamplingConfig] = field(default_factory=lambda: [SamplingConfig()])
+    samplings: Some[SamplingConfig] = field(default_factory=lambda: [SamplingConfig()])
     seed: Seed = 0
     """Each run over the tasks has seeds of its own, made from this one."""
     retries: NonNegativeInt = 1
@@ -118,11 +118,8 @@ class EvalConfig(WithNode):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.split is not None or self.tasks is not None, "give a split, or tasks")
-        require(self.tasks is None or self.tasks, "tasks must not be empty")
         distinct = self.tasks is None or len(set(self.tasks)) == len(self.tasks)
         require(distinct, "tasks must be distinct; ask for more runs instead")
-        require(self.policies, "policies must name at least one policy")
-        require(self.samplings, "samplings must hold at least one way of sampling")
         labels = [sampling.label for sampling in self.samplings]
         require(len(set(labels)) == len(labels), "samplings must differ; ask for more runs instead")
         self._check_node()

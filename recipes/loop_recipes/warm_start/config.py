@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from loop_formats.schema import STRICT, require
+from loop_formats.schema import STRICT, Some, require
 from rollout_server.config import EnvironmentConfig
 
 
@@ -114,7 +114,7 @@ class TrainingConfig:
 
     copy_steps: NonNegativeInt
     """Batches of random streams to copy, before the demonstrations; the first cycle spans them too."""
-    cycles: list[Cycle]
+    cycles: Some[Cycle]
     tokens_per_step: PositiveInt
     """Tokens of one batch."""
     lr_warmup_steps: PositiveInt
@@ -129,9 +129,6 @@ class TrainingConfig:
     """Batches between two measurements on the held-out demonstrations."""
     max_held_out_loss: PositiveFloat
     """The recipe fails if the held-out loss ends above this."""
-
-    def __post_init__(self) -> None:
-        require(self.cycles, "cycles must name at least one cycle")
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -265,7 +265,7 @@ def test_shuffled_advantages_are_the_same_ones_elsewhere_and_repeatable():
         ("policy_dir=/etc/passwd/policy", "policy_dir /etc/passwd/policy cannot be created: /etc/passwd is a file"),
         ("demonstrations.cache=/etc/passwd", "demonstrations.cache /etc/passwd cannot be created"),
         ("demonstrations.count=0", "demonstrations.count must be above 0, not 0"),
-        ("training.cycles=[]", "training.cycles must name at least one cycle"),
+        ("training.cycles=[]", "training.cycles must be a list that is not empty"),
         ("training.measure_every=0", "training.measure_every must be above 0, not 0"),
         ("training.lr_warmup_steps=0", "training.lr_warmup_steps must be above 0, not 0"),
         ("model.embed_dim=100", "model.embed_dim is 100; it must be a multiple of 2 num_heads = 8"),

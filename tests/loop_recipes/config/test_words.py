@@ -9,6 +9,8 @@ from loop_recipes.algorithm.method import check_run
 from loop_recipes.config.components import check_component
 from loop_recipes.config.files import compose
 from loop_recipes.config.loop_config import read_loop_config
+from loop_recipes.config.sft_config import read_sft_config
+from loop_recipes.evaluation.config import read_eval_config
 from rollout_server.config import load_node_config
 from support.small_runs import replay_config, train
 
@@ -71,6 +73,24 @@ def test_numbers_are_still_numbers(tmp_path):
     values = [10_000, 1e-3, -5, 0.5, 0, -0.1, True, "2026-01-01", 1.5, "0755", "x"]
     read = load_node_config(file).environment.options["options"]
     assert read == dict(zip([*"abcdefghij", "on"], values, strict=True))
+
+
+@pytest.mark.fault("an empty list that meant everything")
+@pytest.mark.parametrize(
+    ("recipe", "read", "key"),
+    [
+        ("loop_appworld", read_loop_config, "collection.tasks"),
+        ("loop_appworld", read_loop_config, "node.servers.urls"),
+        ("sft_appworld", read_sft_config, "rollouts.logs"),
+        ("sft_appworld", read_sft_config, "data"),
+        ("eval_appworld", read_eval_config, "tasks"),
+        ("eval_appworld", read_eval_config, "samplings"),
+        ("eval_appworld", read_eval_config, "policies"),
+    ],
+)
+def test_a_list_that_chooses_has_something_in_it(recipe, read, key):
+    with pytest.raises(ConfigError, match=rf"^{key} must be .*a list that is not empty, not \[\]"):
+        read(compose("tiny_cpu", [f"{key}=[]"], recipe))
 
 
 @pytest.mark.fault("a seed beyond 64 bits")

@@ -24,6 +24,7 @@ from agent_environments.protocol import (
     StepResult,
     TokenSpans,
     UnknownTask,
+    tasks_of_split,
 )
 from agent_environments.slots import Slots
 
@@ -145,9 +146,7 @@ class CounterPool:
         """Nothing to start."""
 
     def tasks(self, split: str) -> list[str]:
-        if split not in TARGETS:
-            raise UnknownTask(f"no split {split!r} in dataset {self.dataset}; there are {', '.join(TARGETS)}")
-        return list(TARGETS[split])
+        return tasks_of_split(TARGETS, split)
 
     def check_tasks(self, task_ids: Sequence[str]) -> None:
         for task_id in task_ids:

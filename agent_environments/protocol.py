@@ -280,6 +280,19 @@ class PoolWithSplits(Protocol):
         ...
 
 
+def tasks_of_split(splits: Mapping[str, Sequence[str]], split: str) -> list[str]:
+    """The task ids of one of ``splits``.
+
+    Raises:
+        UnknownTask: there is no such split, or it is empty; names those there are.
+    """
+    if split not in splits:
+        raise UnknownTask(f"no split {split!r}; there are {', '.join(splits)}")
+    if not splits[split]:
+        raise UnknownTask(f"split {split!r} is empty: give it tasks, or leave it out")
+    return list(splits[split])
+
+
 async def acquire(pool: EnvironmentPool, episode_id: str, task_id: str) -> Environment:
     """An environment for an episode of this task. Once it is there the episode waits for nobody, so a deadline that
     begins then is all the episode's own.

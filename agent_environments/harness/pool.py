@@ -46,6 +46,7 @@ from agent_environments.protocol import (
     acquire,
     create_pool,
     is_harness,
+    tasks_of_split,
 )
 from agent_environments.slots import Slots
 
@@ -323,9 +324,7 @@ class HarnessPool:
             ids = self._world.tasks(split)
             self._splits.update(dict.fromkeys(ids, split))
             return ids
-        if split not in self._tasks:
-            raise UnknownTask(f"no split {split!r} in dataset {self.dataset}; there are {', '.join(self._tasks)}")
-        return list(self._tasks[split])
+        return tasks_of_split(self._tasks, split)
 
     def check_tasks(self, task_ids: Sequence[str]) -> None:
         if self._world is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from agent_environments.lost_worlds import Losses
 from agent_environments.observation import observation as cut_observation
-from agent_environments.protocol import Message, PoolStatus, TokenSpans, UnknownTask
+from agent_environments.protocol import Message, PoolStatus, TokenSpans, UnknownTask, tasks_of_split
 from agent_environments.remote.episode import EpisodeRules, RemoteEnvironment
 from agent_environments.remote.line import WorldLine
 from agent_environments.slots import Slots
@@ -89,9 +89,7 @@ class RemotePool:
         self._known = frozenset(task for tasks in splits.values() for task in tasks)
 
     def tasks(self, split: str) -> list[str]:
-        if split not in self._splits:
-            raise UnknownTask(f"no split {split!r} in dataset {self.dataset}; there are {', '.join(self._splits)}")
-        return list(self._splits[split])
+        return tasks_of_split(self._splits, split)
 
     def check_tasks(self, task_ids: Sequence[str]) -> None:
         for task_id in task_ids:

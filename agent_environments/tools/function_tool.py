@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import re
 import types
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints, overload
@@ -27,6 +28,14 @@ from loop_plumbing.names import explained
 if TYPE_CHECKING:
     from loop_plumbing.forked_process import ForkedProcess
 
+_TOLD_ELSEWHERE = re.compile(
+    r"^(?:Args|Arguments|Parameters|Params|Attributes|Returns?|Yields?|Raises|Exceptions):[ ]*\n(?:[ ].*\n|\n)+"
+    r"|^(?:Other )?(?:Parameters|Attributes|Returns|Yields|Raises)\n-{3,}\n"
+    r"(?:(?!.+\n-{3})(?:[*\w]+(?:, *[*\w]+)*(?: :.*)?\n|.*[^:\n]\n(?=[ ])|[ ].*\n|\n))*"
+    r"|^[:@](?:param|type|arg|key|return|rtype|raise|yield|var)[^\n:]*:.*\n(?:[ ].*\n)*\n*",
+    re.MULTILINE,
+)
+"""The parts of a docstring on parameters, which the schema has, and on results: Google's, NumPy's and Sphinx's form."""
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -76,8 +85,10 @@ class FunctionTool(OwnFunction, Tool):
             doc = docstring_parser.parse(whole)
         except Exception:  # it raises IndexError, among others, over colons in odd places
             doc = docstring_parser.Docstring()
-        self._told = {param.arg_name: param.description for param in doc.params}
-        self.description = (doc.description or whole).strip() if description is None else description
+        told = [(name, param.description) for param in doc.params for name in param.arg_name.split(",")]
+        self._told = {name.strip().lstrip("*"): text for name, text in told}
+        own = _TOLD_ELSEWHERE.sub("", f"{whole}\n").strip() or whole.strip()
+        self.description = own if description is None else description
 
     @functools.cached_property
     def _model(self) -> type[BaseModel]:
@@ -272,7 +283,7 @@ def tool(
 
     Args:
         name: the function's own name, unless given.
-        description: the docstring without its sections, unless given.
+        description: the docstring but for parameters, results and errors, unless given.
         terminal: a call that succeeds ends the episode; its result is the answer that the reward judges.
         max_characters: of the result; what is longer is cut.
         deadline_s: for a call. Of a stateless tool, a call that takes longer is told to the policy; of a stateful one

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -107,7 +108,7 @@ def _cure(error: BaseException) -> str:
 
 
 def _parts(module: ModuleType, tasks: object) -> ToolModule:
-    here = list({id(value): value for value in vars(module).values()}.values())
+    here = _found({id(value): value for value in vars(module).values()}.values())
     classes = [value for value in here if isinstance(value, type) and _methods(value)]
     instance_class = _one(classes, "class with tools or a reply")
     rewards = _rewards([value for value in here if isinstance(value, Reward)])
@@ -151,8 +152,22 @@ def _methods(owner: type) -> list[Tool | Reply]:
     attributes: dict[str, Any] = {}
     for base in reversed(owner.__mro__):
         attributes |= vars(base)
-    found = [value.__func__ if isinstance(value, staticmethod) else value for value in attributes.values()]
-    return [value for value in found if isinstance(value, Tool | Reply)]
+    return [value for value in _found(attributes.values()) if isinstance(value, Tool | Reply)]
+
+
+def _found(values: Iterable[Any]) -> list[Any]:
+    """The values, static methods as the functions that they are.
+
+    Raises:
+        ValueError: one is a tool, a reply or a reward that another decorator hides.
+    """
+    found = [value.__func__ if isinstance(value, staticmethod) else value for value in values]
+    for value in found:
+        inner = value.__func__ if isinstance(value, classmethod) else inspect.getattr_static(value, "__wrapped__", None)
+        if isinstance(inner, Tool | Reply | Reward) and inner not in found:
+            cure = "make it @staticmethod" if isinstance(value, classmethod) else "put ours above it"
+            raise ValueError(f"{inner.__name__} is hidden by the decorator {type(value).__name__} above ours: {cure}")
+    return found
 
 
 def _rewards(found: list[Reward]) -> tuple[Reward, ...]:

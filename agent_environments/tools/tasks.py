@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agent_environments.protocol import UnknownTask
+from agent_environments.protocol import UnknownTask, tasks_of_split
 from loop_plumbing.json_lines import json_lines
 
 Task = dict[str, Any]
@@ -90,10 +90,8 @@ class TaskTable:
             self._splits[split] = [task_id for task_id in self._tasks if (self.group_of(task_id) in held_out) == inside]
 
     def split(self, name: str) -> list[str]:
-        """Task ids; raises UnknownTask for a split that there is not."""
-        if name not in self._splits:
-            raise UnknownTask(f"no split {name!r}; there are {', '.join(self._splits)}")
-        return list(self._splits[name])
+        """Task ids; raises UnknownTask for a split that there is not, or that is empty."""
+        return tasks_of_split(self._splits, name)
 
     def __getitem__(self, task_id: str) -> Task:
         if task_id not in self._tasks:

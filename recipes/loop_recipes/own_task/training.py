@@ -18,7 +18,7 @@ from typing import Any, Protocol, cast
 from omegaconf import OmegaConf
 
 from agent_environments.description import Description
-from agent_environments.protocol import EnvironmentFault, EnvironmentPool, PoolWithSplits, create_pool
+from agent_environments.protocol import EnvironmentFault, EnvironmentPool, PoolWithSplits, UnknownTask, create_pool
 from loop_formats.places import METRICS_FILE, loop_home
 from loop_formats.run_files import in_order, newest_adapter, whole_file
 from loop_formats.run_folder import nothing_learned
@@ -116,11 +116,11 @@ class OwnTask:
         require(not {"name", "module"} & environment.keys(), f"node.environment: its module is {file}; leave that away")
         try:
             pool = _pool(file.resolve(), environment)
-            splits = {name: pool.tasks(name) for name in pool.splits()}
+            splits = {name: pool.tasks(name) for name in dict.fromkeys([*pool.splits(), TRAINED])}
+        except UnknownTask as error:
+            raise ConfigError(f"{file}: TASKS: {error}") from error
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        require(splits.get(TRAINED, True), f"{file}: split {TRAINED!r} of TASKS is empty: give it tasks")
-        require(TRAINED in splits, f"{file}: TASKS has no split {TRAINED!r}; there are {', '.join(splits)}")
         groups = len(set(map(pool.description.group_of, splits[TRAINED])))
         task = cls(file.resolve(), pool.module, splits, groups, pool.description, environment)
         if len(splits) > 1:

@@ -91,7 +91,7 @@ def steps(monkeypatch):
         ("node=x", "node is a section of keys; set one of them, such as node.environment"),
         ("node=null", "node cannot be left out"),
         ("node.environment=null", "node.environment cannot be left out"),
-        ("node.environment.held_out=x", "held_out is x; of 20 groups of tasks it can be 1 to 19"),
+        ("node.environment.held_out=x", "held_out must be int, not .x."),
         ("node.model=5", "node.model must be a mapping, not 5"),
         ("node.model.chat_format=5", "node.model.chat_format: 5 is not a choice; leave chat_format out"),
         ("node.servers.gpus=x", "node.servers.gpus must be a list, not 'x'"),
@@ -228,10 +228,16 @@ def test_a_file_with_splits_is_scored_on_its_last(products, tmp_path):
     assert config["node"]["environment"] == {"name": "tools", "module": str(products)}
     assert (config["eval"], config["collection"]["tasks_per_iteration"]) == ({"split": "test"}, 2)
     changed(products, ('"train": ', '"training": '))
-    with pytest.raises(ConfigError, match="TASKS has no split 'train'; there are dev, training, test"):
+    with pytest.raises(ConfigError, match="TASKS: no split 'train'; there are dev, training, test"):
         OwnTask.read(products)
-    changed(products, ('"training": ', '"train": [], "more": '))
-    with pytest.raises(ConfigError, match="split 'train' of TASKS is empty"):
+
+
+@pytest.mark.fault("a split without tasks")
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_an_empty_split_is_named(products, split):
+    changed(products, ("TASKS = [", "ALL = ["))
+    products.write_text(products.read_text() + f'TASKS = {{**dict.fromkeys(["train", "test"], ALL), "{split}": []}}\n')
+    with pytest.raises(ConfigError, match=f"products.py: TASKS: split '{split}' is empty: give it tasks"):
         OwnTask.read(products)
 
 

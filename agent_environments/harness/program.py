@@ -34,6 +34,8 @@ INHERITED = re.compile(
 )
 """The variables of this process that a program sees. Any other may be a secret, whatever its name: the config of the
 environment gives a program what else it needs."""
+_LINE_ENDS = re.compile(r"[\r\n]|\x1b\[[0-9;?]*[A-Za-z]")
+"""What a line may end with, a progress bar's too, which begins its line again and colours it."""
 READ_REST_S = 2.0
 """How long after the end of a command its last output is read, if a process that it left holds the pipe open."""
 
@@ -91,7 +93,7 @@ async def run_program(
             each.cancel()
     if not answers:
         return Ended(status, printed.text)
-    last = answer.text.rstrip().rpartition("\n")[2]
+    last = next((line for line in reversed(_LINE_ENDS.split(answer.text)) if line.strip()), "")
     return Ended(status, printed.text or last[-KEPT_OUTPUT:], last)
 
 

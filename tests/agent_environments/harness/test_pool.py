@@ -137,9 +137,9 @@ async def test_a_program_of_anthropics_clients_is_served_unless_it_brings_a_mode
 
 
 async def test_numbers_that_yaml_has_read_are_text():
-    code = "import os, sys; open('answer', 'w').write(f'{os.environ[\"SEED\"]} {os.environ[\"DEBUG\"]} {sys.argv[1]}')"
-    grader = python("print('{\"reward\": %d}' % (open('answer').read() == '1 true 7'))")
-    options = {"command": [*python(code), 7], "variables": {"SEED": 1, "DEBUG": True}, "grade_command": grader}
+    code = "import os, sys; open('answer', 'w').write(f'{os.environ[\"SEED\"]} {sys.argv[1]}')"
+    grader = python("print('{\"reward\": %d}' % (open('answer').read() == '1 7'))")
+    options = {"command": [*python(code), 7], "variables": {"SEED": 1}, "grade_command": grader}
     assert (await played(pool(**options, accept_reward=False))).success
 
 

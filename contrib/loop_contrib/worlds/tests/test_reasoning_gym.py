@@ -88,8 +88,22 @@ async def test_tasks_are_held_out_each_for_itself(opened):
     assert sorted(sums.tasks("train") + sums.tasks("held_out")) == [f"sums_{number}" for number in range(4)]
 
 
-async def test_a_score_that_raises_on_an_answer_is_a_wrong_answer(opened):
-    _, result, grade = await answered(await opened(), "sums_0", "<answer>raise</answer>")
+@pytest.mark.fault("an answer that the environment was charged with")
+@pytest.mark.parametrize(
+    ("dataset", "said"),
+    [
+        ("sums", "raise"),
+        ("sums", "eval float('nan')"),
+        ("sums", "eval 1e999"),
+        ("boxes", "null"),
+        ("boxes", "nan"),
+        ("boxes", "inf"),
+        ("boxes", "x"),
+    ],
+)
+async def test_a_score_that_raises_on_an_answer_is_a_wrong_answer(opened, dataset, said):
+    pool = await opened(dataset=dataset)
+    _, result, grade = await answered(pool, f"{dataset}_0", f"<answer>{said}</answer>")
     assert (result.done, grade.reward, grade.broke, grade.ungradable) == (True, 0.0, None, None)
 
 
@@ -180,7 +194,7 @@ async def test_an_answer_that_changes_the_dataset_changes_it_for_itself_alone(op
     [
         (
             {"dataset": "products"},
-            "there is no dataset 'products'; there are drawn, generous, shown, sums, unanswered$",
+            "there is no dataset 'products'; there are boxes, drawn, generous, shown, sums, unanswered$",
         ),
         ({"dataset": "sum"}, "there is no dataset 'sum'; there are sums$"),
         (

@@ -19,6 +19,7 @@ import datetime
 import difflib
 import enum
 import json
+import math
 import random
 import sys
 import typing
@@ -68,7 +69,7 @@ class Question(WorkerEpisode):
         try:
             self._score = score(self._dataset, answer, self._entry)
         except Exception:
-            if not is_right(self._dataset, self._entry):  # no answer can be scored, so it is not this one's fault
+            if not has_scores(self._dataset, self._entry):  # no answer can be scored, so it is not this one's fault
                 raise
         return Step("", done=True)
 
@@ -77,15 +78,31 @@ class Question(WorkerEpisode):
 
 
 def score(dataset, answer: str | None, entry) -> float:
-    return float(dataset.score_answer(answer=answer, entry=entry))
+    found = float(dataset.score_answer(answer=answer, entry=entry))
+    if not math.isfinite(found):
+        raise ValueError(f"the score of {answer!r:.80} is {found}")
+    return found
+
+
+def pays(dataset, answer: str | None, entry, least: float = 1.0) -> bool:
+    """Whether an answer has a score, of at least ``least``."""
+    try:
+        return score(dataset, answer, entry) >= least
+    except Exception:
+        return False
 
 
 def is_right(dataset, entry) -> bool:
     """Whether the entry has a right answer, which is scored as one."""
-    try:
-        return entry["answer"] is not None and score(dataset, entry["answer"], entry) >= 1.0
-    except Exception:
-        return False
+    return entry["answer"] is not None and pays(dataset, entry["answer"], entry)
+
+
+def has_scores(dataset, entry) -> bool:
+    """Whether the right answer is scored as one, or where the entry has none, whether any answer has a score."""
+    no_right_one = entry["answer"] is None
+    return is_right(dataset, entry) or (
+        no_right_one and any(pays(dataset, said, entry, -math.inf) for said in NONSENSE)
+    )
 
 
 def built(wanted, given):
@@ -158,16 +175,10 @@ class ReasoningGymWorld:
                 f"{len(entries) - len(right)} of the first {len(entries)} tasks have no right answer that scores 1"
             )
         for answer in NONSENSE:
-            paid = sum(self._pays(answer, entry) for entry in right if entry["answer"] != answer)
+            paid = sum(pays(self._dataset, answer, entry) for entry in right if entry["answer"] != answer)
             if paid > len(right) / 2:
                 found.append(f"the answer {answer!r} has the full score in {paid} of the first {len(right)} tasks")
         return found
-
-    def _pays(self, answer: str | None, entry) -> bool:
-        try:
-            return score(self._dataset, answer, entry) >= 1.0
-        except Exception:
-            return False
 
     def start(self, task: str) -> Question:
         return Question(self._dataset, self._entry(self._numbers[task]), self._tagged, self._level)

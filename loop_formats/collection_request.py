@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from agent_environments.description import environment_of
@@ -38,6 +38,15 @@ def check_temperature(temperature: float) -> None:
     require(within, f"temperature must be {bounds}, as vLLM takes it, not {temperature:g}")
 
 
+def _top_k(value: Any) -> Any:
+    """What other samplers write as 0 is -1 in vLLM; some clients send whole numbers as floats."""
+    whole = int(value) if isinstance(value, float) and value.is_integer() else value
+    return -1 if whole == 0 and whole is not False else whole
+
+
+TopK = Annotated[int, Field(ge=-1, le=2**31 - 1), BeforeValidator(_top_k)]
+
+
 @dataclass(frozen=True, config=STRICT, kw_only=True)
 class Sampling:
     """The settings by which tokens are sampled. Training needs the defaults: log-probs are then those of the policy
@@ -47,12 +56,11 @@ class Sampling:
     """0 is greedy; at most 2."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Samples from the most likely tokens that together have this probability."""
-    top_k: Annotated[int, Field(le=2**31 - 1)] = -1
-    """Samples from this many most likely tokens; -1 from all."""
+    top_k: TopK = -1
+    """Samples from this many most likely tokens; -1 or 0 from all."""
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
-        require(self.top_k == -1 or self.top_k >= 1, "top_k must be -1 or at least 1")
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)

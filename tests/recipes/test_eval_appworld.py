@@ -478,7 +478,7 @@ async def test_the_best_on_one_split_is_taken_to_another(policy, tmp_path):
         ),
         ({"samplings": [{"runs": 0}]}, r"samplings\[0\].runs must be above 0, not 0"),
         ({"samplings": [{"top_p": 2.0}]}, r"samplings\[0\].top_p must be at most 1, not 2"),
-        ({"samplings": [{"top_k": 0}]}, r"samplings\[0\].top_k must be -1 or at least 1"),
+        ({"samplings": [{"top_k": -2}]}, r"samplings\[0\].top_k must be at least -1, not -2"),
         ({"samplings": [{"runs": 1}, {"runs": 2}]}, "ask for more runs"),
         ({"final_states": True}, "needs rollout_node.launch: true"),
         ({"policies": [{"name": "a", "endpoint": {"url": "x.com", "model": "m"}}]}, "must begin with http"),

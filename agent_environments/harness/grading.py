@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from agent_environments.harness.program import run_program
-from agent_environments.harness.words import found, require_program
+from agent_environments.harness.words import found, missing_script, not_here, require_program
 from agent_environments.protocol import Environment, Grade
 
 GRADE_TIMEOUT_S = 600.0
-INTERPRETER = re.compile(r"(ba|da|z)?sh|python[\d.]*|node")
-"""Programs whose first word is the file that they run."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +85,9 @@ class GradedByCommand:
                 the agent wrote.
         """
         require_program("grade_command", self._command)
-        program, script = (*self._command, "", "")[:2]
-        if INTERPRETER.fullmatch(os.path.basename(program)) and script[:1] != "-" and not os.path.isabs(script):
+        if script := missing_script(self._command):
             raise FileNotFoundError(
-                f"harness: grade_command: there is no file {script!r} here, and in the episode's folder it is the "
-                "agent's to write; give its path"
+                f"{not_here('grade_command', script)}; in the episode's folder it would be the agent's: give its path"
             )
 
     async def grade(self, episode: EndedEpisode) -> Grade:

@@ -109,7 +109,8 @@ METRICS: dict[str, str] = {
     "seconds_waiting": "the trainer had nothing to do but wait for rollouts",
     "seconds_recomputing": "old (and reference) log-probs",
     "seconds_updating": "forward, backward and optimizer steps",
-    "seconds_publishing": "exporting the adapter that this iteration was sampled with, and having the servers load it",
+    "seconds_publishing": "exporting the adapter that this iteration was sampled with, and having the servers load it; "
+    "in the first line of a resumed run only what the servers did not have",
     "seconds": "since the line before, or the start: the checkpoint and dev scores of the iteration before are in it",
     "tokens_per_second": "tokens through forward and backward, per second of updating, all ranks together",
     "model_flops_utilization": "share of device_peak_tflops that model FLOPs of the update make up, recomputation not "

@@ -114,7 +114,10 @@ def test_no_agents_at_all_is_said(tasks, monkeypatch):
         ({"agent": "gone"}, "the agent gone is not installed, there is no program no-such-agent: make gone "),
         ({"agent_program": "/no/such/program"}, "there is no program /no/such/program: make writer "),
         ({"variables": {"PATH": "/nowhere"}, "agent": "gone"}, "the agent gone is not installed"),
-        ({"grade_command": ["bash", "grade.sh"]}, "no file 'grade.sh' here, and in the episode's folder"),
+        (
+            {"grade_command": ["bash", "grade.sh"]},
+            "no file 'grade.sh' here; in the episode's folder it would be the agent's",
+        ),
         ({"grade_command": ["{python}", "tests/grade.py"]}, "no file 'tests/grade.py' here"),
         ({"prefix": ["no-such-sandbox"]}, "command cannot be run: there is no program no-such-sandbox"),
         ({"tasks": {"train": ["t_1", "t_9"]}}, "the task 't_9' has no folder in "),

@@ -14,7 +14,7 @@ from agent_environments.protocol import Grade
 from agent_environments.scale import Scale
 from agent_environments.tools.function_tool import callable_of, name_of, parameters_of
 from loop_plumbing import deadline
-from loop_plumbing.names import explained
+from loop_plumbing.names import did_you_mean, explained, similar_names
 
 OWN_NAMES = {
     "answer": "what the agent answered",
@@ -118,8 +118,10 @@ class Reward:
                     "lines of a file 'for task in map(json.loads, open(FILE))'"
                 )
             if name not in self._own_names and name not in task and parameter.default is parameter.empty:
-                own = ", ".join(self._own_names)
-                cure = "; one that sees the whole group is @reward(group=True)" if name in GROUP_NAMES else ""
+                own, near = ", ".join(self._own_names), similar_names(name, [*self._own_names, *task])
+                cure = f"; {did_you_mean(near)}" if near else ""
+                if name in GROUP_NAMES:
+                    cure = "; one that sees the whole group is @reward(group=True)"
                 raise ValueError(f"has no field {name!r}, which reward {self.name} asks for beside {own}{cure}")
 
     def grade(self, task: Mapping[str, Any], **episode: Any) -> Grade:

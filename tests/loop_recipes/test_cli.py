@@ -51,6 +51,8 @@ MISTAKES = {
     "train tiny_cpu algorithm=GRPO": "no algorithm 'GRPO'; did you mean 'grpo'?",
     "train tiny_cpu algorithm=ppo": "no algorithm 'ppo'; did you mean 'ppo_critic'?",
     "train tiny_cpu algo=grpo": "unknown key 'algo'; did you mean 'algorithm'?",
+    "train tiny_cpu algorthm=grpo": "unknown key 'algorthm'; did you mean 'algorithm'?",
+    "eval tiny_cpu presets=grpo": "unknown key 'presets'; did you mean 'preset'?",
     "train tiny_cpu babyai": "'babyai' is not understood; did you mean world=babyai?",
     "train tiny_cpu seed 1": "'seed' is not understood; did you mean seed=1?",
     "train tiny_cpu seed = 1": "'seed' is not understood; no blanks stand around the =",

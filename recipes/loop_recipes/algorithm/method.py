@@ -75,13 +75,9 @@ def build_method(config: LearnerConfig) -> Method:
     Raises:
         ConfigError: one line that names the key and the cure.
     """
-    advantage, loss = build_checked("advantage", config.advantage), build_checked("loss", config.loss)
+    advantage = build_checked("advantage", config.advantage, object)
+    loss = build_checked("loss", config.loss, PolicyLoss)
     advantage_name, loss_name = config.advantage["_component_"], config.loss["_component_"]
-    require(
-        isinstance(loss, PolicyLoss),
-        f"loss: {loss_name} is not a PolicyLoss; derive it from loop_recipes.algorithm.losses.PolicyLoss "
-        '(docs/architecture.md, "How to add")',
-    )
     require(
         callable(advantage),
         f"advantage: {advantage_name} cannot be called with returns and groups; see loop_recipes.algorithm.advantages",
@@ -120,12 +116,7 @@ def _build_credit(config: LoopConfig, loss: PolicyLoss, advantage: Advantage) ->
     before = "advantage" if isinstance(advantage, TokenAdvantage) else None
     for name, component in config.credit.items():
         key = f"credit.{name}"
-        each = build_checked(key, component)
-        require(
-            isinstance(each, Credit),
-            f"{key}: {component['_component_']} is not a Credit; derive it from loop_recipes.algorithm.credit.Credit "
-            '(docs/architecture.md, "How to add")',
-        )
+        each = build_checked(key, component, Credit)
         require(
             loss.level == "token",
             f"loss.level is {loss.level!r}; {key} gives tokens advantages of their own: choose token",

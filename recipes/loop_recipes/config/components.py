@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from loop_formats.schema import ConfigError
+from loop_formats.schema import ConfigError, require
 from loop_plumbing.breakage import error_line
 from loop_plumbing.names import did_you_mean, nearest, similar_names
 from loop_plumbing.trusted import trust_module
@@ -58,7 +58,7 @@ def _meant(name: str) -> str:
 
 
 def check_component(
-    path: str, component: Mapping[str, Any], positional: int = 0, provided: Iterable[str] = ()
+    path: str, component: Mapping[str, Any], positional: int = 0, provided: Iterable[str] = (), kind: type = object
 ) -> Callable[..., Any]:
     """Import what ``component`` names, check that it can be called with its keys, and return it. It is of the reader's
     own config, or :func:`~loop_recipes.config.stored.check_ours` has passed it.
@@ -67,9 +67,11 @@ def check_component(
         path: key of the node, for messages.
         positional: number of positional arguments the recipe will pass.
         provided: keyword arguments the recipe will pass.
+        kind: the class that it must be derived from.
 
     Raises:
-        ConfigError: no ``_component_``, one that cannot be imported, or keys that do not fit its signature.
+        ConfigError: no ``_component_``, one that cannot be imported or is of another kind, or keys that do not fit its
+            signature.
     """
     name = component.get("_component_")
     if not isinstance(name, str):
@@ -82,6 +84,7 @@ def check_component(
         raise ConfigError(f"{path}._component_: cannot use {name!r}: {error}{_meant(name)}") from error
     except (Exception, SystemExit) as error:  # of a module of the user's own
         raise ConfigError(f"{path}._component_: {name!r} cannot be imported: {error_line(error)}") from error
+    _require_kind(path, name, kind, not inspect.isclass(target) or issubclass(target, kind))
     parameters = signature.parameters.values()
     known = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     arguments = {key: value for key, value in component.items() if key != "_component_"}
@@ -102,14 +105,23 @@ def check_component(
     return target
 
 
-def build_checked(key: str, component: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-    """Build what ``component`` names under ``key`` of a config, as :func:`build`.
+def _require_kind(path: str, name: str, kind: type, holds: bool) -> None:
+    """Raise ConfigError unless what ``name`` says ``holds`` to be of a kind."""
+    wanted = f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
+    cure = f'derive it from {kind.__module__}.{kind.__name__} (docs/architecture.md, "How to add")'
+    require(holds, f"{path}: {name} is not {wanted}; {cure}")
+
+
+def build_checked(key: str, component: Mapping[str, Any], kind: type, *args: Any, **kwargs: Any) -> Any:
+    """Build what ``component`` names under ``key`` of a config, an instance of ``kind``, as :func:`build`.
 
     Raises:
         ConfigError: as :func:`check_component`, or it refuses its arguments.
     """
-    check_component(key, component, len(args), kwargs)
+    check_component(key, component, len(args), kwargs, kind)
     try:
-        return build(component, *args, **kwargs)
-    except (TypeError, ValueError) as error:
+        built = build(component, *args, **kwargs)
+    except (TypeError, ValueError, OSError) as error:
         raise ConfigError(f"{key}: {error}") from error
+    _require_kind(key, component["_component_"], kind, isinstance(built, kind))
+    return built

@@ -34,8 +34,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 import loop_recipes.config.resolvers  # noqa: F401 - registers the resolvers that configs use
-from loop_formats.schema import ConfigError, fields_of, require
-from loop_plumbing.names import nearest
+from loop_formats.schema import TYPING_ERROR, ConfigError, fields_of, require
+from loop_plumbing.names import did_you_mean, nearest, similar_names
 from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.paths import KINDS, RECIPES, config_files, recipes_folder
 from model_families.weights.hub import is_hub_name, pinned
@@ -100,11 +100,15 @@ def check_overrides(words: Sequence[str], recipe: str = "loop_appworld") -> None
         ConfigError: a word is neither ``key=value`` nor ``~key``.
     """
     for word, after in zip(words, (*words[1:], ""), strict=False):
-        key = word.partition("=")[0]
-        kind = next((kind for kind in KINDS if len(key) > 2 and (kind.startswith(key) or key == f"{kind}s")), key)
-        require(kind == key, f"unknown key {key!r}; did you mean {kind!r}?")
+        _check_no_kind(word.partition("=")[0])
         if not word.startswith("~") and ("=" not in word or word.startswith(("-", "="))):
             raise ConfigError(f"{word!r} is not understood; {_meant(word, after, recipe)}")
+
+
+def _check_no_kind(key: str) -> None:
+    """Refuse a key that is one of the kinds, misspelt: no schema knows these."""
+    if key not in KINDS and (near := similar_names(key, KINDS, TYPING_ERROR)):
+        raise ConfigError(f"unknown key {key!r}; {did_you_mean(near)}")
 
 
 def _meant(word: str, after: str, recipe: str) -> str:
@@ -237,6 +241,8 @@ def _machine(file: Path, recipe: str, above: tuple[Path, ...] = ()) -> _File:
 
 def _read(file: Path, recipe: str) -> _File:
     content = read_file(file)
+    for key in content:
+        _check_no_kind(key)
     chosen = {kind: _chosen(kind, content.pop(kind), file.parent, recipe) for kind in KINDS if kind in content}
     return _File(file.stem, content, chosen)
 

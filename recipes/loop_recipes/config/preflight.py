@@ -165,7 +165,7 @@ def _check_components(config: LearnerConfig) -> None:
             builder == FROM_ITS_FOLDER,
             f"checkpointer must say where the weights for {builder} are; or give model.path in place of both",
         )
-    log_probs = build_checked("log_probs", config.log_probs)  # cheap, and it checks its own arguments
+    log_probs = build_checked("log_probs", config.log_probs, object)  # cheap, and it checks its own arguments
     half_on_cuda = config.dtype in ("bf16", "fp16") and config.device.startswith("cuda")
     require(
         half_on_cuda or not getattr(log_probs, "needs_half_on_cuda", False),
@@ -182,10 +182,9 @@ def _check_optimizer(config: LearnerConfig) -> None:
     optimizer keeps."""
     weight = nn.Parameter(torch.zeros(64, 64))
     weight.grad = torch.zeros_like(weight)
-    optimizer = build_checked("optimizer", config.optimizer, [weight])
-    build_checked(
-        "lr_scheduler", config.lr_scheduler, optimizer, num_training_steps=config.max_iterations, last_epoch=-1
-    )
+    optimizer = build_checked("optimizer", config.optimizer, torch.optim.Optimizer, [weight])
+    steps = config.max_iterations
+    build_checked("lr_scheduler", config.lr_scheduler, object, optimizer, num_training_steps=steps, last_epoch=-1)
     try:
         with torch.compiler.set_stance("force_eager"):  # some compile their step: half a minute for one weight
             optimizer.step()

@@ -21,6 +21,7 @@ PATIENCE_S = 60.0
 """After so long no further task is begun: an environment may be slow."""
 SOLVE = "solve(task)"
 EXPERT = "the environment's expert"
+LOOK = "look at the reward, whose answer is a text (compare it with str(target))"
 CURE = f"write {SOLVE}, which gives the agent's right turns"
 NONSENSE = "wibble 7351"
 """A turn that is right in no task."""
@@ -97,8 +98,8 @@ class Oracle:
         if self.broke:
             return self.broke
         if self.solves:
-            return f"look at the reward, and at {SOLVE}"
-        return "look at the reward" if EXPERT in self.tried else f"look at the reward, or {CURE}"
+            return f"{LOOK}, and at {SOLVE}"
+        return LOOK if EXPERT in self.tried else f"{LOOK}, or {CURE}"
 
     def _of_right(self) -> str:
         left = ""

@@ -95,24 +95,27 @@ class Curve:
 
 def parse_curves(texts: Sequence[str]) -> list[Curve]:
     """Each ``[label=]RUN[,RUN...]``; without a label, the part of the first run's path that tells it from the others'.
+    Runs in which no iteration has ended are left out, and named on standard error.
 
     Raises:
-        ValueError: a run has no metrics, they cannot be read, or a run stands twice in a curve.
+        ValueError: no run has metrics, they cannot be read, or a run stands twice in a curve.
     """
-    return [_curve(label, runs) for label, runs in labelled_paths(texts)]
+    curves, empty = [], []
+    for label, paths in labelled_paths(texts):
+        found = {path: read_metrics(path) for path in paths}
+        empty += [str(path) for path, lines in found.items() if not lines]
+        if runs := {path: lines for path, lines in found.items() if lines}:
+            curves.append(Curve(label, [*runs.values()], read_description(next(iter(runs))).figures))
+    if not curves:
+        raise ValueError(f"{', '.join(empty)}: no iteration has ended yet, so there is nothing to draw")
+    if empty:
+        print(f"loop plot: {', '.join(empty)}: no iteration has ended yet, left out", file=sys.stderr)
+    return curves
 
 
 def parse_curve(text: str) -> Curve:
     """As :func:`parse_curves`, of one curve, which is called as its folder where it has no label."""
     return parse_curves([text])[0]
-
-
-def _curve(label: str, paths: Sequence[Path]) -> Curve:
-    runs = [read_metrics(path) for path in paths]
-    for path, lines in zip(paths, runs, strict=True):
-        if not lines:
-            raise ValueError(f"{path} holds no metrics yet")
-    return Curve(label, runs, read_description(paths[0]).figures)
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:

@@ -17,7 +17,7 @@ from loop_formats.rollout import MOST_IDS, Rollout
 from loop_formats.run_files import find_logs, read_rollouts
 from loop_formats.schema import ConfigError, require
 from loop_recipes.algorithm.method_plan import MethodPlan
-from loop_recipes.config.components import build, check_component
+from loop_recipes.config.components import build_checked
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.config.sft_config import FixedSetConfig, SftConfig
 from loop_recipes.engine.samples import CreditedSample, Sample, training_samples
@@ -112,11 +112,8 @@ def sample_maker(component: Mapping[str, Any] | None) -> SampleMaker:
     """
     if component is None:
         return SampleMaker()
-    check_component("samples", component)
-    try:
-        return build(component)
-    except (TypeError, ValueError, OSError) as error:
-        raise ConfigError(f"samples: {error}") from error
+    made: SampleMaker = build_checked("samples", component, SampleMaker)
+    return made
 
 
 def read_fixed_set(config: FixedSetConfig, maker: SampleMaker | None = None, vocabulary: int = MOST_IDS) -> FixedSet:

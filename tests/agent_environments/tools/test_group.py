@@ -251,10 +251,15 @@ def test_a_function_may_take_its_time(alarm):
     assert [grade.reward for grade in grades] == [1.0, 1.0]
 
 
+@pytest.mark.fault("a parameter of a reward without the name that was meant")
 @pytest.mark.parametrize(
     ("source", "why"),
     [
         ("@reward\ndef odd(answers): ...\n", "has no field 'answers', .*one that sees the whole group is @reward\\("),
+        ("@reward(group=True)\ndef odd(answer): ...\n", "has no field 'answer', .*; did you mean 'answers'"),
+        ("@reward(group=True)\ndef odd(trajectory): ...\n", "did you mean 'trajectories'"),
+        ("@reward\ndef odd(anwser): ...\n", "did you mean 'answer'"),
+        ("@reward\ndef odd(questoin): ...\n", "did you mean 'question'"),
         ("@reward(group=True)\ndef odd(instance): ...\n", "has no field 'instance', which reward odd asks for"),
         ("@reward(group=True)\ndef odd(answers): ...\n\nTASKS[0]['answers'] = []\n", "has a field 'answers', but"),
         ("@reward(group=True, weight=0)\ndef odd(answers): ...\n", "write a function with @reward, of some weight"),

@@ -142,17 +142,19 @@ def start(cfg):
         recipe.cleanup()
 
 
+@pytest.mark.fault("a component of the wrong kind, told only after its keys")
 @pytest.mark.parametrize(
     ("key", "component", "message"),
     [
-        ("loss", "torch.nn.Identity", "loss: torch.nn.Identity is not a PolicyLoss; derive it from loop_recipes."),
+        ("loss", "torch.nn.Linear", "loss: torch.nn.Linear is not a PolicyLoss; derive it from loop_recipes."),
+        ("optimizer", "torch.nn.Linear", "optimizer: torch.nn.Linear is not an Optimizer; derive it from torch.optim."),
         ("optimizer", "torch.optim.SparseAdam", "optimizer: SparseAdam does not support dense gradients"),
         ("advantage", "fractions.Fraction", "advantage: fractions.Fraction cannot be called with returns and groups"),
     ],
 )
 def test_what_the_update_could_not_call_is_refused(workspace, key, component, message):
     cfg = config(workspace)
-    cfg[key] = {"_component_": component}
+    cfg[key] = {"_component_": component, **({"level": "token"} if key == "loss" else {})}
     with pytest.raises(ConfigError) as caught:
         start(cfg)
     assert message in str(caught.value)

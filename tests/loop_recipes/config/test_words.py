@@ -93,6 +93,17 @@ def test_a_list_that_chooses_has_something_in_it(recipe, read, key):
         read(compose("tiny_cpu", [f"{key}=[]"], recipe))
 
 
+@pytest.mark.fault("a misspelt kind of file without the name that was meant")
+@pytest.mark.parametrize("kind", ["machine", "world", "preset", "algorithm"])
+def test_a_misspelt_kind_is_named(tmp_path, kind):
+    file = tmp_path / "mine.yaml"
+    for key in (f"{kind}s", kind[:2] + kind[3:], kind[:3]):
+        file.write_text(f"machine: tiny_cpu\n{key}: x\n")
+        for name, words in ((str(file), []), ("tiny_cpu", [f"{key}=x"])):
+            with pytest.raises(ConfigError, match=f"^unknown key '{key}'; did you mean '{kind}'"):
+                compose(name, words)
+
+
 @pytest.mark.fault("a seed beyond 64 bits")
 @pytest.mark.parametrize("seed", [2**64, 2**63, -(2**63), 10**30])
 def test_a_seed_has_room_for_what_is_added(tmp_path, seed):

@@ -68,6 +68,7 @@ def reward(parameters="answer, target", value="answer == str(target)", target="n
 
 WELL = "the field target as the answer earns 1 on average of 6 tasks"
 ZERO = "earns 0 on average of 6 tasks"
+LOOK = "look at the reward, whose answer is a text (compare it with str(target))"
 CURE = "write solve(task), which gives the agent's right turns"
 FILES = {
     "a number as text": (reward(), WELL, 0),
@@ -146,7 +147,7 @@ def test_one_line_says_what_is_right_and_one_what_nothing_earns(tmp_path, name):
 def test_the_cure_is_solve_where_a_field_is_not_the_right_answer(tmp_path, value):
     (tmp_path / "mine.py").write_text(reward(value=value))
     [*_, warning] = OwnTask.read(tmp_path / "mine.py").ask_oracle().lines
-    assert warning == f"warning:  what is right should earn 1; look at the reward, or {CURE}"
+    assert warning == f"warning:  what is right should earn 1; {LOOK}, or {CURE}"
 
 
 def test_right_turns_that_break_the_reward_are_told_in_its_place(tmp_path):

@@ -15,6 +15,7 @@ from loop_recipes.plots.curves import (
     learning_curve,
     main,
     parse_curve,
+    parse_curves,
     phases,
     smooth,
     training,
@@ -107,8 +108,6 @@ def test_a_path_that_exists_is_that_path(tmp_path, capsys, name, text, label):
 
 @pytest.mark.fault("two curves with the same label")
 def test_curves_are_called_by_what_tells_them_apart(tmp_path):
-    from loop_recipes.plots.curves import parse_curves
-
     runs = [write_run(tmp_path / kind / "seed0", [0.1]) for kind in ("loop", "grpo")]
     assert [curve.label for curve in parse_curves(list(map(str, runs)))] == ["loop", "grpo"]
     files = [str(run / "metrics.jsonl") for run in runs]
@@ -181,9 +180,18 @@ def test_what_cannot_be_drawn_or_written_is_one_clear_line(tmp_path, capsys):
 def test_what_is_no_run_is_one_clear_line(tmp_path, capsys):
     assert main([str(tmp_path)]) == 1
     assert capsys.readouterr().err == f"loop plot: {tmp_path} is no training run: there is no metrics.jsonl\n"
-    (tmp_path / "metrics.jsonl").touch()
-    assert main([str(tmp_path)]) == 1
-    assert "holds no metrics yet" in capsys.readouterr().err
+
+
+@pytest.mark.fault("one run that has only begun, and nothing is drawn")
+def test_a_run_that_has_only_begun_is_named_and_the_others_are_drawn(tmp_path, capsys):
+    run, empty = write_run(tmp_path / "demo", [0.1, 0.5]), tmp_path / "begun"
+    empty.mkdir()
+    (empty / "metrics.jsonl").touch()
+    assert main([str(empty)]) == 1
+    assert capsys.readouterr().err == f"loop plot: {empty}: no iteration has ended yet, so there is nothing to draw\n"
+    for texts, seeds in (([f"a={empty},{run}"], [1]), ([str(run), str(empty)], [1]), ([f"{empty}", f"x={run}"], [1])):
+        assert [len(curve.runs) for curve in parse_curves(texts)] == seeds
+        assert capsys.readouterr().err == f"loop plot: {empty}: no iteration has ended yet, left out\n"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -280,12 +280,8 @@ class PoolWithSplits(Protocol):
         ...
 
 
-def tasks_of_split(splits: Mapping[str, Sequence[str]], split: str) -> list[str]:
-    """The task ids of one of ``splits``.
-
-    Raises:
-        UnknownTask: there is no such split, or it is empty; names those there are.
-    """
+def tasks_of_split(splits: Mapping[str, Collection[str]], split: str) -> list[str]:
+    """The task ids of one of ``splits``; raises UnknownTask where there is no such split, or it is empty."""
     if split not in splits:
         raise UnknownTask(f"no split {split!r}; there are {', '.join(splits)}")
     if not splits[split]:

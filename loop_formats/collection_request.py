@@ -39,12 +39,12 @@ def check_temperature(temperature: float) -> None:
 
 
 def _top_k(value: Any) -> Any:
-    """What other samplers write as 0 is -1 in vLLM; some clients send whole numbers as floats."""
     whole = int(value) if isinstance(value, float) and value.is_integer() else value
     return -1 if whole == 0 and whole is not False else whole
 
 
 TopK = Annotated[int, Field(ge=-1, le=2**31 - 1), BeforeValidator(_top_k)]
+"""0 is what others write for vLLM's -1, and some clients send whole numbers as floats."""
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 _PLAIN: dict[str, tuple[type, ...]] = {
-    **{"int": (int,), "float": (float, int), "str": (str,), "bool": (bool,)},
+    **{"int": (int,), "float": (float, int), "str": (str, Path), "bool": (bool,)},
     "None": (type(None),),
 }
 Decorator = TypeVar("Decorator", bound=Callable[..., Any])
@@ -81,12 +83,13 @@ def explained(decorator: Decorator) -> Decorator:
 
 def mistyped_option(call: Callable[..., Any], given: Mapping[str, Any]) -> str | None:
     """Return which option is no number, text or truth value where ``call`` says that it is one; None where all are."""
-    for name, parameter in inspect.signature(call).parameters.items():
+    for name, parameter in _options(call, "")[0].items():
         says = getattr(parameter.annotation, "__name__", str(parameter.annotation)).split(" | ")
         if name not in given or not _PLAIN.keys() >= {*says}:
             continue
         kinds, value = [kind for each in says for kind in _PLAIN[each]], given[name]
-        if not isinstance(value, tuple(kinds)) or (isinstance(value, bool) and bool not in kinds):
+        other = (isinstance(value, bool) and bool not in kinds) or value in (math.inf, -math.inf) or value != value
+        if other or not isinstance(value, tuple(kinds)):
             cure = "; put quotes around it" if str in kinds and isinstance(value, int | float) else ""
             return f"{name} must be {kinds[0].__name__}, not {value!r}{cure}"
     return None

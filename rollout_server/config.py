@@ -24,19 +24,14 @@ from model_families.weights.hub import local_path
 ALL_ADDRESSES = ("0.0.0.0", "::")
 """As ``host``: listen at every address of this machine, of IPv4 or IPv6."""
 MAX_LORA_RANK = 512
-_NO_NUMBER = re.compile(
+_A_TEXT = re.compile(
     r"[-+]?(0[0-9bxo][0-9a-fA-F_]*|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)|\+[0-9]+"
-    r"|(?![0-9]{1,3}(_[0-9]{3})+$)[0-9]+_[0-9_]*"
+    r"|(?![0-9]{1,3}(_[0-9]{3})+$)[0-9]+_[0-9_]*|(?i:yes|no|on|off)"
 )
-"""What YAML takes for another number than a reader does: octal, hexadecimal, on base 60, with blanks of one's own."""
+"""What YAML takes for a number or a truth value, and a reader for a text: 0755, 0x1F, 12:30, 1099_1, no."""
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 _MISSING = re.compile(r"\\*\?\?\?")
 """What OmegaConf takes for another value, or for none, unless a backslash is before it."""
-
-
-def _off(value: Any) -> Any:
-    """YAML reads ``off`` as false."""
-    return "off" if value is False else value
 
 
 def _template(value: Any) -> Any:
@@ -68,7 +63,7 @@ class ModelConfig:
     """The highest rank of an adapter that can be published."""
     chat_format: Annotated[Literal["template"] | None, BeforeValidator(_template)] = None
     """Nothing to choose: the chat template in the model's folder says how messages become tokens."""
-    thinking: Annotated[Literal["kept", "stripped", "off"] | None, BeforeValidator(_off)] = None
+    thinking: Literal["kept", "stripped", "off"] | None = None
     """Of a model that thinks: ``kept`` in its history, ``stripped`` from it as its template does at each user message
     (one sequence a turn), or ``off``; null is ``kept``."""
     observation_role: Literal["user", "tool"] | None = None
@@ -206,11 +201,12 @@ def read_file(file: Path) -> dict[str, Any]:
 
 
 def quoted(text: str) -> str:
-    """A YAML with quotes around its keys, and around what YAML alone takes for a number: ``0755``, ``12:30``."""
+    """A YAML with quotes around its keys, and around :data:`_A_TEXT`."""
     pieces, end, is_key = [], 0, False
     try:
         for token in yaml.scan(text):
-            if isinstance(token, ScalarToken) and token.plain and (is_key or _NO_NUMBER.fullmatch(token.value)):
+            bare = isinstance(token, ScalarToken) and token.plain and token.value != "<<"
+            if bare and (is_key or _A_TEXT.fullmatch(token.value)):
                 pieces += [text[end : token.start_mark.index], json.dumps(token.value, ensure_ascii=False)]
                 end = token.end_mark.index
             is_key = isinstance(token, KeyToken)

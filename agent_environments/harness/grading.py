@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agent_environments.harness.program import run_program
-from agent_environments.harness.words import found, missing_script, not_here, require_program
+from agent_environments.harness.words import found, require_program, require_script
 from agent_environments.protocol import Environment, Grade
 
 GRADE_TIMEOUT_S = 600.0
@@ -85,10 +85,8 @@ class GradedByCommand:
                 the agent wrote.
         """
         require_program("grade_command", self._command)
-        if script := missing_script(self._command):
-            raise FileNotFoundError(
-                f"{not_here('grade_command', script)}; in the episode's folder it would be the agent's: give its path"
-            )
+        why = "in the episode's folder it would be the agent's: give its path"
+        require_script("grade_command", self._command, why)
 
     async def grade(self, episode: EndedEpisode) -> Grade:
         """Return the reward of the command's last line; where it has none the episode cannot be graded."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from agent_environments.harness.agents import Start, TaskFiles, find_agent, require_installed
-from agent_environments.harness.words import found, missing_script, not_here, require_program
+from agent_environments.harness.words import found, require_program, require_script
 from agent_environments.program_protocol import Connection
 
 
@@ -39,13 +39,8 @@ class CommandStarter:
     def check(self, task_ids: Sequence[str], path: str | None) -> None:
         """As :class:`Starter` says."""
         require_program("command", self.command, path)
-        script = missing_script(self.command)
-        if script and self.task_files is None:
-            raise FileNotFoundError(f"{not_here('command', script)}; the folder in which the command starts is empty")
-        for task_id in task_ids if self.task_files is not None else ():
-            folder = self.task_files.of(task_id)
-            if script and not (folder / script).exists():
-                raise FileNotFoundError(f"{not_here('command', script)}; nor does {folder} hold it, of {task_id!r}")
+        folders = [] if self.task_files is None else [*map(self.task_files.of, task_ids)]
+        require_script("command", self.command, "it starts with the files of its task alone", folders)
 
     def start_of(self, task_id: str, connection: Connection) -> Start:
         """As :class:`Starter` says."""

@@ -6,7 +6,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from loop_plumbing.names import did_you_mean, similar_names
 
@@ -30,22 +31,19 @@ def found(command: Sequence[str]) -> list[str]:
     return [os.path.abspath(word) if is_path(word, number == 0) else word for number, word in enumerate(words)]
 
 
-def missing_script(command: Sequence[str]) -> str | None:
-    """Return the script of the command's interpreter if it is not a file here, so that it would be looked for in the
-    folder in which the command starts; else None, also behind a program that may change the folder, as containers."""
-    for place, word in enumerate(command):
-        if INTERPRETER.fullmatch(os.path.basename(word)):
-            script = next((each for each in command[place + 1 :] if not FLAGS.fullmatch(each)), "-")
-            return None if script.startswith("-") or (os.path.isabs(script) and os.path.exists(script)) else script
-        if place == 0 and os.path.basename(word) not in RUNNERS:
-            return None
-    return None
-
-
-def not_here(key: str, script: str) -> str:
-    """Return the beginning of a message on a script that is missing: what was meant, or that there is none."""
-    near = similar_names(script, sorted(os.listdir()))
-    return f"harness: {key}: there is no file {script!r} here" + (f"; {did_you_mean(near)}" if near else "")
+def require_script(key: str, command: Sequence[str], why: str, folders: Iterable[Path] = ()) -> None:
+    """Raise FileNotFoundError where the script of the command's interpreter is a file neither here nor in each of the
+    ``folders`` in which it starts; ``why`` says what follows. A program before it, such as a container's, may know it.
+    """
+    place = next((n for n, word in enumerate(command) if INTERPRETER.fullmatch(os.path.basename(word))), len(command))
+    if place and os.path.basename(command[0]) not in RUNNERS:
+        return
+    script = next((word for word in command[place + 1 :] if not FLAGS.fullmatch(word)), "-")
+    there = [folder / script for folder in folders] or [Path(script)] * os.path.isabs(script)
+    if script[:1] != "-" and not (there and all(path.exists() for path in there)):
+        near = similar_names(script, sorted(os.listdir()))
+        cure = f"; {did_you_mean(near)}" if near else ""
+        raise FileNotFoundError(f"harness: {key}: there is no file {script!r} here{cure}; {why}")
 
 
 def require_program(key: str, command: Sequence[str], path: str | None = None) -> None:

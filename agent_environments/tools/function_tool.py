@@ -6,7 +6,6 @@ checks the arguments, docstring-parser reads the docstring (Google, NumPy, reST)
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import math
@@ -239,9 +238,6 @@ def _finite(value: Any) -> bool:
     models, nor of Any."""
     if isinstance(value, BaseModel):
         value = [getattr(value, name) for name in value.model_fields_set]
-    elif dataclasses.is_dataclass(value):
-        fields = dataclasses.fields(value)
-        value = [part for field in fields if (part := getattr(value, field.name)) is not field.default]
     elif isinstance(value, Mapping):
         value = value.values()
     if isinstance(value, Collection) and not isinstance(value, str | bytes):

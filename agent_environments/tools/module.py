@@ -156,15 +156,12 @@ def _methods(owner: type) -> list[Tool | Reply]:
 
 
 def _found(values: Iterable[Any]) -> list[Any]:
-    """The values, static methods as the functions that they are.
-
-    Raises:
-        ValueError: one is a tool, a reply or a reward that another decorator hides.
-    """
+    """The values, static methods as functions; raises ValueError for a part that another decorator hides."""
+    ours: tuple[type[Any], ...] = (Tool, Reply, Reward)
     found = [value.__func__ if isinstance(value, staticmethod) else value for value in values]
     for value in found:
         inner = value.__func__ if isinstance(value, classmethod) else inspect.getattr_static(value, "__wrapped__", None)
-        if isinstance(inner, Tool | Reply | Reward) and inner not in found:
+        if isinstance(inner, ours) and inner not in found:
             cure = "make it @staticmethod" if isinstance(value, classmethod) else "put ours above it"
             raise ValueError(f"{inner.__name__} is hidden by the decorator {type(value).__name__} above ours: {cure}")
     return found

@@ -85,9 +85,6 @@ class DatasetPool:
         keep_experiments: bool = False,
         experiments_root: str | None = None,
     ) -> None:
-        for name, path in (("python", python), ("root", root)):
-            if not isinstance(path, str | Path):
-                raise ValueError(f"environment option {name} must be a path, not {path!r}")
         if keep_experiments and experiments_root is None:
             raise ValueError("keep_experiments needs experiments_root, a folder to keep them in")
         if min(max_worlds, observation_max_tokens, execute_timeout_s) < 1:

@@ -1,5 +1,7 @@
 """Which names were meant, by what was written."""
 
+import math
+
 import pytest
 
 from loop_plumbing.names import explain_type_error, mistyped_option, nearest, similar_names
@@ -62,14 +64,7 @@ def test_options_that_do_not_fit_are_named_with_those_that_were_meant(build, giv
 
 def test_an_option_of_another_type_is_named():
     def build(
-        spans,
-        size: int = 1,
-        share: "float" = 0.5,
-        name: str = "",
-        on: bool = True,
-        other: int | None = None,
-        text: "str | None" = None,
-        many: list[str] | None = None,
+        spans, size: int = 1, share: "float" = 0.5, name: str = "", on: bool = True, other: "int | None" = None
     ): ...
 
     for given, said in (
@@ -79,8 +74,8 @@ def test_an_option_of_another_type_is_named():
         ({"share": "half"}, "share must be float, not 'half'"),
         ({"name": 3}, "name must be str, not 3; put quotes around it"),
         ({"other": 1.1}, "other must be int, not 1.1"),
-        ({"text": 1.1}, "text must be str, not 1.1; put quotes around it"),
+        ({"share": math.nan}, "share must be float, not nan"),
         ({"on": "yes"}, "on must be bool, not 'yes'"),
-        ({"size": 3, "share": 1, "name": "", "on": False, "other": None, "many": 1, "unknown": 1}, None),
+        ({"size": 3, "share": 1, "name": "", "on": False, "other": None, "unknown": 1}, None),
     ):
         assert mistyped_option(build, given) == said

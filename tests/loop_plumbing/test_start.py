@@ -40,18 +40,10 @@ def test_torchaos_word_on_its_extensions_is_quiet(caplog):
 
 
 @pytest.mark.fault("a rank that an earlier job left in the environment")
-@pytest.mark.parametrize("left", ["", "1", "3"])
-def test_ranks_are_those_of_torchrun_alone(monkeypatch, left):
-    for name in RANKS:
+@pytest.mark.parametrize(("job", "left", "told"), [(False, "", 7), (False, "3", 7), (True, "3", 3)])
+def test_ranks_are_those_of_torchrun_alone(monkeypatch, job, left, told):
+    for name in (*RANKS, *["TORCHELASTIC_RUN_ID"] * job):
         monkeypatch.setenv(name, left)
-    assert [launched(name, 7) for name in RANKS] == [7] * len(RANKS)
+    assert [launched(name, 7) for name in RANKS] == [told] * len(RANKS)
     prepare_process()
-    assert not [name for name in RANKS if name in os.environ]
-
-
-def test_a_rank_of_torchrun_keeps_its_variables(monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
-    for number, name in enumerate(RANKS):
-        monkeypatch.setenv(name, str(number))
-    prepare_process()
-    assert [launched(name, 7) for name in RANKS] == [*range(len(RANKS))]
+    assert [name in os.environ for name in RANKS] == [job] * len(RANKS)

@@ -76,37 +76,26 @@ class Reach(BaseModel):
     high: float = math.inf
 
 
+@tool
+def answer(one: float, other: float | str = 0, many: dict[str, list[float]] | None = None, any_: Any = math.inf):
+    """Answer."""
+
+
+@tool
+def reach(at: list[Reach], most: float = math.inf):
+    """Reach."""
+
+
 @pytest.mark.fault("an answer of infinity or NaN that the reward took for close to any target")
-@pytest.mark.parametrize(
-    ("hint", "given"),
-    [
-        (float, "inf"),
-        (float, "nan"),
-        (float, -math.inf),
-        (float | int, "Infinity"),
-        (list[float], [1, "-inf"]),
-        (dict[str, float], {"a": "nan"}),
-        (tuple[float, int], ["inf", 1]),
-        (Reach, {"low": "nan"}),
-        (list[Reach], [{"low": 0, "high": "inf"}]),
-        (Any, {"a": [math.nan]}),
-    ],
-)
-def test_an_argument_is_a_finite_number(hint, given):
-    def answer(value):
-        """Answer."""
-
-    answer.__annotations__["value"] = hint
-    with pytest.raises(WrongArguments, match=r"^value.*: Input should be a finite number"):
-        tool(answer).check({"value": given})
-
-
-def test_defaults_and_texts_may_be_what_they_like():
-    @tool
-    def look(text: float | str, reach: Reach, most: float = math.inf):
-        """Look."""
-
-    assert look.check({"text": "inf", "reach": {"low": 1}}) == {"text": "inf", "reach": Reach(low=1.0)}
+@pytest.mark.parametrize("number", ["inf", "nan", "-Infinity", math.nan, -math.inf])
+def test_an_argument_is_a_finite_number(number):
+    given = [{"one": number}, {"one": 0, "many": {"a": [1, number]}}, {"at": [{"low": 1, "high": number}]}]
+    given += [{"one": 0, "any_": {"a": [number]}}] if isinstance(number, float) else []
+    for arguments in given:
+        with pytest.raises(WrongArguments, match="Input should be a finite number"):
+            (reach if "at" in arguments else answer).check(arguments)
+    assert answer.check({"one": 1, "other": "inf"}) == {"one": 1.0, "other": "inf"}
+    assert reach.check({"at": [{"low": 1}]}) == {"at": [Reach(low=1.0)]}
 
 
 def test_a_tool_is_still_the_function():

@@ -130,32 +130,20 @@ def test_a_method_outside_a_class(tmp_path):
         load_module(write(tmp_path, source))
 
 
-HIDING = """
-import functools
-from agent_environments.tools import reply, reward, tool
-
-def timed(function):
-    return functools.wraps(function)(lambda *args: function(*args))
-
-TASKS = [{"question": "?"}]
-
-"""
-
-
 @pytest.mark.fault("a tool or a reward that another decorator hid")
 @pytest.mark.parametrize(
     ("source", "complaint"),
     [
-        ("@functools.cache\n@reward\ndef one(answer): ...", "_lru_cache_wrapper above ours: put ours above it"),
-        ("@timed\n@tool\ndef one(): ...", "function above ours: put ours above it"),
-        ("@timed\n@reply\ndef one(text): ...", "function above ours: put ours above it"),
+        ("@cache\n@reward\ndef one(answer): ...", "_lru_cache_wrapper above ours: put ours above it"),
+        ("@cache\n@reply\ndef one(text): ...", "_lru_cache_wrapper above ours: put ours above it"),
         ("class World:\n @classmethod\n @tool\n def one(cls): ...", "classmethod above ours: make it @staticmethod"),
-        ("class World:\n @timed\n @tool\n def one(self): ...", "function above ours: put ours above it"),
+        ("class World:\n @cache\n @tool\n def one(self): ...", "_lru_cache_wrapper above ours: put ours above it"),
     ],
 )
 def test_what_another_decorator_hides_is_named(tmp_path, source, complaint):
+    imports = "from functools import cache\nfrom agent_environments.tools import reply, reward, tool\n"
     with pytest.raises(ValueError, match=f": one is hidden by the decorator {complaint}$"):
-        load_module(write(tmp_path, HIDING + source))
+        load_module(write(tmp_path, imports + source))
 
 
 def test_jsonl_is_utf8_and_its_texts_may_hold_any_character(tmp_path):

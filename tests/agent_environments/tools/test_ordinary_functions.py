@@ -160,45 +160,20 @@ class Documented:
         self.documentation = documentation
 
 
-GOOGLE = "Do it.\n\nArgs:\n    x: The x.\n\n    y: The y:\n        all.\n\n{}\n\nReturns:\n    A number.\n"
-NUMPY = (
-    "Do it.\n\nParameters\n----------\nx : int\n    The x.\ny\n    The y:\n    all.\n\nReturns\n-------\nint\n\n{}\n"
-)
-SPHINX = "Do it.\n\n:param x: The x.\n:param int y: The y:\n    all.\n:return: A number.\n\n{}\n"
+GOOGLE = "Do.\n\nArgs:\n    x: The x.\n\n    y: The x.\n\n{}\n\nReturns:\n    A number.\n"
+NUMPY = "Do.\n\nParameters\n----------\nx, y : int\n    The x.\n\nReturns\n-------\nint\n\n{}\n"
+SPHINX = "Do.\n\n:param x: The x.\n:param y:\n    The x.\n:return: A number.\n\n{}\n"
 
 
 @pytest.mark.fault("a part of a docstring that the policy was not told")
-@pytest.mark.parametrize("docstring", [GOOGLE, NUMPY, SPHINX, SPHINX.replace("int ", "").replace("\n:", "\n@")])
-@pytest.mark.parametrize(
-    "text",
-    [
-        "It ends the game: be sure.",
-        "Note:\n    It rounds.",
-        "Notes\n-----\nIt rounds.\n\nTwice.",
-        "Example::\n\n    f(1)",
-    ],
-)
+@pytest.mark.parametrize("docstring", [GOOGLE, NUMPY, SPHINX, SPHINX.replace("\n:", "\n@")])
+@pytest.mark.parametrize("text", ["It ends: be sure.", "Note:\n    It rounds.", "Notes\n-----\nIt rounds.\n\nTwice."])
 def test_all_of_a_docstring_is_told_but_results(docstring, text):
     def move(x: int, y: int): ...
 
     move.__doc__ = docstring.format(text)
-    assert tool(move).description == f"Do it.\n\n{text}"
-    described = [part["description"] for part in schema(move).values()]
-    assert described == ["The x.", "The y:\nall."]
-
-
-@pytest.mark.fault("a part of a docstring that the policy was not told")
-def test_parameters_may_share_a_description():
-    def move(x: int, y: int):
-        """Move.
-
-        Parameters
-        ----------
-        x, y : int
-            Where to.
-        """
-
-    assert [part["description"] for part in schema(move).values()] == ["Where to."] * 2
+    assert tool(move).description == f"Do.\n\n{text}"
+    assert [part["description"] for part in schema(move).values()] == ["The x."] * 2
 
 
 @pytest.mark.fault("descriptions in annotations")

@@ -92,17 +92,11 @@ def pays(dataset, answer: str | None, entry, least: float = 1.0) -> bool:
         return False
 
 
-def is_right(dataset, entry) -> bool:
-    """Whether the entry has a right answer, which is scored as one."""
-    return entry["answer"] is not None and pays(dataset, entry["answer"], entry)
-
-
 def has_scores(dataset, entry) -> bool:
     """Whether the right answer is scored as one, or where the entry has none, whether any answer has a score."""
-    no_right_one = entry["answer"] is None
-    return is_right(dataset, entry) or (
-        no_right_one and any(pays(dataset, said, entry, -math.inf) for said in NONSENSE)
-    )
+    if entry["answer"] is not None:
+        return pays(dataset, entry["answer"], entry)
+    return any(pays(dataset, said, entry, -math.inf) for said in NONSENSE)
 
 
 def built(wanted, given):
@@ -168,7 +162,7 @@ class ReasoningGymWorld:
     def notes(self) -> list[str]:
         """What is odd about the scores of the first tasks: right answers without a score, nonsense that has one."""
         entries = [self._entry(number) for number in list(self._numbers.values())[:PROBED]]
-        right = [entry for entry in entries if is_right(self._dataset, entry)]
+        right = [each for each in entries if each["answer"] is not None and has_scores(self._dataset, each)]
         found = []
         if len(right) < len(entries):
             found.append(

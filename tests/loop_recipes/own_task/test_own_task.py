@@ -91,7 +91,7 @@ def steps(monkeypatch):
         ("node=x", "node is a section of keys; set one of them, such as node.environment"),
         ("node=null", "node cannot be left out"),
         ("node.environment=null", "node.environment cannot be left out"),
-        ("node.environment.held_out=x", "held_out must be int, not .x."),
+        ("node.environment.held_out=x", "environment 'tools': held_out must be int, not 'x'"),
         ("node.model=5", "node.model must be a mapping, not 5"),
         ("node.model.chat_format=5", "node.model.chat_format: 5 is not a choice; leave chat_format out"),
         ("node.servers.gpus=x", "node.servers.gpus must be a list, not 'x'"),

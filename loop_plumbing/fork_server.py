@@ -24,7 +24,6 @@ import gc
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -34,7 +33,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from loop_plumbing import process_guard, running_time
+from loop_plumbing import process_guard, running_time, written_tree
 from loop_plumbing.breakage import error_line
 
 MAX_MESSAGE = 1 << 16
@@ -143,7 +142,7 @@ class _Server:
             if not message:
                 for pid in self._processes:
                     _kill(pid)
-                shutil.rmtree(self._folders, ignore_errors=True)
+                written_tree.remove(self._folders)
                 return
             match json.loads(message):
                 case {"fork": _}:
@@ -236,7 +235,7 @@ class _Server:
                 if os.fork() == 0:
                     self._control.close()
                     try:
-                        shutil.rmtree(folder, ignore_errors=True)
+                        written_tree.remove(folder)
                     finally:
                         os._exit(0)
 

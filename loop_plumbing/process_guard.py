@@ -20,8 +20,8 @@ as the process, such as the main one.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -134,13 +134,15 @@ def _short_folder() -> str:
 
 def main() -> int:
     owner, grace, command = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # which -I leaves out
+    written_tree = importlib.import_module("loop_plumbing.written_tree")
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)  # before there is a folder that a signal could leave behind
     folder = tempfile.mkdtemp(prefix="guard-", dir=_short_folder())
     os.environ["TMPDIR"] = folder
     try:
         return run(owner, grace, command)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        written_tree.remove(folder)
 
 
 def run(owner: int, grace: float, command: list[str]) -> int:

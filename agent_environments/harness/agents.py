@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agent_environments.harness.home import copy_tree
 from agent_environments.program_protocol import Connection
 from loop_plumbing.names import did_you_mean, similar_names
 from loop_plumbing.plug_ins import load, plug_ins
@@ -99,7 +100,7 @@ class TaskFiles:
 
     def copy(self, task_id: str, folder: Path) -> None:
         """Copy the files of a task into ``folder``, which is there."""
-        shutil.copytree(self.of(task_id), folder, symlinks=True, dirs_exist_ok=True)
+        copy_tree(self.of(task_id), folder)
 
     def prompt(self, task_id: str) -> str:
         """What the agent of a task is told.

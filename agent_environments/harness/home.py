@@ -6,10 +6,9 @@ played with each other's key.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 HOME, TEMPORARY = "home", "tmp"
@@ -22,11 +21,14 @@ XDG = {
     "PIP_CACHE_DIR": ".cache/pip",
     "UV_CACHE_DIR": ".cache/uv",
     "NPM_CONFIG_CACHE": ".cache/npm",
+    "NPM_CONFIG_PREFIX": ".npm-global",
+    "PYTHONUSERBASE": ".local",
+    "HF_MODULES_CACHE": ".cache/huggingface/modules",
 }
-"""Folders of a home by the variables that name them, caches among them that the node may have elsewhere."""
-INSTALLED = {"PYTHONUSERBASE": ".local", "PYENV_ROOT": ".pyenv", "RUSTUP_HOME": ".rustup", "VOLTA_HOME": ".volta"}
+"""Folders of a home by the variables that name them, caches and what is installed among them: the node may have them
+elsewhere."""
+INSTALLED = {"PYENV_ROOT": ".pyenv", "RUSTUP_HOME": ".rustup", "VOLTA_HOME": ".volta"}
 """Where programs that a user has installed look for themselves: that is still the node's home."""
-MARKS = {"PYTHONUSERBASE": ".local/lib"}
 
 
 def make_home(folder: Path, template: Path | None) -> None:
@@ -35,9 +37,44 @@ def make_home(folder: Path, template: Path | None) -> None:
     if template is None:
         home.mkdir(mode=0o700)
     else:
-        shutil.copytree(template, home, symlinks=True)
+        copy_tree(template, home)
     for place in (folder / TEMPORARY, *(home / below for below in XDG.values())):
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for packages in _user_base().glob("lib/python*/site-packages"):
+        own = home / XDG["PYTHONUSERBASE"] / packages.relative_to(_user_base())
+        own.mkdir(parents=True, exist_ok=True)
+        (own / "of_the_node.pth").write_text(f"import site; site.addsitedir({str(packages)!r})\n", encoding="utf-8")
+
+
+def _user_base() -> Path:
+    """The folder of packages that the node's user has installed: an episode's programs import them, and add none."""
+    return Path(os.environ.get("PYTHONUSERBASE") or os.path.join(os.environ.get("HOME") or "/nonexistent", ".local"))
+
+
+def copy_tree(source: Path, folder: Path, within: Sequence[Path] = ()) -> None:
+    """Copy a tree into ``folder``; nothing that is written there reaches the tree, or what its links lead to.
+
+    A link that leads out of the tree becomes a copy of what is there, one that leads nowhere is left out, and others
+    stay links.
+
+    Args:
+        within: the trees that led here, which are not copied once more.
+    """
+    roots = (*within, source.resolve())
+    shutil.copytree(source, folder, symlinks=True, dirs_exist_ok=True)
+    for at, folders, files in os.walk(source):
+        for link in filter(os.path.islink, (Path(at, name) for name in (*folders, *files))):
+            copied, target = folder / link.relative_to(source), Path(os.path.realpath(link))
+            text, inside = os.readlink(link), target.is_relative_to(roots[-1])
+            if inside and not os.path.isabs(text) and Path(os.path.normpath(link.parent / text)).is_relative_to(source):
+                continue
+            copied.unlink()
+            if inside:
+                copied.symlink_to(os.path.relpath(target, link.parent.resolve()))
+            elif target.is_file():
+                shutil.copy2(target, copied)
+            elif target.is_dir() and not any(root.is_relative_to(target) for root in roots):
+                copy_tree(target, copied, roots)
 
 
 def home_variables(folder: Path) -> dict[str, str]:
@@ -47,7 +84,7 @@ def home_variables(folder: Path) -> dict[str, str]:
     installed = {
         name: os.path.join(usual, below)
         for name, below in INSTALLED.items()
-        if usual and name not in os.environ and os.path.isdir(os.path.join(usual, MARKS.get(name, below)))
+        if usual and name not in os.environ and os.path.isdir(os.path.join(usual, below))
     }
     return {
         **installed,
@@ -55,14 +92,3 @@ def home_variables(folder: Path) -> dict[str, str]:
         "HOME": str(home),
         **dict.fromkeys(("TMPDIR", "TMP", "TEMP"), temporary),
     }
-
-
-def remove_home(folder: Path) -> None:
-    """Remove ``folder`` with all that is in it, read-only folders too; what cannot be removed stays."""
-    for path, folders, _ in os.walk(folder):
-        for name in folders:
-            below = os.path.join(path, name)
-            if not os.path.islink(below):
-                with contextlib.suppress(OSError):
-                    os.chmod(below, stat.S_IRWXU)
-    shutil.rmtree(folder, ignore_errors=True)

@@ -24,7 +24,7 @@ from agent_environments.description import TOOLS_BEHAVIOR, Description, descript
 from agent_environments.groups import GroupedEnvironment, Member, PoolOfGroups, grades_groups
 from agent_environments.harness.agents import TaskFiles, write_files
 from agent_environments.harness.grading import EndedEpisode, GradedByCommand, GradedByWord, GradedByWorld, Grader
-from agent_environments.harness.home import HOME, home_variables, make_home, remove_home
+from agent_environments.harness.home import HOME, home_variables, make_home
 from agent_environments.harness.program import run_program
 from agent_environments.harness.side_calls import read_side_calls
 from agent_environments.harness.starting import AgentStarter, CommandStarter, Starter
@@ -49,6 +49,7 @@ from agent_environments.protocol import (
     tasks_of_split,
 )
 from agent_environments.slots import Slots
+from loop_plumbing.written_tree import remove
 
 LEAVE_S = 10.0
 """Seconds that a program has to end once its episode is over."""
@@ -177,7 +178,7 @@ class HarnessEnvironment:
                 await self._world.close()
         finally:
             self._pool.release()
-            await asyncio.to_thread(remove_home, self._own)
+            await asyncio.to_thread(remove, self._own)
 
     def _variables(self, connection: Connection, of_agent: Mapping[str, str]) -> dict[str, str]:
         return {

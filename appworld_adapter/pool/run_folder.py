@@ -22,6 +22,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from loop_plumbing.written_tree import remove
+
 logger = logging.getLogger(__name__)
 
 KEEP_MARK = "keep"
@@ -93,7 +95,7 @@ class WorldFolder:
         try:
             copy.rename(shown)
         except OSError:  # another episode of the same task was quicker
-            shutil.rmtree(copy, ignore_errors=True)
+            remove(copy)
 
     def experiment(self, name: str) -> Path:
         """Return the folder in which the world of experiment ``name`` keeps its state."""
@@ -101,7 +103,7 @@ class WorldFolder:
 
     def remove_experiment(self, name: str) -> None:
         if not self._keep:
-            shutil.rmtree(self.experiment(name), ignore_errors=True)
+            remove(self.experiment(name))
 
     def remove(self) -> None:
         """Remove everything, or with ``keep`` everything but the worlds' states and logs, and the servers' logs. May be
@@ -110,10 +112,10 @@ class WorldFolder:
         if self._lock < 0:
             return
         if self._keep:
-            shutil.rmtree(self.agent / "data", ignore_errors=True)
-            shutil.rmtree(self.grader, ignore_errors=True)  # links only
+            remove(self.agent / "data")
+            remove(self.grader)  # links only
         else:
-            shutil.rmtree(self.path, ignore_errors=True)
+            remove(self.path)
         os.close(self._lock)
         self._lock = -1
 
@@ -142,7 +144,7 @@ def remove_abandoned(parent: Path) -> None:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: its owner lives
                 if not (path / KEEP_MARK).exists():
-                    shutil.rmtree(path, ignore_errors=True)
+                    remove(path)
             finally:
                 os.close(lock)
 

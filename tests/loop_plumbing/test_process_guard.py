@@ -33,7 +33,11 @@ def test_guard_kills_what_ignores_sigterm():
 
 
 def test_guard_removes_what_its_command_left_in_the_temporary_folder(tmp_path):
-    code = "import os, tempfile, time; path = tempfile.mkdtemp(); print(path, file=sys.stderr, flush=True)"
+    code = (
+        "import os, tempfile, time; path = tempfile.mkdtemp(); os.chdir(path); "
+        "[(os.mkdir('within'), os.chdir('within')) for _ in range(1200)]; os.chmod(path, 0); "
+        "print(path, file=sys.stderr, flush=True)"
+    )
     for ending in ("", "os.kill(os.getpid(), 9)", "time.sleep(600)"):
         guard = run_guard(sys.executable, "-c", f"import sys; {code}; {ending}")
         folder = Path(guard.stderr.readline().strip())

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from agent_environments.harness.home import XDG, home_variables, make_home, remove_home
+from agent_environments.harness.home import XDG
 from agent_environments.harness.pool import HarnessPool
 from agent_environments.harness.program import program_environment
 from agent_environments.program_protocol import Connection
@@ -86,32 +86,92 @@ async def test_a_template_that_is_not_there_is_named_before_any_episode():
         await pool(home_template="/nowhere").open()
 
 
-def test_read_only_folders_go_and_what_links_point_to_stays(tmp_path):
-    outside = tmp_path / "outside"
-    (outside / "kept").mkdir(parents=True)
-    outside.chmod(0o500)
-    folder = tmp_path / "own"
-    folder.mkdir()
-    make_home(folder, None)
-    cache = folder / "home/go/pkg"
-    cache.mkdir(parents=True)
-    (cache / "file").write_text("x")
-    (folder / "home/link").symlink_to(outside)
-    cache.chmod(0o500)
-    cache.parent.chmod(0o500)
-    remove_home(folder)
-    assert not folder.exists()
-    assert outside.stat().st_mode & 0o777 == 0o500
-    assert (outside / "kept").exists()
-    outside.chmod(0o700)
+async def ran(harnesses, *programs):
+    """What each of these programs prints, in an episode of its own."""
+    printed = []
+    for program in programs:
+        harnesses.starter.command = [sys.executable, "-c", program]
+        environment = await harnesses.acquire("e")
+        await environment.start("t_1")
+        printed.append((await environment.run(CONNECTION)).output)
+        grade = await environment.grade()
+        await environment.close()
+    return printed, grade
 
 
-def test_programs_that_a_user_has_installed_are_still_found(tmp_path, monkeypatch):
-    (tmp_path / ".local/lib").mkdir(parents=True)
+@pytest.mark.attack
+@pytest.mark.fault("what an agent installs is imported by the next episode and by the grader")
+async def test_what_an_agent_installs_goes_with_its_episode(tmp_path, monkeypatch):
+    base = tmp_path / "base"
+    packages = base / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    packages.mkdir(parents=True)
+    (packages / "of_the_user.py").write_text("word = 'installed by the user'")
+    monkeypatch.setenv("PYTHONUSERBASE", str(base))
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("PYTHONUSERBASE", raising=False)
-    found = home_variables(tmp_path / "own")
-    assert found["PYTHONUSERBASE"] == str(tmp_path / ".local")
-    assert "RUSTUP_HOME" not in found
-    monkeypatch.delenv("HOME")
-    assert "PYTHONUSERBASE" not in home_variables(tmp_path / "own")
+    python = getattr(sys, "_base_executable", sys.executable)  # in a virtual environment there is no --user
+    install = (
+        "import os, site; folder = site.getusersitepackages(); os.makedirs(folder, exist_ok=True); "
+        "open(os.path.join(folder, 'json.py'), 'w').write('raise SystemExit'); "
+        "open(os.path.join(folder, 'planted.py'), 'w').write('')"
+    )
+    look = "import of_the_user, importlib.util as u; print(of_the_user.word, u.find_spec('planted') is None)"
+    grade = "import importlib.util as u; print('{\"reward\": %d}' % (u.find_spec('planted') is None))"
+    harnesses = pool(grade_command=[python, "-c", grade])
+    monkeypatch.setattr(sys, "executable", python)
+    printed, graded = await ran(harnesses, install, look)
+    assert (printed, graded.reward) == (["", "installed by the user True\n"], 1.0)
+    assert [path.name for path in packages.iterdir() if path.suffix] == ["of_the_user.py"]
+
+
+@pytest.mark.attack
+@pytest.mark.fault("what an agent leaves cannot be looked at or removed, and its episode is void")
+async def test_whatever_a_program_leaves_is_graded_and_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr("agent_environments.harness.pool.tempfile.mkdtemp", lambda prefix: str(_made(tmp_path / "own")))
+    code = (
+        "import os; os.mkfifo('pipe'); os.symlink('/', 'root'); os.mkdir(b'\\xff\\n'); top = os.getcwd(); "
+        "[(os.mkdir('within'), os.chdir('within')) for _ in range(1200)]; "
+        "[os.chmod(os.path.join(top, name), 0) for name in ('within', b'\\xff\\n'.decode('utf-8', 'surrogateescape'))]"
+    )
+    harnesses = pool(grade_command=[sys.executable, "-c", "print('{\"reward\": 0.5}')"])
+    printed, grade = await ran(harnesses, code)
+    assert (printed, grade.reward, grade.ungradable) == ([""], 0.5, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _made(folder):
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.attack
+@pytest.mark.fault("the start of an agent writes into the user's own home")
+@pytest.mark.parametrize("key", ["home_template", "task_files"])
+async def test_nothing_is_written_through_a_link_of_what_is_copied(tmp_path, key):
+    own, template = tmp_path / "own", tmp_path / "template/t_1"
+    for folder in (own / "more", template / "kept"):
+        folder.mkdir(parents=True)
+    (own / "config.toml").write_text("mine")
+    (own / "more/loop").symlink_to(tmp_path)
+    (template / "kept/file").write_text("file")
+    for link, to in {
+        "folder": own,
+        "file.toml": own / "config.toml",
+        "relative": "../../own",
+        "nowhere": tmp_path / "gone",
+        "loop": "loop",
+        "above": "..",
+        "inside": "kept/file",
+        "absolute": template / "kept",
+    }.items():
+        (template / link).symlink_to(to)
+    code = (
+        f"import os; os.chdir(os.environ['HOME'] if {key == 'home_template'} else '.')\n"
+        "for name in ('folder/config.toml', 'file.toml', 'relative/config.toml', 'absolute/file', 'nowhere'):\n"
+        "    open(name, 'a').write('theirs')\n"
+        "print(os.readlink('inside'), open('absolute/file').read())"
+    )
+    given = {key: str(template if key == "home_template" else template.parent)}
+    printed, _ = await ran(pool(**given), code)
+    assert printed == ["kept/file filetheirs\n"]
+    assert ((own / "config.toml").read_text(), (template / "kept/file").read_text()) == ("mine", "file")
+    assert not (tmp_path / "gone").exists()

@@ -52,8 +52,9 @@ class SideCalls:
     """A rule for calls of a program that are no part of its task, such as for a title or a commit message.
 
     They are answered, but are no turns, and nothing is trained on them. A call is one of these if all hold that are
-    given: the ``model`` that it names, a text that its ``system`` prompt contains, the names of exactly the ``tools``
-    that it offers. ``by_base``: the base model answers it, not the policy.
+    given: the ``model`` that it names, a text that its ``system`` prompt begins with (further on may stand what the
+    policy wrote into a file), the names of exactly the ``tools`` that it offers. A call that goes on from a turn is a
+    turn, whatever holds. ``by_base``: the base model answers it, not the policy.
     """
 
     model: str | None = None
@@ -65,7 +66,7 @@ class SideCalls:
         """Whether a call is one of these."""
         return (
             self.model in (None, model)
-            and (self.system is None or self.system in system)
+            and (self.system is None or system.lstrip().startswith(self.system.lstrip()))
             and self.tools in (None, tools)
         )
 

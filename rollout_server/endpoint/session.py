@@ -230,16 +230,19 @@ class Session:
     async def _answer(self, asked: Asked) -> Answer:
         self._check_going_on()
         side = self._side_rule(asked) if self._record else None
-        if side is not None:
-            return await self._answer_aside(asked, side)
-        self._check_turns_left(asked.choices)
+        if side is None:
+            self._check_turns_left(asked.choices)
         sampling = None if self._record else self._wished(asked)
         try:
             prompt = await self._prompt(asked)
         except ApiError as error:
-            if error.code == CONTEXT_EXCEEDED:
+            if side is not None:
+                self._side_begun += asked.choices
+            elif error.code == CONTEXT_EXCEEDED:
                 self.refused = "context_limit"
             raise
+        if side is not None and prompt.goes_on_from is None:
+            return await self._answer_aside(asked, side, prompt)
         self._check_turns_left(asked.choices)  # other calls may have begun meanwhile
         numbers = range(self._begun, self._begun + asked.choices)
         self._begun = numbers.stop
@@ -270,14 +273,14 @@ class Session:
         tools = {tool["function"]["name"] for tool in asked.tools}
         return next((rule for rule in self._side_calls if rule.hold(asked.model, system, tools)), None)
 
-    async def _answer_aside(self, asked: Asked, rule: SideCalls) -> Answer:
+    async def _answer_aside(self, asked: Asked, rule: SideCalls, prompt: PromptTokens) -> Answer:
         """Answer a call that is no turn, and is trained on by nobody: what fails in it does not end the attempt."""
         numbers = range(self._side_begun, self._side_begun + asked.choices)
         if numbers.stop > SIDE_CALLS_PER_TURN * self._limits.max_turns:
             raise ApiError(400, "too_many_side_calls", f"the episode has had {self._side_begun} calls aside")
         self._side_begun = numbers.stop
         sampler = self._base if rule.by_base and self._base is not None else self._sampler
-        prompt, sampling = await self._prompt(asked), self._wished(asked)
+        sampling = self._wished(asked)
         seeds = [self._wished_seed(asked, number, "aside") for number in numbers]
         try:
             drawn = await self._drawn(sampler, asked, prompt, seeds, sampling)

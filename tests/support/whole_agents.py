@@ -41,7 +41,7 @@ GRADE = [
 FOLDER = re.compile(r"/[^\s\"'<>]*/harness-[^/\s\"'<>]+/episode")
 MAKING_S = 900.0
 PAGE = Path(__file__).parents[2] / "docs" / "agents.md"
-SIDE_CALLS = [{"system": "You are a title generator"}, {"system": "Git commit message"}]
+SIDE_CALLS = [{"system": "You are a title generator"}, {"system": "You are an expert software engineer that generates"}]
 """The rules of the page."""
 
 Calls = Sequence[tuple[str, Mapping[str, Any]] | str]

@@ -177,14 +177,16 @@ class ToolEnvironment:
         return Member(Grade(0.0, False, broke=_first_break(grades)), seen)
 
     async def _own_grades(self) -> tuple[list[tuple[Reward, Grade]], Grade | None]:
-        """What each reward of an episode by itself gives; and the grade, where one that counts gives none."""
+        """What each reward of an episode by itself gives; and the grade, where one that counts, or that a reward of the
+        group looks at, gives none."""
+        looked_at = any(each.takes_rewards for each in self._module.rewards)
         self._judge_until = running_time.now() + JUDGE_PATIENCE_S
         grades: list[tuple[Reward, Grade]] = []
         for reward in self._module.rewards:
             if reward.group:
                 continue
             grade = await self._graded_by(reward)
-            if grade.ungradable is not None and reward.weight > 0.0:
+            if grade.ungradable is not None and (looked_at or reward.weight > 0.0):
                 return grades, grade
             grades.append((reward, grade))
         return grades, None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -38,7 +38,8 @@ async def group_grades(
 ) -> list[Grade]:
     """The grade of each episode of a group, from its own rewards and those of the group.
 
-    A reward of the group that raises, or gives something else than a number for each, grades none of them.
+    A reward of the group that raises, or gives no list of one for each, grades none of them; but where it raises over
+    an episode alone, or gives it something else than a number, only that one.
 
     Args:
         process: has imported the module.
@@ -50,25 +51,64 @@ async def group_grades(
         {"answer": member["answer"], "trajectory": member["trajectory"], "rewards": _stated(grades)}
         for member, grades in zip(seen, own, strict=True)
     ]
-    until, broke = running_time.now() + JUDGE_PATIENCE_S, None
+    until = running_time.now() + JUDGE_PATIENCE_S
     given: list[dict[str, Grade]] = [{} for _ in seen]
     for reward in (each for each in rewards if each.group):
         judge_s = max(0.0, until - running_time.now()) if reward.takes_judge else 0.0
+        asked = {"reward": reward.name, "task_id": task_id, "judge_s": judge_s}
+
+        deadline_s = reward.deadline_s + judge_s
+
+        async def ask(
+            some: Sequence[Mapping[str, Any]], asked: Mapping[str, Any] = asked, deadline_s: float = deadline_s
+        ) -> list[Grade]:
+            answered = await process.ask("grade_group", deadline_s, **asked, members=list(some))
+            return [replace(grade_of(each), broke=each["broke"] and Broke(**each["broke"])) for each in answered]
+
         try:
-            asked = {"reward": reward.name, "task_id": task_id, "members": members, "judge_s": judge_s}
-            answered = await process.ask("grade_group", reward.deadline_s + judge_s, **asked)
-            grades = [grade_of(fields) for fields in answered]
+            grades = await _each_given(ask, members, reward.name)
         except (Raised, DeadlinePassed, ProcessEnded, ValueError) as error:
             what = error_line(error)
             logger.error("reward %s grades no group: %s", reward.name, what)
-            ungradable = Grade.of_ungradable(what, Broke(f"reward {reward.name}", what))
+            grades = [Grade.of_ungradable(what, Broke(f"reward {reward.name}", what))] * len(seen)
             if reward.weight > 0.0:
-                return [ungradable] * len(seen)
-            broke, grades = broke or ungradable.broke, [ungradable] * len(seen)
+                return grades
         for number, grade in enumerate(grades):
             given[number][reward.name] = grade
     every = [{**mine, **theirs} for mine, theirs in zip(own, given, strict=True)]
-    return [replace(together([(reward, grades[reward.name]) for reward in rewards]), broke=broke) for grades in every]
+    return [
+        replace(
+            together([(reward, grades[reward.name]) for reward in rewards]),
+            broke=next((grade.broke for grade in grades.values() if grade.broke is not None), None),
+        )
+        for grades in every
+    ]
+
+
+async def _each_given(
+    ask: Callable[[Sequence[Mapping[str, Any]]], Awaitable[list[Grade]]],
+    members: Sequence[Mapping[str, Any]],
+    name: str,
+) -> list[Grade]:
+    """What a reward gives each of a group. One over which it raises alone is ungradable, and no member of the group.
+
+    Raises:
+        Raised, DeadlinePassed, ProcessEnded: of the reward, without these too.
+    """
+    try:
+        return await ask(members)
+    except Raised:
+        broke: list[Broke | None] = []
+        for member in members:
+            try:
+                await ask([member])
+                broke.append(None)
+            except Raised as error:
+                broke.append(Broke(f"reward {name}", error_line(error)))
+        if all(broke) or not any(broke):
+            raise
+    rest = iter(await ask([member for member, why in zip(members, broke, strict=True) if why is None]))
+    return [next(rest) if why is None else Grade.of_ungradable(why.what, why) for why in broke]
 
 
 def grade_of(fields: Mapping[str, Any]) -> Grade:

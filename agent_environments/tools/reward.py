@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, overload
 
-from agent_environments.plain_values import scalar
-from agent_environments.protocol import Grade
+from agent_environments.plain_values import plain_grade, scalar
+from agent_environments.protocol import Broke, Grade
 from agent_environments.scale import Scale
 from agent_environments.tools.function_tool import callable_of, name_of, parameters_of
 from loop_plumbing import deadline
+from loop_plumbing.breakage import Raised, error_line
 from loop_plumbing.names import did_you_mean, explained, similar_names
 
 OWN_NAMES = {
@@ -97,6 +98,11 @@ class Reward:
         return "code_folder" in self._parameters
 
     @property
+    def takes_rewards(self) -> bool:
+        """Whether it sees what the other rewards gave each of a group."""
+        return self.group and "rewards" in self._parameters
+
+    @property
     def place(self) -> str:
         """``file:line`` of its function; "" where that is not Python."""
         code = getattr(inspect.unwrap(self.function), "__code__", None)
@@ -149,9 +155,12 @@ class Reward:
             task: the task's fields.
             episodes: for each of :data:`GROUP_NAMES` but the judge a list, as long as the group.
 
+        An episode for which it returned something else than :meth:`grade` takes is ungradable, and says so in its
+        ``broke``.
+
         Raises:
             Raised, DeadlinePassed: of the function.
-            NoGrade: it returned something else than a list with what :meth:`grade` takes for each episode.
+            NoGrade: it returned something else than a list of one for each.
         """
         size = len(episodes["answers"])
         result = self._called({**task, **episodes})
@@ -163,9 +172,10 @@ class Reward:
         grades = []
         for place, value in enumerate(values):
             try:
-                grades.append(self._grade_of(value))
+                grades.append(plain_grade(self._grade_of(value)))
             except ValueError as error:
-                raise NoGrade(f"{error}, for answer {place} of {size}", self.place) from error
+                what = error_line(Raised(f"{error}, for answer {place} of {size}", self.place))
+                grades.append(Grade.of_ungradable(what, Broke(f"reward {self.name}", what)))
         return grades
 
     def _called(self, values: Mapping[str, Any]) -> Any:

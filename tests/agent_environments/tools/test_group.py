@@ -126,12 +126,6 @@ async def test_the_parts_of_a_reward_are_in_the_record(tmp_path):
         ("return 1.0", "reward odd returned 1.0, and not a list of 3 numbers"),
         ("return None", "reward odd returned None, and not a list"),
         ("return {a: 1 for a in answers}", "reward odd returned {'a': 1, 'b': 1, 'c': 1}, and not a list"),
-        ("return [0, math.nan, 1]", "reward odd returned nan, which is no number from 0 to 1, for answer 1 of 3"),
-        (
-            "return [0, 1, 2]",
-            "reward odd returned 2, which is no number from 0 to 1; one on another scale says so",
-        ),
-        ("return ['a', 0, 1]", "reward odd returned 'a', which is no number, for answer 0 of 3"),
         ("return [1 / 0 for a in answers]", "ZeroDivisionError: division by zero ("),
         ("raise SystemExit(3)", "SystemExit: 3 ("),
     ],
@@ -145,8 +139,35 @@ async def test_a_reward_that_gives_no_numbers_is_named_and_breaks_no_run(tmp_pat
         assert (grade.broke.where, grade.broke.what) == ("reward odd", grade.ungradable)
     as_metric = odd.replace("group=True", "group=True, weight=0")
     rewards, grades = await graded(pool_of(tmp_path, RIGHT, as_metric), ["42", "b", "c"])
-    if "2" not in body:  # a metric may be any number
-        assert (rewards, grades[0].ungradable, grades[0].broke.where) == ([1.0, 0.0, 0.0], None, "reward odd")
+    assert (rewards, grades[0].ungradable, grades[0].broke.where) == ([1.0, 0.0, 0.0], None, "reward odd")
+
+
+@pytest.mark.attack
+@pytest.mark.fault("one answer takes the reward from all others of its group")
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("return [0 if a else math.nan for a in answers]", "reward odd returned nan, which is no number from 0 to 1"),
+        ("return [2 if not a else 0 for a in answers]", "one on another scale says so: @reward(scale=(LOW, HIGH))"),
+        ("return ['a' if not a else 1 for a in answers]", "reward odd returned 'a', which is no number, for answer 1"),
+        ("return [Grade(0.0, True) if not a else 0.0 for a in answers]", "Grade.success is true, and Grade.reward"),
+        ("return [len(a.split()[0]) > 1 for a in answers]", "IndexError: list index out of range ("),
+        ("return [min(map(ord, a)) < 65 for a in answers]", "ValueError: min"),
+        ("return [each['length'] < 2 for each in rewards]", "AssertionError ("),
+    ],
+)
+async def test_an_answer_that_breaks_a_reward_of_the_group_costs_its_own_rollout(tmp_path, body, why):
+    length = "\n@reward(weight=0)\ndef length(answer):\n    assert answer\n    return len(answer)\n"
+    odd = f"\n@reward(group=True)\ndef odd({'rewards' if 'rewards' in body else 'answers'}):\n    {body}\n"
+    pool = pool_of(tmp_path, *([length] if "rewards" in body else []), odd)
+    await pool.open()
+    members = [await member(pool, answer) for answer in ("42", "", "42")]
+    seen = [each.seen for each in members if each.seen is not None]
+    grades = await grade_group(pool, "t_1", seen)
+    await pool.close()
+    lost = members[1].grade if len(seen) == 2 else grades.pop(1)
+    assert (why in lost.ungradable, lost.broke is not None, lost.reward) == (True, True, 0.0)
+    assert [(grade.ungradable, grade.broke) for grade in grades] == [(None, None)] * 2
 
 
 async def test_an_episode_that_cannot_be_graded_is_no_member(tmp_path):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from agent_environments.harness.program import run_program
-from agent_environments.harness.words import found, require_program, require_script
+from agent_environments.harness.program import INHERITED, run_program
+from agent_environments.harness.words import found, require_program, run_from_folder
 from agent_environments.protocol import Environment, Grade
 
 GRADE_TIMEOUT_S = 600.0
@@ -75,22 +76,26 @@ class GradedByCommand:
     takes_word = False
 
     def __init__(self, command: Sequence[str]) -> None:
-        self._command = found(command)
+        program, *rest = found(command)
+        self._command = [os.path.abspath(shutil.which(program) or program), *rest]
 
     def check(self) -> None:
-        """Check that the command is there.
+        """Check that the command is there, before any agent has started.
 
         Raises:
-            FileNotFoundError: there is no such program, or an interpreter would look for its script in the folder that
-                the agent wrote.
+            FileNotFoundError: there is no such program, or a file of the grader's would be looked for in the folder
+                that the agent wrote.
         """
         require_program("grade_command", self._command)
-        why = "in the episode's folder it would be the agent's: give its path"
-        require_script("grade_command", self._command, why)
+        if (word := run_from_folder(self._command)) is not None:
+            raise FileNotFoundError(
+                f"harness: grade_command: there is no file {word!r} here, and in the episode's folder it is the "
+                "agent's to write; give its path"
+            )
 
     async def grade(self, episode: EndedEpisode) -> Grade:
         """Return the reward of the command's last line; where it has none the episode cannot be graded."""
-        variables = {"TASK_ID": episode.task_id, "EPISODE_FOLDER": str(episode.folder), **_no_imports_from_here()}
+        variables = {"TASK_ID": episode.task_id, "EPISODE_FOLDER": str(episode.folder), **_nothing_from_here()}
         ended = await run_program(self._command, variables, episode.folder, GRADE_TIMEOUT_S, answers=True)
         if ended.status != 0:
             return Grade.of_ungradable(f"the grade command ended with {ended.status}: {ended.output[-200:]!r}")
@@ -103,7 +108,9 @@ class GradedByCommand:
             return Grade.of_ungradable(f'the grade command did not end with {{"reward": ...}}: {last!r}')
 
 
-def _no_imports_from_here() -> dict[str, str]:
-    """Variables of a Python that imports nothing from where it starts: a json.py there could print a reward."""
-    path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(entry)]
-    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path)}  # an empty entry is the folder it starts in
+def _nothing_from_here() -> dict[str, str]:
+    """Variables by which nothing is looked for in the folder that a program starts in: a json.py there could print a
+    reward. An empty entry is that folder."""
+    paths = {name: os.environ.get(name, "").split(os.pathsep) for name in INHERITED if name.endswith("PATH")}
+    absolute = {name: os.pathsep.join(filter(os.path.isabs, entries)) for name, entries in paths.items()}
+    return {**absolute, "PYTHONSAFEPATH": "1"}

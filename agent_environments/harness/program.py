@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,15 +22,20 @@ READ_AT_ONCE = 1 << 16
 NO_PROXY = ("no_proxy", "NO_PROXY")
 """Programs read one or the other."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-INHERITED = re.compile(
-    "PATH|HOME|USER|LOGNAME|SHELL|TERM|COLUMNS|LINES|LANG|LANGUAGE|LC_[A-Z]+|TZ|TMPDIR|TEMP|TMP|DISPLAY"
-    "|PYTHON[A-Z]+|VIRTUAL_ENV|CONDA_PREFIX|CONDA_DEFAULT_ENV|LD_LIBRARY_PATH|JAVA_HOME|JAVA_TOOL_OPTIONS"
-    "|NODE_PATH|NODE_EXTRA_CA_CERTS|NODE_OPTIONS|NPM_CONFIG_CACHE|PIP_CACHE_DIR|UV_CACHE_DIR|UV_PYTHON"
-    "|XDG_(CACHE|CONFIG|DATA)_HOME|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE"
-    "|(?i:http|https|all|no|ftp)_(?i:proxy)|CUDA_VISIBLE_DEVICES|CUDA_HOME|NVIDIA_[A-Z_]+"
-    "|(OMP|MKL|OPENBLAS|NUMEXPR)_NUM_THREADS|TOKENIZERS_PARALLELISM"
-    "|HF_HOME|HF_HUB_(OFFLINE|CACHE)|HF_DATASETS_(OFFLINE|CACHE)|TRANSFORMERS_OFFLINE"
+_NAMES = (
+    "PATH HOME USER LOGNAME SHELL TERM COLUMNS LINES TZ TMPDIR TEMP TMP DISPLAY LANG LANGUAGE LC_ALL LC_ADDRESS "
+    "LC_COLLATE LC_CTYPE LC_IDENTIFICATION LC_MEASUREMENT LC_MESSAGES LC_MONETARY LC_NAME LC_NUMERIC LC_PAPER "
+    "LC_TELEPHONE LC_TIME PYTHONDONTWRITEBYTECODE PYTHONFAULTHANDLER PYTHONHASHSEED PYTHONHOME PYTHONIOENCODING "
+    "PYTHONNOUSERSITE PYTHONOPTIMIZE PYTHONPATH PYTHONSAFEPATH PYTHONUNBUFFERED PYTHONUSERBASE PYTHONUTF8 "
+    "PYTHONWARNINGS VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV LD_LIBRARY_PATH JAVA_HOME NODE_PATH "
+    "NODE_EXTRA_CA_CERTS NODE_OPTIONS NPM_CONFIG_CACHE PIP_CACHE_DIR UV_CACHE_DIR UV_PYTHON XDG_CACHE_HOME "
+    "XDG_CONFIG_HOME XDG_DATA_HOME SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE http_proxy "
+    "https_proxy all_proxy no_proxy ftp_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY FTP_PROXY "
+    "CUDA_VISIBLE_DEVICES CUDA_HOME NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES OMP_NUM_THREADS "
+    "MKL_NUM_THREADS OPENBLAS_NUM_THREADS NUMEXPR_NUM_THREADS TOKENIZERS_PARALLELISM HF_HOME HF_HUB_OFFLINE "
+    "HF_HUB_CACHE HF_DATASETS_OFFLINE HF_DATASETS_CACHE TRANSFORMERS_OFFLINE"
 )
+INHERITED = frozenset(_NAMES.split())
 """The variables of this process that a program sees. Any other may be a secret, whatever its name: the config of the
 environment gives a program what else it needs."""
 _LINE_ENDS = re.compile(r"[\r\n]|\x1b\[[0-9;?]*[A-Za-z]")
@@ -147,13 +151,16 @@ def program_environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _inherited() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if INHERITED.fullmatch(name) and not _has_password(value)}
+    named = {name: os.environ[name] for name in os.environ if name in INHERITED}
+    return {name: value for name, value in named.items() if not _names_a_user(name, value)}
 
 
-def _has_password(value: str) -> bool:
-    """Whether it is an address, such as a proxy's, with a user's password in it."""
+def _names_a_user(name: str, value: str) -> bool:
+    """Whether it is an address, such as a proxy's, with a user or a password in it: either may be a key."""
+    if "://" not in value and not name.lower().endswith("_proxy"):
+        return False
     try:
-        return "://" in value and urlsplit(value).password is not None
+        return urlsplit(value if "://" in value else f"//{value}").username is not None
     except ValueError:
         return True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -17,6 +18,20 @@ RUNNERS = ("env", "ionice", "nice", "nohup", "setsid", "stdbuf", "time", "timeou
 """Programs that run another one in the same folder."""
 FLAGS = re.compile("-[bBdEIiOPqsSuvx]+")
 """Options of these that are followed by the file all the same."""
+
+LANGUAGES = re.compile(r"(python|pypy|perl|ruby|php|lua)[\d.]*|node(js)?|deno|bun|tsx|luajit|Rscript|julia")
+RUNS_A_FILE = re.compile(
+    rf"{LANGUAGES.pattern}|(a|ba|c|da|fi|k|tc|z)?sh|pwsh|busybox|source|\.|tclsh|expect|[gm]?awk|make|java|dotnet"
+)
+"""Programs whose first word is the file that they run, or is looked for in one."""
+PASSES_ON = re.compile(
+    r"env|timeout|nice|ionice|nohup|stdbuf|setsid|taskset|chrt|time|exec|command|sudo|xargs|[{!]|if|then|else|do|\d.*|-.*"
+)
+"""Words of a shell that stand before a program."""
+TAKES_CODE = re.compile(r"-[a-z]*[cemS]|--(eval|command|print|split-string)")
+TAKES_A_WORD = re.compile(r"-[WXoO]")
+CHANGES_FOLDER = ("-C", "--chdir", "--directory", "cd")
+LOOKS_LIKE_A_FILE = re.compile(r"[^:]*/[^:]*|[^:]*\.[A-Za-z]\w*")
 
 
 def found(command: Sequence[str]) -> list[str]:
@@ -50,3 +65,56 @@ def require_program(key: str, command: Sequence[str], path: str | None = None) -
     """Raise FileNotFoundError where the command's program is not on ``path``, None for this process's own."""
     if shutil.which(command[0], path=path) is None:
         raise FileNotFoundError(f"harness: {key} cannot be run: there is no program {command[0]}")
+
+
+def run_from_folder(command: Sequence[str], in_shell: bool = False) -> str | None:
+    """The first word by which a command runs a file of the folder that it starts in; None where there is none.
+
+    Words after the first absolute path of a file are that file's own, and may name what it reads.
+
+    Args:
+        in_shell: the command stands in a line of a shell, where a word that names a file is mostly read.
+    """
+    program, before, begins = "", "", in_shell
+    for number, word in enumerate(command):
+        value, name = word.rpartition("=")[2], os.path.basename(word)
+        if TAKES_CODE.fullmatch(before):
+            if LANGUAGES.fullmatch(program):
+                return None
+            if (runs := _run_by_line(word)) is not None:
+                return runs
+            program, before = "", word
+            continue
+        if os.path.isabs(word) and number and (os.path.isfile(word) or before in CHANGES_FOLDER):
+            return None
+        is_option = word.startswith("-") and "=" not in word and not re.match(r"-I[^/]", word)
+        if not (is_option or os.path.isabs(value) or "$" in value or TAKES_A_WORD.fullmatch(before)):
+            names_file = begins and "/" in value if in_shell else number and LOOKS_LIKE_A_FILE.fullmatch(value)
+            if names_file or program:
+                return word
+        if RUNS_A_FILE.fullmatch(name):
+            program = name
+        begins = begins and ("=" in word or PASSES_ON.fullmatch(word) is not None)
+        before = word
+    return None
+
+
+def _run_by_line(line: str) -> str | None:
+    """As :func:`run_from_folder`, of a line of a shell, which may go to another folder by ``cd``."""
+    lexer = shlex.shlex(line.replace("\n", ";"), posix=True, punctuation_chars=";&|()")
+    lexer.whitespace_split = True
+    try:
+        words = list(lexer)
+    except ValueError:  # quotes that are open: the shell refuses them
+        return None
+    one: list[str] = []
+    for word in [*words, ";"]:
+        if not set(word) <= set(";&|()"):
+            one.append(word)
+        elif one[:1] == ["cd"] and os.path.isabs(one[-1]):
+            return None
+        elif (runs := run_from_folder(one, in_shell=True)) is not None:
+            return runs
+        else:
+            one = []
+    return None

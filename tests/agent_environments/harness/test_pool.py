@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import re
+from pathlib import Path
 
 import pytest
 
@@ -113,6 +115,94 @@ async def test_an_agent_cannot_leave_a_module_that_grades_it(monkeypatch, import
     grader = python("import json; print(json.dumps({'reward': 0.0}))")
     grade = await played(pool(command=agent, grade_command=grader, accept_reward=False))
     assert (grade.reward, grade.ungradable) == (0.0, None)
+
+
+@pytest.mark.attack
+@pytest.mark.fault("a grader that is missing is replaced by the agent's own file")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["python3", "-u", "grade.py"],
+        ["python3", "-W", "ignore", "-X", "dev", "grade"],
+        ["env", "python3", "grade.py"],
+        ["env", "MODE=strict", "python3", "grade.py"],
+        ["timeout", "60", "python3", "grade.py"],
+        ["timeout", "-k", "5", "60", "nice", "-n", "5", "python3", "grade"],
+        ["ionice", "-c", "2", "python3", "grade.py"],
+        ["stdbuf", "-oL", "./grade"],
+        ["perl", "grade.pl"],
+        ["perl", "-Ilib", "/bin/true"],
+        ["node", "--require", "./hook.js", "/bin/true"],
+        ["awk", "--file=grade.awk"],
+        ["bash", "-c", "python3 grade.py"],
+        ["sh", "-ec", "true; X=1 exec python3 -u grade.py"],
+        ["bash", "-c", "source grade.sh"],
+        ["bash", "-c", ". grade.sh && ./grade"],
+        ["bash", "-c", "timeout 60 ./grade"],
+        ["bash", "-c", "bash -c 'sh grade'"],
+        ["env", "-S", "python3 grade.py"],
+        ["nobodys-runner", "grade.rb"],
+        ["{python}", "grade.py", "/bin/true"],
+    ],
+    ids=" ".join,
+)
+async def test_no_word_of_a_grade_command_is_looked_for_where_the_agent_writes(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("agent_environments.harness.words.shutil.which", lambda name, path=None: f"/bin/{name}")
+    with pytest.raises(FileNotFoundError, match=r"grade_command: there is no file .* agent's to write"):
+        await pool(command=["true"], grade_command=words, accept_reward=False).open()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["timeout", "60", "{python}", "-u", "grade.py", "answer.txt"],
+        ["bash", "-c", "grep -q 42 answer.txt && echo $(cat out/score)"],
+        ["bash", "-c", "cd / && python3 grade.py"],
+        ["bash", "-c", 'python3 "$GRADERS/grade.py"'],
+        ["env", "-C", "/", "python3", "grade.py"],
+        ["sudo", "-u", "grader", "python3", "-m", "my.grader", "answer.txt"],
+        ["docker", "run", "--rm", "-v", "/a:/b", "org/image:1", "python3", "/grade.py"],
+        ["my-grader", "--strict"],
+    ],
+    ids=" ".join,
+)
+def test_what_a_grader_reads_and_what_lies_elsewhere_may_be_named(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "grade.py").touch()
+    if words[0] in ("bash", "env", "sudo"):
+        (tmp_path / "grade.py").unlink()
+    monkeypatch.setattr("agent_environments.harness.words.shutil.which", lambda name, path=None: f"/bin/{name}")
+    pool(command=["true"], grade_command=words, accept_reward=False).grader.check()
+
+
+@pytest.mark.attack
+@pytest.mark.fault("a grader that is missing is replaced by the agent's own file")
+@pytest.mark.parametrize("name", ["PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "NODE_PATH"])
+async def test_no_variable_has_a_grader_look_into_the_folder_that_the_agent_wrote(name, monkeypatch):
+    monkeypatch.setenv(name, os.pathsep.join(["", ".", os.environ.get(name, "/nowhere"), "lib"]))
+    grader = python(
+        f"import os; print('{{\"reward\": %d}}' % all(map(os.path.isabs, os.environ[{name!r}].split(':'))))"
+    )
+    assert (await played(pool(command=["true"], grade_command=grader, accept_reward=False))).success
+
+
+@pytest.mark.attack
+@pytest.mark.fault("a grader reads the right answer through the agent's link")
+async def test_the_grader_of_the_page_reads_what_the_agent_wrote_and_follows_no_link(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[3] / "docs/agents.md").read_text()
+    (tmp_path / "grade.py").write_text(re.search(r"```python\n(# grade\.py.*?)```", page, re.DOTALL)[1])
+    (tmp_path / "answers").mkdir()
+    (tmp_path / "answers/t_1.txt").write_text("42")
+    monkeypatch.chdir(tmp_path)
+    rewards = []
+    for left in ("open('answer.txt', 'w').write('42\\n')", f"os.symlink('{tmp_path}/answers/t_1.txt', 'answer.txt')",
+                 "os.mkfifo('answer.txt')", "open('answer.txt', 'wb').write(b'\\xff')", "os.mkdir('answer.txt')",
+                 "open('answer.txt', 'w').truncate(1 << 40)"):  # fmt: skip
+        agent = python(f"import os; {left}")
+        grade = await played(pool(command=agent, grade_command=["{python}", "grade.py"], accept_reward=False))
+        rewards.append((grade.reward, grade.ungradable))
+    assert rewards == [(1.0, None)] + [(0.0, None)] * 5
 
 
 @pytest.mark.parametrize("code", ["raise SystemExit(3)", "print('well done')", "pass", "print('{\"reward\": null}')"])

@@ -112,11 +112,18 @@ SECRETS = {
     "SENTRY_DSN": "https://abc@sentry.io/1",
     "NETRC": "/root/.netrc",
     "HTTPS_PROXY": "http://me:pw@proxy:3128",
+    "https_proxy": "http://token@proxy:3128",
+    "all_proxy": "me:pw@proxy:3128",
+    "NVIDIA_API_KEY": "x",
+    "NVIDIA_NGC_API_KEY": "x",
+    "PYTHONKEYRINGBACKEND": "x",
+    "LC_API_KEY": "x",
+    "JAVA_TOOL_OPTIONS": "-Djavax.net.ssl.trustStorePassword=x",
 }
 NEEDED = {
     "PATH": "/bin",
     "HOME": "/root",
-    "LC_ALL": "C.UTF-8",
+    "LC_ALL": "de_DE@euro",
     "TMPDIR": "/tmp",
     "PYTHONPATH": "/x",
     "http_proxy": "http://proxy:3128",
@@ -127,6 +134,8 @@ NEEDED = {
 }
 
 
+@pytest.mark.attack
+@pytest.mark.fault("a key of the node's environment is handed to agents")
 def test_a_program_sees_what_it_needs_to_run_and_nothing_else_of_the_nodes(monkeypatch):
     for name, value in {**SECRETS, **NEEDED}.items():
         monkeypatch.setenv(name, value)

@@ -106,6 +106,7 @@ def _serve(arguments: list[str], program: str) -> None:
     options = parser.parse_args(arguments)
     config = load_node_config(options.config, options.overrides)
     token = _token(config.token_env, "a secret of your choice")
+    del os.environ[config.token_env]  # servers, worlds and tools are started with this environment
     terminal = Console(stderr=True)
     # In a terminal, log lines go through the console that draws the status line, so that neither tears the other.
     handler = RichHandler(console=terminal, show_path=False) if terminal.is_terminal else logging.StreamHandler()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field
@@ -11,8 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 from pydantic.dataclasses import dataclass
 from yaml import KeyToken, ScalarToken, YAMLError
@@ -32,6 +34,8 @@ _A_TEXT = re.compile(
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 _MISSING = re.compile(r"\\*\?\?\?")
 """What OmegaConf takes for another value, or for none, unless a backslash is before it."""
+_ALONE = re.compile(r"([^$]|\$\{(oc\.env|loop_\w+):[^${}]*(\$\{loop_\w+:[^${}]*\}[^${}]*)?\})*")
+"""A text that means the same in any other config: it names none of its own config's keys."""
 
 
 def _template(value: Any) -> Any:
@@ -180,7 +184,7 @@ def load_node_config(file: str | Path, overrides: Sequence[str] = ()) -> NodeCon
     except Exception as error:  # the parser's, and a list in the place of a section
         raise ConfigError(f"{' '.join(overrides)}: {' '.join(str(error).split())}") from error
     try:
-        data = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
+        data = resolved(merged)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{file}: {str(error).splitlines()[0]}") from error
     return from_mapping(NodeConfig, data)
@@ -229,12 +233,14 @@ def as_yaml(value: str) -> str:
 
 def write_node_config(config: NodeConfig, file: Path) -> None:
     """Write what :func:`load_node_config` reads."""
-    write_whole(file, OmegaConf.to_yaml(as_config(as_keys(config))))
+    write_whole(file, OmegaConf.to_yaml(as_config(as_keys(config), to_read_again=True)))
 
 
 def as_keys(section: Any) -> dict[str, Any]:
-    """A section as the keys that it is read from: an environment's options beside its name."""
-    return asdict(section, dict_factory=_keys)
+    """A section as the keys that it is read from: an environment's options beside its name, and in the place of a text
+    that holds a value of an environment variable the ``${oc.env:...}`` that it was read from."""
+    keys: dict[str, Any] = _by_name("", asdict(section, dict_factory=_keys))
+    return keys
 
 
 def _keys(fields: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -242,11 +248,93 @@ def _keys(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     return {"name": keys["name"], **keys["options"]} if keys.keys() == {"name", "options"} else keys
 
 
-def as_config(data: Mapping[str, Any]) -> DictConfig:
+def as_config(data: Mapping[str, Any], to_read_again: bool = False) -> DictConfig:
     """A config whose texts mean themselves, whatever they hold: it gives back ``data`` when it is resolved, also after
-    it was saved and loaded."""
-    escaped: dict[str, Any] = _escaped(dict(data))
+    it was saved and loaded.
+
+    Args:
+        to_read_again: what :func:`as_keys` named by an environment variable is its value again then.
+    """
+    escaped: dict[str, Any] = _escaped(dict(data), to_read_again)
     return OmegaConf.create(escaped)
+
+
+class FromEnvironment(str):
+    """A text of a config that names environment variables, in the place of one that holds their values."""
+
+
+_read: dict[str, str] = {}
+"""The environment variables that the text which is being resolved was made of, with their values."""
+_from_environment: dict[tuple[str, str], FromEnvironment] = {}
+"""What to write for a text that holds such values, by its key and the text."""
+
+
+def _environment_variable(name: str, *default: Any) -> Any:
+    """OmegaConf's resolver ``oc.env``, which notes what it gives."""
+    if name in os.environ:
+        _read[name] = os.environ[name]
+    return oc.env(name, *default)
+
+
+OmegaConf.register_new_resolver("oc.env", _environment_variable, replace=True)
+
+
+def resolved(config: Any, keys: Sequence[str] | None = None) -> Any:
+    """The plain value of a config, or of some of its keys, with interpolations resolved. Which texts hold values of
+    environment variables is known from then on: see :func:`as_keys`.
+
+    Raises:
+        OmegaConfBaseException: an interpolation does not resolve, or a value is missing.
+    """
+
+    def plain(value: Any) -> Any:
+        is_config = OmegaConf.is_config(value)
+        return OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if is_config else value
+
+    data = plain(config) if keys is None else {key: plain(config[key]) for key in keys}
+    _note_environment("", config, keys)
+    return data
+
+
+def _note_environment(within: str, config: Any, keys: Sequence[str] | None = None) -> None:
+    is_list = isinstance(config, ListConfig)
+    for key in range(len(config)) if is_list else keys or list(config):
+        name = within if is_list else str(key)
+        _read.clear()
+        value = config[key]
+        if isinstance(value, DictConfig | ListConfig):
+            _note_environment(name, value)
+        elif isinstance(value, str) and _read:
+            raw: Any = OmegaConf.to_container(config, resolve=False)
+            alone = isinstance(raw, list | dict) and _ALONE.fullmatch(raw[key])
+            _from_environment[name, value] = FromEnvironment(raw[key] if alone else _named(value))
+
+
+def _named(value: str) -> str:
+    """A text that was made of environment variables, with their names in it."""
+    names = {secret: name for name, secret in _read.items() if secret}
+    if not names:
+        return _literal(value)
+    parts = re.split(f"({'|'.join(map(re.escape, sorted(names, key=len, reverse=True)))})", value)
+    return "".join(f"${{oc.env:{names[part]}}}" if part in names else _literal(part) for part in parts)
+
+
+def _literal(text: str) -> str:
+    """A text as a config has it that means itself."""
+    return f"\\{text}" if _MISSING.fullmatch(text) else _INTERPOLATION.sub(r"\1\1\\${", text)
+
+
+def _by_name(key: str, value: Any) -> Any:
+    """``value`` with the names of environment variables where it holds what they held."""
+    match value:
+        case dict():
+            return {name: _by_name(str(name), item) for name, item in value.items()}
+        case list() | tuple():
+            return [_by_name(key, item) for item in value]
+        case str():
+            return _from_environment.get((key, value), value)
+        case _:
+            return value
 
 
 def as_written(config: DictConfig) -> dict[str, Any]:
@@ -268,15 +356,15 @@ def _as_written(config: Any, plain: Any) -> Any:
     return {key: part(key, value) for key, value in plain.items()}
 
 
-def _escaped(value: Any) -> Any:
+def _escaped(value: Any, to_read_again: bool) -> Any:
     match value:
         case dict():
-            return {key: _escaped(item) for key, item in value.items()}
+            return {key: _escaped(item, to_read_again) for key, item in value.items()}
         case list():
-            return [_escaped(item) for item in value]
-        case str() if _MISSING.fullmatch(value):
-            return f"\\{value}"
+            return [_escaped(item, to_read_again) for item in value]
+        case FromEnvironment() if to_read_again:
+            return str(value)
         case str():
-            return _INTERPOLATION.sub(r"\1\1\\${", value)
+            return _literal(value)
         case _:
             return value

@@ -116,6 +116,7 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
     # Of the files that a folder may hold, those that the learner reads; "auto" would take consolidated.safetensors.
     options["--load-format"] = "hf"
     flags = ["--enable-scale-out", "--enable-prompt-tokens-details", "--enable-lora"]
+    flags += ["--middleware", "rollout_server.inference.locked_routes.NeedsKey"]
     # Else vLLM holds an adapter of the head too, and multiplies its zeros with every sampled token.
     base = BaseModel.read(model.path)
     check_divided(base, servers.tensor_parallel_size)
@@ -127,7 +128,7 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
     if overrides:
         options["--hf-overrides"] = json.dumps(overrides)
     if servers.share is not None:
-        flags += ["--enable-sleep-mode", "--middleware", "rollout_server.inference.locked_routes.NeedsKey"]
+        flags.append("--enable-sleep-mode")
     if cpu:
         options["--block-size"] = 32
         flags.append("--enforce-eager")
@@ -216,7 +217,6 @@ def server_environment(servers: ServersConfig, index: int, api_key: str, root: P
         **{name: value for name, value in os.environ.items() if not name.startswith("VLLM_")},
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_API_KEY": api_key,
         "HF_HUB_OFFLINE": "1",
         # vLLM's own limit, 600 s, is below what the configuration may allow a large model.
         "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(servers.start_timeout_s)),
@@ -243,7 +243,7 @@ def server_environment(servers: ServersConfig, index: int, api_key: str, root: P
         environment.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
     if servers.gpus is not None:
         environment["CUDA_VISIBLE_DEVICES"] = _visible(servers.gpus[index], os.environ.get("CUDA_VISIBLE_DEVICES"))
-    return {**environment, **servers.env}
+    return {**environment, **servers.env, "VLLM_API_KEY": api_key}
 
 
 def compile_cache(servers: ServersConfig, root: Path) -> str | None:

@@ -1,6 +1,7 @@
-"""A middleware of a vLLM server that can sleep: vLLM's own key guards few routes, and not those for developers.
+"""A middleware of every vLLM server that a node starts: vLLM's own key guards /v1 and few routes beside it.
 
-They are served together with the routes for sleeping, and run any method of a worker for whoever reaches the port.
+Without a key others sample (/invocations), count tokens, pause the engine, and where a server can sleep, run any method
+of a worker.
 """
 
 from __future__ import annotations

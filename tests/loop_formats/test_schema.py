@@ -1,5 +1,6 @@
 """What does not fit a section is one line with the key's path, and nothing is converted silently."""
 
+import json
 import math
 from dataclasses import field
 from typing import Annotated, Any, Literal
@@ -7,11 +8,12 @@ from typing import Annotated, Any, Literal
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 from pydantic import Field, PositiveFloat
 from pydantic.dataclasses import dataclass
 
 from loop_formats.schema import STRICT, ConfigError, from_mapping, require
-from rollout_server.config import NodeConfig, load_node_config, write_node_config
+from rollout_server.config import NodeConfig, as_config, as_keys, load_node_config, write_node_config
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -112,6 +114,47 @@ def test_a_node_reads_what_its_parent_wrote(tmp_path):
     )
     write_node_config(config, tmp_path / "node.yaml")
     assert load_node_config(tmp_path / "node.yaml") == config
+
+
+@pytest.mark.attack
+@pytest.mark.fault("a key of the environment is written into the files of a run")
+@pytest.mark.parametrize("key", ["sk-0123456789", "1", "${oc.env:HOME}", "a'b\"c: #"])
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ("${oc.env:MY_KEY}", None),
+        ("Bearer ${oc.env:MY_KEY}", None),
+        ("${oc.env:MY_KEY,none}", None),
+        ("${oc.env:MY_KEY,${oc.env:OTHER_KEY}}", "${oc.env:MY_KEY}"),
+        ("${oc.env:OTHER_KEY} and ${oc.env:MY_KEY}", None),
+        ("${environment.said}", "${oc.env:MY_KEY}"),
+        ("<${environment.said}>", "<${oc.env:MY_KEY}>"),
+        ("${oc.env:NOT_SET,none}", "none"),
+        ("1", "1"),
+    ],
+)
+def test_a_value_of_the_environment_is_written_by_its_name(tmp_path, monkeypatch, given, written, key):
+    monkeypatch.setattr("rollout_server.config._from_environment", {})
+    monkeypatch.setenv("MY_KEY", key)
+    monkeypatch.setenv("OTHER_KEY", "sk-other")
+    section = {"name": "counter", "said": "${oc.env:MY_KEY}", "mcp": {"search": {"env": {"API_KEY": given}}}}
+    section |= {"command": ["python", given], "section": "${environment.mcp}"}
+    node = {"root": "r", "model": {"path": given}, "servers": {"env": {"KEY": given}}, "environment": section}
+    (tmp_path / "given.yaml").write_text(json.dumps(node))
+    config = load_node_config(tmp_path / "given.yaml")
+    write_node_config(config, tmp_path / "node.yaml")
+    assert load_node_config(tmp_path / "node.yaml") == config
+    kept = OmegaConf.to_container(OmegaConf.load(tmp_path / "node.yaml"))
+    told = OmegaConf.to_container(as_config(as_keys(config)), resolve=True)  # as trackers have it
+    for keys in (kept, told):
+        options = keys["environment"]
+        assert options["mcp"]["search"]["env"]["API_KEY"] == (written or given)
+        assert [options["command"][1], keys["model"]["path"], options["section"]] == [
+            *[written or given] * 2,
+            options["mcp"],
+        ]
+        assert (options["said"], keys["max_concurrent_episodes"]) == ("${oc.env:MY_KEY}", 32)
+        assert key == "1" or key not in str(keys)
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"])) | st.lists(

@@ -19,7 +19,7 @@ from loop_plumbing.urls import url_problem
 from loop_recipes.config.rollout_node import RolloutNodeConfig, WithNode, read_token
 from loop_recipes.paths import KINDS
 from model_families.weights.hub import kept_name, local_path
-from rollout_server.config import as_keys
+from rollout_server.config import FromEnvironment, as_keys, resolved
 
 Section = TypeVar("Section")
 COMPONENT = "component"
@@ -402,8 +402,8 @@ def keys_to_keep(config: Any) -> dict[str, Any]:
     on every machine."""
     keys = as_keys(config)
     for section in (keys.get("model"), (keys.get("node") or {}).get("model")):
-        if isinstance(section, dict) and isinstance(section.get("path"), str):
-            section["path"] = kept_name(section["path"])
+        if isinstance(section, dict) and isinstance(path := section.get("path"), str):
+            section["path"] = path if isinstance(path, FromEnvironment) else kept_name(path)
     return keys
 
 
@@ -419,7 +419,7 @@ def read_config(cfg: DictConfig | Mapping[str, Any], section: type[Section]) -> 
     others = {*KINDS, *fields_of(LoopConfig)} - fields_of(section).keys()
     try:
         config = cfg if isinstance(cfg, DictConfig) else OmegaConf.create(dict(cfg))
-        plain = {str(key): _resolved(config, str(key)) for key in config if key not in others}
+        plain = resolved(config, [str(key) for key in config if key not in others])
         held = OmegaConf.select(config, "node.model.max_context") or OmegaConf.select(config, _LIMIT)
         model = plain.get("model")
         if held is not None and isinstance(model, dict) and "path" in model and "_component_" not in model:
@@ -427,11 +427,6 @@ def read_config(cfg: DictConfig | Mapping[str, Any], section: type[Section]) -> 
     except OmegaConfBaseException as error:
         raise ConfigError(f"config: {str(error).splitlines()[0]}") from error
     return from_mapping(section, plain)
-
-
-def _resolved(config: DictConfig, key: str) -> Any:
-    value = config[key]
-    return OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if OmegaConf.is_config(value) else value
 
 
 def read_loop_config(cfg: DictConfig | Mapping[str, Any]) -> LoopConfig:

@@ -11,7 +11,7 @@ from agent_environments.protocol import is_harness
 from loop_formats.collection_request import Limits
 from loop_formats.schema import STRICT, ConfigError, from_mapping, require
 from loop_plumbing.secret import read_secret
-from rollout_server.config import NodeConfig
+from rollout_server.config import NodeConfig, resolved
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -77,7 +77,7 @@ def described_node(config: DictConfig) -> NodeConfig:
     try:
         plain = OmegaConf.select(config, "node")
         if OmegaConf.is_config(plain):
-            plain = OmegaConf.to_container(plain, resolve=True, throw_on_missing=True)
+            plain = resolved(plain)
     except OmegaConfBaseException as error:
         raise ConfigError(f"node: {str(error).splitlines()[0]}") from error
     if not plain:

@@ -1,7 +1,8 @@
 """The base of the project's HTTP servers: every refusal is one line of JSON, and strangers take few of the files.
 
 A stranger is a connection that has shown no token yet. It takes a file descriptor all the same, so the oldest of too
-many strangers is hung up on. Who has shown a token calls :func:`trust_client` and is never hung up on for that.
+many strangers is hung up on. Of who has shown a token :func:`trust_client` is told, and nobody is hung up on for that;
+but one key of an agent's has so many connections at most, and the oldest of more that waits for no answer goes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import json
 import logging
 import resource
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
@@ -26,6 +28,8 @@ a request could meet its end; short, because each takes a file descriptor."""
 MAX_STRANGERS = 512
 """More than an event loop accepts before it reads what those that it accepted have sent (twice the backlog of 128)."""
 LEAST_STRANGERS = 16
+MOST_OF_A_KEY = 64
+"""Connections by the key of an agent; twice the calls that it may make at once."""
 FEWEST_FILES = 256
 """Files that a server has open whatever it serves: logs, uploads, clients."""
 
@@ -65,11 +69,23 @@ def read_agents_json(text: str | bytes) -> Any:
         raise BadBody(f"not JSON: {error}") from error
 
 
-async def read_body(request: web.Request) -> bytes:
-    """Raises TimeoutError for a body that does not arrive in time, BadBody for one that is not encoded as it says."""
+async def read_body(request: web.Request, arrived: Callable[[int], None] = lambda size: None) -> bytes:
+    """The body of a request; ``arrived`` is told of each part how many bytes it has, and may raise.
+
+    Raises:
+        TimeoutError: it does not arrive in time.
+        BadBody: it is not encoded as it says.
+        web.HTTPRequestEntityTooLarge: it is larger than the application takes.
+    """
+    body, most = bytearray(), request.client_max_size
     try:
         async with asyncio.timeout(BODY_DEADLINE_S):
-            return await request.read()
+            async for part in request.content.iter_any():
+                arrived(len(part))
+                body += part
+                if len(body) > most:
+                    raise web.HTTPRequestEntityTooLarge(max_size=most, actual_size=len(body))
+            return bytes(body)
     except RequestPayloadError as error:
         raise BadBody(f"not readable: {one_line(error)}") from error
 
@@ -80,10 +96,32 @@ def route_of(request: web.BaseRequest) -> str:
     return f"{request.method} {resource.canonical if resource is not None else '(no route)'}"
 
 
-def trust_client(request: web.Request) -> None:
-    """Mark the connection of this request as trusted: it has shown a token."""
-    if isinstance(request.protocol, _ServedConnection):
-        request.protocol.stranger = False
+def trust_client(request: web.Request, key: str | None = None) -> None:
+    """Mark the connection of this request as trusted: it has shown a token.
+
+    Args:
+        key: the token, where it is an agent's: it has :data:`MOST_OF_A_KEY` connections at most.
+    """
+    own = request.protocol
+    if not isinstance(own, _ServedConnection):
+        return
+    is_new = key is not None and own.key != key
+    own.stranger, own.key, own.is_answered = False, key, True
+    if is_new:
+        of_key = [known for known in _connections(own.server) if known.key == key and known is not own]
+        idle_first = sorted(of_key, key=lambda known: known.is_answered)
+        for known in idle_first[: max(0, len(of_key) + 1 - min(MOST_OF_A_KEY, _files_for(8)))]:
+            known.force_close()
+
+
+def _connections(server: web.Server) -> list[_ServedConnection]:
+    """The open connections, the oldest first."""
+    return [known for known in server.connections if isinstance(known, _ServedConnection)]
+
+
+def _files_for(share: int) -> int:
+    """One of so many equal shares of the files that may be open, but for a few connections enough."""
+    return max(LEAST_STRANGERS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // share)
 
 
 class Site(web.BaseSite):
@@ -96,8 +134,7 @@ class Site(web.BaseSite):
     def __init__(self, runner: web.AppRunner, host: str, port: int) -> None:
         super().__init__(runner)
         self._host, self._port = host, port
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most_strangers = max(LEAST_STRANGERS, min(MAX_STRANGERS, files // 4))
+        self._most_strangers = min(MAX_STRANGERS, _files_for(4))
 
     @property
     def name(self) -> str:
@@ -111,7 +148,7 @@ class Site(web.BaseSite):
     def _accept(self) -> _ServedConnection:
         server = self._runner.server
         assert server is not None, "set up before it listens"
-        strangers = [known for known in server.connections if isinstance(known, _ServedConnection) and known.stranger]
+        strangers = [known for known in _connections(server) if known.stranger]
         for oldest in strangers[: max(0, len(strangers) + 1 - self._most_strangers)]:
             oldest.force_close()
         return _ServedConnection(
@@ -122,11 +159,13 @@ class Site(web.BaseSite):
 class _ServedConnection(web.RequestHandler):
     """One connection."""
 
-    __slots__ = ("stranger",)
+    __slots__ = ("is_answered", "key", "server", "stranger")
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.stranger = True
+    def __init__(self, server: web.Server, **options: Any) -> None:
+        super().__init__(server, **options)
+        self.server = server
+        self.stranger, self.is_answered = True, False
+        self.key: str | None = None
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
@@ -135,7 +174,10 @@ class _ServedConnection(web.RequestHandler):
             said, resp = resp, refusal(resp.status, resp.reason)
             if "Allow" in said.headers:
                 resp.headers["Allow"] = said.headers["Allow"]
-        return await super().finish_response(request, resp, start_time)
+        try:
+            return await super().finish_response(request, resp, start_time)
+        finally:
+            self.is_answered = False
 
     def handle_error(
         self,

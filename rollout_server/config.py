@@ -298,7 +298,8 @@ def resolved(config: Any, keys: Sequence[str] | None = None) -> Any:
 
 def _note_environment(within: str, config: Any, keys: Sequence[str] | None = None) -> None:
     is_list = isinstance(config, ListConfig)
-    for key in range(len(config)) if is_list else keys or list(config):
+    every: Any = range(len(config)) if is_list else keys or list(config)
+    for key in every:
         name = within if is_list else str(key)
         _read.clear()
         value = config[key]

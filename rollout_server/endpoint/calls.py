@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 from rollout_server.endpoint.wire import RETRY_AFTER_S, Answer, ApiError, episode_over
 
 MAX_CALLS_AT_ONCE = 32
+MOST_BYTES_AT_ONCE = 32 << 20
+"""Of the requests that are being read, together."""
 READ_AT_ONCE = 20_000
 """Bytes of a request up to which it is read, and its prompt encoded, in the event loop; more would hold up others."""
 READERS = ThreadPoolExecutor(2, "request")
@@ -49,6 +51,7 @@ class Calls:
 
     def __init__(self, keep_answers: bool):
         self.requests = 0
+        self._bytes = 0
         self.repeated = 0
         self._keep_answers = keep_answers
         self._made: dict[str, Call] = {}
@@ -72,19 +75,31 @@ class Calls:
         return self._refused.total()
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
-        """Count a request from before its body is read until it is a call.
+    def reading(self) -> Iterator[Callable[[int], None]]:
+        """Count a request, and by the function that is given the bytes of it, from before its body is read until it is
+        a call.
 
         Raises:
-            ApiError: too many are read already.
+            ApiError: too many are read already, also of the function.
         """
+        own = 0
+
+        def arrived(size: int) -> None:
+            nonlocal own
+            own += size
+            self._bytes += size
+            if self._bytes > MOST_BYTES_AT_ONCE:
+                said = f"requests of more than {MOST_BYTES_AT_ONCE} bytes are being read"
+                raise ApiError(429, "too_many_calls", said, RETRY_AFTER_S)
+
         if self.requests >= MAX_CALLS_AT_ONCE:
             raise ApiError(429, "too_many_calls", f"{MAX_CALLS_AT_ONCE} requests are being read", RETRY_AFTER_S)
         self.requests += 1
         try:
-            yield
+            yield arrived
         finally:
             self.requests -= 1
+            self._bytes -= own
 
     async def beside(self, size: int, work: Callable[[], T]) -> T:
         """Return ``work()``, which reads ``size`` bytes: beside the event loop if these are many, one at a time of each

@@ -98,7 +98,7 @@ def _session(request: web.Request, in_path: str | None) -> Session:
     keys = given[:1] if given[0] is not None else given[1:]
     for key in keys:
         if key and (session := request.app[ENDPOINT].sessions.find(key)) is not None:
-            trust_client(request)
+            trust_client(request, key)
             return session
     raise ApiError(401, "invalid_api_key", "Incorrect API key: it is that of no episode, or its episode is over")
 
@@ -219,8 +219,8 @@ async def count_tokens(route: Route, request: web.Request, session: Session) -> 
 
 async def _asked(dialect: Dialect, request: web.Request, session: Session) -> tuple[Asked, bytes]:
     """The call that a request makes, and its body."""
-    with session.calls.reading():
-        body = await read_body(request)
+    with session.calls.reading() as arrived:
+        body = await read_body(request, arrived)
         asked = await session.calls.beside(len(body), lambda: dialect.read(body, session.recall))
     model = request.match_info.get("model", asked.model)[:MODEL_CHARACTERS]
     return replace(asked, size=len(body), model=model), body
@@ -283,8 +283,8 @@ def _is_number(value: object) -> bool:
 
 
 async def _object(request: web.Request, session: Session) -> dict[str, Any]:
-    with session.calls.reading():
-        body = await read_body(request) or b"{}"
+    with session.calls.reading() as arrived:
+        body = await read_body(request, arrived) or b"{}"
         value = await session.calls.beside(len(body), lambda: read_agents_json(body))
     if not isinstance(value, dict):
         raise ApiError(400, "invalid_request", "the body must be a JSON object")

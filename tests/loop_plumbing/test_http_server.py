@@ -38,11 +38,15 @@ async def serving():
         trust_client(request)
         return web.json_response({})
 
+    async def agent(request):
+        trust_client(request, request.query["key"])
+        return web.json_response({})
+
     async def defect(request):
         raise KeyError("of ours")
 
     app = web.Application()
-    app.add_routes([web.get("/trusted", trusted), web.get("/defect/{key}", defect)])
+    app.add_routes([web.get("/trusted", trusted), web.get("/agent", agent), web.get("/defect/{key}", defect)])
     runner = web.AppRunner(app, shutdown_timeout=0.0)
     await runner.setup()
     await Site(runner, "127.0.0.1", 0).start()
@@ -105,6 +109,27 @@ async def test_strangers_are_hung_up_on_the_oldest_first_and_the_trusted_never(m
         assert (await asked(*late, head))[0] == 200
         for _, open_writer in [*silent, late, (reader, writer)]:
             open_writer.close()
+
+
+@pytest.mark.attack
+@pytest.mark.fault("one agent's connections shut the trainer out")
+async def test_a_key_has_so_many_connections_and_others_are_not_hung_up_on_for_it(monkeypatch):
+    monkeypatch.setattr(http_server, "MOST_OF_A_KEY", 10)
+    async with serving() as (port, runner):
+        head, greedy = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n", []
+        trusted, other = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        assert (await asked(*trusted, head % b"trusted"))[0] == 200
+        assert (await asked(*other, head % b"agent?key=other"))[0] == 200
+        for _ in range(100):
+            greedy.append(await asyncio.open_connection("127.0.0.1", port))
+            assert (await asked(*greedy[-1], head % b"agent?key=greedy"))[0] == 200
+        await wait_until(lambda: len(runner.server.connections) == 12)
+        async with asyncio.timeout(DEADLINE_S):
+            assert await greedy[89][0].read() == b""
+        for connection, path in ((trusted, b"trusted"), (other, b"agent?key=other"), (greedy[90], b"agent?key=greedy")):
+            assert (await asked(*connection, head % path))[0] == 200
+        for _, writer in (trusted, other, *greedy):
+            writer.close()
 
 
 async def test_a_silent_connection_ends(monkeypatch):

@@ -12,6 +12,8 @@ from loop_plumbing import http_server
 from support.open_session import HELLO, OpenSession
 from support.waiting import DEADLINE_S
 
+pytestmark = pytest.mark.attack
+
 MEBIBYTE = b" " * (1 << 20)
 BODY = b'{"stream": true, "messages": [{"role": "user", "content": "Hello."}]}'
 
@@ -98,6 +100,25 @@ async def test_bodies_that_never_come_whole(running, attacker, monkeypatch):
             writer.write(attacker.head("Content-Length: 1000") + b'{"mess')
             readers.append(reader)
         assert {await attacker.status(reader) for reader in readers} == {408}
+
+    await played_beside(running, attack())
+
+
+@pytest.mark.fault("one agent's connections shut the trainer out")
+async def test_the_bytes_of_one_key_are_bounded_and_those_of_others_are_not(running, attacker, monkeypatch):
+    monkeypatch.setattr("rollout_server.endpoint.calls.MOST_BYTES_AT_ONCE", 3 << 20)
+
+    async def attack():
+        readers = []
+        for _ in range(3):
+            reader, writer = await attacker.connect()
+            writer.write(attacker.head(f"Content-Length: {2 << 20}") + MEBIBYTE)
+            await writer.drain()
+            readers.append(reader)
+        reader, writer = await attacker.connect()
+        writer.write(attacker.head("Transfer-Encoding: chunked") + b"100000\r\n" + MEBIBYTE + b"\r\n")
+        assert await attacker.status(reader) == 429
+        await attacker.leave()
 
     await played_beside(running, attack())
 

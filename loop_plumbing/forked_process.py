@@ -80,6 +80,8 @@ class ForkServer:
         away: makes the exception, of a message, for a server that does not start or has ended, and for a process that
             says so of what it needs.
         environment: its variables; None: the owner's.
+        longest_answer: bytes of a process's answer; one that sends more is ended. Where code of an agent runs there,
+            near what is shown of an answer: a long line holds up the owner while it is read.
         log: the file to which what it and its processes print is appended; None: the owner's standard error.
 
     ``restarts`` counts how often another one took the place of one that had died.
@@ -93,6 +95,7 @@ class ForkServer:
         away: Callable[[str], Exception],
         environment: Mapping[str, str] | None = None,
         log: Path | None = None,
+        longest_answer: int = MAX_LINE,
     ) -> None:
         self.name = name
         self.away = away
@@ -100,6 +103,7 @@ class ForkServer:
         self._told = json.dumps(told).encode() + b"\n"
         self._environment = environment
         self._log = log
+        self._longest_answer = longest_answer
         self.restarts = 0
         self.alive = False
         """Whether it runs."""
@@ -155,7 +159,7 @@ class ForkServer:
                     answer = await self.ask({"fork": True}, theirs.fileno(), running_time.tick())
             if "error" in answer:
                 raise self.away(f"a {self.name} process cannot be started: {answer['error']}")
-            reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE)
+            reader, writer = await asyncio.open_connection(sock=ours, limit=self._longest_answer)
         except BaseException:
             ours.close()
             raise
@@ -455,7 +459,7 @@ class ForkedProcess:
             line = await self._reader.readline()
         except OSError:
             line = b""
-        except ValueError:  # longer than MAX_LINE
+        except ValueError:  # too long
             line = b"\n"
         if line.endswith(b"\n"):
             with contextlib.suppress(ValueError, RecursionError):

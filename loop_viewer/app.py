@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from loop_formats.run_files import to_json
+from loop_plumbing.http_server import BadBody, read_agents_json
 from loop_viewer.run_data import RunData
 from loop_viewer.run_folder import RunFolder
 
@@ -135,8 +135,8 @@ class _Routes:
         if request.content_type != "application/json":
             return _no_json()
         try:
-            said = json.loads(await request.read())
-        except ValueError:
+            said = read_agents_json(await request.read())
+        except BadBody:
             said = None
         match said:
             case {"note": str(text)}:

@@ -34,8 +34,8 @@ _A_TEXT = re.compile(
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 _MISSING = re.compile(r"\\*\?\?\?")
 """What OmegaConf takes for another value, or for none, unless a backslash is before it."""
-_ALONE = re.compile(r"([^$]|\$\{(oc\.env|loop_\w+):[^${}]*(\$\{loop_\w+:[^${}]*\}[^${}]*)?\})*")
-"""A text that means the same in any other config: it names none of its own config's keys."""
+_NAMES_ENVIRONMENT = re.compile(r"([^$\\]|\$\{oc\.env:[^${}]*\})*")
+"""A text that names environment variables, and no keys of its own config."""
 
 
 def _template(value: Any) -> Any:
@@ -266,7 +266,9 @@ class FromEnvironment(str):
 _read: dict[str, str] = {}
 """The environment variables that the text which is being resolved was made of, with their values."""
 _from_environment: dict[tuple[str, str], FromEnvironment] = {}
-"""What to write for a text that holds such values, by its key and the text."""
+"""What to write for a text that holds such values, by its key and the text. Those beside the sections, and what says
+where something lies, are no secrets, and others read them without this environment."""
+_PLACES = ("path", "module", "python", "root")
 
 
 def _environment_variable(name: str, *default: Any) -> Any:
@@ -305,9 +307,9 @@ def _note_environment(within: str, config: Any, keys: Sequence[str] | None = Non
         value = config[key]
         if isinstance(value, DictConfig | ListConfig):
             _note_environment(name, value)
-        elif isinstance(value, str) and _read:
+        elif isinstance(value, str) and _read and within and name not in _PLACES and not os.path.isabs(value):
             raw: Any = OmegaConf.to_container(config, resolve=False)
-            alone = isinstance(raw, list | dict) and _ALONE.fullmatch(raw[key])
+            alone = isinstance(raw, list | dict) and _NAMES_ENVIRONMENT.fullmatch(raw[key])
             _from_environment[name, value] = FromEnvironment(raw[key] if alone else _named(value))
 
 

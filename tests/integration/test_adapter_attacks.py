@@ -31,7 +31,7 @@ from support.listener import Listener
 from support.processes import processes
 from support.waiting import wait_until
 
-pytestmark = [pytest.mark.integration, needs_world]
+pytestmark = [pytest.mark.attack, pytest.mark.integration, needs_world]
 
 AT_ONCE = 4
 

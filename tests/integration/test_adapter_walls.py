@@ -22,6 +22,7 @@ from support.adapter_support import ROOT, fenced, honest_code, needs_world, play
 from support.processes import processes
 
 pytestmark = [
+    pytest.mark.attack,
     pytest.mark.integration,
     needs_world,
     pytest.mark.asyncio(loop_scope="session"),

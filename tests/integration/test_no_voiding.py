@@ -24,7 +24,7 @@ from support.processes import episode_processes
 from support.scripted_policy import collect
 from support.waiting import wait_until
 
-pytestmark = [pytest.mark.integration, needs_world, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.attack, pytest.mark.integration, needs_world, pytest.mark.timeout(600)]
 session_loop = pytest.mark.asyncio(loop_scope="session")
 
 TOSSES = 2

@@ -239,6 +239,16 @@ async def test_a_log_has_what_is_printed_and_a_scrubbed_environment_nothing_of_t
     await wait_until(lambda: log.read_text() == "before\nwarm\n")
 
 
+@pytest.mark.attack
+@pytest.mark.fault("one line of a session holds up all others")
+async def test_a_process_that_answers_a_longer_line_than_it_may_is_ended_at_once(serving):
+    process = await serving(longest_answer=10_000).fork()
+    assert len(await process.ask("say", 60.0, text="x" * 9_000)) == 9_000
+    with pytest.raises(ProcessEnded, match="its process sent what is no answer"):
+        await process.ask("say", 60.0, text="x" * 100_000)
+    assert not process.alive
+
+
 class Writer:
     """A connection that nobody reads."""
 

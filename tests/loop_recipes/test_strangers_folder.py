@@ -27,6 +27,8 @@ from loop_recipes.verbs.view import main as view
 from loop_viewer.run_data import RunData
 from support.viewer_run import write_run
 
+pytestmark = pytest.mark.attack
+
 HOSTILE = """
 from pathlib import Path
 Path(__file__).with_name("imported").touch()

@@ -389,7 +389,7 @@ async def test_a_note_stays_beside_the_run_and_is_found(run_folder, tmp_path):
     path = "/api/collections/demo-i0001/rollouts/3/note"
     async with TestClient(TestServer(build_app(opened(folder)))) as client:
         assert (await client.post(path, json={"note": "gave up early #wrong <b>\ud83d"})).status == 200
-        for refused in ('{"note": 3}', '["note"]', "{}", "null", "{", ""):
+        for refused in ('{"note": 3}', '["note"]', "{}", "null", "{", "", "[" * 100_000, "9" * 5000):
             answer = await client.post(path, data=refused, headers={"Content-Type": "application/json"})
             assert answer.status == 400, refused
         assert (await client.post(path, data='{"note": "x"}', headers={"Content-Type": "text/plain"})).status == 415

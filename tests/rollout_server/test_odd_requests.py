@@ -11,6 +11,8 @@ from support.counter_node import TOKEN, counter_request
 from support.odd_requests import DEEP, OddRequest, ask, check_answer, odd_requests
 from support.open_session import OpenSession
 
+pytestmark = pytest.mark.attack
+
 KEYS = [
     *("id", "tasks", "rollouts_per_task", "policy_version", "limits", "sampling", "branches", "seed"),
     *("path", "canary", "task_id", "wait_s", "model", "seconds", "max_context"),

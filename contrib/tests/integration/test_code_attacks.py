@@ -12,7 +12,7 @@ from support.listener import Listener
 from support.processes import processes
 from support.waiting import wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.attack, pytest.mark.integration]
 AT_ONCE = 4
 CODE_DEADLINE_S = 3.0
 

@@ -19,7 +19,7 @@ from loop_plumbing.urls import url_problem
 from loop_recipes.config.rollout_node import RolloutNodeConfig, WithNode, read_token
 from loop_recipes.paths import KINDS
 from model_families.weights.hub import kept_name, local_path
-from rollout_server.config import FromEnvironment, as_keys, resolved
+from rollout_server.config import as_keys, resolved
 
 Section = TypeVar("Section")
 COMPONENT = "component"
@@ -402,8 +402,8 @@ def keys_to_keep(config: Any) -> dict[str, Any]:
     on every machine."""
     keys = as_keys(config)
     for section in (keys.get("model"), (keys.get("node") or {}).get("model")):
-        if isinstance(section, dict) and isinstance(path := section.get("path"), str):
-            section["path"] = path if isinstance(path, FromEnvironment) else kept_name(path)
+        if isinstance(section, dict) and isinstance(section.get("path"), str):
+            section["path"] = kept_name(section["path"])
     return keys
 
 

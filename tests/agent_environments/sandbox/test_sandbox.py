@@ -21,6 +21,8 @@ from appworld_adapter.pool import bubblewrap
 from support import sealed_calls, sealed_channels
 from support.waiting import COMMAND_S
 
+pytestmark = pytest.mark.attack
+
 NOBODY = 65534
 IPC_CREAT, IPC_RMID = 0o1000, 0
 

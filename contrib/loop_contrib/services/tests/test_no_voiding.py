@@ -9,6 +9,8 @@ from loop_contrib.services.service_pool import TOKEN_VARIABLE
 from support.breaking_worlds import check_coins
 from support.chat_tokenizers import write_formats
 
+pytestmark = pytest.mark.attack
+
 
 @contextlib.asynccontextmanager
 async def served(protocol, pool):

@@ -16,6 +16,8 @@ from loop_plumbing.http_server import Site
 from support.odd_requests import DEEP, ODD_VALUES, OddRequest, ask, check_answer, odd_requests
 from support.waiting import DEADLINE_S
 
+pytestmark = pytest.mark.attack
+
 TOKEN = "t0ken-of-the-service"
 KEYS = ["split", "index", "start", "stop", "task_id", "data_idx", "id", "action", "type", "data"]
 

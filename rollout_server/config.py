@@ -6,7 +6,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -239,7 +239,8 @@ def write_node_config(config: NodeConfig, file: Path) -> None:
 def as_keys(section: Any) -> dict[str, Any]:
     """A section as the keys that it is read from: an environment's options beside its name, and in the place of a text
     that holds a value of an environment variable the ``${oc.env:...}`` that it was read from."""
-    keys: dict[str, Any] = _by_name("", asdict(section, dict_factory=_keys))
+    plain = asdict(section, dict_factory=_keys)
+    keys: dict[str, Any] = _texts(plain, lambda key, text: _from_environment.get((key, text), text))
     return keys
 
 
@@ -255,8 +256,25 @@ def as_config(data: Mapping[str, Any], to_read_again: bool = False) -> DictConfi
     Args:
         to_read_again: what :func:`as_keys` named by an environment variable is its value again then.
     """
-    escaped: dict[str, Any] = _escaped(dict(data), to_read_again)
+
+    def written(key: str, text: str) -> str:
+        return str(text) if to_read_again and isinstance(text, FromEnvironment) else _literal(text)
+
+    escaped: dict[str, Any] = _texts(dict(data), written)
     return OmegaConf.create(escaped)
+
+
+def _texts(value: Any, change: Callable[[str, str], str], key: str = "") -> Any:
+    """``value`` with each text in it as ``change`` makes it of its key and the text."""
+    match value:
+        case dict():
+            return {name: _texts(item, change, str(name)) for name, item in value.items()}
+        case list() | tuple():
+            return [_texts(item, change, key) for item in value]
+        case str():
+            return change(key, value)
+        case _:
+            return value
 
 
 class FromEnvironment(str):
@@ -281,7 +299,7 @@ def _environment_variable(name: str, *default: Any) -> Any:
 OmegaConf.register_new_resolver("oc.env", _environment_variable, replace=True)
 
 
-def resolved(config: Any, keys: Sequence[str] | None = None) -> Any:
+def resolved(config: Any, keys: Sequence[Any] | None = None) -> dict[Any, Any]:
     """The plain value of a config, or of some of its keys, with interpolations resolved. Which texts hold values of
     environment variables is known from then on: see :func:`as_keys`.
 
@@ -289,24 +307,23 @@ def resolved(config: Any, keys: Sequence[str] | None = None) -> Any:
         OmegaConfBaseException: an interpolation does not resolve, or a value is missing.
     """
 
-    def plain(value: Any) -> Any:
-        is_config = OmegaConf.is_config(value)
-        return OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if is_config else value
+    chosen = list(config) if keys is None else keys
+    values = ((key, config[key]) for key in chosen)
+    plain = {
+        key: OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if OmegaConf.is_config(value) else value
+        for key, value in values
+    }
+    _note_environment("", config, chosen)
+    return plain
 
-    data = plain(config) if keys is None else {key: plain(config[key]) for key in keys}
-    _note_environment("", config, keys)
-    return data
 
-
-def _note_environment(within: str, config: Any, keys: Sequence[str] | None = None) -> None:
-    is_list = isinstance(config, ListConfig)
-    every: Any = range(len(config)) if is_list else keys or list(config)
-    for key in every:
-        name = within if is_list else str(key)
+def _note_environment(within: str, config: Any, keys: Sequence[Any]) -> None:
+    for key in keys:
+        name = within if isinstance(config, ListConfig) else str(key)
         _read.clear()
         value = config[key]
         if isinstance(value, DictConfig | ListConfig):
-            _note_environment(name, value)
+            _note_environment(name, value, list(value) if isinstance(value, DictConfig) else range(len(value)))
         elif isinstance(value, str) and _read and within and name not in _PLACES and not os.path.isabs(value):
             raw: Any = OmegaConf.to_container(config, resolve=False)
             alone = isinstance(raw, list | dict) and _NAMES_ENVIRONMENT.fullmatch(raw[key])
@@ -315,29 +332,14 @@ def _note_environment(within: str, config: Any, keys: Sequence[str] | None = Non
 
 def _named(value: str) -> str:
     """A text that was made of environment variables, with their names in it."""
-    names = {secret: name for name, secret in _read.items() if secret}
-    if not names:
-        return _literal(value)
-    parts = re.split(f"({'|'.join(map(re.escape, sorted(names, key=len, reverse=True)))})", value)
-    return "".join(f"${{oc.env:{names[part]}}}" if part in names else _literal(part) for part in parts)
+    names = {_literal(secret): f"${{oc.env:{name}}}" for name, secret in _read.items() if secret}
+    secrets = "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)"
+    return re.sub(rf"(\\*)({secrets})", lambda found: found[1] * 2 + names[found[2]], _literal(value))
 
 
 def _literal(text: str) -> str:
     """A text as a config has it that means itself."""
     return f"\\{text}" if _MISSING.fullmatch(text) else _INTERPOLATION.sub(r"\1\1\\${", text)
-
-
-def _by_name(key: str, value: Any) -> Any:
-    """``value`` with the names of environment variables where it holds what they held."""
-    match value:
-        case dict():
-            return {name: _by_name(str(name), item) for name, item in value.items()}
-        case list() | tuple():
-            return [_by_name(key, item) for item in value]
-        case str():
-            return _from_environment.get((key, value), value)
-        case _:
-            return value
 
 
 def as_written(config: DictConfig) -> dict[str, Any]:
@@ -357,17 +359,3 @@ def _as_written(config: Any, plain: Any) -> Any:
     if isinstance(plain, list):
         return [part(number, value) for number, value in enumerate(plain)]
     return {key: part(key, value) for key, value in plain.items()}
-
-
-def _escaped(value: Any, to_read_again: bool) -> Any:
-    match value:
-        case dict():
-            return {key: _escaped(item, to_read_again) for key, item in value.items()}
-        case list():
-            return [_escaped(item, to_read_again) for item in value]
-        case FromEnvironment() if to_read_again:
-            return str(value)
-        case str():
-            return _literal(value)
-        case _:
-            return value

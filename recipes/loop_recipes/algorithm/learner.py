@@ -150,10 +150,11 @@ class Learner:
             figures: the environment's, of behaviour.
         """
         keys = {figure.key for figure in figures}.union(*(each.figures for each in self._credit.values()))
-        record_start(self._output_dir, after_iteration, keys_to_keep(self.conf))
-        config = as_config(keys := keys_to_keep(self.conf))
-        if keys.get("node"):  # another run may begin with it; the rest is read as data, in which nothing is resolved
-            config.node = as_config(keys["node"], to_read_again=True)
+        kept = keys_to_keep(self.conf)
+        record_start(self._output_dir, after_iteration, kept)
+        config = as_config(kept)
+        if kept.get("node"):  # another run may begin with it; the rest is read as data, in which nothing is resolved
+            config.node = as_config(kept["node"], to_read_again=True)
         if OmegaConf.select(config, "node.root") == str(Path(self.conf.output_dir, "node")):
             config.node.root = "${output_dir}/node"  # for a run elsewhere that is begun with this file
         with writing(self._output_dir / "config.yaml"):

@@ -76,7 +76,7 @@ def described_node(config: DictConfig) -> NodeConfig:
     """
     try:
         plain = OmegaConf.select(config, "node")
-        if OmegaConf.is_config(plain):
+        if isinstance(plain, DictConfig):
             plain = resolved(plain)
     except OmegaConfBaseException as error:
         raise ConfigError(f"node: {str(error).splitlines()[0]}") from error

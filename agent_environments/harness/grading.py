@@ -78,6 +78,11 @@ class GradedByCommand:
     def __init__(self, command: Sequence[str]) -> None:
         program, *rest = found(command)
         self._command = [os.path.abspath(shutil.which(program) or program), *rest]
+        word = run_from_folder(self._command)
+        self._runs_agents = word and (
+            f"harness: grade_command: there is no file {word!r} here, and in the episode's folder it is the agent's to "
+            "write; give its path"
+        )
 
     def check(self) -> None:
         """Check that the command is there, before any agent has started.
@@ -87,14 +92,13 @@ class GradedByCommand:
                 that the agent wrote.
         """
         require_program("grade_command", self._command)
-        if (word := run_from_folder(self._command)) is not None:
-            raise FileNotFoundError(
-                f"harness: grade_command: there is no file {word!r} here, and in the episode's folder it is the "
-                "agent's to write; give its path"
-            )
+        if self._runs_agents:
+            raise FileNotFoundError(self._runs_agents)
 
     async def grade(self, episode: EndedEpisode) -> Grade:
         """Return the reward of the command's last line; where it has none the episode cannot be graded."""
+        if self._runs_agents:
+            return Grade.of_ungradable(self._runs_agents)
         variables = {"TASK_ID": episode.task_id, "EPISODE_FOLDER": str(episode.folder), **_nothing_from_here()}
         ended = await run_program(self._command, variables, episode.folder, GRADE_TIMEOUT_S, answers=True)
         if ended.status != 0:

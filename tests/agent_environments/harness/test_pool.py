@@ -151,6 +151,8 @@ async def test_no_word_of_a_grade_command_is_looked_for_where_the_agent_writes(w
     monkeypatch.setattr("agent_environments.harness.words.shutil.which", lambda name, path=None: f"/bin/{name}")
     with pytest.raises(FileNotFoundError, match=r"grade_command: there is no file .* agent's to write"):
         await pool(command=["true"], grade_command=words, accept_reward=False).open()
+    grade = await played(pool(command=["true"], grade_command=words, accept_reward=False))
+    assert (grade.reward, "agent's to write" in grade.ungradable) == (0.0, True)
 
 
 @pytest.mark.parametrize(

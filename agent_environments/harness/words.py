@@ -28,9 +28,14 @@ PASSES_ON = re.compile(
     r"env|timeout|nice|ionice|nohup|stdbuf|setsid|taskset|chrt|time|exec|command|sudo|xargs|[{!]|if|then|else|do|\d.*|-.*"
 )
 """Words of a shell that stand before a program."""
-TAKES_CODE = re.compile(r"-[a-z]*[cemS]|--(eval|command|print|split-string)")
+TAKES_LINE = re.compile(r"-[a-z]*c|-S|--command|--split-string")
+TAKES_CODE = re.compile(r"-[a-z]*[cem]|--eval|--print")
 TAKES_A_WORD = re.compile(r"-[WXoO]")
+CLEARS_VARIABLES = {"sudo", "su", "doas", "runuser", "-i", "-", "--ignore-environment", "-E", "--reset-env"}
+"""What leaves a Python without the variable by which it imports nothing from where it starts."""
 CHANGES_FOLDER = ("-C", "--chdir", "--directory", "cd")
+_ENDS = ";&|()`"
+"""Signs of a shell between two commands."""
 LOOKS_LIKE_A_FILE = re.compile(r"[^:]*/[^:]*|[^:]*\.[A-Za-z]\w*")
 
 
@@ -70,7 +75,7 @@ def require_program(key: str, command: Sequence[str], path: str | None = None) -
 def run_from_folder(command: Sequence[str], in_shell: bool = False) -> str | None:
     """The first word by which a command runs a file of the folder that it starts in; None where there is none.
 
-    Words after the first absolute path of a file are that file's own, and may name what it reads.
+    Words after the first absolute path of a script or a program are its own, and may name what it reads.
 
     Args:
         in_shell: the command stands in a line of a shell, where a word that names a file is mostly read.
@@ -78,14 +83,18 @@ def run_from_folder(command: Sequence[str], in_shell: bool = False) -> str | Non
     program, before, begins = "", "", in_shell
     for number, word in enumerate(command):
         value, name = word.rpartition("=")[2], os.path.basename(word)
-        if TAKES_CODE.fullmatch(before):
-            if LANGUAGES.fullmatch(program):
-                return None
+        if LANGUAGES.fullmatch(program) and TAKES_CODE.fullmatch(before):
+            earlier = {os.path.basename(each) for each in command[:number]}
+            imports = CLEARS_VARIABLES & earlier and not any(re.fullmatch(r"-\w*[IP]\w*", each) for each in earlier)
+            return word if program.startswith("py") and imports else None
+        if TAKES_LINE.fullmatch(before):
             if (runs := _run_by_line(word)) is not None:
                 return runs
             program, before = "", word
             continue
-        if os.path.isabs(word) and number and (os.path.isfile(word) or before in CHANGES_FOLDER):
+        runs_another = RUNS_A_FILE.fullmatch(name) or PASSES_ON.fullmatch(name)
+        is_own = not runs_another and os.path.isfile(word) and (program or os.access(word, os.X_OK))
+        if os.path.isabs(word) and number and (is_own or before in CHANGES_FOLDER):
             return None
         is_option = word.startswith("-") and "=" not in word and not re.match(r"-I[^/]", word)
         if not (is_option or os.path.isabs(value) or "$" in value or TAKES_A_WORD.fullmatch(before)):
@@ -101,7 +110,7 @@ def run_from_folder(command: Sequence[str], in_shell: bool = False) -> str | Non
 
 def _run_by_line(line: str) -> str | None:
     """As :func:`run_from_folder`, of a line of a shell, which may go to another folder by ``cd``."""
-    lexer = shlex.shlex(line.replace("\n", ";"), posix=True, punctuation_chars=";&|()")
+    lexer = shlex.shlex(line.replace("\n", ";"), posix=True, punctuation_chars=_ENDS)
     lexer.whitespace_split = True
     try:
         words = list(lexer)
@@ -109,7 +118,7 @@ def _run_by_line(line: str) -> str | None:
         return None
     one: list[str] = []
     for word in [*words, ";"]:
-        if not set(word) <= set(";&|()"):
+        if not set(word) <= set(_ENDS):
             one.append(word)
         elif one[:1] == ["cd"] and os.path.isabs(one[-1]):
             return None

@@ -122,6 +122,19 @@ def read_files(root: str | Path, most_bytes: int, most_files: int) -> dict[str, 
     return dict(sorted(files.items()))
 
 
+def make_folder(path: str | Path) -> None:
+    """Have a folder at ``path`` that may be entered and read: one that is there, else an empty one in place of it.
+
+    Raises:
+        OSError: there can be none.
+    """
+    try:
+        os.close(_opened(os.fspath(path))[0])
+    except OSError:
+        remove(path)
+        os.mkdir(path, stat.S_IRWXU)
+
+
 def remove(root: str | Path) -> None:
     """Remove a folder with all that is in it; what cannot be removed stays, and raises nothing."""
     for written in walk(root, folders_last=True):

@@ -138,6 +138,35 @@ async def test_whatever_a_program_leaves_is_graded_and_removed(tmp_path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.attack
+@pytest.mark.fault("what an agent leaves cannot be looked at or removed, and its episode is void")
+@pytest.mark.parametrize(
+    "does",
+    [
+        "os.chmod('.', 0)",
+        "os.chmod('.', 0); os.chmod('..', 0)",
+        "os.rmdir(here)",
+        "os.rmdir(here); os.symlink(answers, here)",
+        "os.rename(own, own + 'x')",
+        "os.rename(own, own + 'x'); os.symlink(answers, own)",
+        "os.rename(here, here + 'x'); open(here, 'w')",
+        "os.rename(here, here + 'x'); os.mkfifo(here)",
+    ],
+)
+async def test_the_folder_that_is_graded_is_a_folder_and_no_link(tmp_path, monkeypatch, does):
+    answers = tmp_path / "answers/episode"
+    answers.mkdir(parents=True)
+    (answers / "answer.txt").write_text("42")
+    monkeypatch.setattr("agent_environments.harness.pool.tempfile.mkdtemp", lambda prefix: str(_made(tmp_path / "own")))
+    grade = "import os; print('{\"reward\": %d}' % os.path.exists('answer.txt'))"
+    answers = str(answers if "here)" in does else answers.parent)
+    agent = f"import os; here, answers = os.getcwd(), {answers!r}; own = os.path.dirname(here); {does}"
+    printed, graded = await ran(pool(grade_command=[sys.executable, "-c", grade]), agent)
+    assert (printed, graded.reward, graded.ungradable) == ([""], 0.0, None)
+    assert (tmp_path / "answers/episode/answer.txt").read_text() == "42"
+    assert not (tmp_path / "own").exists()
+
+
 def _made(folder):
     folder.mkdir()
     return folder

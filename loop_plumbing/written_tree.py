@@ -136,12 +136,13 @@ def make_folder(path: str | Path) -> None:
 
 
 def remove(root: str | Path) -> None:
-    """Remove a folder with all that is in it; what cannot be removed stays, and raises nothing."""
+    """Remove a folder with all that is in it, or what stands in its place; what cannot be removed stays, and raises
+    nothing."""
     for written in walk(root, folders_last=True):
         with contextlib.suppress(OSError):
             (os.rmdir if stat.S_ISDIR(written.about.st_mode) else os.unlink)(written.name, dir_fd=written.folder)
     with contextlib.suppress(OSError):
-        (os.unlink if os.path.islink(root) else os.rmdir)(root)
+        (os.rmdir if stat.S_ISDIR(os.lstat(root).st_mode) else os.unlink)(root)
 
 
 def _opened(name: str, folder: int | None = None, kind: int = os.O_DIRECTORY) -> tuple[int, int | None]:

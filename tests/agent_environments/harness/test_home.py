@@ -144,7 +144,7 @@ async def test_whatever_a_program_leaves_is_graded_and_removed(tmp_path, monkeyp
     "does",
     [
         "os.chmod('.', 0)",
-        "os.chmod('.', 0); os.chmod('..', 0)",
+        "os.chmod(here, 0); os.chmod(own, 0)",
         "os.rmdir(here)",
         "os.rmdir(here); os.symlink(answers, here)",
         "os.rename(own, own + 'x')",

@@ -122,17 +122,13 @@ def read_files(root: str | Path, most_bytes: int, most_files: int) -> dict[str, 
     return dict(sorted(files.items()))
 
 
-def make_folder(path: str | Path) -> None:
-    """Have a folder at ``path`` that may be entered and read: one that is there, else an empty one in place of it.
-
-    Raises:
-        OSError: there can be none.
-    """
+def open_folder(path: str | Path) -> bool:
+    """Have a folder be one that may be entered and read; whether ``path`` is a folder, and no link to one."""
     try:
         os.close(_opened(os.fspath(path))[0])
     except OSError:
-        remove(path)
-        os.mkdir(path, stat.S_IRWXU)
+        return False
+    return True
 
 
 def remove(root: str | Path) -> None:

@@ -13,6 +13,7 @@ from typing import Protocol
 from agent_environments.harness.program import INHERITED, run_program
 from agent_environments.harness.words import found, require_program, run_from_folder
 from agent_environments.protocol import Environment, Grade
+from loop_plumbing.written_tree import open_folder
 
 GRADE_TIMEOUT_S = 600.0
 
@@ -99,6 +100,10 @@ class GradedByCommand:
         """Return the reward of the command's last line; where it has none the episode cannot be graded."""
         if self._runs_agents:
             return Grade.of_ungradable(self._runs_agents)
+        if not all(map(open_folder, (episode.folder.parent, episode.folder))):
+            return Grade.of_ungradable(
+                "the program has removed the folder that is graded, or put something in its place"
+            )
         variables = {"TASK_ID": episode.task_id, "EPISODE_FOLDER": str(episode.folder), **_nothing_from_here()}
         ended = await run_program(self._command, variables, episode.folder, GRADE_TIMEOUT_S, answers=True)
         if ended.status != 0:

@@ -49,7 +49,7 @@ from agent_environments.protocol import (
     tasks_of_split,
 )
 from agent_environments.slots import Slots
-from loop_plumbing.written_tree import make_folder, remove
+from loop_plumbing.written_tree import remove
 
 LEAVE_S = 10.0
 """Seconds that a program has to end once its episode is over."""
@@ -156,8 +156,6 @@ class HarnessEnvironment:
 
     async def grade(self) -> Grade:
         """The grader's verdict; what the program states has no name that the grader's own figures have."""
-        for folder in (self._own, self._folder):  # the program may have put a link there, or nothing
-            await asyncio.to_thread(make_folder, folder)
         ended = EndedEpisode(self._task_id, self._folder, self._world, self._stated)
         return self._with_figures(await self._pool.grader.grade(ended))
 

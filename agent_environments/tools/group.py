@@ -56,7 +56,6 @@ async def group_grades(
     for reward in (each for each in rewards if each.group):
         judge_s = max(0.0, until - running_time.now()) if reward.takes_judge else 0.0
         asked = {"reward": reward.name, "task_id": task_id, "judge_s": judge_s}
-
         deadline_s = reward.deadline_s + judge_s
 
         async def ask(

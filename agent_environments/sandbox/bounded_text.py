@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 
+NOT_SHOWN = "\n[... not all is shown ...]\n"
+
 
 class BoundedText(io.StringIO):
     """Drops what is written beyond ``limit`` characters, while it is written."""
@@ -17,3 +19,11 @@ class BoundedText(io.StringIO):
         if room > 0:
             super().write(text[:room])
         return len(text)
+
+
+def shortened(text: str, most: int) -> str:
+    """Beginning and end of a text, together ``most`` characters."""
+    if len(text) <= most:
+        return text
+    room = max(0, most - len(NOT_SHOWN))
+    return text[: room // 2] + NOT_SHOWN + text[len(text) - (room - room // 2) :]

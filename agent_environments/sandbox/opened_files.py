@@ -1,4 +1,4 @@
-"""``os.stat``, ``fstat``, ``listdir`` and ``scandir`` for a process that may open files but may ask nothing about them.
+"""``os.stat``, ``fstat`` and ``listdir`` for a process that may open files but may ask nothing about them.
 
 The sandbox refuses every call that asks about a path, since nothing in the kernel confines those, and ``fstat``, which
 tells when a file was last read: a word from whoever read it (syscalls.py). Python asks before it imports a module or
@@ -16,13 +16,12 @@ import errno
 import importlib
 import importlib._bootstrap_external as importing
 import os
-import platform
 import posix
 import stat as modes
 import struct
 import sysconfig
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import syscalls
 
@@ -39,7 +38,7 @@ _TIME = 315_619_200
 
 def install() -> None:
     """Put these in the place of the functions of :mod:`os`, and load the libraries that could not be loaded later."""
-    _load_standard_library()
+    load_standard_library()
     for module in (os, posix):
         module.stat = module.lstat = stat
         module.fstat = fstat
@@ -48,7 +47,8 @@ def install() -> None:
     importing._validate_timestamp_pyc = lambda *_: None
 
 
-def _load_standard_library() -> None:
+def load_standard_library() -> None:
+    """Load the compiled parts of the standard library."""
     folder = sysconfig.get_config_var("DESTSHARED")
     for file in sorted(os.listdir(folder)) if folder and os.path.isdir(folder) else ():
         name = file.partition(".")[0]
@@ -69,67 +69,9 @@ def listdir(path: Any = ".") -> list[Any]:
     return names if in_bytes else [_fsdecode(name) for name in names]
 
 
-def scandir(path: Any = ".") -> _Entries:
-    """The entries of a folder that may be opened, as :func:`os.scandir` gives them to a ``with`` or a loop."""
-    names = listdir(path)
-    at = os.path.join
-    return _Entries(_Entry(name, name if isinstance(path, int) else at(_fspath(path), name), path) for name in names)
-
-
-class _Entries:
-    """An iterator that can be closed."""
-
-    def __init__(self, entries: Iterator[_Entry]) -> None:
-        self._entries = entries
-
-    def __iter__(self) -> Iterator[_Entry]:
-        return self._entries
-
-    def __next__(self) -> _Entry:
-        return next(self._entries)
-
-    def __enter__(self) -> _Entries:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class _Entry:
-    """What :class:`os.DirEntry` tells. A link is what it leads to."""
-
-    def __init__(self, name: Any, path: Any, folder: Any) -> None:
-        self.name = name
-        self.path = path
-        self._folder = folder
-
-    def __fspath__(self) -> Any:
-        return self.path
-
-    def __repr__(self) -> str:
-        return f"<DirEntry {self.name!r}>"
-
-    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        return stat(self.name, dir_fd=self._folder) if isinstance(self._folder, int) else stat(self.path)
-
-    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        return self._is(modes.S_ISDIR)
-
-    def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        return self._is(modes.S_ISREG)
-
-    def _is(self, kind: Callable[[int], bool]) -> bool:
-        try:
-            return kind(self.stat().st_mode)
-        except OSError:
-            return False
-
-    def is_symlink(self) -> bool:
-        return False
-
-    def inode(self) -> int:
-        return 0
+def scandir(*_: Any) -> NoReturn:
+    """Raise what nobody takes for an empty folder, as os.walk takes an OSError."""
+    raise NotImplementedError("a sealed interpreter has os.listdir, and no os.scandir, os.walk, glob or copy of a tree")
 
 
 def fstat(descriptor: int) -> os.stat_result:
@@ -184,7 +126,7 @@ def _names(descriptor: int) -> list[bytes]:
 
 
 def _call(name: str, *arguments: Any) -> int:
-    result = _libc.syscall(syscalls.number(platform.machine(), name), *arguments)
+    result = _libc.syscall(syscalls.number(os.uname().machine, name), *arguments)
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{name}: {os.strerror(code)}")

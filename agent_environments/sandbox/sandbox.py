@@ -18,13 +18,10 @@ import ctypes
 import errno
 import fcntl
 import os
-import platform
 import resource
 import signal
-import socket
 import struct
 import sys
-import sysconfig
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,7 +29,7 @@ import syscalls
 
 LEVELS = ("none", "rlimits", "seccomp", "bubblewrap")
 
-_libc = ctypes.CDLL(None, use_errno=True)
+libc = ctypes.CDLL(None, use_errno=True)
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 24, 38
 _SECCOMP_MODE_FILTER = 2
@@ -46,7 +43,8 @@ _WRITE = (1 << 1) | (1 << 4) | (1 << 5) | (1 << 7) | (1 << 8) | (1 << 13) | (1 <
 sockets or pipes."""
 
 
-def _check(result: int, what: str) -> int:
+def check(result: int, what: str) -> int:
+    """The result of a call of the C library; raises OSError, which names ``what``, where it failed."""
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{what}: {os.strerror(code)}")
@@ -56,14 +54,14 @@ def _check(result: int, what: str) -> int:
 def die_with_parent() -> None:
     """Have the kernel send SIGKILL when the parent dies; also if it already has."""
     parent = os.getppid()
-    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "PR_SET_PDEATHSIG")
+    check(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "PR_SET_PDEATHSIG")
     if os.getppid() != parent:
         os._exit(1)
 
 
-def undumpable() -> None:
-    """Close /proc/<pid>/mem, ptrace and core dumps of this process to others of the same user."""
-    _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "PR_SET_DUMPABLE")
+def undumpable(closed: bool = True) -> None:
+    """Close /proc/<pid>/mem, ptrace and core dumps of this process to others of the same user, or open them again."""
+    check(libc.prctl(_PR_SET_DUMPABLE, int(not closed), 0, 0, 0), "PR_SET_DUMPABLE")
 
 
 def close_descriptors_except(kept: set[int]) -> None:
@@ -93,9 +91,8 @@ def confine(settings: dict[str, Any]) -> None:
     level = LEVELS.index(settings["level"])
     if level >= LEVELS.index("rlimits"):
         _limit_resources(settings["memory_mb"], settings["file_bytes"] if folder else 2**20)
-        _drop_capabilities()
+        give_up_rights()
         undumpable()
-        _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "PR_SET_NO_NEW_PRIVS")
     if level >= LEVELS.index("seccomp"):
         restricted = landlock_abi() > 0
         if folder and landlock_abi() < WRITING_ABI:
@@ -109,12 +106,12 @@ def limit_memory(memory_mb: int) -> None:
     """Bound what this process may have mapped to so much more than it has now."""
     with open("/proc/self/statm") as file:
         inherited = int(file.read().split()[0]) * resource.getpagesize()
-    _lower({resource.RLIMIT_AS: inherited + memory_mb * 2**20})
+    lower({resource.RLIMIT_AS: inherited + memory_mb * 2**20})
 
 
 def limit_files(size: int) -> None:
     """Bound what this process may write to one file, in bytes; Python has the write fail with EFBIG."""
-    _lower({resource.RLIMIT_FSIZE: size})
+    lower({resource.RLIMIT_FSIZE: size})
 
 
 def _limit_resources(memory_mb: int, file_bytes: int) -> None:
@@ -128,31 +125,36 @@ def _limit_resources(memory_mb: int, file_bytes: int) -> None:
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_SIGPENDING: 0,  # timers and queued signals are counted for the user as a whole
     }
-    _lower(limits)
+    lower(limits)
 
 
-def _lower(limits: dict[int, int]) -> None:
+def lower(limits: dict[int, int]) -> None:
+    """Bound resources, by their numbers in :mod:`resource`, or keep what is lower already."""
     for kind, value in limits.items():
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(kind, (value, value))
 
 
-def _drop_capabilities() -> None:
+def give_up_rights() -> None:
+    """Have no capabilities, and gain no rights by what is executed."""
     for capability in range(64):
-        if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
+        if libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
             break  # EPERM: there were none to drop; EINVAL: past the last one
     header = struct.pack("Ii", 0x20080522, 0)  # version 3, this process
-    _check(_libc.capset(header, bytes(24)), "capset")
+    check(libc.capset(header, bytes(24)), "capset")
+    check(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "PR_SET_NO_NEW_PRIVS")
 
 
 def landlock_abi() -> int:
     """Version of the kernel's Landlock, 0 where there is none."""
-    return max(0, _libc.syscall(syscalls.LANDLOCK_CREATE_RULESET, None, 0, 1))
+    return max(0, libc.syscall(syscalls.LANDLOCK_CREATE_RULESET, None, 0, 1))
 
 
 def readable_folders() -> list[str]:
     """Return the folders that Python needs to import modules and to look up time zones, and nothing else."""
+    import sysconfig  # here and below: what is imported for every box is little
+
     folders = {os.path.join(sys.prefix, "lib"), os.path.join(sys.base_prefix, "lib"), sysconfig.get_path("stdlib")}
     folders |= {"/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo"}
     return sorted(folder for folder in folders if os.path.isdir(folder))
@@ -165,27 +167,31 @@ def _restrict_files(readable: list[str], writable: str | None) -> None:
     rights = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)) - 1
     attributes = struct.pack("QQQ", rights, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
     size = 24 if abi >= 6 else 16 if abi >= 4 else 8
-    ruleset = _check(
-        _libc.syscall(syscalls.LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(size), 0), "landlock_create_ruleset"
+    ruleset = check(
+        libc.syscall(syscalls.LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(size), 0), "landlock_create_ruleset"
     )
     for folder in [*readable, *filter(None, [writable])]:
         descriptor = os.open(folder, os.O_PATH | os.O_CLOEXEC)
         rule = struct.pack("=Qi", _READ | _WRITE if folder == writable else _READ, descriptor)
-        _check(_libc.syscall(syscalls.LANDLOCK_ADD_RULE, ruleset, 1, rule, 0), "landlock_add_rule")
+        check(libc.syscall(syscalls.LANDLOCK_ADD_RULE, ruleset, 1, rule, 0), "landlock_add_rule")
         os.close(descriptor)
-    _check(_libc.syscall(syscalls.LANDLOCK_RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
+    check(libc.syscall(syscalls.LANDLOCK_RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
     os.close(ruleset)
 
 
 def _install_filter(may_open: bool, has_folder: bool) -> None:
-    machine = platform.machine()
+    machine = os.uname().machine
     try:
-        program = syscalls.filter_program(syscalls.table(machine, may_open, has_folder))
+        install_filter(syscalls.filter_program(syscalls.table(machine, may_open, has_folder)))
     except KeyError as error:
         raise OSError(errno.ENOSYS, f"no seccomp filter is written for {machine}") from error
+
+
+def install_filter(program: bytes) -> None:
+    """Have the kernel look at every system call by a program of :func:`syscalls.filter_program`."""
     instructions = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(instructions))
-    _check(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header, 0, 0), "PR_SET_SECCOMP")
+    check(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header, 0, 0), "PR_SET_SECCOMP")
 
 
 def probe() -> str:
@@ -206,6 +212,8 @@ def probe() -> str:
 
 def _cannot_escape() -> bool:
     """Whether the walls really hold: tries one way through each."""
+    import socket
+
     parent = os.getppid()
     attempts = (
         os.fork,
@@ -218,8 +226,8 @@ def _cannot_escape() -> bool:
         lambda: os.stat("/"),
         lambda: os.chdir("/"),
         lambda: os.readlink("/proc/self/exe"),
-        lambda: _check(_libc.msgget(0, 0o1600), "msgget"),
-        lambda: _check(_libc.timer_create(0, None, ctypes.create_string_buffer(8)), "timer_create"),
+        lambda: check(libc.msgget(0, 0o1600), "msgget"),
+        lambda: check(libc.timer_create(0, None, ctypes.create_string_buffer(8)), "timer_create"),
     )
     for attempt in attempts:
         try:

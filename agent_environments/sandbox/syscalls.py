@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import errno
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 
@@ -49,9 +49,18 @@ _CALLS_OF_A_FOLDER = {
 }  # fmt: skip
 """What else a process may call that has a folder to write to. Landlock refuses each of them outside of that folder."""
 
+_REFUSED_IN_A_BOX = {
+    "unshare": (272, 97), "setns": (308, 268), "clone3": (435, 435), "mount": (165, 40), "umount2": (166, 39),
+    "keyctl": (250, 219), "add_key": (248, 217), "request_key": (249, 218), "bpf": (321, 280),
+    "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
+    "timer_create": (222, 107), "mq_notify": (244, 184),
+    "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "msgget": (68, 186),
+}  # fmt: skip
+"""What a program in a box does without: namespaces (of clone3 the C library makes a clone, whose flags can be seen),
+much of the kernel's surface, what works or wakes a process that is stopped, and memory that no process has."""
 
-@dataclass(frozen=True)
-class OneOf:
+
+class OneOf(NamedTuple):
     """Argument ``index``, an int unless ``wide``, must be one of ``values``, which are below 2**32."""
 
     index: int
@@ -59,8 +68,7 @@ class OneOf:
     wide: bool = False
 
 
-@dataclass(frozen=True)
-class Within:
+class Within(NamedTuple):
     """Argument ``index``, an int, must have no bit beyond ``bits``; else the call fails with EACCES."""
 
     index: int
@@ -94,14 +102,18 @@ _PRIVATE_MAPPING = 0x2 | 0x10 | 0x20 | 0x40 | 0x100 | 0x800 | 0x4000 | 0x8000 | 
 # MADV_NORMAL, MADV_DONTNEED, MADV_FREE, MADV_HUGEPAGE and MADV_NOHUGEPAGE, of an allocator. Not MADV_PAGEOUT, which
 # empties the page cache of a library: whoever reads it next sees by the clock that it was emptied.
 _ADVICE = (0, 4, 8, 14, 15)
+# The flags of clone for namespaces: time, mount, cgroup, uts, ipc, user, pid, network.
+_CLONE_NEW = 0x80 | 0x20000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
+# All but F_SETSIG, by which a SIGCONT comes to a process that is stopped.
+_FCNTL_WITHOUT_SIGNALS = (*range(10), 11, 15, 16, *range(36, 39), *range(1024, 1035))
 
 
-@dataclass(frozen=True)
-class SyscallTable:
+class SyscallTable(NamedTuple):
     """The content of one architecture's filter: the conditions of each allowed call, by its number."""
 
     audit_arch: int
-    allowed: dict[int, tuple[Condition, ...]]
+    allowed: dict[int, tuple[Condition, ...] | None]
+    """None: never."""
 
 
 def table(architecture: str, may_open: bool, has_folder: bool = False) -> SyscallTable:
@@ -132,6 +144,16 @@ def table(architecture: str, may_open: bool, has_folder: bool = False) -> Syscal
     )
 
 
+def refused_in_a_box(architecture: str) -> SyscallTable:
+    """What a program in a box may not call, or not so; raises KeyError for an architecture that nobody has written
+    down."""
+    audit_arch, column = _AUDIT_ARCH[architecture], _ARCHITECTURES.index(architecture)
+    refused: dict[int, tuple[Condition, ...] | None] = {each[column]: None for each in _REFUSED_IN_A_BOX.values()}
+    refused[(56, 220)[column]] = (Within(0, 0xFFFFFFFF & ~_CLONE_NEW),)
+    refused[(72, 25)[column]] = (OneOf(1, _FCNTL_WITHOUT_SIGNALS),)
+    return SyscallTable(audit_arch, refused)
+
+
 def number(architecture: str, name: str) -> int:
     """Raises KeyError for a call that is not on the list."""
     found = _CALLS[name][_ARCHITECTURES.index(architecture)]
@@ -146,11 +168,11 @@ _ALLOW, _KILL_PROCESS, _FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 _Instruction = tuple[int, int, int, int]
 
 
-def filter_program(allowed: SyscallTable) -> bytes:
+def filter_program(allowed: SyscallTable, listed_only: bool = True) -> bytes:
     """BPF over ``struct seccomp_data {int nr; u32 arch; u64 ip; u64 args[6]}``, little-endian.
 
-    Unlisted calls fail: with ENOSYS where callers know what to do then, with EPERM below, and where an argument is not
-    as it should be.
+    Unlisted calls pass, or with ``listed_only`` fail: with ENOSYS where callers know what to do then, with EPERM below.
+    A listed call fails where an argument is not as it should be.
     """
     program: list[_Instruction] = [
         _step(_LOAD, 4),
@@ -159,9 +181,11 @@ def filter_program(allowed: SyscallTable) -> bytes:
         _step(_LOAD, 0),
     ]
     for call, conditions in allowed.allowed.items():
-        block = [step for condition in conditions for step in _check(condition)]
-        block.append(_step(_GIVE, _ALLOW))
+        block = [step for condition in conditions or () for step in _check(condition)]
+        block.append(_step(_GIVE, _ALLOW if conditions is not None else _FAIL | errno.ENOSYS))
         program += [_step(_EQUAL, call, 0, len(block)), *block]
+    if not listed_only:
+        program.append(_step(_GIVE, _ALLOW))
     program += [
         _step(_AT_LEAST, FIRST_SHARED_NUMBER, 0, 1),
         _step(_GIVE, _FAIL | errno.ENOSYS),

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -53,20 +54,22 @@ serve(told, socket.socket(fileno=int(sys.argv[1])))
 """
 
 
-class CodeSession(Tool):
-    """A tool that runs code of the agent in a session of its own, which begins with files and leaves files."""
+class CodeSession(ABC):
+    """``tools`` that run code of the agent in a session of its own, which begins with files and leaves files."""
 
+    tools: Sequence[Tool]
+
+    @abstractmethod
     def give(self, files: Mapping[str, str]) -> None:
         """Begin with these: name -> text."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def left_files(self) -> dict[str, bytes]:
         """The files that it left, by name."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def close(self) -> None:
         """End it; may be called twice."""
-        raise NotImplementedError
 
 
 class ToolEnvironment:
@@ -83,7 +86,7 @@ class ToolEnvironment:
         self._module = module
         self._lease = lease
         self._code = code
-        self._tools = module.tools if code is None else {**module.tools, code.name: code}
+        self._tools = {**module.tools, **{tool.name: tool for tool in (code.tools if code else ())}}
         self._cut: dict[str, Any] = {"max_tokens": max_tokens, "token_spans": token_spans}
         self._task_id = ""
         self._answer = ""
@@ -245,7 +248,7 @@ class ToolPool:
         mcp: MCP servers whose tools are offered too: name -> the other arguments of
             :class:`~loop_contrib.mcp_tools.mcp_server.McpServer`.
         judge: the model that rewards may ask, the arguments of :class:`~loop_contrib.chat_model.ChatEndpoint`.
-        code: ``python``: the agent may run Python in a sealed session; or the options of
+        code: ``python`` or ``shell``: the agent may run code in a box of its own; or the options of
             :class:`~loop_contrib.code_tool.python_tool.CodeLimits`.
         held_out: of tasks that come without a split, so many groups are split ``held_out`` and no longer ``train``.
 
@@ -299,8 +302,8 @@ class ToolPool:
         self._servers = _mcp_servers(mcp) if mcp else []
 
     def _join_code(self, code: Any) -> None:
-        """Offer the tool, and look at the files that tasks give it."""
-        self.module = self.module.with_tools([code.session()])
+        """Offer the tools, and look at the files that tasks give it."""
+        self.module = self.module.with_tools(code.session().tools)
         for task in self.module.tasks.all():
             try:
                 code.check_files(task)

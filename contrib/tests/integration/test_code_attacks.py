@@ -38,14 +38,15 @@ async def test_attacks_by_the_code_tool(tmp_path):
         """What was shown, in how many seconds, and what the session computes afterwards."""
         async with places:
             session = sessions.session()
+            tool = session.tools[0]
             began = time.monotonic()
             try:
-                shown = await session.call({"code": code.format(**values)}, None)
+                shown = await tool.call({"code": code.format(**values)}, None)
             except ToolError as error:
                 shown = str(error)
             took = time.monotonic() - began
             try:
-                after = await session.call({"code": "print(6 * 7)"}, None)
+                after = await tool.call({"code": "print(6 * 7)"}, None)
                 left = await session.left_files()
             finally:
                 await session.close()

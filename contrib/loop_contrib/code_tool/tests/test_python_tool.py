@@ -4,8 +4,10 @@ What attacks come to is in tests/integration/test_adapter_attacks.py, by AppWorl
 """
 
 import asyncio
+import contextlib
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,40 +17,58 @@ from agent_environments.tools.tool import ToolError, WrongArguments
 from loop_contrib.code_tool.python_tool import PythonSessions
 from support.adapter_support import word_spans
 from support.tool_modules import call, write
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
 
-async def opened(**limits):
-    sessions = PythonSessions(limits or "python")
+async def opened(limits="python"):
+    sessions = PythonSessions(limits)
     try:
         await sessions.open()
     except ValueError as error:
         await sessions.close()
-        if "Linux 6.2" in str(error) or "seccomp" in str(error):
+        if "Linux 6.2" in str(error):
             pytest.skip(str(error))
         raise
     return sessions
 
 
 class Agent:
-    """Calls the tool of one episode."""
+    """Calls the tools of one episode."""
 
     def __init__(self, sessions, **files):
         self.session = sessions.session()
         self.session.give(files)
 
     async def __call__(self, code):
-        return (await self.session.call({"code": code}, None)).strip()
+        return (await self.session.tools[0].call({"code": code}, None)).strip()
+
+    async def shell(self, command):
+        return (await self.session.tools[1].call({"command": command}, None)).strip()
 
 
-@pytest.fixture
-async def agent():
-    sessions = await opened(folder_mb=1, memory_mb=128, deadline_s=1)
+def no_box(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+
+
+@pytest.fixture(params=["box", "seal"])
+async def agent(request, monkeypatch):
+    sealed = request.param == "seal"
+    if sealed:
+        no_box(monkeypatch)
+    limits = {"tools": ["python"] if sealed else ["python", "shell"], "folder_mb": 1, "memory_mb": 128, "deadline_s": 1}
+    sessions = await opened(limits)
     agent = Agent(sessions, **{"data/prices.csv": "name,price\nnut,3\nbolt,4\n"})
+    agent.sealed = sealed
     yield agent
     await agent.session.close()
     await sessions.close()
+
+
+def boxed_only(agent):
+    if agent.sealed:
+        pytest.skip("of a box")
 
 
 ORDINARY = {
@@ -88,10 +108,19 @@ ORDINARY = {
 }
 
 
+NOT_SEALED = {"glob", "os.walk", "shutil", "tempfile"}
+"""A sealed interpreter may not ask about a folder's files: it raises, and gives no empty answer."""
+
+
 @pytest.mark.parametrize("name", ORDINARY)
 async def test_ordinary_code(agent, name):
     code, shown = ORDINARY[name]
-    assert await agent(code) == shown
+    said = await agent(code)
+    if agent.sealed and name in NOT_SEALED:
+        assert "Traceback" in said
+        assert "NotImplementedError: a sealed interpreter" in said or "PermissionError" in said
+    else:
+        assert said == shown
 
 
 async def test_variables_stay_and_an_error_is_shown_with_its_lines(agent):
@@ -107,7 +136,11 @@ async def test_variables_stay_and_an_error_is_shown_with_its_lines(agent):
 
 
 async def test_what_is_printed_is_bounded_and_a_call_in_time_is_interrupted(agent):
-    assert len(await agent("while True: print('x' * 1000)")) <= 2049  # the tool's answer cuts at 2048
+    shown = await agent("while True: print('x' * 1000)")
+    assert (len(shown) <= 2048, shown[:9], shown.splitlines()[-1]) == (
+        *(True, "x" * 9),
+        "TimeoutError: the code took longer than 1 s",
+    )
     assert await agent("n = 5\nimport time; time.sleep(100)") == "TimeoutError: the code took longer than 1 s"
     assert await agent("n") == "5"
 
@@ -121,21 +154,30 @@ async def test_a_session_that_ended_is_told_and_its_files_stay(agent):
     assert (await agent.session.left_files())["kept"] == b"yes"
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "for i in range(10**9): open(f'f{i}', 'w').write('x' * 1000)",
-        "for name in 'abc':\n    with open(name, 'wb') as f: f.write(bytes(5 * 10**5))",
-    ],
-)
-async def test_files_are_bounded_together(agent, code):
-    with pytest.raises(ToolError, match="variables and files are gone"):
-        await agent(code)
-    assert await agent("import os\nos.listdir('.')") == "['data']"
+FILLING = {
+    "many": "for i in range(10**9): open(f'f{i}', 'w').write('x' * 1000)",
+    "large": "for name in 'abc':\n    with open(name, 'wb') as f: f.write(bytes(5 * 10**5))",
+    "empty": "for i in range(10**9): open(f'f{i}', 'w')",
+    "folders": "import os\nfor i in range(10**9): os.mkdir(f'f{i}')",
+    "of temporary files": "import tempfile\nkept = [tempfile.mkdtemp() for _ in range(10**6)]",
+}
 
 
-async def test_one_file_and_memory_are_bounded(agent):
-    assert (await agent("with open('big', 'wb') as f: f.write(bytes(10**7))")).endswith("File too large")
+@pytest.mark.parametrize("name", FILLING)
+async def test_files_are_bounded_together(agent, name):
+    if agent.sealed:
+        with pytest.raises(ToolError, match="variables and files are gone"):
+            await agent(FILLING[name] + "\nimport time; time.sleep(1)")
+        assert await agent("import os\nos.listdir('.')") == "['data']"
+        return
+    shown = await agent(FILLING[name]) + await agent("open('one more', 'wb').write(bytes(2**20))")
+    assert "No space left on device" in shown
+    used, files = (int(line.split()[2]) for line in (await agent.shell("df -k /box; df -i /box")).splitlines()[1::2])
+    assert used <= 1024
+    assert files <= 1000
+
+
+async def test_memory_is_bounded(agent):
     assert (await agent("x = bytearray(10**9)")).endswith("MemoryError")
 
 
@@ -150,24 +192,26 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_an_answer_that_code_forges_ends_the_session_and_never_the_episode(agent, lie):
-    forging = f"import os\nfor d in range(3, 30):\n    try: os.write(d, {LIES[lie]})\n    except OSError: pass"
-    with pytest.raises(ToolError, match=r"was ended|no answer"):
+async def test_an_answer_that_code_forges_deceives_its_own_session_alone(agent, lie):
+    forging = f"import os\nfor d in range(3, 300):\n    try: os.write(d, {LIES[lie]})\n    except OSError: pass"
+    with contextlib.suppress(ToolError):
         await agent(forging)
-    assert await agent("1 + 1") == "2"
+    assert "2" in [await agent("1 + 1") for _ in range(4)]
+    assert (await agent.session.left_files()).keys() == {"data/prices.csv"}
 
 
-async def test_sessions_are_apart_and_leave_nothing():
+async def test_sessions_are_apart_and_leave_nothing(monkeypatch):
+    no_box(monkeypatch)
     sessions = await opened()
     one, two = Agent(sessions, x="1"), Agent(sessions, x="2")
     assert await asyncio.gather(one("open('x').read()"), two("open('x').read()")) == ["'1'", "'2'"]
-    folders = [each.session._folder for each in (one, two)]
+    folders = [Path(await each("import os\nprint(os.environ['HOME'])")) for each in (one, two)]
     assert "PermissionError" in await one(f"open({str(folders[1] / 'x')!r}).read()")
     assert "PermissionError" in await one(f"import os; os.listdir({str(folders[0].parent)!r})")
     assert await Agent(sessions, x="3").session.left_files() == {"x": b"3"}, "one that never began"
     for each in (one, two):
         await each.session.close()
-    assert not any(folder.exists() for folder in folders)
+    await wait_until(lambda: not any(folder.exists() for folder in folders))
     await sessions.close()
     await asyncio.sleep(0)
     assert not folders[0].parent.exists()
@@ -176,7 +220,8 @@ async def test_sessions_are_apart_and_leave_nothing():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("shell", "say `code: python`"),
+        ("ruby", "say `code: python`, `code: shell`, or a mapping"),
+        ({"tools": ["ruby"]}, r"code.tools must be of python, shell, not \['ruby'\]"),
         ({"memory": 1}, r"unknown key 'code.memory'; did you mean 'memory_mb'\?"),
         ({"deadline_s": 0}, "^code.deadline_s, memory_mb, folder_mb and max_characters must be above 0"),
         ({"packages": "numpy"}, r"code.packages must be a list, not 'numpy'"),
@@ -199,9 +244,11 @@ async def test_a_package_that_is_missing_is_said_before_anything_starts():
 
 
 async def test_a_package_with_compiled_code_is_used():
-    sessions = await opened(packages=["numpy"], python=sys.executable, memory_mb=512)
+    sessions = await opened({"packages": ["numpy"], "python": sys.executable, "memory_mb": 512})
     agent = Agent(sessions)
     assert await agent("import numpy\nint(numpy.arange(5).sum())") == "10"
+    assert await agent("int(numpy.random.default_rng(0).integers(9)), len(numpy.fft.fft([1, 2, 3]))") == "(7, 3)"
+    assert "No module named 'torch'" in await agent("import torch")
     await agent.session.close()
     await sessions.close()
 
@@ -260,7 +307,7 @@ async def test_a_session_whose_server_is_gone_repeats_the_attempt(agent):
 async def test_a_tool_takes_code_and_nothing_else(agent):
     for arguments in ({}, {"code": 3}, {"code": "1", "x": 2}):
         with pytest.raises(WrongArguments):
-            await agent.session.call(arguments, None)
+            await agent.session.tools[0].call(arguments, None)
 
 
 @pytest.mark.parametrize(

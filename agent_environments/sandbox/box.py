@@ -1,0 +1,128 @@
+"""The walls of a box: bubblewrap's command for a program that sees the system's programs and nothing else.
+
+Inside there are the system's programs and libraries and one interpreter with its standard library, all read-only;
+process ids, a network with nothing on it, IPC and users of its own; no variables but those that are named here. What is
+installed beside the interpreter or the node is hidden. The first process (keeper.py) adds the folder that may be
+written to. :func:`system_arguments` is AppWorld's too.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath
+
+PROGRAM = "/run/program"
+"""In the box: the folder with the files of its first process."""
+OLDEST = (0, 8)
+TRIAL_S = 60.0
+NOBODY = "65534"
+_LINKED = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
+_SHOWN = (
+    *("/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "/usr/include", "/usr/share"),
+    *("/usr/local/bin", "/usr/local/lib", "/etc/alternatives", "/etc/ld.so.cache"),
+)
+_VARIABLES = {
+    "PATH": "/run/bin:/usr/local/bin:/usr/bin:/bin",
+    **{name: "agent" for name in ("USER", "LOGNAME")},
+    **{"HOME": "/box", "LANG": "C.UTF-8", "TERM": "dumb", "MPLBACKEND": "agg"},
+    # Sets iterate in the same order in every box. Threads and arenas reserve addresses, which are bounded.
+    **{"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "MALLOC_ARENA_MAX": "1"},
+    **{f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")},
+}
+
+
+class NoBox(Exception):
+    """No box can be made here; the message says why."""
+
+
+def system_arguments(shown: Iterable[str]) -> list[str]:
+    """Show these paths, where they exist, and what the system's root links to them."""
+    found: list[str] = []
+    for path in dict.fromkeys([*_LINKED, *shown]):
+        if os.path.islink(path) and path in _LINKED:
+            found += ["--symlink", os.readlink(path), path]
+        elif os.path.exists(path):
+            found += ["--ro-bind", path, path]
+    return found
+
+
+def box_command(program: str, packages: Mapping[str, str], hidden: Sequence[str], words: Sequence[str]) -> list[str]:
+    """The command that runs ``keeper.py`` of the folder ``program`` in a box, under this interpreter, with ``words``.
+
+    Args:
+        packages: what of the interpreter's packages is shown: name in its folder of packages -> path.
+        hidden: folders that are never shown, such as those that the node imports from.
+
+    Raises:
+        NoBox: bubblewrap is missing, old or setuid, or does not work here.
+    """
+    bwrap = _bubblewrap()
+    python = os.path.realpath(sys.executable)
+    shown = _outermost([*_SHOWN, python, f"{sys.base_prefix}/lib", sysconfig.get_path("stdlib")])
+    beside = [path for folder in shown for path in glob.glob(f"{folder}/python*/*-packages")]
+    own = [path for path in beside if re.search(rf"/python3(\.{sys.version_info.minor})?/", path)]
+    place = next(path for path in own if _below(path, [f"{sys.base_prefix}/lib"]))
+    covered = _outermost([path for path in [*beside, *hidden] if os.path.isdir(path) and _below(path, shown)])
+    inside = [*system_arguments(shown), *(word for path in covered for word in ("--tmpfs", path))]
+    for name, path in packages.items():
+        inside += ["--ro-bind", path, f"{place}/{name}"]
+    inside += [word for path in covered for word in ("--remount-ro", path)]
+    command = [bwrap, "--unshare-all", "--unshare-user", "--uid", "0", "--gid", "0", "--as-pid-1", "--die-with-parent"]
+    command += ["--new-session", "--hostname", "box", "--clearenv", *inside]
+    # To mount its folder, and to make its processes another user of namespaces of theirs.
+    command += ["--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETFCAP"]
+    command += ["--ro-bind", program, PROGRAM, "--symlink", python, "/run/bin/python3", "--proc", "/proc"]
+    command += ["--dev", "/dev", "--remount-ro", "/dev", "--dir", "/box", "--dir", "/tmp", "--dir", "/etc"]
+    for name, value in _VARIABLES.items():
+        command += ["--setenv", name, value]
+    command += ["--", python, f"{PROGRAM}/keeper.py", *words]
+    if os.getuid() != 0:
+        return _working([command])
+    # As real root the kernel bounds no number of processes, so another user it is: who may not reach what lies in
+    # root's home, but for what root itself has shown before.
+    other = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--", *command]
+    reached = [*shown, program, *packages.values(), "/run"]
+    above = {str(parent) for path in reached for parent in PurePath(path).parents} - {"/"}
+    before = [bwrap, "--die-with-parent", *(word for path in sorted(above) for word in ("--dir", path))]
+    before += [*system_arguments([*reached, "/etc"]), "--bind", "/proc", "/proc", "--dev-bind", "/dev", "/dev", "--"]
+    return _working([other, [*before, *other]])
+
+
+def _bubblewrap() -> str:
+    program = shutil.which("bwrap")
+    if program is None:
+        raise NoBox("bubblewrap is not installed")
+    if os.stat(program).st_mode & stat.S_ISUID:
+        raise NoBox(f"{program} is setuid, and may do more than who calls it")
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=TRIAL_S).stdout
+    version = tuple(map(int, re.findall(r"\d+", said)[:2]))
+    if version < OLDEST:
+        raise NoBox(f"{said.strip() or program} is older than {'.'.join(map(str, OLDEST))}")
+    return program
+
+
+def _working(commands: Sequence[list[str]]) -> list[str]:
+    """The first that says that it is ready when it is run without a way to an owner; raises NoBox where none does."""
+    for command in commands:
+        tried = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TRIAL_S)
+        if tried.returncode == 0 and tried.stdout == "ready\n":
+            return command
+    lines = (tried.stderr or tried.stdout).strip().splitlines()
+    raise NoBox(f"bubblewrap does not work here ({lines[-1] if lines else tried.returncode})")
+
+
+def _below(path: str, folders: Iterable[str]) -> bool:
+    return any(path.startswith(folder.rstrip("/") + "/") for folder in folders)
+
+
+def _outermost(paths: Sequence[str]) -> list[str]:
+    """Without those that lie below another one."""
+    return [path for path in dict.fromkeys(paths) if not _below(path, paths)]

@@ -1,0 +1,353 @@
+"""Keeps what an agent runs from one call to the next, and its folder; it is out of the agent's reach.
+
+It is the first process of a box (box.py), which ends with it, or stands before one sealed interpreter (sandbox.py). It
+alone holds the way to the owner. While no call is made, nothing of the agent's runs: all is stopped, and what does not
+stop is ended. It answers requests in lines of JSON:
+
+    {"files": {name: text}}         {}                                once, before anything is run
+    {"run": kind, "text": text}     {"output": text, "gone": why, "over": over}
+                                    why all that ran was ended, "" where it was not; whether the files are too many
+    {"piece": n}                    {"name": name, "content": base64} of the files that are left, {} behind the last
+"""
+
+from __future__ import annotations
+
+import binascii
+import contextlib
+import json
+import os
+import resource
+import select
+import signal
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import sandbox
+import syscalls
+from bounded_text import shortened
+
+FOLDER = "/box"
+MOST_FILES = 1000
+PROCESSES = 64
+USER = 65534
+LOOK_S = 0.05
+"""Between two looks at what is used while a call is made."""
+IDLE_LOOK_S = 1.0
+GRACE_S = 2.0
+"""For a call that was interrupted at its deadline; then all is ended."""
+INTERPRETER_BYTES = 32 << 20
+"""Of memory, which each session needs for itself."""
+PIECE_BYTES = 16 << 20
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_BIND, _MNT_DETACH = 1, 2, 4, 32, 4096, 2
+_CLONE_NEWUSER = 0x10000000
+
+Play = Callable[[int, int], None]
+"""What a kept process does: reads from the first descriptor, and after each text writes a line of JSON to the second:
+the text of an error, or a status."""
+
+
+def entries(top: str) -> Iterator[tuple[str, os.stat_result, int]]:
+    """Everything below a folder: path, status, and the descriptor of the folder that it lies in. No link is followed,
+    and no depth is too deep."""
+    waiting = [("", os.open(top, os.O_RDONLY))]
+    while waiting:
+        path, folder = waiting.pop()
+        for name in os.listdir(folder):
+            with contextlib.suppress(OSError):
+                about = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                if not stat.S_ISLNK(about.st_mode) and about.st_mode & 0o500 != 0o500:
+                    os.chmod(name, about.st_mode | 0o700, dir_fd=folder)  # whoever wrote it may have closed it
+                if stat.S_ISDIR(about.st_mode):
+                    waiting.append((f"{path}{name}/", os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)))
+                yield path + name, about, folder
+        os.close(folder)
+
+
+class Kept:
+    """A process of the agent's, in a session of its own, which prints to ``printed``."""
+
+    def __init__(self, play: Play, walls: Callable[[], None], printed: int) -> None:
+        ask, self.ask = os.pipe()
+        self.done, done = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.setsid()
+                sandbox.silence((0,))
+                os.dup2(printed, 1)
+                os.dup2(printed, 2)
+                sandbox.close_descriptors_except({0, 1, 2, ask, done})
+                walls()
+                play(ask, done)
+            except BaseException as error:
+                os.write(1, f"{type(error).__name__}: {error}\n".encode(errors="replace"))
+            finally:
+                os._exit(1)
+        os.close(ask)
+        os.close(done)
+        os.set_blocking(self.ask, False)
+
+
+class Keeper:
+    """Answers the requests of one episode.
+
+    Args:
+        limits: ``deadline_s``, ``memory_mb``, ``folder_mb`` and ``max_characters``.
+        kinds: what each kind of kept process does, and what it reads for a text.
+        walls: taken by each of them before it runs anything.
+        folder: of the files.
+    """
+
+    def __init__(
+        self,
+        limits: Mapping[str, Any],
+        kinds: Mapping[str, tuple[Play, Callable[[str], bytes]]],
+        walls: Callable[[], None],
+        folder: str,
+    ) -> None:
+        self._limits, self._kinds, self._walls, self._folder = limits, kinds, walls, folder
+        self._ended: dict[int, int] = {}
+        self._over = False
+        self._boxed = os.getpid() == 1
+        self._kept: dict[str, Kept] = {}
+        self._said, self._printed = os.pipe()
+        os.set_blocking(self._said, False)
+        self._left: list[dict[str, str]] = []
+
+    def serve(self, connection: int) -> None:
+        """Answer requests until the owner hangs up."""
+        with os.fdopen(connection, "rb") as requests:
+            while True:
+                while not select.select([connection], [], [], IDLE_LOOK_S)[0]:
+                    self._freeze()
+                if not (line := requests.readline()):
+                    return self._end_all()
+                rest = memoryview(json.dumps(self.answer(json.loads(line))).encode() + b"\n")
+                while rest:
+                    rest = rest[os.write(connection, rest) :]
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to one request."""
+        if "run" in request:
+            return self._run(request["run"], request["text"])
+        if "piece" in request:
+            if request["piece"] == 0:
+                self._left = list(self._pieces())
+            return (self._left[request["piece"] :] or [{}])[0]
+        for name, text in request.get("files", {}).items():
+            path = os.path.join(self._folder, name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "w", encoding="utf-8", newline="") as file:
+                file.write(text)
+        return {}
+
+    def trial(self) -> str:
+        """Return "ready", or what is printed where the text ``limits["trial"]`` is run."""
+        answer = self._run("python", self._limits["trial"])
+        return "\n".join(filter(None, [answer["gone"], answer["output"].strip()])) or "ready"
+
+    def _run(self, kind: str, text: str) -> dict[str, Any]:
+        play, read_for = self._kinds[kind]
+        if kind not in self._kept:
+            self._kept[kind] = Kept(play, self._walls, self._printed)
+        kept = self._kept[kind]
+        self._signal(signal.SIGCONT)
+        asked, done, printed = memoryview(read_for(text)), b"", bytearray()
+        most, gone, late = self._limits["max_characters"], "", ""
+        until, look = time.monotonic() + self._limits["deadline_s"], 0.0
+        while not gone and not done.endswith(b"\n"):
+            ready, writable, _ = select.select([self._said, kept.done], [kept.ask] if asked else [], [], LOOK_S)
+            if writable:
+                with contextlib.suppress(BrokenPipeError):
+                    asked = asked[os.write(kept.ask, asked[:4096]) :]
+            if kept.done in ready:
+                part = os.read(kept.done, 1 << 16)
+                done += part
+                if not part or len(done) > 16 * most + (1 << 16):
+                    gone = self._how_it_ended(kept)
+            self._read(printed)
+            now = time.monotonic()
+            if now > look:
+                self._reap()
+                look, gone = now + LOOK_S, gone or self._passed()
+            if now > until and late:
+                gone = gone or late
+            elif now > until:
+                late, until = f"the code took longer than {self._limits['deadline_s']:g} s", now + GRACE_S
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(kept.pid, signal.SIGINT)
+        gone = gone or self._passed()
+        if gone:
+            self._end_all()
+            gone += "; variables and files are gone" if self._over else "; variables are gone, files are kept"
+        else:
+            self._freeze()
+        self._read(printed)
+        error = f"TimeoutError: {late}\n" if late else "" if gone else _error(done)
+        output = shortened(printed.decode(errors="replace"), most - len(error := shortened(error, most // 2)))
+        output += ("\n" if error and output[-1:] not in ("", "\n") else "") + error
+        return {"output": output, "gone": gone, "over": self._over}
+
+    def _read(self, printed: bytearray) -> None:
+        """Read what was printed, and drop the middle of what is too much."""
+        room = 4 * self._limits["max_characters"]
+        with contextlib.suppress(BlockingIOError):
+            printed += os.read(self._said, 1 << 16)
+        if len(printed) > 4 * room:
+            del printed[room:-room]
+
+    def _how_it_ended(self, kept: Kept) -> str:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(kept.pid, signal.SIGKILL)  # it has closed what it answers on, be it that it goes on
+        with contextlib.suppress(ChildProcessError):
+            self._ended[kept.pid] = os.waitpid(kept.pid, 0)[1]
+        status = os.waitstatus_to_exitcode(self._ended[kept.pid])
+        return f"its process ended with {f'status {status}' if status >= 0 else f'signal {-status}'}"
+
+    def _reap(self, how: int = os.WNOHANG) -> None:
+        """Collect what has ended; with 0, wait until everything has."""
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, how))[0]:
+                self._ended[ended[0]] = ended[1]
+
+    def _pieces(self) -> Iterator[dict[str, str]]:
+        self._freeze()
+        room = self._limits["folder_mb"] << 20
+        for path, about, folder in entries(self._folder):
+            if not stat.S_ISREG(about.st_mode) or about.st_size > room:
+                continue
+            room -= about.st_size
+            name = os.fsencode(path).decode(errors="replace")
+            file = os.open(os.path.basename(path), os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
+            with contextlib.suppress(OSError), os.fdopen(file, "rb") as opened:
+                content = None
+                while content is None or len(content) == PIECE_BYTES:
+                    content = opened.read(PIECE_BYTES)
+                    yield {"name": name, "content": binascii.b2a_base64(content, newline=False).decode()}
+
+    def _processes(self) -> list[int]:
+        if not self._boxed:
+            return [kept.pid for kept in self._kept.values()]
+        return [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and entry != "1"]
+
+    def _signal(self, number: int) -> None:
+        for pid in [-1] if self._boxed else self._processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _freeze(self) -> None:
+        """Stop all that runs; end it where something does not stop."""
+        for _ in range(100):
+            self._signal(signal.SIGSTOP)
+            if not any(_state(pid) in ("R", "S") for pid in self._processes()):
+                return
+            time.sleep(0.005)
+        self._end_all()
+
+    def _end_all(self) -> None:
+        self._signal(signal.SIGKILL)
+        self._reap(0)
+        for kept in self._kept.values():
+            os.close(kept.ask)
+            os.close(kept.done)
+        self._kept.clear()
+
+    def _passed(self) -> str:
+        """What is used beyond its bound; "" where nothing is."""
+        if not self._boxed:
+            seen = [about.st_size for _, about, _ in entries(self._folder)]
+            self._over = len(seen) > MOST_FILES or sum(seen) > self._limits["folder_mb"] << 20
+            words = f"its files are more than {MOST_FILES}, or take more than {self._limits['folder_mb']} MiB"
+            return words if self._over else ""
+        most = (self._limits["memory_mb"] << 20) + INTERPRETER_BYTES * len(self._kept)
+        much = sum(map(_memory, self._processes())) > most
+        return f"its processes together took more than {self._limits['memory_mb']} MiB of memory" if much else ""
+
+
+def _error(done: bytes) -> str:
+    with contextlib.suppress(ValueError, RecursionError):
+        said = json.loads(done)
+        if isinstance(said, str):
+            return said
+        return f"exit status {said}\n" if said else ""
+    return ""
+
+
+def _of_process(pid: int, file: str) -> str:
+    try:
+        with open(f"/proc/{pid}/{file}", encoding="ascii", errors="replace") as opened:
+            return opened.read()
+    except OSError:  # it has ended
+        return ""
+
+
+def _state(pid: int) -> str:
+    return _of_process(pid, "stat").rpartition(") ")[2][:1]
+
+
+def _memory(pid: int) -> int:
+    """Bytes, of shared pages its share."""
+    return int((_of_process(pid, "smaps_rollup").partition("\nPss:")[2] or "0").split()[0]) * 1024
+
+
+def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    words = (source.encode(), target.encode(), kind.encode(), flags, options.encode())
+    sandbox.check(sandbox.libc.mount(*words), f"mount {target}")
+
+
+def furnish(folder_mb: int) -> None:
+    """Mount what a box may write to, of one size and number of files together, and close the rest."""
+    options = f"size={folder_mb}m,nr_inodes={MOST_FILES},mode=755"
+    _mount("files", "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, options)
+    for name in (FOLDER, "/dev/shm", "/tmp"):  # the last one hides the others' place
+        os.mkdir(f"/tmp/{os.path.basename(name)}", 0o700)
+        _mount(f"/tmp/{os.path.basename(name)}", name, "", _MS_BIND)
+    for name, text in {
+        "passwd": f"agent:x:{USER}:{USER}::{FOLDER}:/bin/bash\n",
+        "group": f"agent:x:{USER}:\n",
+        "hosts": "127.0.0.1 localhost box\n::1 localhost\n",
+    }.items():
+        with open(f"/etc/{name}", "w", encoding="ascii") as file:
+            file.write(text)
+    _mount("", "/", "", _MS_REMOUNT | _MS_BIND | _MS_RDONLY)
+    os.chdir(FOLDER)
+
+
+def walls_of_a_box(memory_mb: int) -> Callable[[], None]:
+    """What a process gives up that runs an agent's code in a box: it stays another user's, of no rights."""
+    program = syscalls.filter_program(syscalls.refused_in_a_box(os.uname().machine), listed_only=False)
+
+    def take() -> None:
+        sandbox.undumpable(False)
+        sandbox.check(sandbox.libc.unshare(_CLONE_NEWUSER), "a user of its own")
+        for name, text in {"setgroups": "deny", "uid_map": f"{USER} 0 1", "gid_map": f"{USER} 0 1"}.items():
+            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+                file.write(text)
+        sandbox.limit_memory(memory_mb)
+        sandbox.lower({resource.RLIMIT_NPROC: PROCESSES, resource.RLIMIT_NOFILE: 256, resource.RLIMIT_CORE: 0})
+        sandbox.lower({resource.RLIMIT_MEMLOCK: 0, resource.RLIMIT_MSGQUEUE: 0})
+        sandbox.give_up_rights()
+        sandbox.install_filter(program)
+
+    return take
+
+
+def main() -> None:
+    limits = json.loads(sys.argv[1])
+    furnish(limits["folder_mb"])
+    sandbox.undumpable()
+    import interpreter
+
+    keeper = Keeper(limits, interpreter.KINDS, walls_of_a_box(limits["memory_mb"]), FOLDER)
+    if len(sys.argv) > 2:
+        keeper.serve(int(sys.argv[2]))
+    else:
+        print(keeper.trial(), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Forks a process for each episode that runs an agent's code: the first one of a box or, where none can be made, one
+that keeps a sealed interpreter (agent_environments/sandbox).
+
+    python code_server.py SOCKET
+
+Runs under the agent's interpreter. The first line of standard input is a JSON object: ``tools``, ``packages``,
+``hidden`` (folders that a box never shows), ``memory_mb``, ``folder_mb``, ``deadline_s`` and ``max_characters``. It is
+ready with ``sealed``: why there is no box, or null.
+"""
+
+from __future__ import annotations
+
+import compileall
+import contextlib
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# Our own packages, behind those of this interpreter; and files that import each other by name.
+sys.path.append(
+    next(str(above) for above in Path(__file__).resolve().parents if (above / "agent_environments").is_dir())
+)
+sys.path.insert(0, f"{sys.path[-1]}/agent_environments/sandbox")
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import bounded_text
+import box
+import interpreter
+import keeper
+import opened_files
+import sandbox
+import syscalls
+
+from loop_plumbing import fork_server
+
+del sys.path[:2], sys.path[-1]  # code of agents has no use for them
+CONNECTION = 3
+_NOT_TOLD = ("tools", "packages", "hidden")
+"""To a box, in which an agent can read what its first process was told."""
+
+
+def package_files(names: Sequence[str]) -> dict[str, str]:
+    """Where the packages and modules lie, and all that their distributions require: name in the folder of packages ->
+    path.
+
+    Raises:
+        ImportError: one is not installed.
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        spec = importlib.util.find_spec(name.partition(".")[0])
+        if spec is None:
+            raise ModuleNotFoundError(f"No module named {name!r}")
+        for path in spec.submodule_search_locations or [spec.origin or ""]:
+            if "-packages" in path:
+                found[os.path.basename(path)] = path
+    providers = importlib.metadata.packages_distributions() if names else {}
+    waiting = [each for name in names for each in providers.get(name.partition(".")[0], [])]
+    for each in waiting:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # not needed here
+            distribution = importlib.metadata.distribution(each)
+            tops = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
+            found |= {top: str(distribution.locate_file(top)) for top in tops}
+            needed = [re.split(r"[^\w.-]", line)[0] for line in distribution.requires or () if "extra ==" not in line]
+            waiting += [name for name in needed if name not in waiting]
+    return found
+
+
+def prepare(told: Mapping[str, Any], folder: str) -> fork_server.Prepared:
+    """Make sure that boxes can be made or interpreters sealed, and that the packages can be imported in them."""
+    packages = package_files(told["packages"])
+    os.umask(0o022)  # a box is another user's
+    os.chmod(folder, 0o755)
+    for module in (bounded_text, keeper, sandbox, syscalls, interpreter):
+        shutil.copyfile(module.__file__, os.path.join(folder, os.path.basename(module.__file__)))
+    compileall.compile_dir(folder, quiet=2)
+    trial = "".join(f"import {name}\n" for name in told["packages"])
+    try:
+        limits = json.dumps({name: value for name, value in told.items() if name not in _NOT_TOLD} | {"trial": trial})
+        command = box.box_command(folder, packages, told["hidden"], [limits])
+        return fork_server.Prepared(functools.partial(be_first, [*command, str(CONNECTION)]), {"sealed": None})
+    except box.NoBox as error:
+        if "shell" in told["tools"]:
+            raise
+        why = str(error)
+    for name in told["packages"]:
+        importlib.import_module(name)
+    opened_files.load_standard_library()
+    if sandbox.landlock_abi() < sandbox.WRITING_ABI or sandbox.probe() != "seccomp":
+        raise OSError(f"{why}, and a sealed interpreter needs Linux 6.2 with Landlock and seccomp: no code is run")
+    return fork_server.Prepared(functools.partial(seal, told), {"sealed": why})
+
+
+def be_first(command: list[str], connection: socket.socket) -> None:
+    """Become a box, whose first process answers there."""
+    os.dup2(connection.fileno(), CONNECTION)
+    sandbox.silence((0, 1))
+    os.closerange(CONNECTION + 1, 1 << 16)
+    os.chdir("/")
+    os.execv(command[0], command)
+
+
+def seal(told: Mapping[str, Any], connection: socket.socket) -> None:
+    """Keep an interpreter that is sealed, and may read and write in this process's folder."""
+    sandbox.silence((0, 1))
+    sandbox.close_descriptors_except({0, 1, 2, connection.fileno()})
+    folder = os.getcwd()
+
+    def walls() -> None:
+        sandbox.die_with_parent()
+        opened_files.install()
+        os.environ.clear()
+        os.environ.update(HOME=folder, TMPDIR=folder)
+        limits = {"memory_mb": told["memory_mb"], "file_bytes": told["folder_mb"] << 19}
+        sandbox.confine({"level": "seccomp", "folder": folder, **limits})
+
+    sandbox.undumpable()
+    keeper.Keeper(told, interpreter.KINDS, walls, folder).serve(connection.detach())
+
+
+def main() -> None:
+    told = json.loads(sys.stdin.readline())
+    folder = tempfile.mkdtemp(prefix="code-")
+    try:
+        fork_server.serve(socket.socket(fileno=int(sys.argv[1])), lambda: prepare(told, folder))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""What is kept of an agent from call to call: a Python and a shell.
+
+Each runs the texts that it reads, and answers each with JSON: the text of an error, or an exit status
+(agent_environments/sandbox/keeper.py).
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import json
+import linecache
+import os
+import shlex
+import signal
+import sys
+import traceback
+import types
+from typing import Any
+
+from bounded_text import shortened
+
+MOST_OF_AN_ERROR = 1 << 15
+SHELL = "/bin/bash"
+_DONE = 199
+"""The descriptor by which the shell, and nothing that it runs, says that a command is over."""
+
+
+def python(ask: int, done: int) -> None:
+    """Run code in a ``__main__`` of its own, until nothing more is asked."""
+    main = types.ModuleType("__main__")
+    vars(main)["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    sys.argv[:], sys.path[:0], sys.dont_write_bytecode = [""], [""], True
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # so that it stands before later errors
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    me = os.getpid()
+    with os.fdopen(ask, "rb") as lines:
+        for number, line in enumerate(lines, 1):
+            error = run(json.loads(line), f"<call {number}>", vars(main))
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):
+                    stream.flush()
+            if os.getpid() != me:  # of a process that the code has forked
+                os.write(2, error.encode(errors="replace"))
+                os._exit(bool(error))
+            os.write(done, json.dumps(shortened(error, MOST_OF_AN_ERROR)).encode() + b"\n")
+
+
+def run(text: str, name: str, names: dict[str, Any]) -> str:
+    """Run some code, print the value of its last line if that is an expression, and return the traceback of what it
+    raised."""
+    linecache.cache[name] = (len(text), None, f"{text}\n".splitlines(keepends=True), name)
+    try:
+        tree = ast.parse(text, name)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, name, "exec", dont_inherit=True), names)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), name, "eval", dont_inherit=True), names)
+            if value is not None:
+                print(repr(value))
+    except SystemExit as error:
+        return f"SystemExit: {error}\n"
+    except BaseException as error:
+        own = error.__traceback__
+        try:
+            return "".join(traceback.format_exception(type(error), error, own and own.tb_next))
+        except BaseException:  # no memory is left for it
+            return f"{type(error).__name__}\n"
+    return ""
+
+
+def shell(ask: int, done: int) -> None:
+    """Become a shell."""
+    os.dup2(ask, 0)
+    os.dup2(done, _DONE)
+    os.write(done, b"")
+    os.execv(SHELL, [SHELL, "--noprofile", "--norc"])
+
+
+def shell_line(text: str) -> bytes:
+    """What the shell reads to run ``text``, and to say its status; an interrupt ends a program and not the shell."""
+    return f"trap : INT; eval {shlex.quote(text)} </dev/null {_DONE}>&-\necho $? >&{_DONE}\n".encode(errors="replace")
+
+
+KINDS = {"python": (python, lambda text: json.dumps(text).encode() + b"\n"), "shell": (shell, shell_line)}
+"""How each is run, and what it reads for a text."""

@@ -27,7 +27,7 @@ NOBODY = "65534"
 _LINKED = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _SHOWN = (
     *("/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "/usr/include", "/usr/share"),
-    *("/usr/local/bin", "/usr/local/lib", "/etc/alternatives", "/etc/ld.so.cache"),
+    *("/usr/local/bin", "/usr/local/lib", "/etc/alternatives", "/etc/fonts", "/etc/ld.so.cache"),
 )
 _VARIABLES = {
     "PATH": "/run/bin:/usr/local/bin:/usr/bin:/bin",
@@ -111,12 +111,17 @@ def _bubblewrap() -> str:
 
 def _working(commands: Sequence[list[str]]) -> list[str]:
     """The first that says that it is ready when it is run without a way to an owner; raises NoBox where none does."""
+    why = ""
     for command in commands:
-        tried = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TRIAL_S)
+        try:
+            tried = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TRIAL_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            why = str(error)
+            continue
         if tried.returncode == 0 and tried.stdout == "ready\n":
             return command
-    lines = (tried.stderr or tried.stdout).strip().splitlines()
-    raise NoBox(f"bubblewrap does not work here ({lines[-1] if lines else tried.returncode})")
+        why = (tried.stderr or tried.stdout).strip().rpartition("\n")[2]
+    raise NoBox(f"bubblewrap does not work here ({why})")
 
 
 def _below(path: str, folders: Iterable[str]) -> bool:

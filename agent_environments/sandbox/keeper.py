@@ -52,6 +52,7 @@ the text of an error, or a status."""
 def entries(top: str) -> Iterator[tuple[str, os.stat_result, int]]:
     """Everything below a folder: path, status, and the descriptor of the folder that it lies in. No link is followed,
     and no depth is too deep."""
+    os.chmod(top, 0o700)
     waiting = [("", os.open(top, os.O_RDONLY))]
     while waiting:
         path, folder = waiting.pop()

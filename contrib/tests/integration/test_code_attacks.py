@@ -64,7 +64,7 @@ async def test_attacks_by_the_code_tool(tmp_path):
             print(f"{name:<48} {took:7.2f} {shown.splitlines()[-1][:70]!r}")
             assert canary not in shown, name
             assert "REACHED" not in shown, name
-            assert after == "42\n", name
+            assert "42" in after.splitlines(), name
         for name in HANGS:
             assert outcomes[name][1] < CODE_DEADLINE_S + 60, name
     finally:

@@ -33,7 +33,9 @@ def python(ask: int, done: int) -> None:
     vars(main)["__builtins__"] = builtins
     sys.modules["__main__"] = main
     sys.argv[:], sys.path[:0], sys.dont_write_bytecode = [""], [""], True
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # so that it stands before later errors
+    # Opened anew, as what was opened here before was no pipe; by lines, so that it stands before later errors.
+    sys.stdout = sys.__stdout__ = open(1, "w", buffering=1, closefd=False)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # type: ignore[misc]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     me = os.getpid()
     with os.fdopen(ask, "rb") as lines:

@@ -21,6 +21,7 @@ from pathlib import PurePath
 
 PROGRAM = "/run/program"
 """In the box: the folder with the files of its first process."""
+PACKAGES = "/run/packages"
 OLDEST = (0, 8)
 TRIAL_S = 60.0
 NOBODY = "65534"
@@ -30,7 +31,7 @@ _SHOWN = (
     *("/usr/local/bin", "/usr/local/lib", "/etc/alternatives", "/etc/fonts", "/etc/ld.so.cache"),
 )
 _VARIABLES = {
-    "PATH": "/run/bin:/usr/local/bin:/usr/bin:/bin",
+    **{"PATH": "/run/bin:/usr/local/bin:/usr/bin:/bin", "PYTHONPATH": PACKAGES},
     **{name: "agent" for name in ("USER", "LOGNAME")},
     **{"HOME": "/box", "LANG": "C.UTF-8", "TERM": "dumb", "MPLBACKEND": "agg"},
     # Sets iterate in the same order in every box. Threads and arenas reserve addresses, which are bounded.
@@ -58,23 +59,23 @@ def box_command(program: str, packages: Mapping[str, str], hidden: Sequence[str]
     """The command that runs ``keeper.py`` of the folder ``program`` in a box, under this interpreter, with ``words``.
 
     Args:
-        packages: what of the interpreter's packages is shown: name in its folder of packages -> path.
+        packages: what of the interpreter's packages is shown: name in a folder of packages -> path.
         hidden: folders that are never shown, such as those that the node imports from.
 
     Raises:
         NoBox: bubblewrap is missing, old or setuid, or does not work here.
+        ImportError: a package cannot be imported in a box.
     """
     bwrap = _bubblewrap()
     python = os.path.realpath(sys.executable)
     shown = _outermost([*_SHOWN, python, f"{sys.base_prefix}/lib", sysconfig.get_path("stdlib")])
     beside = [path for folder in shown for path in glob.glob(f"{folder}/python*/*-packages")]
-    own = [path for path in beside if re.search(rf"/python3(\.{sys.version_info.minor})?/", path)]
-    place = next(path for path in own if _below(path, [f"{sys.base_prefix}/lib"]))
     covered = _outermost([path for path in [*beside, *hidden] if os.path.isdir(path) and _below(path, shown)])
-    inside = [*system_arguments(shown), *(word for path in covered for word in ("--tmpfs", path))]
+    inside = system_arguments(shown)
+    for path in covered:
+        inside += ["--tmpfs", path, "--remount-ro", path]
     for name, path in packages.items():
-        inside += ["--ro-bind", path, f"{place}/{name}"]
-    inside += [word for path in covered for word in ("--remount-ro", path)]
+        inside += ["--ro-bind", path, f"{PACKAGES}/{name}"]
     command = [bwrap, "--unshare-all", "--unshare-user", "--uid", "0", "--gid", "0", "--as-pid-1", "--die-with-parent"]
     command += ["--new-session", "--hostname", "box", "--clearenv", *inside]
     # To mount its folder, and to make its processes another user of namespaces of theirs.
@@ -110,7 +111,7 @@ def _bubblewrap() -> str:
 
 
 def _working(commands: Sequence[list[str]]) -> list[str]:
-    """The first that says that it is ready when it is run without a way to an owner; raises NoBox where none does."""
+    """The first that runs its trial, without a way to an owner; raises NoBox where none does."""
     why = ""
     for command in commands:
         try:
@@ -118,9 +119,11 @@ def _working(commands: Sequence[list[str]]) -> list[str]:
         except (OSError, subprocess.TimeoutExpired) as error:
             why = str(error)
             continue
-        if tried.returncode == 0 and tried.stdout == "ready\n":
-            return command
         why = (tried.stderr or tried.stdout).strip().rpartition("\n")[2]
+        if tried.returncode == 0 and not why:
+            return command
+        if tried.returncode == 0:
+            raise ImportError(f"a package cannot be used in a box: {why}")
     raise NoBox(f"bubblewrap does not work here ({why})")
 
 

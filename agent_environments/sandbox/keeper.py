@@ -145,11 +145,6 @@ class Keeper:
                 file.write(text)
         return {}
 
-    def trial(self) -> str:
-        """Return "ready", or what is printed where the text ``limits["trial"]`` is run."""
-        answer = self._run("python", self._limits["trial"])
-        return "\n".join(filter(None, [answer["gone"], answer["output"].strip()])) or "ready"
-
     def _run(self, kind: str, text: str) -> dict[str, Any]:
         play, read_for = self._kinds[kind]
         if kind not in self._kept:
@@ -342,12 +337,14 @@ def main() -> None:
     sandbox.undumpable()
     import interpreter
 
+    del sys.path[0]  # code of agents has no use for it
     keeper = Keeper(limits, interpreter.KINDS, walls_of_a_box(limits["memory_mb"]), FOLDER)
     if len(sys.argv) > 2:
         keeper.serve(int(sys.argv[2]))
-    else:
-        print(keeper.trial(), flush=True)
-    os._exit(0)
+        os._exit(0)
+    tried = keeper.answer({"run": "python", "text": limits["trial"]})
+    print(tried["output"], tried["gone"], flush=True)
+    os._exit(bool(tried["gone"]))
 
 
 if __name__ == "__main__":

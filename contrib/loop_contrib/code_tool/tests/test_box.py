@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from agent_environments.tools.tool import ToolError
 from loop_contrib.code_tool.python_tool import PythonSessions
@@ -17,6 +18,7 @@ from loop_plumbing.process_guard import descendants
 from support.listener import Listener
 
 pytestmark = pytest.mark.slow
+ATTACKS = yaml.safe_load(Path(__file__).with_name("box_attacks.yaml").read_text())
 LIMITS = {"tools": ["python", "shell"], "folder_mb": 4, "memory_mb": 256, "deadline_s": 20}
 
 
@@ -74,24 +76,7 @@ async def test_both_tools_have_one_folder_and_each_keeps_its_own(box):
     assert (await box.session.left_files()).keys() == {"given.txt", "mod.py"}
 
 
-READING = {
-    "the host's files": "cat /etc/shadow /etc/hostname {secret}; ls {folder} /root/* /home/* /work /var /opt /srv /mnt",
-    "variables of others": "cat /proc/*/environ | tr '\\0' '\\n'; env; set",
-    "the first process": "cat /proc/1/environ /proc/1/maps /proc/1/mem; ls -l /proc/1/fd /proc/1/root/ /proc/1/cwd",
-    "the first process's memory": "python3 -c 'import ctypes; l = ctypes.CDLL(None, use_errno=True); "
-    "print(l.ptrace(16, 1, 0, 0), ctypes.get_errno())'; dd if=/proc/1/mem bs=1 count=1",
-    "other packages": "python3 -c 'import torch'; python3 -c 'import agent_environments'; find / -name 'torch*' -o -name '*secret*' -not -path '/proc/*'",
-    "mounts": "mount -t tmpfs x /usr; mount -o remount,rw /; mount -o bind /box /usr; umount /usr/lib; unshare -Urm true && echo REACHED",
-    "the system": "touch /usr/x /etc/x /run/x /x /bin/x /dev/x /sys/x; for f in /proc/sys/kernel/core_pattern /proc/sysrq-trigger; do echo x > $f; done; su -c id; sudo id",
-    "a user of its own": "python3 -c 'import os; os.setuid(0)'; python3 -c 'import os; os.unshare(0x10000000)'; chroot / true && echo REACHED",
-    "the network": 'python3 -c \'import socket; socket.create_connection(("127.0.0.1", {port}), 2); print("REACHED")\'; '
-    'python3 -c \'import socket; socket.create_connection(("1.1.1.1", 53), 2); print("REACHED")\'; getent hosts example.com && echo REACHED',
-    "abstract sockets": 'cat /proc/net/unix; python3 -c \'import socket; s = socket.socket(socket.AF_UNIX); s.connect("\\0{name}"); print("REACHED")\'',
-    "signals to others": "kill -9 1; kill -9 -1",
-}
-
-
-@pytest.mark.parametrize("name", READING)
+@pytest.mark.parametrize("name", ATTACKS["reading"])
 async def test_nothing_else_is_in_reach(name, tmp_path, monkeypatch):
     """From both tools; then the box goes on."""
     monkeypatch.setenv("WANDB_API_KEY", "the canary sings")
@@ -102,7 +87,7 @@ async def test_nothing_else_is_in_reach(name, tmp_path, monkeypatch):
     box = Box(sessions)
     try:
         values = {"secret": secret, "folder": tmp_path, "port": listener.port, "name": "loop"}
-        command = READING[name]
+        command = ATTACKS["reading"][name]
         for word, value in values.items():
             command = command.replace(f"{{{word}}}", str(value))
         shown = await box.shell(command)
@@ -127,20 +112,28 @@ async def test_neighbours_are_out_of_sight(box):
     await other.session.close()
 
 
-@pytest.mark.fault("agent code reads the tasks' answers where there is no virtual environment")
-async def test_what_is_installed_beside_the_interpreter_is_not_shown():
-    """A prefix of its own, as a container's image has, with the tasks in its folder of packages."""
+def prefix_with_tasks():
+    """In a place of its own, as a box has its own /tmp."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    prefix, base = Path(tempfile.mkdtemp(dir="/var/tmp")), Path(sys.base_prefix)  # a box has a /tmp of its own
+    prefix = Path(tempfile.mkdtemp(dir="/var/tmp"))
     prefix.chmod(0o755)
     left_out = shutil.ignore_patterns("*-packages", "test", "__pycache__", "config-*", "idlelib", "tkinter")
     shutil.copytree(sysconfig.get_path("stdlib"), prefix / "lib" / version, ignore=left_out)
     (prefix / "bin").mkdir()
-    shutil.copy(os.path.realpath(base / "bin" / version), prefix / "bin" / version)
+    shutil.copy(os.path.realpath(sys.executable), prefix / "bin" / version)
     packages = prefix / "lib" / version / "site-packages"
     packages.mkdir()
     (packages / "my_tasks.py").write_text("TASKS = 'the canary sings'\n")
     (packages / "helper.py").write_text("x = 5\n")
+    return prefix
+
+
+@pytest.mark.fault("agent code reads the tasks' answers where there is no virtual environment")
+async def test_what_is_installed_beside_the_interpreter_is_not_shown():
+    """A prefix of its own, as a container's image has, with the tasks in its folder of packages."""
+    prefix = await asyncio.to_thread(prefix_with_tasks)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    packages = prefix / "lib" / version / "site-packages"
     sessions = await opened(python=str(prefix / "bin" / version), packages=["helper"])
     box = Box(sessions)
     try:
@@ -156,27 +149,8 @@ async def test_what_is_installed_beside_the_interpreter_is_not_shown():
         shutil.rmtree(prefix)
 
 
-FORGED = "import os, json\nfor d in range(3, 400):\n    try: os.write(d, b'\"\"\\n')\n    except OSError: pass\n"
-GOING_ON = {
-    "after a forged answer": FORGED
-    + "n = 0\nwhile True:\n    open(f'/tmp/x{n % 50}', 'wb').write(bytes(9999)); n += 1",
-    "in a thread": "import threading\ndef work():\n    while True: pass\nthreading.Thread(target=work, daemon=True).start()",
-    "in a process": "import subprocess\nsubprocess.Popen(['sh', '-c', 'while true; do :; done'])",
-    "in a session of its own": "import os\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        while True: pass\n    os._exit(0)",
-    "by SIGCONT of each other": "import os, signal, time\npids = []\nfor _ in range(4):\n    pid = os.fork()\n    if pid == 0:\n        while True:\n"
-    "            for each in range(2, 60):\n                try: os.kill(each, signal.SIGCONT)\n                except OSError: pass\n",
-    "by a timer": "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nclass E(ctypes.Structure):\n"
-    "    _fields_ = [('v', ctypes.c_void_p), ('signo', ctypes.c_int), ('notify', ctypes.c_int), ('pad', ctypes.c_char * 48)]\n"
-    "t = ctypes.c_void_p()\ne = E(0, 18, 0)\nprint(l.timer_create(1, ctypes.byref(e), ctypes.byref(t)))\n"
-    "spec = (ctypes.c_long * 4)(0, 10**7, 0, 10**7)\nl.timer_settime(t, 0, spec, None)\n"
-    "import threading\ndef work():\n    while True: pass\nthreading.Thread(target=work, daemon=True).start()",
-    "by signals of input": "import fcntl, os, signal, threading\nr, w = os.pipe()\ntry: fcntl.fcntl(r, 10, signal.SIGCONT)\nexcept OSError: pass\n"
-    "fcntl.fcntl(r, fcntl.F_SETOWN, os.getpid()); fcntl.fcntl(r, fcntl.F_SETFL, os.O_ASYNC)\nthreading.Thread(target=lambda: [os.write(w, b'x') for _ in iter(int, 1)], daemon=True).start()",
-}
-
-
 @pytest.mark.fault("code of an agent goes on between two turns")
-@pytest.mark.parametrize("name", GOING_ON)
+@pytest.mark.parametrize("name", ATTACKS["going_on"])
 async def test_nothing_runs_between_turns(box, name):
     def used():
         ticks = 0
@@ -187,7 +161,7 @@ async def test_nothing_runs_between_turns(box, name):
                 continue
         return ticks / os.sysconf("SC_CLK_TCK")
 
-    await box.python(GOING_ON[name])
+    await box.python(ATTACKS["going_on"][name])
     await asyncio.sleep(0.2)
     before = used()
     await asyncio.sleep(3)
@@ -207,11 +181,11 @@ async def test_what_runs_in_the_background_goes_on_with_the_next_call(box):
 
 @pytest.mark.fault("memory is bounded for each process, and not for all together")
 async def test_memory_is_bounded_over_processes(box):
-    grow = "import os, time\nfor _ in range(6):\n    if os.fork() == 0:\n        x = bytearray(b'x') * (150 << 20)\n        time.sleep(60)\n        os._exit(0)\ntime.sleep(15)"
-    assert "its processes together took more than 256 MiB of memory; variables are gone" in await box.python(grow)
+    assert "its processes together took more than 256 MiB of memory; variables are gone" in await box.python(
+        ATTACKS["memory"]["memory of six"]
+    )
     assert await box.python("6 * 7") == "42"
-    fork = "x = bytearray(b'x') * (150 << 20)\nimport os, time\nfor _ in range(6):\n    if os.fork() == 0: time.sleep(1); os._exit(0)\ntime.sleep(0.5)\n6 * 7"
-    assert await box.python(fork) == "42", "pages that are shared count once"
+    assert await box.python(ATTACKS["memory"]["memory that six share"]) == "42", "pages that are shared count once"
 
 
 @pytest.mark.parametrize("box", [{"deadline_s": 3}], indirect=True)
@@ -251,23 +225,10 @@ async def test_a_long_line_is_bounded_and_does_not_hold_the_node(box):
     assert longest < 2.0
 
 
-LEFT = {
-    "deep": "import os\nfor _ in range(990):\n    os.mkdir('d'); os.chdir('d')",
-    "closed": "import os\nos.mkdir('c'); open('c/x', 'w').write('in'); os.chmod('c/x', 0); os.chmod('c', 0)",
-    "links": "import os\nos.symlink('/etc/passwd', 'l'); os.symlink('.', 'loop'); os.symlink('given.txt', 'm')",
-    "sparse": "import os\nopen('s', 'w').truncate(2**40) if False else os.truncate(os.open('s', 66), 2**40)",
-    "pipes": "import os, socket\nos.mkfifo('p'); socket.socket(socket.AF_UNIX).bind('u')",
-    "names": "import os\nopen(b'\\xff\\n', 'w').write('a'); open('x' * 255, 'w'); open('empty', 'w')",
-    "a removed folder": "import os, shutil\nos.chmod('/box', 0)",
-    "full": "try:\n    with open('big', 'wb') as f:\n        while True: f.write(bytes(9999))\nexcept OSError: pass",
-    "open and still written": "import threading\ndef work():\n    while True: open('w', 'a').write('x')\nthreading.Thread(target=work, daemon=True).start()",
-}
-
-
 @pytest.mark.fault("a folder that an agent has made odd cannot be looked at or removed")
-@pytest.mark.parametrize("name", LEFT)
+@pytest.mark.parametrize("name", ATTACKS["left"])
 async def test_whatever_is_left_is_read_and_goes(box, name):
-    await box.python(LEFT[name])
+    await box.python(ATTACKS["left"][name])
     left = await box.session.left_files()
     assert left["given.txt"] == b"given"
     assert name != "closed" or left["c/x"] == b"in"

@@ -34,8 +34,8 @@ def python(ask: int, done: int) -> None:
     sys.modules["__main__"] = main
     sys.argv[:], sys.path[:0], sys.dont_write_bytecode = [""], [""], True
     # Opened anew, as what was opened here before was no pipe; by lines, so that it stands before later errors.
-    sys.stdout = sys.__stdout__ = open(1, "w", buffering=1, closefd=False)  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", 1, closefd=False)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)  # type: ignore[misc]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     me = os.getpid()
     with os.fdopen(ask, "rb") as lines:

@@ -6,12 +6,17 @@ BASE is a work tree of the code to compare with, with a .venv of its own. Both p
 other, in turns of so many, so that both meet the same machine: a file of one tool and one reward, and the same with
 numpy imported. CPU seconds are of the node's process and of all below it. The time of a fork alone, of a process that
 has imported the file and ends at once, is told beside it: it is the kernel's, and grows with the machine's load.
+
+Then sessions of `code: python`: milliseconds to the first answer, by the clock and of a processor, milliseconds of
+another call, and MiB (shares of pages that are shared). The measure is `bwrap ... python3 -c pass`, in turns with them:
+it ends 1 where this code's first answer takes more than twice as long.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import json
 import os
@@ -19,7 +24,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+
+from loop_plumbing.process_guard import descendants
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 FUNCTIONS = '''
@@ -42,6 +50,7 @@ TASKS = [{"id": f"sum{n}", "question": f"What is {n} + 1?", "target": n + 1} for
 FILES = {"functions": FUNCTIONS, "functions and numpy": "import numpy\n" + FUNCTIONS}
 ROUNDS = 5
 FORKS = 200
+SESSIONS = 20
 
 
 def fork_s(module: str) -> float:
@@ -101,6 +110,52 @@ async def play(module: str, episodes: int) -> None:
     await pool.close()
 
 
+def bubblewrap_ms() -> float:
+    """Milliseconds that bubblewrap takes to start an interpreter which does nothing; NaN where there is none."""
+    command = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
+    command += [os.path.realpath(sys.executable), "-c", "pass"]
+    began = time.perf_counter()
+    try:
+        subprocess.run(command, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return float("nan")
+    return 1000 * (time.perf_counter() - began)
+
+
+def megabytes(root: int) -> float:
+    """MiB of what runs below a process, of shared pages their share."""
+    total = 0
+    for pid in descendants(root):
+        with contextlib.suppress(OSError):
+            total += int(Path(f"/proc/{pid}/smaps_rollup").read_text().partition("\nPss:")[2].split()[0])
+    return total / 1024
+
+
+async def sessions(count: int) -> None:
+    """Print what so many sessions of `code: python` took, and bubblewrap alone, as medians."""
+    from loop_contrib.code_tool.python_tool import PythonSessions
+
+    server = PythonSessions("python")
+    await server.open()
+    rows = []
+    for _ in range(count):
+        alone = bubblewrap_ms()
+        before, small = processor_s(), megabytes(server._server.pid)
+        session = server.session()
+        tool = getattr(session, "tools", [session])[0]
+        clock = [time.perf_counter()]
+        for code in ("6 * 7", "1", "2", "3"):
+            await tool.call({"code": code}, None)
+            clock.append(time.perf_counter())
+        large = megabytes(server._server.pid)
+        await session.close()
+        rows.append((clock[1] - clock[0], (clock[4] - clock[1]) / 3, processor_s() - before, large - small, alone))
+    first, call, processor, size, alone = (statistics.median(each) for each in zip(*rows, strict=True))
+    told = {"first_ms": 1000 * first, "call_ms": 1000 * call, "processor_ms": 1000 * processor, "mib": size}
+    print(json.dumps({**told, "bubblewrap_ms": alone}))
+    await server.close()
+
+
 class Side:
     """One code, at work on one file."""
 
@@ -128,21 +183,25 @@ class Side:
         self._process.wait()
 
 
-def main() -> None:
-    """Play both, and print milliseconds an episode."""
+def main() -> int:
+    """Play both, and print milliseconds an episode and what sessions take."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("base", nargs="?", type=Path, help="a work tree of the code to compare with")
     parser.add_argument("--episodes", type=int, default=200, help="of a turn")
     parser.add_argument("--json", type=Path, help="write the rows there")
     parser.add_argument("--play", help=argparse.SUPPRESS)
     parser.add_argument("--fork", help=argparse.SUPPRESS)
+    parser.add_argument("--sessions", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.fork:
         print(fork_s(options.fork))
-        return
+        return 0
+    if options.sessions:
+        asyncio.run(sessions(options.sessions))
+        return 0
     if options.play:
         asyncio.run(play(options.play, options.episodes))
-        return
+        return 0
     if options.base is None:
         parser.error("name a work tree to compare with")
     rows = []
@@ -165,9 +224,15 @@ def main() -> None:
             f"of which a fork alone is {fork:.2f} ms",
             flush=True,
         )
+    for name, tree in (("base", options.base.resolve()), ("ours", REPOSITORY)):
+        command = [str(tree / ".venv" / "bin" / "python"), __file__, "--sessions", str(SESSIONS)]
+        done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=True)
+        rows.append({"code": name, **json.loads(done.stdout)})
+        print("code: python,", *(f"{key} {value:.1f}" for key, value in rows[-1].items() if key != "code"), f"({name})")
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return 1 if rows[-1]["first_ms"] > 2 * rows[-1]["bubblewrap_ms"] else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -70,7 +70,7 @@ def box_command(program: str, packages: Mapping[str, str], hidden: Sequence[str]
     python = os.path.realpath(sys.executable)
     shown = _outermost([*_SHOWN, python, f"{sys.base_prefix}/lib", sysconfig.get_path("stdlib")])
     beside = [path for folder in shown for path in glob.glob(f"{folder}/python*/*-packages")]
-    covered = _outermost([path for path in [*beside, *hidden] if os.path.isdir(path) and _below(path, shown)])
+    covered = _outermost([path for path in [*beside, *hidden] if os.path.isdir(path) and below(path, shown)])
     inside = system_arguments(shown)
     for path in covered:
         inside += ["--tmpfs", path, "--remount-ro", path]
@@ -127,10 +127,11 @@ def _working(commands: Sequence[list[str]]) -> list[str]:
     raise NoBox(f"bubblewrap does not work here ({why})")
 
 
-def _below(path: str, folders: Iterable[str]) -> bool:
+def below(path: str, folders: Iterable[str]) -> bool:
+    """Whether a path lies below one of the folders."""
     return any(path.startswith(folder.rstrip("/") + "/") for folder in folders)
 
 
 def _outermost(paths: Sequence[str]) -> list[str]:
     """Without those that lie below another one."""
-    return [path for path in dict.fromkeys(paths) if not _below(path, paths)]
+    return [path for path in dict.fromkeys(paths) if not below(path, paths)]

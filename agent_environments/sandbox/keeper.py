@@ -38,6 +38,7 @@ LOOK_S = 0.05
 IDLE_LOOK_S = 1.0
 GRACE_S = 2.0
 """For a call that was interrupted at its deadline; then all is ended."""
+STOP_S = 2.0
 INTERPRETER_BYTES = 32 << 20
 """Of memory, which each session needs for itself."""
 PIECE_BYTES = 16 << 20
@@ -175,12 +176,10 @@ class Keeper:
                 late, until = f"the code took longer than {self._limits['deadline_s']:g} s", now + GRACE_S
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(kept.pid, signal.SIGINT)
-        gone = gone or self._passed()
+        gone = gone or self._passed() or ("" if self._freeze() else "it does not let itself be stopped")
         if gone:
             self._end_all()
             gone += "; variables and files are gone" if self._over else "; variables are gone, files are kept"
-        else:
-            self._freeze()
         self._read(printed)
         error = f"TimeoutError: {late}\n" if late else "" if gone else _error(done)
         output = shortened(printed.decode(errors="replace"), most - len(error := shortened(error, most // 2)))
@@ -234,14 +233,17 @@ class Keeper:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def _freeze(self) -> None:
-        """Stop all that runs; end it where something does not stop."""
-        for _ in range(100):
+    def _freeze(self) -> bool:
+        """Stop all that runs; end it, and return False, where something does not stop however long it is given."""
+        wait = 0.0001
+        while wait < STOP_S:
             self._signal(signal.SIGSTOP)
             if not any(_state(pid) in ("R", "S") for pid in self._processes()):
-                return
-            time.sleep(0.005)
+                return True
+            time.sleep(wait)
+            wait *= 1.5
         self._end_all()
+        return False
 
     def _end_all(self) -> None:
         self._signal(signal.SIGKILL)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import loop_plumbing
 from agent_environments.sandbox import SANDBOX_FOLDER
+from agent_environments.sandbox.box import system_arguments
 from appworld_adapter.pool.run_folder import WorldFolder
 from appworld_adapter.pool.servers import WORKER_FOLDER
 
@@ -48,11 +48,7 @@ async def bubblewrap_prefix(python: str, run_folder: WorldFolder) -> list[str]:
 def _arguments(program: str, python_folders: list[str], run_folder: Path, hidden: Sequence[Path] = ()) -> list[str]:
     shown = [*python_folders, str(WORKER_FOLDER), str(SANDBOX_FOLDER), str(PLUMBING_FOLDER)]
     prefix = [program, "--unshare-all", "--die-with-parent", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
-    for system in ("/usr", "/lib", "/lib64", "/bin"):
-        if os.path.islink(system):
-            prefix += ["--symlink", os.readlink(system), system]
-        elif os.path.isdir(system):
-            prefix += ["--ro-bind", system, system]
+    prefix += system_arguments(["/usr"])
     for path in shown:
         if not path.startswith("/usr/"):
             prefix += ["--ro-bind", path, path]

@@ -94,6 +94,9 @@ def prepare(told: Mapping[str, Any], folder: str) -> fork_server.Prepared:
         if "shell" in told["tools"]:
             raise
         why = str(error)
+    seen = [path for path in told["hidden"] if os.path.isdir(path) and box.below(path, sandbox.readable_folders())]
+    if seen:
+        raise OSError(f"{why}, and a sealed interpreter could read {seen[0]}: give code.python another one")
     for name in told["packages"]:
         importlib.import_module(name)
     opened_files.load_standard_library()

@@ -78,8 +78,8 @@ def box_command(program: str, packages: Mapping[str, str], hidden: Sequence[str]
         inside += ["--ro-bind", path, f"{PACKAGES}/{name}"]
     command = [bwrap, "--unshare-all", "--unshare-user", "--uid", "0", "--gid", "0", "--as-pid-1", "--die-with-parent"]
     command += ["--new-session", "--hostname", "box", "--clearenv", *inside]
-    # To mount its folder, and to make its processes another user of namespaces of theirs.
-    command += ["--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETFCAP"]
+    # To mount its folder, to make its processes users of namespaces of theirs, and to see what memory they have.
+    command += [word for name in ("SYS_ADMIN", "SETFCAP", "SYS_PTRACE") for word in ("--cap-add", f"CAP_{name}")]
     command += ["--ro-bind", program, PROGRAM, "--symlink", python, "/run/bin/python3", "--proc", "/proc"]
     command += ["--dev", "/dev", "--remount-ro", "/dev", "--dir", "/box", "--dir", "/tmp", "--dir", "/etc"]
     for name, value in _VARIABLES.items():

@@ -39,10 +39,11 @@ IDLE_LOOK_S = 1.0
 GRACE_S = 2.0
 """For a call that was interrupted at its deadline; then all is ended."""
 STOP_S = 2.0
+"""The longest wait between two looks at whether all has stopped; it is tried for three times as long."""
 INTERPRETER_BYTES = 32 << 20
 """Of memory, which each session needs for itself."""
 PIECE_BYTES = 16 << 20
-_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_BIND, _MNT_DETACH = 1, 2, 4, 32, 4096, 2
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_BIND = 1, 2, 4, 32, 4096
 _CLONE_NEWUSER = 0x10000000
 
 Play = Callable[[int, int], None]
@@ -175,13 +176,14 @@ class Keeper:
             elif now > until:
                 late, until = f"the code took longer than {self._limits['deadline_s']:g} s", now + GRACE_S
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(kept.pid, signal.SIGINT)
+                    if kept.pid not in self._ended:
+                        os.killpg(kept.pid, signal.SIGINT)
         gone = gone or self._passed() or ("" if self._freeze() else "it does not let itself be stopped")
         if gone:
             self._end_all()
             gone += "; variables and files are gone" if self._over else "; variables are gone, files are kept"
         self._read(printed)
-        error = f"TimeoutError: {late}\n" if late else "" if gone else _error(done)
+        error = "" if gone else f"TimeoutError: {late}\n" if late else _error(done)
         output = shortened(printed.decode(errors="replace"), most - len(error := shortened(error, most // 2)))
         output += ("\n" if error and output[-1:] not in ("", "\n") else "") + error
         return {"output": output, "gone": gone, "over": self._over}
@@ -216,16 +218,16 @@ class Keeper:
                 continue
             room -= about.st_size
             name = os.fsencode(path).decode(errors="replace")
-            file = os.open(os.path.basename(path), os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
-            with contextlib.suppress(OSError), os.fdopen(file, "rb") as opened:
-                content = None
-                while content is None or len(content) == PIECE_BYTES:
-                    content = opened.read(PIECE_BYTES)
-                    yield {"name": name, "content": binascii.b2a_base64(content, newline=False).decode()}
+            with contextlib.suppress(OSError):
+                file = os.open(os.path.basename(path), os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
+                with os.fdopen(file, "rb") as opened:
+                    for _ in range(0, about.st_size + 1, PIECE_BYTES):
+                        content = binascii.b2a_base64(opened.read(PIECE_BYTES), newline=False)
+                        yield {"name": name, "content": content.decode()}
 
     def _processes(self) -> list[int]:
         if not self._boxed:
-            return [kept.pid for kept in self._kept.values()]
+            return [kept.pid for kept in self._kept.values() if kept.pid not in self._ended]
         return [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and entry != "1"]
 
     def _signal(self, number: int) -> None:

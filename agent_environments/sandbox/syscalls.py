@@ -49,6 +49,7 @@ _CALLS_OF_A_FOLDER = {
 }  # fmt: skip
 """What else a process may call that has a folder to write to. Landlock refuses each of them outside of that folder."""
 
+_X32 = 0x40000000
 _REFUSED_IN_A_BOX = {
     "unshare": (272, 97), "setns": (308, 268), "clone3": (435, 435), "mount": (165, 40), "umount2": (166, 39),
     "keyctl": (250, 219), "add_key": (248, 217), "request_key": (249, 218), "bpf": (321, 280),
@@ -184,8 +185,8 @@ def filter_program(allowed: SyscallTable, listed_only: bool = True) -> bytes:
         block = [step for condition in conditions or () for step in _check(condition)]
         block.append(_step(_GIVE, _ALLOW if conditions is not None else _FAIL | errno.ENOSYS))
         program += [_step(_EQUAL, call, 0, len(block)), *block]
-    if not listed_only:
-        program.append(_step(_GIVE, _ALLOW))
+    if not listed_only:  # but for the numbers of x32, by which the same calls can be made
+        program += [_step(_AT_LEAST, _X32, 1, 0), _step(_GIVE, _ALLOW)]
     program += [
         _step(_AT_LEAST, FIRST_SHARED_NUMBER, 0, 1),
         _step(_GIVE, _FAIL | errno.ENOSYS),

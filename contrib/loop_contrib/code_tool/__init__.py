@@ -1,1 +1,1 @@
-"""A sealed Python in which an agent runs code: a session for each episode, with a folder of its own."""
+"""A box in which an agent runs Python and a shell, with a folder of its own for each episode."""

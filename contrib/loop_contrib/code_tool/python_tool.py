@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 WORKER = Path(__file__).parent / "workers" / "code_server.py"
 START_DEADLINE_S = 60.0
+MOST_GIVEN = 500
+"""Files, of the thousand that there may be."""
+_PAGE = 4096
+"""Bytes, of which a file's last one may be little used."""
 SLACK_S = 60.0
 """For a call beyond its deadline, at which the box itself ends what runs."""
 _ALL = "Run {}, and read what it prints{}. {} stay from one call to the next, and files in the working folder."
@@ -97,7 +101,8 @@ class PythonSessions:
         python = limits.python or getattr(sys, "_base_executable", None) or sys.executable
         # -I: neither variables nor a user's own packages say what is imported.
         command = (python, "-I", str(WORKER))
-        variables = scrubbed_environment(PATH=os.environ.get("PATH", os.defpath), OPENBLAS_NUM_THREADS="1")
+        variables = scrubbed_environment(OPENBLAS_NUM_THREADS="1", PATH=os.environ.get("PATH", os.defpath))
+        variables |= {"TMPDIR": os.environ["TMPDIR"]} if "TMPDIR" in os.environ else {}
         self._server = ForkServer("code", command, told, EnvironmentCrashed, variables)
 
     async def open(self) -> None:
@@ -130,8 +135,10 @@ class PythonSessions:
                 raise ValueError(f"its file {name!r} must be named by a path within the session's folder")
             if not isinstance(text, str):
                 raise ValueError(f"its file {name!r} must be text, not {type(text).__name__}")
-        if sum(len(text.encode()) for text in files.values()) > self.limits.folder_mb * 2**20:
+        if sum(len(text.encode()) + _PAGE for text in files.values()) > self.limits.folder_mb * 2**20:
             raise ValueError(f"its files take more than {self.limits.folder_mb} MiB: raise code.folder_mb")
+        if len(files) > MOST_GIVEN:
+            raise ValueError(f"its files are more than {MOST_GIVEN}")
 
     def session(self) -> BoxSession:
         """What an episode has; nothing runs before its first call."""

@@ -185,6 +185,26 @@ def test_the_page_cache_is_left_alone(ask):
         assert ask(ask.number("madvise"), 0x1000, 4096, advice) == refused(errno.EPERM)
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_program_in_a_box_has_all_but_what_is_listed(architecture):
+    program = syscalls.filter_program(syscalls.refused_in_a_box(architecture), listed_only=False)
+    column = ("x86_64", "aarch64").index(architecture)
+    answers = {
+        (OTHERS["socket"][column],): ALLOW,
+        (OTHERS["execve"][column],): ALLOW,
+        (OTHERS["clone"][column], 0x01200011): ALLOW,  # as the C library forks
+        (OTHERS["clone"][column], 0x10000011): refused(errno.EACCES),
+        (OTHERS["mount"][column],): refused(errno.ENOSYS),
+        (435,): refused(errno.ENOSYS),
+        (syscalls.number(architecture, "fcntl"), 3, 4): ALLOW,
+        (syscalls.number(architecture, "fcntl"), 3, 10): refused(errno.EPERM),
+        (0x40000000 | OTHERS["mount"][column],): refused(errno.ENOSYS),
+    }
+    for (number, *arguments), answer in answers.items():
+        assert run(program, number, AUDIT_ARCH[architecture], *arguments) == answer, (number, arguments)
+    assert run(program, 0, 0x40000003) == KILL_PROCESS
+
+
 def test_without_landlock_nothing_is_opened():
     for architecture in ARCHITECTURES:
         program = syscalls.filter_program(syscalls.table(architecture, may_open=False))
@@ -215,5 +235,5 @@ def test_numbers_are_the_kernel_headers(architecture):
         if len(words) >= 3 and words[0] == "#define" and words[1].startswith("__NR") and words[2].isdigit():
             numbers[words[1].removeprefix("__NR3264_").removeprefix("__NR_")] = int(words[2])
     column = ("x86_64", "aarch64").index(architecture)
-    for name, row in syscalls._CALLS.items():
+    for name, row in {**syscalls._CALLS, **syscalls._REFUSED_IN_A_BOX}.items():
         assert row[column] is None or numbers[name] == row[column], name

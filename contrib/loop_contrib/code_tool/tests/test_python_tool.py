@@ -123,6 +123,52 @@ async def test_ordinary_code(agent, name):
         assert said == shown
 
 
+WRITE = "def write(text): open('sol.py', 'w').write(text)\nwrite('def f(): return 1\\n')\nimport sol"
+FILES = pytest.mark.fault("what a session of Python says of its own files is not so")
+SHOWN = pytest.mark.fault("what code prints after an error, or into the stream of an earlier call, is not shown")
+OWN = pytest.mark.fault("code that asks for __main__ finds another program's")
+MEND = "write('def f(): return 22\\n')\nimport importlib, sys"
+TIMES = "import os, shutil\nopen('a', 'w').close()\nos.utime('a', (5, 5)); os.chmod('a', 0o604)"
+DATABASE = "import sqlite3\nc = sqlite3.connect('d')\nc.execute('create table t (a)'); c.commit()"
+TEST = "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(1, 2)"
+SAME = "__main__.__dict__ is globals() is vars(sys.modules['__main__'])"
+MEANT = {
+    "a module mended and reloaded": (FILES, f"{WRITE}\n{MEND}", "importlib.reload(sol).f()", "22"),
+    "a module mended and imported": (FILES, f"{WRITE}\n{MEND}", "del sys.modules['sol']\nimport sol\nsol.f()", "22"),
+    "a file touched": (FILES, "from pathlib import Path\nPath('t').touch()", "Path('t').exists()", "True"),
+    "times and modes": (FILES, TIMES, "shutil.copy2('a', 'b')\n[*map(int, os.stat('b')[:9:8])]", "[33156, 5]"),
+    "a database": (FILES, DATABASE, "import os\nos.path.getsize('d') > 0", "True"),
+    "much, then an error": (
+        SHOWN,
+        "",
+        "for i in range(800): print('line', i)\nraise ValueError('here')",
+        "Error: here",
+    ),
+    "an error that is long itself": (SHOWN, "", "raise ValueError('a' * 10**6 + 'here')", "here"),
+    "an error told to a closed stream": (SHOWN, "import sys\nsys.stderr = None", "1 / 0", "division by zero"),
+    "a logger": (SHOWN, "import logging\nlogging.basicConfig(level=20)", "logging.info('two')", "INFO:root:two"),
+    "a stream that was kept": (SHOWN, "import sys\nout = sys.stdout", "print('b', file=out)", "b"),
+    "bytes": (SHOWN, "import sys", "sys.stdout.buffer.write(b'x\\n')\nsys.stdout.flush()", "x"),
+    "a progress bar": (SHOWN, "", "for i in range(800): print(f'\\r{i}%', end='')\nprint('last')", "last"),
+    "pickle": (OWN, "import pickle\nclass A: pass", "type(pickle.loads(pickle.dumps(A()))).__name__", "'A'"),
+    "unittest": (OWN, TEST, "len(unittest.main(argv=['x'], exit=False).result.failures)", "1"),
+    "doctest": (OWN, "import doctest\ndef f():\n    '>>> 1\\n2'", "doctest.testmod(report=False).failed", "1"),
+    "itself": (OWN, "import __main__, sys", SAME, "True"),
+}
+
+
+@pytest.mark.parametrize(
+    ("before", "code", "last"), [pytest.param(*rest, marks=mark, id=name) for name, (mark, *rest) in MEANT.items()]
+)
+async def test_python_is_python(before, code, last):
+    sessions = await opened()
+    agent = Agent(sessions)
+    await agent(before)
+    assert (await agent(code)).endswith(last)
+    await agent.session.close()
+    await sessions.close()
+
+
 async def test_variables_stay_and_an_error_is_shown_with_its_lines(agent):
     await agent("def half(x):\n    return x / n")
     assert await agent("half(1)") == (
@@ -158,17 +204,21 @@ FILLING = {
     "many": "for i in range(10**9): open(f'f{i}', 'w').write('x' * 1000)",
     "large": "for name in 'abc':\n    with open(name, 'wb') as f: f.write(bytes(5 * 10**5))",
     "empty": "for i in range(10**9): open(f'f{i}', 'w')",
-    "folders": "import os\nfor i in range(10**9): os.mkdir(f'f{i}')",
+    "folders": "import os\nfor i in range(10**9): os.makedirs(f'f{i}', exist_ok=True)",
     "of temporary files": "import tempfile\nkept = [tempfile.mkdtemp() for _ in range(10**6)]",
 }
+
+
+async def again_and_again(agent, code):
+    for _ in range(60):  # a call is interrupted after a second
+        await agent(code)
 
 
 @pytest.mark.parametrize("name", FILLING)
 async def test_files_are_bounded_together(agent, name):
     if agent.sealed:
         with pytest.raises(ToolError, match="variables and files are gone"):
-            for _ in range(60):  # a call is interrupted after a second
-                await agent(FILLING[name])
+            await again_and_again(agent, FILLING[name])
         assert await agent("import os\nos.listdir('.')") == "['data']"
         return
     shown = await agent(FILLING[name]) + await agent("open('one more', 'wb').write(bytes(2**20))")

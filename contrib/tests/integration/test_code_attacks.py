@@ -17,8 +17,11 @@ AT_ONCE = 4
 CODE_DEADLINE_S = 3.0
 
 
-async def test_attacks_by_the_code_tool(tmp_path):
-    """The same list in sessions of the tool ``python``: the host holds canary files and a listener."""
+@pytest.mark.parametrize("sealed", [False, True])
+async def test_attacks_by_the_code_tool(tmp_path, monkeypatch, sealed):
+    """The same list in a box and in a sealed interpreter: the host holds canary files and a listener."""
+    if sealed:
+        monkeypatch.setenv("PATH", "/nowhere")  # where no bubblewrap is
     sentinel, truth = tmp_path / "sentinel", tmp_path / "truth"
     sentinel.mkdir()
     truth.mkdir()

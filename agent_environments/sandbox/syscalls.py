@@ -55,10 +55,12 @@ _REFUSED_IN_A_BOX = {
     "keyctl": (250, 219), "add_key": (248, 217), "request_key": (249, 218), "bpf": (321, 280),
     "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
     "timer_create": (222, 107), "mq_notify": (244, 184),
+    "inotify_init1": (294, 26), "fanotify_init": (300, 262), "inotify_init": (253, 26),
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "msgget": (68, 186),
 }  # fmt: skip
 """What a program in a box does without: namespaces (of clone3 the C library makes a clone, whose flags can be seen),
-much of the kernel's surface, what works or wakes a process that is stopped, and memory that no process has."""
+much of the kernel's surface, what works or wakes a process that is stopped, what tells who opens a file that all boxes
+show, and memory that no process has."""
 
 
 class OneOf(NamedTuple):

@@ -100,7 +100,7 @@ def box_command(program: str, packages: Mapping[str, str], hidden: Sequence[str]
 def _bubblewrap() -> str:
     program = shutil.which("bwrap")
     if program is None:
-        raise NoBox("bubblewrap is not installed")
+        raise NoBox("bubblewrap is not installed (apt-get install bubblewrap)")
     if os.stat(program).st_mode & stat.S_ISUID:
         raise NoBox(f"{program} is setuid, and may do more than who calls it")
     said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=TRIAL_S).stdout

@@ -17,6 +17,8 @@ AT_ONCE = 4
 CODE_DEADLINE_S = 3.0
 OF_A_BOX = {"mode by setxattrat", "owner of a standard stream", "lock of a standard stream"}
 """What these reach is one for all sealed interpreters, and a box's own."""
+DECEIVING_THEMSELVES = {"stdout replaced", "descriptors kept open"}
+"""Code that has no standard output any more, or writes answers itself: its own later calls are answered too early."""
 
 
 @pytest.mark.parametrize("sealed", [False, True])
@@ -64,12 +66,12 @@ async def test_attacks_by_the_code_tool(tmp_path, monkeypatch, sealed):
         assert not listener.visited()
         assert sessions._server.pid == server
         assert sessions._server.alive
-        await wait_until(lambda: processes(str(WORKER)).keys() == servers)
+        await wait_until(lambda: processes(str(WORKER)).keys() <= servers)
         for name, (shown, took, after) in outcomes.items():
             print(f"{name:<48} {took:7.2f} {shown.splitlines()[-1][:70]!r}")
             assert canary not in shown, name
             assert "REACHED" not in shown or (name in OF_A_BOX and not sealed), name
-            assert "42" in after.splitlines() or name == "stdout replaced", name
+            assert "42" in after.splitlines() or name in DECEIVING_THEMSELVES, name
         for name in HANGS:
             assert outcomes[name][1] < CODE_DEADLINE_S + 60, name
     finally:

@@ -29,7 +29,7 @@ from agent_environments.protocol import (
     StepResult,
     UnknownTask,
 )
-from loop_plumbing.breakage import error_line
+from loop_plumbing.breakage import error_line, raised_as
 from loop_plumbing.separate_task import RaisedThere, in_separate_task
 
 
@@ -144,10 +144,8 @@ def _check_messages(messages: Sequence[Message]) -> None:
 
 
 def _check_text(text: str, what: str) -> None:
-    try:
+    with raised_as(NotConforming, f"{what} holds a lone surrogate, which no tokenizer takes: ", UnicodeEncodeError):
         text.encode()
-    except UnicodeEncodeError as error:
-        raise NotConforming(f"{what} holds a lone surrogate, which no tokenizer takes: {error}") from error
 
 
 def _check_result(result: StepResult, what: str) -> None:

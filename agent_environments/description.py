@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any, Protocol, cast
 
 from agent_environments.agent_turns import AgentTurn
-from loop_plumbing.breakage import error_line
+from loop_plumbing.breakage import error_line, raised_as
 from loop_plumbing.plug_ins import plug_ins
 from loop_plumbing.sanitize import sanitize
 from loop_plumbing.trusted import VARIABLE, is_trusted, trust_module
@@ -179,14 +179,12 @@ class Description:
         Raises:
             ValueError: the data is no description.
         """
-        try:
+        with raised_as(ValueError, "not a description of an environment: ", TypeError, AttributeError):
             values = {known.name: data[known.name] for known in fields(cls) if known.name in data}
             members = values.get("environments")
             if members is not None:
                 values["environments"] = {name: cls.from_dict(member) for name, member in members.items()}
             return cls(**{**values, "behavior": tuple(values.get("behavior", ()))})
-        except (TypeError, AttributeError) as error:
-            raise ValueError(f"not a description of an environment: {error}") from error
 
     @property
     def grouped(self) -> bool:

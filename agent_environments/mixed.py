@@ -32,6 +32,7 @@ from agent_environments.protocol import (
     create_pool,
     is_harness,
 )
+from loop_plumbing.breakage import raised_as
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 
@@ -100,13 +101,11 @@ class MixedPool:
                 raise ValueError(f"environments.{name}: missing key 'name'")
             if is_harness(section["name"]):
                 raise ValueError(f"environments.{name}: a harness is no part of a mixture; its world may be one")
-            try:
+            with raised_as(ValueError, f"environments.{name}: "):
                 options = dict(section)
                 self._splits[name] = options.pop("splits", None) or {}
                 self._names[name] = options.pop("name")
                 self._pools[name] = create_pool(self._names[name], options, token_spans)
-            except ValueError as error:
-                raise ValueError(f"environments.{name}: {error}") from error
 
     @property
     def description(self) -> Description:

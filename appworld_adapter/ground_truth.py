@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent_environments.protocol import UnknownTask
+from loop_plumbing.breakage import raised_as
 
 STRINGS = (tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", None))
 """Kinds of tokens that hold the text of strings; those of f-strings are tokens of their own from Python 3.12 on."""
@@ -45,10 +46,8 @@ def load_solution(root: str | Path, task_id: str) -> list[SolutionTurn]:
     file = Path(root) / "data" / "tasks" / task_id / "ground_truth" / "solution.py"
     if not file.is_file():
         raise UnknownTask(f"{file} does not exist: only train and dev come with ground-truth solutions")
-    try:
+    with raised_as(ValueError, f"{file}: ", SyntaxError, ValueError):
         return solution_turns(file.read_text(encoding="utf-8"))
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(f"{file}: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn
 
 from agent_environments.agent_turns import AgentTurn, agent_turns
+from loop_plumbing.breakage import raised_as
 
 SCHEMA_VERSION = 2
 
@@ -293,12 +294,10 @@ class Rollout:
         """Parse a decoded JSON object; raises ValueError on another schema or a missing or unknown field."""
         if data.get("schema") != SCHEMA_VERSION:
             raise ValueError(f"rollout schema {data.get('schema')!r} is not {SCHEMA_VERSION}, which this version reads")
-        try:
+        with raised_as(ValueError, f"not a rollout of schema {SCHEMA_VERSION}: ", KeyError, TypeError):
             turns = [Turn(**turn) for turn in data["turns"]]
             origin = data["branch_of"] and BranchOf(**data["branch_of"])
             return cls(**{**data, "turns": turns, "branch_of": origin})
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not a rollout of schema {SCHEMA_VERSION}: {error}") from error
 
 
 @dataclass(frozen=True)

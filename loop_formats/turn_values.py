@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loop_formats.run_files import read_lines
+from loop_plumbing.breakage import raised_as
 
 TURN_VALUES = "turn_values"
 """In a run's folder."""
@@ -58,7 +59,5 @@ def read_turn_values(file: Path) -> list[TurnValue]:
     Raises:
         ValueError: a line that is no turn's value; names the file.
     """
-    try:
+    with raised_as(ValueError, f"{file} holds a line that is no turn's value: ", TypeError):
         return [TurnValue(**line.record) for line in read_lines(file)] if file.is_file() else []
-    except TypeError as error:
-        raise ValueError(f"{file} holds a line that is no turn's value: {error}") from error

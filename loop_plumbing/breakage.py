@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from loop_plumbing.sanitize import sanitize
@@ -48,6 +49,20 @@ class Raised(Exception):
     def by(cls, error: BaseException) -> Raised:
         """For an error that is at hand."""
         return cls(last_line(error), place_of(error))
+
+
+@contextmanager
+def raised_as(kind: Callable[[str], Exception], before: str = "", *kinds: type[Exception]) -> Iterator[None]:
+    """Raise an error of the block as another ``kind``, with the text ``before`` in front of its message.
+
+    Args:
+        kinds: those that are raised anew; ValueError where none is named.
+    """
+    kinds = kinds or (ValueError,)
+    try:
+        yield
+    except kinds as error:
+        raise kind(f"{before}{error}") from error
 
 
 def last_line(error: BaseException) -> str:

@@ -31,6 +31,7 @@ from loop_formats.folder_lock import lock_run
 from loop_formats.run_files import WriteFailed, writing
 from loop_formats.run_folder import write_description
 from loop_formats.schema import ConfigError, made_folder
+from loop_plumbing.breakage import raised_as
 from loop_plumbing.plug_ins import load_part
 from loop_plumbing.start import launched
 from loop_recipes.config.command_line import parse
@@ -121,10 +122,8 @@ class EvalAppWorldRecipe:
                 self._setup_node()
             if any(policy.endpoint is not None for policy in self._policies):
                 self._setup_endpoints()
-        try:
+        with raised_as(ConfigError, "environment_turns."):
             self._environment.check_environments(self._config.environment_turns, self._tasks)
-        except ValueError as error:
-            raise ConfigError(f"environment_turns.{error}") from error
         with writing(self._output_dir):
             write_description(self._output_dir, self._environment)
         self._groups = task_groups(self._tasks, self._config.groups, self._environment)
@@ -168,10 +167,8 @@ class EvalAppWorldRecipe:
 
     def _remarked(self, policy: PolicyUnderTest) -> PolicyUnderTest:
         """Say of an adapter that it was trained on another base than is served, in the terminal and the report."""
-        try:
+        with raised_as(ConfigError, f"policy {policy.name}: "):
             other = None if policy.adapter is None else other_base(policy.adapter, self._model)
-        except ValueError as error:
-            raise ConfigError(f"policy {policy.name}: {error}") from error
         if other is None:
             return policy
         self._console.print(f"policy {policy.name} {other}", markup=False)
@@ -180,10 +177,8 @@ class EvalAppWorldRecipe:
     @staticmethod
     def _endpoint_part() -> Any:
         """The class that plays episodes of models behind endpoints."""
-        try:
+        with raised_as(ConfigError):
             return load_part("endpoint")
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
 
     def _setup_endpoints(self) -> None:
         """An environment pool in this process; a node, if there is one too, has its own."""

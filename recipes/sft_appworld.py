@@ -16,6 +16,7 @@ from torchtune import utils
 
 from loop_formats.run_files import COLLECTIONS, write_rollouts, writing
 from loop_formats.schema import ConfigError, require
+from loop_plumbing.breakage import raised_as
 from loop_recipes.algorithm.learner import Learner
 from loop_recipes.algorithm.losses import LogLikelihood
 from loop_recipes.algorithm.method import build_method
@@ -113,11 +114,9 @@ class SftAppWorldRecipe(TrainingRecipe):
         conf = self._config
         if not conf.data_files:
             return read_fixed_set(conf.rollouts, self._maker, BaseModel.read(conf.base_model).vocabulary)
-        try:
+        with raised_as(ConfigError, "data: "):
             base = BaseModel.read(conf.base_model)
             chat = open_model_chat(conf.base_model, base)
-        except ValueError as error:
-            raise ConfigError(f"data: {error}") from error
         most_tokens = base.positions if conf.update.max_tokens_per_rollout is None else math.inf  # longer ones are cut
         found = read_chat_set(conf.data_files, chat, conf.turns, conf.held_out, most_tokens)
         for note in found.notes:

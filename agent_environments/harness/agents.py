@@ -13,6 +13,7 @@ from pathlib import Path
 
 from agent_environments.harness.home import copy_tree
 from agent_environments.program_protocol import Connection
+from loop_plumbing.breakage import raised_as
 from loop_plumbing.names import did_you_mean, similar_names
 from loop_plumbing.plug_ins import load, plug_ins
 
@@ -59,10 +60,8 @@ def find_agent(name: str) -> Agent:
         guess = f"{did_you_mean(near)} " if near else ""
         there = ", ".join(sorted(known)) or "none (torchtune-loop-contrib has some)"
         raise ValueError(f"harness: no agent is called {name!r}: {guess}There are: {there}; or give a `command`")
-    try:
+    with raised_as(ValueError, f"harness: the agent {name} cannot be imported: ", ImportError, AttributeError):
         agent = load(known[name])
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"harness: the agent {name} cannot be imported: {error}") from error
     if not isinstance(agent, Agent):
         raise ValueError(f"harness: the agent {name} must be an Agent, and {known[name]} is {agent!r}")
     return agent
@@ -112,10 +111,8 @@ class TaskFiles:
         if not file.is_file():
             raise FileNotFoundError(f"harness: task_files: there is no {file}, which tells the agent its task")
         said = file.read_bytes()
-        try:
+        with raised_as(ValueError, f"harness: task_files: {file} is no UTF-8 text: ", UnicodeDecodeError):
             text = said.decode()
-        except UnicodeDecodeError as error:
-            raise ValueError(f"harness: task_files: {file} is no UTF-8 text: {error}") from error
         if not text.strip() or "\0" in text or len(said) > LONGEST_PROMPT:
             raise ValueError(
                 f"harness: task_files: {file} must be a text of 1 to {LONGEST_PROMPT} bytes without NULs, and has "

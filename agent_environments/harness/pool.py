@@ -49,6 +49,7 @@ from agent_environments.protocol import (
     tasks_of_split,
 )
 from agent_environments.slots import Slots
+from loop_plumbing.breakage import raised_as
 from loop_plumbing.written_tree import remove
 
 LEAVE_S = 10.0
@@ -118,10 +119,8 @@ class HarnessEnvironment:
                 await asyncio.wait([program])
             finally:
                 program.cancel()
-        try:
+        with raised_as(EnvironmentCrashed, "the harness cannot be started: ", OSError):
             return program.result()
-        except OSError as error:
-            raise EnvironmentCrashed(f"the harness cannot be started: {error}") from error
 
     @property
     def side_calls(self) -> Sequence[SideCalls]:

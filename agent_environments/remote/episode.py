@@ -26,6 +26,7 @@ from agent_environments.protocol import (
 )
 from agent_environments.remote.line import LineStuck, RequestFailed, WorldLine
 from loop_plumbing.agent_timeout import paused_agent_timeout
+from loop_plumbing.breakage import raised_as
 
 logger = logging.getLogger(__name__)
 
@@ -112,10 +113,8 @@ class RemoteEnvironment:
         """Raises UnknownTask; EnvironmentCrashed if it cannot be started anywhere."""
         self._pool.check_tasks([task_id])
         self._task_id = task_id
-        try:
+        with raised_as(EnvironmentCrashed, f"the world cannot start {task_id}: ", CommandsDoing, RequestFailed):
             opening = await self._recovering().run(self._start_on_a_line)
-        except (CommandsDoing, RequestFailed) as error:
-            raise EnvironmentCrashed(f"the world cannot start {task_id}: {error}") from error
         self._opening = _digest(opening)
         return self._pool.opening(opening)
 

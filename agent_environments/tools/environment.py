@@ -35,7 +35,7 @@ from agent_environments.tools.reward import Reward, together
 from agent_environments.tools.right_answers import field_answers
 from agent_environments.tools.tool import DEADLINE_S, Tool
 from loop_plumbing import running_time
-from loop_plumbing.breakage import Raised, error_line
+from loop_plumbing.breakage import Raised, error_line, raised_as
 from loop_plumbing.deadline import DeadlinePassed
 from loop_plumbing.forked_process import ForkServer, ProcessEnded
 from loop_plumbing.names import explain_type_error
@@ -305,10 +305,8 @@ class ToolPool:
         """Offer the tools, and look at the files that tasks give it."""
         self.module = self.module.with_tools(code.session().tools)
         for task in self.module.tasks.all():
-            try:
+            with raised_as(ValueError, f"task {task['id']}: "):
                 code.check_files(task)
-            except ValueError as error:
-                raise ValueError(f"task {task['id']}: {error}") from error
 
     async def open(self) -> None:
         if self._code is not None:

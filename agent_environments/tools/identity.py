@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from loop_plumbing.breakage import raised_as
+
 _INSTALLED = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 
 
@@ -71,10 +73,8 @@ def _place_of(module: str) -> tuple[Path, Path, set[str]]:
     if module.endswith(".py"):
         file = Path(module).resolve()
         return file, file.parent, set()
-    try:
+    with raised_as(ValueError, f"module {module} cannot be found: ", ImportError, ValueError):
         spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError) as error:
-        raise ValueError(f"module {module} cannot be found: {error}") from error
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         raise ValueError(f"module {module} has no file of Python code")
     file = Path(spec.origin).resolve()

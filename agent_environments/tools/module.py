@@ -21,7 +21,7 @@ from agent_environments.tools.reward import Reward
 from agent_environments.tools.right_answers import SOLVE, solver_of
 from agent_environments.tools.tasks import TaskTable, read_tasks
 from agent_environments.tools.tool import Tool
-from loop_plumbing.breakage import error_line
+from loop_plumbing.breakage import error_line, raised_as
 
 DECORATORS = ("reply", "reward", "tool")
 
@@ -79,10 +79,8 @@ def load_module(name: str, tasks: object = None, alone: bool = False) -> ToolMod
     file = Path(name).resolve() if name.endswith(".py") else None
     with neighbours_of(file, alone) if file is not None and file.is_file() else contextlib.nullcontext():
         module = _import(name, file)
-        try:
+        with raised_as(ValueError, f"{name}: "):
             return _parts(module, tasks)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
 
 
 def _import(name: str, file: Path | None) -> ModuleType:
@@ -121,12 +119,10 @@ def _parts(module: ModuleType, tasks: object) -> ToolModule:
         raise ValueError(f"{stateful[0]} takes self, but is no method of a class")
     table = read_tasks(getattr(module, "TASKS", None) if tasks is None else tasks)
     for task in table.all():
-        try:
+        with raised_as(ValueError, f"task {task['id']} "):
             for reward in rewards:
                 reward.check_task(task)
             _check_question(task, optional=instance_class is not None)
-        except ValueError as error:
-            raise ValueError(f"task {task['id']} {error}") from error
     return ToolModule(
         name=module.__name__.removeprefix(f"{own_folder.__name__}."),
         tools=_by_name([move for move in moves if isinstance(move, Tool)]),

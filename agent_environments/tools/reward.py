@@ -14,7 +14,7 @@ from agent_environments.protocol import Broke, Grade
 from agent_environments.scale import Scale
 from agent_environments.tools.function_tool import callable_of, name_of, parameters_of
 from loop_plumbing import deadline
-from loop_plumbing.breakage import Raised, error_line
+from loop_plumbing.breakage import Raised, error_line, raised_as
 from loop_plumbing.names import did_you_mean, explained, similar_names
 
 OWN_NAMES = {
@@ -70,10 +70,8 @@ class Reward:
             raise ValueError(f"reward {self.name}: weight must be a number from 0 on, not {weight!r}")
         if not isinstance(deadline_s, int | float) or not 0.0 < deadline_s <= LONGEST_S:
             raise ValueError(f"reward {self.name}: deadline_s must be in (0, {LONGEST_S:g}], not {deadline_s!r}")
-        try:
+        with raised_as(ValueError, f"reward {self.name}: "):
             self._scale = Scale.of(scale)
-        except ValueError as error:
-            raise ValueError(f"reward {self.name}: {error}") from error
         self._parameters = parameters_of(called)
         for parameter in self._parameters.values():
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):

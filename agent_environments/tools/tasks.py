@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_environments.protocol import UnknownTask, tasks_of_split
+from loop_plumbing.breakage import raised_as
 from loop_plumbing.json_lines import json_lines
 
 Task = dict[str, Any]
@@ -131,10 +132,8 @@ def read_tasks(source: object) -> TaskTable:
 
 
 def _read_file(file: Path) -> list[Task]:
-    try:
+    with raised_as(ValueError, f"tasks cannot be read: {file}: ", OSError):
         return [task for _, task in json_lines(file)]
-    except OSError as error:
-        raise ValueError(f"tasks cannot be read: {file}: {error}") from error
 
 
 def _name(value: object) -> str:

@@ -23,6 +23,7 @@ from agent_environments.protocol import (
 from appworld_adapter.pool.run_folder import experiment_name
 from appworld_adapter.prompt import Prompt, TaskCard, task_lines
 from loop_plumbing.agent_timeout import paused_agent_timeout
+from loop_plumbing.breakage import raised_as
 
 logger = logging.getLogger(__name__)
 
@@ -125,14 +126,10 @@ class AppWorldEnvironment:
     async def start(self, task_id: str) -> list[Message]:
         """Raises UnknownTask; EnvironmentCrashed if no world can be had."""
         self._pool.check_tasks([task_id])
-        try:
+        with raised_as(EnvironmentCrashed, f"no world for {task_id}: ", OSError):
             self._known_card = await asyncio.to_thread(TaskCard.load, self._pool.root, task_id)
-        except OSError as error:
-            raise EnvironmentCrashed(f"no world for {task_id}: {error}") from error
-        try:
+        with raised_as(EnvironmentCrashed, f"no world for {task_id}: ", CommandsDoing):
             await self._recovering().run(self._bring_up)
-        except CommandsDoing as error:
-            raise EnvironmentCrashed(f"no world for {task_id}: {error}") from error
         self._started = True
         return self._rules.prompt.messages(self._card)
 

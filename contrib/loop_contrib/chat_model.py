@@ -13,6 +13,7 @@ from agent_environments.protocol import EnvironmentCrashed
 from loop_contrib.chat_client import ChatClient, Completion, NoCompletion, Patience
 from loop_formats.schema import STRICT, from_mapping
 from loop_plumbing.agent_timeout import paused_agent_timeout
+from loop_plumbing.breakage import raised_as
 from loop_plumbing.secret import read_secret
 from loop_plumbing.urls import url_problem
 
@@ -96,10 +97,8 @@ class ChatModel:
         return said
 
     async def _say_hello(self) -> None:
-        try:
+        with raised_as(EnvironmentCrashed, f"the {self._name} does not answer: ", NoCompletion):
             said = await self._complete({"messages": [{"role": "user", "content": "Say hello."}]})
-        except NoCompletion as error:
-            raise EnvironmentCrashed(f"the {self._name} does not answer: {error}") from error
         if not said.text.strip():
             cure = ", for its thinking is cut: raise request.max_tokens" if said.cut_in_thinking else ""
             raise EnvironmentCrashed(f"the {self._name} at {self._endpoint.url} does not answer: it says nothing{cure}")

@@ -10,6 +10,7 @@ from loop_contrib.turn_pairs import TurnPair, read_pairs
 from loop_formats.ids import paired_turn_id
 from loop_formats.rollout import Rollout
 from loop_formats.schema import ConfigError, require
+from loop_plumbing.breakage import raised_as
 from loop_recipes.algorithm.method_plan import MethodPlan
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.config.sft_config import SftConfig
@@ -43,10 +44,8 @@ class TurnPairs(SampleMaker):
     def see(self, rollouts: Sequence[Rollout]) -> None:
         file = self._file
         require(file.is_file(), f"samples.file: {file} does not exist; loop method trees writes such a file")
-        try:
+        with raised_as(ConfigError, "samples.file: "):
             self._pairs = read_pairs(file)
-        except ValueError as error:
-            raise ConfigError(f"samples.file: {error}") from error
         require(self._pairs, f"samples.file: {file} holds no pair; search more iterations, or with a lower threshold")
         known = {rollout.rollout_id: rollout for rollout in rollouts}
         for pair in self._pairs:

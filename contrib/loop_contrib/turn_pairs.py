@@ -18,6 +18,7 @@ from types import TracebackType
 
 from loop_formats.rollout import Rollout
 from loop_formats.run_files import COLLECTIONS, append_to, read_lines, sync, write_rollouts
+from loop_plumbing.breakage import raised_as
 
 TURN_PAIRS = "turn_pairs"
 """The folder of the pairs and their rollouts, in the output folder of the command that made them."""
@@ -72,10 +73,8 @@ def read_pairs(path: Path) -> list[TurnPair]:
     Raises:
         ValueError: a whole line is no pair; names the file.
     """
-    try:
+    with raised_as(ValueError, f"{path} holds a line that is no pair: ", TypeError):
         pairs = [TurnPair(**line.record) for line in read_lines(path)]
-    except TypeError as error:
-        raise ValueError(f"{path} holds a line that is no pair: {error}") from error
     return list({pair.turns: pair for pair in pairs}.values())
 
 

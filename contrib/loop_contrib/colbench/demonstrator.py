@@ -15,6 +15,7 @@ from loop_contrib.colbench.generator import FIELDS, code_knowing, guess_of, valu
 from loop_contrib.colbench.pool import ColBenchPool
 from loop_contrib.colbench.task import ColBenchTask
 from loop_formats.schema import ConfigError
+from loop_plumbing.breakage import raised_as
 from loop_recipes.warm_start.demonstration import Demonstration, Script
 from loop_recipes.warm_start.demonstrator import Demonstrator, draw
 from rollout_server.config import EnvironmentConfig
@@ -59,10 +60,8 @@ class ColBenchDemonstrator(Demonstrator):
 
     def __init__(self, environment: EnvironmentConfig) -> None:
         self.environment = environment
-        try:
+        with raised_as(ConfigError, "environment: "):
             pool = create_pool(environment.name, environment.options, lambda text: [])
-        except ValueError as error:
-            raise ConfigError(f"environment: {error}") from error
         assert isinstance(pool, ColBenchPool)
         self._tasks = pool.all_tasks
         if not all(task.particulars for task in self._tasks.values()):
@@ -75,10 +74,8 @@ class ColBenchDemonstrator(Demonstrator):
         self, split: str, count: int, seed: int, flawed_share: float = 0.0, habits: Sequence[str] = ()
     ) -> list[Script]:
         rng = random.Random(f"demonstrations {seed}")
-        try:
+        with raised_as(ConfigError, f"no demonstrations of {split}: ", UnknownTask):
             tasks = {task_id: self._tasks[task_id] for task_id in self._tasks.split(split)}
-        except UnknownTask as error:
-            raise ConfigError(f"no demonstrations of {split}: {error}") from error
         possible = {task_id: possible_flaws(task) for task_id, task in tasks.items()}
         scripts = []
         for task_id, flaw in draw(possible, count, rng, flawed_share, habits):

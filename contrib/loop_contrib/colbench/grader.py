@@ -22,6 +22,7 @@ from typing import Any
 
 from agent_environments.protocol import EnvironmentCrashed
 from loop_contrib.colbench.task import ColBenchTask
+from loop_plumbing.breakage import raised_as
 from loop_plumbing.moving import Stalled, while_moving
 
 logger = logging.getLogger(__name__)
@@ -169,7 +170,7 @@ class CodeGrader:
         return found + [{}] * (len(calls) - len(found))
 
     async def _start(self, *arguments: str) -> asyncio.subprocess.Process:
-        try:
+        with raised_as(EnvironmentCrashed, f"the grader cannot start {self._python}: ", OSError):
             return await asyncio.create_subprocess_exec(
                 self._python,
                 "-I",
@@ -183,8 +184,6 @@ class CodeGrader:
                 start_new_session=True,
                 limit=MAX_OUTPUT + 1,
             )
-        except OSError as error:
-            raise EnvironmentCrashed(f"the grader cannot start {self._python}: {error}") from error
 
 
 def _read(line: bytes) -> Outcome:

@@ -8,6 +8,7 @@ from pathlib import Path
 from agent_environments.protocol import UnknownTask
 from loop_contrib.colbench.generator import generate
 from loop_contrib.colbench.task import ColBenchTask
+from loop_plumbing.breakage import raised_as
 from loop_plumbing.json_lines import json_lines
 
 
@@ -18,7 +19,7 @@ def read_tasks(path: Path, split: str) -> list[ColBenchTask]:
         ValueError: there is no such file, or a line is no task; says which.
     """
     tasks: list[ColBenchTask] = []
-    try:
+    with raised_as(ValueError, f"cannot read the tasks of split {split!r}: ", OSError):
         for number, data in json_lines(path):
             try:
                 tasks.append(ColBenchTask.from_json(f"{split}{len(tasks) + 1:05}_1", data))
@@ -27,8 +28,6 @@ def read_tasks(path: Path, split: str) -> list[ColBenchTask]:
                     f"{path}, line {number} is no task of ColBench's backend programming "
                     f"(problem_description, ground_truth, test_cases): {error!r}"
                 ) from error
-    except OSError as error:
-        raise ValueError(f"cannot read the tasks of split {split!r}: {error}") from error
     if not tasks:
         raise ValueError(f"{path} holds no tasks")
     return tasks

@@ -10,6 +10,7 @@ import torch
 from loop_contrib.sweet_rl.turn_critic import TurnAdvantage, TurnCritic, prefix_of
 from loop_formats.run_files import newest_adapter
 from loop_formats.schema import ConfigError, require
+from loop_plumbing.breakage import raised_as
 from loop_recipes.algorithm.learner import Learner
 from loop_recipes.algorithm.method import build_method
 from loop_recipes.algorithm.scoring import Scorer
@@ -59,10 +60,8 @@ def stored_config(run: Path) -> SftConfig:
     """
     file = run / "config.yaml"
     require(file.is_file(), f"{run} is no folder of a run: it holds no config.yaml; {TRAINS_ONE}")
-    try:
+    with raised_as(ConfigError, f"{file} is no config of sft_appworld: ", ConfigError):
         return read_stored(file, SftConfig)[1]
-    except ConfigError as error:
-        raise ConfigError(f"{file} is no config of sft_appworld: {error}") from error
 
 
 def critic_config(run: Path) -> tuple[SftConfig, TurnAdvantage]:

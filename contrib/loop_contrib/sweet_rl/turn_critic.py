@@ -25,7 +25,7 @@ from agent_environments.protocol import UnknownTask
 from loop_contrib.sweet_rl.hidden_information import HiddenInformation
 from loop_formats.rollout import Rollout
 from loop_formats.schema import ConfigError, require
-from loop_plumbing.breakage import error_line
+from loop_plumbing.breakage import error_line, raised_as
 from loop_recipes.algorithm.method_plan import MethodPlan
 from loop_recipes.algorithm.preferences import PreferenceLoss
 from loop_recipes.algorithm.scoring import Scorer
@@ -119,10 +119,8 @@ class WithHidden(SampleMaker):
         Raises:
             ConfigError: the model has no tokenizer.
         """
-        try:
+        with raised_as(ConfigError, "samples: "):
             return HiddenPrefix(self._information, open_chat(model_dir))
-        except ValueError as error:
-            raise ConfigError(f"samples: {error}") from error
 
 
 def prefix_of(config: SftConfig) -> HiddenPrefix | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from agent_environments.description import environment_of
 from loop_formats.schema import ConfigError, require
+from loop_plumbing.breakage import raised_as
 from loop_recipes.warm_start.demonstration import Demonstration, Script
 from loop_recipes.warm_start.demonstrator import Demonstrator
 from loop_recipes.warm_start.demonstrators import added_demonstrator
@@ -37,11 +38,9 @@ class MixedDemonstrator:
         for name, section in sections.items():
             key = f"environment.environments.{name}"
             require("name" in section, f"{key}.name must be given")
-            try:
+            with raised_as(ConfigError, f"{key}: ", ConfigError):
                 options = {key: value for key, value in section.items() if key not in ("name", "splits")}
                 self._members[name] = added_demonstrator(EnvironmentConfig(section["name"], options))
-            except ConfigError as error:
-                raise ConfigError(f"{key}: {error}") from error
 
     @property
     def flaws(self) -> list[str]:

@@ -17,6 +17,7 @@ from agent_environments.remote.line import LineStuck, RequestFailed, WorldLine
 from agent_environments.remote.pool import RemotePool
 from loop_contrib.worlds.commands import COMMAND_FORMAT, command_of, message_of
 from loop_contrib.worlds.world_process import WorldProcess
+from loop_plumbing.breakage import raised_as
 from loop_plumbing.forked_process import ForkServer, scrubbed_environment
 from loop_plumbing.sanitize import printable
 
@@ -208,11 +209,9 @@ class WorldPool(RemotePool):
             EnvironmentCrashed: the expert, or its world, broke.
         """
         self.check_tasks([task_id])
-        try:
+        with raised_as(EnvironmentCrashed, f"no expert play of {task_id}: ", WorldLost, LineStuck, RequestFailed):
             world = await self.lease()
             try:
                 return list((await world.call(EXPERT_TIMEOUT_S, "expert", task=task_id))["commands"])
             finally:
                 await self.give_back(world)
-        except (WorldLost, LineStuck, RequestFailed) as error:
-            raise EnvironmentCrashed(f"no expert play of {task_id}: {error}") from error

@@ -20,6 +20,7 @@ from loop_contrib.chat_model import ChatEndpoint, ChatModel
 from loop_contrib.worlds.catalogue import LEVELS
 from loop_contrib.worlds.pool import WORKERS_FOLDER, WorldKind
 from loop_contrib.worlds.tool_world import ToolWorldPool
+from loop_plumbing.breakage import raised_as
 from loop_plumbing.sanitize import printable
 
 DOMAINS = ("airline", "retail", "telecom")
@@ -38,10 +39,8 @@ class ConversationEnvironment(RemoteEnvironment):
     async def start(self, task_id: str) -> list[Message]:
         """As in every world; raises EnvironmentCrashed too if the user's model has no first message."""
         *before, first = await super().start(task_id)
-        try:
+        with raised_as(EnvironmentCrashed, f"the user of {task_id} does not begin: ", EnvironmentTimeout):
             opened = await self._with_answers(StepResult(first.content, done=False, failed=False))
-        except EnvironmentTimeout as error:
-            raise EnvironmentCrashed(f"the user of {task_id} does not begin: {error}") from error
         if opened.broke is not None:
             raise EnvironmentCrashed(f"the user of {task_id} does not begin: {opened.broke.what}")
         self._ended_at_once = opened.done

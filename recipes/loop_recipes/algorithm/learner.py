@@ -17,6 +17,7 @@ from agent_environments.description import BehaviorFigure
 from loop_formats.places import METRICS_FILE
 from loop_formats.run_files import write_whole, writing
 from loop_formats.schema import ConfigError
+from loop_plumbing.breakage import raised_as
 from loop_recipes.algorithm.credit import TrainedCredit
 from loop_recipes.algorithm.method import Method
 from loop_recipes.algorithm.policy_update import PolicyUpdate
@@ -212,10 +213,8 @@ def _place_weights(
     Raises:
         ConfigError: they cannot be made, or those given are of other sizes.
     """
-    try:
+    with raised_as(ConfigError, f"{further.key}: ", TypeError, ValueError, RuntimeError):
         further.make_weights(width)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{further.key}: {error}") from error
     if weights is not None:
         expected = {name: tensor.shape for name, tensor in further.state_dict().items()}
         if expected != {name: tensor.shape for name, tensor in weights.items()}:

@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from loop_formats.schema import ConfigError, require
-from loop_plumbing.breakage import error_line
+from loop_plumbing.breakage import error_line, raised_as
 from loop_plumbing.names import did_you_mean, nearest, similar_names
 from loop_plumbing.trusted import trust_module
 from rollout_server.config import as_config
@@ -93,10 +93,8 @@ def check_component(
         others = " ".join(f"~{path}.{key}" for key in unknown)
         cure = nearest(unknown[0], known, f"it takes {', '.join(known) or 'none'}; leave out the others: {others}")
         raise ConfigError(f"unknown key '{path}.{unknown[0]}' for {name}; {cure}")
-    try:
+    with raised_as(ConfigError, f"{path}: {name} cannot be called with these keys: ", TypeError):
         signature.bind(*[None] * positional, **{**arguments, **dict.fromkeys(provided)})
-    except TypeError as error:
-        raise ConfigError(f"{path}: {name} cannot be called with these keys: {error}") from error
     for key, value in arguments.items():
         if isinstance(value, str) and _is_number(signature.parameters.get(key)):
             raise ConfigError(f"{path}.{key} is {value!r}: it must be a number")
@@ -119,9 +117,7 @@ def build_checked(key: str, component: Mapping[str, Any], kind: type, *args: Any
         ConfigError: as :func:`check_component`, or it refuses its arguments.
     """
     check_component(key, component, len(args), kwargs, kind)
-    try:
+    with raised_as(ConfigError, f"{key}: ", TypeError, ValueError, OSError):
         built = build(component, *args, **kwargs)
-    except (TypeError, ValueError, OSError) as error:
-        raise ConfigError(f"{key}: {error}") from error
     _require_kind(key, component["_component_"], kind, isinstance(built, kind))
     return built

@@ -35,6 +35,7 @@ from yaml import YAMLError
 
 import loop_recipes.config.resolvers  # noqa: F401 - registers the resolvers that configs use
 from loop_formats.schema import TYPING_ERROR, ConfigError, fields_of, require
+from loop_plumbing.breakage import raised_as
 from loop_plumbing.names import did_you_mean, nearest, similar_names
 from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.paths import KINDS, RECIPES, config_files, recipes_folder
@@ -84,10 +85,8 @@ def pin_models(config: DictConfig) -> list[str]:
     for key in ("model.path", "node.model.path"):
         name = _at(written, key)
         if isinstance(name, str) and is_hub_name(name):
-            try:
+            with raised_as(ConfigError, f"{key}: "):
                 commit = pinned(name)
-            except ValueError as error:
-                raise ConfigError(f"{key}: {error}") from error
             OmegaConf.update(config, key, commit)
             words.append(f"{key}={commit}")
     return words

@@ -21,6 +21,7 @@ from agent_environments.protocol import PoolWithLeastContext, PoolWithPreflight,
 from loop_formats.places import METRICS_FILE
 from loop_formats.run_files import ADAPTER_FILES, is_adapter, only_logs
 from loop_formats.schema import ConfigError, require
+from loop_plumbing.breakage import raised_as
 from loop_plumbing.start import launched
 from loop_recipes.config.components import build_checked, check_component
 from loop_recipes.config.loop_config import FROM_ITS_FOLDER, LearnerConfig, LoopConfig
@@ -98,10 +99,8 @@ def check_adapter_folder(key: str, name: str | None, config: LearnerConfig) -> N
         return
     folder = Path(name)
     require(is_adapter(folder), f"{key} {folder} is no PEFT adapter: it must hold {' and '.join(ADAPTER_FILES)}")
-    try:
+    with raised_as(ConfigError, f"{key} {folder}: ", OSError, ValueError):
         check_adapter(folder, BaseModel.read(config.base_model), MAX_LORA_RANK)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{key} {folder}: {error}") from error
     check_trained_on(key, folder, config)
 
 
@@ -111,10 +110,8 @@ def check_trained_on(key: str, adapter: Path, config: LearnerConfig) -> None:
     Raises:
         ConfigError: it was trained on others, and ``accept_changes`` is off.
     """
-    try:
+    with raised_as(ConfigError, f"{key}: "):
         other = other_base(adapter, config.base_model)
-    except ValueError as error:
-        raise ConfigError(f"{key}: {error}") from error
     if other is None:
         return
     cure = "give the base model that it was trained on, or go on knowingly with accept_changes=True"
@@ -203,19 +200,15 @@ def _check_optimizer(config: LearnerConfig) -> None:
 def _check_checkpoint_files(config: LearnerConfig) -> None:
     key = "model.path" if config.checkpointer is None else "checkpointer.checkpoint_dir"
     folder = Path(config.base_model)
-    try:
+    with raised_as(ConfigError, f"{key}: "):
         if config.checkpointer is None:
             open_weights(folder)
             return
         BaseModel.read(folder)
-    except ValueError as error:
-        raise ConfigError(f"{key}: {error}") from error
     files = config.checkpointer["checkpoint_files"]
     if not isinstance(files, list):
-        try:
+        with raised_as(ConfigError, "checkpointer.checkpoint_files: ", TypeError, ValueError):
             files = FormattedCheckpointFiles.from_dict(files).build_checkpoint_filenames()
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"checkpointer.checkpoint_files: {error}") from error
     for name in files:
         require(
             (folder / name).is_file(),
@@ -277,14 +270,10 @@ def _check_servers(node: NodeConfig) -> None:
     if node.servers.urls is not None:
         return
     base = BaseModel.read(node.model.path)
-    try:
+    with raised_as(ConfigError, "node.", ServerStartError):
         check_divided(base, node.servers.tensor_parallel_size)
-    except ServerStartError as error:
-        raise ConfigError(f"node.{error}") from error
-    try:
+    with raised_as(ConfigError, "node.model: ", ServerStartError):
         check_serves(node.model.path, base)
-    except ServerStartError as error:
-        raise ConfigError(f"node.model: {error}") from error
 
 
 def _check_port(node: NodeConfig) -> None:
@@ -301,13 +290,11 @@ def check_served(model: ModelConfig) -> None:
     Raises:
         ConfigError: one line that names the folder and the cure.
     """
-    try:
+    with raised_as(ConfigError, "node.model: "):
         base = BaseModel.read(model.path)
         check_positions(model.path, base, model.max_context)
         if any(Path(model.path).glob("tokenizer*")):  # else that of a job that is checked may still be on its way
             open_model_chat(model.path, base, model.thinking, model.observation_role)
-    except ValueError as error:
-        raise ConfigError(f"node.model: {error}") from error
 
 
 def tasks_ahead(config: LoopConfig, node: NodeConfig) -> tuple[str, list[str]] | None:
@@ -317,11 +304,9 @@ def tasks_ahead(config: LoopConfig, node: NodeConfig) -> tuple[str, list[str]] |
         ConfigError: an option that the environment does not take, no such task, or something that this machine lacks.
     """
     environment = node.environment
-    try:
+    with raised_as(ConfigError, "node.environment.name: "):
         if not hasattr(pool_class(environment.name), "preflight"):
             return None
-    except ValueError as error:
-        raise ConfigError(f"node.environment.name: {error}") from error
     try:
         pool = create_pool(environment.name, environment.options, lambda text: [])
         assert isinstance(pool, PoolWithPreflight), "its class has the method"

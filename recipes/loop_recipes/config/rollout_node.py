@@ -10,6 +10,7 @@ from pydantic.dataclasses import dataclass
 from agent_environments.protocol import is_harness
 from loop_formats.collection_request import Limits
 from loop_formats.schema import STRICT, ConfigError, from_mapping, require
+from loop_plumbing.breakage import raised_as
 from loop_plumbing.secret import read_secret
 from rollout_server.config import NodeConfig, resolved
 
@@ -100,7 +101,5 @@ def read_token(variable: str) -> str:
     Raises:
         ConfigError: no HTTP header can carry it.
     """
-    try:
+    with raised_as(ConfigError):
         return read_secret(variable)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error

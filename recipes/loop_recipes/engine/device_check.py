@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from loop_formats.schema import ConfigError, require
+from loop_plumbing.breakage import raised_as
 from loop_plumbing.start import launched
 
 OLDEST_CAPABILITY = (8, 0)
@@ -35,10 +36,8 @@ def training_device(name: str, dtype: torch.dtype = torch.float32) -> torch.devi
         check_count(torch.cuda.device_count(), launched("LOCAL_WORLD_SIZE", 1))
         use_expandable_segments()
         check_starts(torch.cuda.init)
-    try:
+    with raised_as(ConfigError, f"device {name!r} cannot be used: ", RuntimeError, AssertionError):
         device = utils.get_device(name)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device {name!r} cannot be used: {error}") from error
     require(
         device.type == torch.device(name).type,
         f"device {name!r} cannot be used: torch sees only a {device.type} here",

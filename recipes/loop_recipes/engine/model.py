@@ -19,6 +19,7 @@ from torchtune.modules.attention import MultiHeadAttention
 from torchtune.modules.peft import LoRALinear, get_adapter_params, set_trainable_params
 
 from loop_formats.schema import ConfigError
+from loop_plumbing.breakage import raised_as
 from loop_recipes.config.components import build
 from loop_recipes.config.loop_config import LearnerConfig
 from loop_recipes.engine.process_group import FromMainRank, on_main_rank
@@ -162,10 +163,8 @@ def neighbour_heads(model: AnyDecoder) -> int | None:
     if not isinstance(model, TransformerDecoder):
         return None
     attention = model.layers[0].attn
-    try:
+    with raised_as(ConfigError, "model: "):
         return attention.head_dim if turns_neighbours(attention.pos_embeddings) else None
-    except ValueError as error:
-        raise ConfigError(f"model: {error}") from error
 
 
 def check_context(model: AnyDecoder, tokens: int, key: str) -> None:

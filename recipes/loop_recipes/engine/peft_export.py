@@ -19,6 +19,7 @@ from torchtune.modules import TransformerDecoder
 
 from loop_formats.run_files import ADAPTER_CONFIG, ADAPTER_FILES, ADAPTER_WEIGHTS, whole_folder
 from loop_formats.schema import ConfigError
+from loop_plumbing.breakage import raised_as
 from loop_recipes.engine.model import AnyDecoder, adapter_parameters, check_adapter, lora_scale, neighbour_heads
 from model_families.base_model import BaseModel
 from model_families.families.general_model import TOWERS, is_of_tower
@@ -122,11 +123,9 @@ def read_adapter(folder: Path) -> tuple[dict[str, Tensor], int, float]:
     for name in ADAPTER_FILES:
         if not (folder / name).is_file():
             raise ValueError(f"{folder} is no PEFT adapter: {name} is missing")
-    try:
+    with raised_as(ValueError, f"adapter {folder}: ", OSError, ValueError, SafetensorError):
         config = read_adapter_config(folder)
         tensors = load_file(folder / ADAPTER_WEIGHTS)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ValueError(f"adapter {folder}: {error}") from error
     return tensors, config.rank, config.alpha
 
 
@@ -137,10 +136,8 @@ def load_adapter(folder: Path, model: AnyDecoder) -> dict[str, Tensor]:
         ConfigError: there is none, or it does not fit the model's LoRA layers; names the first difference.
     """
     own = {_name_in_peft(model, name): name for name in adapter_parameters(model)}
-    try:
+    with raised_as(ConfigError):
         tensors, _, alpha = read_adapter(folder)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
     adapter = {own.get(name, name): tensor for name, tensor in tensors.items()}
     check_adapter(model, adapter, alpha, f"adapter {folder}")
     heads = neighbour_heads(model)

@@ -26,6 +26,7 @@ from loop_formats.run_files import (
     writing,
 )
 from loop_formats.schema import STRICT, ConfigError, require
+from loop_plumbing.breakage import raised_as
 from loop_recipes.config.loop_config import LearnerConfig
 from loop_recipes.config.stored import read_stored
 from loop_recipes.export.card import Base, Card
@@ -138,10 +139,8 @@ def export(run: Path, config: ExportConfig) -> Exported:
 
         on_card = serve(".", base.served if base.commit else [base.name])
         card = Card(title, run, adapter, base, stored, config.merge, [on_card], check, notes)
-        try:
+        with raised_as(ConfigError):
             (partial / "README.md").write_text(card.text(), encoding="utf-8")
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
     return Exported(folder, [*notes, *([f"merge:   {check}"] if check else [])], [serve(str(folder), base.served)])
 
 
@@ -168,10 +167,8 @@ def config_of_run(run: Path) -> tuple[dict[str, Any], LearnerConfig]:
     """
     file = run / "config.yaml"
     require(file.is_file(), f"{run} is no folder of a training run: it holds no config.yaml{run_meant(run)}")
-    try:
+    with raised_as(ConfigError, f"{file} is no config of a training run: ", ConfigError):
         return read_stored(file, LearnerConfig)
-    except ConfigError as error:
-        raise ConfigError(f"{file} is no config of a training run: {error}") from error
 
 
 def _adapter_of(run: Path, named: str | None) -> Path:
@@ -197,11 +194,9 @@ def _merged(run: Path, conf: LearnerConfig, config: ExportConfig, adapter: Path,
     from loop_recipes.export.merge import merge
 
     assert config.merge is not None
-    try:
+    with raised_as(ConfigError, "merge: "):
         merge(Path(conf.base_model), adapter, folder, config.merge)
         samples = stored_samples(run, config.rollouts, BaseModel.read(conf.base_model).positions)
-    except ValueError as error:
-        raise ConfigError(f"merge: {error}") from error
     if not samples:
         return "not compared with the adapter: " + (
             "rollouts=0" if not config.rollouts else f"no rollout lies in {run}"

@@ -23,6 +23,7 @@ from loop_formats.places import METRICS_FILE, loop_home
 from loop_formats.run_files import in_order, newest_adapter, whole_file
 from loop_formats.run_folder import nothing_learned
 from loop_formats.schema import ConfigError, from_mapping, made_folder, require
+from loop_plumbing.breakage import raised_as
 from loop_plumbing.names import did_you_mean, similar_names
 from loop_plumbing.separate_task import result_of
 from loop_recipes.config.files import check_overrides, compose, with_words
@@ -114,13 +115,9 @@ class OwnTask:
         require(file.is_file(), f"{file} is no file{meant}")
         environment = _of_node(words, "environment")
         require(not {"name", "module"} & environment.keys(), f"node.environment: its module is {file}; leave that away")
-        try:
+        with raised_as(ConfigError), raised_as(ConfigError, f"{file}: TASKS: ", UnknownTask):
             pool = _pool(file.resolve(), environment)
             splits = {name: pool.tasks(name) for name in dict.fromkeys([*pool.splits(), TRAINED])}
-        except UnknownTask as error:
-            raise ConfigError(f"{file}: TASKS: {error}") from error
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
         groups = len(set(map(pool.description.group_of, splits[TRAINED])))
         task = cls(file.resolve(), pool.module, splits, groups, pool.description, environment)
         if len(splits) > 1:
@@ -217,10 +214,8 @@ class OwnTask:
         compare(state, "environment", {**before, **own}, accept)  # other tools, such as MCP's, are not open
 
     def _sound(self, play: Callable[[], list[Played]]) -> list[Played]:
-        try:
+        with raised_as(ConfigError, f"{self.file}: an episode cannot begin: ", EnvironmentFault, ValueError, OSError):
             episodes = play()
-        except (EnvironmentFault, ValueError, OSError) as error:
-            raise ConfigError(f"{self.file}: an episode cannot begin: {error}") from error
         for played in episodes:
             if (broke := played.grade.broke) is not None:
                 raise ConfigError(f"{broke.line}, on task {played.task_id}, with nothing done")
@@ -243,15 +238,11 @@ def check_model(folder: str | os.PathLike[str] | None, words: Sequence[str] = ()
     """
     if folder is None:
         raise ConfigError(NO_MODEL)
-    try:
+    with raised_as(ConfigError, "--model: "):
         base = open_weights(path := model_folder(str(folder)))
-    except ValueError as error:
-        raise ConfigError(f"--model: {error}") from error
     chat = from_mapping(ModelConfig, {"path": str(path), **_of_node(words, "model")}, "node.model")
-    try:
+    with raised_as(ConfigError, "--model: "):
         open_model_chat(path, base, chat.thinking, chat.observation_role)
-    except ValueError as error:
-        raise ConfigError(f"--model: {error}") from error
     return path.resolve()
 
 

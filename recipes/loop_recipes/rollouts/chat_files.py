@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_environments.tool_calls import ToolCall, split_tool_responses
+from loop_plumbing.breakage import raised_as
 from loop_plumbing.json_lines import json_lines, open_text
 from model_families.chat.messages import ChatMessage, ChatRole, results_by_call
 
@@ -334,10 +335,8 @@ def _parsed(where: str, given: Any) -> Any:
     """A value that may stand as the text of JSON."""
     if not isinstance(given, str):
         return given
-    try:
+    with raised_as(ValueError, f"{where} is no JSON: ", ValueError, RecursionError):
         return json.loads(given)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} is no JSON: {error}") from error
 
 
 def _tools(record: Mapping[str, Any], key: str = "tools") -> list[dict[str, Any]]:

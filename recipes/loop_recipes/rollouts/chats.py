@@ -16,6 +16,7 @@ from agent_environments.tool_calls import CALL_OPENS, render_tool_call, render_t
 from loop_formats.ids import rollout_id, segment_id
 from loop_formats.rollout import Rollout
 from loop_formats.schema import ConfigError, require
+from loop_plumbing.breakage import raised_as
 from loop_recipes.rollouts.chat_files import Chat, read_chats
 from model_families.chat.format import ChatFormat
 from model_families.chat.messages import THOUGHT_CLOSES, THOUGHT_OPENS, ChatMessage, split_thought
@@ -61,7 +62,7 @@ def read_chat_set(
     """
     found = ChatSet()
     dataset = "+".join(dict.fromkeys(Path(file).stem for file in files))
-    try:
+    with raised_as(ConfigError, "data: ", ValueError, OSError):
         chats = [_thoughts_apart(chat, tokens) for file in files for chat in read_chats(Path(file))]
         learned = {number: places for number, chat in enumerate(chats) if (places := _learned(chat, tokens, turns))}
 
@@ -83,16 +84,12 @@ def read_chat_set(
             )
         used = [number for number in rollouts if lengths[number] <= most_tokens]
         none = f"none of {len(chats)} conversations has a turn to learn from"
-        require(used, f"data: {found.notes[-1] if long else none}")
+        require(used, found.notes[-1] if long else none)
         apart = _held_out({number: chats[number] for number in used}, held_out)
         if held_out:
             found.notes.append(f"held_out: {len(apart)} of {len(used)} conversations, for a share of {held_out:g}")
         found.rollouts = [rollout for number in used if number not in apart for rollout in rollouts[number]]
         found.held_out = [rollout for number in used if number in apart for rollout in made(number, HELD_OUT)]
-    except ConfigError:
-        raise
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"data: {error}") from error
     return found
 
 
@@ -230,10 +227,8 @@ def _rollouts(
         )
         if len(kept) > 1:
             rollout = replace(rollout, rollout_id=segment_id(name, segment), segment=segment, segments=len(kept))
-        try:
+        with raised_as(ValueError, f"{chat.place}: "):
             rollouts.append(rollout.validate(tokens.vocab_size))
-        except ValueError as error:
-            raise ValueError(f"{chat.place}: {error}") from error
     return rollouts
 
 

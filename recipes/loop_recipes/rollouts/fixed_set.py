@@ -16,6 +16,7 @@ from loop_formats.ids import parse_collection_id
 from loop_formats.rollout import MOST_IDS, Rollout
 from loop_formats.run_files import find_logs, read_rollouts
 from loop_formats.schema import ConfigError, require
+from loop_plumbing.breakage import raised_as
 from loop_recipes.algorithm.method_plan import MethodPlan
 from loop_recipes.config.components import build_checked
 from loop_recipes.config.loop_config import UpdateConfig
@@ -157,10 +158,8 @@ def _to_learn_from(log: Path, branches: bool) -> bool:
 
 
 def _read(log: Path, vocabulary: int) -> list[Rollout]:
-    try:
+    with raised_as(ConfigError, "rollouts.logs: "):
         rollouts = read_rollouts(log, vocabulary)
-    except ValueError as error:
-        raise ConfigError(f"rollouts.logs: {error}") from error
     texts = next((rollout.rollout_id for rollout in rollouts if rollout.text_only), None)
     require(texts is None, f"rollouts.logs: {log}: rollout {texts} has no token ids (it is an endpoint's)")
     return rollouts

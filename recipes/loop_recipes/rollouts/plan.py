@@ -27,6 +27,7 @@ from loop_formats.collection_request import CollectionRequest, Sampling
 from loop_formats.ids import dev_id, id_part, parse_collection_id, training_id
 from loop_formats.run_files import write_whole
 from loop_formats.schema import ConfigError
+from loop_plumbing.breakage import raised_as
 from loop_recipes.config.loop_config import HorizonStage, LoopConfig
 from loop_recipes.rollouts.task_sampler import MixedTaskSampler, TaskSampler, UniformTaskSampler
 
@@ -80,15 +81,11 @@ class CollectionPlan:
         self._dev_tasks = list(dev_tasks)
         self._name = name
         self._seed = config.seed
-        try:
+        with raised_as(ConfigError, "collection: "):
             self._sampler = self._new_sampler(self._config.tasks or tasks)
-        except ValueError as error:
-            raise ConfigError(f"collection: {error}") from error
-        try:
+        with raised_as(ConfigError, "dev_evaluation.environment_turns."):
             if dev_tasks:
                 environment.check_environments(self._evaluation.environment_turns, dev_tasks)
-        except ValueError as error:
-            raise ConfigError(f"dev_evaluation.environment_turns.{error}") from error
         self._rests_until: dict[str, int] = {}
         """Of each task that rests, the first iteration that may take it again."""
 

@@ -15,6 +15,7 @@ from loop_formats.rollout import MOST_IDS, Rollout, by_episode
 from loop_formats.run_files import only_logs, read_rollouts
 from loop_formats.run_folder import read_description
 from loop_formats.schema import ConfigError, require
+from loop_plumbing.breakage import raised_as
 from loop_recipes.rollouts.source import Collected, NoRollouts
 
 
@@ -97,10 +98,8 @@ class ReplaySource:
         pass
 
     def _read_log(self, log: Path) -> list[Rollout]:
-        try:
+        with raised_as(ConfigError, "rollout_node.replay: "):
             rollouts = read_rollouts(log, self._vocabulary)
-        except ValueError as error:
-            raise ConfigError(f"rollout_node.replay: {error}") from error
         if any(rollout.text_only for rollout in rollouts):
             raise ConfigError(f"rollout_node.replay: {log} holds rollouts of text alone, which cannot be trained on")
         return rollouts

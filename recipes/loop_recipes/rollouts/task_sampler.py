@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from agent_environments.description import DEFAULT_DESCRIPTION, Description
+from loop_plumbing.breakage import raised_as
 
 NOBODY: Mapping[str, int] = MappingProxyType({})
 
@@ -141,17 +142,13 @@ class MixedTaskSampler:
         by_environment: dict[str, list[str]] = defaultdict(list)
         for task in sorted(tasks):
             by_environment[environment.environment_of(task)].append(task)
-        try:
+        with raised_as(ValueError, "environments."):
             environment.check_environments(shares, tasks)
-        except ValueError as error:
-            raise ValueError(f"environments.{error}") from error
         weights = {name: shares.get(name, 1.0) for name in by_environment}
         self._samplers: dict[str, TaskSampler] = {}
         for name, count in apportion(tasks_per_iteration, weights).items():
-            try:
+            with raised_as(ValueError, f"environment {name}: "):
                 self._samplers[name] = kind(by_environment[name], count, seed, environment)
-            except ValueError as error:
-                raise ValueError(f"environment {name}: {error}") from error
 
     def next(self, resting: Mapping[str, int] = NOBODY) -> list[str]:
         """As :meth:`TaskSampler.next`."""

@@ -32,6 +32,7 @@ from agent_environments.tool_calls import CALL_OPENS, split_tools_section
 from loop_formats.rollout import Rollout
 from loop_formats.run_files import find_logs, read_rollouts
 from loop_formats.schema import ConfigError, require
+from loop_plumbing.breakage import raised_as
 from loop_plumbing.sanitize import sanitize
 from loop_plumbing.separate_task import result_of
 from loop_recipes.config.arguments import verb_parser
@@ -113,10 +114,8 @@ def _tried(name: str, words: Sequence[str], count: int, by_hand: bool) -> str:
 
     def tasks() -> Sequence[str]:
         chosen = OmegaConf.select(config, "collection.tasks")
-        try:
+        with raised_as(ConfigError, "collection.split: ", UnknownTask):
             return list(chosen) if chosen else playing.tasks(str(config.collection.split))
-        except UnknownTask as error:
-            raise ConfigError(f"collection.split: {error}") from error
 
     if by_hand:
         return _by_hand(playing, lambda: tasks()[:count])

@@ -84,15 +84,12 @@ class Behavior(Protocol):
 
     def concerns(self, messages: Messages) -> bool:
         """Whether there is anything to count in a conversation that begins so."""
-        ...
 
     def counts(self, turns: Sequence[AgentTurn]) -> dict[str, int]:
         """The counts of one episode, by the names that the figures use."""
-        ...
 
     def calls(self, turns: Sequence[AgentTurn]) -> list[str]:
         """The calls that an agent made, in order: the sequence by which rollouts of one task are compared."""
-        ...
 
 
 Sequences = Sequence[tuple[Messages, Sequence[AgentTurn]]]

@@ -42,7 +42,6 @@ class GroupedEnvironment(Environment, Protocol):
 
     async def grade_member(self) -> Member:
         """In place of :meth:`~agent_environments.protocol.Environment.grade`, where the pool grades groups."""
-        ...
 
 
 @runtime_checkable
@@ -51,7 +50,6 @@ class PoolOfGroups(EnvironmentPool, Protocol):
 
     def grades_groups(self, task_id: str) -> bool:
         """Whether it does so with this task."""
-        ...
 
     async def grade_group(self, task_id: str, seen: Sequence[Mapping[str, Any]]) -> list[Grade]:
         """The grade of each member of a group, in their order.
@@ -59,7 +57,6 @@ class PoolOfGroups(EnvironmentPool, Protocol):
         Raises:
             EnvironmentCrashed: there is nothing that grades; it may be asked again.
         """
-        ...
 
 
 def grades_groups(pool: EnvironmentPool, task_id: str) -> bool:

@@ -80,7 +80,6 @@ class Offer(Protocol):
 
     def give_back(self) -> None:
         """Have another program take it: whoever took it has gone."""
-        ...
 
 
 @runtime_checkable
@@ -90,28 +89,23 @@ class ProgramEnvironment(Environment, Protocol):
     @property
     def has_world(self) -> bool:
         """Whether there is a world of ours to act in."""
-        ...
 
     @property
     def side_calls(self) -> Sequence[SideCalls]:
         """The rules for calls that are no part of the task; the first that holds counts."""
-        ...
 
     @property
     def grades_itself(self) -> bool:
         """Whether the episode is worth what is said in :meth:`run`, which is left its time then."""
-        ...
 
     async def run(self, connection: Connection) -> Ended | None:
         """Until the program has ended, or has said that the episode is over; None for one that runs elsewhere.
 
         To end the program, cancel the task that this runs in: it may still return what is known of its end.
         """
-        ...
 
     def finish(self, reward: float | None, figures: Figures = MappingProxyType({})) -> None:
         """End the episode, because the program says so, with the reward and the figures that it states."""
-        ...
 
 
 @runtime_checkable
@@ -121,8 +115,6 @@ class ProgramPool(EnvironmentPool, Protocol):
     @property
     def runs_elsewhere(self) -> bool:
         """Whether the programs are started by others, who take an episode for each."""
-        ...
 
     async def take(self, task_id: str | None, timeout_s: float) -> Offer | None:
         """The oldest episode that waits for a program, of one task or of any; None if none comes in time."""
-        ...

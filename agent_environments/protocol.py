@@ -168,7 +168,6 @@ class Environment(Protocol):
 
     async def start(self, task_id: str) -> list[Message]:
         """Bring up the world of ``task_id`` and return the messages that open the episode."""
-        ...
 
     async def step(self, action: str) -> StepResult:
         """Do what one assistant message says and return what it showed.
@@ -177,7 +176,6 @@ class Environment(Protocol):
             EnvironmentTimeout: it took too long; the episode is graded.
             EnvironmentCrashed: the world is lost by no doing of the agent's; the attempt is repeated.
         """
-        ...
 
     async def grade(self) -> Grade:
         """Grade the state reached so far; never calls into the process that ran the agent's code.
@@ -185,11 +183,9 @@ class Environment(Protocol):
         Raises:
             EnvironmentCrashed: there is no grader. A state that no grader can grade is an ``ungradable`` grade.
         """
-        ...
 
     async def close(self) -> None:
         """Release the world and everything it wrote. May be called at any time, and twice."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -215,27 +211,21 @@ class EnvironmentPool(Protocol):
 
     async def open(self) -> None:
         """Start what the environments need; raises one clear error when that is not there."""
-        ...
 
     def tasks(self, split: str) -> list[str]:
         """Task ids of a split, in the dataset's order; raises UnknownTask (naming the splits there are)."""
-        ...
 
     def check_tasks(self, task_ids: Sequence[str]) -> None:
         """Raise UnknownTask for the first id that is not in the dataset."""
-        ...
 
     async def acquire(self, episode_id: str) -> Environment:
         """An environment for one episode; waits its turn (first come, first served) while all slots are taken."""
-        ...
 
     def status(self) -> PoolStatus:
         """Counters for the node's metrics page."""
-        ...
 
     async def close(self) -> None:
         """End every world and child process."""
-        ...
 
 
 @runtime_checkable
@@ -244,7 +234,6 @@ class PoolByTask(Protocol):
 
     async def acquire_for(self, episode_id: str, task_id: str) -> Environment:
         """:meth:`EnvironmentPool.acquire`, but waits for the slots of this task; raises UnknownTask."""
-        ...
 
 
 @runtime_checkable
@@ -258,7 +247,6 @@ class PoolWithPreflight(Protocol):
         Raises:
             ValueError, FileNotFoundError: something is missing; names it and the cure. UnknownTask: no such task.
         """
-        ...
 
 
 @runtime_checkable
@@ -268,7 +256,6 @@ class PoolWithLeastContext(Protocol):
     @property
     def least_context(self) -> int:
         """How many tokens of context an episode needs at least; 0 where that is not known."""
-        ...
 
 
 @runtime_checkable
@@ -277,7 +264,6 @@ class PoolWithSplits(Protocol):
 
     def splits(self) -> list[str]:
         """The names, in order."""
-        ...
 
 
 def tasks_of_split(splits: Mapping[str, Collection[str]], split: str) -> list[str]:

@@ -35,11 +35,9 @@ class Grader(Protocol):
 
     def check(self) -> None:
         """Raise FileNotFoundError where the grader is not there."""
-        ...
 
     async def grade(self, episode: EndedEpisode) -> Grade:
         """Return the grade of an episode whose program has ended."""
-        ...
 
 
 class GradedByWorld:

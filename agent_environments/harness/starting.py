@@ -21,11 +21,9 @@ class Starter(Protocol):
 
     def check(self, task_ids: Sequence[str], path: str | None) -> None:
         """Raise FileNotFoundError or ValueError where a program or the files of a task are missing."""
-        ...
 
     def start_of(self, task_id: str, connection: Connection) -> Start:
         """Return how the program of an episode is started."""
-        ...
 
 
 @dataclass

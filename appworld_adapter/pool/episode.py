@@ -57,18 +57,15 @@ class SealedWorld(Protocol):
 
     async def execute(self, code: str) -> Execution:
         """Raises WorldLost if the world is gone. Has no deadline of its own."""
-        ...
 
     async def settle(self) -> str | None:
         """After a program that was cut short: save what it did. Returns why that failed, else None.
 
         Raises WorldLost if the world is gone, or the state finds no room. Has no deadline of its own.
         """
-        ...
 
     async def give_back(self, usable: bool) -> None:
         """End the world, by force where needed. ``usable`` is false if it was cut short or broke."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,6 @@ class PolicyClient(Protocol):
     @property
     def sampled_tokens(self) -> int:
         """Tokens of the turns spoken so far; what an abort throws away."""
-        ...
 
     def begin(self, episode_id: str, opening: Sequence[Message], after: Sequence[Message] = ()) -> None:
         """Take the messages that the episode, or a new sequence of it, begins with.
@@ -108,7 +107,6 @@ class PolicyClient(Protocol):
         Raises:
             ContextFull: they leave no room for a turn.
         """
-        ...
 
     async def speak(self, seed: int) -> PolicyTurn:
         """The next turn, however long the policy's server takes over it, up to :data:`TURN_LIMIT_S`.
@@ -117,7 +115,6 @@ class PolicyClient(Protocol):
             ContextFull: whoever serves the policy found the conversation too long.
             EpisodeFailed: nothing can come of this attempt any more.
         """
-        ...
 
     def hear(self, observation: str) -> None:
         """Take the environment's answer to the last turn.
@@ -125,7 +122,6 @@ class PolicyClient(Protocol):
         Raises:
             ContextFull: less than ``limits.kept_free`` tokens are left after it. It counts as not heard.
         """
-        ...
 
     def ask(self, request: str) -> None:
         """Take a request of the node's own in place of the environment's answer.
@@ -133,12 +129,9 @@ class PolicyClient(Protocol):
         Raises:
             ContextFull: no room is left for another turn after it.
         """
-        ...
 
     def record(self) -> list[SpokenRecord]:
         """Return the records of the sequences that a turn was sampled in, mostly one, from first token to last."""
-        ...
 
     def close(self) -> None:
         """The episode is over, however it ended; let go of what was held for it."""
-        ...

@@ -22,7 +22,6 @@ class Human(Protocol):
 
     async def open(self) -> None:
         """Make ready; raises EnvironmentCrashed if he cannot answer."""
-        ...
 
     async def answer(self, task: ColBenchTask, dialogue: Sequence[Message]) -> str:
         """Return his answer to the last message of the dialogue, the agent's question.
@@ -30,11 +29,9 @@ class Human(Protocol):
         Raises:
             EnvironmentCrashed: he cannot answer, whatever is asked.
         """
-        ...
 
     async def close(self) -> None:
         """Release all. May be called twice."""
-        ...
 
 
 KEYWORDS: Mapping[str, frozenset[str]] = {

@@ -18,4 +18,3 @@ class HiddenInformation(Protocol):
         Raises:
             UnknownTask: the dataset has no such task, or keeps nothing of it.
         """
-        ...

@@ -29,7 +29,6 @@ class Advantage(Protocol):
 
     def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
         """[b], of rollouts with these returns [b] and the number of each one's task [b]."""
-        ...
 
 
 @runtime_checkable
@@ -40,7 +39,6 @@ class TokenAdvantage(Advantage, Protocol):
     def token_advantages(self, samples: Sequence[ScoredSample]) -> list[Tensor]:
         """[n] of each sample, float32; the samples are all of a collection, with ``old_logprobs`` and, of the base
         model, ``ref_logprobs``."""
-        ...
 
 
 @runtime_checkable
@@ -49,7 +47,6 @@ class PairingAdvantage(Advantage, Protocol):
 
     def pairs(self, rewards: Tensor, groups: Tensor) -> list[tuple[int, int]]:
         """(index of the chosen rollout, index of the rejected one); no rollout is in two pairs."""
-        ...
 
 
 def _group_statistics(values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -39,7 +39,6 @@ class SamplerCorrection(Protocol):
 
     def __call__(self, logprobs: Tensor, batch: StepBatch) -> Weights:
         """Return the weights of a micro-batch's tokens; ``logprobs`` [n] are the learner's now, without gradient."""
-        ...
 
 
 @dataclass(frozen=True)

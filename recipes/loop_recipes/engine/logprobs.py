@@ -32,11 +32,9 @@ class Head(Protocol):
         self, hidden: Tensor, weight: Tensor, targets: Tensor, scale: float = 1.0, cap: float | None = None
     ) -> Tensor:
         """Log-probs [n] of ``targets`` [n], from hidden states [n, d] and weights [v, d]."""
-        ...
 
     def entropy(self, hidden: Tensor, weight: Tensor, scale: float = 1.0, cap: float | None = None) -> Tensor:
         """Entropy [n] in nats of each row's whole distribution, no gradient."""
-        ...
 
 
 @dataclass(frozen=True)

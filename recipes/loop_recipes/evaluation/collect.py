@@ -223,7 +223,6 @@ class Nodes(Protocol):
 
     def start(self, request: CollectionRequest) -> None:
         """Ask for a collection without waiting; asking again is harmless."""
-        ...
 
     def events(self, request: CollectionRequest) -> Iterator[Rollout | Progress | CollectionEnd]:
         """Each rollout of a started collection as it finishes, in between the collection's progress, and its end, or
@@ -232,7 +231,6 @@ class Nodes(Protocol):
         Raises:
             CollectionFailed: everything was lost, or it failed otherwise; raised after the last rollout.
         """
-        ...
 
 
 def run_cells(

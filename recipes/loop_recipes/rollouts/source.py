@@ -113,47 +113,36 @@ class CollectionSource(Protocol):
 
     def wait_ready(self) -> list[int]:
         """Wait until collections can be asked for; returns the policy versions that are served already."""
-        ...
 
     def check_vocabulary(self, size: int) -> None:
         """Refuse to sample for a policy of another vocabulary than ``size``, once collections can be asked for."""
-        ...
 
     def tasks(self, split: str) -> tuple[str, list[str]]:
         """Name of the dataset and the tasks of a split."""
-        ...
 
     def description(self) -> Description:
         """The environment, as it describes itself."""
-        ...
 
     def publish(self, version: int, folder: Path, canary: Mapping[str, Any] | None = None) -> None:
         """Serve the PEFT adapter in ``folder`` as ``version``; ``canary`` is what the node compares log-probs with."""
-        ...
 
     def retire(self, version: int) -> None:
         """Stop serving ``version``; one that is not served is no error."""
-        ...
 
     def sleep(self) -> None:
         """Have GPUs that are shared with the trainer free for it."""
-        ...
 
     def wake(self) -> None:
         """Have shared GPUs sample again, with the versions that were served before."""
-        ...
 
     def start(self, request: CollectionRequest) -> None:
         """Ask for a collection without waiting; asking again is harmless."""
-        ...
 
     def read(self, request: CollectionRequest, deadline_s: float = math.inf) -> Collected:
         """Wait for a collection that was started, ``deadline_s`` at most where that is less than the source's own."""
-        ...
 
     def close(self) -> None:
         """Release all resources; a node that was launched is stopped."""
-        ...
 
 
 def collect(source: CollectionSource, request: CollectionRequest) -> Collected | None:

@@ -31,7 +31,6 @@ class Demonstrator(Protocol):
 
     def sources(self) -> list[Path]:
         """The files that decide what is played and said: when one changes, the demonstrations are made anew."""
-        ...
 
     def scripts(
         self, split: str, count: int, seed: int, flawed_share: float = 0.0, habits: Sequence[str] = ()
@@ -45,11 +44,9 @@ class Demonstrator(Protocol):
         Raises:
             ConfigError: no task leaves room for a habit.
         """
-        ...
 
     def renamed(self, demonstration: Demonstration, rng: random.Random) -> Demonstration:
         """The same conversation about other things, so that values are copied and not memorised."""
-        ...
 
     def texts(self, demonstration: Demonstration) -> list[str]:
         """Return the texts of a demonstration that the tokenizer is trained on; unless said otherwise all of it."""
@@ -58,7 +55,6 @@ class Demonstrator(Protocol):
 
     def group(self, task_id: str) -> str:
         """The name under which the task is counted in what is measured."""
-        ...
 
 
 def draw(

@@ -66,7 +66,6 @@ class WorkerEpisode(Protocol):
 
     def grade(self) -> tuple[float, bool]:
         """Reward in [0, 1] and success of the state reached so far."""
-        ...
 
     def close(self) -> None:
         """Ends what the episode holds, which here is nothing."""
@@ -84,13 +83,11 @@ class WorkerWorld(Protocol):
 
     def tasks(self) -> dict[str, list[str]]:
         """Split -> task ids of the form ``<scenario>_<n>``, in an order that is always the same."""
-        ...
 
     def start(self, task: str) -> WorkerEpisode: ...
 
     def expert(self, task: str) -> list[str]:
         """Commands that solve the task, as far as the world's own expert can."""
-        ...
 
 
 class Worker:

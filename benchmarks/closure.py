@@ -42,12 +42,15 @@ CHOICES = {
 ENDPOINT = ["rollout_server.endpoint.endpoint", "rollout_server.endpoint.routes"]
 ASKED_FOR = {
     *ENDPOINT,
+    "loop_recipes.algorithm.token_statistics",
     "loop_recipes.engine.flash_attention",
+    "loop_recipes.engine.frozen_weights",
     "loop_recipes.engine.general_decoder",
     "loop_recipes.engine.general_probe",
     "loop_recipes.evaluation.dev_scores",
     "loop_recipes.rollouts.replay_source",
     "loop_recipes.rollouts.several_nodes",
+    "rollout_server.collecting.compaction",
 }
 """Modules that a function imports where a config, or the kind of a model, asks for them. That a task of one's own loads
 none of them is asserted by tests/integration/test_own_task.py."""

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from loop_plumbing.breakage import raised_as
-
 
 def open_text(file: Path) -> IO[str]:
     """Open a text of others to read: in UTF-8, or in UTF-16 with its mark, gzipped or not.
@@ -21,9 +19,11 @@ def open_text(file: Path) -> IO[str]:
         ValueError: it is in another encoding; names the file.
     """
     content = file.read_bytes()
-    with raised_as(ValueError, f"{file} is gzipped and broken: ", EOFError, OSError, zlib.error):
+    try:
         if content.startswith(b"\x1f\x8b"):
             content = gzip.decompress(content)
+    except (EOFError, OSError, zlib.error) as error:
+        raise ValueError(f"{file} is gzipped and broken: {error}") from error
     encoding = "utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
     try:
         return io.StringIO(content.decode(encoding))

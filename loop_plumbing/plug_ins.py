@@ -19,8 +19,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from loop_plumbing.breakage import raised_as
-
 PREFIX = "torchtune_loop."
 GROUPS = ("agents", "behavior", "configs", "demonstrators", "dialects", "environments", "parts", "verbs")
 
@@ -53,8 +51,10 @@ def load_part(name: str) -> Any:
     target = plug_ins("parts").get(name)
     if target is None:
         raise ValueError(f"{name}: no installed package has this part (torchtune-loop-contrib does)")
-    with raised_as(ValueError, f"{name}: {target} cannot be imported: ", ImportError):
+    try:
         return load(target)
+    except ImportError as error:
+        raise ValueError(f"{name}: {target} cannot be imported: {error}") from error
 
 
 @cache

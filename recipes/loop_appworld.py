@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 from torchtune import utils
@@ -18,17 +18,15 @@ from loop_formats.collection_request import CollectionRequest
 from loop_formats.ids import parse_collection_id
 from loop_formats.rollout import Rollout, by_episode
 from loop_formats.run_files import writing
-from loop_formats.run_folder import ENVIRONMENT_FILE, TOKEN_STATISTICS, nothing_learned, write_description
+from loop_formats.run_folder import ENVIRONMENT_FILE, nothing_learned, write_description
 from loop_recipes.algorithm.credit import TrainingRun
 from loop_recipes.algorithm.learner import Learner
 from loop_recipes.algorithm.method import check_run
-from loop_recipes.algorithm.token_statistics import TokenStatistics
 from loop_recipes.algorithm.training_recipe import TrainingRecipe, run_recipe
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.loop_config import LoopConfig, keys_to_keep, read_loop_config
 from loop_recipes.engine.checkpoint import TrainingState, restore_generators
 from loop_recipes.engine.diagnostics import BROKEN_GAP, canary, flops_metrics, gap_metrics, stress, tolerances
-from loop_recipes.engine.frozen_weights import FrozenWeights
 from loop_recipes.engine.model import check_context, vocabulary
 from loop_recipes.engine.process_group import any_rank, leave, on_main_rank
 from loop_recipes.engine.samples import episodes, training_samples
@@ -45,6 +43,9 @@ from loop_recipes.run.metrics import (
     rollout_metrics,
     summary_line,
 )
+
+if TYPE_CHECKING:
+    from loop_recipes.engine.frozen_weights import FrozenWeights
 
 log = utils.get_logger("INFO")
 
@@ -122,18 +123,11 @@ class LoopAppWorldRecipe(TrainingRecipe):
             )
         )
         self._cleanup.callback(self._source.close)
-        statistics = TokenStatistics(self._output_dir / TOKEN_STATISTICS, self._rank)
-        self._learner = Learner(
-            conf,
-            model,
-            base,
-            self._device,
-            checkpoint,
-            method=self._method,
-            token_statistics=statistics if conf.update.token_statistics else None,
-            stop_requested=self._stop.in_update,
-        )
+        stop = self._stop.in_update
+        self._learner = Learner(conf, model, base, self._device, checkpoint, method=self._method, stop_requested=stop)
         if conf.takes_turns:
+            from loop_recipes.engine.frozen_weights import FrozenWeights  # which few runs need
+
             self._frozen = FrozenWeights(self._learner.model)
         self._setup_credit(checkpoint)
         if conf.stress_test:

@@ -32,7 +32,6 @@ from loop_formats.rollout import Turn
 from loop_plumbing.agent_timeout import AgentTimeout
 from rollout_server.collecting.attempt import Attempt, derive_seed
 from rollout_server.collecting.collector import EpisodeKey
-from rollout_server.collecting.compaction import SUMMARY_REQUEST, History, shortened, summarised
 from rollout_server.collecting.policy_client import (
     BranchRefused,
     ContextFull,
@@ -158,6 +157,8 @@ class Episode(Attempt):
         except ContextFull:
             if self._limits.compaction is None:
                 raise
+        from rollout_server.collecting.compaction import History, shortened, summarised  # which few runs need
+
         texts = [message["content"] for message in self._messages]
         exchanges = [Exchange(*texts[place : place + 2]) for place in range(self._before, len(texts), 2)]
         history = History([Message(**message) for message in self._messages[: self._before]], exchanges)  # type: ignore[arg-type]
@@ -173,6 +174,8 @@ class Episode(Attempt):
 
     async def _summarise(self) -> str:
         """The agent's summary of the history but for its newest observation, for which there may be no room."""
+        from rollout_server.collecting.compaction import SUMMARY_REQUEST
+
         self._policy_client.ask(SUMMARY_REQUEST)
         self._messages[-1] = {"role": "user", "content": SUMMARY_REQUEST}
         spoken = await self._speak()

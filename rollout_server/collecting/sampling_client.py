@@ -13,7 +13,6 @@ from agent_environments.protocol import Message
 from loop_formats.branch import BranchStart
 from loop_formats.collection_request import CollectionRequest
 from model_families.chat.messages import ChatMessage, Tools, as_texts, opening_messages
-from rollout_server.collecting.compaction import SUMMARY_REQUEST
 from rollout_server.collecting.policy_client import ContextFull, PolicyTurn, SpokenRecord
 from rollout_server.collecting.policy_sampler import EpisodeServices, PolicySampler
 
@@ -44,6 +43,8 @@ class SamplingClient:
         self._turn_start = 0
         self._kept_free = request.limits.kept_free
         if request.limits.compaction == "summary":
+            from rollout_server.collecting.compaction import SUMMARY_REQUEST  # as in few runs
+
             self._kept_free += len(services.tokens.encode_text(SUMMARY_REQUEST))
 
     @property

@@ -16,12 +16,12 @@ from torchtune.utils import get_world_size_and_rank
 from agent_environments.description import BehaviorFigure
 from loop_formats.places import METRICS_FILE
 from loop_formats.run_files import write_whole, writing
+from loop_formats.run_folder import TOKEN_STATISTICS
 from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import raised_as
 from loop_recipes.algorithm.credit import TrainedCredit
 from loop_recipes.algorithm.method import Method
 from loop_recipes.algorithm.policy_update import PolicyUpdate
-from loop_recipes.algorithm.token_statistics import TokenStatistics
 from loop_recipes.config.components import build
 from loop_recipes.config.loop_config import LearnerConfig, keys_to_keep
 from loop_recipes.engine.adapter_versions import AdapterVersions
@@ -57,7 +57,6 @@ class Learner:
         model: without storage, and ``base`` the weights for it (:func:`~loop_recipes.engine.model.load_base`).
         checkpoint: to go on from; None begins with ``initial_adapter`` or a new adapter.
         method: what is learned by.
-        token_statistics: keeps what happens to each token; None keeps nothing.
         stop_requested: asked before each optimizer step; true on any rank leaves the update there.
 
     Attributes:
@@ -80,14 +79,14 @@ class Learner:
         checkpoint: TrainingState | None,
         *,
         method: Method,
-        token_statistics: TokenStatistics | None = None,
         stop_requested: Callable[[], bool] = lambda: False,
     ) -> None:
         self.conf = conf
         self._output_dir = Path(conf.output_dir).resolve()
         self._base_digest = on_main_rank(lambda: weights_digest(conf.base_model))
         dtype = DTYPES[conf.dtype]
-        shard = get_world_size_and_rank()[0] > 1 or dtype != torch.float32
+        ranks, rank = get_world_size_and_rank()
+        shard = ranks > 1 or dtype != torch.float32
         check_shared(model, conf.sequence_parallel)
         if checkpoint is not None:
             adapter = checkpoint.adapters[checkpoint.state["policy_version"]]
@@ -119,6 +118,11 @@ class Learner:
             self.versions.put(version, tensors)
         rates = {name: each.lr for name, each in self._further.items() if each.lr is not None}
         self.optimizer, self._lr_scheduler = build_optimizer(conf, self.model, self._further, rates, checkpoint)
+        statistics = None
+        if conf.update.token_statistics:
+            from loop_recipes.algorithm.token_statistics import TokenStatistics  # which few runs need
+
+            statistics = TokenStatistics(self._output_dir / TOKEN_STATISTICS, rank)
         self.update = PolicyUpdate(
             model=self.model,
             optimizer=self.optimizer,
@@ -127,7 +131,7 @@ class Learner:
             config=conf.update,
             batches=RankBatches(conf.update, device, Part.of_this_rank(conf.sequence_parallel)),
             seed=conf.seed,
-            token_statistics=token_statistics,
+            token_statistics=statistics,
             stop_requested=stop_requested,
         )
         if checkpoint is not None:

@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,6 @@ from loop_recipes.algorithm.losses import LossOutput, PairComparison, RatioStati
 from loop_recipes.algorithm.method import Method
 from loop_recipes.algorithm.minibatches import minibatch_units, minibatches
 from loop_recipes.algorithm.scoring import Scorer
-from loop_recipes.algorithm.token_statistics import TokenStatistics
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.engine.adapter_versions import AdapterVersions
 from loop_recipes.engine.batching import StepBatch
@@ -35,6 +34,9 @@ from loop_recipes.engine.rank_batches import RankBatches, of_all_ranks
 from loop_recipes.engine.samples import CreditedSample, Sample, ScoredSample, episodes, scored
 from loop_recipes.engine.sharding import clip_grad_norm, local_part
 from loop_recipes.run.stop_request import StopRequested
+
+if TYPE_CHECKING:
+    from loop_recipes.algorithm.token_statistics import TokenStatistics
 
 FP16_LOSS_SCALE = 2.0**16
 FP16_GROWTH_STEPS = 2000

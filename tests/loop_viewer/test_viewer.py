@@ -503,7 +503,7 @@ def test_a_port_in_use_is_one_clear_line(run_folder):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        command = [sys.executable, "-m", "loop_recipes.verbs.view", str(run_folder), "--port", str(port)]
+        command = [sys.executable, "-m", "loop_recipes.cli", "view", str(run_folder), "--port", str(port)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S)
     assert done.returncode == 1
     assert "choose another --port" in done.stderr

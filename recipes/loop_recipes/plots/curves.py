@@ -375,7 +375,3 @@ def _finish(figure: Figure, curves: Sequence[Curve], note: str, below: float = 0
         axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout(rect=(0.0, below / figure.get_figheight(), 1.0, 1.0))
     return figure
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -89,7 +89,3 @@ def what_to_show(paths: Sequence[Path], model: Path | None = None) -> RunData | 
     if len(paths) > 1 or (only.is_dir() and not is_run(only) and any(runs_below(only))):
         return RunFolder(paths, model, read_tokenizer)
     return RunData(only, model, read_tokenizer=read_tokenizer)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -358,8 +358,7 @@ class ToolPool:
             await lease.end()
 
     def status(self) -> PoolStatus:
-        pool = self._instances
-        return PoolStatus(open_worlds=pool.lent, waiting=pool.waiting, restarts=pool.replaced)
+        return self._instances.status()
 
     async def close(self) -> None:
         others = [*self._servers, *([] if self._code is None else [self._code])]

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Iterator
 
-from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout
+from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, PoolStatus
 from agent_environments.slots import Slots
 from agent_environments.tools.forked import digests
 from agent_environments.tools.identity import tasks_digest
@@ -41,7 +41,8 @@ class Lease:
         self._ended = False
         self.lost = False
         """Whether the instance that the episode had is gone, with its process."""
-        self._was_reset = False
+        self.holds_instance = False
+        """Whether the process holds what an episode cannot go on without."""
 
     async def process(self) -> ForkedProcess:
         """The episode's process, once it makes no other call; where it has ended, a new one.
@@ -51,14 +52,9 @@ class Lease:
         """
         await self._process.idle()
         if not self._process.alive:
-            self.lost = self._was_reset
+            self.lost = self.holds_instance
             self._process = await self._pool.fork_again()
         return self._process
-
-    @property
-    def holds_instance(self) -> bool:
-        """Whether the process holds what an episode cannot go on without."""
-        return self._was_reset
 
     async def reset(self, task_id: str) -> str:
         """Put the instance into the task's first state; returns what it has to show, "" for nothing.
@@ -70,7 +66,7 @@ class Lease:
             shown: str = await (await self.process()).ask("reset", self._pool.deadline_s, task_id=task_id)
         except (Raised, DeadlinePassed, ProcessEnded) as error:
             raise EnvironmentCrashed(f"the instance's reset failed on task {task_id}: {_said(error)}") from error
-        self._was_reset = True
+        self.holds_instance = True
         return shown
 
     @contextlib.contextmanager
@@ -109,21 +105,15 @@ class InstancePool:
         self.deadline_s = deadline_s
         self._module = module
         self._tasks = tasks_digest(module.tasks.all())
-        self.replaced = 0
+        self._replaced = 0
         """Processes that ended before their episode."""
         self._made_in_s = 0.0
         self._server = server
         self._slots = Slots(size)
 
-    @property
-    def lent(self) -> int:
-        """The number of episodes."""
-        return self._slots.taken
-
-    @property
-    def waiting(self) -> int:
-        """The number of episodes that wait for a place."""
-        return self._slots.waiting
+    def status(self) -> PoolStatus:
+        """How many episodes have a process, how many wait for one, and how many processes were replaced."""
+        return PoolStatus(open_worlds=self._slots.taken, waiting=self._slots.waiting, restarts=self._replaced)
 
     async def open(self) -> None:
         """Start the server, and make an instance, to know that it can be made.
@@ -159,7 +149,7 @@ class InstancePool:
         Raises:
             EnvironmentCrashed: it could not be made.
         """
-        self.replaced += 1
+        self._replaced += 1
         return await self._fork()
 
     async def take_back(self, process: ForkedProcess) -> None:

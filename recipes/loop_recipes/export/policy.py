@@ -35,6 +35,7 @@ from model_families.chat.calls import ObjectCalls
 from model_families.opening import open_model_chat
 from model_families.own_tokenizer import differing_ids, read_as_written
 from model_families.weights.hub import cached_name
+from rollout_server.inference.command import RANKS_OF_VLLM
 from rollout_server.policies.adapter_check import read_adapter_config
 
 _BESIDE = (
@@ -52,8 +53,6 @@ _BESIDE = (
 """Files of a base model's folder that say how its texts become ids and how it is sampled."""
 UNTRAINED = "policy-v0000"
 """The version that a run begins with."""
-_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM's --max-lora-rank may be."""
 
 _NAMES_BASE = {
     ADAPTER_CONFIG: "base_model_name_or_path",
@@ -245,7 +244,7 @@ def _serve(base: Sequence[str], adapter: Path, folder: str, title: str, merged: 
     if merged is not None:
         return [folder, "--served-model-name", title]
     rank = read_adapter_config(adapter).rank
-    allowed = next((each for each in _RANKS if each >= rank), rank)
+    allowed = next((each for each in RANKS_OF_VLLM if each >= rank), rank)
     # The base's own folder is read otherwise than training read it.
     tokenizer = ["--tokenizer", folder] if own else []
     return [*base, *tokenizer, "--enable-lora", "--max-lora-rank", str(allowed), "--lora-modules", f"{title}={folder}"]

@@ -19,7 +19,7 @@ from loop_recipes.evaluation.report import (
 )
 
 STORED = Path(__file__).parents[1] / "loop_recipes/evaluation/stored_evaluation"
-SAMPLINGS = {"T=0": SamplingConfig(0.0, runs=1), "T=1": SamplingConfig(1.0, runs=3)}
+SAMPLINGS = {"T=0": SamplingConfig(runs=1), "T=1": SamplingConfig(temperature=1.0, runs=3)}
 
 
 @dataclass(frozen=True)

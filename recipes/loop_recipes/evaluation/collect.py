@@ -111,7 +111,7 @@ def evaluation_cell(
         rollouts_per_task=sampling.runs,
         policy_version=policy.served_version,
         seed=seed,
-        sampling=Sampling(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k),
+        sampling=Sampling(**how),
         limits=limits,
         environment_turns=dict(environment_turns),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agent_environments.description import DEFAULT_DESCRIPTION, Description
@@ -50,9 +50,6 @@ class Comparison:
     lost_rollouts: tuple[int, int] = (0, 0)
     success_bounds: tuple[float, float] | None = None
     group_success_bounds: tuple[float, float] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def pool_seeds(label: str, evaluations: Sequence[Sequence[NamedResults]]) -> list[NamedResults]:

@@ -16,7 +16,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from agent_environments.pool_metadata import keeping_states, keeps_states
-from loop_formats.collection_request import Limits, TopK, check_temperature
+from loop_formats.collection_request import Limits, Sampling
 from loop_formats.places import run_meant
 from loop_formats.run_files import ADAPTER_FILES, adapter_digest, in_order, is_adapter, newest_adapter
 from loop_formats.run_folder import read_description
@@ -45,20 +45,13 @@ class PolicyConfig:
 
 
 @dataclass(frozen=True, config=STRICT)
-class SamplingConfig:
+class SamplingConfig(Sampling):
     """One way of sampling."""
 
     temperature: float = 0.0
     """0 is greedy; at most 2."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Samples from the most likely tokens that together have this probability."""
-    top_k: TopK = -1
-    """Samples from this many most likely tokens; -1 or 0 from all."""
     runs: PositiveInt = 5
     """How many runs over all tasks are made with it."""
-
-    def __post_init__(self) -> None:
-        check_temperature(self.temperature)
 
     @property
     def label(self) -> str:

@@ -16,11 +16,7 @@ from rich.console import Console
 from agent_environments.description import Description
 from loop_formats.run_files import to_json, write_whole
 from loop_recipes.config.loop_config import keys_to_keep
-from loop_recipes.evaluation.comparison import (
-    Comparison,
-    compare_with_first,
-    comparison_tables,
-)
+from loop_recipes.evaluation.comparison import Comparison, compare_with_first, comparison_tables
 from loop_recipes.evaluation.groups import GroupScore, score_groups
 from loop_recipes.evaluation.pass_at_k import PassAtK
 from loop_recipes.evaluation.scores import Figure, NamedResults, Score, TaskResult, score
@@ -159,12 +155,12 @@ def write_report(
                 "policy": item.cell.policy.name,
                 "sampling": {**asdict(item.cell.sampling), "label": item.cell.sampling.label},
                 "fingerprint": dict(item.cell.fingerprint),
-                **item.score.to_dict(),
+                **asdict(item.score),
                 "groups": [asdict(group) for group in item.groups],
             }
             for item in scored
         ],
-        "comparisons": [comparison.to_dict() for comparison in comparisons],
+        "comparisons": [asdict(comparison) for comparison in comparisons],
         "best": best_policy(scored),
         "config": keys_to_keep(config),
     }

@@ -162,9 +162,6 @@ class Score:
     behavior: dict[str, float | None] | None
     passes: list[PassAtK] = field(default_factory=list)
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def success_table(results: Iterable[TaskResult]) -> list[dict[str, bool]]:
     """For each run that has a rollout, ascending: task id -> solved; lost rollouts are left out."""

@@ -15,7 +15,7 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +106,5 @@ def _compare(texts: list[str], level: float, resamples: int) -> tuple[Document, 
         header["seeds"] = "intervals and p-values also hold, by Student's t, how far the seeds of a setting differ"
     return comparison_document(comparisons, header, environment), {
         **header,
-        "comparisons": [comparison.to_dict() for comparison in comparisons],
+        "comparisons": [asdict(comparison) for comparison in comparisons],
     }
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,5 +1,7 @@
 """Success and reward per environment and group, worked out by hand."""
 
+from dataclasses import asdict
+
 import pytest
 
 from loop_formats.schema import ConfigError
@@ -71,4 +73,4 @@ def test_differences_of_groups():
 def test_a_comparison_holds_them():
     item = compare(NamedResults("a", "T=0", results(WORST)), NamedResults("b", "T=0", results(BEST)), GROUPS)
     assert [group.group for group in item.groups] == list(GROUPS)
-    assert item.to_dict()["groups"][1]["success"]["interval"]["estimate"] == 100.0
+    assert asdict(item)["groups"][1]["success"]["interval"]["estimate"] == 100.0

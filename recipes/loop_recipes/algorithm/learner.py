@@ -25,7 +25,7 @@ from loop_recipes.algorithm.policy_update import PolicyUpdate
 from loop_recipes.config.components import build
 from loop_recipes.config.loop_config import LearnerConfig, keys_to_keep
 from loop_recipes.engine.adapter_versions import AdapterVersions
-from loop_recipes.engine.checkpoint import TrainingState, all_generators, save_and_prune
+from loop_recipes.engine.checkpoint import TrainingState, all_generators, prune_checkpoints, save_training_state
 from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.model import (
     DTYPES,
@@ -202,7 +202,8 @@ class Learner:
 
         def save() -> None:
             with writing(root):
-                save_and_prune(root, state["iteration"], saved, keep_last, keep)
+                save_training_state(root, state["iteration"], saved)
+                prune_checkpoints(root, keep_last, keep)
 
         on_main_rank(save)
 

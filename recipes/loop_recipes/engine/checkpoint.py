@@ -132,14 +132,6 @@ def load_training_state(folder: Path) -> TrainingState:
     return TrainingState(state, adapters, optimizer, rng, further)
 
 
-def save_and_prune(
-    root: Path, iteration: int, training: TrainingState, keep_last: int, keep: Collection[int] = ()
-) -> None:
-    """:func:`save_training_state`, then :func:`prune_checkpoints`."""
-    save_training_state(root, iteration, training)
-    prune_checkpoints(root, keep_last, keep)
-
-
 def prune_checkpoints(root: Path, keep_last: int, keep: Collection[int] = ()) -> None:
     """Remove all but the newest ``keep_last`` checkpoints and those of the iterations in ``keep``. One that cannot be
     removed is tried again by the next pruning; the log says so once."""

@@ -250,11 +250,7 @@ class RunData:
             "tokens": {"texts": list(texts), "index": index, "ids": record["token_ids"]},
             "mask": [int(sampled) for sampled in record["mask"]],
             "logprobs": [round(value, 5) for value in record["sampler_logprobs"]],
-            "old_logprobs": own["old_logprobs"] if own else None,
-            "ratios": own["ratios"] if own else None,
-            "clipped": own["clipped"] if own else None,
-            "advantages": own["advantages"] if own else None,
-            "entropies": own["entropies"] if own else None,
+            **{key: own and own[key] for key in ("old_logprobs", "ratios", "clipped", "advantages", "entropies")},
         }
 
     def log(self, collection: str) -> Path:

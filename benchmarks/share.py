@@ -36,7 +36,7 @@ from large_model import HEADS, made_up, policy_update, random_model
 from serving import DRAWN, Requests
 
 from loop_recipes.config.files import compose
-from loop_recipes.config.loop_config import LoopConfig, read_loop_config
+from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.config.rollout_node import described_node
 from loop_recipes.engine.frozen_weights import FrozenWeights
 from loop_recipes.engine.model import vocabulary
@@ -186,7 +186,7 @@ def read(config: str, words: list[str]) -> tuple[LoopConfig, NodeConfig]:
     cfg = compose(config, ["collection.max_policy_lag=0", *words])
     node = described_node(cfg)
     cfg.model = with_config(cfg.model)
-    return read_loop_config(cfg), node
+    return read_config(cfg, LoopConfig), node
 
 
 async def measure(args: argparse.Namespace, tell: Callable[[str, dict[str, Any]], None]) -> None:

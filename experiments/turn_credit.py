@@ -50,7 +50,7 @@ from loop_formats.run_files import COLLECTIONS, meta_path, read_rollouts, write_
 from loop_formats.turn_values import read_turn_values, values_file
 from loop_recipes.algorithm.preferences import ReturnPairs
 from loop_recipes.config.files import compose
-from loop_recipes.config.loop_config import LoopConfig, UpdateConfig, read_loop_config
+from loop_recipes.config.loop_config import LoopConfig, UpdateConfig, read_config
 from loop_recipes.engine.peft_export import write_empty_adapter
 from loop_recipes.engine.samples import training_samples
 from loop_recipes.warm_start.appworld import draw_scripts
@@ -124,7 +124,7 @@ class Experiment:
     def __init__(self, args: argparse.Namespace, seed: int) -> None:
         self._args, self._seed = args, seed
         self._folder = args.output / f"seed{seed}"
-        self._conf = read_loop_config(compose("tiny_cpu"))
+        self._conf = read_config(compose("tiny_cpu"), LoopConfig)
         self._world = Path(self._conf.child.environment.options["root"])
         self._tokens = open_chat(self._conf.base_model)
         self._dataset = dataset_name(self._world)
@@ -206,7 +206,7 @@ class Experiment:
         write_whole(meta_path(log.parent, collection), json.dumps({"request": request.to_dict()}) + "\n")
         if not (run / "policies").is_dir():
             write_empty_adapter(run / "policies" / "policy-v0000", self._conf.base_model)
-            conf = read_loop_config(compose("tiny_cpu", [f"output_dir={run}"]))
+            conf = read_config(compose("tiny_cpu", [f"output_dir={run}"]), LoopConfig)
             write_node_config(conf.child, run / "rollout_node.yaml")
         if turn_values_cli.main(
             [str(run), "--collection", collection, "--continuations", str(self._args.continuations)]

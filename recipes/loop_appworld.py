@@ -24,7 +24,7 @@ from loop_recipes.algorithm.learner import Learner
 from loop_recipes.algorithm.method import check_run
 from loop_recipes.algorithm.training_recipe import TrainingRecipe, run_recipe
 from loop_recipes.config.command_line import parse
-from loop_recipes.config.loop_config import LoopConfig, keys_to_keep, read_loop_config
+from loop_recipes.config.loop_config import LoopConfig, keys_to_keep, read_config
 from loop_recipes.engine.checkpoint import TrainingState, restore_generators
 from loop_recipes.engine.diagnostics import BROKEN_GAP, canary, flops_metrics, gap_metrics, stress, tolerances
 from loop_recipes.engine.model import check_context, vocabulary
@@ -87,7 +87,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
     _config: LoopConfig
 
     def __init__(self, cfg: DictConfig) -> None:
-        config = read_loop_config(cfg)
+        config = read_config(cfg, LoopConfig)
         self._method = check_run(config)
         super().__init__(config)
         # What a checkpoint holds beside tensors.

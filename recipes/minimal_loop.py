@@ -24,7 +24,7 @@ from loop_formats.collection_request import CollectionRequest, Limits
 from loop_formats.ids import training_id
 from loop_formats.rollout import Rollout
 from loop_recipes.config.files import compose
-from loop_recipes.config.loop_config import LoopConfig, read_loop_config
+from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.logprobs import TiledLogProbs
 from loop_recipes.engine.model import adapter_parameters, load_base, new_adapter
@@ -47,7 +47,7 @@ LEARNING_RATE, BETAS, MAX_GRAD_NORM = 6e-4, (0.9, 0.99), 1.0
 
 def main(output_dir: Path) -> None:
     """Train the tiny policy; leaves an adapter for each iteration in ``output_dir``/policies."""
-    conf = read_loop_config(compose("tiny_cpu", [f"output_dir={output_dir}"]))
+    conf = read_config(compose("tiny_cpu", [f"output_dir={output_dir}"]), LoopConfig)
     policy = load_policy(conf)
     parameters = list(adapter_parameters(policy).values())
     optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, betas=BETAS, weight_decay=0.0)

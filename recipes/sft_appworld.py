@@ -22,9 +22,9 @@ from loop_recipes.algorithm.losses import LogLikelihood
 from loop_recipes.algorithm.method import build_method
 from loop_recipes.algorithm.training_recipe import TrainingRecipe, run_recipe
 from loop_recipes.config.command_line import parse
-from loop_recipes.config.loop_config import keys_to_keep
+from loop_recipes.config.loop_config import keys_to_keep, read_config
 from loop_recipes.config.preflight import check_learner
-from loop_recipes.config.sft_config import SftConfig, read_sft_config
+from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.engine.checkpoint import TrainingState, restore_generators
 from loop_recipes.engine.model import check_context
 from loop_recipes.engine.process_group import any_rank, leave, on_main_rank
@@ -76,7 +76,7 @@ class SftAppWorldRecipe(TrainingRecipe):
     _config: SftConfig
 
     def __init__(self, cfg: DictConfig) -> None:
-        config = read_sft_config(cfg)
+        config = read_config(cfg, SftConfig)
         self._method = build_method(config)
         check_learner(config)
         require(

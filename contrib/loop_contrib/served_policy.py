@@ -10,7 +10,7 @@ from pathlib import Path
 
 from loop_formats.schema import made_folder, require
 from loop_recipes.config.files import compose
-from loop_recipes.config.loop_config import LoopConfig, read_loop_config
+from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.rollouts.node_source import NodeSource
 from loop_recipes.rollouts.open import open_nodes
 from loop_recipes.rollouts.plan import run_name
@@ -45,7 +45,7 @@ def served_policy(config: str, overrides: Sequence[str], branching: bool = False
     # torch, which --help does without
     from loop_recipes.config.preflight import check_adapter_folder, check_rollout_node
 
-    conf = read_loop_config(compose(config, overrides))
+    conf = read_config(compose(config, overrides), LoopConfig)
     require(conf.rollout_node.replay is None, "rollout_node.replay: stored rollouts cannot be sampled anew")
     if branching:
         conf.collection.limits.check_branching("collection.limits")

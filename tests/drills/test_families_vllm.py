@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from loop_recipes.algorithm.learner import Learner
 from loop_recipes.algorithm.method import build_method
-from loop_recipes.config.loop_config import GapConfig, LoopConfig, read_loop_config
+from loop_recipes.config.loop_config import GapConfig, LoopConfig, read_config
 from loop_recipes.engine import peft_export
 from loop_recipes.engine.diagnostics import canary, tolerances
 from loop_recipes.engine.model import load_base
@@ -48,7 +48,7 @@ def config(folder: Path, model: dict[str, Any], checkpointer: dict[str, Any] | N
     cfg = OmegaConf.load(replay_config(folder, iterations=1))
     cfg.model, cfg.checkpointer = model, checkpointer
     cfg["update"] |= {"micro_batch_tokens": 1500}
-    return read_loop_config(cfg)
+    return read_config(cfg, LoopConfig)
 
 
 def learner(conf: LoopConfig) -> Learner:

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from loop_formats.collection_request import Limits
 from loop_recipes.algorithm.learner import Learner
 from loop_recipes.algorithm.method import build_method
-from loop_recipes.config.loop_config import read_loop_config
+from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.engine.model import load_base
 from loop_recipes.engine.peft_export import load_adapter
 from loop_recipes.engine.samples import Sample, ScoredSample, episodes
@@ -93,7 +93,7 @@ def recomputed(model, adapters, rollouts, folder) -> list[ScoredSample]:
     cfg.model, cfg.checkpointer.checkpoint_dir = model_section(model), str(model)
     cfg.initial_adapter = str(adapters[-1])
     cfg["update"] |= {"micro_batch_tokens": LIMITS.max_context, "min_abs_advantage": 0.0}
-    conf = read_loop_config(cfg)
+    conf = read_config(cfg, LoopConfig)
     learner = Learner(conf, *load_base(conf, torch.float32), torch.device("cpu"), None, method=build_method(conf))
     for version, adapter in enumerate(adapters):
         learner.versions.put(version, load_adapter(adapter, learner.model))

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 import minimal_loop
 from loop_formats.run_files import read_rollouts
-from loop_recipes.config.loop_config import read_loop_config
+from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.engine.model import adapter_parameters
 from model_families.weights.weight_names import peft_name
 from support.small_runs import replay_config, train
@@ -27,7 +27,7 @@ def test_its_update_is_the_recipes(tmp_path, monkeypatch, epochs, minibatch, ste
 
     monkeypatch.setattr(minimal_loop, "EPOCHS", epochs)
     monkeypatch.setattr(minimal_loop, "MINIBATCH", minibatch)
-    policy = minimal_loop.load_policy(read_loop_config(config))
+    policy = minimal_loop.load_policy(read_config(config, LoopConfig))
     parameters = adapter_parameters(policy)
     optimizer = torch.optim.AdamW(parameters.values(), lr=line["learning_rate"], betas=(0.9, 0.99), weight_decay=0.0)
     [log] = (tmp_path / "logs").glob("*.jsonl")

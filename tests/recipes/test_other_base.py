@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.method import check_run
-from loop_recipes.config.loop_config import read_loop_config
+from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.config.preflight import check_adapter_folder
 from loop_recipes.engine.checkpoint import load_latest
 from support.random_policy import write_adapter, write_model
@@ -112,7 +112,7 @@ def on_changed(begun, tmp_path, change):
     shutil.copytree(folder / "base", tmp_path / "base")
     replay_config(tmp_path, iterations=1, initial_adapter=str(adapter))
     change(tmp_path / "base")
-    return lambda **keys: read_loop_config(OmegaConf.merge(OmegaConf.load(tmp_path / "config.yaml"), keys))
+    return lambda **keys: read_config(OmegaConf.merge(OmegaConf.load(tmp_path / "config.yaml"), keys), LoopConfig)
 
 
 def test_what_others_have_written_says_nothing(begun, tmp_path):

@@ -149,9 +149,9 @@ def test_supervised_training_compares_its_model_too(tmp_path):
 
 def test_what_was_asked_for_of_another_grader_is_asked_for_anew(begun):
     """The node has rollouts of the old one under the old id, and would give them again."""
-    from loop_recipes.config.loop_config import read_loop_config
+    from loop_recipes.config.loop_config import LoopConfig, read_config
 
-    conf = read_loop_config(OmegaConf.load(begun / "config.yaml"))
+    conf = read_config(OmegaConf.load(begun / "config.yaml"), LoopConfig)
     plans = [
         CollectionPlan(conf, "run", ["a", "b", "c"], [], Description(), {"code": code}) for code in ("1", "1", "2")
     ]

@@ -10,7 +10,7 @@ from loop_appworld import LoopAppWorldRecipe
 from loop_formats.collection_request import CollectionEnd
 from loop_formats.ids import parse_collection_id
 from loop_formats.schema import ConfigError
-from loop_recipes.config.loop_config import read_loop_config
+from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.engine.checkpoint import load_latest
 from loop_recipes.engine.frozen_weights import FrozenWeights
 from loop_recipes.rollouts import open as opening
@@ -222,15 +222,15 @@ def test_turns_leave_no_room_for_lag(tmp_path):
     cfg = config_of(tmp_path, True)
     cfg.collection.max_policy_lag = 1
     with pytest.raises(ConfigError, match=r"collection\.max_policy_lag must be 0 with node.servers.share: trainer"):
-        read_loop_config(cfg)
+        read_config(cfg, LoopConfig)
     cfg.node.servers.share = None
-    assert read_loop_config(cfg).collection.max_policy_lag == 1
+    assert read_config(cfg, LoopConfig).collection.max_policy_lag == 1
 
 
 def test_a_node_to_launch_on_a_cpu_is_refused(tmp_path):
     cfg = config_of(tmp_path, True)
     cfg.rollout_node = {"launch": True}
     with pytest.raises(ConfigError, match=r"node\.servers\.share must be null with device: cpu"):
-        read_loop_config(cfg)
+        read_config(cfg, LoopConfig)
     cfg.device = "cuda"
-    assert read_loop_config(cfg).takes_turns
+    assert read_config(cfg, LoopConfig).takes_turns

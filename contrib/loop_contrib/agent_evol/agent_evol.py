@@ -23,8 +23,8 @@ from loop_formats.run_files import find_logs
 from loop_formats.schema import ConfigError
 from loop_recipes.config.arguments import config_parser
 from loop_recipes.config.files import compose, config_name, split_words
-from loop_recipes.config.loop_config import read_loop_config
-from loop_recipes.config.sft_config import read_sft_config
+from loop_recipes.config.loop_config import LoopConfig, read_config
+from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.steps import StepFailed, Steps, module, newest_policy, on_ranks, tune
 from loop_recipes.verbs.exit_status import exit_status
 
@@ -61,7 +61,7 @@ class AgentEvol:
         """
         check_budget([self.temperature], self.attempts, None)
         learning = [*self.learning, "output_dir=.", "rollouts.logs=[solved]"]
-        read_sft_config(compose(self.training, learning, "sft_appworld"))
+        read_config(compose(self.training, learning, "sft_appworld"), SftConfig)
 
     def collect(self, folder: Path, number: int, policy: Path | None) -> list[str]:
         """The command that samples round ``number`` (from 1) with ``policy``, None for the one it all begins with."""
@@ -116,7 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
 
     def work() -> str:
-        conf = read_loop_config(compose(options.config, options.overrides))
+        conf = read_config(compose(options.config, options.overrides), LoopConfig)
         wanted = AgentEvol(
             config_name(options.config, "loop_appworld"),
             config_name(options.training, "sft_appworld"),

@@ -411,7 +411,8 @@ _LIMIT = "collection.limits.max_context"
 
 
 def read_config(cfg: DictConfig | Mapping[str, Any], section: type[Section]) -> Section:
-    """Resolve ``cfg`` and turn it into ``section``, without what is meant for other recipes.
+    """Resolve ``cfg`` and turn it into ``section``, without what is meant for other recipes. It is judged by itself;
+    preflight.py looks at what it names.
 
     Raises:
         ConfigError: an interpolation that does not resolve, an unknown, missing or ill-typed key.
@@ -427,12 +428,3 @@ def read_config(cfg: DictConfig | Mapping[str, Any], section: type[Section]) -> 
     except OmegaConfBaseException as error:
         raise ConfigError(f"config: {str(error).splitlines()[0]}") from error
     return from_mapping(section, plain)
-
-
-def read_loop_config(cfg: DictConfig | Mapping[str, Any]) -> LoopConfig:
-    """The recipe's config, as far as it can be judged by itself; preflight.py looks at what it names.
-
-    Raises:
-        ConfigError: one line that names the key and the cure.
-    """
-    return read_config(cfg, LoopConfig)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from omegaconf import DictConfig
 from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from loop_formats.schema import STRICT, Some, require
-from loop_recipes.config.loop_config import Component, LearnerConfig, read_config
+from loop_recipes.config.loop_config import Component, LearnerConfig
 
 REFUSED = tuple(f"update.{name}" for name in ("exact_entropy", "token_statistics", "max_trajectory_log_ratio"))
 """Keys of the learner's sections that a fixed set has no use for."""
@@ -57,12 +55,3 @@ class SftConfig(LearnerConfig):
     def data_files(self) -> list[str]:
         """The files of ``data``."""
         return [self.data] if isinstance(self.data, str) else list(self.data or ())
-
-
-def read_sft_config(cfg: DictConfig | Mapping[str, Any]) -> SftConfig:
-    """The recipe's config, as far as it can be judged by itself; preflight.py looks at what it names.
-
-    Raises:
-        ConfigError: one line that names the key and the cure.
-    """
-    return read_config(cfg, SftConfig)

@@ -27,7 +27,7 @@ from loop_plumbing.breakage import error_line
 from loop_recipes.algorithm.method import check_method
 from loop_recipes.config.components import check_component
 from loop_recipes.config.files import compose
-from loop_recipes.config.loop_config import LoopConfig, read_loop_config
+from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.config.preflight import Checks, check_served, check_sharers, node_checks, port_problem, tasks_ahead
 from loop_recipes.config.rollout_node import described_node
 from loop_recipes.engine.checkpoint import latest_checkpoint
@@ -167,7 +167,7 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Iterator
     yield from _port(node)
     yield from _compiling(node)
     try:
-        config = read_loop_config(cfg)
+        config = read_config(cfg, LoopConfig)
     except ConfigError as error:  # with no more to go by than that
         yield Problem("config", str(error))
         return
@@ -249,7 +249,7 @@ def _fits(name: str, folder: str, gpu_gib: float) -> Iterator[str]:
     shape = BaseModel.read(folder)
     for words in (("node.servers.share=null",), IN_TURNS):
         cfg = compose(name, words)
-        config, node = _reading(read_loop_config(cfg), folder), described_node(cfg)
+        config, node = _reading(read_config(cfg, LoopConfig), folder), described_node(cfg)
         machines = Machines(*usual_machines(node.servers), gpu_gib)
         found = [*_memory(config, node, machines, shape, partial(_unloaded, config))]
         sums = [f"{each.sum:.2f}" for each in found if isinstance(each, MemoryPlan)]

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from loop_formats.schema import ConfigError
 from loop_recipes.config.arguments import config_parser
 from loop_recipes.config.files import compose
-from loop_recipes.config.loop_config import read_loop_config
+from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.config.rollout_node import described_node
 from loop_recipes.paths import config_files
 from loop_recipes.terminal import say
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         config = compose(options.config, options.overrides)
         node = described_node(config)
-        read_loop_config(config)  # a mistake in the config itself is said before torch is loaded
+        read_config(config, LoopConfig)  # a mistake in the config itself is said before torch is loaded
         from loop_recipes.plan.job_check import (  # imports the components, and torch with them
             Machines,
             Report,

@@ -13,7 +13,7 @@ from torch import nn
 from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.credit import Credit, TrainedCredit, with_token_advantages
 from loop_recipes.algorithm.method import build_method, check_run
-from loop_recipes.config.loop_config import read_loop_config
+from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.engine.checkpoint import load_training_state
 from support.learner_cases import make_samples
 from support.small_runs import replay_config, train
@@ -91,7 +91,7 @@ def test_each_starts_from_what_the_one_before_gave_and_goes_on_over_a_resume(tmp
     train(OmegaConf.merge(cfg, {"resume_from_checkpoint": True}))
     assert [line["calls"] for line in lines(tmp_path / "run")] == [1.0, 2.0]
     assert lines(tmp_path / "run")[0]["kept_fraction"] < 1.0, "the filter is on unless one keeps all"
-    built = build_method(read_loop_config(cfg)).credit
+    built = build_method(read_config(cfg, LoopConfig)).credit
     samples = make_samples([20, 30])
     for each in built.values():
         samples = each.credit(samples)
@@ -132,4 +132,4 @@ def test_a_loss_beside_the_policys_moves_its_own_weights_alone(tmp_path, own):
 def test_what_is_no_credit_is_refused_before_work(tmp_path, credit, complaint):
     cfg = OmegaConf.to_container(OmegaConf.load(replay_config(tmp_path, iterations=1)))
     with pytest.raises(ConfigError, match=complaint):
-        check_run(read_loop_config({**cfg, "credit": credit}))
+        check_run(read_config({**cfg, "credit": credit}, LoopConfig))

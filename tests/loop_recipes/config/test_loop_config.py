@@ -19,7 +19,7 @@ from loop_recipes.algorithm.advantages import LeaveOneOut, Shuffled
 from loop_recipes.config import preflight
 from loop_recipes.config.components import check_component
 from loop_recipes.config.files import CONFIGS, compose
-from loop_recipes.config.loop_config import read_loop_config
+from loop_recipes.config.loop_config import LoopConfig, read_config
 from support.random_policy import MODEL_CONFIG, write_adapter
 from support.small_runs import replay_config
 
@@ -302,5 +302,5 @@ def test_a_copy_of_the_model_in_training_may_be_served(workspace, tmp_path):
     cfg = OmegaConf.merge(
         cfg, node_section(workspace, model={"path": str(copy), "dtype": "float32", "max_context": 512})
     )
-    config = read_loop_config(cfg)
+    config = read_config(cfg, LoopConfig)
     preflight._check_same_base(config, config.child)

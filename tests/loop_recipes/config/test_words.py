@@ -1,5 +1,7 @@
 """Values of a command line that YAML would read as something else, and what is asked of what a key builds."""
 
+from functools import partial
+
 import pytest
 from omegaconf import OmegaConf
 
@@ -8,8 +10,8 @@ from loop_recipes.algorithm.losses import ClippedPolicyLoss
 from loop_recipes.algorithm.method import check_run
 from loop_recipes.config.components import check_component
 from loop_recipes.config.files import compose
-from loop_recipes.config.loop_config import read_loop_config
-from loop_recipes.config.sft_config import read_sft_config
+from loop_recipes.config.loop_config import LoopConfig, read_config
+from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.evaluation.config import read_eval_config
 from rollout_server.config import load_node_config
 from support.small_runs import replay_config, train
@@ -64,8 +66,8 @@ def test_what_only_yaml_takes_for_a_number_is_a_text(tmp_path, written):
 @pytest.mark.parametrize(
     ("recipe", "read", "keys"),
     [
-        ("loop_appworld", read_loop_config, "collection.tasks node.servers.urls"),
-        ("sft_appworld", read_sft_config, "rollouts.logs data"),
+        ("loop_appworld", partial(read_config, section=LoopConfig), "collection.tasks node.servers.urls"),
+        ("sft_appworld", partial(read_config, section=SftConfig), "rollouts.logs data"),
         ("eval_appworld", read_eval_config, "tasks samplings policies"),
     ],
 )
@@ -90,7 +92,7 @@ def test_a_misspelt_kind_is_named(tmp_path, key):
 def test_a_seed_has_room_for_what_is_added(tmp_path, seed):
     cfg = OmegaConf.merge(OmegaConf.load(replay_config(tmp_path, iterations=1)), {"seed": seed})
     with pytest.raises(ConfigError, match=r"^seed must be at (most|least)"):
-        read_loop_config(cfg)
+        read_config(cfg, LoopConfig)
 
 
 @pytest.mark.fault("two files over one machine share a folder")
@@ -123,7 +125,7 @@ def test_a_loss_says_its_level_itself(tmp_path, monkeypatch):
     with pytest.raises(
         ConfigError, match=r"^loss\.level is 'trajectory'; credit\.critic gives tokens advantages of their own"
     ):
-        check_run(read_loop_config(cfg))
+        check_run(read_config(cfg, LoopConfig))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +135,7 @@ def test_a_word_where_a_component_takes_a_number_is_named(tmp_path, key):
     cfg = OmegaConf.load(replay_config(tmp_path, iterations=1))
     OmegaConf.update(cfg, key, "abc")
     with pytest.raises(ConfigError, match=rf"^{key} is 'abc': it must be a number$"):
-        check_run(read_loop_config(cfg))
+        check_run(read_config(cfg, LoopConfig))
 
 
 def test_words_of_components_stay_words():

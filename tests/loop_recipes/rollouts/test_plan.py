@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from loop_formats.ids import CollectionName, parse_collection_id
 from loop_formats.schema import ConfigError
-from loop_recipes.config.loop_config import DevEvaluationConfig, RolloutSourceConfig, read_loop_config
+from loop_recipes.config.loop_config import DevEvaluationConfig, LoopConfig, RolloutSourceConfig, read_config
 from loop_recipes.rollouts.plan import CollectionPlan, run_name
 from support.small_runs import replay_config
 
@@ -23,7 +23,7 @@ def config_file(tmp_path_factory):
 
 
 def config(file, *overrides):
-    return read_loop_config(OmegaConf.merge(OmegaConf.load(file), OmegaConf.from_dotlist(list(overrides))))
+    return read_config(OmegaConf.merge(OmegaConf.load(file), OmegaConf.from_dotlist(list(overrides))), LoopConfig)
 
 
 def test_each_iteration_draws_on_and_a_restored_plan_draws_the_same(config_file):

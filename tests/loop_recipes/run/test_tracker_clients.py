@@ -10,7 +10,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from loop_formats.schema import ConfigError
-from loop_recipes.config.loop_config import read_loop_config
+from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.run.metrics import RunMetrics
 from loop_recipes.run.tracker import named_tracker
 from loop_recipes.run.trackers import Trackers
@@ -177,7 +177,7 @@ def test_a_missing_package_is_one_line_before_anything_begins(tmp_path, tracker)
 def test_an_unknown_tracker_is_refused(tmp_path):
     cfg = OmegaConf.load(replay_config(tmp_path, iterations=1, tracker="wanbd"))
     with pytest.raises(ConfigError, match="tracker"):
-        read_loop_config(cfg)
+        read_config(cfg, LoopConfig)
 
 
 def test_a_missing_login_names_the_offline_mode(packages, monkeypatch):

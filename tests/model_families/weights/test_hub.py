@@ -13,7 +13,7 @@ from huggingface_hub import constants
 from loop_formats.schema import ConfigError
 from loop_recipes.config import loop_config
 from loop_recipes.config.files import compose, pin_models
-from loop_recipes.config.loop_config import read_loop_config
+from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.own_task.training import check_model
 from model_families.weights import hub
 from model_families.weights.hub import is_hub_name, local_path, model_folder, pinned
@@ -211,7 +211,7 @@ def test_trainer_and_node_of_a_config_are_given_one_snapshot(here, name):
     assert config == compose("tiny_cpu", [f"model.path={name}", "model.lora_rank=4", *words])
     model_folder.cache_clear()
     here.asked.clear()
-    read = read_loop_config(config)
+    read = read_config(config, LoopConfig)
     assert read.base_model == read.node.model.path == str(model_folder(config.model.path))
     assert here.asked == []
     assert pin_models(config) == words
@@ -222,7 +222,7 @@ def test_a_config_that_names_none_is_one_line_that_names_the_key(here):
         pin_models(compose("tiny_cpu", ["model.path=me/none"]))
     assert "\n" not in str(raised.value)
     with pytest.raises(ConfigError, match=r"node\.model\.path.*me/none is no folder here"):
-        read_loop_config(compose("tiny_cpu", ["node.model.path=me/none"]))
+        read_config(compose("tiny_cpu", ["node.model.path=me/none"]), LoopConfig)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_a_cache_that_has_gone_is_known_by_its_name(here, tmp_path):
 
 @SHARED
 def test_a_runs_files_keep_the_name_and_the_commit(here, tmp_path):
-    config = read_loop_config(compose("tiny_cpu", ["model.path=me/small", "model.lora_rank=4"]))
+    config = read_config(compose("tiny_cpu", ["model.path=me/small", "model.lora_rank=4"]), LoopConfig)
     kept, name = loop_config.keys_to_keep(config), f"me/small@{COMMITS['main']}"
     assert kept["model"]["path"] == kept["node"]["model"]["path"] == name
     assert str(tmp_path / "cache") not in str(kept)

@@ -22,7 +22,7 @@ from loop_recipes.algorithm.advantages import LeaveOneOut
 from loop_recipes.algorithm.losses import Reinforce
 from loop_recipes.algorithm.method import Method, check_run
 from loop_recipes.algorithm.policy_update import PolicyUpdate
-from loop_recipes.config.loop_config import UpdateConfig, read_loop_config
+from loop_recipes.config.loop_config import LoopConfig, UpdateConfig, read_config
 from loop_recipes.engine.adapter_versions import AdapterVersions
 from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.logprobs import FullLogProbs
@@ -340,4 +340,4 @@ def test_a_teacher_that_was_trained_on_other_base_weights_is_refused(tmp_path):
     cfg.credit = with_teacher(adapter=str(tmp_path / "run/policies/policy-v0001"))
     cfg.output_dir = str(tmp_path / "new")
     with pytest.raises(ConfigError, match=r"^credit\.teacher\.adapter \S+ was trained on other base weights"):
-        check_run(read_loop_config(cfg))
+        check_run(read_config(cfg, LoopConfig))

@@ -13,7 +13,7 @@ from loop_contrib.turn_credit import by_critic
 from loop_contrib.turn_credit.by_branches import ByBranches
 from loop_formats.run_files import find_logs, read_rollouts
 from loop_formats.schema import ConfigError, fields_of
-from loop_recipes.config.loop_config import read_loop_config
+from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.run.stop_request import StopRequested
 from sft_appworld import SftAppWorldRecipe
@@ -158,7 +158,7 @@ async def test_continuations_on_a_node_spread_the_advantages(policy, tmp_path, m
 
 
 def test_a_stop_while_continuations_are_played_ends_the_run(tmp_path):
-    config = read_loop_config(OmegaConf.load(replay_config(tmp_path, iterations=1)))
+    config = read_config(OmegaConf.load(replay_config(tmp_path, iterations=1)), LoopConfig)
     [log] = (tmp_path / "logs").glob("*.jsonl")
     credit = ByBranches(continuations=2)
     credit.setup(replace(a_run(), config=config))  # whose source was asked to stop: it answers None

@@ -131,7 +131,3 @@ def main(arguments: list[str] | None = None) -> int:
         return f"newest policy: {agent_evol(wanted, Path(conf.output_dir).resolve(), options.rounds)}"
 
     return exit_status(parser.prog, work, (ConfigError, StepFailed, OSError))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

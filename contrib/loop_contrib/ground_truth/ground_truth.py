@@ -17,6 +17,7 @@ from agent_environments.protocol import EnvironmentFault
 from loop_contrib.ground_truth.scripted import scripted_rollout
 from loop_formats.run_files import COLLECTIONS, write_rollouts
 from loop_recipes.config.arguments import verb_parser
+from loop_recipes.verbs.exit_status import exit_status
 from model_families.chat import open_chat
 
 
@@ -28,22 +29,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder to write to")
     parser.add_argument("--split", default="train", help="the tasks (train)")
     parser.add_argument("--prompt", default="loop", help="the prompt that the policy is served with (loop)")
-    parser.add_argument(
-        "--environment",
-        default="appworld",
-        metavar="NAME",
-        help="whose tasks they are (appworld)",
-    )
+    parser.add_argument("--environment", default="appworld", metavar="NAME", help="whose tasks they are (appworld)")
     options = parser.parse_args(arguments)
-    try:
-        file = write_ground_truth(
-            options.environment, options.world, options.split, options.model, options.prompt, options.out
-        )
-    except (ValueError, OSError, EnvironmentFault) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 1
-    print(f"written: {file}")
-    return 0
+    wanted = (options.environment, options.world, options.split, options.model, options.prompt, options.out)
+    errors = (ValueError, OSError, EnvironmentFault)
+    return exit_status(parser.prog, lambda: f"written: {write_ground_truth(*wanted)}", errors)
 
 
 def write_ground_truth(environment: str, world: Path, split: str, model: Path, prompt: str, out: Path) -> Path:

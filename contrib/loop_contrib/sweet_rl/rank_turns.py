@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -87,7 +86,3 @@ def rank_turns(options: argparse.Namespace) -> tuple[Path, list[TurnPair]]:
     write_named(folder, every, pairs)
     write_whole(folder / PAIRS_FILE, "".join(f"{json.dumps(asdict(pair))}\n" for pair in pairs))
     return folder, pairs
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -162,7 +162,3 @@ def _serve(nodes: NodeSource | SeveralNodes, run: Path, versions: Sequence[int])
             raise ValueError(f"policy version {version} is neither served nor in {folder}; choose --policy-version")
         nodes.publish(version, folder)
     return missing
-
-
-if __name__ == "__main__":
-    sys.exit(main())

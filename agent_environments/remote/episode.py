@@ -62,7 +62,8 @@ class EpisodeHost(Protocol):
     async def lease(self) -> WorldLine:
         """A line to where there is room for one more episode; raises WorldLost (``REFUSED``) if there is none now."""
 
-    async def give_back(self, line: WorldLine) -> None: ...
+    async def give_back(self, line: WorldLine) -> None:
+        """An episode has left this line."""
 
     async def answers(self) -> bool:
         """Whether the other side answers anybody; asked where one command is not answered in time."""
@@ -71,7 +72,8 @@ class EpisodeHost(Protocol):
         """The messages that open an episode, of the answer to "start"."""
 
     def command(self, message: str) -> str | None:
-        """Return the part of an assistant message that is sent; None for a message without a command."""
+        """Return the part of an assistant message that is sent; None: it has no command, and the agent is told
+        :attr:`no_command`."""
 
     def shown(self, observation: str) -> str:
         """Return the text that the agent is shown for the observation in an answer to "step"."""

@@ -7,15 +7,14 @@ from typing import Any
 
 from agent_environments.lost_worlds import Losses
 from agent_environments.observation import observation as cut_observation
-from agent_environments.protocol import Message, PoolStatus, TokenSpans, UnknownTask, tasks_of_split
-from agent_environments.remote.episode import EpisodeRules, RemoteEnvironment
-from agent_environments.remote.line import WorldLine
+from agent_environments.protocol import PoolStatus, TokenSpans, UnknownTask, tasks_of_split
+from agent_environments.remote.episode import EpisodeHost, EpisodeRules, RemoteEnvironment
 from agent_environments.slots import Slots
 
 NO_COMMAND = "There is no command in this message."
 
 
-class RemotePool:
+class RemotePool(EpisodeHost):
     """Lends remote episodes, first come, first served. Subclasses say where they are played.
 
     Args:
@@ -55,26 +54,8 @@ class RemotePool:
         """Reach the other side, and learn its tasks (:meth:`_know`)."""
         raise NotImplementedError
 
-    async def lease(self) -> WorldLine:
-        """A line to where there is room for one more episode; raises WorldLost (``REFUSED``) if there is none now."""
-        raise NotImplementedError
-
-    async def give_back(self, line: WorldLine) -> None:
-        """An episode has left this line."""
-        raise NotImplementedError
-
     async def answers(self) -> bool:
-        """Whether the other side answers anybody; asked where one command is not answered in time."""
         return True
-
-    def opening(self, answer: dict[str, Any]) -> list[Message]:
-        """The messages that open an episode, of the answer to "start"."""
-        raise NotImplementedError
-
-    def command(self, message: str) -> str | None:
-        """Return the part of an assistant message that is sent; None: it has no command, and the agent is told
-        :attr:`no_command`."""
-        raise NotImplementedError
 
     def shown(self, observation: str) -> str:
         """An observation cut to what the policy may see of it."""

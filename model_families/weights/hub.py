@@ -170,31 +170,23 @@ def _in_one_line(repository: str, revision: str | None, fetch: Callable[[], Fetc
     hub = constants.ENDPOINT
     try:
         return fetch()
-    except GatedRepoError as error:
-        raise ValueError(
-            f"{name} is gated: ask for access at {hub}/{repository}, then log in with `hf auth login` or set HF_TOKEN"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise ValueError(
-            f"{name} is no folder here, and {hub} has no model of this name that you may read: correct it, or log in "
-            "with `hf auth login` or HF_TOKEN if it is private"
-        ) from error
-    except RevisionNotFoundError as error:
-        raise ValueError(
-            f"{repository} has no revision {revision!r}; give a branch, a tag or a commit of {hub}/{repository}"
-        ) from error
-    except LocalEntryNotFoundError as error:
-        raise ValueError(
-            f"{name} is no folder here, and not in huggingface_hub's cache ({constants.HF_HUB_CACHE}), to which "
-            "HF_HUB_OFFLINE confines it: unset that, or give the folder of a model"
-        ) from error
-    except HfHubHTTPError as error:
-        raise ValueError(f"{name} cannot be fetched: {hub} answers {_line(error)}") from error
-    except Exception as error:  # of the library below the hub's own, by whatever name: no network, a full disk
-        raise ValueError(
-            f"{name} is no folder here, and cannot be fetched from {hub} ({_line(error)}): try again with a network "
-            "and room on the disk, or give the folder of a model"
-        ) from error
+    except Exception as error:
+        said: dict[type[Exception], str] = {
+            GatedRepoError: f"{name} is gated: ask for access at {hub}/{repository}, then log in with `hf auth login` "
+            "or set HF_TOKEN",
+            RepositoryNotFoundError: f"{name} is no folder here, and {hub} has no model of this name that you may "
+            "read: correct it, or log in with `hf auth login` or HF_TOKEN if it is private",
+            RevisionNotFoundError: f"{repository} has no revision {revision!r}; give a branch, a tag or a commit of "
+            f"{hub}/{repository}",
+            LocalEntryNotFoundError: f"{name} is no folder here, and not in huggingface_hub's cache "
+            f"({constants.HF_HUB_CACHE}), to which HF_HUB_OFFLINE confines it: unset that, or give the folder of a "
+            "model",
+            HfHubHTTPError: f"{name} cannot be fetched: {hub} answers {_line(error)}",
+            # Of the library below the hub's own, by whatever name: no network, a full disk.
+            Exception: f"{name} is no folder here, and cannot be fetched from {hub} ({_line(error)}): try again with a "
+            "network and room on the disk, or give the folder of a model",
+        }
+        raise ValueError(next(text for kind, text in said.items() if isinstance(error, kind))) from error
 
 
 def _line(error: Exception) -> str:

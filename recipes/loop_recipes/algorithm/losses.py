@@ -11,16 +11,18 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from loop_recipes.algorithm.method_plan import MethodPlan
-from loop_recipes.algorithm.sampler_correction import SamplerCorrection, Weights
 from loop_recipes.engine.batching import StepBatch
 from loop_recipes.engine.samples import ScoredSample
+
+if TYPE_CHECKING:
+    from loop_recipes.algorithm.sampler_correction import SamplerCorrection, Weights
 
 Level = Literal["token", "turn", "trajectory", "geometric"]
 ClipForm = Literal["symmetric", "reciprocal", "cispo", "none"]

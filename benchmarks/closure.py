@@ -51,6 +51,7 @@ ASKED_FOR = {
     "loop_recipes.rollouts.replay_source",
     "loop_recipes.rollouts.several_nodes",
     "rollout_server.collecting.compaction",
+    "rollout_server.display",
 }
 """Modules that a function imports where a config, or the kind of a model, asks for them. That a task of one's own loads
 none of them is asserted by tests/integration/test_own_task.py."""

@@ -28,7 +28,6 @@ from loop_plumbing.start import prepare_process
 from rollout_server.app import build_runner
 from rollout_server.client import RolloutClient
 from rollout_server.config import ALL_ADDRESSES, NodeConfig, load_node_config, node_url
-from rollout_server.display import print_status, status_line
 from rollout_server.node import Node
 
 logger = logging.getLogger("rollout_server")
@@ -75,8 +74,10 @@ def _one_line(error: Exception) -> str:
 
 
 def _status(arguments: list[str], program: str) -> None:
+    from rollout_server.display import status_tables  # which a node does without
+
     options = _of_a_node(f"{program} status", "Show the state of a running rollout node.").parse_args(arguments)
-    print_status(options.url, _client(options).status())
+    Console().print(status_tables(options.url, _client(options).status()))
 
 
 def _cancel(arguments: list[str], program: str) -> None:
@@ -221,6 +222,8 @@ async def _started(node: Node, starting: asyncio.Task[None]) -> None:
 
 async def _show(node: Node, terminal: Console) -> None:
     """A status line at the bottom of the terminal, log lines above it."""
+    from rollout_server.display import status_line  # which a node without a terminal does without
+
     seen, then = 0.0, time.monotonic()
     with Live(console=terminal, auto_refresh=False) as live:
         while True:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -49,7 +49,3 @@ def status_tables(url: str, status: dict[str, Any]) -> Group:
     for item in status["collections"]:
         collections.add_row(*(str(item[column]) for column in columns))
     return Group(head, servers, collections)
-
-
-def print_status(url: str, status: dict[str, Any]) -> None:
-    Console().print(status_tables(url, status))

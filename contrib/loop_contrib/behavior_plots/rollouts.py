@@ -62,20 +62,15 @@ def read_attempts(log: Path) -> list[PlottedAttempt]:
     attempts = []
     for _, lines in groupby(read_lines(log), key=lambda line: line.record["episode_id"]):
         records = [line.record for line in lines]
-        sequences = [
-            (record["messages"], agent_turns(record["messages"], [t["message"] for t in record["turns"] if _acts(t)]))
-            for record in records
-        ]
+        sequences = []
+        for record in records:
+            acts = [turn["message"] for turn in record["turns"] if not turn.get("summary")]
+            sequences.append((record["messages"], agent_turns(record["messages"], acts)))
         task, first = records[0]["task_id"], records[0]
         calls = [call for messages, turns in sequences for call in environment.calls(task, messages, turns)]
         counts = environment.counts(task, sequences)
         attempts.append(PlottedAttempt(task, first["index"], first["success"], counts, tuple(calls)))
     return attempts
-
-
-def _acts(turn: dict[str, Any]) -> bool:
-    """Whether a turn is an action, and no summary of the history."""
-    return not turn.get("summary")
 
 
 def read_periods(run: Path) -> tuple[str, list[Period]]:
@@ -234,23 +229,15 @@ def _draw_tree(
     axes: Axes, ordered: Sequence[PlottedAttempt], row: int, depth: int, colours: dict[str, ColorType]
 ) -> None:
     """Boxes of the rollouts ``ordered``, which agree on their first ``depth`` calls, and of what follows each."""
-    start = 0
-    while start < len(ordered) and depth < MAX_DEPTH:
-        calls = ordered[start].calls
-        end = start + 1
-        if depth >= len(calls):
-            start = end
-            continue
-        while end < len(ordered) and ordered[end].calls[depth : depth + 1] == calls[depth : depth + 1]:
-            end += 1
-        box = Rectangle(
-            (depth, row + start), 1, end - start, facecolor=colours[calls[depth]], edgecolor="white", lw=0.8
-        )
-        axes.add_patch(box)
-        if end - start > 1:
-            axes.text(depth + 0.5, row + (start + end) / 2, str(end - start), ha="center", va="center", fontsize=7)
-        _draw_tree(axes, ordered[start:end], row + start, depth + 1, colours)
-        start = end
+    for call, group in groupby(ordered, key=lambda item: item.calls[depth : depth + 1]):
+        alike = list(group)
+        if call and depth < MAX_DEPTH:
+            box = Rectangle((depth, row), 1, len(alike), facecolor=colours[call[0]], edgecolor="white", lw=0.8)
+            axes.add_patch(box)
+            if len(alike) > 1:
+                axes.text(depth + 0.5, row + len(alike) / 2, str(len(alike)), ha="center", va="center", fontsize=7)
+            _draw_tree(axes, alike, row, depth + 1, colours)
+        row += len(alike)
 
 
 def _counted(count: int, what: str) -> str:

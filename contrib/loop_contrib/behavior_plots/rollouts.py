@@ -116,10 +116,8 @@ def _each_once(attempts: Sequence[PlottedAttempt]) -> list[PlottedAttempt]:
     return list({(item.task_id, item.index): item for item in reversed(attempts)}.values())[::-1]
 
 
-def behavior_interval(
-    attempts: Sequence[PlottedAttempt], figure: BehaviorFigure, level: float = 0.95
-) -> tuple[float, float]:
-    """Percentile bootstrap over tasks (each with all its rollouts) of a figure."""
+def behavior_interval(attempts: Sequence[PlottedAttempt], figure: BehaviorFigure) -> tuple[float, float]:
+    """The 95% percentile bootstrap over tasks (each with all its rollouts) of a figure."""
     attempts = [attempt for attempt in attempts if figure.of in attempt.behavior]
     tasks = sorted({attempt.task_id for attempt in attempts})
     sums = np.zeros((len(tasks), 2))
@@ -131,14 +129,14 @@ def behavior_interval(
     parts, wholes = (draws @ sums).T
     if figure.empty is None:
         parts, wholes = parts[wholes > 0], wholes[wholes > 0]
-    low, high = np.quantile(parts / np.maximum(wholes, 1), [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(parts / np.maximum(wholes, 1), [0.025, 0.975])
     return float(low), float(high)
 
 
 def behavior_change(periods: Sequence[Period], dataset: str, measured: Sequence[BehaviorFigure]) -> Figure:
     """One panel per measured figure, one bar per period, with its interval; the change in the title. The numbers of a
     panel have as many decimals as its largest needs."""
-    figure, grid = panels(len(measured), width=14, height=3.25)
+    figure, grid = panels(len(measured), width=14)
     for axes, each in zip(grid.flat, measured, strict=False):
         values = [each.value([item.behavior for item in period.attempts]) for period in periods]
         decimals = _decimals(max((abs(value) for value in values if value is not None), default=0.0))

@@ -45,23 +45,23 @@ class Method:
         return MethodPlan.joined([self.loss.plan, *(each.plan for each in self.token_credits)])
 
 
-def check_run(config: LoopConfig, *, starts_now: bool = True) -> Method:
-    """Check everything that ``config`` names, and return its method, which the run is to use.
-
-    Args:
-        config: of a training run.
-        starts_now: the run starts on this machine now, so that its port must be free and its folder its own.
+def check_run(config: LoopConfig) -> Method:
+    """Check everything that the config of a run names which starts here and now; returns its method, for it to use.
 
     Raises:
         ConfigError: one line that names the key and the cure.
     """
-    method = check_method(config, starts_now=starts_now)
-    check_rollout_node(config, starts_now)
+    method = check_method(config)
+    check_rollout_node(config)
     return method
 
 
 def check_method(config: LoopConfig, *, starts_now: bool = True) -> Method:
-    """Check all that ``config`` names but where rollouts come from; the arguments are those of :func:`check_run`."""
+    """Check all that ``config`` names but where rollouts come from.
+
+    Args:
+        starts_now: the run starts on this machine now, so that its folder must be its own.
+    """
     method = build_method(config)
     check_learner(config, starts_now=starts_now)
     for credit in method.credit.values():

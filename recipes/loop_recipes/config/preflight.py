@@ -228,13 +228,13 @@ def _check_new_or_resumed(config: LearnerConfig) -> None:
     )
 
 
-def check_rollout_node(config: LoopConfig, starts_now: bool = True) -> None:
+def check_rollout_node(config: LoopConfig) -> None:
     """Check where rollouts come from.
 
     Raises:
         ConfigError: one line that names the key and the cure.
     """
-    for check in node_checks(config, starts_now).values():
+    for check in node_checks(config).values():
         check()
 
 

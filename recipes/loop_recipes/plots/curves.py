@@ -338,10 +338,10 @@ def _colour(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
 
 
-def _legend(axes: Axes, columns: int = 2) -> None:
+def _legend(axes: Axes) -> None:
     """Name what is drawn, below the axes: there it covers nothing."""
     if axes.get_legend_handles_labels()[1]:
-        axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=columns)
+        axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
 
 
 def _finish_panels(figure: Figure, grid: np.ndarray, curves: Sequence[Curve], note: str) -> Figure:

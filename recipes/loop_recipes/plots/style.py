@@ -21,12 +21,12 @@ mpl.rcParams["text.parse_math"] = False  # a task id may hold dollars
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
 
 
-def panels(count: int, width: float = 15.0, height: float = 3.25, **options: Any) -> tuple[Figure, np.ndarray]:
+def panels(count: int, width: float = 15.0, **options: Any) -> tuple[Figure, np.ndarray]:
     """A figure with room for ``count`` panels, at most four in a row; those of the last row that are left over are
     hidden. Where panels share their x axis, the lowest that is seen of each column has its numbers."""
     columns = min(max(count, 1), 4)
     rows = -(-max(count, 1) // columns)
-    figure, grid = plt.subplots(rows, columns, figsize=(width * columns / 4, height * rows), squeeze=False, **options)
+    figure, grid = plt.subplots(rows, columns, figsize=(width * columns / 4, 3.25 * rows), squeeze=False, **options)
     for axes in grid.flat[count:]:
         axes.set_visible(False)
     for axes in lowest(grid):

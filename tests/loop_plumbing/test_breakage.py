@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from loop_plumbing.breakage import MOST_CHARACTERS, Raised, error_line, last_line, place_of
+from loop_plumbing.breakage import MOST_CHARACTERS, Raised, error_line, last_line, place_of, raised_as
 
 
 def raised_by(function):
@@ -74,3 +74,14 @@ def test_whatever_an_error_says_is_one_line_of_text(error):
     assert len(said.splitlines()) == 1
     assert len(said.encode()) < MOST_CHARACTERS + 2 * len(__file__)
     assert last_line(error)
+
+
+def test_an_error_is_raised_as_another_with_words_in_front_and_others_stay_as_they_are():
+    with (
+        pytest.raises(ValueError, match=r"^tasks: list index out of range$") as raised,
+        raised_as(ValueError, "tasks: ", IndexError),
+    ):
+        bad_index()
+    assert isinstance(raised.value.__cause__, IndexError)
+    with pytest.raises(IndexError), raised_as(OSError, "tasks: "):  # of ValueErrors alone, where none is named
+        bad_index()

@@ -42,7 +42,6 @@ CHOICES = {
 ENDPOINT = ["rollout_server.endpoint.endpoint", "rollout_server.endpoint.routes"]
 ASKED_FOR = {
     *ENDPOINT,
-    "loop_recipes.algorithm.token_statistics",
     "loop_recipes.engine.flash_attention",
     "loop_recipes.engine.frozen_weights",
     "loop_recipes.engine.general_decoder",

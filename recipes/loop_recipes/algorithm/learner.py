@@ -22,6 +22,7 @@ from loop_plumbing.breakage import raised_as
 from loop_recipes.algorithm.credit import TrainedCredit
 from loop_recipes.algorithm.method import Method
 from loop_recipes.algorithm.policy_update import PolicyUpdate
+from loop_recipes.algorithm.token_statistics import TokenStatistics
 from loop_recipes.config.components import build
 from loop_recipes.config.loop_config import LearnerConfig, keys_to_keep
 from loop_recipes.engine.adapter_versions import AdapterVersions
@@ -118,11 +119,7 @@ class Learner:
             self.versions.put(version, tensors)
         rates = {name: each.lr for name, each in self._further.items() if each.lr is not None}
         self.optimizer, self._lr_scheduler = build_optimizer(conf, self.model, self._further, rates, checkpoint)
-        statistics = None
-        if conf.update.token_statistics:
-            from loop_recipes.algorithm.token_statistics import TokenStatistics  # which few runs need
-
-            statistics = TokenStatistics(self._output_dir / TOKEN_STATISTICS, rank)
+        statistics = TokenStatistics(self._output_dir / TOKEN_STATISTICS, rank)
         self.update = PolicyUpdate(
             model=self.model,
             optimizer=self.optimizer,
@@ -131,7 +128,7 @@ class Learner:
             config=conf.update,
             batches=RankBatches(conf.update, device, Part.of_this_rank(conf.sequence_parallel)),
             seed=conf.seed,
-            token_statistics=statistics,
+            token_statistics=statistics if conf.update.token_statistics else None,
             stop_requested=stop_requested,
         )
         if checkpoint is not None:

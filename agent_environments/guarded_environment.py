@@ -34,7 +34,7 @@ STEP_BROKE = FAILURE_HEAD + " Traceback:\nThe environment broke while it ran thi
 
 
 class GuardedEnvironment:
-    """An :class:`Environment` around another one, which raises the protocol's own errors only, and plain values only.
+    """An :class:`Environment` around another one, ``inner``: of errors the protocol's own alone, of values plain ones.
 
     Out of ``start`` an unforeseen exception is the environment's fault: the agent has had no turn yet. After that the
     agent may be behind it, whether it acted or not: out of ``step`` it ends the episode, out of ``grade`` it makes the
@@ -43,18 +43,13 @@ class GuardedEnvironment:
     """
 
     def __init__(self, environment: Environment) -> None:
-        self._environment = environment
+        self.inner = environment
         self._broke: Broke | None = None
         self._tools: dict[str, ToolUse] = {}
 
-    @property
-    def inner(self) -> Environment:
-        """The environment that it is around."""
-        return self._environment
-
     async def start(self, task_id: str) -> list[Message]:
         async def started() -> list[Message]:
-            return plain_messages(await self._environment.start(task_id))
+            return plain_messages(await self.inner.start(task_id))
 
         try:
             return await in_separate_task(started)
@@ -68,7 +63,7 @@ class GuardedEnvironment:
 
     async def step(self, action: str) -> StepResult:
         async def plain_step() -> StepResult:
-            return plain_result(await self._environment.step(action))
+            return plain_result(await self.inner.step(action))
 
         try:
             result = await in_separate_task(plain_step)
@@ -86,7 +81,7 @@ class GuardedEnvironment:
 
     async def grade(self) -> Grade:
         async def graded() -> Member:
-            return Member(plain_grade(await self._environment.grade()))
+            return Member(plain_grade(await self.inner.grade()))
 
         return (await self._graded(graded)).grade
 
@@ -94,8 +89,8 @@ class GuardedEnvironment:
         """As :meth:`grade`, of an episode that is graded beside others."""
 
         async def graded() -> Member:
-            assert isinstance(self._environment, GroupedEnvironment), "its pool grades groups"
-            member = await self._environment.grade_member()
+            assert isinstance(self.inner, GroupedEnvironment), "its pool grades groups"
+            member = await self.inner.grade_member()
             return replace(member, grade=plain_grade(member.grade))
 
         return await self._graded(graded)
@@ -127,7 +122,7 @@ class GuardedEnvironment:
 
     async def close(self) -> None:
         try:
-            await in_separate_task(self._environment.close)
+            await in_separate_task(self.inner.close)
         except RaisedThere as raised:
             raise EnvironmentCrashed(
                 f"the environment broke as it closed: {error_line(raised.error)}"

@@ -57,11 +57,10 @@ def keeps_states(name: str) -> bool:
 
 
 def keeping_states(name: str, config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The options with which final states are kept in ``folder``: ``keeping_states(config, folder)`` of the class."""
-    keep = getattr(pool_class(name), "keeping_states", None)
-    if keep is None:
-        raise ValueError(f"environment {name!r} keeps no final states")
-    return dict(keep(config, folder))
+    """The options with which final states are kept in ``folder``: ``keeping_states(config, folder)`` of a class that
+    :func:`keeps_states`."""
+    keep: Any = pool_class(name)
+    return dict(keep.keeping_states(config, folder))
 
 
 class MissingState(RuntimeError):

@@ -42,12 +42,11 @@ def config_files(recipe: str = "loop_appworld") -> Mapping[str, Mapping[str, Pat
     """Kind -> name -> file of what ships: ``machine`` holds the configs that run by themselves with ``recipe``.
     Installed packages add theirs, from a folder ``configs`` of their own; none takes the place of one of ours.
     """
-    kinds = {"machine": "machines", "world": "worlds", "preset": "presets", "algorithm": "algorithms"}
     own: dict[str, Path] = {}
-    found: dict[str, dict[str, Path]] = {kind: {} for kind in kinds}
+    found: dict[str, dict[str, Path]] = {kind: {} for kind in KINDS}
     for place in (recipes_folder() / "configs", *(added / "configs" for added in folders("configs"))):
-        for kind, name in kinds.items():
-            found[kind] |= {path.stem: path for path in place.glob(f"{name}/*.yaml") if path.stem not in found[kind]}
+        for kind in KINDS:
+            found[kind] |= {path.stem: path for path in place.glob(f"{kind}s/*.yaml") if path.stem not in found[kind]}
         mine = sorted(place.glob(f"{RECIPES[recipe]}/*.yaml"))
         own |= {path.stem: path for path in mine if path.stem != "base" and path.stem not in own}
     found = {kind: dict(sorted(files.items())) for kind, files in found.items()}

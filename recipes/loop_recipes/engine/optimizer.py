@@ -35,16 +35,13 @@ def build_optimizer(
         if name in rates:
             groups[-1]["lr"] = rates[name]
     optimizer = build(conf.optimizer, groups)
-    iterations_done = 0
+    done = 0
     if checkpoint is not None:
-        iterations_done = checkpoint.state["iteration"]
-        parameters = trained_parameters(model, further)
-        restore_optimizer(optimizer, parameters, checkpoint.optimizer)
+        done = checkpoint.state["iteration"]
+        restore_optimizer(optimizer, trained_parameters(model, further), checkpoint.optimizer)
         for group in optimizer.param_groups:
             group["initial_lr"] = group["lr"]  # a schedule that begins in the middle asks for it
-    scheduler = build(
-        conf.lr_scheduler, optimizer, num_training_steps=conf.max_iterations, last_epoch=iterations_done - 1
-    )
+    scheduler = build(conf.lr_scheduler, optimizer, num_training_steps=conf.max_iterations, last_epoch=done - 1)
     return optimizer, scheduler
 
 

@@ -27,7 +27,7 @@ class RankBatches:
 
     Attributes:
         groups: how many groups of ranks there are; the ranks of a group share packed rows.
-        leads: whether this rank speaks for its group.
+        is_leader: whether this rank speaks for its group.
     """
 
     def __init__(self, config: UpdateConfig, device: torch.device, part: Part = WHOLE) -> None:

@@ -22,7 +22,6 @@ MAX_EPISODES = 100_000
 MAX_ATTEMPTS = 3
 """Attempts at one rollout, unless a request says otherwise; after the last failure it is lost."""
 
-
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
 """vLLM takes a lower one, but for 0, as if it were this; a higher one it refuses."""
 

@@ -15,7 +15,6 @@ ENVIRONMENT_FILE = "environment.json"
 FOLDERS_ABOVE = 3
 """A log lies in ``<run>/node/collections``."""
 
-
 TOKEN_STATISTICS = "token_statistics"
 """Their folder in a run's."""
 

@@ -45,7 +45,6 @@ _WANTED = {
     "literal_error": "{expected}",
 }
 
-
 TYPING_ERROR = 0.85
 """How much two names are alike, by difflib's ratio, that differ by a slip of the finger."""
 MOST_LISTED = 15

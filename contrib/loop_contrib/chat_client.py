@@ -43,7 +43,6 @@ logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
-
 REASONING = ("reasoning_content", "reasoning")
 """Where services put a model's thinking, beside its answer."""
 THOUGHT_PARTS = ("thinking", "reasoning")

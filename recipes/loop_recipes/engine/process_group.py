@@ -34,7 +34,6 @@ STEP_TIMEOUT_S = 900.0
 
 _waiting: dist.ProcessGroup | None = None
 
-
 _ALIKE: dict[str, type[Exception]] = {"config": ConfigError, "stop": StopRequested}
 """What every rank raises as rank 0 does: a job ends with status 0 only if each of its ranks does."""
 

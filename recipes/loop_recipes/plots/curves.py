@@ -38,7 +38,6 @@ PHASES = {
     "seconds_publishing": "publishing the policy",
 }
 
-
 TRAINING = {
     "loss": "loss",
     "held_out_loss": "held-out loss",
@@ -49,7 +48,6 @@ TRAINING = {
     "reference_kl": "KL against the base",
     "learning_rate": "learning rate",
 }
-
 
 PLANNED = {"learning_rate"}
 """Figures of :data:`TRAINING` that are no measurement, and so have no average."""

@@ -37,7 +37,6 @@ ERROR_TYPES = {
     503: "overloaded_error",
 }
 
-
 _MESSAGE = re.compile(rf"msg_({TURN_ID})")
 
 

@@ -18,62 +18,11 @@ from loop_recipes.paths import config_files
 from loop_recipes.warm_start.demonstrators import added_demonstrator
 from rollout_server.config import EnvironmentConfig
 from rollout_server.endpoint import dialects
+from support.texts import texts_beside
 
-ENTRY_POINTS = """\
-[torchtune_loop.verbs]
-mazes = my_mazes.things:VERBS
-[torchtune_loop.environments]
-maze = my_mazes.things:MazePool
-programs = my_mazes.things:ProgramPool
-counter = my_mazes.things:MazePool
-[torchtune_loop.configs]
-mazes = my_mazes
-[torchtune_loop.demonstrators]
-maze = my_mazes.things:Expert
-[torchtune_loop.dialects]
-mine = my_mazes.things:ROUTE
-[torchtune_loop.behavior]
-maze = my_mazes.things:Turns
-[torchtune_loop.parts]
-oracle = my_mazes.things:Turns
-gone = my_mazes.nowhere:Turns
-"""
-THINGS = """
-from agent_environments.counter import CounterPool
-from rollout_server.endpoint.dialects import Route
-
-VERBS = {
-    "draw maze": ("MAZE", "draw a maze", "my_mazes.things:draw"),
-    "train": ("MAZE", "take a verb away", "my_mazes.things:draw"),
-}
-ROUTE = Route("/v1/mine", "rollout_server.endpoint.dialects.chat:ChatDialect")
-
-def draw(words):
-    print("drawn:", *words)
-
-class MazePool(CounterPool):
-    pass
-
-class ProgramPool(CounterPool):
-    is_harness = True
-
-class Expert:
-    def __init__(self, environment):
-        self.environment = environment
-
-class Turns:
-    name = "maze"
-    figures = ()
-
-    def concerns(self, messages):
-        return True
-
-    def counts(self, turns):
-        return {}
-
-    def calls(self, turns):
-        return []
-"""
+TEXTS = texts_beside(__file__)
+ENTRY_POINTS = TEXTS["entry_points"]
+THINGS = TEXTS["things"]
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from agent_environments.tool_calls import (
     render_tool_response,
     tools_section,
 )
+from support.texts import texts_beside
 
 ADD = {
     "type": "function",
@@ -30,39 +31,12 @@ ADD = {
 }
 FINISH = {"type": "function", "function": {"name": "finish", "parameters": {"type": "object", "properties": {}}}}
 
-RENDERED_SECTION = """\
-# Tools
+TEXTS = texts_beside(__file__)
+RENDERED_SECTION = TEXTS["rendered_section"]
 
-You may call one or more functions to assist with the user query.
+RENDERED_TURN = TEXTS["rendered_turn"]
 
-You are provided with function signatures within <tools></tools> XML tags:
-<tools>
-{"type": "function", "function": {"name": "add", "description": "Add to it: <b> & 'größer'.", "parameters": \
-{"type": "object", "properties": {"amount": {"type": "integer"}, "note": {"type": "string"}}, "required": ["amount"]}}}
-{"type": "function", "function": {"name": "finish", "parameters": {"type": "object", "properties": {}}}}
-</tools>
-
-For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
-<tool_call>
-{"name": <function-name>, "arguments": <args-json-object>}
-</tool_call>"""
-
-RENDERED_TURN = """\
-Both.
-<tool_call>
-{"name": "add", "arguments": {"amount": 3, "note": "a\\n\\"ü\\""}}
-</tool_call>
-<tool_call>
-{"name": "finish", "arguments": {}}
-</tool_call>"""
-
-RENDERED_ANSWER = """\
-<tool_response>
-3
-</tool_response>
-<tool_response>
-done
-</tool_response>"""
+RENDERED_ANSWER = TEXTS["rendered_answer"]
 
 CALLS = [ToolCall("add", {"amount": 3, "note": 'a\n"ü"'}), ToolCall("finish", {})]
 

@@ -15,6 +15,7 @@ import pytest
 from loop_formats.run_files import read_lines
 from loop_recipes.run.metrics import points
 from support.small_runs import replay_config
+from support.texts import texts_beside
 
 pytestmark = [pytest.mark.integration, pytest.mark.drill, pytest.mark.timeout(1800)]
 
@@ -22,80 +23,8 @@ PACKAGES = {"wandb": "wandb==0.31.0", "mlflow": "mlflow==3.17.2", "trackio": "tr
 READER_OF_WANDB = "wandb==0.19.11"
 """The last releases read their offline files in a terminal alone; this one has a module for it."""
 
-RUN = """
-import os, signal, sys
-packages, config, tracker, place = sys.argv[1:]
-sys.path.append(packages)
-from omegaconf import OmegaConf
-from loop_appworld import LoopAppWorldRecipe
-from loop_recipes.algorithm.learner import Learner
-from loop_recipes.run.metrics import RunMetrics
-from support.small_runs import train
-
-def killed(*args, **kwargs):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-log = LoopAppWorldRecipe._log
-
-def log_and_then_die(self, iteration, metrics):
-    log(self, iteration, metrics)
-    if iteration == 2:
-        owner = Learner if place == "save_checkpoint" else RunMetrics
-        setattr(owner, place, killed)
-
-cfg = OmegaConf.load(config)
-cfg.tracker = tracker
-if place == "resumed":
-    cfg.resume_from_checkpoint = True
-else:
-    LoopAppWorldRecipe._log = log_and_then_die
-train(cfg)
-"""
-
-READ = {
-    "mlflow": """
-from mlflow.tracking import MlflowClient
-client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
-[run] = client.search_runs([client.get_experiment_by_name("torchtune-loop").experiment_id])
-seen = {}
-for name in run.data.metrics:
-    seen[name] = [(each.step, each.value) for each in client.get_metric_history(run.info.run_id, name)]
-config = run.data.params["max_iterations"], run.info.status
-""",
-    "trackio": """
-import os
-os.environ["TRACKIO_DIR"] = folder
-import trackio
-from trackio.sqlite_storage import SQLiteStorage
-[run] = trackio.Api().runs("torchtune-loop")
-seen = {}
-for line in SQLiteStorage.get_logs("torchtune-loop", run.name):
-    step = line.pop("step")
-    line.pop("timestamp")
-    for name, value in line.items():
-        seen.setdefault(name, []).append((step, value))
-config = str(run.config["max_iterations"]), "FINISHED"
-""",
-    "wandb": """
-import glob, json
-from wandb.proto.wandb_internal_pb2 import Record
-from wandb.sdk.internal.datastore import DataStore
-[file] = glob.glob(f"{folder}/wandb/offline-run-*/*.wandb")
-store = DataStore()
-store.open_for_scan(file)
-seen, settings, exits = {}, {}, 0
-while (data := store.scan_data()) is not None:
-    record = Record()
-    record.ParseFromString(data)
-    exits += record.HasField("exit")
-    for item in (*record.run.config.update, *record.config.update):
-        settings[item.key or ".".join(item.nested_key)] = json.loads(item.value_json)
-    items = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-    for name in items.keys() - {"_runtime", "_step", "_timestamp"}:
-        seen.setdefault(name, []).append((items["iteration"], items[name]))
-config = str(settings["max_iterations"]), "FINISHED" if exits == 1 else exits
-""",
-}
+TEXTS = texts_beside(__file__)
+RUN, READ = TEXTS["run"], TEXTS["read"]
 
 
 def python(script, *arguments, **environment):

@@ -32,6 +32,7 @@ from support.adapter_support import (
     volume_task,
 )
 from support.processes import busy, episode_processes, processes
+from support.texts import texts_beside
 from support.waiting import block_until, wait_until
 
 pytestmark = [pytest.mark.integration, needs_world]
@@ -189,20 +190,7 @@ async def test_a_cancelled_step_leaves_nothing(pool):
     assert list((pool.run_folder.agent / "experiments" / "outputs").iterdir()) == []
 
 
-OWNER = """
-import asyncio, json, sys, time
-sys.path.insert(0, {tests!r})
-from support.adapter_support import fenced, make_pool, volume_task
-async def main():
-    pool = make_pool(max_worlds=2, experiments_root={base!r})
-    await pool.open()
-    environments = [await pool.acquire(str(n)) for n in range(2)]
-    for environment in environments:
-        await environment.start(volume_task()[0].task_id)
-    print(json.dumps(str(pool.run_folder.path)), flush=True)
-    await environments[0].step(fenced("while True:\\n    try: sum(range(10**12))\\n    except: pass"))
-asyncio.run(main())
-"""
+OWNER = texts_beside(__file__)["owner"]
 
 
 def test_nothing_outlives_a_killed_owner(tmp_path_factory):

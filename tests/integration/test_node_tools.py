@@ -8,27 +8,12 @@ from model_families.chat import open_chat
 from support.adapter_support import word_spans
 from support.node_reader import Reader, largest_gap, ready_node, request
 from support.scripted_policy import collect
+from support.texts import texts_beside
 from support.tool_modules import COUNTER, call, write
 
 pytestmark = pytest.mark.integration
 
-ANSWER = '''
-from agent_environments.tools import reward, tool
-
-
-@tool(terminal=True)
-def answer(value: int) -> int:
-    """Give the answer."""
-    return value
-
-
-@reward
-def right(answer: str) -> bool:
-    return answer == "42"
-
-
-TASKS = [{"id": "sum_1", "question": "What is 17 + 25?"}]
-'''
+ANSWER = texts_beside(__file__)["answer"]
 
 
 async def test_64_stateful_episodes_at_once_in_the_nodes_loop(tmp_path):

@@ -13,47 +13,11 @@ import pytest
 from loop_plumbing import forked_process, moving
 from loop_plumbing.forked_process import MAX_LINE, ForkedProcess, ForkServer, ProcessEnded, scrubbed_environment
 from support.processes import alive, parent_of
+from support.texts import texts_beside
 from support.waiting import wait_until
 
 ROOT = str(Path(__file__).parents[2])
-PROGRAM = """
-import os, signal, socket, subprocess, sys, time
-sys.path.append({root!r})
-from loop_plumbing import fork_server
-
-
-def answer(request):
-    match request["op"]:
-        case "say":
-            return {{"result": request["text"]}}
-        case "variables":
-            return {{"result": dict(os.environ)}}
-        case "hang":
-            time.sleep(3600)
-        case "leave":
-            os._exit(3)
-        case "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        case "garble":
-            for descriptor in os.listdir("/proc/self/fd"):
-                try:
-                    os.write(int(descriptor), b"[1]\\n") if int(descriptor) > 2 else None
-                except OSError:
-                    pass
-            time.sleep(3600)
-        case "long":
-            return {{"result": "x" * (65 << 20)}}
-
-
-def prepare():
-    needs = {{}}
-    {preparing}
-    return fork_server.Prepared(fork_server.answers(lambda: answer), {{"told": told, "needs": [*needs]}}, needs)
-
-
-told = sys.stdin.readline().strip()
-fork_server.serve(socket.socket(fileno=int(sys.argv[1])), prepare)
-"""
+PROGRAM = texts_beside(__file__)["program"]
 
 
 class Away(Exception):

@@ -13,47 +13,14 @@ import tempfile
 from pathlib import Path
 
 import triton
+import yaml
 from cut_cross_entropy import cce_backward, cce_lse_forward
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 INTERESTING = re.compile(r"^\s*(?:@!?%p\d+ )?((?:st\.global|bar\.sync|barrier\.|atom\.)\S*)", re.MULTILINE)
 
-FORWARD = {
-    "HAS_VALIDS": False,
-    "BLOCK_B": 256,
-    "BLOCK_V": 128,
-    "BLOCK_D": 32,
-    "GROUP_B": 8,
-    "EVEN_D": True,
-    "HAS_SOFTCAP": False,
-    "HAS_LA": False,
-    "DOT_PRECISION": "ieee",
-    "Valids": None,
-    "softcap": None,
-    "LA": None,
-}
-BACKWARD = {
-    "BLOCK_B": 128,
-    "BLOCK_V": 128,
-    "BLOCK_D": 32,
-    "MM_BACK_BLOCK_D": 64,
-    "GROUP_B": 8,
-    "EVEN_D": True,
-    "MM_BACK_EVEN_D": True,
-    "ITEM_DO": False,
-    "HAS_VALIDS": False,
-    "HAS_VOCAB_ORDERING": False,
-    "FILTER_GRAD": False,
-    "HAS_TARGETS": True,
-    "HAS_SOFTCAP": False,
-    "SHIFT": False,
-    "REQUIRES_GRAD": False,
-    "Valids": None,
-    "VocabOrdering": None,
-    "softcap": None,
-    "filter_eps": None,
-}
+CONSTANTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 BF16 = {name: "*bf16" for name in ("E", "C", "hidden", "weight")}
 FP32 = {name: "*fp32" for name in ("LSE", "dOut", "dE", "dC", "partial")}
 OTHERS = {"Targets": "*i64", "Locks": "*i32", "dELocks": "*i32", "dCLocks": "*i32", "grad_scale": "fp32"}
@@ -94,8 +61,9 @@ def main():
         forward = compiled(cce_kernels.block_log_sum_exp, {**cce_kernels.BLOCKS, "CAP": None}, 8, 3)
         warps = cce_kernels.BACKWARD["num_warps"]
     else:
-        forward = compiled(cce_lse_forward._cce_lse_forward_kernel, FORWARD, 8, 3)
-    kernels = {"forward": forward, "backward": compiled(cce_backward._cce_backward_kernel, BACKWARD, warps, 4)}
+        forward = compiled(cce_lse_forward._cce_lse_forward_kernel, CONSTANTS["forward"], 8, 3)
+    backward = compiled(cce_backward._cce_backward_kernel, CONSTANTS["backward"], warps, 4)
+    kernels = {"forward": forward, "backward": backward}
     found = {name: INTERESTING.findall(ptx) for name, ptx in kernels.items()}
     operations = {name: [word for word, _ in itertools.groupby(words)] for name, words in found.items()}
     print(json.dumps({**operations, "spilled": spilled(kernels["backward"])}))

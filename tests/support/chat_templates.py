@@ -10,7 +10,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.chat_tokenizers import LLAMA3_SPECIAL, QWEN3_ADDED, QWEN3_SPECIAL, template_text, write_small
+from support.chat_tokenizers import template_text, write_small
+from support.texts import texts_beside
 
 
 @dataclass(frozen=True)
@@ -39,61 +40,8 @@ class Form:
         return folder
 
 
-_QWEN = ("<|endoftext|>", "<|im_end|>", "<|im_start|>", *QWEN3_SPECIAL[3:])
-_GEMMA = ("<bos>", "<eos>", "<pad>", "<start_of_turn>", "<end_of_turn>")
-_MISTRAL = (
-    *("<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[AVAILABLE_TOOLS]"),
-    *("[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]"),
-)
 FORMS = {
-    "Gemma 2": Form("gemma2", _GEMMA),
-    "Gemma 3": Form("gemma3", _GEMMA, added=("\n\n", "\n\n\n")),
-    "Gemma 4": Form(
-        "gemma4",
-        (
-            *("<bos>", "<eos>", "<pad>", "<|turn>", "<turn|>", "<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>"),
-            *("<|tool_response>", "<tool_response|>", '<|"|>', "<|channel>", "<channel|>", "<|think|>"),
-            *("<|image>", "<|image|>", "<image|>"),
-        ),
-        ends=("<eos>", "<turn|>", "<|tool_response>"),
-        native=True,
-    ),
-    "gpt-oss": Form(
-        "gpt_oss",
-        ("<|startoftext|>", "<|return|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>"),
-        thinking="kept",
-    ),
-    "SmolLM3": Form(
-        "smollm3", ("<|begin_of_text|>", "<|im_end|>", "<|im_start|>"), ("<think>", "</think>"), thinking="kept"
-    ),
-    "Granite 4": Form(
-        "granite4",
-        ("<|fim|>", "<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>"),
-        ("<tool_call>", "</tool_call>"),
-        native=True,
-    ),
-    "LFM2": Form("lfm2", ("<|startoftext|>", "<|im_end|>", "<|im_start|>", "<|tool_call_start|>")),
-    "ChatML": Form("chatml", _QWEN[:3]),
-    "Qwen2.5": Form("qwen2_5", _QWEN, tuple(QWEN3_ADDED[:-4]), native=True),
-    "Qwen3": Form("qwen3", _QWEN, tuple(QWEN3_ADDED), thinking="kept", role="tool", native=True),
-    "Qwen3.5": Form("qwen3_5", _QWEN, tuple(QWEN3_ADDED), thinking="kept", role="tool", native=True),
-    "Llama 3.1": Form("llama3_1", tuple(LLAMA3_SPECIAL), native=True),
-    "GLM-4.5": Form(
-        "glm4_5",
-        ("[gMASK]", "<|endoftext|>", "<sop>", "<|user|>", "<|system|>", "<|assistant|>", "<|observation|>"),
-        (*QWEN3_ADDED[-4:], "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-        ends=("<|endoftext|>", "<|user|>", "<|observation|>"),
-        thinking="kept",
-        native=True,
-        role="tool",
-    ),
-    "Mistral": Form("mistral", _MISTRAL, native=True),
-    "Mistral, calls by name": Form("mistral_named", (*_MISTRAL, "[ARGS]"), native=True),
-    "Mistral before": Form("mistral_before", ("<s>", "</s>", "[INST]", "[/INST]")),
-    "Phi": Form("phi", ("<|endoftext|>", "<|end|>", "<|user|>", "<|system|>", "<|assistant|>")),
-    "GLM-4": Form(
-        "glm4", ("[gMASK]", "<|endoftext|>", "<sop>", "<|user|>", "<|system|>", "<|assistant|>", "<|observation|>")
-    ),
-    "OLMo": Form("olmo", ("<|endofprompt|>", "<|endoftext|>", "<|user|>", "<|system|>", "<|assistant|>")),
+    name: Form(**{key: tuple(value) if isinstance(value, list) else value for key, value in form.items()})
+    for name, form in texts_beside(__file__).items()
 }
 """By the name of a family, what is opened."""

@@ -17,48 +17,13 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from model_families.chat import open_chat
 from model_families.chat.format import ChatFormat
 from support.random_policy import WORDS, write_tokenizer
+from support.texts import texts_beside
 
 TEMPLATES = Path(__file__).parent / "chat_templates"
-QWEN3_SPECIAL = [
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|object_ref_start|>",
-    "<|object_ref_end|>",
-    "<|box_start|>",
-    "<|box_end|>",
-    "<|quad_start|>",
-    "<|quad_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-]
-QWEN3_ADDED = [
-    "<tool_call>",
-    "</tool_call>",
-    "<|fim_prefix|>",
-    "<|fim_middle|>",
-    "<|fim_suffix|>",
-    "<|fim_pad|>",
-    "<|repo_name|>",
-    "<|file_sep|>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
-]
+_WORDS = texts_beside(__file__)
+QWEN3_SPECIAL, LLAMA3_SPECIAL = _WORDS["qwen3_special"], _WORDS["llama3_special"]
+QWEN3_ADDED = _WORDS["qwen3_added"]
 """Added, but not special: a tokenizer that parses no *special* token in text still makes control tokens of these."""
-LLAMA3_SPECIAL = [
-    "<|begin_of_text|>",
-    "<|end_of_text|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eom_id|>",
-    "<|eot_id|>",
-    "<|python_tag|>",
-]
 
 
 def write_qwen3(folder: Path, words: int | None = None) -> Path:

@@ -175,33 +175,6 @@ class SlurmCluster:
             f"CPUs=8 RealMemory=16000 Gres=gpu:{self.gpus}"
             for number, node in enumerate(NODES, start=2)
         )
-        (folder / "slurm.conf").write_text(
-            f"""ClusterName=loop
-SlurmctldHost={socket.gethostname()}({address(1)})
-SlurmctldPort=6817
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge.sock,cred_expire=5
-CredType=cred/munge
-SlurmUser=root
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd-%n.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd-%n.log
-SlurmdParameters=config_overrides
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-GresTypes=gpu
-MpiDefault=none
-ReturnToService=2
-KillWait={self.kill_wait}
-MinJobAge=600
-SchedulerParameters=sched_min_interval=100000
-JobRequeue=1
-{nodes}
-PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
-"""
-        )
+        template = Path(__file__).with_name("slurm.conf").read_text()
+        values = {"host": socket.gethostname(), "address": address(1), "kill_wait": self.kill_wait, "nodes": nodes}
+        (folder / "slurm.conf").write_text(template.format(folder=folder, **values))

@@ -8,6 +8,7 @@ from agent_environments.protocol import EnvironmentPool, UnknownTask, create_poo
 from agent_environments.tool_calls import tools_section
 from agent_environments.tools.environment import ToolPool
 from support.adapter_support import word_spans
+from support.texts import texts_beside
 from support.tool_modules import COUNTER, SUMS, call, write
 
 HOSTILE_CALLS = (
@@ -146,24 +147,7 @@ async def test_the_reward_sees_the_whole_conversation(sums):
     assert (grade.reward, grade.success) == (0.5, False)
 
 
-SEVERAL = """
-@reward(weight=0)
-def calls(trajectory: list) -> int:
-    return sum(message["content"].count("<tool_call>") for message in trajectory[2:])
-
-
-@reward(weight=0, name="broken")
-def figure(answer: str) -> float:
-    return 1.0 / len(answer)
-
-
-@reward(scale=(0, 10))
-async def near(answer: str, target: int) -> float:
-    return 10 - abs(int(answer or "0") - target)
-
-
-@reward
-"""
+SEVERAL = texts_beside(__file__)["several"]
 
 
 async def test_several_rewards_make_the_grade_each_with_its_own_figure(tmp_path):

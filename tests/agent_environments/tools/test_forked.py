@@ -10,147 +10,14 @@ from agent_environments.tools.environment import ToolPool
 from loop_plumbing.process_guard import descendants
 from support.adapter_support import word_spans
 from support.processes import exists, parent_of
+from support.texts import texts_beside
 from support.tool_modules import COUNTER, PRODUCTS, call, write
 from support.waiting import wait_until
 
-STATE = """
-import asyncio, functools, logging, math, os, pathlib, random, signal, subprocess, sys, tempfile, threading, time
-
-from agent_environments.tools import reward, tool
-
-NOTES = []
-SEEN = {}
-LOOP = []
-
-
-def default(key, known=[]):
-    known.append(key)
-    return len(known)
-
-
-@functools.cache
-def first_key(_):
-    return os.getpid()
-
-
-class Kept:
-    attribute = ""
-
-
-async def later():
-    while True:
-        await asyncio.sleep(0.001)
-        SEEN["task"] = "it runs"
-
-
-@tool
-def leave(kind: str) -> str:
-    "Leave something."
-    match kind:
-        case "list": NOTES.append("x")
-        case "default argument": default("x")
-        case "cache": first_key(0)
-        case "class attribute": Kept.attribute = "x"
-        case "global": globals()["MADE"] = "x"
-        case "variable": os.environ["LEFT"] = "x"
-        case "file": pathlib.Path("left").write_text("x")
-        case "temporary file": pathlib.Path(tempfile.gettempdir(), "left").write_text("x")
-        case "library": math.pi = 3
-        case "module": sys.modules["left"] = sys
-        case "signal": signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        case "descriptor": SEEN["descriptor"] = os.dup2(os.open("/dev/null", os.O_RDONLY), 200)
-        case "thread": threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
-        case "logger": logging.getLogger().addHandler(logging.NullHandler())
-        case "folder": os.chdir("/")
-    return find(kind)
-
-
-@tool
-def find(kind: str) -> str:
-    "Find what is left."
-    match kind:
-        case "list": return str(NOTES)
-        case "default argument": return str(default("y"))
-        case "cache": return str(first_key.cache_info().currsize)
-        case "class attribute": return Kept.attribute
-        case "global": return globals().get("MADE", "")
-        case "variable": return os.environ.get("LEFT", "")
-        case "file": return " ".join(os.listdir())
-        case "temporary file": return str(os.path.exists(os.path.join(tempfile.gettempdir(), "left")))
-        case "library": return str(math.pi)
-        case "module": return str("left" in sys.modules)
-        case "signal": return str(signal.getsignal(signal.SIGUSR1))
-        case "descriptor": return str(os.path.exists("/proc/self/fd/200"))
-        case "thread": return str(threading.active_count())
-        case "logger": return str(len(logging.getLogger().handlers))
-        case "folder": return str(os.getcwd() == "/")
-
-
-@tool
-async def begin() -> str:
-    "Begin a task in the background."
-    SEEN["running"] = asyncio.ensure_future(later())
-    await asyncio.sleep(0.05)
-    return str(SEEN.get("task"))
-
-
-@tool
-async def begun() -> str:
-    "What the task did."
-    await asyncio.sleep(0.05)
-    return str(SEEN.get("task"))
-
-
-@tool
-def programs() -> str:
-    "Start a child, one in a session of its own, and one whose parent ends at once."
-    pids = [subprocess.Popen(["sleep", "3600"], start_new_session=new).pid for new in (False, True)]
-    shell = "setsid sleep 3600 >/dev/null 2>&1 & echo $!"
-    pids.append(int(subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True).stdout))
-    return " ".join(map(str, pids))
-
-
-@tool
-def where() -> str:
-    "The folder, with something in it."
-    os.makedirs("deep/down")
-    pathlib.Path("deep/down/file").write_text("x")
-    return os.getcwd()
-
-
-@tool
-def draw() -> str:
-    "Draw a number."
-    return " ".join(str(drawn()) for drawn in DRAWS)
-
-
-@reward
-def nothing(answer: str) -> float:
-    return 0.0
-
-
-import numpy
-TASKS = [{"id": "t", "question": "?"}]
-DRAWS = [random.random, numpy.random.random, numpy.random.standard_normal]
-"""
-LUCK = """
-class Mine(random.Random):
-    rng = numpy.random.default_rng()
-
-
-def kept(rng):
-    return lambda: rng.random()
-
-
-DRAWS += [random.Random().random, random.Random(0).random, Mine.rng.random, numpy.random.default_rng(0).random]
-DRAWS += [numpy.random.RandomState().rand, numpy.random.RandomState(7).rand, numpy.random.Philox().random_raw]
-DRAWS += [kept({"rng": numpy.random.default_rng()}["rng"]), kept(Mine())]
-"""
-LUCK_OF_TORCH = """
-import torch
-OWN, IN_LIST = torch.Generator(), [torch.Generator().manual_seed(3)]
-DRAWS = [lambda: torch.rand(()), lambda: torch.rand((), generator=OWN), lambda: torch.rand((), generator=IN_LIST[0])]
-"""
+TEXTS = texts_beside(__file__)
+STATE = TEXTS["state"]
+LUCK = TEXTS["luck"]
+LUCK_OF_TORCH = TEXTS["luck_of_torch"]
 KINDS = re.findall(r'case "([^"]*)": return', STATE)
 
 
@@ -290,24 +157,7 @@ async def test_an_instance_is_made_in_each_episode_or_once_before_them(one, tmp_
     assert (tmp_path / "made").read_text() == "x" * (1 if forkable else 4)
 
 
-QUESTION = """
-import datetime, functools, os, random, secrets, tempfile, time, uuid
-
-from agent_environments.tools import reward
-
-NAMES = {f"name{n}" for n in range(40)}
-
-
-class Any_:
-    pass
-
-
-@reward
-def right(answer: str, target=None) -> bool:
-    return answer == str(target)
-
-
-"""
+QUESTION = TEXTS["question"]
 
 
 @pytest.mark.parametrize(
@@ -359,21 +209,7 @@ async def test_a_relative_path_of_the_working_folder_is_told_the_cure(one, tmp_p
     await environment.close()
 
 
-IMPORTED = """
-import sys
-from agent_environments.tools import reward, tool
-
-@tool
-{kind}def has(module: str) -> bool:
-    "Say whether a module is imported."
-    return module in sys.modules
-
-@reward
-def none(answer):
-    return 0.0
-
-TASKS = [{{"id": "a", "question": "?"}}, {{"id": "b", "question": "?"}}]
-"""
+IMPORTED = TEXTS["imported"]
 
 
 @pytest.mark.parametrize(("kind", "there"), [("", "false"), ("async ", "true")])

@@ -15,39 +15,15 @@ from agent_environments.tools.environment import ToolPool
 from agent_environments.tools.reward import reward
 from support.adapter_support import word_spans
 from support.in_process_tools import InProcessServer
+from support.texts import texts_beside
 from support.tool_modules import write
 
-HEAD = """
-import math
-from collections import Counter
-from agent_environments.protocol import Grade
-from agent_environments.tools import reward
-
-TASKS = [{"id": "t_1", "question": "6 x 7?", "target": "42", "most": 3}]
-"""
-RIGHT = """
-@reward
-def right(answer, target):
-    return answer.split()[0] == target
-"""
-RANKS = """
-@reward(group=True)
-def rank(answers):
-    order = sorted(answers, key=len, reverse=True)
-    return [order.index(answer) / max(1, len(answers) - 1) for answer in answers]
-"""
-MAJORITY = """
-@reward(group=True)
-def majority(answers):
-    [(most, _), *_] = Counter(answers).most_common()
-    return [answer == most for answer in answers]
-"""
-BREVITY = """
-@reward(group=True, weight=0.5)
-def brief(answers, rewards):
-    solved = [len(answer) for answer, each in zip(answers, rewards) if each["right"]]
-    return [each["right"] * min(solved, default=1) / len(answer) for answer, each in zip(answers, rewards)]
-"""
+TEXTS = texts_beside(__file__)
+HEAD = TEXTS["head"]
+RIGHT = TEXTS["right"]
+RANKS = TEXTS["ranks"]
+MAJORITY = TEXTS["majority"]
+BREVITY = TEXTS["brevity"]
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from agent_environments.tools.environment import ToolPool
 from support.adapter_support import word_spans
 from support.places import check_who_waits_is_refused
 from support.processes import exists, parent_of
+from support.texts import texts_beside
 from support.tool_modules import COUNTER, call, write
 from support.waiting import wait_until
 
@@ -237,29 +238,8 @@ async def test_reset_may_be_async_and_call_its_parameter_what_it_likes(one):
     await environment.close()
 
 
-CART = '''
-from agent_environments.tools import reward, tool
-
-
-class Cart:
-    def reset(self, task):
-        self.items = task["items"]
-        return ", ".join(self.items)
-
-    @tool
-    def add(self, name: str) -> str:
-        """Put something in."""
-        self.items.append(name)
-        return "There it is."
-
-
-@reward
-def holds(instance: Cart, items: list[str], wanted: list[str]) -> bool:
-    return instance.items == items + [wanted.pop()]
-
-
-TASKS = [{"id": "cart_1", "items": ["apple"], "wanted": ["pear"]}]
-'''
+TEXTS = texts_beside(__file__)
+CART = TEXTS["cart"]
 
 
 async def test_no_episode_changes_its_task_for_the_next_one(one):
@@ -273,25 +253,7 @@ async def test_no_episode_changes_its_task_for_the_next_one(one):
         await environment.close()
 
 
-GRADES = """
-import numpy as np
-from agent_environments.protocol import Grade, Requirement
-from agent_environments.tools import reward, tool
-
-
-@tool
-def look() -> str:
-    'Look.'
-
-
-@reward
-def right(answer):
-    held = object() if answer == "object" else None
-    return Grade(np.float32(0.25), np.bool_(False), (Requirement("one", np.bool_(True)),), tampered=held)
-
-
-TASKS = [{"question": "?"}]
-"""
+GRADES = TEXTS["grades"]
 
 
 async def test_a_grade_of_numpys_numbers_comes_as_pythons_own(one):

@@ -23,6 +23,7 @@ from agent_environments.tools.forked import ToolCalls
 from agent_environments.tools.module import load_module
 from agent_environments.tools.reward import together
 from agent_environments.tools.tool import WrongArguments, as_text
+from support.texts import texts_beside
 
 
 class Color(Enum):
@@ -360,25 +361,7 @@ def test_a_docstring_of_odd_text_loses_nothing(doc, description):
     assert tool(odd).description == description
 
 
-FILE = """
-from __future__ import annotations
-from agent_environments.tools import reward, tool
-from helper import Pair, same
-from lib.deep import DEEP
-import email.message
-
-@tool
-def late(pair: Pair) -> str:
-    "Import late."
-    import only_later
-    return only_later.TEXT + str(pair.a)
-
-@reward
-def right(answer, target):
-    return same(answer, target)
-
-TASKS = [{"question": DEEP, "target": "x"}]
-"""
+FILE = texts_beside(__file__)["file"]
 FOLDER = {
     "mine.py": FILE,
     "helper.py": "from __future__ import annotations\nfrom pydantic import BaseModel\n"

@@ -10,49 +10,13 @@ from agent_environments.tools.environment import ToolPool
 from agent_environments.tools.tool import ToolError
 from loop_plumbing.deadline import Raised
 from support.adapter_support import word_spans
+from support.texts import texts_beside
 from support.tool_modules import call, write
 
-ECHO = """
-import os
-import time
+TEXTS = texts_beside(__file__)
+ECHO = TEXTS["echo"]
 
-from agent_environments.tools import reply, reward
-
-
-class Echo:
-    def reset(self, task):
-        self.heard = []
-        return "Say something."
-
-    @reply
-    async def said(self, text):
-        self.heard.append(text)
-        if text == "raise":
-            raise KeyError(text)
-        if text == "leave":
-            os._exit(3)
-        return None if text == "bye" else f"{len(self.heard)}: {text}"
-
-
-@reward
-def long(instance: Echo, answer: str) -> float:
-    return min(1.0, len(instance.heard) / 3) * (answer == instance.heard[-1]) if instance.heard else 0.0
-
-
-TASKS = [{"id": "talk_1"}, {"id": "talk_2"}]
-"""
-
-QUESTIONS = """
-from agent_environments.tools import reward
-
-
-@reward
-def right(answer: str, target: str) -> bool:
-    return target in answer
-
-
-TASKS = [{"id": "capital_1", "question": "What is the capital of France?", "target": "Paris"}]
-"""
+QUESTIONS = TEXTS["questions"]
 
 
 async def play(pool, task, *actions):

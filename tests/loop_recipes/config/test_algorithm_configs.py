@@ -25,113 +25,17 @@ from loop_recipes.paths import config_files
 from support.configs import files_read_once  # noqa: F401 - a fixture for all tests here
 from support.families import with_config
 from support.small_runs import replay_config
+from support.texts import texts_beside
 
 FILES = config_files()
 MACHINES = tuple(FILES["machine"])
-PARAMETERS = {
-    "tiny_cpu": 1.52e6,
-    "tiny_gpu": 1.52e6,
-    "cpu": 139e6,
-    "gpu": 139e6,
-    "tiny_cpu world=agent": 1.52e6,
-    "tiny_cpu world=babyai": None,
-    "tiny_cpu world=colbench": None,
-    "tiny_cpu world=mixed": None,
-    "tiny_cpu world=textworldexpress": None,
-    "qwen2_5_1_5b_one_gpu": 1.56e9,
-    "qwen2_5_7b_one_gpu": 7.66e9,
-    "qwen2_5_7b": 7.66e9,
-    "qwen2_5_32b": 32.9e9,
-    "qwen2_5_32b_one_node": 32.9e9,
-    "qwen3_4b_one_gpu": 4.05e9,
-    "qwen3_4b_24gb": 4.05e9,
-    "qwen3_8b": 8.23e9,
-    "qwen3_14b": 14.8e9,
-    "qwen3_32b": 32.9e9,
-    "qwen3_5_4b_one_gpu": 4.24e9,
-    "qwen3_30b_a3b": 30.5e9,
-    "gpt_oss_20b": 20.9e9,
-}
+DATA = texts_beside(__file__)
+PARAMETERS = DATA["parameters"]
 """Of the base model and its adapter; None where a warm start builds the model first."""
-PRESETS = {
-    "paper": {
-        "model.lora_rank": 16,
-        "model.lora_alpha": 32,
-        "collection.split": "paper_train",
-        "collection.tasks_per_iteration": 40,
-        "collection.task_order": "uniform",
-        "collection.rollouts_per_task": 6,
-        "collection.min_rollouts_per_task": 4,
-        "collection.min_rollouts_fraction": 0.9,
-        "collection.limits.max_turns": 40,
-        "collection.limits.max_tokens_per_turn": 1500,
-        "collection.limits.max_context": 32000,
-        "loss.clip": "symmetric",
-        "log_probs._component_": "loop_recipes.engine.cut_cross_entropy.CutCrossEntropyLogProbs",
-        "update.min_abs_advantage": 0.01,
-        "update.loss_divisor": "mean",
-        "update.clip_grad_norm": 1.0,
-        "update.max_trajectory_log_ratio": None,
-        "update.unfinished_return": "zero",
-        "update.max_tokens_per_rollout": None,
-        "optimizer.lr": 5e-5,
-        "node.environment.prompt": "loop",
-        "node.environment.observation_max_tokens": 3000,
-    },
-    "authors_code": {
-        "max_iterations": 200,
-        "model.lora_rank": 16,
-        "model.lora_alpha": 32,
-        "model.lora_dropout": 0.0,
-        "collection.split": "paper_train",
-        "collection.tasks_per_iteration": 40,
-        "collection.task_order": "uniform",
-        "collection.rollouts_per_task": 6,
-        "collection.min_rollouts_per_task": 4,
-        "collection.min_rollouts_fraction": 0.9,
-        "collection.limits.max_turns": 40,
-        "collection.limits.max_tokens_per_turn": 1500,
-        "collection.limits.max_context": 32768,
-        "loss.clip": "reciprocal",
-        "loss.eps": 0.1,
-        "update.epochs": 2,
-        "update.minibatch_rollouts": 32,
-        "update.minibatch_sizes": "full",
-        "update.min_abs_advantage": 0.01,
-        "update.loss_divisor": 32.0,
-        "update.clip_grad_norm": 0.2,
-        "update.max_trajectory_log_ratio": 20.0,
-        "update.unfinished_return": "graded",
-        "update.max_tokens_per_rollout": 32000,
-        "optimizer.lr": 5e-5,
-        "optimizer.weight_decay": 0.01,
-        "dev_evaluation.every": 5,
-        "dev_evaluation.temperature": 0.0,
-        "dev_evaluation.max_turns": 50,
-        "node.environment.prompt": "loop",
-        "node.environment.observation_max_tokens": 2968,
-    },
-}
+PRESETS = DATA["presets"]
 OF_FIXED_SETS = ("dpo", "dpo_mcts", "sft_gt", "sweet_rl", "turn_critic")
 ALGORITHMS = sorted(FILES["algorithm"].keys() - {*OF_FIXED_SETS})
-# advantage, loss, level, kl_coefficient, one step per collection, critic
-EXPECTED = {
-    "loop_turn": ("LeaveOneOut", "ClippedPolicyLoss", "turn", 0.0, False, False),
-    "loop_bandit": ("LeaveOneOut", "ClippedPolicyLoss", "trajectory", 0.0, False, False),
-    "loop_rwnorm": ("StdNormalized", "ClippedPolicyLoss", "token", 0.0, False, False),
-    "rloo": ("LeaveOneOut", "Reinforce", None, 0.0, True, False),
-    "grpo": ("StdNormalized", "ClippedPolicyLoss", "token", 0.04, True, False),
-    "grpo_no_kl": ("StdNormalized", "ClippedPolicyLoss", "token", 0.0, True, False),
-    "reinforce_plus_plus": ("ReturnToGo", "ClippedPolicyLoss", "token", 0.0, False, False),
-    "reinforce_plus_plus_kl_loss": ("BatchNormalized", "ClippedPolicyLoss", "token", 0.01, False, False),
-    "ppo_critic": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, False, True),
-    "expert_iteration": ("Solved", "LogLikelihood", None, 0.0, False, False),
-    "dmpo": ("ReturnPairs", "DMPO", None, 0.0, False, False),
-    "distillation": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, False, False),
-    "turn_branches": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, False, False),
-    "turn_credit": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, False, False),
-    "horizon_curriculum": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, False, False),
-}
+EXPECTED = DATA["expected"]
 
 
 SCHEMAS = {"loop_appworld": LoopConfig, "sft_appworld": SftConfig, "eval_appworld": EvalConfig}

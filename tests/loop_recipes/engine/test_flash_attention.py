@@ -18,43 +18,12 @@ from loop_recipes.engine import cuda_layers, flash_attention
 from loop_recipes.engine.flash_attention import largest_error, use_attention
 from support.learner_cases import flash_attention as on_cpu
 from support.learner_cases import tiny_lora_model
+from support.texts import texts_beside
 
 CPU, CUDA, BF16 = torch.device("cpu"), torch.device("cuda"), torch.bfloat16
-KERNELS = """
-def _flash_attn_fwd(q, k, v, **options):
-    return "out", "lse", None, None
-
-def _flash_attn_bwd(q, k, v, out, gradient, lse, **options):
-    return "dq", "dk", "dv"
-"""
-COMPILED = """
-import json, sys
-import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention import _fa4
-from loop_recipes.engine import flash_attention
-
-flash_attention.activate()
-KINDS = ("_flash_attn_fwd", "_bwd_preprocess", "_flash_attn_bwd", "_bwd_postprocess_convert")
-
-def compiled(lengths, queries, keys, tokens):
-    borders = torch.zeros(len(lengths) + 1, dtype=torch.int32, device="cuda")
-    packed = torch.empty(tokens, queries + 2 * keys, 128, dtype=torch.bfloat16, device="cuda")
-    q, k, v = packed.split([queries, keys, keys], dim=1)
-    if tokens % 2 == 0:
-        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-    longest = max(lengths)
-    out, lse = _fa4._fa4_run_forward(q, k, v, borders, borders, longest, longest, None, True, -1, 0, None)
-    gradients = _fa4._fa4_run_backward(out, q, k, v, out, lse, borders, borders, None, True, -1, 0)
-    assert (out.shape, lse.shape) == (q.shape, (queries, tokens))
-    assert [x.stride() for x in (out, *gradients)] == [torch.empty_like(x).stride() for x in (q, q, k, v)]
-    return [len(getattr(flash_attention._kernels(), kind).compile_cache.cache) for kind in KINDS]
-
-with FakeTensorMode():
-    rows = [flash_attention.LENGTHS, (129,), (5000, 300, 2), (20001,), (1,) * 100 + (400,)]
-    counts = [compiled(lengths, 32, 8, sum(lengths)) for lengths in rows]
-print(json.dumps({"counts": counts, "vllm": getattr(sys.modules["vllm"], "__file__", None)}))
-"""
+TEXTS = texts_beside(__file__)
+KERNELS = TEXTS["kernels"]
+COMPILED = TEXTS["compiled"]
 """Each count is of kernels that the process has compiled until then; odd rows are as ranks that share one have them."""
 
 

@@ -10,6 +10,7 @@ from loop_recipes.own_task.oracle import spread
 from loop_recipes.own_task.training import OwnTask
 from loop_recipes.verbs.try_tasks import main
 from support.in_process_tools import InProcessServer
+from support.texts import texts_beside
 
 
 @pytest.fixture(autouse=True)
@@ -20,43 +21,10 @@ def in_this_process(monkeypatch):
     signal.signal(signal.SIGALRM, before)
 
 
-REWARD = """
-from agent_environments.tools import reply, reward, tool
-
-@reward
-def right({}):
-    return {}
-
-TASKS = [{{"id": n, "question": f"q{{n}}", "target": {}}} for n in range(6)]
-"""
-CALCULATOR = '''
-@tool
-def add(a: int, b: int) -> int:
-    """Add."""
-    return a + b
-
-@tool(terminal=True)
-def submit(x: {}, note: str = "") -> str:
-    """Submit."""
-    return str(x) + note
-'''
-GAME = '''
-class Game:
-    def reset(self, task):
-        self.number, self.found = task["target"], False
-
-    @reply
-    def guess(self, text: str):
-        """Answer."""
-        self.found = int(text) == self.number
-        return None if self.found else "Higher." if int(text) < self.number else "Lower."
-
-def solve(task):
-    low, high = 0, 5
-    while True:
-        said = yield str((low + high) // 2)
-        low, high = ((low + high) // 2 + 1, high) if said == "Higher." else (low, (low + high) // 2 - 1)
-'''
+TEXTS = texts_beside(__file__)
+REWARD = TEXTS["reward"]
+CALCULATOR = TEXTS["calculator"]
+GAME = TEXTS["game"]
 SOLVED = "\ndef solve(task):\n    return {}\n"
 CALLS = '[{"add": {"a": 1, "b": task["target"]}}, {"submit": {"x": task["target"], "note": "!"}}]'
 NOTHING = "nothing:  doing nothing earns {} on average of 6 tasks"

@@ -14,6 +14,7 @@ from loop_recipes.verbs import try_tasks
 from loop_recipes.verbs.init import EXAMPLE
 from loop_recipes.verbs.try_tasks import as_action, main
 from support.small_runs import write_logs
+from support.texts import texts_beside
 
 
 def test_what_doing_nothing_sees_and_earns(capsys):
@@ -37,20 +38,8 @@ def test_a_person_plays(capsys, monkeypatch):
     assert said.endswith("mean reward 0.667 of 3 tasks\n")
 
 
-SHOP = '''
-from agent_environments.tools import reward, tool
-
-@tool
-def price(item: str, currency: str = "EUR") -> int:
-    """Look up a price."""
-    return {"apple": 3}[item]
-
-@reward
-def right(answer: str, target: int) -> bool:
-    return answer == str(target)
-
-TASKS = [{"question": f"What does an apple cost ({n})?", "target": 3} for n in range(3)]
-'''
+TEXTS = texts_beside(__file__)
+SHOP = TEXTS["shop"]
 
 
 def test_a_person_is_told_how_a_call_is_typed_and_what_was_taken_for_the_answer(tmp_path, capsys, monkeypatch):
@@ -95,27 +84,8 @@ def test_a_model_plays_as_an_evaluation_that_is_thrown_away(monkeypatch, tmp_pat
     assert not folders[0].exists()
 
 
-COUNTING = """
-machine: cpu
-output_dir: {folder}/run
-collection: {{split: train}}
-node: {{environment: {{name: {name}}}}}
-"""
-EXPERT_POOL = """
-from agent_environments.counter import TARGETS, CounterPool
-
-
-class CountingPool(CounterPool):
-    def __init__(self, token_spans, **options):
-        super().__init__(token_spans, **options)
-
-    async def expert(self, task_id):
-        target = next(targets[task_id] for targets in TARGETS.values() if task_id in targets)
-        return [f"add({min(9, target - done)})" for done in range(0, target, 9)] + ["finish()"]
-
-    def message(self, command):
-        return f"```python\\n{command}\\n```"
-"""
+COUNTING = TEXTS["counting"]
+EXPERT_POOL = TEXTS["expert_pool"]
 
 
 def counting(tmp_path, name="counter"):

@@ -9,33 +9,13 @@ from loop_formats.collection_request import Limits
 from loop_formats.rollout import by_episode
 from support.counter_node import counter_request, local_node
 from support.in_process_tools import InProcessServer
+from support.texts import texts_beside
 from support.tool_modules import write
 from support.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.slow  # the policy is written by transformers
 
-SOURCE = """
-import pathlib
-from agent_environments.tools import reward
-
-TASKS = [{"id": f"t_{number}", "question": f"{number}?"} for number in (1, 2, 3)]
-CALLS = pathlib.Path("PATH")
-
-
-@reward
-def number(answer):
-    if answer == "7":
-        raise RuntimeError("seven")
-    return int(answer) / 10
-
-
-@reward(group=True)
-def share(answers, id):
-    with CALLS.open("a") as calls:
-        print(id, *sorted(answers), file=calls)
-    times = CALLS.read_text().count("\\n")
-    return [(int(answer) + times / 100) / (sum(map(int, answers)) + 1) for answer in answers]
-"""
+SOURCE = texts_beside(__file__)["source"]
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from loop_formats.collection_request import Limits
 from rollout_server.client import RolloutNodeError
 from rollout_server.endpoint import harness_episode
 from support.counter_node import TOKEN, counter_request, local_node
+from support.texts import texts_beside
 from support.waiting import DEADLINE_S, pass_time, wait_until
 
 AGENT = [sys.executable, "-m", "agent_environments.harness.chat_agent"]
@@ -70,14 +71,8 @@ async def test_a_program_shortens_its_history_itself(policy, tmp_path):
             await running.collect(request(limits=limits))
 
 
-SUB_AGENTS = """
-import json, openai
-client = openai.OpenAI()
-def ask(*texts):
-    messages = [{"role": "user", "content": text} for text in texts]
-    return client.chat.completions.create(model="m", messages=messages).choices[0].message.content
-ask("plan"), ask("a title"), ask("plan", "more")
-"""
+TEXTS = texts_beside(__file__)
+SUB_AGENTS = TEXTS["sub_agents"]
 
 
 async def test_an_episode_of_three_sequences_is_delivered_whole_and_counts_once(policy, tmp_path):
@@ -112,14 +107,7 @@ async def test_a_rule_of_the_config_keeps_a_call_out_of_the_record(policy, tmp_p
     assert (len(rollout.turns), calls["answered"], calls["aside"]) == (1, 1, 2)
 
 
-NEVER_ENDS = """
-import os, time, urllib.request
-ask = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", b'{"messages": [{"role": "user"}]}')
-ask.add_header("Authorization", "Bearer " + os.environ["OPENAI_API_KEY"])
-urllib.request.urlopen(ask).read()
-print("please log in", flush=True)
-time.sleep(600)
-"""
+NEVER_ENDS = TEXTS["never_ends"]
 
 
 async def test_a_program_that_never_ends_is_graded_when_its_time_is_used_up(policy, tmp_path):
@@ -138,18 +126,7 @@ async def test_a_program_that_never_ends_is_graded_when_its_time_is_used_up(poli
     assert (told["exit_status"], told["output"]) == (None, "please log in\n")
 
 
-LEAVES = """
-import json, os, sys, threading, time, urllib.request
-def post(path, body):
-    ask = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, json.dumps(body).encode())
-    ask.add_header("Authorization", "Bearer " + os.environ["OPENAI_API_KEY"])
-    urllib.request.urlopen(ask).read()
-post("/chat/completions", {"messages": [{"role": "user"}]})
-for _ in range(2):  # the second waits its turn
-    threading.Thread(target=post, args=("/episode/step", {"action": "add(3)"}), daemon=True).start()
-while not os.path.exists(sys.argv[1]):
-    time.sleep(0.01)
-"""
+LEAVES = TEXTS["leaves"]
 
 
 @pytest.mark.fault("an agent that says it is done cuts a step in the middle, and the half of it is graded")
@@ -179,20 +156,7 @@ async def test_a_step_that_is_under_way_is_over_before_the_grade(policy, tmp_pat
     assert [rollout.end_reason for rollout in rollouts] == ["completed"]
 
 
-LINGERS = """
-import os, time, urllib.error, urllib.request
-def ask():
-    url, body = os.environ["OPENAI_BASE_URL"] + "/chat/completions", b'{"messages": [{"role": "user"}]}'
-    ask = urllib.request.Request(url, body)
-    ask.add_header("Authorization", "Bearer " + os.environ["OPENAI_API_KEY"])
-    urllib.request.urlopen(ask).read()
-ask()
-try:
-    ask()
-except urllib.error.HTTPError as error:
-    print("refused", error.code, flush=True)
-time.sleep(600)
-"""
+LINGERS = TEXTS["lingers"]
 
 
 @pytest.mark.fault("a program that has had its turns is waited for until its time is used up")
@@ -268,15 +232,7 @@ async def test_a_program_that_dies_before_its_first_turn_is_tried_again_and_name
     assert "no such model" in end.error
 
 
-REFUSED = """
-import os, urllib.error, urllib.request
-ask = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/embeddings", b"{}")
-ask.add_header("Authorization", "Bearer " + os.environ["OPENAI_API_KEY"])
-try:
-    urllib.request.urlopen(ask)
-except urllib.error.HTTPError:
-    print("gave up")
-"""
+REFUSED = TEXTS["refused"]
 
 
 async def test_an_episode_without_a_turn_says_what_its_program_was_refused_and_printed(policy, tmp_path):

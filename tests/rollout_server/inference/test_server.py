@@ -23,6 +23,7 @@ from rollout_server.inference.command import ServerStartError
 from rollout_server.inference.server_group import ServerGroup
 from support import fake_vllm
 from support.processes import alive
+from support.texts import texts_beside
 from support.waiting import DEADLINE_S, block_until, wait_until
 
 FAKE = fake_vllm.__file__
@@ -319,22 +320,7 @@ async def test_running_requests_without_progress_count_as_hung(tmp_path, monkeyp
     await fake.stop()
 
 
-OWNER = """
-import asyncio, sys
-sys.path[:0] = {path!r}
-from rollout_server.inference import command as vllm_command
-from rollout_server.inference import server as vllm_server
-from rollout_server.inference import server_group
-from rollout_server.config import ModelConfig, ServersConfig
-vllm_server.installed_vllm = server_group.installed_vllm = lambda: vllm_command.Vllm("0.32.0+cpu", cpu=True)
-vllm_server.server_command = lambda model, servers, port, cpu: [sys.executable, {fake!r}, "--port", str(port)]
-async def main():
-    group = server_group.ServerGroup(ModelConfig(path={folder!r}), ServersConfig(count=2), {folder!r})
-    await group.start()
-    print("ready", flush=True)
-    await asyncio.sleep(600)
-asyncio.run(main())
-"""
+OWNER = texts_beside(__file__)["owner"]
 
 
 def test_nothing_survives_a_killed_owner(tmp_path):

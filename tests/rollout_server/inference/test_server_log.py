@@ -5,19 +5,11 @@ import pytest
 from rollout_server.inference import server_log
 from rollout_server.inference.server_log import last_line, own_error
 from support.fake_vllm import ENGINE_DEATH
+from support.texts import texts_beside
 
-BAD_OPTION = """\
-(APIServer pid=9) Traceback (most recent call last):
-(APIServer pid=9)   File "api_server.py", line 1, in <module>
-(APIServer pid=9) pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
-(APIServer pid=9)   Value error, Invalid repository ID or local directory specified: 'nowhere' [type=value_error]
-(APIServer pid=9)     For further information visit https://errors.pydantic.dev"""
-ENGINE_START = """\
-(EngineCore pid=11) ERROR 11-25 22:09:19 [core.py:866] EngineCore failed to start.
-(EngineCore pid=11) ERROR 11-25 22:09:19 [core.py:866] torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB
-(EngineCore pid=11) Process EngineCore:
-(EngineCore pid=11) torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB
-(APIServer pid=9) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"""
+TEXTS = texts_beside(__file__)
+BAD_OPTION = TEXTS["bad_option"]
+ENGINE_START = TEXTS["engine_start"]
 KILLED = """\
 (EngineCore pid=11) INFO 11-25 22:09:19 [core.py:1] Using 4 threads
 (APIServer pid=9) ERROR 11-25 22:09:19 [core_client.py:6] Engine core proc EngineCore died unexpectedly, shutting down

@@ -12,24 +12,10 @@ from loop_contrib import chat_client, chat_model
 from loop_contrib.judge.judge import Judge
 from loop_plumbing import deadline
 from support.adapter_support import word_spans
+from support.texts import texts_beside
 from support.tool_modules import write
 
-JUDGED = """
-from agent_environments.tools import reward
-
-@reward
-async def polite(question, answer, judge):
-    return float(await judge(f"Is this a polite answer to {question!r}, 0 or 1? {answer}"))
-
-@reward(weight=0)
-async def guarded(answer, judge):
-    try:
-        return len(await judge(answer))
-    except Exception:
-        return -1.0
-
-TASKS = [{"id": "greet", "question": "Say hello."}]
-"""
+JUDGED = texts_beside(__file__)["judged"]
 
 
 @pytest.fixture

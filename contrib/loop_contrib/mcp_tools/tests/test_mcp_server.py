@@ -25,72 +25,14 @@ from agent_environments.tools.environment import ToolPool
 from loop_contrib.mcp_tools.mcp_server import _text_of
 from support.adapter_support import word_spans
 from support.processes import alive
+from support.texts import texts_beside
 from support.tool_modules import call, write
 from support.waiting import block_until, wait_until
 
-SERVER = '''
-import os
-import time
-from typing import Annotated
-from mcp.server import MCPServer
-from pydantic import Field
+TEXTS = texts_beside(__file__)
+SERVER = TEXTS["server"]
 
-while os.path.exists(os.environ.get("HANG", "")):
-    time.sleep(0.1)
-server = MCPServer("numbers")
-
-
-@server.tool()
-def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    return a + b
-
-
-@server.tool()
-def pid() -> str:
-    """Who is it?"""
-    return f"{os.getpid()} {os.environ.get('SECRET')} {os.environ.get('GIVEN')}"
-
-
-@server.tool()
-def die() -> str:
-    """End the server."""
-    os._exit(3)
-
-
-@server.tool()
-def fail() -> str:
-    """Fail."""
-    raise ValueError("no such number")
-
-
-@server.tool()
-async def hang() -> str:
-    """Never come back."""
-    import asyncio
-    await asyncio.sleep(3600)
-
-
-@server.tool()
-def send(to: Annotated[str, Field(pattern=r"^([a-z0-9]+\\.?)+@[a-z]+$")]) -> str:
-    """Send a letter."""
-    return f"sent to {to}"
-
-
-server.run("stdio")
-'''
-
-MODULE = """
-from agent_environments.tools import reward
-
-
-@reward
-def right(answer: str) -> bool:
-    return answer == "42"
-
-
-TASKS = [{"id": "sum_1", "question": "What is 17 + 25?"}]
-"""
+MODULE = TEXTS["module"]
 
 
 def pool_of(tmp_path, **options):
@@ -172,19 +114,7 @@ async def test_a_server_that_hangs_as_it_starts_again_blocks_no_call_for_good(tm
     await environment.close()
 
 
-OWNER = """
-import asyncio, sys
-sys.path[:0] = {path!r}
-from loop_contrib.mcp_tools.mcp_server import McpServer
-
-async def main():
-    server = McpServer("numbers", [sys.executable, {server!r}])
-    await server.open()
-    print((await server.call("pid", {{}})).split()[0], flush=True)
-    await asyncio.sleep(3600)
-
-asyncio.run(main())
-"""
+OWNER = TEXTS["owner"]
 
 
 def test_a_server_does_not_outlive_an_owner_that_is_killed(tmp_path):

@@ -22,26 +22,13 @@ from support.adapter_support import word_spans
 from support.counter_node import counter_request, local_node
 from support.interpreters import with_packages
 from support.places import check_who_waits_is_refused
+from support.texts import texts_beside
 from support.waiting import wait_until
 
 SUPPORT = Path(__file__).parents[3] / "tests" / "contrib_support"
 FAKE = SUPPORT / "fake_verifiers"
 REPLIES = {"What is 1 plus 1?": "It is 2.", "What is 2 plus 1?": "It is 3" + " or so" * 20}
-ASK_THE_PACKAGE = """
-import asyncio, json, sys
-import verifiers.v1 as vf
-from verifiers.v1.utils.loaders import load_environment, resolve_env_config
-agent = {"runtime": {"type": "subprocess"}, "harness": {"id": "null"}}
-env = load_environment(resolve_env_config({"taskset": {"id": "sums-v1", "num_tasks": 3}, "agent": agent}))
-context = vf.ModelContext(model="policy", client=vf.EvalClientConfig(base_url=sys.argv[1], api_key_var="NO_KEY"))
-async def play():
-    async with env.serving():
-        for task in env.taskset:
-            (trace,) = (await env.run_episode(task, context)).traces
-            rewards = {name: reward.score for name, reward in trace.rewards.items()}
-            print(json.dumps([task.data.id, trace.reward, rewards, trace.metrics]))
-asyncio.run(play())
-"""
+ASK_THE_PACKAGE = texts_beside(__file__)["ask_the_package"]
 
 
 def pool(taskset="deeds-v1", **options):

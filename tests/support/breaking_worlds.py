@@ -28,7 +28,7 @@ from rollout_server.inference.router import Generation
 from rollout_server.metrics import NodeMetrics
 from support.adapter_support import word_spans
 from support.random_turns import encoder
-from support.void_kinds import REFUSED, REFUSED_RESULTS
+from support.void_kinds import MADE_PLAIN, MADE_PLAIN_RESULTS, REFUSED, REFUSED_RESULTS
 from support.waiting import DEADLINE_S
 
 TASK = "reach3_1"
@@ -39,12 +39,18 @@ ERRORS = {
     "an error": lambda: AttributeError("no answer"),
     "an exit": lambda: SystemExit(3),
     "an interrupt": lambda: KeyboardInterrupt(),
+    "an end of a generator": lambda: GeneratorExit(),
+    "an end of an iteration": lambda: StopAsyncIteration(),
+    "several": lambda: BaseExceptionGroup("several", [KeyboardInterrupt()]),
+    "too deep": lambda: RecursionError("maximum recursion depth exceeded"),
     "a cancellation": lambda: asyncio.CancelledError(),
     "no such task": lambda: UnknownTask("wrong"),
     "an unnamed fault": lambda: EnvironmentFault("wrong"),
     "a late answer": lambda: TimeoutError("wrong"),
     "no memory": lambda: MemoryError(),
 }
+FINE = object()
+GRADES, RESULTS = REFUSED | MADE_PLAIN, REFUSED_RESULTS | MADE_PLAIN_RESULTS
 LINES = {
     "it says so": lambda: RequestFailed("a bug"),
     "no such task": lambda: RequestFailed("a bug", UnknownTask.reason),
@@ -67,12 +73,15 @@ class Fault:
 
     async def meet(self, where):
         if where != self.where:
-            return None
+            return FINE
         if self.how == "hang":
             await asyncio.Event().wait()
+        if self.how == "a cancellation of its own task":
+            asyncio.current_task().cancel()
+            await asyncio.sleep(0)
         if self.how in ERRORS:
             raise ERRORS[self.how]()
-        return {**REFUSED, **REFUSED_RESULTS}.get(self.how)
+        return {**GRADES, **RESULTS}.get(self.how, FINE)
 
 
 class Breaks(CounterEnvironment):
@@ -86,12 +95,12 @@ class Breaks(CounterEnvironment):
     async def step(self, action):
         if "heads" in action or "tails" in action:
             self.heads = "heads" in action
-        if not self.heads and (wrong := await self._pool.fault.meet("step")) is not None:
+        if not self.heads and (wrong := await self._pool.fault.meet("step")) is not FINE:
             return wrong
         return StepResult("seen " * 40, done="over" in action)
 
     async def grade(self):
-        if not self.heads and (wrong := await self._pool.fault.meet("grade")) is not None:
+        if not self.heads and (wrong := await self._pool.fault.meet("grade")) is not FINE:
             return wrong
         return Grade(float(self.heads), self.heads)
 
@@ -224,8 +233,8 @@ def check_coins(kind, formats, served=None):
     """Whatever breaks where the coin fell wrong, each attempt ends in a grade: heads are worth 1 and tails 0."""
     of_a_class = st.one_of(
         st.builds(Fault, st.sampled_from(["step", "grade", "close"]), st.sampled_from(sorted(ERRORS))),
-        st.builds(Fault, st.just("step"), st.sampled_from(sorted(REFUSED_RESULTS))),
-        st.builds(Fault, st.just("grade"), st.sampled_from(sorted(REFUSED))),
+        st.builds(Fault, st.just("step"), st.sampled_from(sorted(RESULTS))),
+        st.builds(Fault, st.just("grade"), st.sampled_from(sorted(GRADES))),
         st.builds(Fault, st.just("grade"), st.just("hang")),
     )
     of_a_line = st.builds(Fault, st.sampled_from(["step", "grade", "close"]), st.sampled_from(sorted(LINES)))

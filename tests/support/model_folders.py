@@ -1,7 +1,7 @@
 """Small random models in folders as other tools write them, and as users leave them behind.
 
-A case makes a folder. It is taken, or it is refused in one line that says ``refused``, a regular expression. The
-templates are told in our own words: what they write is theirs.
+A case makes a folder. It is taken, or it is refused in the words of ``model_folders.yaml``. The templates are told in
+our own words: what they write is theirs.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from support.chat_templates import FORMS, Form
 from support.chat_tokenizers import LLAMA3_SPECIAL, template_text, write_qwen3, write_small
 from support.families import shapes_of, small, write_config, write_model
 from support.random_policy import CHATML
+from support.texts import texts_beside
 
 ONE_FILE = "model.safetensors"
 CHATML_WORDS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -34,7 +35,10 @@ WITH_SYSTEM, QWEN3, LLAMA3_1, LLAMA3_0, ALPACA, INSTRUCTION, TRIMMED, TOOLS_OF_I
 
 @dataclass(frozen=True)
 class Case:
-    """A folder as a tool writes it; ``make`` fills it, ``silent``: what is wrong with it was trained without a word."""
+    """A folder as a tool writes it: ``make`` fills it, ``refused`` is a regular expression.
+
+    ``silent``: what is wrong with it was trained without a word.
+    """
 
     name: str
     make: Callable[[Path], object]
@@ -365,166 +369,85 @@ OF_PAGES = [f"<{slash}{tag}>" for tag in ("table", "tr", "td", "h1", "b", "i", "
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 NEW_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 1e6}
 
-CASES = (
-    Case("transformers 4", qwen2),
-    Case("transformers 5", as_transformers_5),
-    Case("save_pretrained", by_transformers_itself),
-    Case("parts and an index", lambda folder: in_parts(qwen2(folder), 3)),
-    Case("one part and an index", lambda folder: in_parts(qwen2(folder), 1)),
-    Case("a hub's cache", in_a_hubs_cache),
-    Case("bfloat16", in_dtype(torch.bfloat16)),
-    Case("float16", in_dtype(torch.float16)),
-    Case("a tied head, stored too", tied_and_stored),
-    Case("an untied head", lambda folder: qwen2(folder, tie_word_embeddings=False)),
-    Case("rows of padding", lambda folder: qwen2(folder, vocab_size=1024)),
-    Case("quantization_config: {}", lambda folder: added(folder, quantization_config={})),
-    Case(
-        "rope_scaling: null beside rope_parameters",
-        lambda folder: as_transformers_5(folder) or reconfigured(folder, rope_scaling=None),
+MADE: dict[str, Callable[[Path], object]] = {
+    "transformers 4": qwen2,
+    "transformers 5": as_transformers_5,
+    "save_pretrained": by_transformers_itself,
+    "parts and an index": lambda folder: in_parts(qwen2(folder), 3),
+    "one part and an index": lambda folder: in_parts(qwen2(folder), 1),
+    "a hub's cache": in_a_hubs_cache,
+    "bfloat16": in_dtype(torch.bfloat16),
+    "float16": in_dtype(torch.float16),
+    "a tied head, stored too": tied_and_stored,
+    "an untied head": lambda folder: qwen2(folder, tie_word_embeddings=False),
+    "rows of padding": lambda folder: qwen2(folder, vocab_size=1024),
+    "quantization_config: {}": lambda folder: added(folder, quantization_config={}),
+    "rope_scaling: null beside rope_parameters": lambda folder: (
+        as_transformers_5(folder) or reconfigured(folder, rope_scaling=None)
     ),
-    Case("YaRN as Qwen's card says", lambda folder: qwen2(folder, rope_scaling=YARN)),
-    Case("YaRN in rope_parameters", lambda folder: qwen2(folder, rope_parameters=NEW_YARN)),
-    Case("linear scaling", lambda folder: qwen2(folder, rope_scaling={"type": "linear", "factor": 2.0})),
-    Case("LLaMA-Factory", with_files("training_args.bin", "trainer_state.json")),
-    Case("a Trainer's checkpoint", with_files("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin")),
-    Case("torchtune's LoRA, merged", by_torchtune),
-    Case("a template that writes a system message", lambda folder: qwen2(folder, WITH_SYSTEM), silent=True),
-    Case("the template in a file of its own", template_file),
-    Case("additional_chat_templates", additional_templates),
-    Case("several templates by name", named_templates),
-    Case("Qwen3", qwen3),
-    Case("Llama 3.1", llama3),
-    Case("buffers of transformers 4.30", with_buffers),
-    Case("SmolLM2", lambda folder: plain(folder, "SmolLM2-135M", WITH_SYSTEM, CHATML_WORDS)),
-    Case("Mistral in ChatML, consolidated.safetensors", as_mistral),
-    Case("an added word of ordinary text", words_added("print")),
-    Case("added blanks", words_added("  ")),
-    Case("an added word in brackets", words_added("<obs>")),
-    Case("Gemma 3 with words of web pages", in_form(replace(FORMS["Gemma 3"], added=("\n\n", *OF_PAGES)))),
-    Case("Llama 3.0", lambda folder: llama3(folder, LLAMA3_0)),
-    Case(
-        "thinking that the template opens",
-        lambda folder: qwen2(folder, template_text("opens_thinking")),
-    ),
-    Case("a beginning before ChatML", lambda folder: qwen2(folder, "{{ '<|endoftext|>' }}" + CHATML)),
-    Case("blanks that the template takes away", lambda folder: qwen2(folder, TRIMMED)),
-    Case("tools in a form of its own", lambda folder: qwen2(folder, TOOLS_OF_ITS_OWN)),
-    Case("Mistral", lambda folder: plain(folder, "Mistral-7B-v0.3", INSTRUCTION, ["<s>", "[INST]", "[/INST]", "</s>"])),
-    *(Case(f"the form of {name}", in_form(form)) for name, form in FORMS.items()),
-    Case(
-        "pytorch_model.bin",
-        lambda folder: as_bin(qwen2(folder)),
-        "holds pytorch_model.bin and no model.safetensors, and pickles are not read: convert it with `python -c",
-    ),
-    Case(
-        "parts of .bin",
-        lambda folder: in_parts(qwen2(folder), 2, "bin"),
-        "holds pytorch_model-00001-of-00002.bin and no model.safetensors, and pickles are not read",
-    ),
-    Case("git-lfs", git_lfs, r"model.safetensors is a pointer of git-lfs, not the weights: run `git lfs pull`"),
-    Case("a cut download", cut, r"model.safetensors was cut: its \d+ bytes are not as many as its header says"),
-    Case("a page in place of the file", page_of_an_error, "model.safetensors is no safetensors file: copy it anew"),
-    Case("torch.compile", prefixed("_orig_mod."), r"_orig_mod.* is saved from a model that torch.compile made: save"),
-    Case("PEFT, not merged", prefixed("base_model.model."), r"is saved from a model of PEFT: .*merge_and_unload\(\)"),
-    Case("DDP", prefixed("module."), "is saved from a wrapper such as DDP: save its module"),
-    Case("a model of several modalities", prefixed("language_model."), "is the language part of a larger model"),
-    Case("TRL with a value head", prefixed("pretrained_model."), "TRL's model with a value head: save its pretrained"),
-    Case("another library's names", prefixed("gpt_neox."), "is no weight of the model that config.json describes"),
-    Case(
-        "a copy of before",
-        beside("model_before.safetensors", copy_of),
-        "holds model_before.safetensors beside model.s",
-        silent=True,
-    ),
-    Case(
-        "LLaMA-Factory's value head",
-        beside("value_head.safetensors", head_of_values),
-        "holds value_head.safetensors beside",
-    ),
-    Case(
-        "an adapter beside the model",
-        lambda folder: with_adapter(qwen2(folder)),
-        "holds adapter_model.safetensors beside",
-        silent=True,
-    ),
-    Case(
-        "weights in one file and in parts",
-        two_sets,
-        "holds two sets of weights: model.safetensors, which transformers",
-        silent=True,
-    ),
-    Case(
-        "an index alone",
-        index_alone,
-        r"does not exist; model.safetensors.index.json names it, and 2 of 2 files are missing",
-    ),
-    Case("a part is missing", one_part_missing, "and 1 of 2 files are missing: download all of the model"),
-    Case("an index that was left behind", index_left_behind, "is not there, and one file holds all: remove the index"),
-    Case("GGUF", gguf, "holds no weights: neither model.safetensors nor pytorch_model.bin"),
-    Case("MLX", mlx, "quantization is {'group_size': 64, 'bits': 4}, which cannot be trained"),
-    Case("GPTQ", lambda folder: added(folder, quantization_config={"bits": 4}), "quantization_config is {'bits': 4}"),
-    Case("GPTQ without a word in config.json", gptq_of_old, "the weights are quantised, which cannot be trained"),
-    Case(
-        "bitsandbytes",
-        lambda folder: quantised(folder, "weight.absmax", "weight.quant_map"),
-        "the weights are quantised",
-    ),
-    Case(
-        "float8", lambda folder: quantised(folder, packed=torch.float8_e4m3fn), "is F8_E4M3: the weights are quantised"
-    ),
-    Case(
-        "rope_scaling and rope_parameters",
-        both_scalings,
-        "rope_scaling and rope_parameters differ in rope_theta, .*put the",
-        silent=True,
-    ),
-    Case(
-        "tied in config.json, not in the file",
-        tied_to_another_head,
-        r"lm_head.weight is not model.embed_tokens.weight, to",
-    ),
-    Case(
-        "untied in config.json, no head", without_its_head, "holds no lm_head.weight, and config.json does not tie it"
-    ),
-    Case(
-        "tokens added, config.json of before",
-        rows_added,
-        r"says \[\d+, 96\]; if tokens were added, make vocab_size \d+",
-    ),
-    Case(
-        "ChatML's marks added, embedding not resized",
-        chatml_marks_added,
-        r"'<\|im_end\|>' has the id \d+, and the embedding has",
-    ),
-    Case(
-        "a word added, embedding not resized",
-        lambda folder: with_tokens(qwen2(folder), "<obs>"),
-        r"'<obs>' has the id \d+, and the embedding has",
-        silent=True,
-    ),
-    Case(
-        "Alpaca's form on Qwen's tokenizer",
-        lambda folder: qwen2(folder, ALPACA),
-        "ordinary text divides its turns .* put one whose turns control tokens divide into its chat_template.jinja",
-        silent=True,
-    ),
-    Case(
-        "a template that is none",
-        lambda folder: qwen2(folder, "{% for m in messages %}"),
-        "its own chat template cannot be trained: ",
-        silent=True,
-    ),
-    Case(
-        "Llama 2",
-        lambda folder: plain(folder, "SmolLM2-135M", INSTRUCTION, ["<s>", "</s>"]),
-        r"ordinary text divides its turns \(' \[/INST\]' before an answer",
-    ),
-    Case(
-        "no template",
-        lambda folder: qwen2(folder, None),
-        "has no chat template: add the model's own chat_template.jinja",
-    ),
-)
+    "YaRN as Qwen's card says": lambda folder: qwen2(folder, rope_scaling=YARN),
+    "YaRN in rope_parameters": lambda folder: qwen2(folder, rope_parameters=NEW_YARN),
+    "linear scaling": lambda folder: qwen2(folder, rope_scaling={"type": "linear", "factor": 2.0}),
+    "LLaMA-Factory": with_files("training_args.bin", "trainer_state.json"),
+    "a Trainer's checkpoint": with_files("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"),
+    "torchtune's LoRA, merged": by_torchtune,
+    "a template that writes a system message": lambda folder: qwen2(folder, WITH_SYSTEM),
+    "the template in a file of its own": template_file,
+    "additional_chat_templates": additional_templates,
+    "several templates by name": named_templates,
+    "Qwen3": qwen3,
+    "Llama 3.1": llama3,
+    "buffers of transformers 4.30": with_buffers,
+    "SmolLM2": lambda folder: plain(folder, "SmolLM2-135M", WITH_SYSTEM, CHATML_WORDS),
+    "Mistral in ChatML, consolidated.safetensors": as_mistral,
+    "an added word of ordinary text": words_added("print"),
+    "added blanks": words_added("  "),
+    "an added word in brackets": words_added("<obs>"),
+    "Llama 3.0": lambda folder: llama3(folder, LLAMA3_0),
+    "thinking that the template opens": lambda folder: qwen2(folder, template_text("opens_thinking")),
+    "a beginning before ChatML": lambda folder: qwen2(folder, "{{ '<|endoftext|>' }}" + CHATML),
+    "blanks that the template takes away": lambda folder: qwen2(folder, TRIMMED),
+    "tools in a form of its own": lambda folder: qwen2(folder, TOOLS_OF_ITS_OWN),
+    "Mistral": lambda folder: plain(folder, "Mistral-7B-v0.3", INSTRUCTION, ["<s>", "[INST]", "[/INST]", "</s>"]),
+    **{f"the form of {name}": in_form(form) for name, form in FORMS.items()},
+    "Gemma 3 with words of web pages": in_form(replace(FORMS["Gemma 3"], added=("\n\n", *OF_PAGES))),
+    "pytorch_model.bin": lambda folder: as_bin(qwen2(folder)),
+    "parts of .bin": lambda folder: in_parts(qwen2(folder), 2, "bin"),
+    "git-lfs": git_lfs,
+    "a cut download": cut,
+    "a page in place of the file": page_of_an_error,
+    "torch.compile": prefixed("_orig_mod."),
+    "PEFT, not merged": prefixed("base_model.model."),
+    "DDP": prefixed("module."),
+    "a model of several modalities": prefixed("language_model."),
+    "TRL with a value head": prefixed("pretrained_model."),
+    "another library's names": prefixed("gpt_neox."),
+    "a copy of before": beside("model_before.safetensors", copy_of),
+    "LLaMA-Factory's value head": beside("value_head.safetensors", head_of_values),
+    "an adapter beside the model": lambda folder: with_adapter(qwen2(folder)),
+    "weights in one file and in parts": two_sets,
+    "an index alone": index_alone,
+    "a part is missing": one_part_missing,
+    "an index that was left behind": index_left_behind,
+    "GGUF": gguf,
+    "MLX": mlx,
+    "GPTQ": lambda folder: added(folder, quantization_config={"bits": 4}),
+    "GPTQ without a word in config.json": gptq_of_old,
+    "bitsandbytes": lambda folder: quantised(folder, "weight.absmax", "weight.quant_map"),
+    "float8": lambda folder: quantised(folder, packed=torch.float8_e4m3fn),
+    "rope_scaling and rope_parameters": both_scalings,
+    "tied in config.json, not in the file": tied_to_another_head,
+    "untied in config.json, no head": without_its_head,
+    "tokens added, config.json of before": rows_added,
+    "ChatML's marks added, embedding not resized": chatml_marks_added,
+    "a word added, embedding not resized": lambda folder: with_tokens(qwen2(folder), "<obs>"),
+    "Alpaca's form on Qwen's tokenizer": lambda folder: qwen2(folder, ALPACA),
+    "a template that is none": lambda folder: qwen2(folder, "{% for m in messages %}"),
+    "Llama 2": lambda folder: plain(folder, "SmolLM2-135M", INSTRUCTION, ["<s>", "</s>"]),
+    "no template": lambda folder: qwen2(folder, None),
+}
+_REFUSED, _SILENT = texts_beside(__file__)["refused"], texts_beside(__file__)["silent"]
+CASES = tuple(Case(name, make, _REFUSED.get(name), name in _SILENT) for name, make in MADE.items())
 """In the order of the table: what is taken, then what is refused."""
 
 

@@ -24,6 +24,9 @@ from loop_recipes.evaluation.config import find_policies, read_eval_config
 from loop_recipes.rollouts.waiting import Waiting
 from support.counter_node import TOKEN, local_node, two_nodes
 from support.random_policy import write_adapter, write_model
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 
 @pytest.fixture(scope="module")
@@ -460,32 +463,7 @@ async def test_the_best_on_one_split_is_taken_to_another(policy, tmp_path):
             find_policies(read_eval_config(chosen))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"splitt": "dev"}, "unknown key 'splitt'; did you mean 'split'"),
-        ({"policies": [{"name": "a", "adaptr": None}]}, r"unknown key 'policies\[0\].adaptr'; did you mean 'adapter'"),
-        ({"policies": []}, "policies must be a list that is not empty"),
-        ({"policies": [{"name": "a", "adapter": "/nowhere"}]}, "there is no folder /nowhere; give that of "),
-        ({"policies": [{"name": "a", "adapter": "/"}]}, "neither a PEFT adapter .* nor a training run"),
-        ({"policies": [{"name": "a", "adapter": "/nowhere/*"}]}, "no adapter folder matches"),
-        ({"policies": [{"name": "a"}, {"name": "a"}]}, "'a' is there twice"),
-        ({"policies": [{"name": "a b"}]}, r"policies\[0\].name must be of the form .*, not 'a b'"),
-        ({"split": None}, "give a split, or tasks"),
-        (
-            {"samplings": [{"temperature": -1}]},
-            r"samplings\[0\].temperature must be 0, which is greedy, or from 0.01 to 2, as vLLM takes it, not -1",
-        ),
-        ({"samplings": [{"runs": 0}]}, r"samplings\[0\].runs must be above 0, not 0"),
-        ({"samplings": [{"top_p": 2.0}]}, r"samplings\[0\].top_p must be at most 1, not 2"),
-        ({"samplings": [{"top_k": -2}]}, r"samplings\[0\].top_k must be at least -1, not -2"),
-        ({"samplings": [{"runs": 1}, {"runs": 2}]}, "ask for more runs"),
-        ({"final_states": True}, "needs rollout_node.launch: true"),
-        ({"policies": [{"name": "a", "endpoint": {"url": "x.com", "model": "m"}}]}, "must begin with http"),
-        ({"policies": [{"name": "a", "endpoint": {"url": "http://x", "model": "m"}}]}, "endpoint needs .*launch: true"),
-        ({"rollout_node": {"replay": "/logs"}}, "unknown key 'rollout_node.replay'"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), TABLES["config_errors_are_one_clear_line"])
 def test_config_errors_are_one_clear_line(policy, tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message) as caught:
         EvalAppWorldRecipe(config(policy, tmp_path, **changes))

@@ -20,7 +20,10 @@ from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutClie
 from rollout_server.policies import store
 from support.counter_node import TOKEN, counter_request, local_node, read_all
 from support.random_policy import write_adapter
+from support.texts import texts_beside
 from support.waiting import COMMAND_S, DEADLINE_S, wait_until
+
+TABLES = texts_beside(__file__)
 
 
 def ask(url, method, path, body=None, headers=None):
@@ -370,26 +373,7 @@ def yaml(policy, tmp_path):
     return str(path)
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("max_concurent_episodes=3", "unknown key 'max_concurent_episodes'; did you mean 'max_concurrent_episodes'?"),
-        ("servers.max_num_seqs=many", "servers.max_num_seqs must be int, not 'many'"),
-        ("model.dtype=int4", "model.dtype must be float32, bfloat16 or float16"),
-        (
-            "model.path=/nowhere",
-            "/nowhere holds no config.json; download it (tune download), or make it",
-        ),
-        ("model.max_context=5000", "model.max_context is 5000, and the model in"),
-        ("environment.name=atari", "unknown environment 'atari'"),
-        ("environment.speed=3", "environment 'counter' was given options it does not take"),
-        ("root=${oc.env:NOT_SET_ANYWHERE}", "NOT_SET_ANYWHERE"),
-        ("max_concurrent_episodes", "must be key=value"),
-        ("servers=[1]", "rollout-server: servers=[1]: Cannot merge incompatible container types"),
-        ("port=[", "rollout-server: port=[: while parsing a flow node"),
-        ("root=/etc/passwd", "root /etc/passwd/collections cannot be created: Not a directory; choose another"),
-    ],
-)
+@pytest.mark.parametrize(("override", "message"), TABLES["bad_configurations_end_in_one_line"])
 def test_bad_configurations_end_in_one_line(yaml, override, message, monkeypatch):
     done = refusal(monkeypatch, TOKEN, "--config", yaml, override)
     assert message in done

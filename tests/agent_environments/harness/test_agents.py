@@ -9,6 +9,9 @@ from agent_environments.harness import agents
 from agent_environments.harness.agents import Agent, Start
 from agent_environments.harness.pool import HarnessPool
 from agent_environments.program_protocol import Connection
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 CONNECTION = Connection("http://127.0.0.1:1/v1", "sk-1", "c1.t_1.0", "c1", 0, 8)
 REPORTS = """
@@ -81,22 +84,7 @@ async def test_a_command_begins_with_the_files_of_its_task_too(tasks):
     assert (tasks / "t_1/prompt.md").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        (
-            {"agent": "writter"},
-            "no agent is called 'writter': did you mean 'writer'\\? There are: gone, lost, none, writ",
-        ),
-        ({"agent": "zzz"}, "no agent is called 'zzz': There are: gone"),
-        ({"agent": "lost"}, "the agent lost cannot be imported: No module named 'no_such_module'"),
-        ({"agent": "none"}, "the agent none must be an Agent"),
-        ({"command": ["true"]}, "agent writer needs `tasks` and `task_files`, and no `command` or `world`"),
-        ({"world": {"name": "counter"}, "grade_command": None, "tasks": None}, "no `command` or `world`"),
-        ({"task_files": None}, "agent writer needs `tasks` and `task_files`"),
-        ({"agent": None, "agent_program": "x"}, "agent_program is the program of an `agent`, and none is named"),
-    ],
-)
+@pytest.mark.parametrize(("options", "why"), TABLES["a_config_that_starts_no_agent_is_refused"])
 def test_a_config_that_starts_no_agent_is_refused(tasks, options, why):
     with pytest.raises(ValueError, match=why):
         pool(tasks, **options)
@@ -108,23 +96,7 @@ def test_no_agents_at_all_is_said(tasks, monkeypatch):
         pool(tasks)
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"agent": "gone"}, "the agent gone is not installed, there is no program no-such-agent: make gone "),
-        ({"agent_program": "/no/such/program"}, "there is no program /no/such/program: make writer "),
-        ({"variables": {"PATH": "/nowhere"}, "agent": "gone"}, "the agent gone is not installed"),
-        (
-            {"grade_command": ["bash", "grade.sh"]},
-            "no file 'grade.sh' here; in the episode's folder it would be the agent's",
-        ),
-        ({"grade_command": ["{python}", "tests/grade.py"]}, "no file 'tests/grade.py' here"),
-        ({"prefix": ["no-such-sandbox"]}, "command cannot be run: there is no program no-such-sandbox"),
-        ({"tasks": {"train": ["t_1", "t_9"]}}, "the task 't_9' has no folder in "),
-        ({"tasks": {"dev": ["../tasks/t_1"]}}, "the task '../tasks/t_1' has no folder in "),
-        ({"task_files": "/no/such/folder"}, "the task 't_1' has no folder in /no/such/folder"),
-    ],
-)
+@pytest.mark.parametrize(("options", "why"), TABLES["what_this_machine_lacks_is_told_before_anything_starts"])
 def test_what_this_machine_lacks_is_told_before_anything_starts(tasks, options, why):
     with pytest.raises(FileNotFoundError, match=why):
         pool(tasks, **options).preflight(["t_1"])

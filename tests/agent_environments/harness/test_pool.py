@@ -12,7 +12,10 @@ from agent_environments.harness.pool import HarnessPool
 from agent_environments.program_protocol import Connection
 from agent_environments.protocol import Grade, UnknownTask, acquire
 from support.places import check_who_waits_is_refused
+from support.texts import texts_beside
 from support.waiting import wait_until
+
+TABLES = texts_beside(__file__)
 
 TASKS = {"train": ["t_1", "t_2"]}
 CONNECTION = Connection("http://127.0.0.1:1/v1", "sk-1", "c1.t_1.0", "c1", 0, 8)
@@ -42,27 +45,7 @@ async def played(harness_pool):
         assert harness_pool.status().open_worlds == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"tasks": None}, "needs tasks"),
-        ({"accept_reward": False}, "who grades"),
-        ({"grade_command": ["true"]}, "who grades"),
-        ({"world": {"name": "counter"}}, "who grades"),
-        ({"accept_reward": False, "world": {"name": "harness"}}, "the world of a harness cannot be a harness"),
-        ({"command": "python my_agent.py"}, r"harness: command must be a list of words: write \["),
-        ({"grade_command": "true", "accept_reward": False}, "harness: grade_command must be a list of words"),
-        ({"variables": {"SEED": None}}, "harness: variables.SEED holds None"),
-        ({"tasks": {"train": "t_1"}}, "harness: tasks.train must be a list of words"),
-        ({"side_calls": {"model": "m"}}, "harness: side_calls must be a list of rules"),
-        ({"side_calls": [{}]}, r"harness: side_calls\[0\] must hold model, system or tools"),
-        ({"side_calls": [{"by_base": True}]}, "must hold model, system or tools"),
-        ({"side_calls": [{"modle": "m"}]}, "must hold model, system or tools"),
-        ({"side_calls": [{"system": ""}]}, "model and system must be texts"),
-        ({"side_calls": [{"tools": "add"}]}, r"side_calls\[0\].tools must be a list of words"),
-        ({"side_calls": [{"tools": [], "by_base": "yes"}]}, "by_base must be true or false"),
-    ],
-)
+@pytest.mark.parametrize(("options", "why"), TABLES["a_config_without_a_grader_or_tasks_is_refused"])
 def test_a_config_without_a_grader_or_tasks_is_refused(options, why):
     with pytest.raises(ValueError, match=why):
         pool(**options)

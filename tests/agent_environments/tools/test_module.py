@@ -14,7 +14,10 @@ from agent_environments.tools.module import load_module
 from agent_environments.tools.reward import together
 from agent_environments.tools.tasks import read_tasks
 from loop_plumbing.deadline import Raised
+from support.texts import texts_beside
 from support.tool_modules import COUNTER, SUMS, write
+
+TABLES = texts_beside(__file__)
 
 
 def test_the_parts_of_a_module(tmp_path):
@@ -31,57 +34,7 @@ def test_a_module_by_its_dotted_name(tmp_path, monkeypatch):
     assert load_module("sums_of_mine").name == "sums_of_mine"
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        (("class Counter:", "class Counter"), "cannot be imported: SyntaxError"),
-        (("@reward", "@reward(wieght=2)"), r"@reward takes no 'wieght'; did you mean 'weight'\?"),
-        (
-            ("@tool\n    async", "@tool(terminate=True)\n    async"),
-            r"@tool takes no 'terminate'; did you mean 'terminal'\?",
-        ),
-        (
-            ("@reward", "@reply()\ndef said(text): ...\n\n@reward"),
-            "@reply takes no options; it stands without brackets",
-        ),
-        (
-            ("@reward", "import loop.tools\n\n@reward"),
-            "'loop' .*: the decorators come by `from agent_environments.tools",
-        ),
-        (("@reward", "import nosuch\n\n@reward"), r"No module named 'nosuch' \([^:]*:\d+\)$"),
-        (
-            ("import reply, reward", "import reply, rewards"),
-            "cannot import name 'rewards' .* come by `from agent_environments.tools import",
-        ),
-        (("from agent_environments.tools", "from agent_environments.tool"), "the decorators come by `from agent"),
-        (
-            ("import reply, reward, tool", "import reply, tool"),
-            "name 'reward' is not defined .*: the decorators come by",
-        ),
-        (("@reward", ""), "there is no reward: write a function with @reward"),
-        (
-            ("@reward", '@reward(name="reached")\ndef other(): ...\n@reward'),
-            "there are two rewards 'reached': give",
-        ),
-        (("@reward", "@reward(weight=0)"), "there is no reward: write a function with @reward, of some weight"),
-        (("@reward", "@reward(weight=-1)"), "reward reached: weight must be a number from 0 on, not -1"),
-        (("@reward", "@reward(deadline_s=0)"), r"reward reached: deadline_s must be in \(0, 3000\], not 0"),
-        (("@reward", "@reward(scale=[1, 0])"), r"reward reached: a scale is \[lowest, highest\]"),
-        (("def reset", "def rest"), r"class Counter has tools or a reply, but no method reset\(task\)"),
-        (('"target"', '"goal"'), "task count0_1 has no field 'target', which reward reached asks for"),
-        (("TASKS =", "OTHERS ="), "there are no TASKS: write a list of mappings, each with its question"),
-        (('"""Show the counter."""', ""), "tool show has no docstring"),
-        (("async def show", "async def add"), None),
-        (("@tool\n    async", "@tool(name='hang')\n    async"), "there are two tools 'hang'"),
-        (("amount: int", "amount"), "tool add: parameter amount needs a type hint"),
-        (("class Counter:", "@tool\ndef lost(self):\n    'Lost.'\n\nclass Counter:"), None),
-        (("class Counter:", "@reply\ndef said(): ...\n\nclass Counter:"), "reply said must take one parameter"),
-        (
-            ("class Counter:", "@reply\ndef said(text): ...\n\nclass Counter:\n    @reply\n    def o(self, t): ...\n"),
-            "there is more than one reply: said, o",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("change", "complaint"), TABLES["what_is_wrong_is_one_line"])
 def test_what_is_wrong_is_one_line(tmp_path, change, complaint):
     source = COUNTER.replace(*change)
     assert source != COUNTER

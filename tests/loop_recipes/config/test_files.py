@@ -16,6 +16,9 @@ from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.evaluation.config import EvalConfig
 from loop_recipes.paths import RECIPES
 from rollout_server.config import as_config, as_keys
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 
 def written(folder: Path, name: str, text: str) -> str:
@@ -149,24 +152,7 @@ def test_an_evaluation_is_of_the_run_that_the_same_words_train():
         assert read_config(compose(machine, chosen, "eval_appworld"), EvalConfig).run == trained
 
 
-@pytest.mark.parametrize(
-    ("recipe", "words", "message"),
-    [
-        ("loop_appworld", ["nosuch"], "no config 'loop_appworld/nosuch'; there are: .*appworld/tiny_cpu, .* YAML"),
-        ("loop_appworld", ["tiny_cpu", "algorithm=gpro"], "no algorithm 'gpro'; did you mean 'grpo'?"),
-        ("loop_appworld", ["tiny_cpu", "world=./no.yaml"], r"no world './no.yaml'; there is no such file in "),
-        ("loop_appworld", ["tiny_cpu", "algorithm=dpo"], "algorithm dpo is one of sft_appworld, not of loop_appworld"),
-        ("loop_appworld", ["tiny_cpu", "preset=choose_on_dev"], "preset choose_on_dev is one of eval_appworld"),
-        ("sft_appworld", ["tiny_cpu", "algorithm=ppo_critic"], "algorithm ppo_critic is one of loop_appworld"),
-        ("loop_appworld", ["{circle}"], "machine: circle.yaml -> circle.yaml goes in a circle"),
-        ("loop_appworld", ["{broken}"], "broken.yaml: "),
-        ("loop_appworld", ["{listed}"], "a config must be a mapping"),
-        ("loop_appworld", ["tiny_cpu", "seed=["], r"seed=\[: while parsing a flow node"),
-        ("loop_appworld", ["tiny_cpu", "seed=${"], r"no viable alternative"),
-        ("loop_appworld", ["tiny_cpu", "seed"], "'seed' is not understood; after the config come key=value"),
-        ("loop_appworld", ["tiny_cpu", "~stop.kl"], "~stop.kl: there is no such key"),
-    ],
-)
+@pytest.mark.parametrize(("recipe", "words", "message"), TABLES["a_mistake_is_one_line"])
 def test_a_mistake_is_one_line(tmp_path, recipe, words, message):
     names = {
         "circle": written(tmp_path, "circle.yaml", "machine: circle.yaml\n"),

@@ -22,6 +22,9 @@ from loop_recipes.config.files import CONFIGS, compose
 from loop_recipes.config.loop_config import LoopConfig, read_config
 from support.random_policy import MODEL_CONFIG, write_adapter
 from support.small_runs import replay_config
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 
 @pytest.fixture(scope="module")
@@ -44,69 +47,12 @@ def config(workspace, *overrides):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ("collection.tasks_per_iteraton=3", "unknown key 'collection.tasks_per_iteraton'; did you mean 'tasks_per_"),
-        ("collection.limits.compaction=forget", "collection.limits.compaction must be drop or summary, not 'forget'"),
-        ("optimzer.lr=1", "unknown key 'optimzer'; did you mean 'optimizer'"),
-        ("optimizer.learning_rate=1", "unknown key 'optimizer.learning_rate' for torch.optim.AdamW; "),
-        (
-            "loss._component_=loop_recipes.algorithm.losses.Reinforce",
-            "unknown key 'loss.level' for loop_recipes.algorithm.losses.Reinforce; it takes kl_coefficient, "
-            "sampler_correction; leave out the others: ~loss.level ~loss.eps",
-        ),
-        ("optimizer.lr=-1", "optimizer: Invalid learning rate: -1"),
-        ("optimizer={_component_: torchao.optim.AdamW8bit}", "optimizer: checkpoints cannot hold exp_avg of torchao"),
-        ("lr_scheduler.num_warmup_steps=few", "lr_scheduler.num_warmup_steps is 'few': it must be a number"),
-        ("loss.eps=high", "loss.eps is 'high': it must be a number"),
-        ("device_peak_tflops=0", "device_peak_tflops must be above 0"),
-        ("loss.level=sentence", "loss: unknown level 'sentence'; choose token, turn, trajectory or geometric"),
-        (
-            "loss._component_=loop_recipes.algorithm.losses.Clipped",
-            "loss._component_: cannot use 'loop_recipes.algorithm.losses.Clipped'",
-        ),
-        (
-            "loss._component_=loop_recipes.algorithm.losses.ClipedPolicyLoss",
-            "; did you mean 'loop_recipes.algorithm.losses.ClippedPolicyLoss'?",
-        ),
-        ("optimizer._component_=torch.optim.adamw", "; did you mean 'torch.optim.AdamW'?"),
-        ("loss._component_=ppo", "No module named 'ppo'; give its module too, as in torch.optim.AdamW"),
-        ("device=gpu", "device must be of the form ^(cpu|cuda|cuda:"),
-        ("model.lora_rank=high", "model.lora_rank is 'high': it must be a number"),
-        ("max_iterations=many", "max_iterations must be int, not 'many'"),
-        ("collection.rollouts_per_task=1", "collection.rollouts_per_task is 1; leave-one-out needs at least 2"),
-        ("collection.min_rollouts_per_task=5", "collection.min_rollouts_per_task is 5; it must be 2 to 4, by rollo"),
-        (
-            "collection={rollouts_per_task: 2, min_rollouts_per_task: 4}",
-            "collection.min_rollouts_per_task is 4; it must be 2, by rollouts_per_task",
-        ),
-        ("collection.max_policy_lag=2", "collection.max_policy_lag must be 0 or 1, not 2"),
-        ("collection.tasks_per_iteration=4", "is 4, but must lie between 1 and the number of tasks, 3"),
-        ("collection.limits.max_context=99999", "max_context is 99999, more than the model's max_seq_len 4096"),
-        ("update.loss_divisor=none", "update.loss_divisor must be mean or tokens or float, not 'none'"),
-        ("dtype=fp8", "dtype must be fp32, bf16 or fp16, not 'fp8'"),
+        *TABLES["one_line_names_the_key_and_the_cure"],
         pytest.param(
             "device=cuda",
             "device: torch is a CPU build here; install the CUDA one",
             marks=pytest.mark.skipif(torch.version.cuda is not None, reason="this torch can use a GPU"),
         ),
-        ("checkpointer.checkpoint_dir=${output_dir}/none", "holds no config.json; download it (tune download)"),
-        ("checkpointer.checkpoint_files=[weights.safetensors]", "weights.safetensors does not exist"),
-        ("model.embed_dim=32", "has width 32 (64), head_width 16 (32) where the config.json in"),
-        ("model.num_layers=1", "has layers 1 (2) where the config.json in"),
-        (
-            "model.rope_base=1000000",
-            "has other rotary positions (base 10000, scaling default {}) where the config.json in",
-        ),
-        ("initial_adapter=/nowhere", "initial_adapter /nowhere is no PEFT adapter: it must hold adapter_config.json"),
-        ("output_dir=/proc/run", "output_dir /proc/run cannot be created"),
-        ("output_dir=~/runs/a", "output_dir ~/runs/a begins with ~, which only a shell takes for your home"),
-        ("output_dir=${oc.env:NOT_SET_ANYWHERE}", "Environment variable 'NOT_SET_ANYWHERE' not found"),
-        ("rollout_node.url=http://127.0.0.1:9", "rollout_node: exactly one of launch: true, url, replay must be given"),
-        ("rollout_node.replay=${output_dir}/../empty", "holds no *.jsonl log"),
-        ("initial_adapter=${output_dir}/../rslora", "rslora: adapter_config.json: 'use_rslora' is True; it must"),
-        ("checkpointer.checkpoint_dir=${output_dir}/../gemma", "/gemma holds no weights: neither"),
-        ("sequence_parallel=2; update.packed=True", "sequence_parallel is 2; it must divide the 1 ranks"),
-        ("sequence_parallel=3; update.packed=True", "sequence_parallel is 3, by which the model's 2 heads and 1 key h"),
-        ("sequence_parallel=2", "sequence_parallel is 2, and what ranks share is packed rows: give update.packed: T"),
     ],
 )
 def test_one_line_names_the_key_and_the_cure(workspace, overrides, message):
@@ -260,20 +206,7 @@ def test_shuffled_advantages_are_the_same_ones_elsewhere_and_repeatable():
     assert not torch.equal(shuffled, Shuffled(seed=1)(rewards, groups))
 
 
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("output_dir=/etc/passwd", "output_dir /etc/passwd cannot be created: /etc/passwd is a file"),
-        ("policy_dir=/etc/passwd/policy", "policy_dir /etc/passwd/policy cannot be created: /etc/passwd is a file"),
-        ("demonstrations.cache=/etc/passwd", "demonstrations.cache /etc/passwd cannot be created"),
-        ("demonstrations.count=0", "demonstrations.count must be above 0, not 0"),
-        ("training.cycles=[]", "training.cycles must be a list that is not empty"),
-        ("training.measure_every=0", "training.measure_every must be above 0, not 0"),
-        ("training.lr_warmup_steps=0", "training.lr_warmup_steps must be above 0, not 0"),
-        ("model.embed_dim=100", "model.embed_dim is 100; it must be a multiple of 2 num_heads = 8"),
-        ("model.num_kv_heads=3", "model.num_heads is 4; it must be a multiple of num_kv_heads = 3"),
-    ],
-)
+@pytest.mark.parametrize(("word", "message"), TABLES["a_warm_start_is_refused_before_it_begins"])
 def test_a_warm_start_is_refused_before_it_begins(tmp_path, monkeypatch, word, message):
     folders = [f"output_dir={tmp_path}", f"policy_dir={tmp_path}", f"demonstrations.cache={tmp_path}"]
     config = str(CONFIGS / "warm_start/tiny_cpu.yaml")

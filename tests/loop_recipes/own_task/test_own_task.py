@@ -21,7 +21,10 @@ from loop_recipes.paths import loop_package
 from loop_recipes.run.fingerprint import model_identity
 from loop_recipes.verbs.recipes import train as train_verb
 from support.families import with_config
+from support.texts import texts_beside
 from support.tool_modules import PRODUCTS
+
+TABLES = texts_beside(__file__)
 
 MODEL = loop_package("tiny_policy")
 QUEST = Path(__file__).parents[3] / "examples/quest.py"
@@ -50,17 +53,7 @@ def changed(file, *changes):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "message"),
-    [
-        ('"""Give the final answer."""', "pass", "products.py: tool answer has no docstring"),
-        ("TASKS", "TASK", "products.py: there are no TASKS"),
-        ("@reward", "", "products.py: there is no reward"),
-        ("import reward", "import rewards", "cannot be imported: ImportError"),
-        ("value: float", "value", "parameter"),
-        ('answer != "" and ', "", "reward correct raised ValueError: could not convert string to float: ''"),
-        ("range(2, 22)", "range(2, 3)", "TASKS has one task"),
-        ('"question": f"What is {n} times 37?", ', "", "task product2 has no 'question'"),
-    ],
+    ("before", "after", "message"), TABLES["a_mistake_in_the_file_is_one_line_before_anything_starts"]
 )
 def test_a_mistake_in_the_file_is_one_line_before_anything_starts(products, before, after, message, capsys, steps):
     changed(products, (before, after))
@@ -79,30 +72,7 @@ def steps(monkeypatch):
     return commands
 
 
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("max_iterations=ten", "max_iterations must be int, not 'ten'"),
-        ("collection.limits.max_turns=x", "collection.limits.max_turns must be int, not 'x'"),
-        ("collection=[1]", "collection is a section of keys; set one of them, such as collection.split"),
-        ("collection=null", "collection cannot be left out"),
-        ("model=null", "model cannot be left out"),
-        ("model.path=5", "node.model.path must be str, not 5"),
-        ("node=x", "node is a section of keys; set one of them, such as node.environment"),
-        ("node=null", "node cannot be left out"),
-        ("node.environment=null", "node.environment cannot be left out"),
-        ("node.environment.held_out=x", "environment 'tools': held_out must be int, not 'x'"),
-        ("node.model=5", "node.model must be a mapping, not 5"),
-        ("node.model.chat_format=5", "node.model.chat_format: 5 is not a choice; leave chat_format out"),
-        ("node.servers.gpus=x", "node.servers.gpus must be a list, not 'x'"),
-        ("eval=5", "eval is a section of keys; set one of them, such as eval.split"),
-        ("eval.samplings=x", "samplings must be a list, not 'x'"),
-        ("output_dir=5", "output_dir must be str, not 5"),
-        ("machine=5", "no machine '5'; there are: "),
-        ("world=[1]", "no world '1'; there are: "),
-        ("lr=1", "unknown key 'lr'; did you mean 'optimizer.lr'?"),
-    ],
-)
+@pytest.mark.parametrize(("word", "message"), TABLES["a_value_of_another_type_is_one_line_before_anything_starts"])
 def test_a_value_of_another_type_is_one_line_before_anything_starts(products, word, message, capsys, steps):
     folder = [] if word.startswith("output_dir") else [f"output_dir={products.parent / 'run'}"]
     assert train_verb([str(products), "--model", str(MODEL), *folder, word]) == 1

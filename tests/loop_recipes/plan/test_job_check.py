@@ -21,6 +21,9 @@ from rollout_server.inference import command
 from support.configs import files_read_once  # noqa: F401 - a fixture for all tests here
 from support.families import PUBLISHED, PUBLISHED_GENERAL, write_config, write_headers
 from support.small_runs import replay_config
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 TINY = {"architectures": ["Qwen2ForCausalLM"], "rope_theta": 1e8, "max_position_embeddings": 4096}
 TINY |= {"num_hidden_layers": 6, "hidden_size": 128, "intermediate_size": 384, "vocab_size": 783}
@@ -357,18 +360,7 @@ def test_an_adapter_of_two_bytes_takes_half_the_disk(check_32b):
     assert disk("fp32") - disk("bf16") == pytest.approx(250, abs=0.2)  # 2 bytes of 134,217,728 parameters
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--gpus", "0"), "--nodes and --gpus must be at least 1"),
-        (("--nodes", "0"), "--nodes and --gpus must be at least 1"),
-        (("--gpu-memory", "-3"), "--gpu-memory must be above 0, not -3"),
-        (("node=abc",), "node is a section of keys; set one of them, such as node.port"),
-        (("dtype=${nowhere}",), "Interpolation key 'nowhere' not found"),
-        (("node=${nowhere}",), "node: Interpolation key 'nowhere' not found"),
-        (("seed=[",), "seed=[: while parsing a flow node"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), TABLES["what_cannot_be_looked_at_is_one_line"])
 def test_what_cannot_be_looked_at_is_one_line(check_32b, words, message):
     code, _, _ = check_32b(*words)
     assert message in str(code)
@@ -397,29 +389,7 @@ def test_one_node_takes_other_servers_and_names_the_gpus(check_32b):
     assert "4 ranks on GPUs 0 to 3 of the same node" in shown
 
 
-@pytest.mark.parametrize(
-    ("word", "problem"),
-    [
-        ("collection.tasks_per_iteration=41", "collection.tasks_per_iteration is 41, but the split has 40"),
-        ("collection.split=test_nromal", "collection.split: no split 'test_nromal'"),
-        (
-            "node.environment.root=/nowhere",
-            "node.environment: no AppWorld dataset at /nowhere",
-        ),
-        ("node.environment.python=/nowhere/python", "/nowhere/python does not exist"),
-        ("optimizer.learning_rate=1", "unknown key 'optimizer.learning_rate'"),
-        ("model.path=/nowhere", "model.path: /nowhere holds no config.json"),
-        ("max_iterations=100000000", "GiB free, the run needs"),
-        ("node.servers.gpus=null", "servers.gpus must say which GPUs each server takes"),
-        ("model.lora_attn_modules={}", "model"),
-        ("node.environment.root=null", "root must be str, not None"),
-        ("node.environment.python=3", "python must be str, not 3; put quotes around it"),
-        ("node.environment.promt=loop", "it does not take: 'promt'; did you mean 'prompt'?"),
-        ("node.environment.name=nosuch", "environment.name: unknown environment 'nosuch'"),
-        ("node.environment.name=tools", "environment 'tools' needs 'module'"),
-        ("node.environment.name=json:nosuch", "'json:nosuch' cannot be imported: json has no 'nosuch'"),
-    ],
-)
+@pytest.mark.parametrize(("word", "problem"), TABLES["what_would_stop_a_job_is_named"])
 def test_what_would_stop_a_job_is_named(check_32b, word, problem):
     code, _, problems = check_32b(word)
     assert code == 1

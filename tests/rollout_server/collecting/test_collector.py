@@ -8,6 +8,9 @@ from loop_formats.collection_request import MAX_ATTEMPTS, CollectionRequest, Los
 from loop_formats.rollout import BRANCH_DIFFERS
 from loop_formats.schema import ConfigError
 from rollout_server.collecting.collector import Collector, MissingRollout
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 
 def make_request(tasks=4, rollouts=3, floor=None, fraction=1.0, **others):
@@ -336,29 +339,7 @@ def test_ten_thousand_schedules():
     assert set(outcomes) == {"complete", "early_stop", "failed"}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"tasks": []}, "tasks must be at least one"),
-        ({"tasks": ["a_1", "a_1"]}, "distinct"),
-        ({"rollouts_per_task": 0}, "rollouts_per_task must be above 0, not 0"),
-        ({"min_rollouts_per_task": 7}, "1 to rollouts_per_task = 6"),
-        ({"min_rollouts_fraction": 0}, "above 0"),
-        ({"policy_mode": "newest"}, "pinned or latest"),
-        ({"id": "../../etc/passwd"}, "must be letters"),
-        ({"id": "x.meta"}, "must be letters"),
-        ({"policy_versoin": 3}, "did you mean 'policy_version'"),
-        ({"limits": {"max_turn": 3}}, "limits.max_turn'; did you mean 'max_turns'"),
-        ({"limits": {"max_turns": 0}}, "limits.max_turns must be above 0, not 0"),
-        ({"sampling": {"temperature": "hot"}}, "sampling.temperature must be float, not 'hot'"),
-        ({"seed": 1.5}, "seed must be int"),
-        ({"attempts": 0}, "attempts must be above 0, not 0"),
-        ({"max_lost": -1}, "max_lost must be at least 0, not -1"),
-        ({"only": {"b_1": [0]}}, "only: b_1 is none of the tasks"),
-        ({"only": {"a_1": [6]}}, "only: a_1 must have at least one index, distinct, below rollouts_per_task = 6"),
-        ({"only": {"a_1": []}}, "only: a_1 must have at least one index"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), TABLES["bad_requests_are_named"])
 def test_bad_requests_are_named(change, message):
     body = {"id": "c", "tasks": ["a_1"], "rollouts_per_task": 6, "policy_version": 0, **change}
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):

@@ -27,6 +27,7 @@ from support.breaking_worlds import (
     check_coins,
 )
 from support.chat_tokenizers import write_formats
+from support.episodes import begun_episode, open_pool
 from support.texts import texts_beside
 from support.tool_modules import call, write
 from support.void_kinds import MADE_PLAIN, MADE_PLAIN_RESULTS, REFUSED
@@ -82,26 +83,22 @@ COIN_TOOLS = texts_beside(__file__)["coin_tools"]
 
 
 async def test_a_coin_earns_a_coins_worth_of_tools(tmp_path):
-    pool = ToolPool(word_spans, write(tmp_path, COIN_TOOLS, "coin_tools"))
-    await pool.open()
-    chance = random.Random(1)
-    for kind in [*GRADES, *RAISED] * 2:
-        coin = chance.choice(["right", "wrong"])
-        environment = GuardedEnvironment(await pool.acquire(""))
-        await environment.start("coin_1")
-        raised = coin == "wrong" and kind in RAISED
-        assert (await environment.step(call("act", coin=coin, kind=kind))).failed == raised
-        assert (await environment.step(call("finish", coin=coin, kind=kind))).done
-        grade = await environment.grade()
-        await environment.close()
-        assert (grade.reward, grade.success) == (float(coin == "right"), coin == "right"), kind
-        refused = raised or (coin == "wrong" and kind in REFUSED and kind != "grade a number")  # a fine reward
-        assert (grade.broke is not None) == refused, kind
-        if raised:
-            assert grade.broke.where == "reward graded"
-            acted = next(use for use in grade.tools if use.tool == "act")
-            assert (acted.calls, acted.raised, acted.what != "") == (1, 1, True)
-    await pool.close()
+    async with open_pool(ToolPool(word_spans, write(tmp_path, COIN_TOOLS, "coin_tools"))) as pool:
+        chance = random.Random(1)
+        for kind in [*GRADES, *RAISED] * 2:
+            coin = chance.choice(["right", "wrong"])
+            async with begun_episode(pool, "coin_1", guarded=True) as environment:
+                raised = coin == "wrong" and kind in RAISED
+                assert (await environment.step(call("act", coin=coin, kind=kind))).failed == raised
+                assert (await environment.step(call("finish", coin=coin, kind=kind))).done
+                grade = await environment.grade()
+            assert (grade.reward, grade.success) == (float(coin == "right"), coin == "right"), kind
+            refused = raised or (coin == "wrong" and kind in REFUSED and kind != "grade a number")  # a fine reward
+            assert (grade.broke is not None) == refused, kind
+            if raised:
+                assert grade.broke.where == "reward graded"
+                acted = next(use for use in grade.tools if use.tool == "act")
+                assert (acted.calls, acted.raised, acted.what != "") == (1, 1, True)
 
 
 class Scripted(Breaks):
@@ -149,11 +146,9 @@ async def test_before_the_first_step_it_is_the_environments_fault(scripted):
 async def test_the_pool_of_a_mixture_says_what_broke(monkeypatch):
     monkeypatch.setattr(BreakingPool, "fault", Fault("step", "an error"))
     section = {"name": "support.breaking_worlds:BreakingPool"}
-    pool = create_pool("mixed", {"environments": {"coins": section}}, word_spans)
-    await pool.open()
-    environment = GuardedEnvironment(await pool.acquire(""))
-    await environment.start(f"coins/{TASK}")
-    await environment.step("tails")
-    assert (await environment.grade()).broke.what.startswith("AttributeError: no answer (")
-    await environment.close()
-    await pool.close()
+    async with (
+        open_pool(create_pool("mixed", {"environments": {"coins": section}}, word_spans)) as pool,
+        begun_episode(pool, f"coins/{TASK}", guarded=True) as environment,
+    ):
+        await environment.step("tails")
+        assert (await environment.grade()).broke.what.startswith("AttributeError: no answer (")

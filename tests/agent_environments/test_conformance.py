@@ -9,6 +9,7 @@ from agent_environments.counter import CounterEnvironment, CounterPool
 from agent_environments.guarded_environment import GuardedEnvironment
 from agent_environments.protocol import EnvironmentCrashed, Grade
 from support.adapter_support import word_spans
+from support.episodes import begun_episode
 from support.void_kinds import MADE_PLAIN, MADE_PLAIN_RESULTS, REFUSED, REFUSED_RESULTS
 
 TASK = "reach5_1"
@@ -96,26 +97,27 @@ def hands_over(grade=None, result=None):
     return HandsOver
 
 
-@pytest.mark.parametrize("kind", [kind for kind in REFUSED if kind != "grade None"])
-async def test_a_grade_that_cannot_be_written_down_is_found(kind):
+@pytest.mark.parametrize(
+    "handed",
+    [
+        *({"grade": REFUSED[kind]} for kind in REFUSED if kind != "grade None"),
+        *({"result": REFUSED_RESULTS[kind]} for kind in REFUSED_RESULTS if kind != "result None"),
+    ],
+)
+async def test_what_cannot_be_written_down_is_found(handed):
     with pytest.raises(NotConforming):
-        await check_conformance(pool_of(hands_over(grade=REFUSED[kind])), TASK)
+        await check_conformance(pool_of(hands_over(**handed)), TASK)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in REFUSED_RESULTS if kind != "result None"])
-async def test_an_answer_that_cannot_be_written_down_is_found(kind):
-    with pytest.raises(NotConforming):
-        await check_conformance(pool_of(hands_over(result=REFUSED_RESULTS[kind])), TASK)
-
-
-@pytest.mark.parametrize("kind", [kind for kind in MADE_PLAIN if kind != "ungradable and worth something"])
-async def test_what_the_node_makes_plain_conforms(kind):
-    await check_conformance(pool_of(hands_over(grade=MADE_PLAIN[kind])), TASK, [""])
-
-
-@pytest.mark.parametrize("kind", [kind for kind in MADE_PLAIN_RESULTS if "observation" not in kind])
-async def test_an_answer_that_the_node_makes_plain_conforms(kind):
-    await check_conformance(pool_of(hands_over(result=MADE_PLAIN_RESULTS[kind])), TASK, [""])
+@pytest.mark.parametrize(
+    "handed",
+    [
+        *({"grade": MADE_PLAIN[kind]} for kind in MADE_PLAIN if kind != "ungradable and worth something"),
+        *({"result": result} for kind, result in MADE_PLAIN_RESULTS.items() if "observation" not in kind),
+    ],
+)
+async def test_what_the_node_makes_plain_conforms(handed):
+    await check_conformance(pool_of(hands_over(**handed)), TASK, [""])
 
 
 @pytest.mark.parametrize("environment", [DiesOfSurrogates, CannotGrade])
@@ -144,12 +146,10 @@ PROGRAMS = st.one_of(
 async def test_random_programs_never_end_without_a_grade(programs):
     actions = [f"```python\n{program}\n```" for program in programs]
     pool = CounterPool(word_spans)
-    environment = await pool.acquire("random")
-    await environment.start(TASK)
-    for action in actions:
-        result = await environment.step(action)
-        result.observation.encode()
-        if result.done:
-            break
-    assert 0.0 <= (await environment.grade()).reward <= 1.0
-    await environment.close()
+    async with begun_episode(pool, TASK) as environment:
+        for action in actions:
+            result = await environment.step(action)
+            result.observation.encode()
+            if result.done:
+                break
+        assert 0.0 <= (await environment.grade()).reward <= 1.0

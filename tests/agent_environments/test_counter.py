@@ -4,6 +4,7 @@ import pytest
 
 from agent_environments.counter import TARGETS, CounterPool
 from agent_environments.protocol import Environment, EnvironmentPool, UnknownTask, create_pool
+from support.episodes import begun_episode
 from support.places import check_who_waits_is_refused
 
 
@@ -16,11 +17,9 @@ def act(*calls):
 
 
 async def play(pool, task, *actions):
-    environment = await pool.acquire("episode")
-    await environment.start(task)
-    steps = [await environment.step(action) for action in actions]
-    grade = await environment.grade()
-    await environment.close()
+    async with begun_episode(pool, task) as environment:
+        steps = [await environment.step(action) for action in actions]
+        grade = await environment.grade()
     await environment.close()
     return steps, grade
 

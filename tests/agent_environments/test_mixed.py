@@ -8,6 +8,7 @@ from agent_environments.conformance import check_conformance
 from agent_environments.description import DEFAULT_DESCRIPTION, environment_of
 from agent_environments.protocol import EnvironmentCrashed, UnknownTask, acquire, create_pool
 from support.adapter_support import word_spans
+from support.episodes import begun_episode, open_pool
 from support.tool_modules import COUNTER, SUMS, call, write
 
 HARNESS = {"command": ["true"], "world": {"name": "counter"}}
@@ -21,21 +22,17 @@ async def mixed(tmp_path):
         "module": write(tmp_path, SUMS),
         "splits": {"valid": "dev", "test_normal": None},
     }
-    pool = create_pool("mixed", {"environments": {"sums": sums, "to_number": COUNTER_SECTION}}, word_spans)
-    await pool.open()
-    yield pool
-    await pool.close()
+    async with open_pool(
+        create_pool("mixed", {"environments": {"sums": sums, "to_number": COUNTER_SECTION}}, word_spans)
+    ) as pool:
+        yield pool
 
 
 async def play(pool, task, *actions):
-    environment = await pool.acquire("mixed")
-    try:
-        await environment.start(task)
+    async with begun_episode(pool, task) as environment:
         for action in actions:
             await environment.step(action)
         return await environment.grade()
-    finally:
-        await environment.close()
 
 
 @pytest.mark.slow
@@ -86,15 +83,15 @@ async def test_who_waits_for_a_place_is_not_playing(mixed):
 
 async def test_an_environment_may_be_a_mixture():
     inner = {"name": "mixed", "environments": {"to_number": {"name": "counter"}}}
-    pool = create_pool("mixed", {"environments": {"both": inner, "alone": {"name": "counter"}}}, word_spans)
-    await pool.open()
-    tasks = pool.tasks("train")
-    pool.check_tasks(tasks)
-    assert tasks[0] == "both/to_number/reach3_1"
-    assert {environment_of(task) for task in tasks} == {"both", "alone"}
-    DEFAULT_DESCRIPTION.check_environments(["both"], tasks)
-    assert (await play(pool, tasks[0], "```python\nadd(3)\nfinish()\n```")).success
-    await pool.close()
+    async with open_pool(
+        create_pool("mixed", {"environments": {"both": inner, "alone": {"name": "counter"}}}, word_spans)
+    ) as pool:
+        tasks = pool.tasks("train")
+        pool.check_tasks(tasks)
+        assert tasks[0] == "both/to_number/reach3_1"
+        assert {environment_of(task) for task in tasks} == {"both", "alone"}
+        DEFAULT_DESCRIPTION.check_environments(["both"], tasks)
+        assert (await play(pool, tasks[0], "```python\nadd(3)\nfinish()\n```")).success
 
 
 def test_a_task_of_no_mixture_has_no_environment():

@@ -77,22 +77,7 @@ def test_no_call_is_no_call():
 
 
 @pytest.mark.parametrize(
-    ("block", "error"),
-    [
-        ("", "not valid JSON: Expecting value"),
-        ("finish()", "not valid JSON: Expecting value"),
-        ('{"name": "add", "arguments": {"amount": }}', "not valid JSON: Expecting value"),
-        ('{"name": "add", "arguments": {"note": "a\nb"}}', "not valid JSON: Invalid control character at"),
-        ('["add", 3]', 'a call is an object with "name" and "arguments"'),
-        ('{"arguments": {}}', 'a call is an object with "name" and "arguments"'),
-        ('{"name": 3}', 'a call is an object with "name" and "arguments"'),
-        ('{"name": "add", "arguments": [3]}', '"arguments" must be an object'),
-        ('{"name": "add", "arguments": {"amount": NaN}}', "NaN is not JSON"),
-        ('{"name": "add", "arguments": {"amount": 1e999}}', "1e999 is too large for a number"),
-        ('{"name": "add"} {"name": "finish"}', "there is more after the JSON object, where </tool_call> should be"),
-        ('{"name": "add"}<tool_call>', "there is more after the JSON object, where </tool_call> should be"),
-        ('{"name":' + "[" * 100_000, "nested too deeply"),
-    ],
+    ("block", "error"), [*TEXTS["what_is_no_call_is_told"], ('{"name":' + "[" * 100_000, "nested too deeply")]
 )
 def test_what_is_no_call_is_told(block, error):
     assert parse_tool_calls(f"<tool_call>\n{block}\n</tool_call>\n" + render_tool_call(CALLS[1])) == [

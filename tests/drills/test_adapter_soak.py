@@ -20,6 +20,7 @@ import pytest
 from agent_environments.protocol import EnvironmentFault
 from appworld_adapter.pool.episode import PROGRAM_BROKE
 from support.adapter_support import make_pool, needs_world, no_op_reward, play, solution_steps
+from support.episodes import open_pool
 from support.processes import episode_processes, processes
 
 pytestmark = [pytest.mark.integration, pytest.mark.drill, needs_world, pytest.mark.timeout(3600)]
@@ -76,58 +77,58 @@ async def kill_at_random(pool, rng, ended: asyncio.Semaphore, killed: Counter) -
 async def test_nothing_is_lost_and_nothing_is_left(tmp_path_factory):
     rng = random.Random(0)
     base = tmp_path_factory.mktemp("soak")
-    pool = make_pool(max_worlds=AT_ONCE, execute_timeout_s=EXECUTE_TIMEOUT_S, experiments_root=str(base))
-    await pool.open()
-    tasks = pool.tasks("train")
-    killed: Counter = Counter()
-    outcomes: Counter = Counter()
-    memory: list[float] = []
-    descriptors: list[int] = []
+    async with open_pool(
+        make_pool(max_worlds=AT_ONCE, execute_timeout_s=EXECUTE_TIMEOUT_S, experiments_root=str(base))
+    ) as pool:
+        tasks = pool.tasks("train")
+        killed: Counter = Counter()
+        outcomes: Counter = Counter()
+        memory: list[float] = []
+        descriptors: list[int] = []
 
-    ended = asyncio.Semaphore(0)
+        ended = asyncio.Semaphore(0)
 
-    async def episode(number: int) -> None:
-        task = tasks[number % len(tasks)]
-        steps = solution_steps(task) if number % 2 else []
-        for _ in range(ATTEMPTS):
-            try:
-                results, grade = await play(pool, task, steps)
-            except EnvironmentFault as error:
-                outcomes[error.reason] += 1
-                continue
-            finally:
-                ended.release()
-            outcomes["finished"] += 1
-            if results and PROGRAM_BROKE in results[-1].observation:
-                outcomes["interpreter killed"] += 1  # graded as it stood: for all we know the agent did it
+        async def episode(number: int) -> None:
+            task = tasks[number % len(tasks)]
+            steps = solution_steps(task) if number % 2 else []
+            for _ in range(ATTEMPTS):
+                try:
+                    results, grade = await play(pool, task, steps)
+                except EnvironmentFault as error:
+                    outcomes[error.reason] += 1
+                    continue
+                finally:
+                    ended.release()
+                outcomes["finished"] += 1
+                if results and PROGRAM_BROKE in results[-1].observation:
+                    outcomes["interpreter killed"] += 1  # graded as it stood: for all we know the agent did it
+                    return
+                # A world that was brought back is the world that died: the verdict is what it would have been.
+                assert grade.success == bool(steps), task
+                assert grade.reward == (1.0 if steps else no_op_reward(task)), task
                 return
-            # A world that was brought back is the world that died: the verdict is what it would have been.
-            assert grade.success == bool(steps), task
-            assert grade.reward == (1.0 if steps else no_op_reward(task)), task
-            return
-        outcomes["given up"] += 1
+            outcomes["given up"] += 1
 
-    async def worker(numbers) -> None:
-        for number in numbers:
-            await episode(number)
-            if number % 50 == 49:
-                memory.append(resident_mb())
-                descriptors.append(len(open_descriptors()))
+        async def worker(numbers) -> None:
+            for number in numbers:
+                await episode(number)
+                if number % 50 == 49:
+                    memory.append(resident_mb())
+                    descriptors.append(len(open_descriptors()))
 
-    began = time.monotonic()
-    killer = asyncio.create_task(kill_at_random(pool, rng, ended, killed))
-    numbers = iter(range(EPISODES))
-    try:
-        await asyncio.gather(*(worker(numbers) for _ in range(AT_ONCE)))
-    finally:
-        killer.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await killer
-    seconds = time.monotonic() - began
-    status = pool.status()
-    folder = str(pool.run_folder.path)
-    left_in_outputs = list((pool.run_folder.agent / "experiments" / "outputs").iterdir())
-    await pool.close()
+        began = time.monotonic()
+        killer = asyncio.create_task(kill_at_random(pool, rng, ended, killed))
+        numbers = iter(range(EPISODES))
+        try:
+            await asyncio.gather(*(worker(numbers) for _ in range(AT_ONCE)))
+        finally:
+            killer.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await killer
+        seconds = time.monotonic() - began
+        status = pool.status()
+        folder = str(pool.run_folder.path)
+        left_in_outputs = list((pool.run_folder.agent / "experiments" / "outputs").iterdir())
 
     print(f"\n{EPISODES} episodes in {seconds:.0f} s; killed {dict(killed)}; outcomes {dict(outcomes)}; {status}")
     print(f"memory of the parent, MiB: {[round(value, 1) for value in memory]}; descriptors: {descriptors}")

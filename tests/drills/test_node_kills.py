@@ -24,6 +24,7 @@ from loop_formats.schema import from_mapping
 from loop_plumbing.process_guard import descendants
 from rollout_server.client import CollectionFailed, RolloutClient
 from rollout_server.config import NodeConfig
+from rollout_server.inference.server import free_port
 from rollout_server.node_process import NodeProcess
 from support.adapter_support import PYTHON, ROOT, needs_world
 from support.node_reader import TOKEN, Reader, largest_gap, request
@@ -102,12 +103,6 @@ class House:
             return [server["state"] for server in self.client().status()["servers"]]
 
         block_until(lambda: states() == ["ready", "ready"], START_S)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

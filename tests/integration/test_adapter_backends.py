@@ -24,6 +24,7 @@ from support.adapter_support import (
     solution_steps,
     volume_task,
 )
+from support.episodes import begun_episode, open_pool
 
 pytestmark = [pytest.mark.integration, needs_world, pytest.mark.asyncio(loop_scope="session")]
 
@@ -58,10 +59,8 @@ PROGRAMS = (
 
 @pytest_asyncio.fixture(loop_scope="session", scope="module")
 async def stock():
-    stock = make_pool("support.stock_engine:HttpPool", max_worlds=1)
-    await stock.open()
-    yield stock
-    await stock.close()
+    async with open_pool(make_pool("support.stock_engine:HttpPool", max_worlds=1)) as stock:
+        yield stock
 
 
 async def both(pool, stock, task_id, steps):
@@ -120,12 +119,10 @@ async def test_direct_database_writes_pay_on_the_stock_engine_and_not_here(pool,
 
 async def test_a_stock_server_that_fails_is_not_used_again(stock):
     card, _ = volume_task()
-    environment = await stock.acquire("5xx")
-    await environment.start(card.task_id)
-    before = {server.process.pid for server in stock._all}
-    world = environment._world
-    world._server.process.kill()
-    assert (await environment.step(fenced("print('back')"))).observation.startswith("back")
-    assert environment._world._server.process.pid not in before
-    await environment.close()
+    async with begun_episode(stock, card.task_id) as environment:
+        before = {server.process.pid for server in stock._all}
+        world = environment._world
+        world._server.process.kill()
+        assert (await environment.step(fenced("print('back')"))).observation.startswith("back")
+        assert environment._world._server.process.pid not in before
     assert world._server not in stock._all

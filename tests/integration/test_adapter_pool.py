@@ -31,6 +31,7 @@ from support.adapter_support import (
     play,
     volume_task,
 )
+from support.episodes import begun_episode, open_pool
 from support.processes import busy, episode_processes, processes
 from support.texts import texts_beside
 from support.waiting import block_until, wait_until
@@ -80,12 +81,10 @@ async def test_variables_last_and_text_is_the_engines(pool):
     assert shown[4].endswith("Exception: No app named 'nope' found.")
     assert shown[5] == "[1, 2]\n"
     assert [result.failed for result in results] == [False, False, True, True, True, False]
-    environment = await pool.acquire("empty")
-    await environment.start(card.task_id)
-    result = await environment.step("I have no idea.")
-    assert result.empty_action
-    assert result.observation.startswith("No code available to execute.\nAs a reminder")
-    await environment.close()
+    async with begun_episode(pool, card.task_id) as environment:
+        result = await environment.step("I have no idea.")
+        assert result.empty_action
+        assert result.observation.startswith("No code available to execute.\nAs a reminder")
 
 
 @session_loop
@@ -112,22 +111,20 @@ async def test_the_engines_alarm_leaves_the_episode_alive(unguarded):
 async def test_a_hang_is_killed_and_its_state_graded(pool, solved, short_grace):
     """Solved in the very program that hangs, too: nobody looks, and undoes."""
     card, volume = volume_task()
-    environment = await pool.acquire("hang")
-    await environment.start(card.task_id)
-    code, hang = honest_code(card, volume), "sum(range(10**12))"
-    if solved:
-        hang = f"{code}\n{hang}"
-    else:
-        await environment.step(fenced(code.replace("apis.supervisor.complete_task()", "")))
-    # Shorter than the engine's alarm, which would not end this either; but long enough to solve the task.
-    environment._rules = dataclasses.replace(pool.rules, execute_timeout_s=9.0 if solved else 1.0)
-    with pytest.raises(EnvironmentTimeout, match="the world ran its code for"):
-        await environment.step(fenced(hang))
-    with pytest.raises(EnvironmentCrashed, match="no world"):
-        await environment.step(fenced("print(1)"))
-    grade = await environment.grade()
-    assert (grade.reward, grade.success) == (1.0, True) if solved else no_op_reward(card.task_id) < grade.reward < 1
-    await environment.close()
+    async with begun_episode(pool, card.task_id) as environment:
+        code, hang = honest_code(card, volume), "sum(range(10**12))"
+        if solved:
+            hang = f"{code}\n{hang}"
+        else:
+            await environment.step(fenced(code.replace("apis.supervisor.complete_task()", "")))
+        # Shorter than the engine's alarm, which would not end this either; but long enough to solve the task.
+        environment._rules = dataclasses.replace(pool.rules, execute_timeout_s=9.0 if solved else 1.0)
+        with pytest.raises(EnvironmentTimeout, match="the world ran its code for"):
+            await environment.step(fenced(hang))
+        with pytest.raises(EnvironmentCrashed, match="no world"):
+            await environment.step(fenced("print(1)"))
+        grade = await environment.grade()
+        assert (grade.reward, grade.success) == (1.0, True) if solved else no_op_reward(card.task_id) < grade.reward < 1
 
 
 @session_loop
@@ -143,17 +140,15 @@ async def test_code_that_kills_its_interpreter_ends_its_episode(pool):
 @session_loop
 async def test_an_episode_whose_time_ends_in_a_step_is_graded(pool):
     card, _ = volume_task()
-    environment = await pool.acquire("late")
-    await environment.start(card.task_id)
+    async with begun_episode(pool, card.task_id) as environment:
 
-    async def overrun():
-        async with AgentTimeout(1.0).running():
-            await environment.step(fenced("while True: pass"))
+        async def overrun():
+            async with AgentTimeout(1.0).running():
+                await environment.step(fenced("while True: pass"))
 
-    with pytest.raises(TimeoutError):
-        await overrun()
-    assert (await environment.grade()).ungradable is None
-    await environment.close()
+        with pytest.raises(TimeoutError):
+            await overrun()
+        assert (await environment.grade()).ungradable is None
 
 
 @session_loop
@@ -177,15 +172,13 @@ async def test_places_are_fair_and_given_back(pool):
 async def test_a_cancelled_step_leaves_nothing(pool):
     card, _ = volume_task()
     before = set(processes(str(pool.run_folder.path)))
-    environment = await pool.acquire("cancelled")
-    await environment.start(card.task_id)
-    hang = "while True:\n    try: sum(range(10**12))\n    except: pass"
-    step = asyncio.create_task(environment.step(fenced(hang)))
-    await wait_until(lambda: busy(episode_processes(pool._servers["world"].pid)))
-    step.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await step
-    await environment.close()
+    async with begun_episode(pool, card.task_id) as environment:
+        hang = "while True:\n    try: sum(range(10**12))\n    except: pass"
+        step = asyncio.create_task(environment.step(fenced(hang)))
+        await wait_until(lambda: busy(episode_processes(pool._servers["world"].pid)))
+        step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await step
     await wait_until(lambda: set(processes(str(pool.run_folder.path))) <= before)
     assert list((pool.run_folder.agent / "experiments" / "outputs").iterdir()) == []
 
@@ -232,11 +225,9 @@ async def test_bad_options_are_refused_before_work_begins(tmp_path):
 @session_loop
 async def test_kept_experiments_are_kept(tmp_path_factory):
     base = tmp_path_factory.mktemp("k")
-    pool = make_pool(max_worlds=1, keep_experiments=True, experiments_root=str(base))
-    await pool.open()
-    card, _ = volume_task()
-    await play(pool, card.task_id, ["print(1)", "print(apis.supervisor.show_profile(), '\\ud800')"])
-    await pool.close()
+    async with open_pool(make_pool(max_worlds=1, keep_experiments=True, experiments_root=str(base))) as pool:
+        card, _ = volume_task()
+        await play(pool, card.task_id, ["print(1)", "print(apis.supervisor.show_profile(), '\\ud800')"])
     (logs,) = base.glob(f"*/run-*/agent/experiments/outputs/*/tasks/{card.task_id}/logs")
     assert "### Environment Interaction 2" in (logs / "environment_io.md").read_text()
     (call,) = map(json.loads, (logs / "api_calls.jsonl").read_text().splitlines())

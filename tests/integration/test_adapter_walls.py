@@ -19,6 +19,7 @@ import pytest
 
 from loop_plumbing.process_guard import descendants
 from support.adapter_support import ROOT, fenced, honest_code, needs_world, play, volume_task
+from support.episodes import begun_episode
 from support.processes import processes
 
 pytestmark = [
@@ -47,15 +48,11 @@ async def interpreter(pool):
     """The pid of a new episode's interpreter, and the episode."""
     folder = str(pool.run_folder.path)
     before = set(processes(folder))
-    environment = await pool.acquire("walls")
-    try:
-        await environment.start(volume_task()[0].task_id)
+    async with begun_episode(pool, volume_task()[0].task_id) as environment:
         await environment.step(fenced("print(apis.api_docs.show_app_descriptions())"))
         members = [pid for pid in set(processes(folder)) - before if os.getpgid(pid) != pid]
         assert len(members) == 1  # the other new process is the world, which leads the group
         yield members[0], environment
-    finally:
-        await environment.close()
 
 
 def memory_of(pid: int) -> Iterator[bytes]:

@@ -18,6 +18,7 @@ from agent_environments.lost_worlds import LOSSES_PER_COMMAND, Loss
 from agent_environments.protocol import Grade
 from loop_plumbing.process_guard import descendants
 from support.adapter_support import fenced, honest_code, make_pool, needs_world, volume_task
+from support.episodes import begun_episode
 from support.processes import episode_processes
 from support.waiting import wait_until
 
@@ -47,16 +48,12 @@ async def grades(pool: Any, fault: Callable[[], Awaitable[None]], step: str | No
 
     async def episode(number: int) -> Grade:
         nonlocal begun
-        environment = await pool.acquire(f"episode-{number}")
-        try:
-            await environment.start(card.task_id)
+        async with begun_episode(pool, card.task_id) as environment:
             await environment.step(fenced(REMEMBER))
             begun += 1
             await all_begun.wait()
             await environment.step(fenced(step or f"{RECALL}\n{honest_code(card, volume)}"))
             return await environment.grade()
-        finally:
-            await environment.close()
 
     all_begun = asyncio.Event()
     episodes = asyncio.gather(*(episode(number) for number in range(EPISODES)))

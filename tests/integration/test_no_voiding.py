@@ -20,6 +20,7 @@ from agent_environments.conformance import check_conformance
 from appworld_adapter.pool import base
 from support.adapter_attacks import CHANNEL, VOIDING
 from support.adapter_support import PYTHON, fenced, honest_code, needs_world, no_op_reward, play, volume_task
+from support.episodes import begun_episode
 from support.processes import episode_processes
 from support.scripted_policy import collect
 from support.waiting import wait_until
@@ -72,16 +73,14 @@ async def test_appworld_conforms_to_the_protocol(pool):
 
 @session_loop
 async def test_a_program_that_forges_its_output_stands_still_while_the_agent_thinks(pool):
-    environment = await pool.acquire("early")
-    await environment.start(volume_task()[0].task_id)
-    code = f"{CHANNEL}channel.send(dict(output='early'))\nwhile True: sum(range(1000))"
-    assert (await environment.step(fenced(code))).observation.startswith("early")
+    async with begun_episode(pool, volume_task()[0].task_id) as environment:
+        code = f"{CHANNEL}channel.send(dict(output='early'))\nwhile True: sum(range(1000))"
+        assert (await environment.step(fenced(code))).observation.startswith("early")
 
-    def stopped() -> int:
-        return [process_state(pid) for pid in episode_processes(pool._servers["world"].pid)].count("T")
+        def stopped() -> int:
+            return [process_state(pid) for pid in episode_processes(pool._servers["world"].pid)].count("T")
 
-    await wait_until(lambda: stopped() == 1)  # a signal to a process on another processor takes a moment
-    await environment.close()
+        await wait_until(lambda: stopped() == 1)  # a signal to a process on another processor takes a moment
 
 
 @session_loop
@@ -124,15 +123,11 @@ def filling(times: int, app: str = "simple_note") -> str:
 @pytest.mark.parametrize("program", [filling(8), filling(3) + filling(1, "todoist")], ids=["one app", "two"])
 async def test_a_state_that_is_too_large_to_save_ends_its_own_episode_and_takes_no_room(pool, program):
     card, volume = volume_task()
-    environment = await pool.acquire("test")
-    try:
-        await environment.start(card.task_id)
+    async with begun_episode(pool, card.task_id) as environment:
         result = await environment.step(fenced(program))
         grade = await environment.grade()
         states = pool.run_folder.experiment(environment._experiment)
         assert sum(path.stat().st_size for path in states.rglob("*") if path.is_file()) < 1 << 20
-    finally:
-        await environment.close()
     assert result.done
     assert (grade.reward, grade.success) == (0.0, False)
     assert "File too large" in grade.ungradable

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -12,6 +11,7 @@ import pytest
 from loop_formats.branch import Branch
 from loop_formats.collection_request import Sampling
 from loop_plumbing.process_guard import descendants
+from rollout_server.inference.server import free_port
 from rollout_server.node_process import NodeDied
 from support.node_reader import Reader, largest_gap, ready_node, request
 from support.processes import alive
@@ -19,13 +19,6 @@ from support.vllm_proxy import VllmProxy
 from support.waiting import block_until
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def free_address():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_logprobs_agree_with_the_version_that_sampled_across_a_swap(shared_vllm, tmp_path):
@@ -86,10 +79,10 @@ def test_a_greedy_branch_of_a_branch_makes_the_same_rollout(shared_vllm, tmp_pat
                 assert again.sampler_logprobs[start:] == pytest.approx(parent.sampler_logprobs[start:], abs=1e-3)
 
 
-def test_killed_node_goes_on_where_it_was(shared_vllm, tmp_path, free_address):
+def test_killed_node_goes_on_where_it_was(shared_vllm, tmp_path):
     """SIGKILL in mid-collection, twice; the reader holds on through both and sees every rollout once."""
     adapters = [shared_vllm.adapter(0)]
-    config = shared_vllm.node_config(tmp_path / "node", port=free_address, max_concurrent_episodes=4)
+    config = shared_vllm.node_config(tmp_path / "node", port=free_port(), max_concurrent_episodes=4)
     with ready_node(config, tmp_path) as (process, client):
         client.publish_policy(0, adapters[0])
         tasks = client.tasks("train").tasks[:6]

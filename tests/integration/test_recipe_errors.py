@@ -4,7 +4,6 @@ The one that goes farthest runs as a command of its own, the others in this proc
 """
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from torchtune._cli.tune import main
 
 from loop_formats.places import loop_home
+from rollout_server.inference.server import free_port
 from support.small_runs import launched_node, replay_config
 from support.waiting import COMMAND_S
 
@@ -108,9 +108,7 @@ def test_what_of_the_environment_is_missing_is_named_with_what_makes_it(tmp_path
 
 
 def test_a_node_that_is_not_there_is_named(tmp_path, tune_here):
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    url = f"http://127.0.0.1:{free_port()}"
     config = replay_config(tmp_path, iterations=1, rollout_node={"url": url, "start_deadline_s": 1.0})
     status, output = tune_here(config, ROLLOUT_SERVER_TOKEN="secret")
     check(config, status, output, url, "does not answer")

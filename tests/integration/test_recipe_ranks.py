@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from torch.multiprocessing import ProcessExitedException
 from loop_recipes.engine.checkpoint import load_training_state
 from loop_recipes.run.metrics import MACHINE_KEYS
 from loop_recipes.run.stop_request import ANSWERS
+from rollout_server.inference.server import free_port
 from support.processes import IMPORT_PATH, alive
 from support.rank_failure import run_to_its_end, stopped_in_step, train_until_killed
 from support.ranks import on_ranks
@@ -147,9 +147,7 @@ def test_two_ranks_train_on_a_machine_whose_name_does_not_resolve(tmp_path):
 
 def test_a_stop_file_that_is_there_at_the_start_ends_every_rank_with_status_0(tmp_path, monkeypatch):
     """Only a job that ends with status 0 is requeued."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    url = f"http://127.0.0.1:{free_port()}"
     monkeypatch.setenv("ROLLOUT_SERVER_TOKEN", "unused")
     config = replay_config(tmp_path, iterations=1, rollout_node={"url": url, "launch": False})
     stop = tmp_path / "run/stop"

@@ -1,7 +1,6 @@
 """What does not fit a section is one line with the key's path, and nothing is converted silently."""
 
 import json
-import math
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
@@ -14,6 +13,9 @@ from pydantic.dataclasses import dataclass
 
 from loop_formats.schema import STRICT, ConfigError, from_mapping, require
 from rollout_server.config import NodeConfig, as_config, as_keys, load_node_config, write_node_config
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -39,40 +41,7 @@ class Outer:
     perhaps: Inner | None = None
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"nmae": 1}, "unknown key 'nmae'; did you mean 'name'?"),
-        ({"inner": {"cuont": 1}}, "unknown key 'inner.cuont'; did you mean 'count'?"),
-        ({"inner": {"zzz": 1}}, "unknown key 'inner.zzz'; known keys: count, share, options"),
-        ({"count": 1}, "unknown key 'count'; did you mean 'inner.count'?"),
-        ({"inner": {"options": {"lr": 1}}, "lr": 2}, "unknown key 'lr'; did you mean 'inner.options.lr'?"),
-        ({"Inner-Count": 1}, "unknown key 'Inner-Count'; did you mean 'inner.count'?"),
-        ({"optoins": 1}, "unknown key 'optoins'; did you mean 'inner.options' or 'perhaps.options'?"),
-        ({"zzz": 1}, "unknown key 'zzz'; known keys: name, inner, on, way, divisor, names, several, perhaps"),
-        ({"several": [{}, {"cuont": 1}]}, "unknown key 'several[1].cuont'; did you mean 'count'?"),
-        ({"perhaps": {"cuont": 1}}, "unknown key 'perhaps.cuont'; did you mean 'count'?"),
-        ({"inner": {"count": "many"}}, "inner.count must be int, not 'many'"),
-        ({"inner": {"count": True}}, "inner.count must be int, not True"),
-        ({"inner": {"count": 1.0}}, "inner.count must be int, not 1.0"),
-        ({"inner": {"count": 0}}, "inner.count must be at least 1, not 0"),
-        ({"inner": {"share": True}}, "inner.share must be float, not True"),
-        ({"inner": {"options": []}}, "inner.options must be a mapping, not []"),
-        ({"inner": 3}, "inner must be a mapping, not 3"),
-        ({"inner": {"count": 7}}, "inner.count is 7; choose another"),
-        ({"inner": {"count": 8}}, "inner: eight is too many"),
-        ({"inner": {"share": math.nan}}, "inner.share must be a finite number, not nan"),
-        ({"on": "yes"}, "on must be bool, not 'yes'"),
-        ({"on": 1}, "on must be bool, not 1"),
-        ({"name": 3}, "name must be str, not 3; put quotes around it"),
-        ({"way": "left"}, "way must be up or down, not 'left'"),
-        ({"divisor": "none"}, "divisor must be mean or float, not 'none'"),
-        ({"divisor": -1}, "divisor must be mean or above 0, not -1"),
-        ({"names": "a"}, "names must be a list, not 'a'"),
-        ({"names": ["a", 2]}, "names[1] must be str, not 2; put quotes around it"),
-        ({"several": {}}, "several must be a list, not {}"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), TABLES["one_line_names_the_key_and_the_cure"])
 def test_one_line_names_the_key_and_the_cure(changes, message):
     with pytest.raises(ConfigError) as caught:
         from_mapping(Outer, {"name": "a", "inner": {}, **changes})

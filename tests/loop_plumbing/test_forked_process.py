@@ -16,6 +16,8 @@ from support.processes import alive, parent_of
 from support.texts import texts_beside
 from support.waiting import wait_until
 
+TABLES = texts_beside(__file__)
+
 ROOT = str(Path(__file__).parents[2])
 PROGRAM = texts_beside(__file__)["program"]
 
@@ -55,16 +57,7 @@ async def test_a_server_that_computes_while_it_starts_is_waited_for_and_gives_si
     assert await process.ask("say", 60.0, text="x") == "x"
 
 
-@pytest.mark.parametrize(
-    ("preparing", "why"),
-    [
-        ("time.sleep(3600)", "it used no processor for 1 s"),
-        ("raise KeyError('why')", "KeyError: 'why'"),
-        ("sys.exit('enough')", "SystemExit: enough"),
-        ("os.write(2, b'out of order\\n'); os._exit(1)", "out of order"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "it said nothing"),
-    ],
-)
+@pytest.mark.parametrize(("preparing", "why"), TABLES["a_server_that_does_not_start_is_said_in_one_line"])
 async def test_a_server_that_does_not_start_is_said_in_one_line(serving, monkeypatch, preparing, why):
     monkeypatch.setattr(moving, "POLL_S", 0.02)
     monkeypatch.setattr(forked_process, "PREPARE_S", 1.0)

@@ -22,6 +22,7 @@ from loop_viewer.app import STATIC, build_app
 from loop_viewer.export import write_export
 from loop_viewer.run_data import sequence_beginning
 from loop_viewer.summaries import ListedMessage, question_of
+from support.listener import Listener
 from support.viewer_run import HOSTILE, LONG_TOKENS, SCRIPT, opened, write_run
 from support.waiting import COMMAND_S
 
@@ -328,15 +329,11 @@ async def test_api_gives_hostile_text_as_data(client):
         "/api/collections/demo-i0001/rollouts/99",
         "/static/../app.py",
         "/static/%2e%2e/app.py",
+        *(f"/api/collections/demo-i0001/rollouts/{cursor}" for cursor in ("9" * 5000, "\u0663", "-1", "1e3")),
     ],
 )
 async def test_what_is_not_there_is_404(client, path):
     assert (await client.get(path)).status == 404
-
-
-@pytest.mark.parametrize("cursor", ["9" * 5000, "\u0663", "-1", "1e3"])
-async def test_an_odd_place_is_404(client, cursor):
-    assert (await client.get(f"/api/collections/demo-i0001/rollouts/{cursor}")).status == 404
 
 
 NO_ROLLOUTS = {
@@ -497,14 +494,9 @@ def test_what_cannot_be_used_is_one_clear_line(run_folder, tmp_path, capsys):
 
 
 def test_a_port_in_use_is_one_clear_line(run_folder):
-    import socket
-
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        command = [sys.executable, "-m", "loop_recipes.cli", "view", str(run_folder), "--port", str(port)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S)
+    taken = Listener()
+    command = [sys.executable, "-m", "loop_recipes.cli", "view", str(run_folder), "--port", str(taken.port)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S)
     assert done.returncode == 1
     assert "choose another --port" in done.stderr
     assert "Traceback" not in done.stderr

@@ -17,8 +17,10 @@ from loop_formats.collection_request import Progress
 from loop_plumbing import http_server
 from rollout_server.cli import main
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutClient, RolloutNodeError
+from rollout_server.inference.server import free_port
 from rollout_server.policies import store
 from support.counter_node import TOKEN, counter_request, local_node, read_all
+from support.listener import Listener
 from support.random_policy import write_adapter
 from support.texts import texts_beside
 from support.waiting import COMMAND_S, DEADLINE_S, wait_until
@@ -298,9 +300,7 @@ async def test_full_disk_stops_work_and_loses_nothing(policy, tmp_path):
 
 
 def test_no_node_is_one_clear_error():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    url = f"http://127.0.0.1:{free_port()}"
     started = time.monotonic()
     with pytest.raises(NodeUnreachable, match=f"no rollout node at {url}"):
         RolloutClient(url, TOKEN).health()
@@ -380,11 +380,8 @@ def test_bad_configurations_end_in_one_line(yaml, override, message, monkeypatch
     assert "\n" not in done
 
 
-def test_no_token_ends_in_one_line(yaml, monkeypatch):
+def test_no_token_no_file_and_broken_yaml_end_in_one_line(yaml, monkeypatch, tmp_path):
     assert "set the environment variable ROLLOUT_SERVER_TOKEN" in refusal(monkeypatch, " ", "--config", yaml)
-
-
-def test_no_file_and_broken_yaml_end_in_one_line(monkeypatch, tmp_path):
     (tmp_path / "broken.yaml").write_text("a: [1\nb: }")
     (tmp_path / "list.yaml").write_text("- a")
     for name in ("none.yaml", "broken.yaml", "list.yaml"):
@@ -394,13 +391,10 @@ def test_no_file_and_broken_yaml_end_in_one_line(monkeypatch, tmp_path):
 
 
 def test_port_in_use_ends_in_one_line(yaml):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        done = rollout_server("--config", yaml, f"port={port}")
+    taken = Listener()
+    done = rollout_server("--config", yaml, f"port={taken.port}")
     assert done.returncode == 1
-    assert f"cannot listen on http://127.0.0.1:{port}" in done.stderr
+    assert f"cannot listen on http://127.0.0.1:{taken.port}" in done.stderr
     assert "choose another port" in done.stderr
 
 

@@ -17,6 +17,7 @@ import pytest
 from agent_environments.protocol import Grade, StepResult, create_pool
 from appworld_adapter.pool import forked
 from appworld_adapter.prompt import TaskCard
+from support.episodes import begun_episode
 
 REPOSITORY = Path(__file__).parents[2]
 PYTHON = os.environ.get("APPWORLD_PYTHON", str(REPOSITORY / ".venv-appworld" / "bin" / "python"))
@@ -111,17 +112,13 @@ def solution_steps(task_id: str) -> list[str]:
 
 async def play(pool: Any, task_id: str, steps: list[str]) -> tuple[list[StepResult], Grade]:
     """One whole episode."""
-    environment = await pool.acquire("test")
-    try:
-        await environment.start(task_id)
+    async with begun_episode(pool, task_id) as environment:
         results = []
         for code in steps:
             results.append(await environment.step(fenced(code)))
             if results[-1].done:
                 break
         return results, await environment.grade()
-    finally:
-        await environment.close()
 
 
 def no_op_reward(task_id: str) -> float:

@@ -1,4 +1,4 @@
-"""A host that an attacker may try to reach."""
+"""A port of this host that is taken, and that an attacker may try to reach."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ import contextlib
 import json
 import logging
 import signal
-import socket
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from appworld_adapter.pool.base import DatasetPool
 from appworld_adapter.pool.episode import KILL_GRACE_S, Execution
 from appworld_adapter.pool.servers import environment_of
 from appworld_adapter.prompt import TaskCard
+from rollout_server.inference.server import free_port
 
 logger = logging.getLogger(__name__)
 
@@ -98,9 +98,7 @@ class HttpPool(DatasetPool):
         self._idle.append(await self._start_server())
 
     async def _start_server(self) -> StockServer:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         run = self.run_folder
         # Its parent's death ends it: the wrapper asks the kernel for that, and binds the server to loopback.
         program = (

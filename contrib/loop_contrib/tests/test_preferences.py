@@ -211,14 +211,16 @@ def test_the_recipe_learns_the_pairs_of_each_collection(tmp_path, least):
         assert line["loss"] < math.log(2)
 
 
-def test_a_loss_on_pairs_needs_pairs(tmp_path):
-    config = OmegaConf.load(replay_config(tmp_path, iterations=1, loss=PAIRS["loss"]))
-    with pytest.raises(ConfigError, match=r"DMPO compares pairs of rollouts; it needs advantage\._component_="):
-        train(config)
-
-
-def test_a_loss_on_pairs_is_no_sum_over_tokens(tmp_path):
-    config = OmegaConf.load(replay_config(tmp_path, iterations=1, **PAIRS))
-    config["update"]["loss_divisor"] = "tokens"
-    with pytest.raises(ConfigError, match=r"update\.loss_divisor: tokens is for a sum over tokens, and .*DMPO is none"):
-        train(config)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loss": PAIRS["loss"]}, r"DMPO compares pairs of rollouts; it needs advantage\._component_="),
+        (
+            {**PAIRS, "update": {"loss_divisor": "tokens"}},
+            r"update\.loss_divisor: tokens is for a sum over tokens, and .*DMPO is none",
+        ),
+    ],
+)
+def test_a_loss_on_pairs_needs_pairs_and_is_no_sum_over_tokens(tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        train(OmegaConf.load(replay_config(tmp_path, iterations=1, **changes)))

@@ -24,12 +24,10 @@ TOKEN = "a-token"
 @contextlib.asynccontextmanager
 async def serving(pool: CounterPool, **options: Any) -> AsyncIterator[tuple[str, aiohttp.ClientSession]]:
     """The address that serves ``pool``, and a client with its token. No world is left open in the end."""
-    server = TestServer(EnvironmentServer(pool, SPLITS, TOKEN, **options).application())
-    await server.start_server()
-    url = str(server.make_url("")).rstrip("/")
-    async with aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {TOKEN}"}) as http:
-        yield url, http
-    await server.close()
+    async with TestServer(EnvironmentServer(pool, SPLITS, TOKEN, **options).application()) as server:
+        url = str(server.make_url("")).rstrip("/")
+        async with aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {TOKEN}"}) as http:
+            yield url, http
     assert pool.status().open_worlds == 0
 
 

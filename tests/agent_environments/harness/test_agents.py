@@ -9,6 +9,7 @@ from agent_environments.harness import agents
 from agent_environments.harness.agents import Agent, Start
 from agent_environments.harness.pool import HarnessPool
 from agent_environments.program_protocol import Connection
+from support.episodes import begun_episode
 from support.texts import texts_beside
 
 TABLES = texts_beside(__file__)
@@ -60,13 +61,9 @@ async def test_an_agent_finds_its_files_its_prompt_and_its_settings(tasks, tmp_p
     (template / ".writer/config").symlink_to(tmp_path / "mine")
     made = pool(tasks, variables={"MORE": "user"}, home_template=str(template))
     await made.open()
-    environment = await made.acquire("e")
-    try:
-        await environment.start("deep/t_2")
+    async with begun_episode(made, "deep/t_2") as environment:
         assert (await environment.run(CONNECTION)).status == 0
         said = json.loads((environment._folder / "said.json").read_text())
-    finally:
-        await environment.close()
     assert said["words"][-1] == "--mend deep/t_2\nand 'this'\n"
     assert (said["config"], said["mode"][-3:], said["variables"]) == ("key=sk-1", "600", ["policy", "user"])
     assert said["files"] == ["prompt.md", "src"]
@@ -75,12 +72,8 @@ async def test_an_agent_finds_its_files_its_prompt_and_its_settings(tasks, tmp_p
 
 async def test_a_command_begins_with_the_files_of_its_task_too(tasks):
     made = pool(tasks, agent=None, command=["{python}", "-c", "import os; os.remove('prompt.md')"])
-    environment = await made.acquire("e")
-    try:
-        await environment.start("t_1")
+    async with begun_episode(made, "t_1") as environment:
         assert (await environment.run(CONNECTION)).status == 0
-    finally:
-        await environment.close()
     assert (tasks / "t_1/prompt.md").exists()
 
 
@@ -125,12 +118,8 @@ async def test_a_prompt_that_cannot_be_told_is_refused(tasks, prompt, why):
 
 async def test_the_longest_prompt_is_told(tasks):
     (tasks / "t_1/prompt.md").write_bytes(b"x" * agents.LONGEST_PROMPT)
-    environment = await pool(tasks).acquire("e")
-    try:
-        await environment.start("t_1")
+    async with begun_episode(pool(tasks), "t_1") as environment:
         assert (await environment.run(CONNECTION)).status == 0
-    finally:
-        await environment.close()
 
 
 def test_the_tasks_are_known_before_it_is_opened(tasks):

@@ -9,6 +9,7 @@ from agent_environments.harness.home import XDG
 from agent_environments.harness.pool import HarnessPool
 from agent_environments.harness.program import program_environment
 from agent_environments.program_protocol import Connection
+from support.episodes import begun_episode
 
 CONNECTION = Connection("http://127.0.0.1:1/v1", "sk-1", "c1.t_1.0", "c1", 0, 8)
 OWN = ("HOME", "TMPDIR", "TMP", "TEMP", *XDG)
@@ -55,13 +56,11 @@ async def test_each_episode_has_folders_of_its_own_and_leaves_none(monkeypatch):
 async def test_a_program_finds_what_it_wrote_into_its_home_and_no_other_does():
     code = "import os, pathlib; key = pathlib.Path.home() / 'key'; print(key.exists()); key.write_text('k')"
     harnesses = pool(command=[sys.executable, "-c", code])
-    for number in range(2):
-        environment = await harnesses.acquire(str(number))
-        await environment.start("t_1")
-        ended = await environment.run(CONNECTION)
-        assert (ended.status, ended.output) == (0, "False\n")
-        assert (environment._own / "home" / "key").exists()
-        await environment.close()
+    for _ in range(2):
+        async with begun_episode(harnesses, "t_1") as environment:
+            ended = await environment.run(CONNECTION)
+            assert (ended.status, ended.output) == (0, "False\n")
+            assert (environment._own / "home" / "key").exists()
 
 
 async def test_a_home_is_filled_from_a_template(tmp_path, monkeypatch):
@@ -70,13 +69,11 @@ async def test_a_home_is_filled_from_a_template(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     harnesses = pool(home_template="agent", variables={"XDG_CACHE_HOME": "/cache"})
     await harnesses.open()
-    environment = await harnesses.acquire("e")
-    await environment.start("t_1")
-    variables = environment._variables(CONNECTION, {})
-    config = os.path.join(variables["HOME"], ".codex/config.toml")
-    append(config, "# mine")
-    assert variables["XDG_CACHE_HOME"] == "/cache", "what the config says it has"
-    await environment.close()
+    async with begun_episode(harnesses, "t_1") as environment:
+        variables = environment._variables(CONNECTION, {})
+        config = os.path.join(variables["HOME"], ".codex/config.toml")
+        append(config, "# mine")
+        assert variables["XDG_CACHE_HOME"] == "/cache", "what the config says it has"
     assert there([config]) == []
     assert (tmp_path / "agent/.codex/config.toml").read_text() == "model = 'policy'"
 

@@ -11,6 +11,7 @@ from agent_environments.counter import CounterPool
 from agent_environments.harness.pool import HarnessPool
 from agent_environments.program_protocol import Connection
 from agent_environments.protocol import Grade, UnknownTask, acquire
+from support.episodes import begun_episode
 from support.places import check_who_waits_is_refused
 from support.texts import texts_beside
 from support.waiting import wait_until
@@ -366,9 +367,7 @@ class NamesItsParts(CounterPool):
 
 async def test_a_programs_figures_take_no_name_that_the_grader_has():
     pool = HarnessPool(spans, ["true"], world={"name": f"{__name__}:NamesItsParts"})
-    environment = await pool.acquire("e")
-    await environment.start("reach3_1")
-    environment.finish(1.0, {"rewards": {"correct": 1.0, "own": 0.5}, "metrics": {"steps": 0.0}})
-    grade = await environment.grade()
-    assert (grade.rewards, grade.metrics) == ({"correct": 0.0, "own": 0.5}, {"steps": 3.0})
-    await environment.close()
+    async with begun_episode(pool, "reach3_1") as environment:
+        environment.finish(1.0, {"rewards": {"correct": 1.0, "own": 0.5}, "metrics": {"steps": 0.0}})
+        grade = await environment.grade()
+        assert (grade.rewards, grade.metrics) == ({"correct": 0.0, "own": 0.5}, {"steps": 3.0})

@@ -4,6 +4,7 @@ from agent_environments.agent_turns import AgentTurn
 from agent_environments.tools.behavior import ToolBehavior
 from agent_environments.tools.environment import ToolPool
 from support.adapter_support import word_spans
+from support.episodes import open_pool
 from support.tool_modules import SUMS, call, write
 
 BEHAVIOR = ToolBehavior()
@@ -27,13 +28,11 @@ TURNS = [
 
 
 async def played(tmp_path, turns):
-    pool = ToolPool(word_spans, write(tmp_path, SUMS))
-    await pool.open()
-    environment = await pool.acquire("one")
-    assert BEHAVIOR.concerns([vars(message) for message in await environment.start("sum_1")])
-    answered = [AgentTurn(turn, (await environment.step(turn)).observation) for turn in turns]
-    await environment.close()
-    await pool.close()
+    async with open_pool(ToolPool(word_spans, write(tmp_path, SUMS))) as pool:
+        environment = await pool.acquire("one")
+        assert BEHAVIOR.concerns([vars(message) for message in await environment.start("sum_1")])
+        answered = [AgentTurn(turn, (await environment.step(turn)).observation) for turn in turns]
+        await environment.close()
     return answered
 
 

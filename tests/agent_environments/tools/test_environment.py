@@ -8,6 +8,7 @@ from agent_environments.protocol import EnvironmentPool, UnknownTask, create_poo
 from agent_environments.tool_calls import tools_section
 from agent_environments.tools.environment import ToolPool
 from support.adapter_support import word_spans
+from support.episodes import open_pool
 from support.texts import texts_beside
 from support.tool_modules import COUNTER, SUMS, call, write
 
@@ -51,10 +52,8 @@ async def play(pool, task, *actions):
 
 @pytest.fixture
 async def sums(tmp_path):
-    pool = pool_of(tmp_path)
-    await pool.open()
-    yield pool
-    await pool.close()
+    async with open_pool(pool_of(tmp_path)) as pool:
+        yield pool
 
 
 async def test_an_episode(sums):
@@ -106,23 +105,21 @@ async def test_long_results_are_cut(sums):
 
 async def test_the_results_of_a_turn_are_cut_together(tmp_path):
     """Each may have 2,048 characters; a turn of many calls would fill the context many times over."""
-    pool = pool_of(tmp_path, observation_max_tokens=300)
-    await pool.open()
-    _, (result,), _ = await play(pool, "sum_1", call("add", a=1) * 500)
-    await pool.close()
+    async with open_pool(pool_of(tmp_path, observation_max_tokens=300)) as pool:
+        _, (result,), _ = await play(pool, "sum_1", call("add", a=1) * 500)
     assert len(word_spans(result.observation.removesuffix(TRUNCATION_NOTE))) <= 300
     assert result.observation.startswith("<tool_response>\n2\n</tool_response>\n<tool_response>\n2\n")
     assert result.observation.endswith(TRUNCATION_NOTE)
 
 
 async def test_a_result_that_is_cut_within_the_turn_is_closed(tmp_path):
-    pool = pool_of(tmp_path, SUMS.replace("max_characters=20", "max_characters=2000"), observation_max_tokens=50)
-    await pool.open()
-    _, (result,), _ = await play(pool, "sum_1", call("add", a=1) + call("repeat", text="word ", times=200))
-    assert result.observation == (
-        f"<tool_response>\n2\n</tool_response>\n<tool_response>{TRUNCATION_NOTE}\n</tool_response>"
-    )
-    await pool.close()
+    async with open_pool(
+        pool_of(tmp_path, SUMS.replace("max_characters=20", "max_characters=2000"), observation_max_tokens=50)
+    ) as pool:
+        _, (result,), _ = await play(pool, "sum_1", call("add", a=1) + call("repeat", text="word ", times=200))
+        assert result.observation == (
+            f"<tool_response>\n2\n</tool_response>\n<tool_response>{TRUNCATION_NOTE}\n</tool_response>"
+        )
 
 
 async def test_where_a_tool_ends_the_episode_a_turn_without_a_call_does_not(sums):
@@ -133,12 +130,10 @@ async def test_where_a_tool_ends_the_episode_a_turn_without_a_call_does_not(sums
 
 
 async def test_where_no_tool_ends_the_episode_text_is_the_answer(tmp_path):
-    pool = pool_of(tmp_path, SUMS.replace("@tool(terminal=True)", "@tool"))
-    await pool.open()
-    _, results, grade = await play(pool, "sum_1", call("answer", value=41), " 42\n")
-    assert [result.done for result in results] == [False, True]
-    assert grade.success
-    await pool.close()
+    async with open_pool(pool_of(tmp_path, SUMS.replace("@tool(terminal=True)", "@tool"))) as pool:
+        _, results, grade = await play(pool, "sum_1", call("answer", value=41), " 42\n")
+        assert [result.done for result in results] == [False, True]
+        assert grade.success
 
 
 async def test_the_reward_sees_the_whole_conversation(sums):
@@ -151,26 +146,24 @@ SEVERAL = texts_beside(__file__)["several"]
 
 
 async def test_several_rewards_make_the_grade_each_with_its_own_figure(tmp_path):
-    pool = pool_of(tmp_path, SUMS.replace("@reward", SEVERAL, 1))
-    await pool.open()
-    _, _, grade = await play(pool, "sum_1", call("answer", value=41))
-    assert (grade.reward, grade.success, grade.broke) == (0.45, False, None)
-    assert (grade.rewards, grade.metrics) == ({"near": 9.0, "right": 0.0}, {"calls": 1.0, "broken": 0.5})
-    _, _, grade = await play(pool, "sum_1", "I do not know.")  # no answer; 42 is 42 off, and below the scale
-    assert (grade.reward, grade.broke.where) == (0.0, "reward near")
-    assert "reward near returned -32, which is no number from 0 to 10" in grade.ungradable
-    _, _, grade = await play(pool, "sum_1", call("answer", value=36))
-    assert grade.reward == 0.2
-    await pool.close()
+    async with open_pool(pool_of(tmp_path, SUMS.replace("@reward", SEVERAL, 1))) as pool:
+        _, _, grade = await play(pool, "sum_1", call("answer", value=41))
+        assert (grade.reward, grade.success, grade.broke) == (0.45, False, None)
+        assert (grade.rewards, grade.metrics) == ({"near": 9.0, "right": 0.0}, {"calls": 1.0, "broken": 0.5})
+        _, _, grade = await play(pool, "sum_1", "I do not know.")  # no answer; 42 is 42 off, and below the scale
+        assert (grade.reward, grade.broke.where) == (0.0, "reward near")
+        assert "reward near returned -32, which is no number from 0 to 10" in grade.ungradable
+        _, _, grade = await play(pool, "sum_1", call("answer", value=36))
+        assert grade.reward == 0.2
 
 
 async def test_a_metric_that_raises_is_told_and_the_reward_stays(tmp_path):
-    pool = pool_of(tmp_path, SUMS.replace("@reward", "@reward(weight=0)\ndef lost(): 1 / 0\n\n\n@reward", 1))
-    await pool.open()
-    _, _, grade = await play(pool, "sum_1", call("answer", value=42))
-    assert (grade.reward, grade.success, grade.ungradable) == (1.0, True, None)
-    assert (grade.broke.where, grade.rewards, grade.metrics) == ("reward lost", {"right": 1.0}, {})
-    await pool.close()
+    async with open_pool(
+        pool_of(tmp_path, SUMS.replace("@reward", "@reward(weight=0)\ndef lost(): 1 / 0\n\n\n@reward", 1))
+    ) as pool:
+        _, _, grade = await play(pool, "sum_1", call("answer", value=42))
+        assert (grade.reward, grade.success, grade.ungradable) == (1.0, True, None)
+        assert (grade.broke.where, grade.rewards, grade.metrics) == ("reward lost", {"right": 1.0}, {})
 
 
 def test_tasks_and_splits(tmp_path):
@@ -187,7 +180,5 @@ async def test_a_stateless_environment_conforms(sums):
 
 
 async def test_a_stateful_environment_conforms(tmp_path):
-    pool = pool_of(tmp_path, COUNTER, max_worlds=2)
-    await pool.open()
-    await check_conformance(pool, "count3_1", HOSTILE_CALLS)
-    await pool.close()
+    async with open_pool(pool_of(tmp_path, COUNTER, max_worlds=2)) as pool:
+        await check_conformance(pool, "count3_1", HOSTILE_CALLS)

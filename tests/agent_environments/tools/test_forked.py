@@ -9,6 +9,7 @@ from agent_environments.protocol import EnvironmentCrashed
 from agent_environments.tools.environment import ToolPool
 from loop_plumbing.process_guard import descendants
 from support.adapter_support import word_spans
+from support.episodes import begun_episode, open_pool
 from support.processes import exists, parent_of
 from support.texts import texts_beside
 from support.tool_modules import COUNTER, PRODUCTS, call, write
@@ -31,10 +32,8 @@ async def test_nothing_that_an_episode_leaves_reaches_the_next_one(one):
     assert len(KINDS) == 15
 
     async def found(*names):
-        environment = await pool.acquire("episode")
-        await environment.start("t")
-        seen = [[await observed(environment, name, kind=kind) for kind in KINDS] for name in names]
-        await environment.close()
+        async with begun_episode(pool, "t") as environment:
+            seen = [[await observed(environment, name, kind=kind) for kind in KINDS] for name in names]
         return [dict(zip(KINDS, each, strict=True)) for each in seen]
 
     (untouched,) = await found("find")
@@ -46,43 +45,35 @@ async def test_nothing_that_an_episode_leaves_reaches_the_next_one(one):
 
 async def test_tasks_programs_and_files_of_an_episode_end_with_it(one):
     pool = await one(STATE)
-    first, second = await pool.acquire("first"), None
-    await first.start("t")
-    assert await observed(first, "begin") == await observed(first, "begun") == "it runs"
-    pids = (await observed(first, "programs")).split()
-    folder = await observed(first, "where")
-    assert all(map(exists, pids))
-    assert Path(folder, "deep", "down", "file").exists()  # noqa: ASYNC240
-    await first.close()
+    async with begun_episode(pool, "t", "first") as first:
+        assert await observed(first, "begin") == await observed(first, "begun") == "it runs"
+        pids = (await observed(first, "programs")).split()
+        folder = await observed(first, "where")
+        assert all(map(exists, pids))
+        assert Path(folder, "deep", "down", "file").exists()  # noqa: ASYNC240
     await wait_until(lambda: not any(map(exists, pids)) and not Path(folder).exists())
-    second = await pool.acquire("second")
-    await second.start("t")
-    assert await observed(second, "begun") == "None"
-    await second.close()
+    async with begun_episode(pool, "t", "second") as second:
+        assert await observed(second, "begun") == "None"
 
 
 async def test_a_neighbours_programs_live_on(tmp_path):
-    pool = ToolPool(word_spans, write(tmp_path, STATE), max_worlds=2)
-    await pool.open()
-    ending, going_on = await pool.acquire("ending"), await pool.acquire("going on")
-    pids = []
-    for environment in (ending, going_on):
-        await environment.start("t")
-        pids.append((await observed(environment, "programs")).split())
-    await ending.close()
-    await wait_until(lambda: not any(map(exists, pids[0])))
-    assert all(map(exists, pids[1]))
-    await going_on.close()
-    await pool.close()
+    async with open_pool(ToolPool(word_spans, write(tmp_path, STATE), max_worlds=2)) as pool:
+        ending, going_on = await pool.acquire("ending"), await pool.acquire("going on")
+        pids = []
+        for environment in (ending, going_on):
+            await environment.start("t")
+            pids.append((await observed(environment, "programs")).split())
+        await ending.close()
+        await wait_until(lambda: not any(map(exists, pids[0])))
+        assert all(map(exists, pids[1]))
+        await going_on.close()
 
 
 async def test_programs_of_a_process_that_ended_by_itself_end_too(one):
     pool = await one(STATE.replace('    return " ".join(map(str, pids))', "    os._exit(3)"))
-    environment = await pool.acquire("first")
-    await environment.start("t")
-    server = parent_of((await environment._lease.process()).pid)
-    assert "its process ended with status 3" in await observed(environment, "programs")
-    await environment.close()
+    async with begun_episode(pool, "t") as environment:
+        server = parent_of((await environment._lease.process()).pid)
+        assert "its process ended with status 3" in await observed(environment, "programs")
     await wait_until(lambda: not descendants(server))
 
 
@@ -116,10 +107,8 @@ HELPER = "def triple(number):\n    return 3 * number\n\n\ndef put(queue, value):
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 async def test_a_tool_has_a_pool_of_processes(one, tmp_path, method):
     (tmp_path / "helper.py").write_text(HELPER)
-    environment = await (await one(POOLS)).acquire("episode")
-    await environment.start("product2")
-    assert await observed(environment, "work", method=method) == "[2, 4, 3, 4, 6, None]"
-    await environment.close()
+    async with begun_episode(await one(POOLS), "product2") as environment:
+        assert await observed(environment, "work", method=method) == "[2, 4, 3, 4, 6, None]"
 
 
 @pytest.mark.fault("random numbers of a module are the same in each episode")
@@ -128,10 +117,8 @@ async def test_each_episode_draws_its_own_numbers(one, luck):
     pool = await one(STATE + luck)
     drawn = []
     for _ in range(2):
-        environment = await pool.acquire("episode")
-        await environment.start("t")
-        drawn.append((await observed(environment, "draw")).split())
-        await environment.close()
+        async with begun_episode(pool, "t") as environment:
+            drawn.append((await observed(environment, "draw")).split())
     assert [number for number, (mine, other) in enumerate(zip(*drawn, strict=True)) if mine == other] == []
 
 
@@ -150,34 +137,15 @@ async def test_an_instance_is_made_in_each_episode_or_once_before_them(one, tmp_
     )
     pool = await one(source)
     for _ in range(3):
-        environment = await pool.acquire("episode")
-        await environment.start("count1_1")
-        assert "count1_1: 1" in (await environment.step(call("add", amount=5))).observation
-        await environment.close()
+        async with begun_episode(pool, "count1_1") as environment:
+            assert "count1_1: 1" in (await environment.step(call("add", amount=5))).observation
     assert (tmp_path / "made").read_text() == "x" * (1 if forkable else 4)
 
 
 QUESTION = TEXTS["question"]
 
 
-@pytest.mark.parametrize(
-    "tasks",
-    [
-        "[{'question': f'{n}?', 'target': random.random()} for n in range(3)]",
-        "[{'id': str(n), 'question': f'{random.randrange(10**6)}?'} for n in range(3)]",
-        "[{'question': name} for name in NAMES]",
-        "[{'id': name, 'question': '?', 'others': list(NAMES)} for name in sorted(NAMES)]",
-        "{'train': [{'question': str(time.time_ns())}], 'dev': [{'question': '?'}]}",
-        "[{'question': '?', 'target': str(uuid.uuid4())}]",
-        "[{'id': secrets.token_hex(4), 'question': '?'}]",
-        "[{'question': '?', 'target': hash('a text')}]",
-        "[{'question': '?', 'target': os.getpid()}]",
-        "[{'question': datetime.datetime.now().isoformat()}]",
-        "[{'question': '?', 'file': tempfile.mkdtemp()}]",
-        "__import__('numpy') and [{'question': '?', 'target': __import__('numpy').random.randint(10**9)}]",
-        "[{'question': '?'}] * random.Random().randrange(1) + [{'question': str(random.sample(range(10**6), 3))}]",
-    ],
-)
+@pytest.mark.parametrize("tasks", TEXTS["tasks_that_are_others_at_each_import_are_refused"])
 async def test_tasks_that_are_others_at_each_import_are_refused(one, tasks):
     with pytest.raises(
         EnvironmentCrashed, match=r"^mine gives other tasks at each import: \d+ of \d+ differ, the first is"
@@ -202,11 +170,9 @@ async def test_a_relative_path_of_the_working_folder_is_told_the_cure(one, tmp_p
     monkeypatch.chdir(tmp_path)
     (tmp_path / "words.txt").write_text("a\n")
     source = COUNTER.replace("        self.value += amount", "        open('words.txt')\n        self.value += amount")
-    environment = await (await one(source)).acquire("first")
-    await environment.start("count1_1")
-    seen = await observed(environment, "add", amount=1)
-    assert "'words.txt' (an episode has a folder of its own: begin the path with Path(__file__).parent)" in seen
-    await environment.close()
+    async with begun_episode(await one(source), "count1_1") as environment:
+        seen = await observed(environment, "add", amount=1)
+        assert "'words.txt' (an episode has a folder of its own: begin the path with Path(__file__).parent)" in seen
 
 
 IMPORTED = TEXTS["imported"]
@@ -216,8 +182,6 @@ IMPORTED = TEXTS["imported"]
 async def test_a_process_has_what_its_functions_need_before_the_fork(one, kind, there):
     """The less memory, the cheaper the fork; and 60 ms of importing asyncio are not paid in each episode."""
     pool = await one(IMPORTED.format(kind=kind))
-    environment = await pool.acquire("e")
-    await environment.start("a")
-    result = await environment.step(call("has", module="asyncio"))
-    assert f"\n{there}\n" in result.observation
-    await environment.close()
+    async with begun_episode(pool, "a") as environment:
+        result = await environment.step(call("has", module="asyncio"))
+        assert f"\n{there}\n" in result.observation

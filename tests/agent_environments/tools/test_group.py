@@ -14,6 +14,7 @@ from agent_environments.tools import environment
 from agent_environments.tools.environment import ToolPool
 from agent_environments.tools.reward import reward
 from support.adapter_support import word_spans
+from support.episodes import begun_episode, open_pool
 from support.in_process_tools import InProcessServer
 from support.texts import texts_beside
 from support.tool_modules import write
@@ -95,17 +96,7 @@ async def test_the_parts_of_a_reward_are_in_the_record(tmp_path):
     assert [grade.success for grade in grades] == [True, False]
 
 
-@pytest.mark.parametrize(
-    ("body", "why"),
-    [
-        ("return [1.0]", "reward odd returned 1 numbers for a group of 3"),
-        ("return 1.0", "reward odd returned 1.0, and not a list of 3 numbers"),
-        ("return None", "reward odd returned None, and not a list"),
-        ("return {a: 1 for a in answers}", "reward odd returned {'a': 1, 'b': 1, 'c': 1}, and not a list"),
-        ("return [1 / 0 for a in answers]", "ZeroDivisionError: division by zero ("),
-        ("raise SystemExit(3)", "SystemExit: 3 ("),
-    ],
-)
+@pytest.mark.parametrize(("body", "why"), TEXTS["a_reward_that_gives_no_numbers_is_named_and_breaks_no_run"])
 async def test_a_reward_that_gives_no_numbers_is_named_and_breaks_no_run(tmp_path, body, why):
     odd = f"\n@reward(group=True)\ndef odd(answers):\n    {body}\n"
     rewards, grades = await graded(pool_of(tmp_path, RIGHT, odd), ["a", "b", "c"])
@@ -147,23 +138,16 @@ async def test_an_answer_that_breaks_a_reward_of_the_group_costs_its_own_rollout
 
 
 async def test_an_episode_that_cannot_be_graded_is_no_member(tmp_path):
-    pool = pool_of(tmp_path, RIGHT.replace("return", "assert answer; return"), MAJORITY)
-    await pool.open()
-    found = [await member(pool, answer) for answer in ("42", "", "41")]
-    await pool.close()
+    async with open_pool(pool_of(tmp_path, RIGHT.replace("return", "assert answer; return"), MAJORITY)) as pool:
+        found = [await member(pool, answer) for answer in ("42", "", "41")]
     assert [each.seen is None for each in found] == [False, True, False]
     assert found[1].grade.broke.where == "reward right"
 
 
 async def test_an_episode_by_itself_is_a_group_of_one(tmp_path):
-    pool = pool_of(tmp_path, RIGHT, MAJORITY)
-    await pool.open()
-    played = await pool.acquire("e")
-    await played.start("t_1")
-    await played.step("41")
-    grade = await played.grade()
-    await played.close()
-    await pool.close()
+    async with open_pool(pool_of(tmp_path, RIGHT, MAJORITY)) as pool, begun_episode(pool, "t_1") as played:
+        await played.step("41")
+        grade = await played.grade()
     assert (grade.reward, grade.rewards) == (0.5, {"right": 0.0, "majority": 1.0})
 
 
@@ -177,12 +161,10 @@ async def test_the_pool_of_a_mixture_and_of_a_harness_ask_their_own(tmp_path):
     harness = HarnessPool(word_spans, ["true"], world=section)
     assert grades_groups(harness, "t_1")
     await harness.open()
-    played = await harness.acquire("e")
-    await played.start("t_1")
-    await played.step("a")
-    played.finish(None, {"metrics": {"steps": 3.0}})
-    seen = await played.grade_member()
-    await played.close()
+    async with begun_episode(harness, "t_1") as played:
+        await played.step("a")
+        played.finish(None, {"metrics": {"steps": 3.0}})
+        seen = await played.grade_member()
     assert seen.grade.metrics == {"steps": 3.0}
     assert (await grade_group(harness, "t_1", [seen.seen] * 2))[0].reward == 0.0
     await harness.close()

@@ -10,6 +10,7 @@ import pytest
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, Grade, Requirement
 from agent_environments.tools.environment import ToolPool
 from support.adapter_support import word_spans
+from support.episodes import begun_episode, open_pool
 from support.places import check_who_waits_is_refused
 from support.processes import exists, parent_of
 from support.texts import texts_beside
@@ -19,10 +20,8 @@ from support.waiting import wait_until
 
 @pytest.fixture
 async def counters(tmp_path):
-    pool = ToolPool(word_spans, write(tmp_path, COUNTER), max_worlds=16)
-    await pool.open()
-    yield pool
-    await pool.close()
+    async with open_pool(ToolPool(word_spans, write(tmp_path, COUNTER), max_worlds=16)) as pool:
+        yield pool
 
 
 async def pid_of(environment):
@@ -90,77 +89,68 @@ async def test_there_are_as_many_places_as_before_after_crashes_and_timeouts(cou
 
 async def test_a_neighbour_plays_while_a_tool_holds_its_interpreter(tmp_path):
     """`(a+)+$` over a text of 60 letters would take years, and lets no other thread of its process run."""
-    pool = ToolPool(word_spans, write(tmp_path, COUNTER), max_worlds=2)
-    await pool.open()
-    hanging, neighbour = await pool.acquire("hanging"), await pool.acquire("neighbour")
-    await hanging.start("count1_1")
-    await neighbour.start("count20_1")
-    step = asyncio.create_task(hanging.step(call("search", pattern="(a+)+$", text="a" * 60 + "b")))
-    for _ in range(20):
-        await neighbour.step(call("add", amount=1))
-    assert (await neighbour.grade()).success
-    assert not step.done()
-    step.cancel()
-    await asyncio.wait([step])
-    assert (await hanging.grade()).reward == 0.0, "a regular expression can be interrupted, and its instance graded"
-    for environment in (hanging, neighbour):
-        await environment.close()
-    await pool.close()
+    async with open_pool(ToolPool(word_spans, write(tmp_path, COUNTER), max_worlds=2)) as pool:
+        hanging, neighbour = await pool.acquire("hanging"), await pool.acquire("neighbour")
+        await hanging.start("count1_1")
+        await neighbour.start("count20_1")
+        step = asyncio.create_task(hanging.step(call("search", pattern="(a+)+$", text="a" * 60 + "b")))
+        for _ in range(20):
+            await neighbour.step(call("add", amount=1))
+        assert (await neighbour.grade()).success
+        assert not step.done()
+        step.cancel()
+        await asyncio.wait([step])
+        assert (await hanging.grade()).reward == 0.0, "a regular expression can be interrupted, and its instance graded"
+        for environment in (hanging, neighbour):
+            await environment.close()
 
 
 async def test_a_stateful_call_that_is_late_is_graded_as_it_stands(one):
     pool = await one()
-    environment = await pool.acquire("first")
-    await environment.start("count3_1")
-    await environment.step(call("add", amount=3))
-    with pytest.raises(EnvironmentTimeout):
-        await environment.step(call("hang"))
-    assert (await environment.grade()).success
-    before = await pid_of(environment)
-    await environment.close()
+    async with begun_episode(pool, "count3_1") as environment:
+        await environment.step(call("add", amount=3))
+        with pytest.raises(EnvironmentTimeout):
+            await environment.step(call("hang"))
+        assert (await environment.grade()).success
+        before = await pid_of(environment)
     await wait_until(lambda: not exists(before))
 
 
 async def test_work_that_cannot_be_interrupted_ends_with_its_process(one, monkeypatch):
     monkeypatch.setattr("loop_plumbing.forked_process.KILL_AFTER_S", 0.5)
     pool = await one()
-    environment = await pool.acquire("first")
-    await environment.start("count3_1")
-    before = await pid_of(environment)
-    with pytest.raises(EnvironmentTimeout, match=r"tool power took longer than 0\.2 s, and was ended"):
-        await environment.step(call("power"))
-    await wait_until(lambda: not exists(before))
-    grade = await environment.grade()
-    assert (grade.reward, grade.ungradable) == (0.0, "the instance is gone: a tool that was called ended its process")
-    await environment.close()
+    async with begun_episode(pool, "count3_1") as environment:
+        before = await pid_of(environment)
+        with pytest.raises(EnvironmentTimeout, match=r"tool power took longer than 0\.2 s, and was ended"):
+            await environment.step(call("power"))
+        await wait_until(lambda: not exists(before))
+        grade = await environment.grade()
+        assert (grade.reward, grade.ungradable) == (
+            0.0,
+            "the instance is gone: a tool that was called ended its process",
+        )
 
 
 async def test_a_call_that_ends_its_process_ends_the_episode(one):
     """It is the agent's doing: the episode is graded, and the next one has another process."""
     pool = await one()
-    environment = await pool.acquire("first")
-    await environment.start("count0_1")
-    result = await environment.step(call("leave") + call("add", amount=1))
-    assert (result.done, result.failed) == (True, True)
-    assert result.observation == (
-        "<tool_response>\nError: the tool failed: its process ended with status 3\n</tool_response>"
-    )
-    assert (await environment.grade()).ungradable
-    await environment.close()
-    environment = await pool.acquire("second")
-    await environment.start("count0_1")
-    assert (await environment.grade()).success
-    await environment.close()
+    async with begun_episode(pool, "count0_1", "first") as environment:
+        result = await environment.step(call("leave") + call("add", amount=1))
+        assert (result.done, result.failed) == (True, True)
+        assert result.observation == (
+            "<tool_response>\nError: the tool failed: its process ended with status 3\n</tool_response>"
+        )
+        assert (await environment.grade()).ungradable
+    async with begun_episode(pool, "count0_1") as environment:
+        assert (await environment.grade()).success
 
 
 async def test_a_reward_that_needs_no_instance_grades_without_one(one):
     parts = ("def reached(instance: Counter, target: int)", "instance.value == target")
     pool = await one(COUNTER.replace(parts[0], "def reached(target: int)").replace(parts[1], "target == 1"))
-    environment = await pool.acquire("first")
-    await environment.start("count1_1")
-    assert (await environment.step(call("leave"))).done
-    assert (await environment.grade()).success
-    await environment.close()
+    async with begun_episode(pool, "count1_1") as environment:
+        assert (await environment.step(call("leave"))).done
+        assert (await environment.grade()).success
 
 
 async def test_a_reward_that_takes_longer_than_it_may_is_told(one):
@@ -168,22 +158,18 @@ async def test_a_reward_that_takes_longer_than_it_may_is_told(one):
         "-> bool:\n    return instance.value == target", "-> bool:\n    while True:\n        time.sleep(0.01)"
     ).replace("@reward", "@reward(deadline_s=0.1)")
     assert source.count("deadline_s=0.1)") == 1
-    environment = await (await one(source)).acquire("first")
-    await environment.start("count1_1")
-    broke = (await environment.grade()).broke
-    assert (broke.where, broke.what) == ("reward reached", "DeadlinePassed: took longer than 0.1 s")
-    await environment.close()
+    async with begun_episode(await one(source), "count1_1") as environment:
+        broke = (await environment.grade()).broke
+        assert (broke.where, broke.what) == ("reward reached", "DeadlinePassed: took longer than 0.1 s")
 
 
 async def test_a_reward_that_raises_is_told(one):
     pool = await one(COUNTER.replace("== target", "/ target"))
-    environment = await pool.acquire("first")
-    await environment.start("count0_1")
-    grade = await environment.grade()
-    assert (grade.reward, grade.broke.where) == (0.0, "reward reached")
-    assert grade.ungradable == grade.broke.what
-    assert re.fullmatch(r"ZeroDivisionError: .* \(.*mine\.py:\d+\)", grade.broke.what)
-    await environment.close()
+    async with begun_episode(pool, "count0_1") as environment:
+        grade = await environment.grade()
+        assert (grade.reward, grade.broke.where) == (0.0, "reward reached")
+        assert grade.ungradable == grade.broke.what
+        assert re.fullmatch(r"ZeroDivisionError: .* \(.*mine\.py:\d+\)", grade.broke.what)
     assert pool.status().restarts == 0
 
 
@@ -217,18 +203,14 @@ async def test_an_instance_that_cannot_be_made_is_tried_again(one, tmp_path):
 async def test_the_end_of_the_server_is_no_doing_of_an_agents(one):
     """All processes end with it; the episodes are repeated, with a new server."""
     pool = await one()
-    environment = await pool.acquire("first")
-    await environment.start("count1_1")
-    before = await pid_of(environment)
-    os.kill(parent_of(before), signal.SIGKILL)
-    await wait_until(lambda: not exists(before))
-    with pytest.raises(EnvironmentCrashed, match="the tool server has ended"):
-        await environment.step(call("add", amount=1))
-    await environment.close()
-    environment = await pool.acquire("second")
-    await environment.start("count1_1")
-    assert "count1_1: 1" in (await environment.step(call("add", amount=1))).observation
-    await environment.close()
+    async with begun_episode(pool, "count1_1", "first") as environment:
+        before = await pid_of(environment)
+        os.kill(parent_of(before), signal.SIGKILL)
+        await wait_until(lambda: not exists(before))
+        with pytest.raises(EnvironmentCrashed, match="the tool server has ended"):
+            await environment.step(call("add", amount=1))
+    async with begun_episode(pool, "count1_1") as environment:
+        assert "count1_1: 1" in (await environment.step(call("add", amount=1))).observation
 
 
 async def test_reset_may_be_async_and_call_its_parameter_what_it_likes(one):
@@ -258,15 +240,11 @@ GRADES = TEXTS["grades"]
 
 async def test_a_grade_of_numpys_numbers_comes_as_pythons_own(one):
     pool = await one(GRADES)
-    environment = await pool.acquire("first")
-    await environment.start("task1")
-    await environment.step("0.25")
-    grade = await environment.grade()
-    assert grade == Grade(0.25, False, (Requirement("one", True),))
-    assert {type(grade.success), type(grade.requirements[0].passed)} == {bool}
-    await environment.close()
-    environment = await pool.acquire("second")
-    await environment.start("task1")
-    await environment.step("object")
-    assert "Grade.tampered" in (await environment.grade()).ungradable
-    await environment.close()
+    async with begun_episode(pool, "task1", "first") as environment:
+        await environment.step("0.25")
+        grade = await environment.grade()
+        assert grade == Grade(0.25, False, (Requirement("one", True),))
+        assert {type(grade.success), type(grade.requirements[0].passed)} == {bool}
+    async with begun_episode(pool, "task1") as environment:
+        await environment.step("object")
+        assert "Grade.tampered" in (await environment.grade()).ungradable

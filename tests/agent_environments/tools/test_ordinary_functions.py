@@ -25,6 +25,8 @@ from agent_environments.tools.reward import together
 from agent_environments.tools.tool import WrongArguments, as_text
 from support.texts import texts_beside
 
+TABLES = texts_beside(__file__)
+
 
 class Color(Enum):
     RED = "red"
@@ -338,21 +340,7 @@ def test_a_function_that_yields_asynchronously_is_one_line():
 
 
 @pytest.mark.fault("docstrings of odd text")
-@pytest.mark.parametrize(
-    ("doc", "description"),
-    [
-        ("Returns: the sum.", "Returns: the sum."),
-        ("@param a: the first", "@param a: the first"),
-        ("@returns: the sum", "@returns: the sum"),
-        ("::    ::", "::    ::"),
-        ("Ratio a:b to percent:\n\n    10:20", "Ratio a:b to percent:\n\n10:20"),
-        ("Open http://x.y:80/z\n:half", "Open http://x.y:80/z\n:half"),
-        ("Args:\n    a: the first", "Args:\na: the first"),
-        ("Time is 10:30\n", "Time is 10:30"),
-        ("  \n  Grüße 😀\n\n  :) {x} %s \\n", "Grüße 😀\n\n:) {x} %s \\n"),
-        ("Do.\n\nArgs:\n  a: b\n", "Do."),
-    ],
-)
+@pytest.mark.parametrize(("doc", "description"), TABLES["a_docstring_of_odd_text_loses_nothing"])
 def test_a_docstring_of_odd_text_loses_nothing(doc, description):
     def odd(a: int):
         return a

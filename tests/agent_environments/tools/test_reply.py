@@ -10,6 +10,7 @@ from agent_environments.tools.environment import ToolPool
 from agent_environments.tools.tool import ToolError
 from loop_plumbing.deadline import Raised
 from support.adapter_support import word_spans
+from support.episodes import open_pool
 from support.texts import texts_beside
 from support.tool_modules import call, write
 
@@ -31,10 +32,8 @@ async def play(pool, task, *actions):
 
 @pytest.fixture
 async def echo(tmp_path):
-    pool = ToolPool(word_spans, write(tmp_path, ECHO), max_worlds=1, observation_max_tokens=50)
-    await pool.open()
-    yield pool
-    await pool.close()
+    async with open_pool(ToolPool(word_spans, write(tmp_path, ECHO), max_worlds=1, observation_max_tokens=50)) as pool:
+        yield pool
 
 
 async def test_text_is_a_move_and_none_ends_the_episode(echo):
@@ -74,11 +73,9 @@ async def test_a_reply_that_hangs_ends_the_episode(tmp_path, monkeypatch):
     source = ECHO.replace("self.heard.append(text)", "time.sleep(3600)")
     monkeypatch.setattr("agent_environments.tools.environment.DEADLINE_S", 0.2)
     monkeypatch.setattr("loop_plumbing.forked_process.KILL_AFTER_S", 0.2)
-    pool = ToolPool(word_spans, write(tmp_path, source), max_worlds=1)
-    await pool.open()
-    with pytest.raises(EnvironmentTimeout, match="reply said took longer than"):
-        await play(pool, "talk_1", "one")
-    await pool.close()
+    async with open_pool(ToolPool(word_spans, write(tmp_path, source), max_worlds=1)) as pool:
+        with pytest.raises(EnvironmentTimeout, match="reply said took longer than"):
+            await play(pool, "talk_1", "one")
 
 
 async def test_a_pool_of_replies_keeps_to_the_protocol(echo):

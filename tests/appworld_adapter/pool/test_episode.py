@@ -184,15 +184,21 @@ async def test_a_machine_that_has_no_world_for_a_while_is_waited_for(root, monke
     assert pool.losses.counts == {Loss.REFUSED: 5}
 
 
+async def cut_short(pool, *programs):
+    """An episode of these programs that is cancelled while the last one hangs."""
+    environment, _ = await play(pool, programs[:-1])
+    step = asyncio.create_task(environment.step(f"```python\n{programs[-1]}\n```"))
+    await pool.hanging.wait()
+    step.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await step
+    return environment
+
+
 async def cut_short_in_a_replay(root, *fates):
     """An episode of two steps that is cancelled while the replay for its third is under way."""
     pool = ScriptedPool(root, *fates, [LIVES, HANGS])
-    environment, _ = await play(pool, ["one", "two"])
-    step = asyncio.create_task(environment.step("```python\nthree\n```"))
-    await pool.hanging.wait()
-    step.cancel()
-    await asyncio.gather(step, return_exceptions=True)
-    return pool, environment
+    return pool, await cut_short(pool, "one", "two", "three")
 
 
 async def test_a_replay_that_is_cut_short_is_the_machines_failure(root):
@@ -239,11 +245,7 @@ async def test_a_replay_in_which_a_program_hangs_is_the_machines_failure(root):
 
 async def test_what_a_program_does_after_a_whole_replay_is_graded_as_ever(root):
     pool = ScriptedPool(root, [LIVES, WORLD_DIES], [LIVES, HANGS])
-    environment, _ = await play(pool, ["one"])
-    step = asyncio.create_task(environment.step("```python\ntwo\n```"))
-    await pool.hanging.wait()
-    step.cancel()
-    await asyncio.gather(step, return_exceptions=True)
+    environment = await cut_short(pool, "one", "two")
     assert (await environment.grade()).reward == 0.5
 
 
@@ -251,12 +253,7 @@ async def test_what_a_program_does_after_a_whole_replay_is_graded_as_ever(root):
 async def test_what_a_program_did_until_its_time_was_up_is_saved_before_it_is_graded(root, settles):
     pool = ScriptedPool(root, [LIVES, HANGS])
     pool.settles = settles
-    environment, _ = await play(pool, ["one"])
-    step = asyncio.create_task(environment.step("```python\ntwo\n```"))
-    await pool.hanging.wait()
-    step.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await step
+    environment = await cut_short(pool, "one", "two")
     assert pool.worlds[0].usable is None, "not killed before it is settled"
     with pytest.raises(EnvironmentCrashed, match="has ended or was killed"):
         await environment.step("```python\nthree\n```")
@@ -273,22 +270,14 @@ async def test_what_a_program_did_until_its_time_was_up_is_saved_before_it_is_gr
 async def test_that_the_machine_cannot_save_what_a_program_did_is_its_own_failure(root, loss):
     pool = ScriptedPool(root, [HANGS])
     pool.settles = WorldLost("no room", loss)
-    environment, _ = await play(pool, [])
-    step = asyncio.create_task(environment.step("```python\none\n```"))
-    await pool.hanging.wait()
-    step.cancel()
-    await asyncio.gather(step, return_exceptions=True)
+    environment = await cut_short(pool, "one")
     with pytest.raises(EnvironmentCrashed, match="could not be saved: no room"):
         await environment.grade()
 
 
 async def test_a_world_that_was_cut_short_is_given_back_without_a_grade_too(root):
     pool = ScriptedPool(root, [HANGS])
-    environment, _ = await play(pool, [])
-    step = asyncio.create_task(environment.step("```python\none\n```"))
-    await pool.hanging.wait()
-    step.cancel()
-    await asyncio.gather(step, return_exceptions=True)
+    environment = await cut_short(pool, "one")
     await environment.close()
     assert pool.worlds[0].usable is False
 

@@ -26,6 +26,8 @@ from loop_recipes.engine.model import DTYPES
 from loop_recipes.engine.sharding import clip_grad_norm
 from support.small_runs import in_sequences, replay_config, train
 
+CRITIC = "credit.critic._component_=loop_recipes.algorithm.critic.Critic"
+
 
 def run(config: Path, *overrides: str) -> list[dict]:
     """Trains in this process; returns the lines of its metrics."""
@@ -49,10 +51,7 @@ def test_cross_entropy_is_the_mean_over_a_minibatchs_tokens(tmp_path):
     for text in (tmp_path / "logs/made-up-i0001.jsonl").read_text().splitlines():
         rollout = json.loads(text)
         if rollout["reward"] == 1.0:
-            with torch.no_grad():
-                predicted = model(torch.tensor([rollout["token_ids"]])).logits[0, :-1].log_softmax(-1)
-            chosen = predicted.gather(1, torch.tensor(rollout["token_ids"][1:])[:, None])[:, 0]
-            logprobs.append(chosen[torch.tensor(rollout["mask"][1:], dtype=torch.bool)])
+            logprobs.append(logprobs_by_hand(model, rollout))
     assert line["steps"] == 1
     assert line["kept_fraction"] == len(logprobs) / 12
     assert line["loss"] == pytest.approx(-torch.cat(logprobs).mean().item(), rel=1e-5)
@@ -151,22 +150,27 @@ def test_half_precision_trains_float32_masters_and_serves_its_own_kind(tmp_path,
     assert any(not torch.equal(tensor, before[name]) for name, tensor in after.items())
 
 
-@pytest.mark.parametrize("words", [(), ("enable_activation_checkpointing=True", "compile=True")])
-def test_attention_is_kept_where_all_else_is_recomputed_only(tmp_path, words):
-    with pytest.raises(ConfigError, match="keep_attention needs enable_activation_checkpointing: True, and compile"):
-        run(replay_config(tmp_path, iterations=1), "keep_attention=True", *words)
+RETURNS_TO_GO = {"_component_": "loop_recipes.algorithm.advantages.ReturnToGo"}
+KEPT = "keep_attention needs enable_activation_checkpointing: True, and compile"
+OFFLOADED = "enable_activation_offloading needs enable_activation_checkpointing: True"
+GIVEN = "credit.critic must be left out or come first: .* and advantage gives each token its own already"
 
 
-def test_only_what_is_checkpointed_waits_on_the_host(tmp_path):
-    with pytest.raises(ConfigError, match="enable_activation_offloading needs enable_activation_checkpointing: True"):
-        run(replay_config(tmp_path, iterations=1), "enable_activation_offloading=True")
-
-
-def test_flash_attention_4_is_for_packed_rows_in_half_precision_on_cuda(tmp_path):
-    with pytest.raises(ConfigError, match="attention is fa4, which is checked for packed rows alone"):
-        run(replay_config(tmp_path, iterations=1), "attention=fa4")
-    with pytest.raises(ConfigError, match="attention is fa4, but FlashAttention-4 computes in half precision on CUDA"):
-        run(replay_config(tmp_path, iterations=1), "attention=fa4", "update.packed=True")
+@pytest.mark.parametrize(
+    ("changes", "words", "message"),
+    [
+        ({}, ["keep_attention=True"], KEPT),
+        ({}, ["keep_attention=True", "enable_activation_checkpointing=True", "compile=True"], KEPT),
+        ({}, ["enable_activation_offloading=True"], OFFLOADED),
+        ({}, ["attention=fa4"], "attention is fa4, which is checked for packed rows alone"),
+        ({}, ["attention=fa4", "update.packed=True"], "fa4, but FlashAttention-4 computes in half precision on CUDA"),
+        ({"advantage": RETURNS_TO_GO}, ["loss.level=turn"], "gives each token its own; it needs loss.level=token"),
+        ({"advantage": RETURNS_TO_GO}, [CRITIC], GIVEN),
+    ],
+)
+def test_what_does_not_go_together_is_refused(tmp_path, changes, words, message):
+    with pytest.raises(ConfigError, match=message):
+        run(replay_config(tmp_path, iterations=1, **changes), *words)
 
 
 @pytest.mark.drill
@@ -320,7 +324,7 @@ def test_the_policy_rests_while_the_critic_warms_up(tmp_path):
 
 def test_the_value_loss_is_a_mean_whatever_the_losses_are_divided_by(tmp_path):
     config = replay_config(tmp_path, iterations=1)
-    critic = ["credit.critic._component_=loop_recipes.algorithm.critic.Critic", "update.minibatch_rollouts=null"]
+    critic = [CRITIC, "update.minibatch_rollouts=null"]
     ways = [
         run(config, f"output_dir={tmp_path / each}", *critic, "update.epochs=1", f"update.loss_divisor={each}")[0]
         for each in ("mean", "100.0")
@@ -422,37 +426,25 @@ def test_the_authors_divisor_and_clip_are_ours_with_a_limit_larger_by_the_root_o
     torch.testing.assert_close(parameter.grad / ranks, theirs, rtol=1e-4, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("loss.level=turn", "ReturnToGo gives each token its own; it needs loss.level=token"),
-        (
-            "credit.critic._component_=loop_recipes.algorithm.critic.Critic",
-            "credit.critic must be left out or come first: .* and advantage gives each token its own already",
-        ),
-    ],
-)
-def test_returns_to_go_want_a_loss_by_token_and_no_critic(tmp_path, change, message):
-    returns_to_go = {"_component_": "loop_recipes.algorithm.advantages.ReturnToGo"}
-    config = replay_config(tmp_path, iterations=1, advantage=returns_to_go)
-    with pytest.raises(ConfigError, match=message):
-        run(config, change)
-
-
-@pytest.mark.parametrize("minibatch", [None, 6])
-@pytest.mark.parametrize("loss", ["Reinforce", "ClippedPolicyLoss"])
-def test_the_first_step_of_the_policy_that_sampled_gives_the_log_probs_of_its_rollouts(
-    tmp_path, monkeypatch, loss, minibatch
-):
-    """The same steps, gap and token statistics as with a pass over all rollouts before the first."""
-    passes = []
-    recompute = Scorer.scored
+@pytest.fixture
+def passes(monkeypatch):
+    """How many rollouts each pass over log-probs scored."""
+    passes, recompute = [], Scorer.scored
 
     def counted(self, samples, version, reference):
         passes.append(len(samples))
         return recompute(self, samples, version, reference)
 
     monkeypatch.setattr(Scorer, "scored", counted)
+    return passes
+
+
+@pytest.mark.parametrize("minibatch", [None, 6])
+@pytest.mark.parametrize("loss", ["Reinforce", "ClippedPolicyLoss"])
+def test_the_first_step_of_the_policy_that_sampled_gives_the_log_probs_of_its_rollouts(
+    tmp_path, monkeypatch, passes, loss, minibatch
+):
+    """The same steps, gap and token statistics as with a pass over all rollouts before the first."""
     update = {"minibatch_rollouts": minibatch, "epochs": 1, "micro_batch_tokens": 150, "token_statistics": True}
     component = {"_component_": f"loop_recipes.algorithm.losses.{loss}"}
     config = replay_config(tmp_path, iterations=1, loss=component, update=update)
@@ -489,17 +481,10 @@ def test_the_first_step_of_the_policy_that_sampled_gives_the_log_probs_of_its_ro
         ("update.epochs=2", 10),
         ("update.exact_entropy=true", 10),
         ("loss.kl_coefficient=0.1", 10),
-        ("credit.critic._component_=loop_recipes.algorithm.critic.Critic", 12),
+        (CRITIC, 12),
     ],
 )
-def test_more_than_that_step_needs_the_log_probs_before_it(tmp_path, monkeypatch, words, rollouts):
-    passes, recompute = [], Scorer.scored
-
-    def counted(self, samples, version, reference):
-        passes.append(len(samples))
-        return recompute(self, samples, version, reference)
-
-    monkeypatch.setattr(Scorer, "scored", counted)
+def test_more_than_that_step_needs_the_log_probs_before_it(tmp_path, passes, words, rollouts):
     plain = ["update.minibatch_rollouts=null", "update.epochs=1", "update.exact_entropy=false"]
     run(replay_config(tmp_path, iterations=1), *plain, words)
     assert passes == [rollouts], "all that have an advantage"

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import socket
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +19,7 @@ from loop_recipes.config import preflight
 from loop_recipes.config.components import check_component
 from loop_recipes.config.files import CONFIGS, compose
 from loop_recipes.config.loop_config import LoopConfig, read_config
+from support.listener import Listener
 from support.random_policy import MODEL_CONFIG, write_adapter
 from support.small_runs import replay_config
 from support.texts import texts_beside
@@ -56,28 +56,14 @@ def config(workspace, *overrides):
     ],
 )
 def test_one_line_names_the_key_and_the_cure(workspace, overrides, message):
-    with pytest.raises(ConfigError) as caught:
-        start(config(workspace, *overrides.split("; ")))
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    refused(config(workspace, *overrides.split("; ")), message)
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ({"max_filename": "00002"}, "checkpointer.checkpoint_files: Must pass 'filename_format' and 'max_filename'"),
-        (
-            {"filename_format": "model-{}-of-{}.safetensors", "max_filename": "00002"},
-            "model-00001-of-00002.safetensors does not exist; download all of the model there (tune download)",
-        ),
-    ],
-)
-def test_files_that_are_named_by_a_format_are_looked_for(workspace, files, message):
+@pytest.mark.parametrize(("key", "value", "message"), TABLES["whole_sections"])
+def test_a_section_that_cannot_be_used_is_refused(workspace, key, value, message):
     cfg = config(workspace)
-    cfg.checkpointer.checkpoint_files = files
-    with pytest.raises(ConfigError) as caught:
-        start(cfg)
-    assert message in str(caught.value)
+    OmegaConf.update(cfg, key, value, merge=False)
+    refused(cfg, message)
 
 
 def start(cfg):
@@ -88,6 +74,14 @@ def start(cfg):
         recipe.cleanup()
 
 
+def refused(cfg, message):
+    """Start a config that is refused in one line, which holds these words."""
+    with pytest.raises(ConfigError) as caught:
+        start(cfg)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.fault("a component of the wrong kind, told only after its keys")
 @pytest.mark.parametrize(
     ("key", "component", "message"),
@@ -95,15 +89,12 @@ def start(cfg):
         ("loss", "torch.nn.Linear", "loss: torch.nn.Linear is not a PolicyLoss; derive it from loop_recipes."),
         ("optimizer", "torch.nn.Linear", "optimizer: torch.nn.Linear is not an Optimizer; derive it from torch.optim."),
         ("optimizer", "torch.optim.SparseAdam", "optimizer: SparseAdam does not support dense gradients"),
-        ("advantage", "fractions.Fraction", "advantage: fractions.Fraction cannot be called with returns and groups"),
     ],
 )
 def test_what_the_update_could_not_call_is_refused(workspace, key, component, message):
     cfg = config(workspace)
     cfg[key] = {"_component_": component, **({"level": "token"} if key == "loss" else {})}
-    with pytest.raises(ConfigError) as caught:
-        start(cfg)
-    assert message in str(caught.value)
+    refused(cfg, message)
 
 
 def test_a_folder_that_another_run_writes_to_is_refused(workspace):
@@ -146,44 +137,28 @@ def test_a_folder_with_a_run_is_not_overwritten(workspace):
         start(config(workspace, f"output_dir={workspace / 'old'}"))
 
 
-def node_section(workspace, **changes):
+def launched(workspace, **changes):
+    """The config with a node that it launches."""
+    cfg = OmegaConf.load(workspace / "config.yaml")
+    del cfg["rollout_node"]
     node = {
         "root": str(workspace / "node"),
         "model": {"path": str(workspace / "base"), "dtype": "float32", "max_context": 512, "lora_rank": 8},
         "environment": {"name": "counter"},
         "port": 0,
     }
-    return {"rollout_node": {"launch": True}, "node": node | changes}
+    return OmegaConf.merge(cfg, {"rollout_node": {"launch": True}, "node": node | changes})
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"potr": 1}, "unknown key 'node.potr'; did you mean 'port'"),
-        ({"model": {"path": "/elsewhere"}}, "both must be the same base model"),
-        (
-            {"environment": {"name": "appworld", "root": "/nowhere", "python": "/nowhere/python"}},
-            "node.environment: no AppWorld dataset at /nowhere",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), TABLES["the_launched_nodes_section_is_checked_too"])
 def test_the_launched_nodes_section_is_checked_too(workspace, changes, message):
-    cfg = OmegaConf.load(workspace / "config.yaml")
-    del cfg["rollout_node"]
-    with pytest.raises(ConfigError) as caught:
-        start(OmegaConf.merge(cfg, node_section(workspace, **changes)))
-    assert message in str(caught.value)
+    refused(launched(workspace, **changes), message)
 
 
 def test_a_port_in_use_is_refused(workspace):
-    cfg = OmegaConf.load(workspace / "config.yaml")
-    del cfg["rollout_node"]
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"127.0.0.1:{port} cannot be used .*; choose another, or 0 for any"):
-            start(OmegaConf.merge(cfg, node_section(workspace, port=port)))
+    taken = Listener()
+    with pytest.raises(ConfigError, match=f"127.0.0.1:{taken.port} cannot be used .*; choose another, or 0 for any"):
+        start(launched(workspace, port=taken.port))
 
 
 def test_a_node_elsewhere_needs_a_token_and_an_answer(workspace, monkeypatch):
@@ -230,10 +205,6 @@ def test_the_command_that_the_page_shows_trains_with_its_loss(tmp_path, monkeypa
 @pytest.mark.fault("the same file, model, adapter or run in another place is taken for another")
 def test_a_copy_of_the_model_in_training_may_be_served(workspace, tmp_path):
     copy = shutil.copytree(workspace / "base", tmp_path / "copy")
-    cfg = OmegaConf.load(workspace / "config.yaml")
-    del cfg["rollout_node"]
-    cfg = OmegaConf.merge(
-        cfg, node_section(workspace, model={"path": str(copy), "dtype": "float32", "max_context": 512})
-    )
-    config = read_config(cfg, LoopConfig)
+    model = {"path": str(copy), "dtype": "float32", "max_context": 512}
+    config = read_config(launched(workspace, model=model), LoopConfig)
     preflight._check_same_base(config, config.child)

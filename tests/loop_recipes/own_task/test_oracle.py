@@ -183,19 +183,7 @@ def test_a_reward_that_breaks_with_nothing_done_is_refused(tmp_path):
         OwnTask.read(tmp_path / "mine.py").ask_oracle()
 
 
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ("None", "returned None, which is no number"),
-        ("-1", "returned -1, which is no number from 0 to 1; one on another scale says so: @reward(scale=(LOW, HIGH))"),
-        ("'yes'", "returned 'yes', which is no number"),
-        ("1 / 0", "raised ZeroDivisionError: division by zero"),
-        (
-            "Grade(1.0, False, metrics={'a': float('nan')})",
-            "returned what is no grade: Grade.metrics['a'] is nan, which is no finite number",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("body", "said"), TEXTS["a_reward_that_gives_no_grade_is_one_line_with_its_file"])
 def test_a_reward_that_gives_no_grade_is_one_line_with_its_file(tmp_path, capfd, caplog, body, said):
     file = tmp_path / "mine.py"
     file.write_text("from agent_environments.protocol import Grade\n" + reward(value=body))

@@ -52,9 +52,7 @@ def changed(file, *changes):
     return file
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "message"), TABLES["a_mistake_in_the_file_is_one_line_before_anything_starts"]
-)
+@pytest.mark.parametrize(("before", "after", "message"), TABLES["mistakes_in_the_file"])
 def test_a_mistake_in_the_file_is_one_line_before_anything_starts(products, before, after, message, capsys, steps):
     changed(products, (before, after))
     assert train_verb([str(products), "--model", str(MODEL), f"output_dir={products.parent / 'run'}"]) == 1
@@ -156,21 +154,7 @@ def test_the_config_that_is_written_trains_and_scores(products, tmp_path, machin
 
 
 @pytest.mark.fault("ids that end in a number")
-@pytest.mark.parametrize(
-    ("change", "held_out", "batch", "said"),
-    [
-        ('f"product_{n}"', 4, 8, "20 tasks, of which 4 are held out"),
-        ("f\"{'easy' if n % 2 else 'hard'}_{n}\"", 4, 8, "20 tasks, of which 4 are held out"),
-        ('f"Sums/{n}"', 4, 8, "20 tasks, of which 4 are held out"),
-        (
-            'n, "group": n % 2',
-            1,
-            8,
-            "20 tasks in 2 groups, of which 1 are held out to score on, always the same: 10 tasks",
-        ),
-        ('n, "group": n // 7', 1, 8, "20 tasks in 4 groups, of which 1 are held out"),
-    ],
-)
+@pytest.mark.parametrize(("change", "held_out", "batch", "said"), TABLES["splits_and_iterations"])
 def test_the_split_holds_out_groups_and_an_iteration_is_never_one_task(
     products, change, held_out, batch, said, tmp_path
 ):

@@ -269,17 +269,7 @@ def test_a_gpu_that_trainer_and_server_have_in_turns_is_planned_by_phases(check_
     assert "node.servers.share: trainer is for one node, whose GPUs both have: give --nodes 1" in problems
 
 
-@pytest.mark.parametrize(
-    ("config", "fetched"),
-    [
-        ("qwen2_5_32b", "Qwen/Qwen2.5-32B-Instruct"),
-        ("qwen2_5_32b_one_node", "Qwen/Qwen2.5-32B-Instruct"),
-        ("gpu", "HuggingFaceTB/SmolLM2-135M-Instruct"),
-        ("gpt_oss_20b", "openai/gpt-oss-20b"),
-        ("qwen3_30b_a3b", "Qwen/Qwen3-30B-A3B-Instruct-2507"),
-        ("qwen3_5_4b_one_gpu", "Qwen/Qwen3.5-4B"),
-    ],
-)
+@pytest.mark.parametrize(("config", "fetched"), TABLES["a_job_is_planned_before_its_weights_are_fetched"])
 def test_a_job_is_planned_before_its_weights_are_fetched(check_config, capsys, config, fetched):
     """Experts and hybrids too: memory and time are those that the folder gives, and the problem is its absence; what
     the world lacks stands beside it."""
@@ -324,17 +314,7 @@ def test_which_shipped_configs_fit_a_card(capsys, models, monkeypatch):
         assert re.fullmatch(rf"{name} +{words[0]} +{words[1]}", rows[name]), shown
 
 
-@pytest.mark.parametrize(
-    ("words", "head"),
-    [
-        (("qwen2_5_32b", "32b"), "CutCrossEntropyLogProbs, Apple's Cut Cross-Entropy"),
-        (("qwen2_5_32b", "32b", "log_probs=loop_recipes.engine.logprobs.AutoLogProbs"), "AutoLogProbs, Tiles"),
-        (("qwen2_5_32b_one_node", "32b", "--nodes", "1"), "AutoLogProbs, Tiles"),
-        (("qwen2_5_7b", "7b", "--nodes", "1"), "AutoLogProbs, Tiles"),
-        (("qwen2_5_7b", "7b", "preset=paper", "--nodes", "1"), "CutCrossEntropyLogProbs, Apple's Cut Cross-Entropy"),
-        (("tiny_cpu", "tiny"), "TiledLogProbs, Log-probs by tiles"),
-    ],
-)
+@pytest.mark.parametrize(("words", "head"), TABLES["it_says_which_head_gives_the_log_probs"])
 def test_it_says_which_head_gives_the_log_probs(check_config, words, head):
     _, shown, problems = check_config(*words)
     assert re.search(rf"^log-probs +{head}", shown, flags=re.M), (shown, problems)

@@ -26,6 +26,8 @@ from support.processes import alive
 from support.texts import texts_beside
 from support.waiting import DEADLINE_S, block_until, wait_until
 
+TABLES = texts_beside(__file__)
+
 FAKE = fake_vllm.__file__
 
 
@@ -337,15 +339,7 @@ def test_nothing_survives_a_killed_owner(tmp_path):
     block_until(lambda: not any(alive(pid) for pid in pids))
 
 
-@pytest.mark.parametrize(
-    ("settings", "context", "said"),
-    [
-        ({"max_model_len": 1024}, 1025, "holds sequences of 1024 tokens, and model.max_context is 1025; lower it"),
-        ({"serves_base": False}, 1024, "serves .*; start it with --served-model-name base"),
-        ({"version": "0.31.2"}, 1024, r"is version 0\.31\.2; this node needs 0\.32\.x"),
-        ({"max_model_len": 1024}, 1024, None),
-    ],
-)
+@pytest.mark.parametrize(("settings", "context", "said"), TABLES["external_server_that_holds_less_is_refused"])
 async def test_external_server_that_holds_less_is_refused(tmp_path, settings, context, said):
     """Its requests would be cut or refused, one by one."""
     fake = fake_vllm.FakeVllm()

@@ -17,6 +17,7 @@ from rollout_server.policies import store as policies
 from rollout_server.policies.adapter_check import AdapterError
 from rollout_server.policies.folder import PolicyFolder
 from rollout_server.policies.store import PolicyStore, StillInUse, UnknownPolicy
+from support.episodes import open_pool
 from support.fake_vllm import FakeVllm, prompt_logprob
 from support.random_policy import MODEL_CONFIG, write_adapter
 from support.waiting import DEADLINE_S, wait_until
@@ -65,10 +66,8 @@ class House:
 async def house(tmp_path, monkeypatch):
     monkeypatch.setattr(vllm_server, "POLL_S", 0.05)
     monkeypatch.setattr(server_group, "BACK_OFF_S", (0.05, 0.1))
-    house = House(tmp_path)
-    await house.open()
-    yield house
-    await house.close()
+    async with open_pool(House(tmp_path)) as house:
+        yield house
 
 
 async def test_published_version_is_on_every_server_under_a_name_of_its_content(house):

@@ -7,6 +7,7 @@ from loop_contrib.colbench.behavior import QuestionBehavior
 from loop_contrib.colbench.expert import expert_play, hasty_play
 from loop_contrib.colbench.pool import ColBenchPool
 from support.adapter_support import word_spans
+from support.episodes import open_pool
 
 BEHAVIOR = QuestionBehavior()
 
@@ -20,10 +21,8 @@ def question_metrics(episodes):
 
 @pytest.fixture
 async def pool():
-    pool = ColBenchPool(word_spans)
-    await pool.open()
-    yield pool
-    await pool.close()
+    async with open_pool(ColBenchPool(word_spans)) as pool:
+        yield pool
 
 
 async def talk(pool, task_id, messages):

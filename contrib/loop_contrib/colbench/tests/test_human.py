@@ -24,6 +24,7 @@ from loop_contrib.colbench.human import (
 )
 from loop_contrib.colbench.task import ColBenchTask
 from support.counter_node import TOKEN
+from support.episodes import open_pool
 
 TASKS = [task for tasks in generate(0).values() for task in tasks]
 WORDS = st.one_of(
@@ -79,10 +80,8 @@ async def endpoint(monkeypatch):
 
 @pytest.fixture
 async def human(endpoint):
-    human = EndpointHuman(ChatEndpoint(endpoint.url, "base", "HUMAN_KEY"))
-    await human.open()
-    yield human
-    await human.close()
+    async with open_pool(EndpointHuman(ChatEndpoint(endpoint.url, "base", "HUMAN_KEY"))) as human:
+        yield human
 
 
 async def test_the_model_is_told_the_code_and_the_dialogue(endpoint, human):

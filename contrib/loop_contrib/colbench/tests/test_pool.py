@@ -9,6 +9,7 @@ from agent_environments.protocol import EnvironmentCrashed, UnknownTask, create_
 from loop_contrib.colbench.expert import expert_play, final_message, hasty_play
 from loop_contrib.colbench.pool import ColBenchPool, code_of
 from support.adapter_support import word_spans
+from support.episodes import open_pool
 from support.places import check_who_waits_is_refused
 
 TASK = "test_count003_1"
@@ -16,10 +17,8 @@ TASK = "test_count003_1"
 
 @pytest.fixture
 async def pool():
-    pool = create_pool("colbench", {"max_worlds": 2}, word_spans)
-    await pool.open()
-    yield pool
-    await pool.close()
+    async with open_pool(create_pool("colbench", {"max_worlds": 2}, word_spans)) as pool:
+        yield pool
 
 
 async def play(pool, task_id, actions):

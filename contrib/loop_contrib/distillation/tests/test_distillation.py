@@ -176,10 +176,8 @@ async def teaching(answer):
 
     application = web.Application()
     application.router.add_post("/v1/completions", completions)
-    server = TestServer(application)
-    await server.start_server()
-    yield str(server.make_url("/v1")), asked
-    await server.close()
+    async with TestServer(application) as server:
+        yield str(server.make_url("/v1")), asked
 
 
 def asking(url, deadline_s=DEADLINE_S, stop=lambda: False, **options):

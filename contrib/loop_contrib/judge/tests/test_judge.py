@@ -15,6 +15,8 @@ from support.adapter_support import word_spans
 from support.texts import texts_beside
 from support.tool_modules import write
 
+TABLES = texts_beside(__file__)
+
 JUDGED = texts_beside(__file__)["judged"]
 
 
@@ -145,22 +147,7 @@ async def test_a_judge_who_was_never_there_is_a_crash(tmp_path, endpoint):
         await graded(tmp_path, endpoint, "Hello!")
 
 
-@pytest.mark.parametrize(
-    ("judge", "problem"),
-    [
-        (None, "reward polite asks a judge: say which .*node.environment.judge.url=URL"),
-        ({"url": "nowhere", "model": "m", "api_key_env": None}, "judge.url 'nowhere' must begin with http"),
-        (
-            {"url": "http://localhost/v1", "model": "m", "api_key_env": None, "timeout_s": 601},
-            "judge.timeout_s must be",
-        ),
-        ({"url": "http://localhost/v1"}, "missing key 'judge.model'"),
-        ({"url": "http://localhost/v1", "model": "m", "api_key_env": "NO_SUCH_KEY"}, "judge: set .* NO_SUCH_KEY"),
-        ({"ulr": "http://localhost/v1", "model": "m"}, r"unknown key 'judge.ulr'; did you mean 'url'\?"),
-        ({"url": 5, "model": "m"}, "judge.url must be str, not 5"),
-        ("http://localhost/v1", "judge must be a mapping, not str"),
-    ],
-)
+@pytest.mark.parametrize(("judge", "problem"), TABLES["what_is_wrong_with_a_judge_is_one_line"])
 def test_what_is_wrong_with_a_judge_is_one_line(tmp_path, judge, problem):
     with pytest.raises(ValueError, match=problem):
         ToolPool(word_spans, write(tmp_path, JUDGED), judge=judge)

@@ -24,6 +24,7 @@ from agent_environments.conformance import check_conformance
 from agent_environments.tools.environment import ToolPool
 from loop_contrib.mcp_tools.mcp_server import _text_of
 from support.adapter_support import word_spans
+from support.episodes import begun_episode, open_pool
 from support.processes import alive
 from support.texts import texts_beside
 from support.tool_modules import call, write
@@ -49,67 +50,64 @@ async def observed(environment, turn):
 
 async def test_its_tools_are_offered_called_and_end_the_episode(tmp_path, monkeypatch):
     monkeypatch.setenv("SECRET", "token")
-    pool = pool_of(tmp_path, terminal=["add"])
-    await pool.open()
-    environment = await pool.acquire("one")
-    system, _ = await environment.start("sum_1")
-    assert '"name": "add", "description": "Add two numbers."' in system.content
-    own = int((await observed(environment, call("pid"))).split()[0])
-    assert (await observed(environment, call("pid"))).split()[1:] == ["None", "yes"], "the node's secrets stay with it"
-    assert "Error: wrong arguments for add: a: 'x' is not of type 'integer'" in await observed(
-        environment, call("add", a="x", b=1)
-    )
-    assert (await observed(environment, call("fail"))).startswith("Error: the tool failed: Error executing tool fail")
-    result = await environment.step(call("add", a=17, b=25))
-    assert (result.done, (await environment.grade()).success) == (True, True)
-    await environment.close()
-    await check_conformance(pool, "sum_1", [call("add", a=10**400, b=1), call("fail"), call("add", a="\ud800", b=1)])
-    await pool.close()
+    async with open_pool(pool_of(tmp_path, terminal=["add"])) as pool:
+        environment = await pool.acquire("one")
+        system, _ = await environment.start("sum_1")
+        assert '"name": "add", "description": "Add two numbers."' in system.content
+        own = int((await observed(environment, call("pid"))).split()[0])
+        assert (await observed(environment, call("pid"))).split()[1:] == ["None", "yes"], (
+            "the node's secrets stay with it"
+        )
+        assert "Error: wrong arguments for add: a: 'x' is not of type 'integer'" in await observed(
+            environment, call("add", a="x", b=1)
+        )
+        assert (await observed(environment, call("fail"))).startswith(
+            "Error: the tool failed: Error executing tool fail"
+        )
+        result = await environment.step(call("add", a=17, b=25))
+        assert (result.done, (await environment.grade()).success) == (True, True)
+        await environment.close()
+        await check_conformance(
+            pool, "sum_1", [call("add", a=10**400, b=1), call("fail"), call("add", a="\ud800", b=1)]
+        )
     await wait_until(lambda: not alive(own))
 
 
 async def test_a_server_that_dies_or_hangs_is_told_and_started_again(tmp_path):
-    pool = pool_of(tmp_path, deadline_s=60.0)
-    await pool.open()
-    environment = await pool.acquire("one")
-    await environment.start("sum_1")
-    for death in ("die", "SIGKILL"):
-        before = int((await observed(environment, call("pid"))).split()[0])
-        if death == "die":
-            assert (await observed(environment, call("die"))).startswith("Error: the tool failed: ")
-        else:
-            os.kill(before, signal.SIGKILL)
-            await wait_until(lambda before=before: not alive(before))
-            assert (await observed(environment, call("add", a=1, b=1))).startswith("Error: the tool failed: ")
+    async with open_pool(pool_of(tmp_path, deadline_s=60.0)) as pool, begun_episode(pool, "sum_1") as environment:
+        for death in ("die", "SIGKILL"):
+            before = int((await observed(environment, call("pid"))).split()[0])
+            if death == "die":
+                assert (await observed(environment, call("die"))).startswith("Error: the tool failed: ")
+            else:
+                os.kill(before, signal.SIGKILL)
+                await wait_until(lambda before=before: not alive(before))
+                assert (await observed(environment, call("add", a=1, b=1))).startswith("Error: the tool failed: ")
+            assert await observed(environment, call("add", a=1, b=1)) == "2"
+        pool._servers[0].deadline_s = 1.0
+        hanging = asyncio.ensure_future(observed(environment, call("hang")))
+        assert await hanging == "Error: the tool failed: took longer than 1 s"
+        pool._servers[0].deadline_s = 60.0
         assert await observed(environment, call("add", a=1, b=1)) == "2"
-    pool._servers[0].deadline_s = 1.0
-    hanging = asyncio.ensure_future(observed(environment, call("hang")))
-    assert await hanging == "Error: the tool failed: took longer than 1 s"
-    pool._servers[0].deadline_s = 60.0
-    assert await observed(environment, call("add", a=1, b=1)) == "2"
-    await environment.close()
-    await pool.close()
 
 
 async def test_a_server_that_hangs_as_it_starts_again_blocks_no_call_for_good(tmp_path, monkeypatch):
     hang = tmp_path / "hang"
-    pool = pool_of(tmp_path, deadline_s=60.0, env={"HANG": str(hang)})
-    await pool.open()
-    environment = await pool.acquire("one")
-    await environment.start("sum_1")
-    hang.touch()
-    await observed(environment, call("die"))
-    with monkeypatch.context() as patched:
-        patched.setattr("loop_contrib.mcp_tools.mcp_server.START_DEADLINE_S", 0.5)
-        told = await observed(environment, call("add", a=1, b=1))
-    assert told == "Error: the tool failed: it did not start within 0.5 s"
-    hang.unlink()
-    assert await observed(environment, call("add", a=1, b=1)) == "2"
-    hang.touch()
-    await observed(environment, call("die"))
-    starting = asyncio.ensure_future(observed(environment, call("add", a=1, b=1)))
-    await wait_until(lambda: pool._servers[0]._connection is not None)
-    await pool.close()
+    async with open_pool(pool_of(tmp_path, deadline_s=60.0, env={"HANG": str(hang)})) as pool:
+        environment = await pool.acquire("one")
+        await environment.start("sum_1")
+        hang.touch()
+        await observed(environment, call("die"))
+        with monkeypatch.context() as patched:
+            patched.setattr("loop_contrib.mcp_tools.mcp_server.START_DEADLINE_S", 0.5)
+            told = await observed(environment, call("add", a=1, b=1))
+        assert told == "Error: the tool failed: it did not start within 0.5 s"
+        hang.unlink()
+        assert await observed(environment, call("add", a=1, b=1)) == "2"
+        hang.touch()
+        await observed(environment, call("die"))
+        starting = asyncio.ensure_future(observed(environment, call("add", a=1, b=1)))
+        await wait_until(lambda: pool._servers[0]._connection is not None)
     assert (await starting).startswith("Error: the tool failed: ")
     await environment.close()
 
@@ -162,22 +160,17 @@ def test_a_bad_section(tmp_path):
 
 
 async def test_a_pattern_that_takes_for_ever_over_an_argument_holds_up_nobody(tmp_path):
-    pool = pool_of(tmp_path, deadline_s=60.0)
-    await pool.open()
-    environment = await pool.acquire("one")
-    await environment.start("sum_1")
-    assert await observed(environment, call("send", to="a@b")) == "sent to a@b"
-    assert "wrong arguments for send: to: '@' does not match" in await observed(environment, call("send", to="@"))
-    environment._module.tools["send"].deadline_s = 1.0
-    waiting = asyncio.ensure_future(observed(environment, call("send", to="a" * 40)))
-    longest, last = 0.0, time.process_time()
-    while not waiting.done():
-        await asyncio.sleep(0.01)
-        longest, last = max(longest, time.process_time() - last), time.process_time()
-    assert await waiting == "Error: the tool failed: took longer than 1 s"
-    assert longest < 1.0, "processor seconds of the node in one go"
-    await environment.close()
-    await pool.close()
+    async with open_pool(pool_of(tmp_path, deadline_s=60.0)) as pool, begun_episode(pool, "sum_1") as environment:
+        assert await observed(environment, call("send", to="a@b")) == "sent to a@b"
+        assert "wrong arguments for send: to: '@' does not match" in await observed(environment, call("send", to="@"))
+        environment._module.tools["send"].deadline_s = 1.0
+        waiting = asyncio.ensure_future(observed(environment, call("send", to="a" * 40)))
+        longest, last = 0.0, time.process_time()
+        while not waiting.done():
+            await asyncio.sleep(0.01)
+            longest, last = max(longest, time.process_time() - last), time.process_time()
+        assert await waiting == "Error: the tool failed: took longer than 1 s"
+        assert longest < 1.0, "processor seconds of the node in one go"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from agent_environments.protocol import EnvironmentCrashed, create_pool
 from loop_contrib.services.server import EnvironmentServer
 from loop_contrib.services.service_pool import TOKEN_VARIABLE
 from support.adapter_support import word_spans
-from support.episodes import play_steps
+from support.episodes import open_pool, play_steps
 
 TASK = "reach12_1"
 ACTION = "```python\nadd(9)\n```"
@@ -35,16 +35,11 @@ async def test_a_grade_that_is_not_found_is_asked_for_again(monkeypatch):
         return await handler(request)
 
     application.middlewares.insert(0, proxy)
-    server = TestServer(application)
-    await server.start_server()
-    service = client(server)
-    await service.open()
-    expected = await play_steps(CounterPool(word_spans), TASK, [ACTION])
-    for _ in range(2):
-        assert await play_steps(service, TASK, [ACTION]) == expected
-    assert not_found
-    await service.close()
-    await server.close()
+    async with TestServer(application) as server, open_pool(client(server)) as service:
+        expected = await play_steps(CounterPool(word_spans), TASK, [ACTION])
+        for _ in range(2):
+            assert await play_steps(service, TASK, [ACTION]) == expected
+        assert not_found
 
 
 @asynccontextmanager
@@ -52,13 +47,11 @@ async def service_of(answer, **options):
     """A pool that plays with a server of two tasks, which answers all requests by ``answer``."""
     application = web.Application()
     application.add_routes([web.post(path, answer) for path in ("/create", "/reset", "/step")])
-    server = TestServer(application)
-    await server.start_server()
-    service = client(server, splits={"train": (0, 2)}, **options)
-    await service.open()
-    yield service
-    await service.close()
-    await server.close()
+    async with (
+        TestServer(application) as server,
+        open_pool(client(server, splits={"train": (0, 2)}, **options)) as service,
+    ):
+        yield service
 
 
 async def test_a_service_without_grades_has_the_reward_of_its_last_answer():

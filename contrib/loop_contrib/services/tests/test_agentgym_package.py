@@ -47,20 +47,19 @@ class CommandPool(CounterPool):
 @pytest.mark.parametrize(("module", "kind"), [("textcraft", "TextCraftEnvClient"), ("babyai", "BabyAIEnvClient")])
 async def test_agentgyms_client_on_our_server(module, kind):
     pool = CommandPool(lambda text: [])
-    server = TestServer(EnvironmentServer(pool, ["train"], TOKEN).application())
-    await server.start_server()
-    url = str(URL(str(server.make_url(""))).with_user("agentgym").with_password(TOKEN)).rstrip("/")
-    index = list(TARGETS["train"]).index("reach5_1")
-    actions = [f"Thought:\nI count.\n\nAction:\n{command}" for command in ("add 3", "show", "add 2", "finish")]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(PROGRAM), SOURCE, module, kind, url, str(index), *actions), stdout=asyncio.subprocess.PIPE
-    )
-    output, _ = await process.communicate()
-    assert process.returncode == 0
-    seen = json.loads(output)
-    assert seen["opening"].endswith("Bring the counter from 0 to 5.")
-    assert [step[1:] for step in seen["steps"]] == [[0.0, False], [0.0, False], [0.0, False], [1.0, True]]
-    assert seen["steps"][1][0].startswith("3")
-    assert seen["observed"] == seen["steps"][-1][0]
-    await server.close()
+    async with TestServer(EnvironmentServer(pool, ["train"], TOKEN).application()) as server:
+        url = str(URL(str(server.make_url(""))).with_user("agentgym").with_password(TOKEN)).rstrip("/")
+        index = list(TARGETS["train"]).index("reach5_1")
+        actions = [f"Thought:\nI count.\n\nAction:\n{command}" for command in ("add 3", "show", "add 2", "finish")]
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(PROGRAM), SOURCE, module, kind, url, str(index), *actions),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        output, _ = await process.communicate()
+        assert process.returncode == 0
+        seen = json.loads(output)
+        assert seen["opening"].endswith("Bring the counter from 0 to 5.")
+        assert [step[1:] for step in seen["steps"]] == [[0.0, False], [0.0, False], [0.0, False], [1.0, True]]
+        assert seen["steps"][1][0].startswith("3")
+        assert seen["observed"] == seen["steps"][-1][0]
     assert pool.status().open_worlds == 0

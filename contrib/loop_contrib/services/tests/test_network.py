@@ -14,6 +14,7 @@ from loop_contrib.services.server import EnvironmentServer
 from loop_contrib.services.service_pool import TOKEN_VARIABLE
 from loop_contrib.services.sessions import ServedSession
 from support.adapter_support import word_spans
+from support.episodes import open_pool
 from support.network import Network
 from support.waiting import DEADLINE_S, wait_until
 
@@ -33,16 +34,14 @@ async def served(request, monkeypatch):
     monkeypatch.setattr("loop_contrib.services.service_pool.PROBE_S", 0.5)
     monkeypatch.setattr("loop_contrib.services.server.HEARTBEAT_S", 1.0)
     pool = CounterPool(lambda text: [])
-    server = TestServer(EnvironmentServer(pool, ["train"], TOKEN, idle_timeout_s=5.0).application())
-    await server.start_server()
-    async with Network(str(server.make_url(""))).open() as network:
-        clients = create_pool(request.param, {"url": network.url, "dataset": "counter"}, word_spans)
-        await clients.open()
+    async with (
+        TestServer(EnvironmentServer(pool, ["train"], TOKEN, idle_timeout_s=5.0).application()) as server,
+        Network(str(server.make_url(""))).open() as network,
+        open_pool(create_pool(request.param, {"url": network.url, "dataset": "counter"}, word_spans)) as clients,
+    ):
         yield pool, network, clients
         assert clients.status().open_worlds == 0
         await wait_until(lambda: pool.status().open_worlds == 0)
-        await clients.close()
-    await server.close()
 
 
 async def started(clients):

@@ -10,6 +10,7 @@ from aiohttp.test_utils import TestServer
 
 from agent_environments.protocol import EnvironmentCrashed, create_pool
 from support.adapter_support import word_spans
+from support.episodes import begun_episode, open_pool
 
 
 class OneSession:
@@ -97,24 +98,20 @@ async def test_episodes_wait_for_the_one_session_and_none_is_lost(serve, monkeyp
     monkeypatch.setattr("loop_contrib.services.openenv_client.PLACE_PAUSE_S", 0.01)
     monkeypatch.setattr("agent_environments.lost_worlds.PAUSE_S", 0.01)
     service, url = await serve(refuses_late)
-    pool = pool_on(url, splits={"train": [3, 8], "dev": [8, 9]}, start_timeout_s=5.0)
-    await pool.open()
-    assert (pool.tasks("train")[0], pool.tasks("dev")) == ("seed_3", ["seed_8"])
+    async with open_pool(pool_on(url, splits={"train": [3, 8], "dev": [8, 9]}, start_timeout_s=5.0)) as pool:
+        assert (pool.tasks("train")[0], pool.tasks("dev")) == ("seed_3", ["seed_8"])
 
-    async def play(task):
-        environment = await pool.acquire(task)
-        await environment.start(task)
-        assert not (await environment.step("no")).done
-        await asyncio.sleep(0)
-        assert (await environment.step(task.removeprefix("seed_"))).done
-        grade = await environment.grade()
-        await environment.close()
-        return grade.reward
+        async def play(task):
+            async with begun_episode(pool, task) as environment:
+                assert not (await environment.step("no")).done
+                await asyncio.sleep(0)
+                assert (await environment.step(task.removeprefix("seed_"))).done
+                grade = await environment.grade()
+            return grade.reward
 
-    assert await asyncio.gather(*map(play, pool.tasks("train"))) == [1.0] * 5
-    assert (service.most, service.refused > 0, pool.crowded) == (1, True, True)
-    assert not pool.status().open_worlds
-    await pool.close()
+        assert await asyncio.gather(*map(play, pool.tasks("train"))) == [1.0] * 5
+        assert (service.most, service.refused > 0, pool.crowded) == (1, True, True)
+        assert not pool.status().open_worlds
 
 
 async def test_a_session_that_somebody_else_keeps_is_waited_for_only_so_long(serve, monkeypatch):
@@ -122,14 +119,12 @@ async def test_a_session_that_somebody_else_keeps_is_waited_for_only_so_long(ser
     monkeypatch.setattr("agent_environments.lost_worlds.PAUSE_S", 0.01)
     service, url = await serve()
     service.open = 1
-    pool = pool_on(url, splits={"train": [3, 4]}, start_timeout_s=0.3)
-    await pool.open()
-    environment = await pool.acquire("e")
-    with pytest.raises(EnvironmentCrashed, match="no sessions left"):
-        await environment.start("seed_3")
-    assert await pool.answers()
-    await environment.close()
-    await pool.close()
+    async with open_pool(pool_on(url, splits={"train": [3, 4]}, start_timeout_s=0.3)) as pool:
+        environment = await pool.acquire("e")
+        with pytest.raises(EnvironmentCrashed, match="no sessions left"):
+            await environment.start("seed_3")
+        assert await pool.answers()
+        await environment.close()
 
 
 class Typed:
@@ -199,32 +194,28 @@ FIELDS = {"action_field": "move", "observation_field": "hint"}
 @pytest.mark.parametrize("refused", ["I go UP.", "UP", "up\n", "", "{}", "go", "0", " up", "left", "up down"])
 async def test_a_refused_action_is_an_observation_with_the_servers_own_words(typed, refused):
     _, url = await typed()
-    pool = pool_on(url, splits={"train": [0, 2]}, **FIELDS)
-    await pool.open()
-    environment = await pool.acquire("e")
-    assert [message.content for message in await environment.start("seed_0")] == ["Task 0."]
-    step = await environment.step(refused)
-    assert (step.done, step.failed, step.broke) == (False, True, None)
-    assert step.observation == "Execution failed. Invalid message; move: Input should be 'up' or 'down'"
-    step = await environment.step("up")
-    assert (step.observation, step.done, step.failed) == ("Moved.", True, False)
-    grade = await environment.grade()
-    assert (grade.reward, grade.broke, grade.ungradable) == (1.0, None, None)
-    await environment.close()
-    await pool.close()
+    async with open_pool(pool_on(url, splits={"train": [0, 2]}, **FIELDS)) as pool:
+        environment = await pool.acquire("e")
+        assert [message.content for message in await environment.start("seed_0")] == ["Task 0."]
+        step = await environment.step(refused)
+        assert (step.done, step.failed, step.broke) == (False, True, None)
+        assert step.observation == "Execution failed. Invalid message; move: Input should be 'up' or 'down'"
+        step = await environment.step("up")
+        assert (step.observation, step.done, step.failed) == ("Moved.", True, False)
+        grade = await environment.grade()
+        assert (grade.reward, grade.broke, grade.ungradable) == (1.0, None, None)
+        await environment.close()
 
 
 async def test_a_wrong_field_of_actions_is_no_fault_of_the_policy(typed):
     _, url = await typed()
-    pool = pool_on(url, splits={"train": [0, 2]}, observation_field="hint")
-    await pool.open()
-    environment = await pool.acquire("e")
-    await environment.start("seed_0")
-    step = await environment.step("up")
-    assert step.done
-    assert "move: Field required; set action_field" in step.broke.what
-    await environment.close()
-    await pool.close()
+    async with (
+        open_pool(pool_on(url, splits={"train": [0, 2]}, observation_field="hint")) as pool,
+        begun_episode(pool, "seed_0") as environment,
+    ):
+        step = await environment.step("up")
+        assert step.done
+        assert "move: Field required; set action_field" in step.broke.what
 
 
 @pytest.mark.parametrize(
@@ -272,33 +263,31 @@ async def test_a_service_need_not_describe_itself(typed, schema):
 
 async def test_an_action_of_several_fields_is_a_json_object(typed):
     service, url = await typed({"observation": OBSERVED, "action": taken("move", "say")})
-    pool = pool_on(url, splits={"train": [0, 2]}, observation_field="hint", action_field=None)
-    await pool.open()
-    environment = await pool.acquire("e")
-    await environment.start("seed_0")
-    shown = [(await environment.step(said)).observation for said in ("up", "[1]", '{"say": "hi"}')]
-    assert shown[0].startswith("Execution failed. An action is a JSON object: ")
-    assert shown[1:] == [
-        "Execution failed. An action is a JSON object.",
-        "Execution failed. Invalid message; move: Field required",
-    ]
-    assert (await environment.step('```json\n{"move": "up", "say": "hi"}\n```')).done
-    assert service.actions == [{"say": "hi"}, {"move": "up", "say": "hi"}]
-    await environment.close()
-    await pool.close()
+    async with (
+        open_pool(pool_on(url, splits={"train": [0, 2]}, observation_field="hint", action_field=None)) as pool,
+        begun_episode(pool, "seed_0") as environment,
+    ):
+        shown = [(await environment.step(said)).observation for said in ("up", "[1]", '{"say": "hi"}')]
+        assert shown[0].startswith("Execution failed. An action is a JSON object: ")
+        assert shown[1:] == [
+            "Execution failed. An action is a JSON object.",
+            "Execution failed. Invalid message; move: Field required",
+        ]
+        assert (await environment.step('```json\n{"move": "up", "say": "hi"}\n```')).done
+        assert service.actions == [{"say": "hi"}, {"move": "up", "say": "hi"}]
 
 
 async def test_a_task_may_be_any_arguments_of_reset(typed):
     service, url = await typed(None, lambda _, data: data["fen"])
-    pool = pool_on(url, splits={"train": [{"fen": "a"}, {"fen": "b", "depth": 2}]}, reset={"depth": 1}, **FIELDS)
-    await pool.open()
-    assert pool.tasks("train") == ["train_0", "train_1"]
-    for task, text in (("train_0", "Task a."), ("train_1", "Task b.")):
-        environment = await pool.acquire("e")
-        assert [message.content for message in await environment.start(task)] == [text]
-        await environment.close()
-    assert service.resets == [{"depth": 1, "fen": "a"}, {"depth": 2, "fen": "b"}]
-    await pool.close()
+    async with open_pool(
+        pool_on(url, splits={"train": [{"fen": "a"}, {"fen": "b", "depth": 2}]}, reset={"depth": 1}, **FIELDS)
+    ) as pool:
+        assert pool.tasks("train") == ["train_0", "train_1"]
+        for task, text in (("train_0", "Task a."), ("train_1", "Task b.")):
+            environment = await pool.acquire("e")
+            assert [message.content for message in await environment.start(task)] == [text]
+            await environment.close()
+        assert service.resets == [{"depth": 1, "fen": "a"}, {"depth": 2, "fen": "b"}]
     with pytest.raises(EnvironmentCrashed, match=r"splits.train is .first, end. of its seeds, or a list of objects"):
         await pool_on(url, splits={"train": ["a", "b"]}, **FIELDS).open()
 
@@ -342,12 +331,16 @@ async def test_tools_of_mcp_are_called_by_json(typed):
     schema = {"observation": {"properties": {"result": {}, "error": {}}}, "action": taken("tool_name", "arguments")}
     _, url = await typed(schema, kind=Tools)
     options = {"observation_field": "result", "action_field": None, "instructions": "Echo."}
-    pool = pool_on(url, splits={"train": [{}]}, **options)
-    await pool.open()
-    environment = await pool.acquire("e")
-    assert [(message.role, message.content) for message in await environment.start("train_0")] == [("user", "Echo.")]
-    said = ['{"type": "list_tools"}', '{"tool_name": "echo", "arguments": {"message": "hi"}}', '{"tool_name": "cry"}']
-    shown = [(await environment.step(each)).observation for each in said]
-    assert shown == ['{"tools": [{"name": "echo"}]}', "hi", '{"error": {"message": "no such tool"}}']
-    await environment.close()
-    await pool.close()
+    async with open_pool(pool_on(url, splits={"train": [{}]}, **options)) as pool:
+        environment = await pool.acquire("e")
+        assert [(message.role, message.content) for message in await environment.start("train_0")] == [
+            ("user", "Echo.")
+        ]
+        said = [
+            '{"type": "list_tools"}',
+            '{"tool_name": "echo", "arguments": {"message": "hi"}}',
+            '{"tool_name": "cry"}',
+        ]
+        shown = [(await environment.step(each)).observation for each in said]
+        assert shown == ['{"tools": [{"name": "echo"}]}', "hi", '{"error": {"message": "no such tool"}}']
+        await environment.close()

@@ -23,7 +23,7 @@ from loop_contrib.services.cli import main
 from loop_contrib.services.server import MAX_BODY_BYTES
 from loop_contrib.services.service_pool import TOKEN_VARIABLE
 from support.adapter_support import word_spans
-from support.episodes import play_steps
+from support.episodes import begun_episode, open_pool, play_steps
 from support.waiting import DEADLINE_S, wait_until
 
 REPOSITORY = Path(__file__).parents[4]
@@ -55,20 +55,16 @@ async def served(monkeypatch):
 @pytest.mark.parametrize("turns", [0, 2, len(SCRIPT) - 1, len(SCRIPT)])
 async def test_a_served_episode_is_the_episode_in_process(served, protocol, turns):
     _, url = served
-    service = client(protocol, url, observation_max_tokens=CUT)
-    await service.open()
-    expected = await play_steps(CounterPool(word_spans, observation_max_tokens=CUT), TASK, SCRIPT[:turns])
-    assert await play_steps(service, TASK, SCRIPT[:turns]) == expected
-    await service.close()
+    async with open_pool(client(protocol, url, observation_max_tokens=CUT)) as service:
+        expected = await play_steps(CounterPool(word_spans, observation_max_tokens=CUT), TASK, SCRIPT[:turns])
+        assert await play_steps(service, TASK, SCRIPT[:turns]) == expected
 
 
 @pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
 async def test_tasks_have_their_names(served, protocol):
     _, url = served
-    service = client(protocol, url)
-    await service.open()
-    assert {split: service.tasks(split) for split in SPLITS} == {split: list(TARGETS[split]) for split in SPLITS}
-    await service.close()
+    async with open_pool(client(protocol, url)) as service:
+        assert {split: service.tasks(split) for split in SPLITS} == {split: list(TARGETS[split]) for split in SPLITS}
 
 
 @pytest.mark.parametrize("name", ["somebody/sums", "a: 1 + b?c#d", "100%25"])
@@ -76,11 +72,8 @@ async def test_a_dataset_may_have_any_name(monkeypatch, name):
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     pool = CounterPool(word_spans)
     pool.dataset = name
-    async with serving(pool) as (url, _):
-        service = client("openenv", url)
-        await service.open()
+    async with serving(pool) as (url, _), open_pool(client("openenv", url)) as service:
         assert service.tasks("train") == list(TARGETS["train"])
-        await service.close()
 
 
 async def test_ids_that_several_tasks_of_an_openenv_service_share_name_none_of_them():
@@ -98,113 +91,94 @@ async def test_ids_that_several_tasks_of_an_openenv_service_share_name_none_of_t
     application.add_routes(
         [web.get("/list_environments", answer), web.get("/sums/splits", answer), web.post("/sums/tasks", tasks)]
     )
-    server = TestServer(application)
-    await server.start_server()
-    service = client("openenv", str(server.make_url("")))
-    await service.open()
-    assert (service.tasks("train"), service.tasks("test")) == (["train_0", "sum_2"], ["test_0", "test_1"])
-    assert service.places["test_0"] == {"split": "test", "index": 0}
-    await service.close()
-    await server.close()
+    async with TestServer(application) as server, open_pool(client("openenv", str(server.make_url("")))) as service:
+        assert (service.tasks("train"), service.tasks("test")) == (["train_0", "sum_2"], ["test_0", "test_1"])
+        assert service.places["test_0"] == {"split": "test", "index": 0}
 
 
 async def test_splits_of_data_idx_cut_the_tasks_of_all_splits_anew(served):
     _, url = served
     both = [*TARGETS["train"], *TARGETS["dev"]]
-    service = client("agentgym", url, splits={"few": (10, 14)})
-    await service.open()
-    assert service.tasks("few") == both[10:14]
-    assert (await play_steps(service, both[13], [])) == (await play_steps(CounterPool(word_spans), both[13], []))
-    await service.close()
+    async with open_pool(client("agentgym", url, splits={"few": (10, 14)})) as service:
+        assert service.tasks("few") == both[10:14]
+        assert (await play_steps(service, both[13], [])) == (await play_steps(CounterPool(word_spans), both[13], []))
     with pytest.raises(EnvironmentCrashed, match=rf"splits\.many goes beyond its {len(both)} tasks"):
         await client("agentgym", url, splits={"many": (0, 100)}).open()
 
 
 async def test_a_service_that_names_no_tasks_needs_splits():
-    server = TestServer(web.Application())
-    await server.start_server()
-    url = str(server.make_url(""))
-    service = client("agentgym", url, splits={"train": (0, 2), "test": (5, 7)})
-    await service.open()
-    assert (service.tasks("train"), service.tasks("test")) == (["item_0", "item_1"], ["item_5", "item_6"])
-    await service.close()
-    with pytest.raises(EnvironmentCrashed, match="set splits"):
-        await client("agentgym", url).open()
-    await server.close()
+    async with TestServer(web.Application()) as server:
+        url = str(server.make_url(""))
+        async with open_pool(client("agentgym", url, splits={"train": (0, 2), "test": (5, 7)})) as service:
+            assert (service.tasks("train"), service.tasks("test")) == (["item_0", "item_1"], ["item_5", "item_6"])
+        with pytest.raises(EnvironmentCrashed, match="set splits"):
+            await client("agentgym", url).open()
 
 
 @pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
 async def test_clients_conform(served, protocol):
     _, url = served
-    service = client(protocol, url)
-    await service.open()
-    await check_conformance(service, TASK, HOSTILE_ACTIONS)
-    await service.close()
+    async with open_pool(client(protocol, url)) as service:
+        await check_conformance(service, TASK, HOSTILE_ACTIONS)
 
 
 async def test_a_service_that_takes_a_connection_and_says_nothing_is_gone_in_time(served, monkeypatch):
     """No wait without an end, and no agent is charged with it: the attempt is repeated."""
     _, url = served
-    service = client("openenv", url, start_timeout_s=60.0)
-    await service.open()
-    service.rules = dataclasses.replace(service.rules, start_timeout_s=0.2)
+    async with open_pool(client("openenv", url, start_timeout_s=60.0)) as service:
+        service.rules = dataclasses.replace(service.rules, start_timeout_s=0.2)
 
-    async def silent(request):
-        await asyncio.Event().wait()
+        async def silent(request):
+            await asyncio.Event().wait()
 
-    application = web.Application()
-    application.router.add_get("/ws", silent)
-    server = TestServer(application)
-    await server.start_server()
-    service.url = str(server.make_url("")).rstrip("/")
-    environment = await service.acquire("episode")
-    with pytest.raises(EnvironmentCrashed, match="no connection"):
-        await environment.start(TASK)
-    await environment.close()
-    await service.close()
+        application = web.Application()
+        application.router.add_get("/ws", silent)
+        server = TestServer(application)
+        await server.start_server()
+        service.url = str(server.make_url("")).rstrip("/")
+        environment = await service.acquire("episode")
+        with pytest.raises(EnvironmentCrashed, match="no connection"):
+            await environment.start(TASK)
+        await environment.close()
     await server.close()
 
 
 async def test_pings_are_answered_while_the_policy_thinks(served):
     """A service ends the episode of a socket that answers none, and a turn may be sampled for minutes."""
     _, url = served
-    service = client("openenv", url)
-    await service.open()
-    answered = asyncio.Event()
+    async with open_pool(client("openenv", url)) as service:
+        answered = asyncio.Event()
 
-    async def pinging(request):
-        socket = web.WebSocketResponse(autoping=False)
-        await socket.prepare(request)
-        await socket.ping(b"are you there?")
-        if (await socket.receive()).type is web.WSMsgType.PONG:
-            answered.set()
-        await socket.receive()
-        return socket
+        async def pinging(request):
+            socket = web.WebSocketResponse(autoping=False)
+            await socket.prepare(request)
+            await socket.ping(b"are you there?")
+            if (await socket.receive()).type is web.WSMsgType.PONG:
+                answered.set()
+            await socket.receive()
+            return socket
 
-    application = web.Application()
-    application.router.add_get("/ws", pinging)
-    server = TestServer(application)
-    await server.start_server()
-    service.url = str(server.make_url("")).rstrip("/")
-    line = await service.lease()
-    async with asyncio.timeout(DEADLINE_S):
-        await answered.wait()
-    assert line.alive
-    await service.give_back(line)
-    await service.close()
+        application = web.Application()
+        application.router.add_get("/ws", pinging)
+        server = TestServer(application)
+        await server.start_server()
+        service.url = str(server.make_url("")).rstrip("/")
+        line = await service.lease()
+        async with asyncio.timeout(DEADLINE_S):
+            await answered.wait()
+        assert line.alive
+        await service.give_back(line)
     await server.close()
 
 
 async def test_as_many_episodes_as_there_are_places_are_connected_at_once(served):
     """aiohttp has 100 connections unless told otherwise."""
     pool, url = served
-    service = client("openenv", url, max_worlds=110)
-    await service.open()
-    environments = [await service.acquire(f"episode{number}") for number in range(110)]
-    await asyncio.gather(*(environment.start(TASK) for environment in environments))
-    assert pool.status().open_worlds == 110
-    await asyncio.gather(*(environment.close() for environment in environments))
-    await service.close()
+    async with open_pool(client("openenv", url, max_worlds=110)) as service:
+        environments = [await service.acquire(f"episode{number}") for number in range(110)]
+        await asyncio.gather(*(environment.start(TASK) for environment in environments))
+        assert pool.status().open_worlds == 110
+        await asyncio.gather(*(environment.close() for environment in environments))
     await wait_until(lambda: pool.status().open_worlds == 0)
 
 
@@ -307,28 +281,24 @@ async def test_a_killed_service(protocol, monkeypatch):
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     monkeypatch.setattr("agent_environments.lost_worlds.PAUSE_S", 0.01)
     process, url = await start_service()
-    service = client(protocol, url)
-    await service.open()
-    environment = await service.acquire("episode")
-    await environment.start(TASK)
-    await environment.step(SCRIPT[0])
-    process.send_signal(signal.SIGKILL)
-    await process.wait()
-    waiting = asyncio.create_task(environment.step(SCRIPT[-1]))
-    process, _ = await start_service(int(url.rpartition(":")[2]))
-    assert (await waiting).done
-    assert (await environment.grade()).reward == 1.0
-    await environment.close()
-    environment = await service.acquire("episode")
-    await environment.start(TASK)
-    service.rules = environment._rules = dataclasses.replace(service.rules, start_timeout_s=0.5)
-    process.send_signal(signal.SIGKILL)
-    await process.wait()
-    with pytest.raises(EnvironmentCrashed, match=r"no world lasted for 0\.5 s; the last: no connection to http"):
-        await environment.step(SCRIPT[0])
-    await environment.close()
-    assert service.status().open_worlds == 0
-    await service.close()
+    async with open_pool(client(protocol, url)) as service:
+        async with begun_episode(service, TASK, "episode") as environment:
+            await environment.step(SCRIPT[0])
+            process.send_signal(signal.SIGKILL)
+            await process.wait()
+            waiting = asyncio.create_task(environment.step(SCRIPT[-1]))
+            process, _ = await start_service(int(url.rpartition(":")[2]))
+            assert (await waiting).done
+            assert (await environment.grade()).reward == 1.0
+        async with begun_episode(service, TASK) as environment:
+            service.rules = environment._rules = dataclasses.replace(service.rules, start_timeout_s=0.5)
+            process.send_signal(signal.SIGKILL)
+            await process.wait()
+            with pytest.raises(
+                EnvironmentCrashed, match=r"no world lasted for 0\.5 s; the last: no connection to http"
+            ):
+                await environment.step(SCRIPT[0])
+        assert service.status().open_worlds == 0
 
 
 @pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
@@ -341,14 +311,12 @@ async def test_a_service_that_restarts_amid_many_episodes_costs_none_of_them(pro
 
     async def play(number: int) -> float:
         nonlocal made
-        environment = await service.acquire(f"episode-{number}")
-        await environment.start(TASK)
-        for _ in range(8):
-            await environment.step(act("show()"))
-            made += 1
-        assert (await environment.step(act(*["add(9)", "add(3)"], "finish()"))).done
-        reward = (await environment.grade()).reward
-        await environment.close()
+        async with begun_episode(service, TASK) as environment:
+            for _ in range(8):
+                await environment.step(act("show()"))
+                made += 1
+            assert (await environment.step(act(*["add(9)", "add(3)"], "finish()"))).done
+            reward = (await environment.grade()).reward
         return reward
 
     playing = [asyncio.create_task(play(number)) for number in range(12)]

@@ -11,6 +11,7 @@ from contrib_support.served_counter import TASK, TOKEN, HeldPool, client, servin
 from loop_contrib.services.server import MAX_WAITING
 from loop_contrib.services.service_pool import TOKEN_VARIABLE
 from loop_contrib.services.sessions import NoEpisode, ServedSession
+from support.episodes import begun_episode, open_pool
 from support.waiting import DEADLINE_S, wait_until
 
 
@@ -97,16 +98,14 @@ def too_slow(monkeypatch):
 @pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
 async def test_a_step_that_times_out_at_the_service_times_out_for_our_client(pool, too_slow, protocol, monkeypatch):
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-    async with serving(pool) as (url, _):
-        service = client(protocol, url)
-        await service.open()
-        environment = await service.acquire("episode")
-        await environment.start(TASK)
+    async with (
+        serving(pool) as (url, _),
+        open_pool(client(protocol, url)) as service,
+        begun_episode(service, TASK) as environment,
+    ):
         with pytest.raises(EnvironmentTimeout, match="the world used up 100 s"):
             await environment.step("anything")
         assert (await environment.grade()).reward == 0.25
-        await environment.close()
-        await service.close()
 
 
 async def test_a_step_that_times_out_ends_its_episode_in_a_grade_for_any_client(pool, too_slow):

@@ -20,10 +20,13 @@ from agent_environments.protocol import EnvironmentCrashed, UnknownTask, is_harn
 from loop_contrib.verifiers.pool import VerifiersPool
 from support.adapter_support import word_spans
 from support.counter_node import counter_request, local_node
+from support.episodes import begun_episode
 from support.interpreters import with_packages
 from support.places import check_who_waits_is_refused
 from support.texts import texts_beside
 from support.waiting import wait_until
+
+TABLES = texts_beside(__file__)
 
 SUPPORT = Path(__file__).parents[3] / "tests" / "contrib_support"
 FAKE = SUPPORT / "fake_verifiers"
@@ -71,10 +74,8 @@ async def policy_at():
 
     app = web.Application()
     app.router.add_post("/sessions/sk-1/v1/chat/completions", answer)
-    server = TestServer(app)
-    await server.start_server()
-    yield str(server.make_url("/v1"))
-    await server.close()
+    async with TestServer(app) as server:
+        yield str(server.make_url("/v1"))
 
 
 async def played(verifiers, task_id, url, max_turns=8):
@@ -118,18 +119,7 @@ async def test_the_rewards_and_metrics_are_the_tasksets_own(opened, policy_at):
     assert (grade.reward, grade.success, grade.rewards["turns"]) == (0.75, False, 0.5)
 
 
-@pytest.mark.parametrize(
-    ("task", "why", "broke"),
-    [
-        ("raises", "TaskError: scoring: KeyError: 'answer'", True),
-        ("unscored", "no reward form", True),
-        ("unrewarded", "there is no reward", True),
-        ("two-agents", "2 agents played", True),
-        ("dies", "its process ended with status 3", True),
-        ("exits", "SystemExit: it has had enough", True),
-        ("harness-error", "HarnessError: it exited 1", False),
-    ],
-)
+@pytest.mark.parametrize(("task", "why", "broke"), TABLES["what_cannot_be_graded_is_worth_nothing_and_told"])
 async def test_what_cannot_be_graded_is_worth_nothing_and_told(opened, policy_at, task, why, broke):
     grade, _ = await played(await opened(), task, policy_at)
     assert (grade.reward, grade.success) == (0.0, False)
@@ -187,14 +177,12 @@ async def test_rewards_on_another_scale(opened, policy_at):
 
 async def test_an_episode_that_is_ended_leaves_no_process_and_no_reward(opened, policy_at):
     deeds = await opened(limit=1, splits={"train": {}})
-    environment = await deeds.acquire("e")
-    await environment.start("good")
-    pid = environment._process.pid
-    running = asyncio.create_task(environment.run(Connection("http://127.0.0.1:1/v1", "sk-1", "e", "c", 0, 8)))
-    running.cancel()
-    await asyncio.wait([running])
-    grade = await environment.grade()
-    await environment.close()
+    async with begun_episode(deeds, "good") as environment:
+        pid = environment._process.pid
+        running = asyncio.create_task(environment.run(Connection("http://127.0.0.1:1/v1", "sk-1", "e", "c", 0, 8)))
+        running.cancel()
+        await asyncio.wait([running])
+        grade = await environment.grade()
     assert (grade.reward, grade.broke) == (0.0, None)
     assert "ended before its taskset had graded it" in grade.ungradable
     await wait_until(lambda: not os.path.exists(f"/proc/{pid}"))

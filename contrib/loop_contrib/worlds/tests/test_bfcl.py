@@ -15,7 +15,7 @@ from contrib_support.real_worlds import expert_messages
 from loop_contrib.worlds.bfcl import BfclPool
 from loop_contrib.worlds.pool import WorldKind
 from support.adapter_support import word_spans
-from support.episodes import play_steps
+from support.episodes import open_pool, play_steps
 from support.tool_modules import call
 
 FAKE = Path(__file__).parents[3] / "tests" / "contrib_support" / "fake_bfcl"
@@ -34,10 +34,8 @@ class FakePool(BfclPool):
 
 @pytest.fixture
 async def pool():
-    pool = FakePool(word_spans, python=sys.executable, max_worlds=2)
-    await pool.open()
-    yield pool
-    await pool.close()
+    async with open_pool(FakePool(word_spans, python=sys.executable, max_worlds=2)) as pool:
+        yield pool
 
 
 async def test_the_reference_solves_every_task_and_an_empty_turn_none(pool):

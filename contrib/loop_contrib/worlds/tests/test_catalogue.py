@@ -10,7 +10,7 @@ from agent_environments.conformance import HOSTILE_ACTIONS, check_conformance
 from agent_environments.protocol import create_pool
 from contrib_support.real_worlds import NEEDS_WORLDS, PYTHON, expert_messages, play
 from support.adapter_support import word_spans
-from support.episodes import play_steps
+from support.episodes import open_pool, play_steps
 
 pytestmark = NEEDS_WORLDS
 NEEDS_JAVA = "needs Java (Debian: apt-get install default-jre-headless)"
@@ -74,10 +74,10 @@ async def world(request):
     expected = WORLDS[request.param]
     if expected.java and shutil.which("java") is None:
         pytest.skip(NEEDS_JAVA)
-    pool = create_pool(request.param, {"python": PYTHON, "max_worlds": 2, **expected.options}, word_spans)
-    await pool.open()
-    yield pool, expected
-    await pool.close()
+    async with open_pool(
+        create_pool(request.param, {"python": PYTHON, "max_worlds": 2, **expected.options}, word_spans)
+    ) as pool:
+        yield pool, expected
 
 
 async def test_splits(world):

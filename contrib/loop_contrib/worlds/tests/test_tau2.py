@@ -18,7 +18,7 @@ from loop_contrib.worlds.tau2 import Tau2Pool
 from loop_recipes.config.files import compose
 from loop_recipes.config.rollout_node import described_node
 from support.adapter_support import word_spans
-from support.episodes import play_steps
+from support.episodes import begun_episode, play_steps
 from support.tool_modules import call
 
 REFERENCE = Path(__file__).parents[3] / "tests" / "contrib_support" / "tau2_reference.py"
@@ -193,14 +193,12 @@ class TestTheRealPackage:
         assert "check_status_bar" not in opening[0].content.partition("<tools>")[2]
 
     async def test_a_user_who_is_away_is_no_zero(self, airline, user):
-        environment = await airline.acquire("episode")
-        await environment.start("airline_0")
-        user.reply = lambda body: 401
-        with pytest.raises(EnvironmentCrashed, match="user does not answer"):
-            await environment.step("Hello?")
-        with pytest.raises(EnvironmentCrashed):
-            await (await airline.acquire("another")).start("airline_0")
-        await environment.close()
+        async with begun_episode(airline, "airline_0", "episode") as environment:
+            user.reply = lambda body: 401
+            with pytest.raises(EnvironmentCrashed, match="user does not answer"):
+                await environment.step("Hello?")
+            with pytest.raises(EnvironmentCrashed):
+                await (await airline.acquire("another")).start("airline_0")
 
     async def test_a_user_who_cannot_answer_this_broke_the_episode(self, airline, user):
         user.reply = lambda body: 400 if "unspeakable" in body["messages"][-1]["content"] else patient(body)

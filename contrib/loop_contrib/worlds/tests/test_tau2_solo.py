@@ -10,6 +10,7 @@ from contrib_support.real_worlds import NEEDS_WORLDS, PYTHON, expert_messages, p
 from loop_recipes.paths import loop_package
 from model_families.chat import open_chat
 from support.adapter_support import word_spans
+from support.episodes import open_pool
 
 pytestmark = NEEDS_WORLDS
 
@@ -21,10 +22,10 @@ TRANSFER = render_tool_call(ToolCall("transfer_to_human_agents", {"summary": "He
 
 @pytest.fixture
 async def pool():
-    pool = create_pool("tau2", {"python": PYTHON, "domain": "telecom", "max_worlds": 2}, word_spans)
-    await pool.open()
-    yield pool
-    await pool.close()
+    async with open_pool(
+        create_pool("tau2", {"python": PYTHON, "domain": "telecom", "max_worlds": 2}, word_spans)
+    ) as pool:
+        yield pool
 
 
 async def test_policy_tools_and_ticket_reach_the_agent(pool):

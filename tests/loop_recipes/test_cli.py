@@ -24,6 +24,7 @@ from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.evaluation.config import EvalConfig
 from support.configs import files_read_once  # noqa: F401 - a fixture for all tests here
+from support.texts import texts_beside
 from support.waiting import COMMAND_S
 
 VERBS = all_verbs()
@@ -32,83 +33,16 @@ NODE = "{python} -m rollout_server"
 HEAVY = ("torch", "torchtune", "torchao", "transformers", "vllm")
 SCREEN = (24, 80)
 HELP = (("--help",), *((*verb.split(), "--help") for verb in VERBS))
-MISTAKES = {
-    "check tinycpu": "no config 'loop_appworld/tinycpu'; did you mean 'tiny_cpu'?",
-    "check qwen2_5": "no config 'loop_appworld/qwen2_5'; did you mean 'qwen2_5_",
-    "check tiny_cpu world=babyia": "no world 'babyia'; did you mean 'babyai'?",
-    "check tiny_cpu algorithm=grop": "no algorithm 'grop'; did you mean 'grpo'?",
-    "check tiny_cpu preset=on_polcy": "no preset 'on_polcy'; did you mean 'on_policy'?",
-    "check mine.yaml": f"no config 'mine.yaml'; there is no such file in {CHECKOUT}/recipes/loop_recipes",
-    "check tiny_cpu world=a/b.yaml": f"no world 'a/b.yaml'; there is no such file in {CHECKOUT}/",
-    "check .": ". is a folder, no config; give the config that it began with and output_dir=.",
-    "eval .": ". is a folder, no config; give a config and run=.",
-    "check tiny_cpu node.potr=1": "unknown key 'node.potr'; did you mean 'port'?",
-    "check tiny_cpu max_iterations=null": "max_iterations must be int, not None",
-    "check tiny_cpu collection.limits=null": "collection.limits must be a mapping, not None",
-    "check tiny_cpu update.micro_batch_tokens=32k": "update.micro_batch_tokens must be int, not '32k'",
-    "check tiny_cpu collection.split=null": "collection.split must be str, not None",
-    "node zzz": "no config 'loop_appworld/zzz'; there are: ",
-    "train tiny_cpu seed": "'seed' is not understood; after the config come key=value",
-    "train TINY_CPU": "no config 'loop_appworld/TINY_CPU'; did you mean 'tiny_cpu'?",
-    "train cpu-tiny": "no config 'loop_appworld/cpu-tiny'; did you mean 'tiny_cpu'?",
-    "train configs/tiny_cpu.yaml": "no config 'configs/tiny_cpu.yaml'; did you mean 'tiny_cpu'?",
-    "train tiny_cpu algorithm=GRPO": "no algorithm 'GRPO'; did you mean 'grpo'?",
-    "train tiny_cpu algorithm=ppo": "no algorithm 'ppo'; did you mean 'ppo_critic'?",
-    "train tiny_cpu algorthm=grpo": "unknown key 'algorthm'; did you mean 'algorithm'?",
-    "train tiny_cpu babyai": "'babyai' is not understood; did you mean world=babyai?",
-    "train tiny_cpu seed 1": "'seed' is not understood; did you mean seed=1?",
-    "train tiny_cpu seed = 1": "'seed' is not understood; no blanks stand around the =",
-    "eval tiny_cpu .": "'.' is not understood; did you mean run=.?",
-    "train tiny_cpu lr=1": "unknown key 'lr'; did you mean 'optimizer.lr'?",
-    "train tiny_cpu Max-Turns=1": "unknown key 'Max-Turns'; did you mean 'collection.limits.max_t",
-    "train tiny_cpu model=a/b": "model is a section of keys; did you mean model.path=a/b?",
-    "train tiny_cpu model_path=x": "unknown key 'model_path'; did you mean 'model.path'?",
-    "train tiny_cpu epoch=1": "unknown key 'epoch'; did you mean 'update.epochs'?",
-    "train tiny_cpu rollouts_per_taks=1": "unknown key 'rollouts_per_taks'; did you mean 'collection.r",
-    "train tiny_cpu tensor_parallel=2": "unknown key 'tensor_parallel'; did you mean 'node.servers.t",
-    "train tiny_cpu max_tokens=9": "unknown key 'max_tokens'; did you mean 'collection.limits.max_to",
-    "train tiny_cpu max_steps=1": "unknown key 'max_steps'; did you mean 'max_iterations'?",
-    "train tiny_cpu tp=2": "unknown key 'tp'; `loop check --keys` prints those there are",
-    "train tiny_cpu sleep=1": "unknown key 'sleep'; `loop check --keys` prints those there are",
-    "train tiny_cpu batch_size=1": "unknown key 'batch_size'; `loop check --keys` prints those",
-    "help": "loop: no verb 'help'; did you mean '--help'?",
-    "solved tiny_cpu": "loop: no verb 'solved'; did you mean 'method solved'?",
-    "check cli.py": "cli.py is a file of functions, no config: `loop try cli.py` plays its tasks, `loop ",
-    "eval cli.py": "cli.py is a file of functions, no config: ",
-    "sft cli.py": "cli.py is a file of functions, no config: ",
-    "node cli.py": "cli.py is a file of functions, no config: ",
-    "train cli": "no config 'loop_appworld/cli'; did you mean cli.py?",
-    "try ./cli": "no config './cli'; did you mean cli.py?",
-    "run X": "loop: no verb 'run'; did you mean 'train'?",
-    "resume runs/demo": "loop: no verb 'resume'; did you mean 'train'?",
-    "serve config": "config is a folder, no environment; to serve a policy: loop export RUN",
-    "serve text-craft": "unknown environment 'text-craft'; did you mean 'textcraft'?",
-}
+TEXTS = texts_beside(__file__)
+MISTAKES = {words: said.replace("{CHECKOUT}", str(CHECKOUT)) for words, said in TEXTS["mistakes"].items()}
 
 
 @cache
 def answers(*commands: tuple[str, ...]) -> dict[tuple[str, ...], tuple[int, list[str], str]]:
     """For each command line, run one after the other in one fresh process: the exit code, the heavy modules that are
     imported by then, and what was printed."""
-    code = f"""
-import contextlib, io, json, sys
-answers = []
-for words in {commands!r}:
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        try:
-            from loop_recipes.cli import main
-            code = main(list(words))
-        except SystemExit as error:
-            code = error.code
-        if isinstance(code, str):
-            print(code)
-    answers.append((1 if code else 0, [name for name in {HEAVY!r} if name in sys.modules], said.getvalue()))
-print(json.dumps(answers))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=CHECKOUT / "recipes/loop_recipes"
-    )
+    command = [sys.executable, "-c", TEXTS["answers"], json.dumps(commands), json.dumps(HEAVY)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=CHECKOUT / "recipes/loop_recipes")
     assert done.returncode == 0, done.stderr
     return {words: tuple(answer) for words, answer in zip(commands, json.loads(done.stdout), strict=True)}
 
@@ -191,19 +125,7 @@ def test_help_of_a_verb_is_as_wide_as_the_terminal(verb):
 
 
 def test_an_option_that_is_a_key_is_told_how_keys_are_written(capsys):
-    cures = {
-        "train --modle": "did you mean --model?",
-        "train --lr": "a key has no dashes: optimizer.lr=VALUE",
-        "train --gpu": "a key has no dashes: machine=gpu",
-        "sft --grpo": "a key has no dashes: algorithm=grpo",
-        "train --world": "a key has no dashes: world=VALUE",
-        "train --max-iterations": "a key has no dashes: max_iterations=VALUE",
-        "check --epochs": "a key has no dashes: update.epochs=VALUE",
-        "try --max-turns": "a key has no dashes: collection.limits.max_turns=VALUE",
-        "eval --run": "a key has no dashes: run=VALUE",
-        "train --nosuchkey": "a key has no dashes: nosuchkey=VALUE",
-    }
-    for words, cure in cures.items():
+    for words, cure in TEXTS["cures"].items():
         verb, option = words.split()
         with pytest.raises(SystemExit):
             main([verb, "tiny_cpu", option, "1"])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from loop_recipes.steps import StepFailed, run_step, tune
+from support.texts import texts_beside
 from support.waiting import COMMAND_S
 
 
@@ -38,6 +39,7 @@ def interruptible():
     signal.signal(signal.SIGINT, before)
 
 
+TEXTS = texts_beside(__file__)
 SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 """Of a terminal, and of a scheduler or a container that ends."""
 
@@ -46,19 +48,8 @@ SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
 def test_interrupted_it_lets_the_command_save_and_leaves_nothing_of_it(tmp_path, number):
-    code = """
-import os, pathlib, signal, sys, time
-def end(*_):
-    pathlib.Path(sys.argv[3]).write_text("saved")
-    sys.exit(1)
-signal.signal(signal.SIGTERM, end)
-print(os.getpid(), flush=True)
-os.kill(int(sys.argv[1]), int(sys.argv[2]))
-while True:
-    time.sleep(0.05)  # a signal that comes just before a sleep is heard after it
-"""
     with pytest.raises(KeyboardInterrupt):
-        run_step(python(code, os.getpid(), int(number), tmp_path / "saved"), tmp_path / "log", COMMAND_S)
+        run_step(python(TEXTS["saves"], os.getpid(), int(number), tmp_path / "saved"), tmp_path / "log", COMMAND_S)
     assert (tmp_path / "saved").read_text() == "saved"
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "log").read_text().split()[0]), signal.SIGCONT)
@@ -69,23 +60,9 @@ while True:
 @pytest.mark.usefixtures("interruptible")
 def test_each_further_signal_is_passed_on(tmp_path, number):
     """The command presses again each time that it hears of one, and ends at the third."""
-    code = """
-import os, signal, sys, time
-heard = []
-def end(*_):
-    heard.append(1)
-    print(len(heard), flush=True)
-    if len(heard) == 3:
-        sys.exit(1)
-    os.kill(int(sys.argv[1]), int(sys.argv[2]))
-signal.signal(signal.SIGTERM, end)
-os.kill(int(sys.argv[1]), int(sys.argv[2]))
-while True:
-    time.sleep(0.05)  # a signal that comes just before a sleep is heard after it
-"""
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
-        run_step(python(code, os.getpid(), int(number)), tmp_path / "log", COMMAND_S)
+        run_step(python(TEXTS["presses_again"], os.getpid(), int(number)), tmp_path / "log", COMMAND_S)
     assert (tmp_path / "log").read_text() == "1\n2\n3\n"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert signal.getsignal(signal.SIGTERM) is before

@@ -19,6 +19,7 @@ from loop_recipes.run.metrics import SUMMARY_WORDS, summary_line
 from loop_recipes.terminal import Bar, fold_logs, folded, say
 from loop_recipes.verbs import compare
 from support.stored_evaluation import STORED, report_again
+from support.texts import texts_beside
 from support.waiting import block_until
 
 LINE = {
@@ -198,21 +199,10 @@ def test_a_wait_takes_the_lines_that_it_needs(monkeypatch):
 
 
 def test_a_stop_is_answered_at_once():
-    code = """
-import os, signal
-from pathlib import Path
-from loop_recipes.run.stop_request import StopRequest
-for says in (False, True):
-    stop = StopRequest(Path("nosuch"), says)
-    stop.listen()
-    os.kill(os.getpid(), signal.SIGINT)
-    assert stop and not stop.in_update()
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert stop and stop.in_update()
-os.kill(os.getpid(), signal.SIGINT)
-"""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", texts_beside(__file__)["stops"]], capture_output=True, text=True, env=environment
+    )
     assert done.stderr.count("stopping after what was begun") == 1
     assert done.stderr.count("stopping before the next optimizer step") == 1
     assert done.returncode == -signal.SIGINT

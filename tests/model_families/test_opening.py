@@ -6,6 +6,7 @@ import pytest
 
 from loop_formats.schema import ConfigError
 from loop_recipes.own_task.training import check_model
+from support.chat_tokenizers import template_text
 from support.families import write_config
 from support.model_folders import CASES, plain, qwen2
 
@@ -84,16 +85,7 @@ def test_a_template_is_rendered_as_transformers_does_it(tmp_path):
 
     from model_families.chat.template import ChatTemplate
 
-    text = """
-    {%- for message in messages %}
-        {%- if loop.index0 == 1 %}{% continue %}{% endif %}
-{{ bos_token }}{{ message | tojson }} {{ message.content | trim | length }}
-        {% generation %}{{ message['role'] }}{% endgeneration %}
-    {%- endfor %}
-    {%- if tools %}{{ tools[0] | tojson(indent=2) }}{% endif %}
-    {%- if documents is none and not missing is defined %} {{ eos_token }}{% endif %}
-    """
-    qwen2(tmp_path, text)
+    qwen2(tmp_path, template_text("odd_statements"))
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     config["bos_token"] = {"content": "<|im_start|>", "__type": "AddedToken", "lstrip": False, "rstrip": False}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))

@@ -1,36 +1,19 @@
 """Fetching the real data, against a stand-in for the engine's command that lies in the ways the real one does."""
 
-import textwrap
 from pathlib import Path
 
 import pytest
 
 from appworld_adapter.worker.fetch_data import VERIFIED_MARK, FetchError, bring_back, fetch
+from support.texts import texts_beside
 
 
 def engine(folder: Path, verdict: str = "Passed 5/5 tasks.", downloads: bool = True, lost: str = "no") -> Path:
     """An ``appworld`` that exits with 0 whatever happens; its data has 3 train and 2 dev tasks."""
     path = folder / "appworld"
-    path.write_text(
-        "#!/bin/bash\nroot=$4\n"
-        + textwrap.dedent(f"""
-            if [ "$1 $2" = "download data" ]; then
-                rm -rf "$root/data"
-                {"" if downloads else 'echo "Failed to download file. Status code: 403"; exit 0'}
-                mkdir -p "$root/data/datasets" "$root/experiments"
-                for task in train:3 dev:2 test_normal:1 test_challenge:4; do
-                    for number in $(seq ${{task#*:}}); do
-                        name=${{task%:*}}x_$number
-                        mkdir -p "$root/data/tasks/$name"
-                        echo "$name:tag" >> "$root/data/datasets/${{task%:*}}.txt"
-                        [ $name = {lost} ] || echo "{{}}" > "$root/data/tasks/$name/specs.json"
-                    done
-                done
-            else
-                echo "{verdict}"
-            fi
-        """)
-    )
+    fails = "" if downloads else 'echo "Failed to download file. Status code: 403"; exit 0'
+    script = texts_beside(__file__)["appworld"].replace("DOWNLOADS", fails)
+    path.write_text(script.replace("LOST", lost).replace("VERDICT", verdict))
     path.chmod(0o755)
     return path
 

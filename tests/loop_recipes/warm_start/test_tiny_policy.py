@@ -21,6 +21,9 @@ from loop_recipes.warm_start.batches import collate, copy_batches, demonstration
 from loop_recipes.warm_start.demonstration import Demonstration, render
 from model_families.chat import open_chat
 from model_families.chat.format import ChatFormat
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 POLICY = loop_package("tiny_policy")
 TASK = "My name is: Pimi Dirim. My personal email is pimi.dirim@example.com and phone number is 5559780032.\nTask: Pay."
@@ -313,29 +316,7 @@ def test_a_share_of_the_rows_shows_the_habit(tokens: ChatFormat, demonstration: 
     assert turns.count(1) / len(turns) == pytest.approx(share, abs=0.05)
 
 
-@pytest.mark.parametrize(
-    ("task", "call", "said"),
-    [
-        (
-            "Pay a.b@c.d $48 on Venmo. The note is paint.",
-            "create_transaction(receiver_email='a.b@c.d', amount=48, description='paint')",
-            "Pay a.b@c.d, so receiver_email: a.b@c.d. $48, so amount: 48. note is paint, so description: paint. ",
-        ),
-        ("Send $48 to a.b@c.d on Venmo.", "create_transaction(amount=48)", "Send $48, so amount: 48. "),
-        ("My yoga alarm should ring at 07:30.", "update_alarm(time='07:30')", "ring at 07:30, so time: 07:30. "),
-        ("Set the volume to 1.", "set_volume(volume=1)", "volume to 1, so volume: 1. "),
-        (
-            "Text my cousin this: i am late",
-            "send(message='i am late')",
-            "this: i am late, so message: i am late. ",
-        ),
-        ("Append to my note plans: a line", "search_notes(query='plans')", "my note plans, so query: plans. "),
-        ("Pay what the note says. It has 148 words.", "create_transaction(amount=48)", ""),
-        ("Add the line at 07:30.", "set_volume(volume=7)", ""),
-        ("Pay a.b@c.d what I owe.", "create_transaction(receiver_email='b@c.d')", ""),
-        ("I have 7 notes. Write a line into plans.", "add_content_to_note(note_id=7)", ""),
-    ],
-)
+@pytest.mark.parametrize(("task", "call", "said"), TABLES["a_thought_quotes_what_the_task_gives"])
 @pytest.mark.parametrize("role", ["lookup", "act"])
 def test_a_thought_quotes_what_the_task_gives(task: str, call: str, said: str, role: str):
     turn = {"thought": "I do.", "code": f"print(apis.app.{call})"}

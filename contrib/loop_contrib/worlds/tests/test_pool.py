@@ -21,6 +21,7 @@ from loop_plumbing.forked_process import ForkServer
 from loop_plumbing.process_guard import descendants
 from support.adapter_support import word_spans
 from support.processes import parent_of
+from support.texts import texts_beside
 from support.waiting import DEADLINE_S, block_until, wait_until
 
 ROOT = Path(__file__).parents[4]
@@ -296,21 +297,8 @@ async def test_what_a_world_started_goes_with_the_pool(make_pool):
 
 
 def test_nothing_outlives_an_owner_that_is_killed(tmp_path):
-    code = f"""
-import asyncio, sys
-sys.path[:0] = {[str(ROOT), str(ROOT / "contrib"), str(ROOT / "tests")]!r}
-from loop_contrib.worlds.pool import WorldKind, WorldPool
-class FakePool(WorldPool):
-    kind = WorldKind("fake", {str(FAKE_WORLD)!r}, memory_mb=512)
-async def main():
-    pool = FakePool(lambda text: [], {sys.executable!r})
-    await pool.open()
-    environment = await pool.acquire("")
-    await environment.start("to_3")
-    print((await environment.step("fork")).observation, flush=True)
-    await asyncio.sleep(3600)
-asyncio.run(main())
-"""
+    path = [str(ROOT), str(ROOT / "contrib"), str(ROOT / "tests")]
+    code = texts_beside(__file__)["owner"].format(path=path, world=str(FAKE_WORLD), python=sys.executable)
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     child = owner.stdout.readline().strip()
     below = descendants(owner.pid)

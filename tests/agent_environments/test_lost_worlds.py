@@ -49,11 +49,30 @@ async def test_a_loss_or_two_are_chance(clock, kind):
     assert losses.counts == {kind: 2}
 
 
-@pytest.mark.parametrize("kind", [Loss.ENDED, *DOUBTFUL])
-async def test_a_command_over_which_worlds_are_lost_each_time_is_to_blame(clock, kind):
-    tries = failing(*[kind] * LOSSES_PER_COMMAND)
-    with pytest.raises(CommandsDoing, match=f"{LOSSES_PER_COMMAND} worlds were lost over one command: lost by {kind}"):
-        await Recovery(Losses(), "mine", PATIENCE_S).run(tries)
+@pytest.mark.parametrize(
+    ("kind", "beside"),
+    [
+        *((kind, "nothing") for kind in [Loss.ENDED, *DOUBTFUL]),
+        (Loss.ENDED, "a neighbour's loss"),  # it ended by itself
+        (Loss.CUT, "a neighbour's loss at another time"),
+        (Loss.CUT, "its own losses before"),  # a command over which worlds are lost, then a grade over which they are
+    ],
+)
+async def test_a_command_over_which_worlds_are_lost_each_time_is_to_blame(clock, kind, beside):
+    losses = Losses()
+
+    def happens():
+        apart_s = NEAR_S + 1.0 if "another time" in beside else 0.0
+        clock.now += apart_s
+        if "neighbour" in beside:
+            losses.note("a neighbour's")
+        clock.now += apart_s
+
+    for _ in range(2 if "before" in beside else 1):
+        tries = failing(*[kind] * LOSSES_PER_COMMAND, beside=happens)
+        blamed = f"{LOSSES_PER_COMMAND} worlds were lost over one command: lost by {kind}"
+        with pytest.raises(CommandsDoing, match=blamed):
+            await Recovery(losses, "mine", PATIENCE_S).run(tries)
 
 
 @pytest.mark.parametrize("kind", DOUBTFUL)
@@ -63,25 +82,6 @@ async def test_what_is_lost_while_neighbours_are_is_the_machines_doing(clock, ki
     losses = Losses()
     tries = failing(*[kind] * 2 * LOSSES_PER_COMMAND, beside=lambda: losses.note(whose))
     assert await Recovery(losses, "mine", PATIENCE_S).run(tries) == 2 * LOSSES_PER_COMMAND + 1
-
-
-async def test_a_world_that_ended_by_itself_is_not_excused_by_its_neighbours(clock):
-    losses = Losses()
-    tries = failing(*[Loss.ENDED] * LOSSES_PER_COMMAND, beside=lambda: losses.note("a neighbour's"))
-    with pytest.raises(CommandsDoing):
-        await Recovery(losses, "mine", PATIENCE_S).run(tries)
-
-
-async def test_losses_of_neighbours_at_other_times_excuse_nothing(clock):
-    losses = Losses()
-
-    def beside():
-        clock.now += NEAR_S + 1.0
-        losses.note("a neighbour's")
-        clock.now += NEAR_S + 1.0
-
-    with pytest.raises(CommandsDoing):
-        await Recovery(losses, "mine", PATIENCE_S).run(failing(*[Loss.CUT] * LOSSES_PER_COMMAND, beside=beside))
 
 
 @pytest.mark.parametrize("kind", [Loss.GONE, Loss.REFUSED])
@@ -133,14 +133,6 @@ async def test_one_chance_is_no_suspicion_and_two_are(clock):
     assert not recovery.suspect
     await recovery._lost(WorldLost("ended", Loss.ENDED))
     assert recovery.suspect
-
-
-async def test_an_episode_does_not_excuse_itself(clock):
-    """A command over which worlds are lost, then a grade over which they are."""
-    losses = Losses()
-    for _ in range(2):
-        with pytest.raises(CommandsDoing):
-            await Recovery(losses, "mine", PATIENCE_S).run(failing(*[Loss.CUT] * LOSSES_PER_COMMAND))
 
 
 async def test_a_pool_that_closes_ends_the_waiting():

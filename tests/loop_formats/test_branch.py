@@ -207,25 +207,22 @@ async def test_a_branch_of_another_dataset_is_refused_before_work(running):
 
 async def test_what_a_branch_cannot_be(running):
     parent, _ = await collect_long(running)
-    with pytest.raises(ValueError, match="sampled turns 0 to 7, not turn 8"):
-        Branch.of(parent, [8])
     (branch,), _ = await running.collect(branching(Branch.of(parent, [5])))
-    with pytest.raises(ValueError, match=f"sampled turns 5 to 7, not turn 4; branch {parent.rollout_id}, which it"):
-        Branch.of(branch, [6, 4])
     silent = dataclasses.replace(parent, token_ids=[], mask=[], sampler_logprobs=[])
-    with pytest.raises(ValueError, match="has no token ids to go on from"):
-        Branch.of(silent, [0])
     several = dataclasses.replace(parent, segments=2)
-    with pytest.raises(ValueError, match=f"episode {parent.rollout_id} is 2 sequences"):
-        Branch.of(several, [0])
-    with pytest.raises(ValueError, match="goes on after 7 turns, max_turns is 7"):
-        branching(Branch.of(parent, [7]), limits=dataclasses.replace(LIMITS, max_turns=7))
-    with pytest.raises(ValueError, match="tokens, max_context is 20"):
-        branching(Branch.of(parent, [7]), limits=dataclasses.replace(LIMITS, max_context=20))
-    with pytest.raises(ValueError, match="compaction must be null where episodes go on from stored"):
-        branching(Branch.of(parent, [7]), limits=dataclasses.replace(LIMITS, compaction="drop"))
-    with pytest.raises(ValueError, match="points must be at least one"):
-        Branch.of(parent, [])
+    twice = f"sampled turns 5 to 7, not turn 4; branch {parent.rollout_id}, which it"
+    for rollout, turns, limits, message in (
+        (parent, [8], {}, "sampled turns 0 to 7, not turn 8"),
+        (branch, [6, 4], {}, twice),
+        (silent, [0], {}, "has no token ids to go on from"),
+        (several, [0], {}, f"episode {parent.rollout_id} is 2 sequences"),
+        (parent, [7], {"max_turns": 7}, "goes on after 7 turns, max_turns is 7"),
+        (parent, [7], {"max_context": 20}, "tokens, max_context is 20"),
+        (parent, [7], {"compaction": "drop"}, "compaction must be null where episodes go on from stored"),
+        (parent, [], {}, "points must be at least one"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            branching(Branch.of(rollout, turns), limits=dataclasses.replace(LIMITS, **limits))
 
 
 async def test_a_request_survives_its_json(running):

@@ -48,21 +48,20 @@ def test_one_line_names_the_key_and_the_cure(changes, message):
     assert str(caught.value) == message
 
 
-def test_the_path_of_the_section_comes_first():
-    with pytest.raises(ConfigError, match=r"^unknown key 'above\[0\].inner.cuont'; did you mean 'count'\?$"):
-        from_mapping(Outer, {"name": "a", "inner": {"cuont": 1}}, "above[0]")
-    with pytest.raises(ConfigError, match=r"^above must be a mapping, not list$"):
-        from_mapping(Outer, [], "above")
-    for count, said in ((7, r"^above\.count is 7; choose another$"), (8, "^above: eight is too many$")):
-        with pytest.raises(ConfigError, match=said):
-            from_mapping(Inner, {"count": count}, "above")
-
-
-def test_a_misspelt_key_is_named_before_the_one_that_is_missing_because_of_it():
-    with pytest.raises(ConfigError, match=r"^unknown key 'nmae'"):
-        from_mapping(Outer, {"nmae": "a", "inner": {}})
-    with pytest.raises(ConfigError, match=r"^missing key 'inner'$"):
-        from_mapping(Outer, {"name": "a"})
+@pytest.mark.parametrize(
+    ("kind", "data", "message"),
+    [
+        (Outer, {"name": "a", "inner": {"cuont": 1}}, r"^unknown key 'above.inner.cuont'; did you mean 'count'\?$"),
+        (Outer, [], r"^above must be a mapping, not list$"),
+        (Inner, {"count": 7}, r"^above\.count is 7; choose another$"),
+        (Inner, {"count": 8}, r"^above: eight is too many$"),
+        (Outer, {"nmae": "a", "inner": {}}, r"^unknown key 'above.nmae'"),  # before the one that is missing for it
+        (Outer, {"name": "a"}, r"^missing key 'above.inner'$"),
+    ],
+)
+def test_the_path_of_the_section_comes_first(kind, data, message):
+    with pytest.raises(ConfigError, match=message):
+        from_mapping(kind, data, "above")
 
 
 def test_an_int_is_a_float_and_floats_keep_every_bit():

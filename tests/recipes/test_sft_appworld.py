@@ -113,21 +113,24 @@ def test_a_runs_folder_is_learned_from_without_its_scores_and_branches(tmp_path)
     assert len(by_name.rollouts) == len(train_logs[0].read_text().splitlines())
 
 
+CLIPPED = "loss._component_=loop_recipes.algorithm.losses.ClippedPolicyLoss"
+
+
 def test_a_set_that_cannot_be_trained_on_is_refused_by_name(tmp_path):
     cfg = sft_config(tmp_path)
-    with pytest.raises(ConfigError, match=r"rollouts\.logs: .*/nowhere is no log of rollouts"):
-        train(cfg, f"rollouts.logs=[{tmp_path}/nowhere]")
-    with pytest.raises(ConfigError, match=r"rollout \['made-up-i0001/.*'\] is there twice"):
-        train(cfg, f"rollouts.logs=[{tmp_path}/collections/made-up-i0001.jsonl,{tmp_path}]")
-    clipped = "loss._component_=loop_recipes.algorithm.losses.ClippedPolicyLoss"
-    with pytest.raises(ConfigError, match=r"loss_divisor: tokens is for a sum over tokens, and .*ClippedPolicyLoss is"):
-        train(cfg, clipped)
-    with pytest.raises(ConfigError, match=r"ClippedPolicyLoss needs rollouts of the policy in training"):
-        train(cfg, clipped, "update.loss_divisor=mean")
-    with pytest.raises(ConfigError, match=r"update\.exact_entropy must be left out"):
-        train(cfg, "update.exact_entropy=True")
-    with pytest.raises(ConfigError, match=r"max_tokens_per_rollout is 1, and none of \d+ rollouts"):
-        train(cfg, "update.max_tokens_per_rollout=1")
+    for words, message in (
+        ([f"rollouts.logs=[{tmp_path}/nowhere]"], r"rollouts\.logs: .*/nowhere is no log of rollouts"),
+        (
+            [f"rollouts.logs=[{tmp_path}/collections/made-up-i0001.jsonl,{tmp_path}]"],
+            r"rollout \['made-up-i0001/.*'\] is there twice",
+        ),
+        ([CLIPPED], r"loss_divisor: tokens is for a sum over tokens, and .*ClippedPolicyLoss is"),
+        ([CLIPPED, "update.loss_divisor=mean"], r"ClippedPolicyLoss needs rollouts of the policy in training"),
+        (["update.exact_entropy=True"], r"update\.exact_entropy must be left out"),
+        (["update.max_tokens_per_rollout=1"], r"max_tokens_per_rollout is 1, and none of \d+ rollouts"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            train(cfg, *words)
     train(cfg, "max_iterations=1", "rollouts.most_per_task=1")
     with pytest.raises(ConfigError, match="holds other rollouts than the run was started with"):
         train(cfg, "resume_from_checkpoint=True")

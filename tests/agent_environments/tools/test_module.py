@@ -72,12 +72,9 @@ def test_the_module_of_a_class_that_ends_the_interpreter_is_one_line(tmp_path, m
         pool_class("ends_too:Mine")
 
 
-def test_a_module_that_is_not_there():
+def test_a_module_that_is_not_there_and_a_method_outside_a_class(tmp_path):
     with pytest.raises(ValueError, match=r"module nowhere\.py cannot be imported: FileNotFoundError"):
         load_module("nowhere.py")
-
-
-def test_a_method_outside_a_class(tmp_path):
     source = SUMS.replace("def add(a: int,", "def add(self, a: int,")
     with pytest.raises(ValueError, match="add takes self, but is no method of a class"):
         load_module(write(tmp_path, source))

@@ -89,10 +89,15 @@ def test_a_state_whose_graders_die_by_the_machine_is_graded_by_the_next(fates, t
     assert (grade.success, grade.ungradable) == (True, None)
 
 
-def test_graders_that_keep_dying_are_no_ones_failure(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("fates", "said"),
+    [(["server"] * 9, "the grader was lost: it died"), (["fails", "fails"], "even untouched: MemoryError")],
+    ids=["graders that keep dying", "nothing can be graded"],
+)
+def test_that_no_grader_lives_is_the_machines_failure(tmp_path, monkeypatch, fates, said):
     monkeypatch.setattr(base, "GRADER_PATIENCE_S", 0.0)
-    with pytest.raises(EnvironmentCrashed, match="the grader was lost: it died"):
-        asyncio.run(pool_of(["server"] * 9, tmp_path).grade("abc_1", "experiment"))
+    with pytest.raises(EnvironmentCrashed, match=said):
+        asyncio.run(pool_of(fates, tmp_path).grade("abc_1", "experiment"))
 
 
 @pytest.mark.parametrize("fate", ["ends", "killed"])
@@ -136,8 +141,3 @@ def test_a_grader_that_starts_slowly_is_no_states_failure_and_goes_on_starting(t
             await server.close()
 
     asyncio.run(grades())
-
-
-def test_that_nothing_can_be_graded_is_the_machines_failure(tmp_path):
-    with pytest.raises(EnvironmentCrashed, match="even untouched: MemoryError"):
-        asyncio.run(pool_of(["fails", "fails"], tmp_path).grade("abc_1", "experiment"))

@@ -60,18 +60,35 @@ def test_uniform_drawing_has_the_scenarios_that_chance_gives():
     assert max(counts) < 630  # 1000 * 40 / 72 = 556 with a standard deviation of 16
 
 
-def test_sampler_refuses_foreign_states():
-    sampler = TaskSampler(["a_1", "b_1"], 1, seed=0)
-    with pytest.raises(ValueError, match="of other tasks"):
-        sampler.load_state_dict(TaskSampler(["a_1"], 1, seed=0).state_dict())
-    with pytest.raises(ValueError, match="of seed 1"):
-        sampler.load_state_dict(TaskSampler(["a_1", "b_1"], 1, seed=1).state_dict())
+MIXTURE = [f"sums/s{number}_1" for number in range(5)] + [f"craft/c{number}_1" for number in range(12)]
+TWO = ["a_1", "b_1"]
 
 
-@pytest.mark.parametrize("size", [0, 3])
-def test_sampler_needs_enough_tasks(size):
-    with pytest.raises(ValueError, match="between 1 and the number of tasks, 2"):
-        TaskSampler(["a_1", "b_1"], size, seed=0)
+def given_state(sampler, other):
+    return lambda: sampler.load_state_dict(other.state_dict())
+
+
+def mixed(shares):
+    return lambda: MixedTaskSampler(MIXTURE, 8, 0, shares)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (given_state(TaskSampler(TWO, 1, 0), TaskSampler(TWO[:1], 1, 0)), "of other tasks"),
+        (given_state(TaskSampler(TWO, 1, 0), TaskSampler(TWO, 1, 1)), "of seed 1"),
+        (given_state(mixed({})(), TaskSampler(MIXTURE, 8, 0)), "the sampler's state is of other"),
+        (given_state(TaskSampler(MIXTURE, 8, 0), mixed({})()), "the sampler's state is of other"),
+        (lambda: TaskSampler(TWO, 0, 0), "between 1 and the number of tasks, 2"),
+        (lambda: TaskSampler(TWO, 3, 0), "between 1 and the number of tasks, 2"),
+        (mixed({"chess": 1.0}), "environments.chess has no tasks; there are tasks of craft, sums"),
+        (mixed({"craft": 0.01}), "environment craft: tasks_per_iteration is 0, but must lie between 1 and the number"),
+        (mixed({"sums": 9.0}), "environment sums: tasks_per_iteration is 7, but must lie between 1 .*, 5"),
+    ],
+)
+def test_states_of_others_and_shares_that_cannot_be_are_refused(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()
 
 
 @settings(max_examples=30)
@@ -107,9 +124,6 @@ def test_no_iteration_takes_a_task_that_rests_unless_it_must(kind, tasks, data):
         assert not set(sampler.replacements(iteration, iteration, resting)) & {*iteration, *resting}
 
 
-MIXTURE = [f"sums/s{number}_1" for number in range(5)] + [f"craft/c{number}_1" for number in range(12)]
-
-
 @pytest.mark.parametrize("kind", [TaskSampler, UniformTaskSampler])
 def test_every_iteration_of_a_mixture_has_its_shares(kind):
     sampler = MixedTaskSampler(MIXTURE, 8, 0, {"craft": 3.0}, kind)
@@ -125,29 +139,6 @@ def test_every_iteration_of_a_mixture_has_its_shares(kind):
     other = MixedTaskSampler(MIXTURE[::-1], 8, 0, {"craft": 3.0}, kind)
     other.load_state_dict(state)
     assert [other.next() for _ in range(4)] == [sampler.next() for _ in range(4)]
-
-
-def test_a_mixtures_state_is_of_its_own_environments():
-    mixed, plain = MixedTaskSampler(MIXTURE, 8, 0, {}), TaskSampler(MIXTURE, 8, 0)
-    for one, other in ((mixed, plain), (plain, mixed)):
-        with pytest.raises(ValueError, match="the sampler's state is of other"):
-            one.load_state_dict(other.state_dict())
-
-
-@pytest.mark.parametrize(
-    ("shares", "complaint"),
-    [
-        ({"chess": 1.0}, "environments.chess has no tasks; there are tasks of craft, sums"),
-        (
-            {"craft": 0.01},
-            "environment craft: tasks_per_iteration is 0, but must lie between 1 and the number of tasks",
-        ),
-        ({"sums": 9.0}, "environment sums: tasks_per_iteration is 7, but must lie between 1 .*, 5"),
-    ],
-)
-def test_shares_that_cannot_be_are_named(shares, complaint):
-    with pytest.raises(ValueError, match=complaint):
-        MixedTaskSampler(MIXTURE, 8, 0, shares)
 
 
 @given(st.integers(0, 200), st.dictionaries(st.text(), st.floats(0.01, 100.0), min_size=1, max_size=5))

@@ -203,25 +203,27 @@ async def test_an_endpoint_is_asked_for_the_tokens_as_they_were_sampled():
     assert all({key: body[key] for key in fixed} == fixed for body in asked)
 
 
-@pytest.mark.parametrize("odd", [None, float("nan"), float("-inf"), -9999.0, 0.5, "-1", True], ids=str)
-async def test_what_is_no_log_prob_is_not_learned_from(odd):
+ODD = r"teacher gives \S+ as a log-prob in rollout rollout-0; nothing is learned"
+
+
+@pytest.mark.parametrize(
+    ("odd", "said"),
+    [
+        *((value, ODD) for value in (None, float("nan"), float("-inf"), -9999.0, 0.5, "-1", True)),
+        ("other tokens", "gives 5 log-probs for the 20 tokens of rollout rollout-0"),
+    ],
+)
+async def test_what_is_no_log_prob_of_its_token_is_not_learned_from(odd, said):
     (sample,) = make_samples([20])
     place = int(sample.mask.nonzero()[2])
 
     def answer(body):
-        return echoing([odd if i == place else -1.0 for i in range(len(body["prompt"]))])
+        count = 5 if odd == "other tokens" else len(body["prompt"])
+        return echoing([odd if i == place else -1.0 for i in range(count)])
 
     async with teaching(answer) as (url, _):
-        with pytest.raises(
-            NoTeacher, match=r"teacher gives \S+ as a log-prob in rollout rollout-0; nothing is learned"
-        ):
+        with pytest.raises(NoTeacher, match=said):
             await asyncio.to_thread(asking(url), [sample])
-
-
-async def test_an_answer_of_other_tokens_is_refused():
-    async with teaching(lambda body: echoing([-1.0] * 5)) as (url, _):
-        with pytest.raises(NoTeacher, match="gives 5 log-probs for the 20 tokens of rollout rollout-0"):
-            await asyncio.to_thread(asking(url), make_samples([20]))
 
 
 async def test_a_teacher_that_says_nothing_is_waited_for_only_so_long_and_not_after_a_stop(monkeypatch):

@@ -63,23 +63,13 @@ async def test_an_episode_goes_on_after_the_network_was_cut(served):
     await environment.close()
 
 
-async def test_without_a_network_the_attempt_has_failed(served):
-    """No agent had a part in it, so it is repeated."""
+@pytest.mark.parametrize("trouble", ["go_down", "fall_silent"])
+async def test_without_a_network_the_attempt_has_failed(served, trouble):
+    """No agent had a part in it, so it is repeated: nothing else is answered either, so no command hangs."""
     _, network, clients = served
     environment = await started(clients)
-    clients.rules = environment._rules = dataclasses.replace(clients.rules, start_timeout_s=0.5)
-    network.go_down()
-    with pytest.raises(EnvironmentCrashed, match=r"no world lasted for 0\.5 s; the last: no connection to http"):
-        await environment.step(act("add(5)"))
-    await environment.close()
-
-
-async def test_a_network_that_falls_silent_is_the_machines_doing(served):
-    """Nothing else is answered either, so it is not the command that hangs."""
-    _, network, clients = served
-    environment = await started(clients)
-    network.fall_silent()
     clients.rules = environment._rules = dataclasses.replace(clients.rules, step_timeout_s=0.5, start_timeout_s=0.5)
+    getattr(network, trouble)()
     with pytest.raises(EnvironmentCrashed, match=r"no world lasted for 0\.5 s; the last: no connection to http"):
         await environment.step(act("add(5)", "finish()"))
     network.flow()

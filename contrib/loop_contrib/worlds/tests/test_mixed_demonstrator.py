@@ -72,12 +72,10 @@ def test_a_split_that_nobody_has_is_refused(demonstrator: MixedDemonstrator):
         demonstrator.scripts("once", 4, seed=0, habits=["answered_at_once"])
 
 
-def test_an_environment_without_a_name_is_refused():
-    with pytest.raises(ConfigError, match=r"environments.one.name must be given"):
-        MixedDemonstrator(EnvironmentConfig("mixed", {"environments": {"one": {}}}))
-
-
-def test_an_environment_without_an_expert_is_named():
-    environments = {"one": {"name": "counter"}}
-    with pytest.raises(ConfigError, match=r"environments.one: .* no expert"):
-        MixedDemonstrator(EnvironmentConfig("mixed", {"environments": environments}))
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [({}, "environments.one.name must be given"), ({"name": "counter"}, "environments.one: .* no expert")],
+)
+def test_an_environment_without_a_name_or_an_expert_is_named(one, said):
+    with pytest.raises(ConfigError, match=said):
+        MixedDemonstrator(EnvironmentConfig("mixed", {"environments": {"one": one}}))

@@ -12,8 +12,8 @@ Read by ``ast`` from the test files of BASE and of this checkout; nothing is run
 
 A refusal of BASE is still expected where one file of today names its type, and in that file one string, at any place,
 holds all literal parts of the text in their order: what stands between ``.*``, groups and braces, and has four letters
-or more. Moved tests and tests that became tables are found thus, and the lines of YAML files beside a test that it
-names count as its strings.
+or more. Moved tests and tests that became tables are found thus, and the texts of YAML files beside a test, of its
+own name or such as it names, count as its strings.
 
 What it cannot see: whether that string is still compared with the error; a text of BASE that a helper makes, that
 stands in a data file, or that is compared in pieces alone; a refusal without a text (any file of today that names the
@@ -41,6 +41,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
+
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 GONE = Path(__file__).with_name("refusals_gone.txt")
@@ -78,6 +80,15 @@ def strings(node: ast.AST) -> Iterator[str]:
         yield node.value
     for child in ast.iter_child_nodes(node):
         yield from strings(child)
+
+
+def texts_in(data: object) -> Iterator[str]:
+    """All texts of what a YAML file holds."""
+    if isinstance(data, str):
+        yield data
+    elif isinstance(data, dict | list):
+        for each in [*data, *data.values()] if isinstance(data, dict) else data:
+            yield from texts_in(each)
 
 
 def last_name(node: ast.AST) -> str:
@@ -151,8 +162,8 @@ class Today:
             source = file.read_text(encoding="utf-8")
             module = ast.parse(source)
             names = {last_name(node) for node in ast.walk(module)} | {PRINTED}
-            data = [each for each in file.parent.glob("*.yaml") if each.name in source]
-            texts = [*strings(module), *(line for each in data for line in each.read_text().splitlines())]
+            data = [each for each in file.parent.glob("*.yaml") if each.name in source or each.stem == file.stem]
+            texts = [*strings(module), *(text for each in data for text in texts_in(yaml.safe_load(each.read_text())))]
             self.files.append((names, [re.sub(r"\\(.)", r"\1", text) for text in texts]))
 
     def expects(self, refusal: Refusal) -> bool:

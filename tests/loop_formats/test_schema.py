@@ -49,19 +49,24 @@ def test_one_line_names_the_key_and_the_cure(changes, message):
 
 
 @pytest.mark.parametrize(
-    ("kind", "data", "message"),
+    ("kind", "data", "path", "message"),
     [
-        (Outer, {"name": "a", "inner": {"cuont": 1}}, r"^unknown key 'above.inner.cuont'; did you mean 'count'\?$"),
-        (Outer, [], r"^above must be a mapping, not list$"),
-        (Inner, {"count": 7}, r"^above\.count is 7; choose another$"),
-        (Inner, {"count": 8}, r"^above: eight is too many$"),
-        (Outer, {"nmae": "a", "inner": {}}, r"^unknown key 'above.nmae'"),  # before the one that is missing for it
-        (Outer, {"name": "a"}, r"^missing key 'above.inner'$"),
+        (
+            Outer,
+            {"name": "a", "inner": {"cuont": 1}},
+            "above[0]",
+            r"^unknown key 'above\[0\].inner.cuont'; did you mean 'count'\?$",
+        ),
+        (Outer, [], "above", r"^above must be a mapping, not list$"),
+        (Inner, {"count": 7}, "above", r"^above\.count is 7; choose another$"),
+        (Inner, {"count": 8}, "above", r"^above: eight is too many$"),
+        (Outer, {"nmae": "a", "inner": {}}, "", r"^unknown key 'nmae'"),  # before the one that is missing for it
+        (Outer, {"name": "a"}, "", r"^missing key 'inner'$"),
     ],
 )
-def test_the_path_of_the_section_comes_first(kind, data, message):
+def test_the_path_of_the_section_comes_first(kind, data, path, message):
     with pytest.raises(ConfigError, match=message):
-        from_mapping(kind, data, "above")
+        from_mapping(kind, data, path)
 
 
 def test_an_int_is_a_float_and_floats_keep_every_bit():

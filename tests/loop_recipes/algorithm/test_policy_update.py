@@ -153,6 +153,7 @@ def test_half_precision_trains_float32_masters_and_serves_its_own_kind(tmp_path,
 RETURNS_TO_GO = {"_component_": "loop_recipes.algorithm.advantages.ReturnToGo"}
 KEPT = "keep_attention needs enable_activation_checkpointing: True, and compile"
 OFFLOADED = "enable_activation_offloading needs enable_activation_checkpointing: True"
+BY_TOKEN = "ReturnToGo gives each token its own; it needs loss.level=token"
 GIVEN = "credit.critic must be left out or come first: .* and advantage gives each token its own already"
 
 
@@ -164,7 +165,7 @@ GIVEN = "credit.critic must be left out or come first: .* and advantage gives ea
         ({}, ["enable_activation_offloading=True"], OFFLOADED),
         ({}, ["attention=fa4"], "attention is fa4, which is checked for packed rows alone"),
         ({}, ["attention=fa4", "update.packed=True"], "fa4, but FlashAttention-4 computes in half precision on CUDA"),
-        ({"advantage": RETURNS_TO_GO}, ["loss.level=turn"], "gives each token its own; it needs loss.level=token"),
+        ({"advantage": RETURNS_TO_GO}, ["loss.level=turn"], BY_TOKEN),
         ({"advantage": RETURNS_TO_GO}, [CRITIC], GIVEN),
     ],
 )

@@ -62,6 +62,7 @@ def test_uniform_drawing_has_the_scenarios_that_chance_gives():
 
 MIXTURE = [f"sums/s{number}_1" for number in range(5)] + [f"craft/c{number}_1" for number in range(12)]
 TWO = ["a_1", "b_1"]
+TOO_FEW = "environment craft: tasks_per_iteration is 0, but must lie between 1 and the number of tasks"
 
 
 def given_state(sampler, other):
@@ -82,7 +83,7 @@ def mixed(shares):
         (lambda: TaskSampler(TWO, 0, 0), "between 1 and the number of tasks, 2"),
         (lambda: TaskSampler(TWO, 3, 0), "between 1 and the number of tasks, 2"),
         (mixed({"chess": 1.0}), "environments.chess has no tasks; there are tasks of craft, sums"),
-        (mixed({"craft": 0.01}), "environment craft: tasks_per_iteration is 0, but must lie between 1 and the number"),
+        (mixed({"craft": 0.01}), TOO_FEW),
         (mixed({"sums": 9.0}), "environment sums: tasks_per_iteration is 7, but must lie between 1 .*, 5"),
     ],
 )

@@ -18,16 +18,14 @@ from agent_environments.tool_calls import ToolCall, render_tool_call, tools_sect
 from loop_formats.collection_request import CollectionRequest, Limits
 from model_families.chat.messages import ChatMessage
 from rollout_server.collecting.collector import EpisodeKey
-from rollout_server.collecting.episode import Episode
 from rollout_server.collecting.policy_sampler import EpisodeServices
-from rollout_server.collecting.sampling_client import SamplingClient
 from rollout_server.endpoint.harness_episode import HarnessEpisode
 from rollout_server.endpoint.sessions import Sessions
 from rollout_server.endpoint.wire import ApiError, Asked
-from rollout_server.inference.router import Generation
 from rollout_server.metrics import NodeMetrics
 from support.adapter_support import word_spans
 from support.random_turns import encoder
+from support.scripted_policy import FakePolicy, cut_turn, play_episode
 from support.void_kinds import MADE_PLAIN, MADE_PLAIN_RESULTS, REFUSED, REFUSED_RESULTS
 from support.waiting import DEADLINE_S
 
@@ -160,8 +158,8 @@ class BreakingRemote(RemotePool):
         return message
 
 
-class Policy:
-    """In place of router and store: tosses in its first turn, then calls tools, two at once, and then is over."""
+class Policy(FakePolicy):
+    """Tosses in its first turn, then calls tools, two at once, and then is over."""
 
     def __init__(self, tokens, coin, cut):
         self._tokens, self._encode, self._coin, self._cut, self._turns = tokens, encoder(tokens), coin, cut, 0
@@ -171,17 +169,7 @@ class Policy:
         text = self._coin if self._turns == 1 else f"{TWO_CALLS}{' over' * (self._turns > 9)}"
         thinks = "<think>" * (bool(self._tokens.thinking_ends) and self._tokens.thinking != "off")
         turn = [*self._encode(thinks + "</think>" * (bool(thinks) and not self._cut) + text), self._tokens.turn_end]
-        end = next(place for place, token in enumerate(turn) if token in stop_token_ids)
-        return Generation(turn[: end + 1], [-0.25] * (end + 1), "stop", "s", 0, 0.1)
-
-    def acquire(self, version):
-        return "policy"
-
-    def latest(self):
-        return 0
-
-    def release(self, what):
-        pass
+        return cut_turn(turn, stop_token_ids, max_tokens)
 
 
 async def program(pool, sessions, answers):
@@ -207,13 +195,8 @@ async def attempt(kind, tokens, fault, coin, cut, compaction, monkeypatch, serve
     pool = BreakingRemote(fault) if kind == "remote" else BreakingPool(tokens.spans)
     pool.fault = fault
     policy = Policy(tokens, coin, cut)
-
-    async def own(pool):
-        services = EpisodeServices(pool, tokens, policy, policy, NodeMetrics())
-        return await Episode(EpisodeKey(TASK, 0, 0), 0, request, pool, SamplingClient(request, "p", services)).run()
-
     if kind in ("own", "remote"):
-        return await own(pool)
+        return await play_episode(request, pool, tokens, policy)
     if kind == "harness":
         name = f"{__name__}:BreakingPool"
         monkeypatch.setattr(BreakingPool, "fault", fault)
@@ -226,7 +209,7 @@ async def attempt(kind, tokens, fault, coin, cut, compaction, monkeypatch, serve
         finally:
             await playing
     async with served(kind, pool) as there:
-        return await own(there)
+        return await play_episode(request, there, tokens, policy)
 
 
 def check_coins(kind, formats, served=None):

@@ -1,10 +1,10 @@
-"""Collections by the node's own collector and episodes, in the test's own process, of a policy that is a function."""
+"""Episodes and collections by the node's own code, in the test's own process, of a policy that says what it is told."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,37 @@ from rollout_server.metrics import NodeMetrics
 from support.random_policy import write_tokenizer
 
 
-class ScriptedPolicy:
-    """In place of router and policy store: ``speak(rng)`` is the text of every turn; ``rng`` is seeded as vLLM is."""
+class FakePolicy:
+    """In place of router and policy store: what a turn says comes from ``generate`` of its subclasses."""
+
+    def acquire(self, version: int) -> str:
+        return "policy"
+
+    def latest(self) -> int:
+        return 0
+
+    def release(self, what: object) -> None:
+        """Nothing is held."""
+
+
+def cut_turn(turn: list[int], stop_token_ids: Container[int], max_tokens: int) -> Generation:
+    """A turn as vLLM cuts it: after the first stop token, or at the limit."""
+    end = next(place for place, token in enumerate(turn) if token in stop_token_ids)
+    ids = turn[: end + 1][:max_tokens]
+    return Generation(ids, [-0.25] * len(ids), "stop" if ids[-1] in stop_token_ids else "length", "s", 0, 0.1)
+
+
+async def play_episode(
+    request: CollectionRequest, pool: EnvironmentPool, tokens: ChatFormat, policy: FakePolicy, start: Any = None
+) -> list[Rollout]:
+    """The rollouts of the first attempt at the request's first task."""
+    services = EpisodeServices(pool, tokens, policy, policy, NodeMetrics())
+    client = SamplingClient(request, "policy", services, start)
+    return await Episode(EpisodeKey(request.tasks[0], 0, 0), 0, request, pool, client, start=start).run()
+
+
+class ScriptedPolicy(FakePolicy):
+    """``speak(rng)`` is the text of every turn; ``rng`` is seeded as vLLM is."""
 
     def __init__(self, tokens: ChatFormat, speak: Callable[[random.Random], str]) -> None:
         self._tokens = tokens
@@ -34,15 +63,6 @@ class ScriptedPolicy:
         ids = [*self._tokens.encode_text(self._speak(random.Random(seed))), self._tokens.turn_end]
         assert len(ids) <= max_tokens
         return Generation(ids, [-0.1] * len(ids), "stop", "scripted", 0, 0.0)
-
-    def acquire(self, version: int) -> str:
-        return "scripted"
-
-    def latest(self) -> int:
-        return 0
-
-    def release(self, what: object) -> None:
-        """Nothing is held."""
 
 
 async def collect(

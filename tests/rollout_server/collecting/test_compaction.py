@@ -18,7 +18,6 @@ from loop_formats.rollout import sequence_texts
 from loop_recipes.engine.samples import Sample, credited
 from loop_recipes.run.metrics import rollout_metrics
 from model_families.chat.messages import ChatMessage, opening_messages
-from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.compaction import (
     LEFT_OUT,
     SUMMARY_HEAD,
@@ -27,13 +26,10 @@ from rollout_server.collecting.compaction import (
     shortened,
     summarised,
 )
-from rollout_server.collecting.episode import Episode
-from rollout_server.collecting.policy_sampler import EpisodeServices
-from rollout_server.collecting.sampling_client import SamplingClient
 from rollout_server.inference.router import Generation
-from rollout_server.metrics import NodeMetrics
 from support.chat_tokenizers import write_formats
 from support.random_turns import encoder
+from support.scripted_policy import FakePolicy, cut_turn, play_episode
 
 TASK = "reach3_1"
 OPENING = [Message("system", "s"), Message("user", "u")]
@@ -46,8 +42,8 @@ def formats(tmp_path_factory):
     return write_formats(tmp_path_factory.mktemp("models"))
 
 
-class Policy:
-    """In place of router and store: says ``speak(rng, prompt)``, within the limits, and keeps what was served."""
+class Policy(FakePolicy):
+    """Says ``speak(rng, prompt)``, within the limits, and keeps what was served."""
 
     def __init__(self, tokens, speak):
         self._tokens, self._encode, self._speak = tokens, encoder(tokens), speak
@@ -57,18 +53,9 @@ class Policy:
         assert max_tokens > 0
         text = self._speak(random.Random(seed), self._tokens.decode(token_ids))
         turn = [*self._encode(text), self._tokens.turn_end]
-        end = next(place for place, token in enumerate(turn) if token in stop_token_ids)
-        ids = turn[: end + 1][:max_tokens]
-        stopped = ids[-1] in stop_token_ids
-        sampled = Generation(ids, [-0.25] * len(ids), "stop" if stopped else "length", "s", 0, 0.1)
+        sampled = cut_turn(turn, stop_token_ids, max_tokens)
         self.served.append((list(token_ids), sampled))
         return sampled
-
-    def acquire(self, version):
-        return "policy"
-
-    def release(self, what):
-        pass
 
 
 class World(CounterPool):
@@ -98,12 +85,9 @@ class World(CounterPool):
 def play(tokens, speak, world, compaction, **limits):
     """The rollouts of an episode, and what its policy was asked and said."""
     policy = Policy(tokens, speak)
-    services = EpisodeServices(world, tokens, policy, policy, NodeMetrics())
     bounds = Limits(**{"max_turns": 14, "max_tokens_per_turn": 24, "compaction": compaction, **limits})
     request = CollectionRequest("c", [TASK], 1, 0, limits=bounds)
-    policy_client = SamplingClient(request, "policy", services)
-    rollouts = asyncio.run(Episode(EpisodeKey(TASK, 0, 0), 0, request, world, policy_client).run())
-    return rollouts, policy.served
+    return asyncio.run(play_episode(request, world, tokens, policy)), policy.served
 
 
 def check(rollouts, served, tokens, limits):

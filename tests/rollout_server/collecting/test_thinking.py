@@ -19,14 +19,13 @@ from loop_formats.collection_request import CollectionRequest, Limits, Sampling
 from loop_formats.rollout import Rollout
 from loop_recipes.run.metrics import rollout_metrics
 from model_families.chat import open_chat
-from rollout_server.collecting.collector import EpisodeKey
-from rollout_server.collecting.episode import CUT_IN_THINKING, Episode
+from rollout_server.collecting.episode import CUT_IN_THINKING
 from rollout_server.collecting.policy_sampler import EpisodeServices, PolicySampler
-from rollout_server.collecting.sampling_client import SamplingClient
 from rollout_server.inference.router import Generation
 from rollout_server.metrics import NodeMetrics
 from support.chat_tokenizers import write_llama3, write_qwen3
 from support.random_policy import write_tokenizer
+from support.scripted_policy import FakePolicy, play_episode
 
 TASK = "reach3_1"
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -39,7 +38,7 @@ def folder(tmp_path_factory):
     return write_qwen3(tmp_path_factory.mktemp("qwen3"), words=8_000)
 
 
-class Router:
+class Router(FakePolicy):
     """Says ``turns`` one after the other; keeps what was served, as vLLM cuts it at limits and stop tokens."""
 
     def __init__(self, tokens, turns):
@@ -59,12 +58,6 @@ class Router:
             self.turns.pop(0)
         logprobs = [-0.25] * len(sampled)
         return Generation(sampled, logprobs, "length" if cut else "stop", "s", cached_tokens=0, seconds=0.1)
-
-    def acquire(self, version):
-        return "policy"
-
-    def release(self, what):
-        pass
 
 
 class Acting(CounterPool):
@@ -113,15 +106,9 @@ class Adding(CounterPool):
 def play(tokens, turns, start=None, pool=None, **limits):
     """The rollouts of an episode, its router and its pool."""
     router, pool = Router(tokens, turns), pool or Acting(tokens)
-    services = EpisodeServices(pool, tokens, router, router, NodeMetrics())
     bounds = Limits(**{"max_turns": len(turns) + (start.origin.turns if start else 0), "max_context": 4000, **limits})
     request = CollectionRequest("c", [TASK], 1, 0, limits=bounds)
-
-    async def run():
-        policy_client = SamplingClient(request, "policy", services, start)
-        return await Episode(EpisodeKey(TASK, 0, 0), 0, request, pool, policy_client, start=start).run()
-
-    return asyncio.run(run()), router, pool
+    return asyncio.run(play_episode(request, pool, tokens, router, start)), router, pool
 
 
 def check(rollouts, router):

@@ -17,7 +17,7 @@ from loop_appworld import LoopAppWorldRecipe
 from loop_formats.run_folder import read_metrics
 from rollout_server.client import CollectionFailed
 from support.counter_node import TOKEN, local_node, two_nodes
-from support.small_runs import config_over
+from support.small_runs import config_over, set_up
 from support.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.drill
@@ -63,11 +63,8 @@ def trained(cfg, dies_in=None):
         return update(rollouts, iteration, *others)
 
     recipe.update = mortal
-    try:
-        recipe.setup()
+    with set_up(recipe):
         recipe.train()
-    finally:
-        recipe.cleanup()
     return read_metrics(Path(cfg.output_dir))
 
 
@@ -145,11 +142,8 @@ def evaluated(url, output_dir, runs=1):
         )
     )
     began = time.monotonic()
-    try:
-        recipe.setup()
+    with set_up(recipe):
         recipe.evaluate()
-    finally:
-        recipe.cleanup()
     return json.loads((Path(output_dir) / "report.json").read_text())["scores"][0], time.monotonic() - began
 
 

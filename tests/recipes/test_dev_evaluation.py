@@ -17,7 +17,7 @@ from loop_recipes.rollouts.source import Collected
 from loop_recipes.run.stop_request import StopRequested
 from rollout_server.client import CollectionFailed, NodeUnreachable
 from rollout_server.node_process import NodeDied
-from support.small_runs import replay_config
+from support.small_runs import replay_config, set_up
 
 TOKEN_ENV = "LOOP_TEST_TOKEN"
 DEV_TASKS = ["dev_1", "dev_2", "dev_3", "dev_4"]
@@ -86,11 +86,8 @@ def run(folder, monkeypatch, source, iterations, every, **changes):
         return update(*arguments)
 
     recipe.update = watched
-    try:
-        recipe.setup()
+    with set_up(recipe):
         recipe.train()
-    finally:
-        recipe.cleanup()
     return [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
 
 

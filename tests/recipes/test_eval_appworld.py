@@ -24,6 +24,7 @@ from loop_recipes.evaluation.config import find_policies, read_eval_config
 from loop_recipes.rollouts.waiting import Waiting
 from support.counter_node import TOKEN, local_node, two_nodes
 from support.random_policy import write_adapter, write_model
+from support.small_runs import set_up
 from support.texts import texts_beside
 
 TABLES = texts_beside(__file__)
@@ -60,11 +61,8 @@ def config(policy, tmp_path, url="http://127.0.0.1:1", **changes):
 
 def run(cfg):
     recipe = EvalAppWorldRecipe(cfg)
-    try:
-        recipe.setup()
+    with set_up(recipe):
         return recipe.evaluate()
-    finally:
-        recipe.cleanup()
 
 
 def reports(files):

@@ -14,6 +14,7 @@ from loop_formats.run_files import find_logs, read_lines
 from loop_recipes.verbs.compare import main as compare
 from support.counter_node import TOKEN, local_node
 from support.random_policy import write_adapter, write_model
+from support.small_runs import set_up
 
 TASKS = ["reach4_1", "reach4_2", "reach6_1"]
 
@@ -47,11 +48,8 @@ async def evaluations(policy, tmp_path, **node):
 
         def run(changes):
             recipe = EvalAppWorldRecipe(OmegaConf.create(base | changes))
-            try:
-                recipe.setup()
+            with set_up(recipe):
                 files = recipe.evaluate()
-            finally:
-                recipe.cleanup()
             results = [json.loads(line) for line in Path(files[0]).read_text().splitlines()]
             return results, json.loads(Path(files[1]).read_text()), Path(files[2]).read_text()
 

@@ -18,7 +18,7 @@ from loop_recipes.config.sft_config import FixedSetConfig
 from loop_recipes.rollouts.fixed_set import read_fixed_set
 from sft_appworld import SftAppWorldRecipe
 from support.sft_runs import PAIRS, STEP, STEPS, Killed, check_resumed, train
-from support.small_runs import sft_config
+from support.small_runs import set_up, sft_config
 
 
 def test_the_first_loss_is_the_cross_entropy_of_the_solved_rollouts(tmp_path):
@@ -212,14 +212,13 @@ def test_weights_are_of_turns_and_follow_a_cut(tmp_path):
         "\n".join(json.dumps({"messages": m}) for m in ([ask, said, ask, other], [ask, {**said, "weight": 1}]))
     )
     recipe = SftAppWorldRecipe(sft_config(tmp_path, data=str(file)))
-    recipe.setup()
-    mixed, plain = sorted(recipe._samples, key=lambda sample: sample.rollout_id)
-    turns = mixed.turn_ids[mixed.mask]
-    assert torch.equal(mixed.token_advantages, torch.where(turns == 0, 0.5, 2.0))
-    assert torch.equal(plain.token_advantages, torch.ones(int(plain.mask.sum())))
-    [cut] = recipe._read_set().weighted([mixed.beginning(int(mixed.mask.nonzero()[1]))])
-    assert cut.token_advantages.tolist() == [0.5]
-    recipe.cleanup()
+    with set_up(recipe):
+        mixed, plain = sorted(recipe._samples, key=lambda sample: sample.rollout_id)
+        turns = mixed.turn_ids[mixed.mask]
+        assert torch.equal(mixed.token_advantages, torch.where(turns == 0, 0.5, 2.0))
+        assert torch.equal(plain.token_advantages, torch.ones(int(plain.mask.sum())))
+        [cut] = recipe._read_set().weighted([mixed.beginning(int(mixed.mask.nonzero()[1]))])
+        assert cut.token_advantages.tolist() == [0.5]
 
 
 def test_weights_in_part_are_refused_for_pairs(tmp_path):

@@ -17,7 +17,7 @@ from loop_recipes.rollouts import open as opening
 from loop_recipes.rollouts.replay_source import ReplaySource
 from loop_recipes.rollouts.source import Collected
 from support.counter_node import TOKEN, local_node
-from support.small_runs import config_over, replay_config, train
+from support.small_runs import config_over, replay_config, set_up, train
 from support.waiting import DEADLINE_S
 
 TOKEN_ENV = "LOOP_TEST_TOKEN"
@@ -111,11 +111,8 @@ def run(cfg, machine, monkeypatch):
         machine.note("saved", servers_need_it=False)
 
     recipe.update, recipe.save_checkpoint = watched, saved
-    try:
-        recipe.setup()
+    with set_up(recipe):
         recipe.train()
-    finally:
-        recipe.cleanup()
 
 
 class Divided(Machine):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -193,6 +194,16 @@ def config_over(url: str, policy: Path, folder: Path, token_env: str, deadline_s
     return file
 
 
+@contextmanager
+def set_up(recipe: Any) -> Iterator[None]:
+    """Within it, a recipe is set up; cleaned up at the end, however that comes."""
+    try:
+        recipe.setup()
+        yield
+    finally:
+        recipe.cleanup()
+
+
 def train(cfg: DictConfig) -> None:
     """The recipe from start to end, in this process, in any thread of it."""
     from loop_appworld import LoopAppWorldRecipe  # as above
@@ -200,11 +211,8 @@ def train(cfg: DictConfig) -> None:
     recipe = LoopAppWorldRecipe(cfg)
     if threading.current_thread() is not threading.main_thread():
         recipe._stop.listen = lambda: None  # signals are for the main thread
-    try:
-        recipe.setup()
+    with set_up(recipe):
         recipe.train()
-    finally:
-        recipe.cleanup()
 
 
 def train_into(config: Path, output_dir: Path, resume: bool = False) -> None:
@@ -218,11 +226,8 @@ def train_sft_into(config: Path, output_dir: Path) -> None:
     from sft_appworld import SftAppWorldRecipe  # as above
 
     recipe = SftAppWorldRecipe(OmegaConf.merge(OmegaConf.load(config), {"output_dir": str(output_dir)}))
-    try:
-        recipe.setup()
+    with set_up(recipe):
         recipe.train()
-    finally:
-        recipe.cleanup()
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from loop_recipes.algorithm.scoring import Scorer
 from loop_recipes.engine.checkpoint import load_training_state
 from loop_recipes.engine.model import DTYPES
 from loop_recipes.engine.sharding import clip_grad_norm
-from support.small_runs import in_sequences, replay_config, train
+from support.small_runs import in_sequences, replay_config, set_up, train
 
 CRITIC = "credit.critic._component_=loop_recipes.algorithm.critic.Critic"
 
@@ -121,14 +121,13 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_the_step(tmp_path):
     config = replay_config(tmp_path, iterations=2)
     cfg = OmegaConf.load(config)
     recipe = LoopAppWorldRecipe(cfg)
-    recipe.setup()
-    name, parameter = next(iter(recipe._learner.parameters.items()))
-    before = {other: tensor.detach().clone() for other, tensor in recipe._learner.parameters.items()}
-    with torch.no_grad():
-        parameter[0, 0] = float("nan")
-    with pytest.raises(NonFiniteLoss, match="the step was not taken"):
-        recipe.train()
-    recipe.cleanup()
+    with set_up(recipe):
+        name, parameter = next(iter(recipe._learner.parameters.items()))
+        before = {other: tensor.detach().clone() for other, tensor in recipe._learner.parameters.items()}
+        with torch.no_grad():
+            parameter[0, 0] = float("nan")
+        with pytest.raises(NonFiniteLoss, match="the step was not taken"):
+            recipe.train()
     for other, tensor in recipe._learner.parameters.items():
         assert other == name or torch.equal(tensor, before[other])
     assert not (tmp_path / "run/checkpoints").exists()
@@ -297,16 +296,13 @@ def test_the_critics_gradient_is_clipped_with_the_policys_or_by_itself(tmp_path,
     own = {"epochs": 1, "minibatch_rollouts": None, "clip_grad_norm": 0.001}
     cfg["update"] = OmegaConf.merge(cfg["update"], own)
     recipe = LoopAppWorldRecipe(cfg)
-    try:
-        recipe.setup()
+    with set_up(recipe):
         critic = {id(parameter) for parameter in recipe._method.credit["critic"].parameters()}
         before = {name: parameter.detach().clone() for name, parameter in recipe._learner.parameters.items()}
         recipe.train()
         moved = {True: 0.0, False: 0.0}
         for name, parameter in recipe._learner.parameters.items():
             moved[id(parameter) in critic] += (parameter - before[name]).double().square().sum().item()
-    finally:
-        recipe.cleanup()
     if own_limit is None:
         assert (moved[True] + moved[False]) ** 0.5 == pytest.approx(0.001, rel=1e-3)
         assert min(moved.values()) > 0

@@ -24,7 +24,7 @@ from loop_recipes.evaluation.config import EvalConfig
 from loop_recipes.paths import config_files
 from support.configs import files_read_once  # noqa: F401 - a fixture for all tests here
 from support.families import with_config
-from support.small_runs import replay_config
+from support.small_runs import replay_config, set_up
 from support.texts import texts_beside
 
 FILES = config_files()
@@ -230,9 +230,8 @@ def test_every_algorithm_takes_a_step_on_stored_rollouts(tmp_path, name):
     words = [f"algorithm={name}", f"output_dir={tmp_path / 'run'}"]
     words += ["credit.critic.warmup_iterations=0"] if name == "ppo_critic" else []
     recipe = LoopAppWorldRecipe(compose(str(tmp_path / "config.yaml"), words))
-    recipe.setup()
-    recipe.train()
-    recipe.cleanup()
+    with set_up(recipe):
+        recipe.train()
     first, second = map(OmegaConf.create, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
     one_step = EXPECTED[name][4]
     assert first.steps == (1 if one_step else first.steps) >= 1

@@ -14,7 +14,7 @@ from rollout_server.policies.canary import Canary
 from support import tiny_models
 from support.families import section
 from support.random_policy import reference_logprobs
-from support.small_runs import replay_config
+from support.small_runs import replay_config, set_up
 from support.tiny_models import write_random
 
 
@@ -25,9 +25,8 @@ def test_each_new_version_comes_with_the_log_probs_of_its_own_weights(tmp_path, 
     )
     cfg = OmegaConf.load(replay_config(tmp_path, iterations=2))
     recipe = LoopAppWorldRecipe(cfg)
-    recipe.setup()
-    recipe.train()
-    recipe.cleanup()
+    with set_up(recipe):
+        recipe.train()
     assert published.pop(0)[1] is None, "nothing was sampled yet"
     assert list(published) == [1, 2]
     for folder, data in published.values():

@@ -174,11 +174,15 @@ def write_evaluation(folder, results, dataset="synthetic", **more):
     return str(folder)
 
 
+def compared(tmp_path, first, second, names=("first", "second"), **more):
+    """The page of a comparison of two evaluations with these results."""
+    folders = [write_evaluation(tmp_path / name, of, **more) for name, of in zip(names, (first, second), strict=True)]
+    assert compare_evals([*folders, "--out", str(tmp_path / "out")]) == 0
+    return (tmp_path / "out/comparison.md").read_text()
+
+
 def test_compare_evals_writes_markdown_and_json(tmp_path, capsys):
-    first = write_evaluation(tmp_path / "first", runs("+---"))
-    second = write_evaluation(tmp_path / "second", runs("-+++"))
-    assert compare_evals([first, second, "--out", str(tmp_path / "out")]) == 0
-    text = (tmp_path / "out/comparison.md").read_text()
+    text = compared(tmp_path, runs("+---"), runs("-+++"))
     assert "second/p against first/p" in text
     assert "+50.0 [" in text
     assert "- 3 tasks gained: aaa_2 (0% to 100%)" in text
@@ -189,19 +193,14 @@ def test_compare_evals_writes_markdown_and_json(tmp_path, capsys):
 
 
 def test_compare_evals_says_what_was_lost(tmp_path):
-    first = write_evaluation(tmp_path / "first", [*runs("+--+")[:-1], lost("bbb_2", 0)])
-    second = write_evaluation(tmp_path / "second", runs("-+++"))
-    assert compare_evals([first, second, "--out", str(tmp_path / "out")]) == 0
-    text = (tmp_path / "out/comparison.md").read_text()
+    text = compared(tmp_path, [*runs("+--+")[:-1], lost("bbb_2", 0)], runs("-+++"))
     assert "second/p against first/p, T=0: 0 and 1 rollouts lost, compared on 3 tasks" in text
     assert "the success difference would lie in [+25.0, +50.0]" in text
 
 
 def test_compare_evals_names_evaluations_of_runs_by_their_runs(tmp_path):
-    first = write_evaluation(tmp_path / "demo/evaluation", runs("+---"))
-    second = write_evaluation(tmp_path / "seed1/evaluation", runs("-+++"))
-    assert compare_evals([first, second, "--out", str(tmp_path / "out")]) == 0
-    assert "seed1/p against demo/p" in (tmp_path / "out/comparison.md").read_text()
+    folders = ("demo/evaluation", "seed1/evaluation")
+    assert "seed1/p against demo/p" in compared(tmp_path, runs("+---"), runs("-+++"), folders)
 
 
 def test_compare_evals_refuses_evaluations_with_other_turns_in_an_environment(tmp_path, capsys):
@@ -289,10 +288,7 @@ def test_compare_evals_refuses_a_report_that_is_none(tmp_path, capsys):
 
 def test_compare_evals_says_it_by_group(tmp_path, capsys):
     groups = {"all tasks": TASKS, "bs": ["bbb_1", "bbb_2"]}
-    first = write_evaluation(tmp_path / "first", runs("+---"), groups=groups)
-    second = write_evaluation(tmp_path / "second", runs("-+++"), groups=groups)
-    assert compare_evals([first, second, "--out", str(tmp_path / "out")]) == 0
-    text = (tmp_path / "out/comparison.md").read_text()
+    text = compared(tmp_path, runs("+---"), runs("-+++"), groups=groups)
     assert "### second/p against first/p, T=0, by environment and group" in text
     assert "| all tasks | 4 | +50.0 [" in text
     assert "| bs | 2 | +100.0 [" in text

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from omegaconf import OmegaConf
@@ -69,16 +69,25 @@ def test_a_share_above_the_stated_one_is_refused(rollouts):
         check_broken(breaking(rollouts, *[STEP] * 4), 0.25)
 
 
+@dataclass
+class Source:
+    """Has these rollouts, whatever it is asked for."""
+
+    rollouts: list
+
+    def start(self, request):
+        pass
+
+    def read(self, request):
+        return Collected(self.rollouts, CollectionEnd("finished", len(self.rollouts), 0, 0, {}, 1.0), 0.0)
+
+    def description(self):
+        return Description()
+
+
 def test_the_terminal_is_told_with_the_collection(rollouts, caplog):
-    class Source:
-        def start(self, request):
-            pass
-
-        def read(self, request):
-            return Collected(breaking(rollouts, STEP), CollectionEnd("finished", 12, 0, 0, {}, 1.0), 0.0)
-
     with caplog.at_level(logging.WARNING):
-        collect(Source(), counter_request())
+        collect(Source(breaking(rollouts, STEP)), counter_request())
     assert f"collection c1: {broken_lines(breaking(rollouts, STEP))[0]}" in caplog.text
 
 
@@ -115,18 +124,8 @@ def test_rollouts_that_all_earn_the_same_are_told_with_three_replies(rollouts):
 
 @pytest.mark.parametrize(("name", "told"), [("a-i0001-0123456789", True), ("a-i0002-0123456789", False), ("c1", False)])
 def test_the_first_iteration_says_so(rollouts, name, told, caplog):
-    class Source:
-        def start(self, request):
-            pass
-
-        def read(self, request):
-            return Collected(replying(rollouts, "I"), CollectionEnd("finished", 1, 0, 0, {}, 1.0), 0.0)
-
-        def description(self):
-            return Description()
-
     with caplog.at_level(logging.WARNING):
-        collect(Source(), replace(counter_request(), id=name))
+        collect(Source(replying(rollouts, "I")), replace(counter_request(), id=name))
     assert ("the reward of all 1 rollouts is 0" in caplog.text) == told
 
 

@@ -166,17 +166,25 @@ def full(lines):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+async def ended_where(running, asked, spoil):
+    """The run of a collection of which something is spoilt before any of its rollouts ends."""
+    counting(running)
+    running.vllm.answers = lambda body: False
+    await running.call(running.client.start_collection, asked)
+    run = await running.node.collection("c1")
+    spoil(run.stored)
+    running.vllm.answers = lambda body: True
+    await wait_until(lambda: run.end is not None)
+    return run
+
+
 async def test_what_was_noted_counts_where_it_could_not_be_written(policy, tmp_path, file, calls):
     """The reward gives other numbers at each call, so that a second one would be seen."""
 
     async with node(policy, tmp_path / "node", file) as running:
-        counting(running)
-        running.vllm.answers = lambda body: False
-        await running.call(running.client.start_collection, request(tasks=["t_1"]))
-        run = await running.node.collection("c1")
-        run.stored.rollouts.append = full
-        running.vllm.answers = lambda body: True
-        await wait_until(lambda: run.end is not None)
+        run = await ended_where(
+            running, request(tasks=["t_1"]), lambda stored: setattr(stored.rollouts, "append", full)
+        )
         assert (run.end.reason, "No space left" in run.end.error, len(calls())) == ("failed", True, 1)
     async with node(policy, tmp_path / "node", file) as running:
         rollouts, end = await running.collect(request(tasks=["t_1"]))
@@ -187,13 +195,8 @@ async def test_what_was_noted_counts_where_it_could_not_be_written(policy, tmp_p
 
 async def test_what_could_not_be_held_is_written_when_it_is_asked_for_again(policy, tmp_path, file, calls):
     async with node(policy, tmp_path / "node", file) as running:
-        counting(running)
-        running.vllm.answers = lambda body: False
-        await running.call(running.client.start_collection, request(tasks=["t_1"], rollouts_per_task=1))
-        run = await running.node.collection("c1")
-        run.stored.hold = full
-        running.vllm.answers = lambda body: True
-        await wait_until(lambda: run.end is not None)
+        asked = request(tasks=["t_1"], rollouts_per_task=1)
+        run = await ended_where(running, asked, lambda stored: setattr(stored, "hold", full))
         assert (run.end.reason, len(run.unheld)) == ("failed", 1)
         rollouts, end = await running.collect(request(tasks=["t_1"], rollouts_per_task=1))
         assert len(running.vllm.requests) == 1

@@ -192,6 +192,14 @@ async def test_settings_that_json_cannot_hold_or_that_are_large(running, attacke
     assert len(stored) < 2000
 
 
+@pytest.fixture
+def encoded(running, monkeypatch):
+    """The lengths of the texts that the node encodes."""
+    encode, lengths = running.node.tokens._encode, []
+    monkeypatch.setattr(running.node.tokens, "_encode", lambda text: lengths.append(len(text)) or encode(text))
+    return lengths
+
+
 HUGE = "word " * 1_400_000
 CALLS = [{"id": "1", "type": "function", "function": {"name": "add", "arguments": json.dumps({"text": HUGE})}}]
 TOOLS = [{"type": "function", "function": {"name": HUGE, "parameters": {}}}]
@@ -209,11 +217,8 @@ TOOLS = [{"type": "function", "function": {"name": HUGE, "parameters": {}}}]
     ],
     ids=["text", "parts", "arguments", "result", "many", "tool"],
 )
-async def test_seven_megabytes_are_refused_after_a_few_pages_of_them(running, attacker, monkeypatch, asked):
+async def test_seven_megabytes_are_refused_after_a_few_pages_of_them(running, attacker, encoded, asked):
     """They took 25 seconds of the processor and a gigabyte, for a context of a thousand tokens."""
-    tokens, encoded = running.node.tokens, []
-    encode = tokens._encode
-    monkeypatch.setattr(tokens, "_encode", lambda text: encoded.append(len(text)) or encode(text))
     body = json.dumps(asked).encode()
     assert 6 << 20 < len(body) < 8 << 20
 
@@ -237,10 +242,7 @@ async def test_seven_megabytes_are_refused_after_a_few_pages_of_them(running, at
         ("/v1/completions", {"prompt": HUGE}),
     ],
 )
-async def test_so_are_seven_megabytes_in_any_dialect(running, attacker, monkeypatch, path, asked):
-    tokens, encoded = running.node.tokens, []
-    encode = tokens._encode
-    monkeypatch.setattr(tokens, "_encode", lambda text: encoded.append(len(text)) or encode(text))
+async def test_so_are_seven_megabytes_in_any_dialect(running, attacker, encoded, path, asked):
     body = json.dumps(asked).encode()
     reader, writer = await attacker.connect()
     writer.write(attacker.head(f"Content-Length: {len(body)}").replace(b"/v1/chat/completions", path.encode()) + body)

@@ -17,7 +17,7 @@ from loop_recipes.config.sft_config import FixedSetConfig, SftConfig
 from loop_recipes.rollouts.fixed_set import FixedSet, read_fixed_set
 from sft_appworld import SftAppWorldRecipe
 from support.counter_node import TOKEN, local_node
-from support.small_runs import model_section, replay_config
+from support.small_runs import model_section, replay_config, set_up
 
 TOKEN_ENV = "LOOP_TEST_TOKEN"
 
@@ -69,9 +69,8 @@ def sft_section(file, folder, output_dir, **changes):
 
 def train(cfg):
     recipe = SftAppWorldRecipe(cfg)
-    recipe.setup()
-    recipe.train()
-    recipe.cleanup()
+    with set_up(recipe):
+        recipe.train()
     return [json.loads(line) for line in open(f"{cfg.output_dir}/metrics.jsonl")]
 
 

@@ -24,6 +24,7 @@ from loop_recipes.evaluation.collect import EvaluationTimeout, NoScore
 from rollout_server.collecting.compaction import SUMMARY_HEAD, SUMMARY_REQUEST
 from rollout_server.config import EnvironmentConfig
 from support.random_policy import write_model
+from support.small_runs import set_up
 from support.viewer_run import opened
 
 KEY = "sk-secret"
@@ -133,11 +134,8 @@ async def test_what_an_endpoint_thinks_is_no_action(said, text, reasoning, cut):
 
 def evaluate(cfg):
     recipe = EvalAppWorldRecipe(cfg)
-    try:
-        recipe.setup()
+    with set_up(recipe):
         recipe.evaluate()
-    finally:
-        recipe.cleanup()
     folder = Path(cfg.output_dir)
     lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     return json.loads((folder / "report.json").read_text()), lines
@@ -216,9 +214,12 @@ async def test_where_everything_is_lost_there_is_no_score(model, tmp_path):
         service.speak = lambda body: "```python\nadd(1)\n```"
         service.fault = lambda body: (400, "no such thing") if len(body["messages"]) > 2 else None
         cfg = config(model, tmp_path / "out", service.url, samplings=[{"runs": 1}])
-        with pytest.raises(NoScore, match=r"no score of gpt, T=0: all 6 rollouts lost, such as .* no such thing"):
+        with pytest.raises(NoScore, match=r"no score of gpt, T=0: all 6 rollouts lost, such as .* 400: no such thing"):
             await asyncio.to_thread(evaluate, cfg)
         assert not (tmp_path / "out/report.json").exists()
+        service.fault = lambda body: None
+        report, _ = await asyncio.to_thread(evaluate, cfg)
+        assert report["scores"][0]["lost"] == []
 
 
 async def test_budgets_end_an_episode_as_over_budget(model, tmp_path):
@@ -308,18 +309,6 @@ async def test_a_service_that_answers_with_something_else_is_one_line_with_its_w
     assert not (tmp_path / "out/report.json").exists()
 
 
-async def test_no_rollout_at_all_is_no_score(model, tmp_path):
-    async with serving() as service:
-        service.speak = lambda body: "```python\nadd(1)\n```"
-        service.fault = lambda body: (400, "no") if len(body["messages"]) > 2 else None
-        cfg = config(model, tmp_path / "out", service.url)
-        with pytest.raises(NoScore, match=r"no score of gpt.*: all 12 rollouts lost, such as .*answers 400: no"):
-            await asyncio.to_thread(evaluate, cfg)
-        service.fault = lambda body: None
-        report, _ = await asyncio.to_thread(evaluate, cfg)
-        assert report["scores"][0]["lost"] == []
-
-
 async def test_content_in_parts_is_joined(model, tmp_path):
     async with serving() as service:
         service.speak = lambda body: [
@@ -338,17 +327,19 @@ async def test_a_keys_line_end_is_not_of_it(model, tmp_path, monkeypatch, ending
     assert service.keys == {f"Bearer {KEY}"}
 
 
-def test_a_key_that_no_header_carries_is_one_clear_line(model, tmp_path, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-sécret")
-    with pytest.raises(ConfigError, match="OPENAI_API_KEY must hold printable ASCII") as refused:
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("sk-s\u00e9cret", "OPENAI_API_KEY must hold printable ASCII"),
+        (None, "OPENAI_API_KEY must hold the endpoint's key"),
+    ],
+    ids=["no header carries it", "it is missing"],
+)
+def test_a_key_that_cannot_be_sent_is_one_clear_line(model, tmp_path, monkeypatch, key, said):
+    monkeypatch.setenv("OPENAI_API_KEY", key) if key else monkeypatch.delenv("OPENAI_API_KEY")
+    with pytest.raises(ConfigError, match=said) as refused:
         EvalAppWorldRecipe(config(model, tmp_path / "out", "http://127.0.0.1:1/v1"))
     assert "cret" not in str(refused.value)
-
-
-def test_a_missing_key_is_one_clear_line(model, tmp_path, monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY")
-    with pytest.raises(ConfigError, match="OPENAI_API_KEY must hold the endpoint's key"):
-        EvalAppWorldRecipe(config(model, tmp_path / "out", "http://127.0.0.1:1/v1"))
 
 
 def test_an_address_where_nothing_listens_is_one_clear_line_at_the_start(model, tmp_path):
@@ -388,13 +379,10 @@ async def test_an_evaluation_out_of_time_closes_its_worlds(model, tmp_path):
 
         def run(deadline_s):
             recipe = EvalAppWorldRecipe(config(model, tmp_path / "out", service.url, deadline_s=deadline_s))
-            try:
-                recipe.setup()
+            with set_up(recipe):
                 with pytest.raises(EvaluationTimeout):
                     recipe.evaluate()
                 return recipe._endpoints._pool.status().open_worlds
-            finally:
-                recipe.cleanup()
 
         for deadline_s in deadlines():
             assert await asyncio.to_thread(run, deadline_s) == 0

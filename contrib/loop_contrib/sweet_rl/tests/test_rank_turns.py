@@ -18,7 +18,7 @@ from loop_recipes.engine.peft_export import write_empty_adapter
 from model_families.chat import open_chat
 from sft_appworld import SftAppWorldRecipe
 from support.counter_node import TOKEN, counter_request, local_node
-from support.small_runs import config_over
+from support.small_runs import config_over, set_up
 from support.waiting import DEADLINE_S
 
 TOKEN_ENV = "LOOP_TEST_TOKEN"
@@ -35,10 +35,9 @@ def train(loop, output_dir, rollouts, **changes):
     shared = {key: value for key, value in loop.items() if key in fields_of(SftConfig)}
     recipe = SftAppWorldRecipe(OmegaConf.create({**shared, **own, **changes}))
     recipe._stop.listen = lambda: None  # signals are for main threads
-    recipe.setup()
-    samples = recipe._samples
-    recipe.train()
-    recipe.cleanup()
+    with set_up(recipe):
+        samples = recipe._samples
+        recipe.train()
     return samples
 
 

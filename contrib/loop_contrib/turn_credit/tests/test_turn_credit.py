@@ -20,7 +20,7 @@ from sft_appworld import SftAppWorldRecipe
 from support.counter_node import TOKEN, local_node
 from support.learner_cases import a_run
 from support.ranks import on_ranks
-from support.small_runs import config_over, replay_config, train_into
+from support.small_runs import config_over, replay_config, set_up, train_into
 from support.waiting import DEADLINE_S
 
 TOKEN_ENV = "LOOP_TEST_TOKEN"
@@ -49,9 +49,8 @@ def a_critic(folder, loop):
     }
     shared = {key: value for key, value in loop.items() if key in fields_of(SftConfig)}
     recipe = SftAppWorldRecipe(OmegaConf.create({**shared, **own}))
-    recipe.setup()
-    recipe.train()
-    recipe.cleanup()
+    with set_up(recipe):
+        recipe.train()
     return folder / "critic"
 
 
@@ -59,8 +58,7 @@ def trained(cfg):
     """Runs the recipe; returns the samples of every update, as the optimizer's steps got them."""
     recipe, seen = LoopAppWorldRecipe(cfg), []
     recipe._stop.listen = lambda: None  # signals are for main threads
-    try:
-        recipe.setup()
+    with set_up(recipe):
         train = recipe._learner.update.train
 
         def watched(samples, iteration, step_logprobs):
@@ -69,8 +67,6 @@ def trained(cfg):
 
         recipe._learner.update.train = watched
         recipe.train()
-    finally:
-        recipe.cleanup()
     return seen
 
 

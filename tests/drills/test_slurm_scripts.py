@@ -1,4 +1,4 @@
-"""What the sbatch scripts decide on one machine, and that their deadlines fit; tests/integration/ has whole jobs."""
+"""What the sbatch scripts decide on one machine, and that their deadlines fit; test_slurm_jobs.py has whole jobs."""
 
 import contextlib
 import fcntl
@@ -19,7 +19,8 @@ from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.evaluation.config import EvalConfig
 from support.waiting import COMMAND_S
 
-SLURM = Path(__file__).parents[1] / "slurm"
+pytestmark = pytest.mark.drill
+SLURM = Path(__file__).parents[2] / "slurm"
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-import loop_appworld
 from loop_appworld import LoopAppWorldRecipe
 from loop_formats.collection_request import CollectionEnd
 from loop_formats.ids import parse_collection_id
@@ -17,9 +16,8 @@ from loop_recipes.rollouts.source import Collected
 from loop_recipes.run.stop_request import StopRequested
 from rollout_server.client import CollectionFailed, NodeUnreachable
 from rollout_server.node_process import NodeDied
-from support.small_runs import replay_config, set_up
+from support.small_runs import on_source, replay_config, set_up
 
-TOKEN_ENV = "LOOP_TEST_TOKEN"
 DEV_TASKS = ["dev_1", "dev_2", "dev_3", "dev_4"]
 
 
@@ -73,11 +71,9 @@ class ScriptedSource(ReplaySource):
 
 def run(folder, monkeypatch, source, iterations, every, **changes):
     cfg = OmegaConf.load(replay_config(folder, iterations=iterations, **changes))
-    cfg.rollout_node = {"url": "http://127.0.0.1:1", "launch": False, "token_env": TOKEN_ENV}
+    on_source(monkeypatch, cfg, source)
     cfg.dev_evaluation = {"every": every}
     cfg.sampler_gap = {"ok": 1.0, "broken": 100.0}  # nobody sampled these
-    monkeypatch.setenv(TOKEN_ENV, "unused")
-    monkeypatch.setattr(loop_appworld, "open_source", lambda *_: source)
     recipe = LoopAppWorldRecipe(cfg)
     update = recipe.update
 

@@ -15,9 +15,7 @@ from loop_recipes.rollouts.replay_source import ReplaySource
 from loop_recipes.run.stop_request import StopRequested
 from model_families.weights.weight_names import peft_name
 from rollout_server.client import RolloutNodeError
-from support.small_runs import replay_config, train
-
-TOKEN_ENV = "LOOP_TEST_TOKEN"
+from support.small_runs import on_source, replay_config, train
 
 
 class Node(ReplaySource):
@@ -36,11 +34,9 @@ class Node(ReplaySource):
 
 def test_a_resumed_run_publishes_what_was_saved(tmp_path, monkeypatch):
     cfg = OmegaConf.load(replay_config(tmp_path, iterations=2))
-    cfg.rollout_node = {"url": "http://127.0.0.1:1", "launch": False, "token_env": TOKEN_ENV}
-    monkeypatch.setenv(TOKEN_ENV, "unused")
 
     def train_on(node, **changes):
-        monkeypatch.setattr(loop_appworld, "open_source", lambda *_: node)
+        on_source(monkeypatch, cfg, node)
         train(OmegaConf.merge(cfg, changes))
 
     with pytest.raises(RolloutNodeError, match="the canary differs"):
@@ -62,10 +58,8 @@ def test_a_resumed_run_publishes_what_was_saved(tmp_path, monkeypatch):
 
 def test_a_gap_that_is_broken_ends_the_run_after_its_update_is_saved(tmp_path, monkeypatch):
     cfg = OmegaConf.load(replay_config(tmp_path, iterations=2))
-    cfg.rollout_node = {"url": "http://127.0.0.1:1", "launch": False, "token_env": TOKEN_ENV}
+    on_source(monkeypatch, cfg, Node(tmp_path / "logs"))
     cfg.sampler_gap = {"ok": 1e-9, "broken": 1e-8}
-    monkeypatch.setenv(TOKEN_ENV, "unused")
-    monkeypatch.setattr(loop_appworld, "open_source", lambda *_: Node(tmp_path / "logs"))
     train(cfg)
     assert load_latest(tmp_path / "run/checkpoints").state["iteration"] == 1
     (line,) = (tmp_path / "run/metrics.jsonl").read_text().splitlines()

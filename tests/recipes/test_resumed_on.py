@@ -16,7 +16,7 @@ from loop_recipes.rollouts.plan import CollectionPlan
 from loop_recipes.rollouts.replay_source import ReplaySource
 from loop_recipes.rollouts.source import NoRollouts
 from support.random_policy import write_adapter, write_model
-from support.small_runs import replay_config, sft_config, train, train_sft_into
+from support.small_runs import on_source, replay_config, sft_config, train, train_sft_into
 
 pytestmark = pytest.mark.fault("a resumed run on another model or grader")
 
@@ -178,10 +178,8 @@ def test_a_node_that_is_started_again_on_another_grader_ends_the_run(tmp_path, m
         return read(request)
 
     source.read = restarted_before_the_second
-    cfg.rollout_node = {"url": "http://127.0.0.1:1", "token_env": "LOOP_TEST_TOKEN"}
+    on_source(monkeypatch, cfg, source)
     cfg.sampler_gap = {"ok": 99.0, "broken": 100.0}
-    monkeypatch.setenv("LOOP_TEST_TOKEN", "unused")
-    monkeypatch.setattr("loop_appworld.open_source", lambda *_: source)
     with pytest.raises(NoRollouts, match="the rollout node has another code than when the run began or was resumed"):
         train(cfg)
     assert load_latest(tmp_path / "run/checkpoints").state["iteration"] == 1, "what was graded before is kept"

@@ -35,6 +35,15 @@ async def node(monkeypatch):
         await server.close()
 
 
+def answering(text, status=200):
+    """A handler that gives this answer to each request."""
+
+    async def handle(request):
+        return web.Response(text=text, status=status)
+
+    return handle
+
+
 async def test_an_upload_is_streamed_and_sent_again_whole(node, tmp_path):
     write_adapter(tmp_path, seed=1)
     whole = {name: (tmp_path / name).read_bytes() for name in ("adapter_config.json", "adapter_model.safetensors")}
@@ -88,10 +97,7 @@ async def test_no_proxy_is_asked_and_nothing_is_logged_per_request(node, monkeyp
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
     caplog.set_level(logging.INFO)
 
-    async def handle(request):
-        return web.json_response({"status": "ok"})
-
-    client = RolloutClient(await node(handle), "token")
+    client = RolloutClient(await node(answering('{"status": "ok"}')), "token")
     assert await asyncio.to_thread(client.health) == {"status": "ok"}
     assert not [record for record in caplog.records if record.name == "httpx"]
 
@@ -109,10 +115,7 @@ async def test_no_proxy_is_asked_and_nothing_is_logged_per_request(node, monkeyp
     ],
 )
 async def test_what_is_no_node_is_told_from_one_that_stays_unready(node, status, body, error, said):
-    async def handle(request):
-        return web.Response(text=body, status=status)
-
-    client = RolloutClient(await node(handle), "token", reconnect_s=0.0)
+    client = RolloutClient(await node(answering(body, status)), "token", reconnect_s=0.0)
     with pytest.raises(error, match=said):
         await asyncio.to_thread(client.status)
 
@@ -161,10 +164,7 @@ async def test_what_the_same_request_would_meet_again_is_final(node, status):
 
 @pytest.mark.parametrize("body", ["<html>", "[1]", "null", "[" * 100_000])
 async def test_a_success_that_is_no_answer_of_a_node_is_one_line(node, body):
-    async def handle(request):
-        return web.Response(text=body)
-
-    client = RolloutClient(await node(handle), "token")
+    client = RolloutClient(await node(answering(body)), "token")
     for call in (client.status, lambda: client.cancel("c"), lambda: client.tasks("train")):
         with pytest.raises(RolloutNodeError, match=r"answers 200 and no JSON; is it a rollout node\?"):
             await asyncio.to_thread(call)
@@ -201,11 +201,8 @@ async def test_a_full_node_is_waited_for_while_it_works_and_no_longer(node, monk
 async def test_the_token_is_in_no_message(node, caplog):
     caplog.set_level(logging.DEBUG)
 
-    async def handle(request):
-        return web.json_response({"error": "no"}, status=403)
-
     said = []
-    for url in (await node(handle), "http://127.0.0.1:9"):
+    for url in (await node(answering('{"error": "no"}', 403)), "http://127.0.0.1:9"):
         client = RolloutClient(url, "t0ken", reconnect_s=0.0)
         for call in (client.status, lambda c=client: c.wait_ready(0.0), lambda c=client: list(c.rollouts("c"))):
             try:

@@ -11,6 +11,7 @@ from loop_formats.run_files import NODE_ADDRESS, node_address
 from rollout_server.config import EnvironmentConfig, ModelConfig, NodeConfig
 from rollout_server.node_process import NodeDied, NodeProcess
 from support.counter_node import TOKEN
+from support.processes import write_program
 
 
 def test_a_node_that_died_is_not_explained_by_what_an_earlier_one_said(tmp_path, monkeypatch):
@@ -20,8 +21,7 @@ def test_a_node_that_died_is_not_explained_by_what_an_earlier_one_said(tmp_path,
     program = tmp_path / "program"
     monkeypatch.setattr(sys, "executable", str(program))
     for words, said in (("no such module", "no such module"), ("rollout-server: no GPU", ": no GPU (log: ")):
-        program.write_text(f"#!/bin/sh\necho '{words}'\nexit 3\n")
-        program.chmod(0o755)
+        write_program(program, f"echo '{words}'\nexit 3")
         with pytest.raises(NodeDied, match="ended with status 3") as died:
             process.start()
         assert said in str(died.value)

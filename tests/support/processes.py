@@ -14,6 +14,13 @@ IMPORT_PATH = os.pathsep.join(str(folder) for folder in (_CHECKOUT / "recipes", 
 same names, which would be imported as empty packages in place of the installed ones."""
 
 
+def write_program(file: Path, script: str) -> Path:
+    """A shell script that can be run."""
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+    return file
+
+
 def alive(pid: int) -> bool:
     """Whether it is there and not a zombie."""
     try:

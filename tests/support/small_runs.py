@@ -194,6 +194,13 @@ def config_over(url: str, policy: Path, folder: Path, token_env: str, deadline_s
     return file
 
 
+def on_source(monkeypatch: Any, cfg: DictConfig, source: object) -> None:
+    """Have the recipe take its rollouts from this source, as from a node elsewhere."""
+    cfg.rollout_node = {"url": "http://127.0.0.1:1", "launch": False, "token_env": "LOOP_TEST_TOKEN"}
+    monkeypatch.setenv("LOOP_TEST_TOKEN", "unused")
+    monkeypatch.setattr("loop_appworld.open_source", lambda *_: source)
+
+
 @contextmanager
 def set_up(recipe: Any) -> Iterator[None]:
     """Within it, a recipe is set up; cleaned up at the end, however that comes."""

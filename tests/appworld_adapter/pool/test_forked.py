@@ -17,6 +17,7 @@ from appworld_adapter.pool.run_folder import WorldFolder
 from loop_plumbing import running_time
 from support.adapter_support import word_spans
 from support.places import check_who_waits_is_refused
+from support.processes import write_program
 
 
 @pytest.fixture
@@ -110,8 +111,7 @@ async def test_why_bubblewrap_is_not_used(run, tmp_path, monkeypatch):
         ("echo 'No permissions to create new namespace' >&2; exit 1", r"does not work here .*No permissions"),
         ("echo True", "would show the dataset"),
     ):
-        fake.write_text(f"#!/bin/sh\n{program}\n")
-        fake.chmod(0o755)
+        write_program(fake, program)
         with pytest.raises(OSError, match=complaint):
             await bubblewrap.bubblewrap_prefix(sys.executable, run)
 

@@ -5,6 +5,9 @@ import pytest
 from model_families.base_model import FAMILIES, BaseModel
 from model_families.families.family import Rope
 from support.families import ONE_EACH, PUBLISHED, small, write_config, write_model
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -32,19 +35,7 @@ def test_the_older_name_of_a_scaling_is_known(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("newer", "older", "lost"),
-    [
-        ({"rope_theta": 1e6, "rope_type": "default"}, {"rope_type": "yarn", "factor": 4.0}, "rope_theta, rope_type"),
-        ({"rope_theta": 1e6}, {"rope_type": "linear", "factor": 2.0}, "rope_theta"),
-        ({"rope_theta": 1e6}, {"type": "linear", "factor": 2.0, "rope_theta": 1e4}, "rope_theta"),
-        ({"rope_type": "linear", "factor": 2.0}, {"rope_type": "linear", "factor": 4.0}, "factor"),
-        ({"rope_type": "linear", "factor": 2.0}, {"type": "linear", "factor": 2.0}, None),
-        ({"rope_theta": 1e6, "rope_type": "default"}, {"rope_theta": 1e6, "rope_type": "default"}, None),
-        ({}, {"type": "linear", "factor": 2.0}, None),
-        ({"rope_theta": 1e6, "rope_type": "default"}, {}, None),
-        ({"rope_theta": 1e6, "rope_type": "default"}, None, None),
-        (None, None, None),
-    ],
+    ("newer", "older", "lost"), TABLES["positions_that_are_given_twice_are_read_as_transformers_reads_them"]
 )
 def test_positions_that_are_given_twice_are_read_as_transformers_reads_them(tmp_path, newer, older, lost):
     from transformers import AutoConfig
@@ -81,20 +72,7 @@ def test_what_no_family_builds_transformers_builds(tmp_path, name, change):
     assert base.lora_modules == ("down_proj", "gate_proj", "up_proj", "k_proj", "o_proj", "q_proj", "v_proj")
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"quantization_config": {"bits": 4}}, r"quantization_config is {'bits': 4}, which cannot be trained"),
-        ({"rope_scaling": {"type": "linear"}}, "rotary scaling 'linear' lacks factor"),
-        ({"architectures": ["Qwen3ForSequenceClassification"]}, "Qwen3ForSequenceClassification is no decoder that"),
-        (
-            {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True},
-            "T5ForCond.* is no decoder",
-        ),
-        ({"architectures": ["BertModel"]}, "BertModel is no decoder that generates text"),
-        ({"architectures": None}, "none is no decoder that generates text"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), TABLES["what_cannot_be_trained_is_one_line"])
 def test_what_cannot_be_trained_is_one_line(tmp_path, change, said):
     with pytest.raises(ValueError, match=rf"^\S+/config\.json: {said}.*$"):
         BaseModel.read(write_config(tmp_path, small("Qwen3-4B") | change))

@@ -8,6 +8,7 @@ from agent_environments.protocol import EnvironmentCrashed
 from agent_environments.sandbox import SANDBOX_FOLDER
 from loop_contrib.colbench.grader import CodeGrader, GraderLimits, base_python, packages_of
 from loop_contrib.colbench.task import ColBenchTask
+from support.processes import write_program
 
 LIMITS = GraderLimits(memory_mb=128, call_cpu_s=1.0, answer_timeout_s=300.0)
 TWICE = "def f(x):\n    return 2 * x"
@@ -64,9 +65,7 @@ async def test_a_package_that_starts_a_thread_is_named(tmp_path, monkeypatch):
     folder = tmp_path / "packages"
     folder.mkdir()
     (folder / "threads.py").write_text("import threading, time\nthreading.Thread(target=time.sleep, args=(9,)).start()")
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nshift\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
+    python = write_program(tmp_path / "python", f'shift\nPYTHONPATH={folder} exec {sys.executable} "$@"')
     with pytest.raises(EnvironmentCrashed, match="one of threads starts a thread"):
         await grader_of(LIMITS, str(python)).passed(task_of("import threads", "1"), TWICE)
 
@@ -186,9 +185,7 @@ async def test_no_interpreter_is_an_error_that_names_it():
 
 
 async def test_a_weaker_sandbox_than_asked_for_is_refused(tmp_path):
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho rlimits\n")
-    python.chmod(0o755)
+    python = write_program(tmp_path / "python", "echo rlimits")
     with pytest.raises(PermissionError, match="'rlimits', below sandbox_minimum 'seccomp'"):
         await CodeGrader(str(python), LIMITS, "seccomp").open()
     await CodeGrader(str(python), LIMITS, "rlimits").open()

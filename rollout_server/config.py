@@ -296,7 +296,7 @@ def _environment_variable(name: str, *default: Any) -> Any:
     return oc.env(name, *default)
 
 
-OmegaConf.register_new_resolver("oc.env", _environment_variable, replace=True)
+OmegaConf.register_resolver("oc.env", _environment_variable, replace=True)
 
 
 def resolved(config: Any, keys: Sequence[Any] | None = None) -> dict[Any, Any]:

@@ -353,8 +353,9 @@ def remove_folder(path: Path) -> OSError | None:
 
 
 def copy_folder(source: Path, target: Path) -> None:
-    """Copy the files of a folder, and of those below it, to a new one; they have the rights that are usual there."""
-    for name, _, files in os.walk(source):
+    """Copy the files of a folder, and of those below it, to a new one; they have the rights that are usual there. Of a
+    link, what it leads to is copied."""
+    for name, _, files in os.walk(source, followlinks=True):
         folder = target / os.path.relpath(name, source)
         folder.mkdir(parents=True)
         for file in files:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Protocol
 
 from agent_environments.harness.program import INHERITED, run_program
-from agent_environments.harness.words import found, require_program, run_from_folder
+from agent_environments.harness.words import found, require_program, require_script, run_from_folder
 from agent_environments.protocol import Environment, Grade
 from loop_plumbing.written_tree import open_folder
 
+_THE_AGENTS = "in the episode's folder it would be the agent's: give its path"
 GRADE_TIMEOUT_S = 600.0
 
 
@@ -78,10 +79,7 @@ class GradedByCommand:
         program, *rest = found(command)
         self._command = [os.path.abspath(shutil.which(program) or program), *rest]
         word = run_from_folder(self._command)
-        self._runs_agents = word and (
-            f"harness: grade_command: there is no file {word!r} here, and in the episode's folder it is the agent's to "
-            "write; give its path"
-        )
+        self._runs_agents = word and f"harness: grade_command: there is no file {word!r} here; {_THE_AGENTS}"
 
     def check(self) -> None:
         """Check that the command is there, before any agent has started.
@@ -91,6 +89,8 @@ class GradedByCommand:
                 that the agent wrote.
         """
         require_program("grade_command", self._command)
+        if self._runs_agents or not all(os.path.exists(word) for word in self._command if os.path.isabs(word)):
+            require_script("grade_command", self._command, _THE_AGENTS)
         if self._runs_agents:
             raise FileNotFoundError(self._runs_agents)
 

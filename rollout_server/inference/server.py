@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -143,7 +144,10 @@ def _did(movement: Movement) -> str:
 
 
 class VllmServer:
-    """One server: its process if it is ours, its admin connection, and what is known of its state."""
+    """One server: its process if it is ours, its admin connection, and what is known of its state.
+
+    ``failed_swaps``: how many times in a row, over its restarts, it did not "sleep", or not "wake" as it was.
+    """
 
     def __init__(self, index: int, model: ModelConfig, config: ServersConfig, log_folder: Path) -> None:
         self.name = f"vllm-{index}"
@@ -157,6 +161,7 @@ class VllmServer:
         self.load = Load()
         self.suspect = asyncio.Event()
         self.condemned: str | None = None
+        self.failed_swaps: Counter[str] = Counter()
         self._model = model
         self._config = config
         self._api_key = read_secret("VLLM_API_KEY") if self.external else secrets.token_hex(16)

@@ -30,7 +30,8 @@ BACK_OFF_S = (1.0, 60.0)
 STABLE_S = 300.0
 """A server that stayed up so long has its back-off forgotten."""
 DEATHS_ALIKE = 3
-"""So many deaths in a row of the same error, without a token for anybody in between, and a server is given up."""
+"""So many deaths in a row of the same error, without a token for anybody in between, and a server is given up; or so
+many turns in a row at whose beginning it does not sleep, or at whose end it does not wake, tokens or none."""
 
 
 class _Record:
@@ -139,8 +140,9 @@ class ServerGroup:
                 return  # it is gone
             if server.external:
                 raise ServerAwake(str(error) or f"{server.name} ({server.url}) does not fall asleep") from error
-            self.condemn(server, f"{server.name} does not fall asleep: {error!r}")
+            self._swap_failed(server, "sleep", f"{server.name} does not fall asleep: {str(error) or repr(error)}")
             return await self._put_to_sleep(server)
+        del server.failed_swaps["sleep"]
         if server.state == "ready":
             self._set_state(server, "asleep")
 
@@ -162,8 +164,9 @@ class ServerGroup:
                 await server.wake()
                 await self._prepare(server)
         except Exception as error:
-            self.condemn(server, f"{server.name} did not wake as it was: {str(error) or repr(error)}")
+            self._swap_failed(server, "wake", f"{server.name} did not wake as it was: {str(error) or repr(error)}")
             return
+        del server.failed_swaps["wake"]
         if server.state == "asleep":
             self._set_state(server, "ready")
 
@@ -242,6 +245,10 @@ class ServerGroup:
             server.suspect.set()
             self._set_state(server, "down")
 
+    def _swap_failed(self, server: VllmServer, swap: str, reason: str) -> None:
+        server.failed_swaps[swap] += 1
+        self.condemn(server, reason)
+
     async def wait_for_change(self) -> None:
         """Return when a server has become ready or ceased to be; the caller sets the deadline."""
         await self._changed.wait()
@@ -287,8 +294,11 @@ class ServerGroup:
             self._set_state(server, "down")
             start_s = (ready_at or time.monotonic()) - started
             ready_s = time.monotonic() - ready_at if ready_at is not None else 0.0
-            if not server.external and record.died(fault.cause, useful=ready_s > STABLE_S or server.sampled):
-                return await self._give_up(server)
+            if not server.external:
+                if max(server.failed_swaps.values(), default=0) >= DEATHS_ALIKE:
+                    return await self._give_up(server, "in a row")
+                if record.died(fault.cause, useful=ready_s > STABLE_S or server.sampled):
+                    return await self._give_up(server, "in a row, without a token in between")
             pause = record.pause(ready_s, start_s, fault.hangs)
             logger.warning("%s is down, restart in %.1f s: %s", server.name, pause, server.last_error)
             await server.kill()
@@ -298,10 +308,10 @@ class ServerGroup:
             server.restarts += 1
             server.load = Load()
 
-    async def _give_up(self, server: VllmServer) -> None:
+    async def _give_up(self, server: VllmServer, how: str) -> None:
         await server.kill()
         server.now("is given up")
-        server.last_error = f"{DEATHS_ALIKE} times in a row, without a token in between: {server.last_error}"
+        server.last_error = f"{DEATHS_ALIKE} times {how}: {server.last_error}"
         logger.error("%s is given up, %s", server.name, server.last_error)
         self._set_state(server, "given up")
         if all(other.state == "given up" for other in self.servers):

@@ -31,6 +31,8 @@ ENGINE_DEATH = """\
 encountered an issue. See stack trace (above) for the root cause.
 (APIServer pid=9) INFO 11-25 22:09:19 [launcher.py:304] [shutdown] API server: shutting down FastAPI HTTP server"""
 """What vLLM 0.32 writes when its engine dies of a request."""
+TURNS = ["refuse sleep", "fail sleep", "only says it sleeps", "refuse wake", "only says it is awake"]
+"""Modes of a server that samples well and cannot take turns with a trainer."""
 
 
 def prompt_logprob(folder: Path) -> float:
@@ -136,8 +138,8 @@ class FakeVllm:
         return web.Response(status=200 if known is not None else 404)
 
     async def sleep(self, request: web.Request) -> web.Response:
-        if self.mode == "refuse sleep":
-            return web.json_response({"error": "Not Found"}, status=404)
+        if status := {"refuse sleep": 404, "fail sleep": 500}.get(self.mode):
+            return web.json_response({"error": "Not Found"}, status=status)
         while self.mode == "never sleeps":  # noqa: ASYNC110 - until the test sets another mode
             await asyncio.sleep(0.01)
         self.log.append(("sleep", str(request.query.get("level"))))
@@ -222,7 +224,7 @@ class FakeVllm:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
-    hows = ["exit", "never ready", "slow start", "slow answers", "die of requests", "refuse sleep"]
+    hows = ["exit", "never ready", "slow start", "slow answers", "die of requests", *TURNS]
     parser.add_argument("--misbehave", choices=hows)
     arguments, _ = parser.parse_known_args()
     # As vLLM has engine processes: one that changes session and would outlive a plain kill.
@@ -241,8 +243,8 @@ def main() -> None:
         fake.health = fake.spin
     if arguments.misbehave == "die of requests":
         fake.generate = fake.die
-    if arguments.misbehave == "refuse sleep":
-        fake.mode = "refuse sleep"
+    if arguments.misbehave in TURNS:
+        fake.mode, fake.tokens_per_scrape = arguments.misbehave, 100.0
     web.run_app(fake.app(), host="127.0.0.1", port=arguments.port, print=None, handle_signals=True)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -168,6 +169,40 @@ async def test_no_process_holds_the_gpu_in_the_trainers_turn_and_all_are_back_af
     await group.wake()
     await wait_until(lambda: len(group.ready) == 2)
     assert [server.restarts for server in group.servers] == [1, 0]
+    await group.stop()
+
+
+@pytest.mark.fault("a server that can never sleep, or never wake, is ended and started anew at every turn, for ever")
+@pytest.mark.parametrize(
+    ("misbehaves", "starts", "turns", "said"),
+    [
+        ("fail sleep", range(9), 3, "vllm-0 does not fall asleep: vllm-0 .* refuses /sleep: HTTP 500 "),
+        ("only says it sleeps", range(9), 3, "vllm-0 does not fall asleep: .* and did not do it"),
+        ("refuse wake", range(9), 3, "vllm-0 did not wake as it was: .* refuses /wake_up: HTTP 500 .*out of memory"),
+        ("only says it is awake", range(9), 3, "vllm-0 did not wake as it was: .* and did not do it"),
+        ("fail sleep", (0, 1, 3, 4), 6, None),
+    ],
+)
+async def test_a_server_that_cannot_take_turns_is_given_up_at_the_third(group_of, misbehaves, starts, turns, said):
+    group = group_of(misbehave=dict.fromkeys(starts, misbehaves))
+    await group.start()
+    server = group.servers[0]
+    for turn in range(1, 7):
+        await wait_until(lambda: server.sampled or said is None)
+        group.rest()
+        await group.sleep()
+        await group.wake()
+        await wait_until(lambda: server.state in ("ready", "given up"))
+        if server.state == "given up":
+            break
+        if (server.restarts, turn) == (2, 3):  # the third start takes turns well; the fourth does not
+            os.kill(descendants(server.pid)[0], signal.SIGKILL)
+            await wait_until(lambda: server.restarts == 3 and server.state == "ready")
+    assert turn == turns
+    if said is not None:
+        why = await asyncio.wait_for(group.given_up(), DEADLINE_S)
+        assert re.match(f"3 times in a row: {said}", why)
+        assert server.pid is None
     await group.stop()
 
 

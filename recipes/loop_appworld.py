@@ -89,6 +89,10 @@ class LoopAppWorldRecipe(TrainingRecipe):
     def __init__(self, cfg: DictConfig) -> None:
         config = read_config(cfg, LoopConfig)
         self._method = check_run(config)
+        if config.device.startswith("cuda"):
+            from loop_recipes.plan.host_memory import check_host_memory  # of no use on a CPU
+
+            check_host_memory(config)
         super().__init__(config)
         # What a checkpoint holds beside tensors.
         self._policy_version = 0

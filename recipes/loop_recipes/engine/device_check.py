@@ -16,11 +16,13 @@ import torch.distributed as dist
 from loop_formats.schema import ConfigError, require
 from loop_plumbing.breakage import raised_as
 from loop_plumbing.start import launched
+from rollout_server.inference.command import EXACT_PINNED
 
 OLDEST_CAPABILITY = (8, 0)
 ALL_REDUCE_DEADLINE_S = 120.0
 """For the ranks' first collective, in which NCCL connects them."""
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+ALLOCATOR = f"expandable_segments:True,{EXACT_PINNED}"
 
 
 def training_device(name: str, dtype: torch.dtype = torch.float32) -> torch.device:
@@ -34,7 +36,7 @@ def training_device(name: str, dtype: torch.dtype = torch.float32) -> torch.devi
     if torch.device(name).type == "cuda":
         require(torch.version.cuda, "device: torch is a CPU build here; install the CUDA one with `make setup GPU=1`")
         check_count(torch.cuda.device_count(), launched("LOCAL_WORLD_SIZE", 1))
-        use_expandable_segments()
+        set_allocator()
         check_starts(torch.cuda.init)
     with raised_as(ConfigError, f"device {name!r} cannot be used: ", RuntimeError, AssertionError):
         device = utils.get_device(name)
@@ -48,13 +50,14 @@ def training_device(name: str, dtype: torch.dtype = torch.float32) -> torch.devi
     return device
 
 
-def use_expandable_segments() -> None:
-    """Micro-batches differ in length, so without this the allocator's memory falls to pieces; one's own setting holds.
+def set_allocator() -> None:
+    """Micro-batches differ in length, so without this the allocator's memory falls to pieces, and pinned memory is
+    rounded up to powers of two; one's own setting holds.
 
-    In this process alone: a launched rollout node does not inherit it, and vLLM must not have it.
+    In this process alone: a launched rollout node does not inherit it, and vLLM must not have it all.
     """
     if not any(os.environ.get(name) for name in ALLOCATOR_VARIABLES):
-        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+        torch._C._accelerator_setAllocatorSettings(ALLOCATOR)
 
 
 def check_starts(start: Callable[[], None]) -> None:

@@ -34,14 +34,16 @@ from loop_recipes.engine.checkpoint import latest_checkpoint
 from loop_recipes.engine.general_decoder import read_weights
 from loop_recipes.engine.general_probe import probe
 from loop_recipes.engine.model import DTYPES, AnyDecoder, check_built, check_context, meta_model
+from loop_recipes.plan.host_memory import available, check_host, host_line
 from loop_recipes.plan.layer_memory import LayerBytes, layer_bytes
 from loop_recipes.plan.memory_plan import (
     BUS_GB_S,
     GIB,
     USABLE,
     MemoryPlan,
+    plan_host,
+    plan_rank,
     plan_rollout_server,
-    plan_trainer,
     plan_turns,
 )
 from loop_recipes.plan.published_folder import folder_to_plan
@@ -287,7 +289,8 @@ def _needs(
     """What the job needs of its GPUs: memory, and what bounds an iteration, so that configs compare."""
     ranks = GpuDivision.of(machines, node.servers).trainer_gpus
     update_s = None if isinstance(model, ConfigError) else update_seconds(config, model, ranks)
-    server = yield from _memory(config, node, machines, shape, lambda: model)
+    server, trainer = yield from _memory(config, node, machines, shape, lambda: model)
+    yield from _host(plan_host(shape, node, trainer, ranks))
     if update_s is None:
         return
     rollouts = config.collection.tasks_per_iteration * config.collection.rollouts_per_task
@@ -304,35 +307,31 @@ def _needs(
 
 def _memory(
     config: LoopConfig, node: NodeConfig, machines: Machines, shape: BaseModel, model: Callable[[], Unloaded]
-) -> Generator[Finding, None, MemoryPlan]:
-    """Plan a GPU of a trainer rank and one of a server, or, in turns, both phases of one; returns the server's plan.
+) -> Generator[Finding, None, tuple[MemoryPlan, MemoryPlan]]:
+    """Plan a GPU of a server and one of a trainer rank, or, in turns, both phases of one; returns the plans of both,
+    each by itself.
 
     Args:
         model: asked for where transformers builds it, and of no use afterwards.
     """
     place = GpuDivision.of(machines, node.servers)
-    sharers, rank, ranks = config.sequence_parallel, config.model.get("lora_rank", 16), place.trainer_gpus
     try:
-        check_sharers(sharers, ranks)
+        check_sharers(config.sequence_parallel, place.trainer_gpus)
     except ConfigError as error:
         yield Problem("sharers", str(error))
     try:
         check_divided(shape, node.servers.tensor_parallel_size)
     except ServerStartError as error:
         yield Problem("divided", f"node.{error}")
-    tokens = max(-(-config.collection.limits.max_context // sharers), config.update.micro_batch_tokens)
-    keeps, offloads = config.keep_attention, config.enable_activation_offloading
     counted = (yield from _counted(model())) if shape.family is None else None
-    trainer = plan_trainer(shape, rank, tokens, ranks, machines.gpu_gib, keeps, sharers, offloads, counted)
+    trainer = plan_rank(config, shape, place.trainer_gpus, machines.gpu_gib, counted)
     if node.servers.share is not None:
         turns = plan_turns(shape, node, trainer, machines.gpu_gib)
         yield from _planned(turns.sampling, turns.training)
-        pinned = f"about {turns.pinned * ranks:.1f} GiB, pinned, before torch rounds each weight up (arithmetic)"
-        yield ReportRow("host's memory", pinned)
         yield ReportRow(
             "turns", f"{turns.swap_s:.1f} s an iteration for moving weights at {BUS_GB_S:g} GB/s (arithmetic)"
         )
-        return turns.server
+        return turns.server, trainer
     server = plan_rollout_server(shape, node, machines.gpu_gib)
     yield from _planned(trainer, server)
     together = trainer.sum + server.sum
@@ -343,7 +342,21 @@ def _memory(
             "share: lower servers.kv_cache_bytes, update.micro_batch_tokens or collection.limits.max_context, or have "
             "it in turns with node.servers.share=trainer",
         )
-    return server
+    return server, trainer
+
+
+def _host(parts: dict[str, float]) -> Iterator[Finding]:
+    """The host's memory beside what this machine has, which may be another than the one that has the GPUs."""
+    if not parts:
+        return
+    free, gpus = available(), torch.cuda.device_count()
+    here = f"{free.gib:.1f} GiB available here{'' if gpus else ', where torch finds no GPU'}"
+    yield ReportRow("host's memory", f"{host_line(parts)} (arithmetic); {here}")
+    try:
+        if gpus:
+            check_host(parts, free)
+    except ConfigError as error:
+        yield Problem("host's memory", str(error))
 
 
 def _planned(*plans: MemoryPlan) -> Iterator[Finding]:

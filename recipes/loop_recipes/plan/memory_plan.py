@@ -7,11 +7,14 @@ nothing else is said.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from loop_recipes.plan.layer_memory import LayerBytes
+from loop_recipes.config.loop_config import LoopConfig
 from model_families.base_model import BaseModel
 from rollout_server.config import NodeConfig
+
+if TYPE_CHECKING:  # transformers comes with it
+    from loop_recipes.plan.layer_memory import LayerBytes
 
 GIB = 2**30
 USABLE = 0.92
@@ -28,7 +31,8 @@ TRAINER_CONTEXT = 1.0
 class MemoryPlan:
     """The memory that one GPU needs, by use. ``over`` is the one line to say when it does not fit.
 
-    ``weights`` of its ``parts`` are the model's, and ``adapters`` LoRA's, with what trains them.
+    ``weights`` of its ``parts`` are the model's, and ``adapters`` LoRA's, with what trains them; what is
+    ``offloaded`` is in the host's memory.
     """
 
     title: str
@@ -38,6 +42,7 @@ class MemoryPlan:
     notes: tuple[str, ...] = ()
     weights: float = 0.0
     adapters: float = 0.0
+    offloaded: float = 0.0
 
     @property
     def sum(self) -> float:
@@ -104,13 +109,42 @@ def plan_trainer(
         )
     title = f"trainer{f', one of {ranks} ranks' if ranks > 1 else ''}, micro-batches of {tokens} tokens"
     title += "" if sharers == 1 else f" a rank, rows of {sharers} ranks"
-    notes = [f"inputs of the layers on the host, pinned: {shape.layers * inputs:.1f} GiB for each rank"] * offloads
-    if counted is not None:
-        notes += [
-            f"rank 0 reads all weights into the host's memory: {shape.parameters * 2 / GIB:.1f} GiB",
-            "the layer is transformers' own PyTorch code; kernels that it finds installed take less",
-        ]
-    return MemoryPlan(title, gpu_gib, parts, over, tuple(notes), base, adapters)
+    notes = () if counted is None else ("the layer is transformers' own PyTorch code; kernels that it finds take less",)
+    return MemoryPlan(title, gpu_gib, parts, over, notes, base, adapters, shape.layers * inputs * offloads)
+
+
+def plan_rank(
+    config: LoopConfig, shape: BaseModel, ranks: int, gpu_gib: float, counted: LayerBytes | None = None
+) -> MemoryPlan:
+    """Plan a rank of the trainer that ``config`` describes, as :func:`plan_trainer` does."""
+    sharers = config.sequence_parallel
+    tokens = max(-(-config.collection.limits.max_context // sharers), config.update.micro_batch_tokens)
+    keeps, offloads = config.keep_attention, config.enable_activation_offloading
+    rank = config.model.get("lora_rank", 16)
+    return plan_trainer(shape, rank, tokens, ranks, gpu_gib, keeps, sharers, offloads, counted)
+
+
+def plan_host(shape: BaseModel, node: NodeConfig | None, trainer: MemoryPlan, ranks: int) -> dict[str, float]:
+    """The GiB of memory that a machine's GPUs need of their host, by use, where both sides need most at a time.
+
+    What is pinned is counted as it is: both sides tell torch not to round it up to powers of two. A server that has
+    slept once keeps its pinned memory. Weights mapped from files are not counted, as their pages can be dropped.
+
+    Args:
+        node: whose servers are on this machine; None for none.
+        trainer: one of its ``ranks`` ranks, as :func:`plan_trainer` plans it.
+    """
+    shares = node is not None and node.servers.share is not None
+    later = {
+        "the trainer's frozen weights": trainer.weights * ranks * shares,
+        "inputs of its layers": trainer.offloaded * ranks,
+    }
+    if shape.family is None and shape.parameters * 2 / GIB > sum(later.values()):
+        later = {"all weights, as transformers reads them": shape.parameters * 2 / GIB}
+    if node is not None and shares:
+        adapters = node.servers.max_loras * shape.adapter_parameters(node.model.lora_rank) * 2
+        later["servers that sleep"] = node.servers.count * (shape.served_bytes + adapters) / GIB
+    return {use: size for use, size in later.items() if size}
 
 
 def plan_rollout_server(shape: BaseModel, node: NodeConfig, gpu_gib: float) -> MemoryPlan:
@@ -149,14 +183,12 @@ def plan_rollout_server(shape: BaseModel, node: NodeConfig, gpu_gib: float) -> M
 
 
 class Turns(NamedTuple):
-    """Both phases of a GPU on which sampling and training take turns, its server alone, the pinned host memory for it
-    in GiB, and the seconds that its weights travel in each iteration. All of it is arithmetic; torch rounds what it
-    pins of each weight up to a power of two."""
+    """Both phases of a GPU on which sampling and training take turns, its server alone, and the seconds that its
+    weights travel in each iteration. All of it is arithmetic."""
 
     sampling: MemoryPlan
     training: MemoryPlan
     server: MemoryPlan
-    pinned: float
     swap_s: float
 
 
@@ -194,4 +226,4 @@ def plan_turns(shape: BaseModel, node: NodeConfig, trainer: MemoryPlan, gpu_gib:
         phases.append(MemoryPlan(f"{phase}, in turns (arithmetic)", gpu_gib, parts, over, notes))
     sampling, training = phases
     swap_s = (2 * asleep + trainer.weights) * GIB / BUS_GB_S / 1e9
-    return Turns(sampling, training, server, asleep + trainer.weights, swap_s)
+    return Turns(sampling, training, server, swap_s)

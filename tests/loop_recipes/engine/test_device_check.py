@@ -68,7 +68,7 @@ def test_the_allocator_is_set_before_anything_is_on_the_gpu_unless_a_user_did(mo
     monkeypatch.setattr(device_check, "check_matmul", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     training_device("cuda")
-    assert called == ["cuda"] if own else ["expandable_segments:True", "cuda"]
+    assert called == ["cuda"] if own else ["expandable_segments:True,pinned_max_round_threshold_mb:1", "cuda"]
     assert not any(name in os.environ for name in device_check.ALLOCATOR_VARIABLES if name != own), "for this process"
 
 

@@ -266,8 +266,14 @@ def test_a_gpu_that_trainer_and_server_have_in_turns_is_planned_by_phases(check_
     code, shown, problems = check_config("qwen3_4b_24gb", "qwen3_4b", *small)
     assert (code, problems) == (0, [])
     assert "1 rank on GPU 0, in turns with vLLM" in shown
-    for said in ("sampling, in turns (arithmetic)", "training, in turns (arithmetic)", "GB/s (arithmetic)", "pinned"):
+    for said in ("sampling, in turns (arithmetic)", "training, in turns (arithmetic)", "GB/s (arithmetic)"):
         assert said in shown
+    assert re.search(
+        r"^host's memory +about 16\.5 GiB: 7\.5 the trainer's frozen weights, 1\.4 inputs of its layers, "
+        r"7\.6 servers that sleep \(arithmetic\); \d+\.\d GiB available here",
+        shown,
+        flags=re.M,
+    )
     _, _, problems = check_config("qwen3_4b_24gb", "qwen3_4b", "node.servers.share=null", *small)
     assert len(problems) == 1
     assert "have it in turns with node.servers.share=trainer" in problems[0]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from loop_formats.schema import from_mapping
-from loop_recipes.plan.memory_plan import GIB, plan_rollout_server, plan_trainer, plan_turns
+from loop_recipes.plan.memory_plan import GIB, plan_host, plan_rollout_server, plan_trainer, plan_turns
 from model_families.base_model import BaseModel
 from model_families.families import qwen2
 from rollout_server.config import NodeConfig
@@ -72,7 +72,9 @@ def test_inputs_on_the_host_leave_two_on_the_gpu(shape):
     assert here.sum - there.sum == pytest.approx(62 * 65536 * 5120 * 2 / GIB)
     assert "use enable_activation_offloading: True, more GPUs" in here.over
     assert there.over is None
-    assert there.notes == ("inputs of the layers on the host, pinned: 40.0 GiB for each rank",)
+    assert (here.offloaded, there.offloaded) == (0, 40.0)
+    assert plan_host(shape, None, there, 8) == {"inputs of its layers": 320.0}
+    assert plan_host(shape, _node(8), here, 8) == {}, "servers that never sleep pin nothing"
 
 
 def test_ranks_that_share_rows_hold_one_more_tensor(shape):
@@ -114,7 +116,9 @@ def test_a_gpu_in_turns_holds_the_base_once_at_a_time(tmp_path, name):
     turns = plan_turns(shape, node, trainer, gpu_gib)
     assert shape.parameters == parameters
     weights, adapters = parameters * 2 / ranks, 2 * 2 * shape.adapter_parameters(16) / ranks
-    assert turns.pinned == pytest.approx((2 * weights + adapters) / GIB)
+    host = plan_host(shape, replace(node, servers=replace(servers, share="trainer")), trainer, ranks)
+    inputs = shape.layers * tokens * shape.width * 2
+    assert sum(host.values()) == pytest.approx(ranks * (2 * weights + adapters + inputs) / GIB)
     assert turns.swap_s == pytest.approx((3 * weights + 2 * adapters) / 25e9)
     left = 3.0 if shape.width < 3000 else 4.0
     assert turns.training.sum == pytest.approx(trainer.sum + left)

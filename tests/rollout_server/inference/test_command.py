@@ -71,6 +71,24 @@ def test_only_servers_that_share_their_gpu_can_sleep(monkeypatch, tmp_path):
         assert server_environment(servers, 0, "key", tmp_path, cpu=False).get("VLLM_SERVER_DEV_MODE") == mode
 
 
+@pytest.mark.fault("what a server pins to sleep, and the trainer's copy, take up to twice their size of the host")
+@pytest.mark.parametrize(
+    ("settings", "set_to"),
+    [
+        ({"share": "trainer"}, {"PYTORCH_ALLOC_CONF": "pinned_max_round_threshold_mb:1"}),
+        ({}, {}),
+        *(
+            ({"share": "trainer", "env": own}, own)
+            for own in ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}, {"PYTORCH_ALLOC_CONF": "x:1"})
+        ),
+    ],
+)
+def test_memory_that_a_server_pins_is_not_rounded_up(monkeypatch, tmp_path, settings, set_to):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    environment = server_environment(ServersConfig(**settings), 0, "key", tmp_path, cpu=False)
+    assert {name: value for name, value in environment.items() if "ALLOC_CONF" in name} == set_to
+
+
 def test_gpus_by_which_heads_cannot_be_divided_are_refused_before_a_server_starts(tmp_path):
     model = ModelConfig(path=str(written(tmp_path / "qwen", num_attention_heads=6, num_key_value_heads=2)))
     for gpus in (1, 2, 6):

@@ -1,0 +1,100 @@
+"""The memory that this machine's host has for a job, by the system and by the limits of its cgroups."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from loop_formats.schema import require
+from loop_recipes.config.loop_config import LoopConfig
+from loop_recipes.plan.memory_plan import GIB, plan_host, plan_rank
+from model_families.base_model import BaseModel
+
+PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+_FILES = {  # of a cgroup, by the version of cgroups: limit, use, and where memory.stat says what of it can be dropped
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
+    2: ("memory.max", "memory.current", ("active_file", "inactive_file")),
+}
+
+
+class Available(NamedTuple):
+    """The GiB that new processes may take, and what leaves no more."""
+
+    gib: float
+    by: str
+
+
+def available() -> Available:
+    """Return the least of what the system has available and what each limit of a cgroup leaves."""
+    return min([_of_system(), *_of_cgroups()])
+
+
+def _of_system() -> Available:
+    lines = (PROC / "meminfo").read_text(encoding="ascii").splitlines()
+    (kibibytes,) = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+    return Available(int(kibibytes) * 1024 / GIB, "MemAvailable of /proc/meminfo")
+
+
+def _of_cgroups() -> Iterator[Available]:
+    try:
+        lines = (PROC / "self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root = CGROUPS / "memory" if controllers else CGROUPS
+        place = root / path.lstrip("/")  # what a container cannot see of it is not there
+        for folder in (place, *place.parents):
+            if folder.is_relative_to(root) and (left := _left(folder, 1 if controllers else 2)) is not None:
+                yield left
+
+
+def _left(folder: Path, version: int) -> Available | None:
+    """What the limit of a cgroup leaves; None where it has none."""
+    limit, used, droppable = _FILES[version]
+    try:
+        most = int((folder / limit).read_text(encoding="ascii"))
+        now = int((folder / used).read_text(encoding="ascii"))
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
+    except (OSError, ValueError):  # "max" is no number
+        return None
+    held = now - sum(int(stat.get(key, 0)) for key in droppable)
+    return Available((most - held) / GIB, f"the limit in {folder / limit}")
+
+
+def host_line(parts: Mapping[str, float]) -> str:
+    """``parts``, GiB by use, and their sum."""
+    return f"about {sum(parts.values()):.1f} GiB: {', '.join(f'{size:.1f} {use}' for use, size in parts.items())}"
+
+
+def check_host(parts: Mapping[str, float], free: Available) -> None:
+    """Check that what is ``free`` holds ``parts``, GiB by use.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    require(
+        sum(parts.values()) <= free.gib,
+        f"host's memory: the job needs {host_line(parts)}; {free.by} leaves {free.gib:.1f} GiB: give the job more "
+        "(--mem of Slurm, --memory of a container), or take a smaller model",
+    )
+
+
+def check_host_memory(config: LoopConfig) -> None:
+    """Check that this machine has the memory that trainer and launched node are going to take of it.
+
+    Only the first rank of a machine asks: the others might see what the first has begun to take.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    if int(os.environ.get("LOCAL_RANK", "0")) > 0:
+        return
+    shape, ranks = BaseModel.read(config.base_model), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    trainer = plan_rank(config, shape, ranks, gpu_gib=0.0)
+    node = config.node if config.rollout_node.launch else None  # one that runs already has taken what it needs
+    if parts := plan_host(shape, node, trainer, ranks):
+        check_host(parts, available())

@@ -249,14 +249,23 @@ class BaseModel:
         experts = sum(math.prod(shape) for name, shape in self.weights.items() if is_expert(name, shape))
         return 2 * self.parameters - (2 - _MXFP4_BYTES) * experts * self.mxfp4
 
+    @cached_property
+    def _keys(self) -> list[str]:
+        """Names of the weights, in the text's layers, that make what attention keeps of a token."""
+        made = (name for name in self.weights if name.endswith(".weight") and layer_of(name) is not None)
+        return [name for name in made if module_of(name).rpartition(".")[2] in _KEYS]
+
+    @property
+    def attention_layers(self) -> list[int]:
+        """The numbers of the layers that have attention; a hybrid's others have a state along the row in its place."""
+        return [number for number in map(layer_of, self._keys) if number is not None]
+
     @property
     def kv_bytes_per_token(self) -> int:
         """In bf16, over all layers, each as if it had no window. The states of mixers do not grow with the tokens."""
         kept = 0
-        for name, (rows, *_) in self.weights.items():
-            module = module_of(name).rpartition(".")[2]
-            if module not in _KEYS or not name.endswith(".weight") or layer_of(name) is None:
-                continue
+        for name in self._keys:
+            module, rows = module_of(name).rpartition(".")[2], self.weights[name][0]
             if module == "k_proj":  # values are the keys where they have no weight of their own
                 rows += self.weights.get(name.replace("k_proj", "v_proj"), (rows,))[0]
             elif module == "qkv_proj":

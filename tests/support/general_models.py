@@ -18,6 +18,7 @@ from loop_recipes.engine.model import new_adapter
 from loop_recipes.engine.peft_export import export_adapter
 from loop_recipes.engine.samples import ScoredSample
 from loop_recipes.engine.sharding import place_model
+from loop_recipes.engine.token_outputs import CHECKPOINT_WRAPPER
 from model_families.base_model import BaseModel
 from support.learner_cases import make_episodes, make_samples
 
@@ -79,7 +80,8 @@ def ours(model: GeneralDecoder, samples: list[ScoredSample], packed: bool) -> An
     batch = collate_step(samples, 0, packed)
     outputs = model(**batch.inputs())
     (outputs.logprobs * batch.old_logprobs).sum().backward()
-    gradients = {model.peft_name(n): p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    trained = {n.replace(CHECKPOINT_WRAPPER, ""): p.grad for n, p in model.named_parameters() if p.grad is not None}
+    gradients = {model.peft_name(name): gradient.clone() for name, gradient in trained.items()}
     return Answer(outputs.logprobs.detach(), gradients)
 
 

@@ -6,6 +6,7 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from loop_recipes.engine import cuda_layers
 
@@ -45,3 +46,15 @@ def _gradient(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor, None, None]:
 rms_norm.register_fake(lambda x, weight, eps: (torch.empty_like(x), x.new_empty(x.shape[:-1], dtype=torch.float32)))
 rms_norm_backward.register_fake(lambda gradient, x, of_rows, weight: torch.empty_like(x))
 rms_norm.register_autograd(_gradient, setup_context=_keep)
+
+
+class CountedCalls(TorchDispatchMode):
+    """How often these operators were called."""
+
+    def __init__(self, *operators):
+        super().__init__()
+        self.operators, self.calls = operators, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += func in self.operators
+        return func(*args, **(kwargs or {}))

@@ -8,6 +8,7 @@ positions that begin again, leaks from document to document in every hybrid and 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection
 from typing import Any, Self, cast
@@ -68,6 +69,7 @@ class GeneralDecoder(nn.Module):
         self.scale /= float(getattr(config, "logits_scaling", None) or 1.0)  # Granite
         self.scale *= float(getattr(config, "lm_head_multiplier", None) or 1.0)  # Falcon-H1
         self.cap: float | None = getattr(config, "final_logit_softcapping", None)  # Gemma
+        self.attention_cap: float | None = getattr(config, "attn_logit_softcapping", None)
         self.max_seq_len, self.num_heads, self.head_dim = base.positions, base.heads, base.head_width
         convolutions = [name for name, module in self.text.named_modules() if isinstance(module, nn.Conv1d)]
         self.mixers = tuple(dict.fromkeys(name.rpartition(".")[0] for name in convolutions))
@@ -235,6 +237,9 @@ def read_weights(path: str, base: BaseModel, dtype: torch.dtype) -> tuple[dict[s
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # its table of what is missing says what is raised here
     config = _config(path, base)
+    threads = torch.get_num_threads()
+    if base.mxfp4:  # the other ranks wait, and torchrun gives each rank one thread
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
     try:
         options: dict[str, Any] = {"dtype": dtype, "attn_implementation": NAME, "trust_remote_code": False}
         if base.mxfp4:
@@ -244,6 +249,7 @@ def read_weights(path: str, base: BaseModel, dtype: torch.dtype) -> tuple[dict[s
         raise ValueError(f"{path}: transformers cannot read the weights: {str(error).splitlines()[0]}") from error
     finally:
         transformers_logging.set_verbosity(before)
+        torch.set_num_threads(threads)
     if base.mxfp4:  # which transformers leaves in bf16 whatever it is told
         for parameter in whole.parameters():
             parameter.data = parameter.data.to(dtype)

@@ -18,7 +18,7 @@ from torchtune.modules import TiedLinear, TransformerDecoder
 from torchtune.modules.attention import MultiHeadAttention
 from torchtune.modules.peft import LoRALinear, get_adapter_params, set_trainable_params
 
-from loop_formats.schema import ConfigError
+from loop_formats.schema import ConfigError, require
 from loop_plumbing.breakage import raised_as
 from loop_recipes.config.components import build
 from loop_recipes.config.loop_config import LearnerConfig
@@ -71,11 +71,11 @@ def load_base(config: LearnerConfig, dtype: torch.dtype) -> tuple[AnyDecoder, Ma
     try:
         if config.checkpointer is None:
             on_main_rank(lambda: check_finite(config.base_model))
+        described = BaseModel.read(config.base_model) if isinstance(model, TransformerDecoder) else model.base
+        check_built(model, described, config)
         if not isinstance(model, TransformerDecoder):
             device = utils.get_device(config.device)
-            return model, _of_main_rank(model, config.base_model, model.base, dtype, device)
-        described = BaseModel.read(config.base_model)
-        check_built(model, described, config)
+            return model, _of_main_rank(model, config.base_model, described, dtype, device)
         if config.checkpointer is None:
             base: dict[str, Tensor] = load_weights(config.base_model, described)
         else:
@@ -112,6 +112,12 @@ def check_built(model: AnyDecoder, described: BaseModel, config: LearnerConfig) 
         ConfigError: names all that differs; most of it no shape would tell.
     """
     if not isinstance(model, TransformerDecoder):  # transformers built it from that config.json
+        keeps = described.attention_layers and model.attention_cap is None
+        require(
+            keeps or not config.keep_attention,
+            f"keep_attention keeps nothing of a {described.model_type}, whose attention goes by blocks of scores for "
+            "its cap, or is not there: give keep_attention=False",
+        )
         return
     attention, mlp = model.layers[0].attn, model.layers[0].mlp
     built = {

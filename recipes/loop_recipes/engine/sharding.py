@@ -76,9 +76,15 @@ def place_model(
     if compile_layers:
         compile_each_layer(model)
     if activation_checkpointing:
-        contexts = partial(create_selective_checkpoint_contexts, ATTENTION) if keep_attention else noop_context_fn
+        numbers = model.base.attention_layers if general else range(len(model.layers))
+        keeps = {model.layers[number] for number in numbers} if keep_attention else set()
         keep = _checkpoint_on_host if activation_offloading else partial(checkpoint, use_reentrant=False)
-        wrap = partial(checkpoint_wrapper, checkpoint_fn=keep, context_fn=contexts)
+
+        def wrap(layer: nn.Module) -> nn.Module:
+            # Every operation of a layer that keeps some is looked at, which costs where there is nothing to keep.
+            contexts = partial(create_selective_checkpoint_contexts, ATTENTION) if layer in keeps else noop_context_fn
+            return checkpoint_wrapper(layer, checkpoint_fn=keep, context_fn=contexts)
+
         layers = {type(layer) for layer in model.layers}
         training.set_activation_checkpointing(model, auto_wrap_policy=layers, checkpoint_wrapper_fn=wrap)
     if shard:

@@ -72,8 +72,9 @@ def plan_trainer(
     the head gathered for the whole pass, and beside the layer at work, with several ranks, the next one. Activation
     checkpointing saves each layer's input. The layer at work is differentiated with its activations recomputed: at the
     peak six tensors of the feed-forward width (four activations of the MLP and two gradients on their way), six of the
-    model's width and four of the keys' width. ``keep_attention`` keeps its output and fp32 normalisers of each layer.
-    Where several ranks are ``sharers`` of each row, what attention exchanges is one more tensor of the queries' width.
+    model's width and four of the keys' width. ``keep_attention`` keeps its output and fp32 normalisers, in each
+    layer that has it. Where several ranks are ``sharers`` of each row, what attention exchanges is one more tensor of
+    the queries' width.
     A rank that ``offloads`` has two of the layers' inputs on its GPU, the one at work and one on its way.
     ``counted`` is the layer at work of a model that transformers builds, in the place of these tensors.
 
@@ -97,7 +98,7 @@ def plan_trainer(
     }
     if keep_attention:
         kept = shape.heads * (shape.head_width * 2 + 4)
-        parts["attention of the layers, bf16"] = shape.layers * tokens * kept / GIB
+        parts["attention of the layers, bf16"] = len(shape.attention_layers) * tokens * kept / GIB
     need = sum(parts.values())
     over = None
     if need > gpu_gib * USABLE:

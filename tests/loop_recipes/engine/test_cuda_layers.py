@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
-from torch.utils._python_dispatch import TorchDispatchMode
 from torchtune.models.qwen2 import Qwen2RotaryPositionalEmbeddings
 from torchtune.modules import MultiHeadAttention, RMSNorm
 from torchtune.modules.peft import LoRALinear
@@ -26,7 +25,7 @@ from model_families.decoder.weights import load_weights
 from model_families.families.family import Rope
 from support.families import ONE_EACH, section, small, write_model
 from support.learner_cases import adapter_gradient, flash_attention, make_episodes, make_samples, tiny_lora_model
-from support.on_cuda import as_on_cuda
+from support.on_cuda import CountedCalls, as_on_cuda
 from support.small_runs import random_adapter
 
 BACKWARD_OF_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -38,18 +37,6 @@ def loss_and_gradient(model, batch):
     gradient = adapter_gradient(model).clone()
     model.zero_grad()
     return logprobs.detach(), gradient
-
-
-class CountedCalls(TorchDispatchMode):
-    """How often these operators were called."""
-
-    def __init__(self, *operators):
-        super().__init__()
-        self.operators, self.calls = operators, 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.calls += func in self.operators
-        return func(*args, **(kwargs or {}))
 
 
 def policy(folder, name):

@@ -1,25 +1,29 @@
 """Models that transformers builds: exact in packed rows, by transformers and PEFT one sequence at a time."""
 
 import json
+import os
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch._dynamo.testing import CompileCounter
 from transformers import AttentionInterface
+from transformers.integrations import mxfp4
 
 from loop_formats.schema import ConfigError
-from loop_recipes.engine import general_attention
+from loop_recipes.engine import general_attention, sharding
 from loop_recipes.engine import general_decoder as general_decoder_module
 from loop_recipes.engine.batching import collate_step
 from loop_recipes.engine.general_decoder import built, read_weights
 from loop_recipes.engine.general_probe import probe
-from loop_recipes.engine.model import check_shared, meta_model
+from loop_recipes.engine.model import check_built, check_shared, meta_model
 from loop_recipes.engine.peft_export import load_adapter
 from loop_recipes.engine.process_group import FromMainRank
-from loop_recipes.engine.sharding import compile_each_layer
+from loop_recipes.engine.sharding import ATTENTION, compile_each_layer
 from loop_recipes.plan.job_check import Problem, probe_model
 from model_families.base_model import BaseModel
 from model_families.families.general_model import COMPARED
@@ -30,7 +34,7 @@ from support.families import section
 from support.general_models import adapted, exported, ours, samples_of, theirs
 from support.learner_cases import flash_attention, make_samples
 from support.mxfp4 import write_mxfp4
-from support.on_cuda import as_on_cuda
+from support.on_cuda import CountedCalls, as_on_cuda
 from support.tiny_models import KINDS, SEVERAL, write_random
 
 EXACT, GRADIENT = 1e-5, 2e-5
@@ -382,3 +386,59 @@ def test_blocks_without_their_scales_are_one_line(published):
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"^\S+: model\.layers\.1\S+\.down_proj_blocks has no scale for each block"):
         BaseModel.read(folder)
+
+
+@pytest.mark.fault("gpt-oss-20b is read for eight minutes by one thread of a machine that has many")
+def test_mxfp4_is_read_by_all_threads_of_the_machine(published, monkeypatch):
+    folder, _ = published
+    threads, before = [], torch.get_num_threads()
+    convert = mxfp4._convert_moe_packed_tensors
+
+    def counted(*args, **kwargs):
+        threads.append(torch.get_num_threads())
+        return convert(*args, **kwargs)
+
+    monkeypatch.setattr(mxfp4, "_convert_moe_packed_tensors", counted)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    try:
+        torch.set_num_threads(1)  # as torchrun has it
+        read_weights(str(folder), open_weights(folder, 512), torch.bfloat16)
+        assert threads == [3] * 4
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+KEEPS = {"gpt_oss": (2, 2), "qwen3_moe": (2, 2), "falcon_h1": (2, 2), "deepseek_v3": (2, 2)}
+KEEPS |= {"qwen3_5_text": (1, 2), "lfm2": (1, 2), "granitemoehybrid": (1, 2), "gemma2": (2, 2)}
+
+
+@pytest.mark.fault("keep_attention looks at all operations of layers that have no attention, and is planned for them")
+@pytest.mark.parametrize("kind", KEEPS)
+def test_only_layers_with_attention_keep_it(kind, tmp_path, monkeypatch):
+    folder = write_random(kind, tmp_path / "model")
+    having, layers = KEEPS[kind]
+    looked, found = [], {}
+    contexts = sharding.create_selective_checkpoint_contexts
+    monkeypatch.setattr(
+        sharding, "create_selective_checkpoint_contexts", lambda kept: looked.append(1) or contexts(kept)
+    )
+    for keep in (False, True):
+        model = adapted(folder, activation_checkpointing=True, keep_attention=keep)
+        with CountedCalls(*ATTENTION) as calls:
+            found[keep] = ours(model, samples_of(), packed=True), calls.calls
+    assert len(model.layers) == layers
+    assert sum(looked) == having
+    assert len(BaseModel.read(folder, general=True).attention_layers) == having
+    again, kept = (found[keep][1] for keep in (False, True))
+    assert again == 2 * kept, "what is kept is not computed again"
+    assert kept > 0 or kind in ("gemma2", "deepseek_v3")  # capped; by no kernel of a CPU
+    assert found[True][0].error(found[False][0]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("kind", "keeps"), [("gemma2", False), ("gpt_oss", True), ("lfm2", True)])
+def test_keeping_attention_that_leaves_nothing_to_keep_is_refused(kind, keeps, tmp_path):
+    folder = write_random(kind, tmp_path / "model")
+    model, config = adapted(folder), SimpleNamespace(keep_attention=True)
+    with nullcontext() if keeps else pytest.raises(ConfigError, match=r"^keep_attention keeps nothing of a gemma2, "):
+        check_built(model, model.base, config)

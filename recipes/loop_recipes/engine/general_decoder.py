@@ -88,14 +88,14 @@ class GeneralDecoder(nn.Module):
     def tok_embeddings(self) -> nn.Embedding:
         return cast(nn.Embedding, self.text.get_input_embeddings())
 
-    def first_of_each_kind(self) -> list[int]:
-        """The numbers of the first layers of each kind."""
+    def kinds(self) -> dict[int, int]:
+        """The number of the first layer of each kind, in order, and how many layers are of it."""
         types = getattr(self.text.config, "layer_types", None) or [None] * len(self.layers)
-        found: dict[Any, int] = {}
+        found: dict[Any, list[int]] = {}
         for number, (kind, layer) in enumerate(zip(types, self.layers, strict=True)):
             inside = frozenset((name, type(module).__name__) for name, module in layer.named_modules())
-            found.setdefault((kind, inside), number)
-        return list(found.values())
+            found.setdefault((kind, inside), []).append(number)
+        return {numbers[0]: len(numbers) for numbers in found.values()}
 
     def windows(self) -> list[int | None]:
         """The tokens that each layer with attention looks at, its own among them; None is all before it."""

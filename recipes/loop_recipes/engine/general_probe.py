@@ -71,7 +71,7 @@ def probe(path: str, base: BaseModel, weights: Mapping[str, Tensor], dtype: torc
         ValueError: names what is not exact, and by how much, or what cannot be computed.
     """
     try:
-        layers = GeneralDecoder(_small(path, base, NAME), base).first_of_each_kind()[-1] + 1
+        layers = max(GeneralDecoder(_small(path, base, NAME), base).kinds()) + 1
         ours = _adapted(path, base, layers)
         filled = _filled(ours, weights)
         merged = {name: tensor for name, tensor in filled.items() if ".lora_" not in name}

@@ -47,12 +47,21 @@ from loop_recipes.plan.memory_plan import (
     plan_turns,
 )
 from loop_recipes.plan.published_folder import folder_to_plan
-from loop_recipes.plan.time_plan import sampled_tokens_per_s, update_seconds
+from loop_recipes.plan.time_plan import H100, card_of, rollout_flops, sampled_tokens_per_s, update_work
 from loop_recipes.run.tracker import named_tracker
 from model_families.base_model import BaseModel
 from model_families.stored_weights import check_finite
 from rollout_server.config import ModelConfig, NodeConfig, ServersConfig
 from rollout_server.inference.command import ServerStartError, check_divided, check_serves, compile_cache
+
+
+class Planned(NamedTuple):
+    """A server and a trainer's rank, each by itself, and what layers take of a model that transformers builds."""
+
+    server: MemoryPlan
+    trainer: MemoryPlan
+    counted: LayerBytes | None
+
 
 Unloaded: TypeAlias = "AnyDecoder | ConfigError"
 """A model without storage, or why it cannot be built."""
@@ -288,28 +297,31 @@ def _needs(
 ) -> Iterator[Finding]:
     """What the job needs of its GPUs: memory, and what bounds an iteration, so that configs compare."""
     ranks = GpuDivision.of(machines, node.servers).trainer_gpus
-    update_s = None if isinstance(model, ConfigError) else update_seconds(config, model, ranks)
-    server, trainer = yield from _memory(config, node, machines, shape, lambda: model)
-    yield from _host(plan_host(shape, node, trainer, ranks))
-    if update_s is None:
+    flops = None if isinstance(model, ConfigError) else rollout_flops(config, model)
+    planned = yield from _memory(config, node, machines, shape, lambda: model)
+    yield from _host(plan_host(shape, node, planned.trainer, ranks))
+    if flops is None:
         return
     rollouts = config.collection.tasks_per_iteration * config.collection.rollouts_per_task
-    sampled = sampled_tokens_per_s(shape, node, server)
+    card, work = card_of(machines.gpu_gib), update_work(config, flops, planned.counted)
+    # What was measured are H100s and torchtune's modules.
+    about = "" if card == H100 and planned.counted is None else "about "
+    sampled = sampled_tokens_per_s(shape, node, planned.server, card)
     yield ReportRow(
-        "sampling", f"at most {sampled:,.0f} tokens a second, by what H100s read of their memory (arithmetic)"
+        "sampling",
+        f"at most {about}{sampled:,.0f} tokens a second, by what the {card.name} reads of its memory (arithmetic)",
     )
     yield ReportRow(
         "update",
-        f"{update_s / 60:.1f} min, were each of {rollouts} rollouts {config.longest_rollout} tokens long, at the speed "
-        "of H100s (arithmetic)",
+        f"{about}{work.seconds(card, ranks) / 60:.1f} min, were each of {rollouts} rollouts {config.longest_rollout} "
+        f"tokens long, at the speed of the {card.name} (arithmetic)",
     )
 
 
 def _memory(
     config: LoopConfig, node: NodeConfig, machines: Machines, shape: BaseModel, model: Callable[[], Unloaded]
-) -> Generator[Finding, None, tuple[MemoryPlan, MemoryPlan]]:
-    """Plan a GPU of a server and one of a trainer rank, or, in turns, both phases of one; returns the plans of both,
-    each by itself.
+) -> Generator[Finding, None, Planned]:
+    """Plan a GPU of a server and one of a trainer rank, or, in turns, both phases of one.
 
     Args:
         model: asked for where transformers builds it, and of no use afterwards.
@@ -331,7 +343,7 @@ def _memory(
         yield ReportRow(
             "turns", f"{turns.swap_s:.1f} s an iteration for moving weights at {BUS_GB_S:g} GB/s (arithmetic)"
         )
-        return turns.server, trainer
+        return Planned(turns.server, trainer, counted)
     server = plan_rollout_server(shape, node, machines.gpu_gib)
     yield from _planned(trainer, server)
     together = trainer.sum + server.sum
@@ -342,7 +354,7 @@ def _memory(
             "share: lower servers.kv_cache_bytes, update.micro_batch_tokens or collection.limits.max_context, or have "
             "it in turns with node.servers.share=trainer",
         )
-    return server, trainer
+    return Planned(server, trainer, counted)
 
 
 def _host(parts: dict[str, float]) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Bytes that a layer of a model takes at work, counted on shapes: no weights, no GPU.
+"""Bytes that a layer of a model takes and moves at work, counted on shapes: no weights, no GPU.
 
 What transformers' layers keep for their backward pass differs from kind to kind: experts have a copy of each token for
 each one that it goes to, delta nets chunks in fp32. So the layers run, on fake tensors.
@@ -6,6 +6,7 @@ each one that it goes to, delta nets chunks in fp32. So the layers run, on fake 
 
 from __future__ import annotations
 
+import math
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -26,12 +27,19 @@ DOCUMENT, LONG = 64, 256
 """Tokens of each document of a row, so few that scores of attention are little, and of the one that shows them."""
 
 
+_MOVE_NOTHING = ("_unsafe_view", "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
+"""Operators that neither read nor write, beside views."""
+
+
 class LiveBytes(TorchDispatchMode):
-    """``live`` and ``peak`` bytes of the storages made inside, or given to :meth:`add`; FSDP's resizing included."""
+    """``live`` and ``peak`` bytes of the storages made inside, or given to :meth:`add`; FSDP's resizing included.
+
+    ``moved``: the bytes that operators read and write, each by itself.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.live = self.peak = 0
+        self.live = self.peak = self.moved = 0
         self._sizes = WeakIdKeyDictionary()
 
     def __enter__(self) -> LiveBytes:
@@ -55,6 +63,10 @@ class LiveBytes(TorchDispatchMode):
         for value in tree_leaves(result):
             if isinstance(value, Tensor):
                 self.add(value)
+        if not func.is_view and func.overloadpacket.__name__ not in _MOVE_NOTHING:
+            self.moved += sum(
+                _size(value) for value in tree_leaves((args, kwargs, result)) if isinstance(value, Tensor)
+            )
         return result
 
     def add(self, tensor: Tensor) -> None:
@@ -75,14 +87,24 @@ class LiveBytes(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class LayerBytes:
-    """The peak of a layer's forward and backward pass: ``token`` for each token, and ``block``, which does not grow."""
+    """The peak of a layer's forward and backward pass: ``token`` for each token, and ``block``, which does not grow.
+
+    ``moved``: what all layers together read and write of their activations in both passes, for each token.
+    """
 
     token: float
     block: float
+    moved: float = 0.0
+
+
+def _size(tensor: Tensor) -> int:
+    """Bytes; what is expanded is read once."""
+    own = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    return math.prod(own) * tensor.element_size()
 
 
 def layer_bytes(model: GeneralDecoder) -> LayerBytes:
-    """Count what a layer takes, of the kind that takes most.
+    """Count what a layer takes, of the kind that takes most, and what all layers move.
 
     Args:
         model: without storage; it is of no use afterwards.
@@ -90,30 +112,34 @@ def layer_bytes(model: GeneralDecoder) -> LayerBytes:
     Raises:
         ValueError: a layer cannot be run on shapes alone.
     """
-    kinds = model.first_of_each_kind()
-    model.text.layers = model.layers[: kinds[-1] + 1]
+    kinds = model.kinds()
+    model.text.layers = model.layers[: max(kinds) + 1]
     runs = [layer.forward for layer in model.layers]
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as fake:
             model.to_empty(device="cpu")
-            tokens, blocks = [], []
-            for kind in kinds:
+            tokens, blocks, moved = [], [], 0.0
+            # Without any layer, last, what is outside of them.
+            for kind, count in [*kinds.items(), (None, -sum(kinds.values()))]:
                 for number, layer in enumerate(model.layers):
                     layer.forward = runs[number] if number == kind else _passed_on
-                few, many, one = (_peak(model, lengths, fake) for lengths in ([DOCUMENT] * 2, [DOCUMENT] * 4, [LONG]))
-                tokens.append((many - few) / (2 * DOCUMENT))
+                few, many, one = (
+                    _counted(model, lengths, fake) for lengths in ([DOCUMENT] * 2, [DOCUMENT] * 4, [LONG])
+                )
+                tokens.append((many.peak - few.peak) / (2 * DOCUMENT))
                 pairs = LONG**2 - 4 * DOCUMENT**2
-                blocks.append(max(0, one - many) / pairs * SCORES / model.num_heads)
+                blocks.append(max(0, one.peak - many.peak) / pairs * SCORES / model.num_heads)
+                moved += count * (many.moved - few.moved) / (2 * DOCUMENT)
     except RuntimeError as error:
         raise ValueError(f"a layer of a {model.base.model_type} does not run on shapes alone: {error}") from error
-    return LayerBytes(max(tokens), max(blocks))
+    return LayerBytes(max(tokens), max(blocks), moved)
 
 
 def _passed_on(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return hidden_states
 
 
-def _peak(model: GeneralDecoder, lengths: list[int], fake: FakeTensorMode) -> int:
+def _counted(model: GeneralDecoder, lengths: list[int], fake: FakeTensorMode) -> LiveBytes:
     """Of a row of such documents."""
     ids = fake.from_tensor(torch.zeros(1, sum(lengths), dtype=torch.long))
     places = fake.from_tensor(torch.cat([torch.arange(length) for length in lengths])[None])
@@ -121,4 +147,4 @@ def _peak(model: GeneralDecoder, lengths: list[int], fake: FakeTensorMode) -> in
     with LiveBytes() as counted, begin:
         row = {"position_ids": places, "documents": Documents.of(lengths)}
         model.text(input_ids=ids, use_cache=False, **row).last_hidden_state.sum().backward()
-    return counted.peak
+    return counted

@@ -1,36 +1,82 @@
-"""Time arithmetic for a job before it runs: what an iteration computes, and what decoding reads, at an H100's speed.
+"""Time arithmetic for a job before it runs: what an iteration computes and moves, and what decoding reads, on a card.
 
-Estimates from shapes and a data sheet, no measurement: they say which of two configs is faster, and about how much.
+Estimates from shapes and data sheets, no measurement: they say which of two configs is faster, and about how much.
 """
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.engine.diagnostics import training_flops
 from loop_recipes.engine.model import AnyDecoder
+from loop_recipes.plan.layer_memory import LayerBytes
 from loop_recipes.plan.memory_plan import CACHE, GIB, MemoryPlan
 from model_families.base_model import BaseModel
 from rollout_server.config import NodeConfig
 
-MODEL_FLOPS = 0.28 * 989e12
-"""A second, of an H100 in bf16, recomputation not counted: updates had 20 to 31% of its peak (benchmarks/results)."""
-MEMORY_BYTES = 3.35e12
-"""That an H100 reads of its memory in a second."""
+
+class Card(NamedTuple):
+    """A GPU by its data sheet: GiB, dense FLOPs in bf16 summed in fp32 a second, and bytes of its memory a second."""
+
+    name: str
+    gib: float
+    flops: float
+    bytes: float
 
 
-def update_seconds(config: LoopConfig, model: AnyDecoder, ranks: int) -> float:
-    """Seconds of an update in which all rollouts are as long as they may be: for each epoch a pass forward and one
-    backward, and one forward for the old log-probs.
+H100 = Card("H100", 80, 989e12, 3.35e12)
+CARDS = (
+    Card("RTX 4090", 24, 165e12, 1.01e12),
+    Card("RTX 5090", 32, 210e12, 1.79e12),
+    Card("A100 of 40 GB", 40, 312e12, 1.56e12),
+    Card("L40S", 48, 362e12, 0.86e12),
+    H100,
+    Card("H200", 141, 989e12, 4.8e12),
+    Card("B200", 180, 2250e12, 8.0e12),
+)
+USED = 0.28
+"""Of an H100's FLOPs, recomputation not counted: updates had 20 to 31% (benchmarks/results)."""
+
+
+def card_of(gpu_gib: float) -> Card:
+    """Return the card whose memory is nearest to ``gpu_gib``; several have as much, so it is a guess."""
+    return min(CARDS, key=lambda card: abs(math.log(card.gib / gpu_gib)))
+
+
+class UpdateWork(NamedTuple):
+    """What the ranks together do in an update: ``flops`` and, where layers run as transformers has them, ``moved``, the
+    bytes that their operators read and write one by one."""
+
+    flops: float
+    moved: float
+
+    def seconds(self, card: Card, ranks: int) -> float:
+        """By the one of both that takes longer."""
+        return max(self.flops / USED / card.flops, self.moved / card.bytes) / ranks
+
+
+def update_work(config: LoopConfig, flops: float, counted: LayerBytes | None) -> UpdateWork:
+    """Return the work of an update in which all rollouts are as long as they may be: for each epoch a pass forward and
+    one backward, for which layers are computed again, and one forward for the old log-probs.
 
     Args:
-        model: without storage.
+        flops: of both passes over one rollout, as :func:`rollout_flops` gives them.
+        counted: None for a model of torchtune's modules, of which the share of FLOPs was measured.
     """
     rollouts = config.collection.tasks_per_iteration * config.collection.rollouts_per_task
-    passes = config.update.epochs + 1 / 3
-    return rollouts * passes * training_flops(model, config.longest_rollout, 0) / ranks / MODEL_FLOPS
+    epochs, again = config.update.epochs, config.enable_activation_checkpointing / 3
+    moved = 0.0 if counted is None else counted.moved * config.longest_rollout
+    return UpdateWork(rollouts * (epochs + 1 / 3) * flops, rollouts * (epochs * (1 + again) + 1 / 3) * moved)
 
 
-def sampled_tokens_per_s(shape: BaseModel, node: NodeConfig, server: MemoryPlan) -> float:
+def rollout_flops(config: LoopConfig, model: AnyDecoder) -> float:
+    """FLOPs of a pass forward and one backward over the longest rollout, by a ``model`` without storage."""
+    return training_flops(model, config.longest_rollout, 0)
+
+
+def sampled_tokens_per_s(shape: BaseModel, node: NodeConfig, server: MemoryPlan, card: Card) -> float:
     """Tokens that all servers sample a second at most, where reading weights and cache is all that takes time.
 
     Episodes are taken to be at half of their context, and to be as many as the cache holds then.
@@ -42,4 +88,4 @@ def sampled_tokens_per_s(shape: BaseModel, node: NodeConfig, server: MemoryPlan)
     episode = node.model.max_context / 2 * shape.kv_bytes_per_token / min(gpus, shape.kv_heads) / GIB
     most = min(node.servers.max_num_seqs, node.max_concurrent_episodes / node.servers.count)
     episodes = min(most, server.parts[CACHE] / episode)
-    return node.servers.count * episodes * MEMORY_BYTES / GIB / (server.weights + episodes * episode)
+    return node.servers.count * episodes * card.bytes / GIB / (server.weights + episodes * episode)

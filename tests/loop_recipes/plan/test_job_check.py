@@ -1,6 +1,5 @@
 """`loop check`: what it says of jobs that can run, and of those that cannot."""
 
-import copy
 import itertools
 import re
 import shlex
@@ -48,17 +47,18 @@ FOLDERS = {  # config.json, and the number of files of weights
 @pytest.fixture(autouse=True, scope="module")
 def every_model_is_built_once():
     """A model does not depend on the GPUs and nodes that a job has, nor what its layers take."""
-    built, counted = {}, {}
+    built, made_of, counted = {}, {}, {}
 
     def once(component, dtype):
         key = (repr(component), dtype)
         if key not in built:
             built[key] = meta_model(component, dtype)
+            made_of[id(built[key])] = component, dtype
         return built[key]
 
     def counted_once(model):
         if id(model) not in counted:
-            counted[id(model)] = layer_bytes(copy.deepcopy(model))
+            counted[id(model)] = layer_bytes(meta_model(*made_of[id(model)]))  # which is of no use afterwards
         return counted[id(model)]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -302,6 +302,28 @@ def test_a_job_is_planned_before_its_weights_are_fetched(check_config, capsys, c
     tables = [re.findall(r"^.* GiB$|^.*\(arithmetic\)$|^  .*", text, flags=re.M) for text in (planned, shown)]
     assert len(tables[0]) > 12
     assert tables[0] == tables[1]
+
+
+@pytest.mark.fault("hours of an update are those of dense layers on H100s, whatever the model and the card")
+@pytest.mark.parametrize(
+    ("config", "gib", "card", "about", "minutes"),
+    [
+        ("qwen3_4b_one_gpu", 79, "H100", "", (18, 19)),
+        ("qwen3_4b_24gb", 24, "RTX 4090", "about ", (14, 15)),
+        ("qwen3_5_4b_one_gpu", 79, "H100", "about ", (28, 29)),
+        ("gpt_oss_20b", 79, "H100", "about ", (5.9, 6.1)),
+        ("qwen3_30b_a3b", 141, "H200", "about ", (13, 14)),
+        ("qwen2_5_32b", 180, "B200", "about ", (11, 12)),
+    ],
+)
+def test_an_update_takes_what_its_layers_and_the_card_make_of_it(check_config, config, gib, card, about, minutes):
+    _, shown, _ = check_config(config, CONFIGS[config], "--gpu-memory", str(gib))
+    update = re.search(
+        rf"^update +{about}(\d+\.\d) min, .* at the speed of the {card} \(arithmetic\)$", shown, flags=re.M
+    )
+    assert update, shown
+    assert re.search(rf"^sampling +at most {about}[\d,]+ tokens a second, by what the {card} reads", shown, flags=re.M)
+    assert minutes[0] < float(update[1]) < minutes[1]
 
 
 def test_which_shipped_configs_fit_a_card(capsys, models, monkeypatch):

@@ -65,3 +65,22 @@ def test_blocks_are_computed_again_as_they_were(monkeypatch):
         found.append([out.detach(), q.grad, k.grad, v.grad])
     for whole, blocks in zip(*found, strict=True):
         torch.testing.assert_close(blocks, whole, rtol=1e-5, atol=1e-5)
+
+
+def test_what_all_layers_move_grows_with_the_layers_and_the_experts_chosen(tmp_path, monkeypatch):
+    """Not with the experts that are there."""
+
+    def moved(name, **changes):
+        with monkeypatch.context() as patched:
+            for key, value in changes.items():
+                patched.setitem(KINDS["qwen3_moe"], key, value)
+            return counted("qwen3_moe", tmp_path / name).moved
+
+    plain, more, chosen = moved("plain"), moved("more", num_experts=8), moved("chosen", num_experts_per_tok=4)
+    assert more == pytest.approx(plain, rel=0.05)
+    assert chosen > 1.1 * plain
+
+
+def test_a_delta_net_moves_more_than_the_attention_beside_it(tmp_path):
+    hybrid, dense = counted("qwen3_5_text", tmp_path / "hybrid").moved, counted("phi3", tmp_path / "dense").moved
+    assert hybrid > 2 * dense

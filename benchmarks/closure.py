@@ -47,6 +47,7 @@ ASKED_FOR = {
     "loop_recipes.engine.general_decoder",
     "loop_recipes.engine.general_probe",
     "loop_recipes.evaluation.dev_scores",
+    "loop_recipes.plan.host_memory",
     "loop_recipes.rollouts.replay_source",
     "loop_recipes.rollouts.several_nodes",
     "rollout_server.collecting.compaction",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from loop_formats.schema import require
+from loop_plumbing.start import launched
 from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.plan.memory_plan import GIB, plan_host, plan_rank
 from model_families.base_model import BaseModel
@@ -91,9 +91,9 @@ def check_host_memory(config: LoopConfig) -> None:
     Raises:
         ConfigError: it has not.
     """
-    if int(os.environ.get("LOCAL_RANK", "0")) > 0:
+    if launched("LOCAL_RANK", 0) > 0:
         return
-    shape, ranks = BaseModel.read(config.base_model), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    shape, ranks = BaseModel.read(config.base_model), launched("LOCAL_WORLD_SIZE", 1)
     trainer = plan_rank(config, shape, ranks, gpu_gib=0.0)
     node = config.node if config.rollout_node.launch else None  # one that runs already has taken what it needs
     if parts := plan_host(shape, node, trainer, ranks):

@@ -17,7 +17,7 @@ from model_families.base_model import BaseModel
 from rollout_server.config import NodeConfig
 
 
-class Card(NamedTuple):
+class Gpu(NamedTuple):
     """A GPU by its data sheet: GiB, dense FLOPs in bf16 summed in fp32 a second, and bytes of its memory a second."""
 
     name: str
@@ -26,21 +26,21 @@ class Card(NamedTuple):
     bytes: float
 
 
-H100 = Card("H100", 80, 989e12, 3.35e12)
+H100 = Gpu("H100", 80, 989e12, 3.35e12)
 CARDS = (
-    Card("RTX 4090", 24, 165e12, 1.01e12),
-    Card("RTX 5090", 32, 210e12, 1.79e12),
-    Card("A100 of 40 GB", 40, 312e12, 1.56e12),
-    Card("L40S", 48, 362e12, 0.86e12),
+    Gpu("RTX 4090", 24, 165e12, 1.01e12),
+    Gpu("RTX 5090", 32, 210e12, 1.79e12),
+    Gpu("A100 of 40 GB", 40, 312e12, 1.56e12),
+    Gpu("L40S", 48, 362e12, 0.86e12),
     H100,
-    Card("H200", 141, 989e12, 4.8e12),
-    Card("B200", 180, 2250e12, 8.0e12),
+    Gpu("H200", 141, 989e12, 4.8e12),
+    Gpu("B200", 180, 2250e12, 8.0e12),
 )
 USED = 0.28
 """Of an H100's FLOPs, recomputation not counted: updates had 20 to 31% (benchmarks/results)."""
 
 
-def card_of(gpu_gib: float) -> Card:
+def card_of(gpu_gib: float) -> Gpu:
     """Return the card whose memory is nearest to ``gpu_gib``; several have as much, so it is a guess."""
     return min(CARDS, key=lambda card: abs(math.log(card.gib / gpu_gib)))
 
@@ -52,7 +52,7 @@ class UpdateWork(NamedTuple):
     flops: float
     moved: float
 
-    def seconds(self, card: Card, ranks: int) -> float:
+    def seconds(self, card: Gpu, ranks: int) -> float:
         """By the one of both that takes longer."""
         return max(self.flops / USED / card.flops, self.moved / card.bytes) / ranks
 
@@ -76,7 +76,7 @@ def rollout_flops(config: LoopConfig, model: AnyDecoder) -> float:
     return training_flops(model, config.longest_rollout, 0)
 
 
-def sampled_tokens_per_s(shape: BaseModel, node: NodeConfig, server: MemoryPlan, card: Card) -> float:
+def sampled_tokens_per_s(shape: BaseModel, node: NodeConfig, server: MemoryPlan, card: Gpu) -> float:
     """Tokens that all servers sample a second at most, where reading weights and cache is all that takes time.
 
     Episodes are taken to be at half of their context, and to be as many as the cache holds then.

@@ -4,7 +4,7 @@ import pytest
 
 from loop_formats.schema import ConfigError
 from loop_recipes.config.files import compose
-from loop_recipes.config.loop_config import read_loop_config
+from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.plan import host_memory, job_check
 from loop_recipes.plan.host_memory import available, check_host_memory
 from loop_recipes.plan.job_check import Problem
@@ -79,7 +79,7 @@ def test_a_job_that_needs_more_is_refused_in_a_line(host, tmp_path, monkeypatch,
     config, words, model, need = JOBS[job]
     host("0::/a\n", {(2, "a"): (need * (1.1 if fits else 0.9) + 3, 3, 0)})
     folder = write_headers(write_config(tmp_path, model))
-    conf, shape = read_loop_config(compose(config, [f"model.path={folder}", *words])), BaseModel.read(folder)
+    conf, shape = read_config(compose(config, [f"model.path={folder}", *words]), LoopConfig), BaseModel.read(folder)
     parts = plan_host(shape, conf.node, plan_rank(conf, shape, 1, 0.0), 1)
     told = {}
     for gpus in (0, 1):

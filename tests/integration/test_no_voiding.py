@@ -138,7 +138,7 @@ async def test_a_state_that_is_too_large_to_save_ends_its_own_episode_and_takes_
 @session_loop
 async def test_a_state_that_is_too_large_to_grade_is_worth_nothing(pool, monkeypatch):
     card, _ = volume_task()
-    monkeypatch.setattr(base, "GRADER_MEMORY_MB", 24)
+    monkeypatch.setattr(base, "GRADER_MEMORY_MB", 32)
     usual = pool._servers["grader"]
     await pool._open_server("grader")  # with the new limit
     try:

@@ -99,13 +99,16 @@ class Source:
                     own = (file for file in files if "tests" not in file.relative_to(folder).parts)
                     self.files |= {_dotted(file, folder): file for file in own}
         self.files |= {file.stem: file for file in (root / "recipes").glob("*.py")}
-        self._tops = {name.partition(".")[0] for name in self.files}
         self._trees: dict[str, ast.Module] = {}
         self._imports: dict[tuple[str, bool], list[str]] = {}
         self._names: dict[str, list[str]] = {}
         project = root / "pyproject.toml"
         points = tomllib.loads(project.read_text(encoding="utf-8"))["project"] if project.is_file() else {}
         hooks: Mapping[str, str] = points.get("entry-points", {}).get("torch.backends", {})
+        for name in (target.partition(":")[0] for target in hooks.values()):
+            if (file := root / f"{name}.py").is_file():  # which lies beside the packages
+                self.files[name] = file
+        self._tops = {name.partition(".")[0] for name in self.files}
         self._torch = [name for target in hooks.values() if (name := self._module_of(target))]
 
     def lines(self, module: str) -> int:

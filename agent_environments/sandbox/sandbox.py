@@ -196,6 +196,8 @@ def install_filter(program: bytes) -> None:
 
 def probe() -> str:
     """The strongest level this machine lets a process enter, tried in a child: its name, never "bubblewrap"."""
+    import socket  # noqa: F401 - what is sealed imports nothing any more
+
     for level in ("seccomp", "rlimits"):
         pid = os.fork()
         if pid == 0:

@@ -1,5 +1,7 @@
 """The routes of a vLLM server are not for whoever reaches its port."""
 
+import logging
+
 import pytest
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
@@ -39,6 +41,15 @@ def test_what_says_how_the_server_does_needs_none(server, path):
     assert server.get(path).text == "answered"
 
 
+@pytest.fixture
+def level_of_logs():
+    """vLLM's app sets that of all loggers."""
+    before = logging.root.level
+    yield
+    logging.root.setLevel(before)
+
+
+@pytest.mark.usefixtures("level_of_logs")
 @pytest.mark.integration
 @pytest.mark.attack
 @pytest.mark.fault("vLLM samples for whoever reaches its port")

@@ -29,7 +29,8 @@ def general_differences(folders: list[Path], sharers: int = 1) -> dict[str, floa
     part, groups = Part.of_this_rank(sharers), (ranks // sharers, rank // sharers)
     found = {}
     for folder in folders:
-        config = SimpleNamespace(model=section(folder), base_model=str(folder), checkpointer=None, device="cpu")
+        of_model = {"model": section(folder), "base_model": str(folder), "checkpointer": None}
+        config = SimpleNamespace(**of_model, device="cpu", keep_attention=False)
         model, base = load_base(config, torch.float32)
         adapter = random_adapter(model, seed=1)
         decoder = attach_head(model, TiledLogProbs(16, 32))

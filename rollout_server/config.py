@@ -197,6 +197,7 @@ def read_file(file: Path) -> dict[str, Any]:
         ConfigError: it cannot be read, or is not a mapping.
     """
     try:
+        OmegaConf.load(file)  # names the place of a mistake, which quotes would move
         content = OmegaConf.load(io.StringIO(quoted(file.read_text(encoding="utf-8"))))
     except (OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: {' '.join(str(error).split())}") from error

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     memory = 79.0 if options.gpu_memory is None else options.gpu_memory
     try:
         if options.config is None:
-            from loop_recipes.plan.job_check import what_fits  # as below
+            from loop_recipes.plan.job_memory import what_fits  # as below
 
             _quiet()
             say(*what_fits(config_files()["machine"], memory))
@@ -57,13 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = compose(options.config, options.overrides)
         node = described_node(config)
         read_config(config, LoopConfig)  # a mistake in the config itself is said before torch is loaded
-        from loop_recipes.plan.job_check import (  # imports the components, and torch with them
-            Machines,
-            Report,
-            check_job,
-            probe_model,
-            usual_machines,
-        )
+        from loop_recipes.plan.job_check import check_job, probe_model  # imports the components, and torch with them
+        from loop_recipes.plan.report import Machines, Report, usual_machines
 
         _quiet()
         nodes, gpus = usual_machines(node.servers)

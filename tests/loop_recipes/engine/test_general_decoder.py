@@ -24,7 +24,8 @@ from loop_recipes.engine.model import check_built, check_shared, meta_model
 from loop_recipes.engine.peft_export import load_adapter
 from loop_recipes.engine.process_group import FromMainRank
 from loop_recipes.engine.sharding import ATTENTION, compile_each_layer
-from loop_recipes.plan.job_check import Problem, probe_model
+from loop_recipes.plan.job_check import probe_model
+from loop_recipes.plan.report import Problem
 from model_families.base_model import BaseModel
 from model_families.families.general_model import COMPARED
 from model_families.opening import open_weights

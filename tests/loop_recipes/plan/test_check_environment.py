@@ -9,7 +9,7 @@ import pytest
 from loop_formats.schema import ConfigError
 from loop_recipes.config.preflight import tasks_ahead
 from loop_recipes.plan import job_check
-from loop_recipes.plan.job_check import Problem, Report, ReportRow
+from loop_recipes.plan.report import Problem, Report, ReportRow
 from support.tool_modules import PRODUCTS, SUMS, write
 
 TRAIN = SimpleNamespace(collection=SimpleNamespace(tasks=None, split="train"))

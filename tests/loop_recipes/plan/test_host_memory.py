@@ -5,10 +5,10 @@ import pytest
 from loop_formats.schema import ConfigError
 from loop_recipes.config.files import compose
 from loop_recipes.config.loop_config import LoopConfig, read_config
-from loop_recipes.plan import host_memory, job_check
+from loop_recipes.plan import host_memory, job_memory
 from loop_recipes.plan.host_memory import available, check_host_memory
-from loop_recipes.plan.job_check import Problem
 from loop_recipes.plan.memory_plan import plan_host, plan_rank
+from loop_recipes.plan.report import Problem
 from model_families.base_model import BaseModel
 from support.families import PUBLISHED, PUBLISHED_GENERAL, write_config, write_headers
 
@@ -83,8 +83,8 @@ def test_a_job_that_needs_more_is_refused_in_a_line(host, tmp_path, monkeypatch,
     parts = plan_host(shape, conf.node, plan_rank(conf, shape, 1, 0.0), 1)
     told = {}
     for gpus in (0, 1):
-        monkeypatch.setattr(job_check.torch.cuda, "device_count", lambda: gpus)  # noqa: B023 - asked at once
-        told[gpus] = [each.text for each in job_check._host(parts) if isinstance(each, Problem)]
+        monkeypatch.setattr(job_memory.torch.cuda, "device_count", lambda: gpus)  # noqa: B023 - asked at once
+        told[gpus] = [each.text for each in job_memory._host(parts) if isinstance(each, Problem)]
     assert told[0] == [], "it is planned here for another machine"
     if fits:
         check_host_memory(conf)

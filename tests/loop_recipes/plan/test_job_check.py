@@ -10,9 +10,9 @@ from loop_recipes.config.files import CONFIGS as CONFIG_FOLDER
 from loop_recipes.config.files import compose
 from loop_recipes.engine.model import meta_model
 from loop_recipes.paths import loop_package
-from loop_recipes.plan import job_check
-from loop_recipes.plan.job_check import Report
+from loop_recipes.plan import job_check, job_memory
 from loop_recipes.plan.layer_memory import layer_bytes
+from loop_recipes.plan.report import Report
 from loop_recipes.verbs.check import main
 from model_families.base_model import BaseModel
 from rollout_server.config import ModelConfig
@@ -62,8 +62,8 @@ def every_model_is_built_once():
         return counted[id(model)]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job_check, "meta_model", once)
-        patch.setattr(job_check, "layer_bytes", counted_once)
+        patch.setattr(job_memory, "meta_model", once)
+        patch.setattr(job_memory, "layer_bytes", counted_once)
         yield
 
 
@@ -331,7 +331,7 @@ def test_which_shipped_configs_fit_a_card(capsys, models, monkeypatch):
         return compose(name, [f"model.path={models[CONFIGS[name]]}", *words] if name in here else list(words))
 
     here = {"qwen3_4b_24gb", "qwen3_4b_one_gpu", "qwen2_5_1_5b_one_gpu", "qwen2_5_7b_one_gpu"}
-    monkeypatch.setattr(job_check, "compose", composed)
+    monkeypatch.setattr(job_memory, "compose", composed)
     some = {"machine": ["cpu", "gpu", *sorted(here), "qwen3_14b", "qwen3_5_4b_one_gpu"]}
     monkeypatch.setattr("loop_recipes.verbs.check.config_files", lambda: some)
     code, shown, problems = check(capsys, "--gpu-memory", "23.5")
@@ -513,7 +513,7 @@ def test_a_config_without_a_node_to_launch_is_refused(capsys, tmp_path):
     ],
 )
 def test_a_config_is_checked_on_the_machines_that_it_is_meant_for(gpus, expected):
-    from loop_recipes.plan.job_check import usual_machines
+    from loop_recipes.plan.report import usual_machines
     from rollout_server.config import ServersConfig
 
     servers = ServersConfig(count=len(gpus or [0]), tensor_parallel_size=len((gpus or [[0]])[0]), gpus=gpus)

@@ -1,0 +1,109 @@
+"""What is found of a job, as data, and the machines that it is found for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from loop_formats.schema import ConfigError
+from loop_recipes.plan.memory_plan import MemoryPlan
+from rollout_server.config import ServersConfig
+
+
+@dataclass(frozen=True)
+class Machines:
+    """``nodes`` of ``gpus`` GPUs with ``gpu_gib`` GiB each.
+
+    Raises:
+        ConfigError: there is no node, no GPU, or no memory.
+    """
+
+    nodes: int
+    gpus: int
+    gpu_gib: float
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1 or self.gpus < 1:
+            raise ConfigError(f"--nodes and --gpus must be at least 1, not {self.nodes} and {self.gpus}")
+        if not self.gpu_gib > 0:
+            raise ConfigError(f"--gpu-memory must be above 0, not {self.gpu_gib:g}")
+
+
+def usual_machines(servers: ServersConfig) -> tuple[int, int]:
+    """The nodes, and GPUs of each, that a config is meant for, by the GPUs that its servers take: one node where these
+    are the trainer's too, one GPU where the only server is on GPU 0, one node where the first GPUs are left to the
+    trainer, else two nodes."""
+    if servers.share is not None:
+        return 1, servers.count * servers.tensor_parallel_size
+    if servers.gpus == [[0]]:
+        return 1, 1
+    return (1 if servers.gpus and min(map(min, servers.gpus)) > 0 else 2), 8
+
+
+@dataclass(frozen=True)
+class GpuDivision:
+    """The division of a node's GPUs: those that train, and those (by index) that vLLM may use on a rollout node.
+
+    Of several nodes the last trains. On one whose GPUs both have in turns, each has all of them. Another one is divided
+    in halves, the trainer's first, unless it has only one GPU or the config's only server is on GPU 0: then the trainer
+    has one rank, on that GPU, and shares it.
+    """
+
+    trainer_gpus: int
+    rollout_gpus: range
+    shared: bool
+
+    @classmethod
+    def of(cls, machines: Machines, servers: ServersConfig) -> GpuDivision:
+        if servers.share is not None and machines.nodes == 1:
+            return cls(machines.gpus, range(machines.gpus), shared=True)
+        if machines.nodes > 1:
+            return cls(machines.gpus, range(machines.gpus), shared=False)
+        if machines.gpus == 1 or servers.gpus == [[0]]:
+            return cls(1, range(machines.gpus), shared=True)
+        half = machines.gpus // 2
+        return cls(half, range(half, machines.gpus), shared=False)
+
+
+class ReportRow(NamedTuple):
+    """What would happen: a line about ``name``."""
+
+    name: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.name:<15}{self.text}"
+
+
+class Problem(NamedTuple):
+    """What would stop the job, in one line; ``about`` is what was looked at, and looking twice finds one problem."""
+
+    about: str
+    text: str
+
+
+class Unopened(NamedTuple):
+    """The environment knows what it needs when it is opened only, which nobody did here."""
+
+    environment: str
+
+
+Finding: TypeAlias = ReportRow | MemoryPlan | Problem | Unopened
+
+
+@dataclass(frozen=True)
+class Report:
+    """``lines`` say what would happen, ``problems`` what would stop the job, one line each; ``unopened``: the
+    environment is :class:`Unopened`."""
+
+    lines: tuple[str, ...]
+    problems: tuple[str, ...]
+    unopened: bool
+
+    @classmethod
+    def of(cls, findings: Iterable[Finding]) -> Report:
+        found = [*findings]
+        problems = {each.about: each.text for each in found if isinstance(each, Problem)}
+        lines = tuple(str(each) for each in found if isinstance(each, ReportRow | MemoryPlan))
+        return cls(lines, tuple(problems.values()), any(isinstance(each, Unopened) for each in found))

@@ -13,7 +13,7 @@ from loop_formats.schema import ConfigError
 from loop_plumbing import plug_ins
 from loop_recipes import cli
 from loop_recipes.config.files import compose
-from loop_recipes.config.stored import check_ours
+from loop_recipes.config.stored import check_stored
 from loop_recipes.paths import config_files
 from loop_recipes.warm_start.demonstrators import added_demonstrator
 from rollout_server.config import EnvironmentConfig
@@ -100,6 +100,6 @@ def test_a_part_that_is_not_there_is_one_line(installed):
 
 
 def test_a_runs_own_file_may_name_a_component_of_an_installed_package(installed):
-    check_ours({"advantage": {"_component_": "my_mazes.things.Turns"}})
+    check_stored({"advantage": {"_component_": "my_mazes.things.Turns"}})
     with pytest.raises(ConfigError, match="is not one of the project's"):
-        check_ours({"advantage": {"_component_": "other_mazes.things.Turns"}})
+        check_stored({"advantage": {"_component_": "other_mazes.things.Turns"}})

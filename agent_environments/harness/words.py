@@ -12,6 +12,7 @@ from pathlib import Path
 
 from loop_plumbing.names import did_you_mean, similar_names
 
+# An agent's command must not be refused for a word that only looks like a file: few programs are looked at.
 INTERPRETER = re.compile(r"(ba|da|z)?sh|python[\d.]*|node")
 """Programs whose first word is the file that they run."""
 RUNNERS = ("env", "ionice", "nice", "nohup", "setsid", "stdbuf", "time", "timeout")
@@ -19,6 +20,7 @@ RUNNERS = ("env", "ionice", "nice", "nohup", "setsid", "stdbuf", "time", "timeou
 FLAGS = re.compile("-[bBdEIiOPqsSuvx]+")
 """Options of these that are followed by the file all the same."""
 
+# A grader's command must not run a file of the agent's: whatever may be one is refused.
 LANGUAGES = re.compile(r"(python|pypy|perl|ruby|php|lua)[\d.]*|node(js)?|deno|bun|tsx|luajit|Rscript|julia")
 RUNS_A_FILE = re.compile(
     rf"{LANGUAGES.pattern}|(a|ba|c|da|fi|k|tc|z)?sh|pwsh|busybox|source|\.|tclsh|expect|[gm]?awk|make|java|dotnet"

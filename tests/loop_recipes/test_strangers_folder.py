@@ -19,7 +19,7 @@ from loop_plumbing import trusted
 from loop_plumbing.plug_ins import plug_ins
 from loop_recipes.config.components import check_component
 from loop_recipes.config.loop_config import LearnerConfig
-from loop_recipes.config.stored import check_ours, read_stored
+from loop_recipes.config.stored import check_stored, read_stored
 from loop_recipes.paths import recipes_folder
 from loop_recipes.plots.curves import main as plot
 from loop_recipes.verbs.compare import main as compare
@@ -146,7 +146,7 @@ def test_a_stored_config_chooses_no_component_but_the_projects(hostile, tmp_path
     component = {"_component_": name, "command": f"touch {tmp_path / 'ran'}"}
     stored = {place: [component] if place == "metric_logger" else component}
     with pytest.raises(ConfigError, match=r"_component_ is .*, which only this file names"):
-        check_ours(stored)
+        check_stored(stored)
     assert not (tmp_path / "ran").exists()
     assert not (hostile / "imported").exists()
 
@@ -185,16 +185,17 @@ def test_the_config_of_a_run_is_data(tmp_path, monkeypatch, how):
 def test_a_component_of_the_readers_own_config_may_stand_in_a_stored_one(hostile):
     stored = {"loss": {"_component_": "hostile_module.Counter"}}
     with pytest.raises(ConfigError, match="LOOP_TRUST=hostile_module"):
-        check_ours(stored)
+        check_stored(stored)
     check_component("loss", stored["loss"])
-    check_ours(stored)
+    check_stored(stored)
 
 
 def test_the_projects_own_configs_name_nothing_else():
     files = sorted((recipes_folder() / "configs").rglob("*.yaml"))
     assert files
     for file in files:
-        check_ours(yaml.safe_load(file.read_text().replace("${", "")) or {})  # what these refer to is the reader's own
+        names_alone = file.read_text().replace("${", "")  # what ours refer to is the reader's own
+        check_stored(yaml.safe_load(names_alone) or {})
 
 
 def test_the_readers_token_goes_to_no_address_that_a_folder_brings(tmp_path):

@@ -12,9 +12,9 @@ from pydantic.alias_generators import to_camel
 from model_families.chat.messages import ChatMessage
 from rollout_server.endpoint.dialects import Route
 from rollout_server.endpoint.dialects.dialect import (
-    BEGUN_TURN,
     MAX_CHOICES,
     MAX_STOPS,
+    NO_PREFILL,
     Dialect,
     Recall,
     RequestBody,
@@ -98,7 +98,7 @@ class Gemini(Dialect):
         if not said:
             raise BadMessages("contents must hold at least one part")
         if said[-1].role == "assistant":
-            raise BadMessages(BEGUN_TURN)
+            raise BadMessages(NO_PREFILL)
         return Asked(
             said=tuple(said),
             instructions=None if system is None else _text(system.parts, "systemInstruction"),

@@ -61,7 +61,7 @@ def check_component(
     path: str, component: Mapping[str, Any], positional: int = 0, provided: Iterable[str] = (), kind: type = object
 ) -> Callable[..., Any]:
     """Import what ``component`` names, check that it can be called with its keys, and return it. It is of the reader's
-    own config, or :func:`~loop_recipes.config.stored.check_ours` has passed it.
+    own config, or :func:`~loop_recipes.config.stored.check_stored` has passed it.
 
     Args:
         path: key of the node, for messages.

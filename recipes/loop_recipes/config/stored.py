@@ -39,26 +39,26 @@ def read_stored(file: Path, section: type[Section]) -> tuple[dict[str, Any], Sec
     """Read the config of a run: its keys as they are stored, and the ``section`` of them.
 
     Raises:
-        ConfigError: it cannot be read, :func:`check_ours` refuses it, or it is not such a section.
+        ConfigError: it cannot be read, :func:`check_stored` refuses it, or it is not such a section.
     """
-    stored = read_file(_without_references(file))
+    _check_aliases(file)
+    stored = read_file(file)
     of_section = {key: stored[key] for key in fields_of(section) if key in stored}
-    check_ours(of_section)
+    check_stored(of_section)
     return stored, read_config(of_section, section)
 
 
-def _without_references(file: Path) -> Path:
-    """``file``, whose parts stand for no other ones, of which ten lines would be as large as one likes."""
+def _check_aliases(file: Path) -> None:
+    """Refuse YAML's aliases, by which ten lines are as large as one likes."""
     try:
         with file.open(encoding="utf-8") as text:
             repeats = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader))
     except (yaml.YAMLError, ValueError, OSError):
         repeats = False  # the reader says what is wrong
     require(not repeats, f"{file} repeats parts of itself by *name: the config of a run holds values alone")
-    return file
 
 
-def check_ours(stored: Any, path: str = "") -> None:
+def check_stored(stored: Any, path: str = "") -> None:
     """Check that a config which a run has left refers to nothing, and names no component but those that belong at its
     places: what a folder holds is data, and others are imported only where the reader's own config names them.
 
@@ -68,7 +68,11 @@ def check_ours(stored: Any, path: str = "") -> None:
     parts = stored.items() if isinstance(stored, Mapping) else enumerate(stored) if isinstance(stored, list) else ()
     for key, value in parts:
         place = f"{path}.{key}" if path else str(key)
-        if key == "_component_" and not _belongs(value, place.partition(".")[0]) and not _is_the_readers(str(value)):
+        if (
+            key == "_component_"
+            and not _belongs(value, place.partition(".")[0])
+            and not _is_trusted_elsewhere(str(value))
+        ):
             shown = sanitize(str(value), 200)
             cure = f"if you trust it, set {VARIABLE}={shown.partition('.')[0]}"
             raise ConfigError(
@@ -76,12 +80,12 @@ def check_ours(stored: Any, path: str = "") -> None:
             )
         if isinstance(value, str) and OmegaConf.is_interpolation(OmegaConf.create({"value": value}), "value"):
             raise ConfigError(f"{place} is {sanitize(value, 200)}: the config of a run holds values alone")
-        check_ours(value, place)
+        check_stored(value, place)
 
 
-def _is_the_readers(name: str) -> bool:
-    """Whether the reader trusts the package of a component; one that has its places is not trusted elsewhere, though
-    every config names parts of it."""
+def _is_trusted_elsewhere(name: str) -> bool:
+    """Whether the reader trusts the package of a component. Those of :data:`_PLACES` are never trusted elsewhere,
+    though every config names parts of them."""
     judged = {prefix.partition(".")[0] for prefixes in _PLACES.values() for prefix in prefixes}
     return name.partition(".")[0] not in judged and is_trusted(name)
 

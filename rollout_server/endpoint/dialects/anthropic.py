@@ -10,8 +10,8 @@ from pydantic import BaseModel, Field
 
 from model_families.chat.messages import ChatMessage
 from rollout_server.endpoint.dialects.dialect import (
-    BEGUN_TURN,
     MAX_STOPS,
+    NO_PREFILL,
     TURN_ID,
     Dialect,
     Recall,
@@ -74,7 +74,7 @@ class Anthropic(Dialect):
         tools = offered_tools(given.tools or [], "custom", "custom", "input_schema", agent_searches)
         said = [*_read_messages(given.messages, tools.loadable)]
         if said and said[-1].role == "assistant":
-            raise ApiError(400, "unsupported", BEGUN_TURN)
+            raise ApiError(400, "unsupported", NO_PREFILL)
         form = given.output_format or (given.output_config or {}).get("format")
         return Asked(
             said=(*(() if before is None else (*before.said, before.spoken)), *said),

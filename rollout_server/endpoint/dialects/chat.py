@@ -9,9 +9,9 @@ from pydantic import BaseModel, Field
 
 from model_families.chat.messages import ChatMessage
 from rollout_server.endpoint.dialects.dialect import (
-    BEGUN_TURN,
     MAX_CHOICES,
     MAX_STOPS,
+    NO_PREFILL,
     Dialect,
     Recall,
     RequestBody,
@@ -48,7 +48,7 @@ class ChatDialect(Dialect):
         if "functions" in extra:
             raise ApiError(400, "unsupported", "functions: offer them as tools")
         if extra.get("continue_final_message") or any(message.get("prefix") for message in given.messages):
-            raise ApiError(400, "unsupported", BEGUN_TURN)
+            raise ApiError(400, "unsupported", NO_PREFILL)
         tools = given.tools or []
         for number, tool in enumerate(tools):
             if not (isinstance(function := tool.get("function"), dict) and isinstance(function.get("name"), str)):

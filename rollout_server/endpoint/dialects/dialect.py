@@ -22,7 +22,7 @@ from rollout_server.endpoint.wire import MODEL, Answer, ApiError, Asked, Choice,
 MAX_STOPS = 16
 MODEL_CHARACTERS = 200
 """Of a model's name, which is kept with each answer, and stands in each event of a stream."""
-BEGUN_TURN = "messages: a turn of the assistant cannot be begun here: end with what the user or a tool says"
+NO_PREFILL = "messages: a prefill is refused: a turn cannot be begun here; end with what the user or a tool says"
 """A policy's turn is sampled as a whole, so that each of its tokens is its own."""
 MAX_CHOICES = 8
 TURN_ID = r"[0-9a-f]{1,32}_\d{1,9}"

@@ -6,7 +6,8 @@ import gc
 import os
 import re
 import sys
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,6 @@ import pytest
 
 # Before torch. Small tensors on several threads wait more than they compute.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-import agent_environments  # noqa: F401 - before torch, for the variable that it sets
 
 if TYPE_CHECKING:
     from support.counter_node import LocalNode
@@ -100,6 +99,17 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed in range(2):
         write_adapter(folder / f"adapter{seed}", seed)
     return folder
+
+
+@pytest.fixture
+def deep_folder() -> Iterator[Path]:
+    """A folder for trees deeper than Python recurses: pytest could not remove them from its own, if a test is killed,
+    and each later session would end in that."""
+    from loop_plumbing.written_tree import remove
+
+    folder = Path(tempfile.mkdtemp(prefix="deep-"))
+    yield folder
+    remove(folder)
 
 
 @pytest.fixture

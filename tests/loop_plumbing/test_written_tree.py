@@ -1,12 +1,9 @@
 """Folders that an agent has written, whatever it wrote there, as root and as an ordinary user."""
 
-import itertools
 import os
 import socket
 import sys
-import tempfile
 import traceback
-from pathlib import Path
 
 import pytest
 
@@ -104,13 +101,10 @@ def check(root, left):
 
 @pytest.mark.parametrize("user", ["root", "nobody"])
 @pytest.mark.parametrize("left", LEFT, ids=lambda left: left.__name__)
-def test_whatever_an_agent_leaves_is_looked_at_and_removed(left, user, tmp_path_factory):
+def test_whatever_an_agent_leaves_is_looked_at_and_removed(left, user, deep_folder):
     if user == "root" and os.getuid() != 0:
         pytest.skip("needs root")
-    folder = tmp_path_factory.mktemp("left")
-    folder.chmod(0o777)
-    for parent in itertools.takewhile(lambda above: above != Path(tempfile.gettempdir()), folder.parents):
-        parent.chmod(0o711)
+    deep_folder.chmod(0o777)
     child = os.fork()
     if child == 0:
         try:
@@ -118,7 +112,7 @@ def test_whatever_an_agent_leaves_is_looked_at_and_removed(left, user, tmp_path_
                 os.setgroups([])
                 os.setresgid(NOBODY, NOBODY, NOBODY)
                 os.setresuid(NOBODY, NOBODY, NOBODY)
-            check(str(folder / "own"), left)
+            check(str(deep_folder / "own"), left)
             os._exit(0)
         except BaseException:
             traceback.print_exc()

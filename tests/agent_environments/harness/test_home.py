@@ -122,8 +122,9 @@ async def test_what_an_agent_installs_goes_with_its_episode(tmp_path, monkeypatc
 
 @pytest.mark.attack
 @pytest.mark.fault("what an agent leaves cannot be looked at or removed, and its episode is void")
-async def test_whatever_a_program_leaves_is_graded_and_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr("agent_environments.harness.pool.tempfile.mkdtemp", lambda prefix: str(_made(tmp_path / "own")))
+async def test_whatever_a_program_leaves_is_graded_and_removed(deep_folder, monkeypatch):
+    made = deep_folder / "own"
+    monkeypatch.setattr("agent_environments.harness.pool.tempfile.mkdtemp", lambda prefix: str(_made(made)))
     code = (
         "import os; os.mkfifo('pipe'); os.symlink('/', 'root'); os.mkdir(b'\\xff\\n'); top = os.getcwd(); "
         "[(os.mkdir('within'), os.chdir('within')) for _ in range(1200)]; "
@@ -132,7 +133,7 @@ async def test_whatever_a_program_leaves_is_graded_and_removed(tmp_path, monkeyp
     harnesses = pool(grade_command=[sys.executable, "-c", "print('{\"reward\": 0.5}')"])
     printed, grade = await ran(harnesses, code)
     assert (printed, grade.reward, grade.ungradable) == ([""], 0.5, None)
-    assert list(tmp_path.iterdir()) == []
+    assert list(deep_folder.iterdir()) == []
 
 
 @pytest.mark.attack

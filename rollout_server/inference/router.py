@@ -53,10 +53,6 @@ class _ServerFailed(Exception):
     """This attempt failed for a reason that lies with the server."""
 
 
-class _ModelUnknown(_ServerFailed):
-    """The server does not know the model; if another does, it should."""
-
-
 @dataclass(frozen=True)
 class Generation:
     """The result of one request for tokens.
@@ -182,7 +178,7 @@ class Router:
         deadline: float,
         stops: Sequence[str] = (),
     ) -> Generation:
-        """Sample up to ``max_tokens`` after ``token_ids`` under the policy named ``model``.
+        """Sample up to ``max_tokens`` after ``token_ids`` under the policy named ``model``, which the store serves.
 
         However long a server takes that has work to do: one that hangs is replaced by whoever watches it, and the
         request then goes to another. ``deadline``, in seconds of ``time.monotonic()``, is the last resort. Cancelling
@@ -213,7 +209,6 @@ class Router:
         started = time.monotonic()
         last: Exception | None = None
         avoid: list[str] = []
-        without_model: list[VllmServer] = []
         self.counters.requests += 1
         try:
             async with asyncio.timeout(deadline - started):
@@ -223,15 +218,9 @@ class Router:
                         await self._group.wait_for_change()
                         continue
                     try:
-                        generation = await self._while_at_work(server, self._ask(server, episode_id, body, started))
-                        # Left as they are they would fail at once, be the emptiest, and get the next episodes.
-                        for other in without_model:
-                            self._group.condemn(other, f"{other.name} does not know {model}, {server.name} does")
-                        return generation
+                        return await self._while_at_work(server, self._ask(server, episode_id, body, started))
                     except _ServerFailed as error:
                         last = error
-                        if isinstance(error, _ModelUnknown) and server not in without_model:
-                            without_model.append(server)
                     self.counters.failed_attempts += 1
                     self._group.report_failure(server)
                     avoid.append(server.name)
@@ -290,7 +279,10 @@ class Router:
         if status >= 500 or status == 429:
             raise _ServerFailed(f"{server.name}: HTTP {status}: {raw[:300].decode(errors='replace')}")
         if status == 404:
-            raise _ModelUnknown(f"{server.name}: HTTP {status}: {raw[:300].decode(errors='replace')}")
+            # The store has this version on every server. One that lost it would fail at once, be the emptiest, and get
+            # the next episodes.
+            self._group.condemn(server, f"{server.name} does not know {body['model']}, which was proven there")
+            raise _ServerFailed(f"{server.name}: HTTP {status}: {raw[:300].decode(errors='replace')}")
         if status != 200:
             raise RequestRefused(f"{server.name}: HTTP {status}: {raw[:500].decode(errors='replace')}")
         return self._parse(server, raw, time.monotonic() - started)

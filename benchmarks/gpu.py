@@ -3,6 +3,7 @@
     python benchmarks/gpu.py --json results.json                  # the paper's shapes, on one 80 GB GPU
     python benchmarks/gpu.py --json results.json --parts heads    # one part
     python benchmarks/gpu.py --device cpu --size tiny             # whether it runs, without a GPU
+    python benchmarks/gpu.py --cpu-rehearsal                      # the steps of gpu_day.sh, tiny, without a GPU
 
 Parts, each at most ten minutes long:
 
@@ -17,12 +18,12 @@ Parts, each at most ten minutes long:
 - ``published``: prime-rl's case of its docs, Qwen3-4B, LoRA of rank 16, one micro-batch on one H100 with recomputation:
   6,230 tokens/s and 23.3 GiB at 16,384 tokens, 4,160 tokens/s at 65,536 (FlashAttention-3). Beside it
   ``keep_attention``, FlashAttention-4 and ``compile``.
-- ``vllm``: seconds until a server serves and until a new policy is served, prompt tokens and sampled tokens a second,
-  of a server that has the GPU for itself; its weights may be drawn (one case of serving.py each).
+- ``run``: two iterations of the recipe with a server of its own; the gap between the two must be small, and with an
+  adapter that nobody sampled with must be refused.
 
 Every case has a process of its own. With ``--json`` its rows are written when it is done, and the same command goes on
-after the last of them; a case that could not run is said, and tried again. torch, torchtune, torchao and safetensors
-are enough; only FlashAttention-4 and the part ``vllm`` need vLLM's wheel.
+after the last of them; a case that could not run is said, and tried again. Only FlashAttention-4 and the part ``run``
+need vLLM's wheel.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -39,29 +41,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rows import Rows, machine, unit
 from torch import Tensor
 
 FOLDER = Path(__file__).parent
 PART_SECONDS = 600.0
-LENGTHS = (300, 120, 61)
-"""Of the rollouts of ``exactness``, two each; all fit into one micro-batch of 2,048 tokens."""
-UNITS = {
-    "seconds": "s",
-    "cpu_seconds": "s",
-    "forward_seconds": "s",
-    "forward_backward_seconds": "s",
-    "recompute_seconds": "s",
-    "update_seconds": "s",
-    "start_seconds": "s",
-    "publish_seconds": "s",
-    "tokens_per_s": "tokens/s",
-    "prefill_tokens_per_s": "tokens/s",
-    "sampled_tokens_per_s": "tokens/s",
-    "peak_mib": "MiB",
-    "peak_gib": "GiB",
-    "error": "nats",
-    "logprob_error": "nats",
-}
 
 
 @dataclass(frozen=True)
@@ -84,12 +68,47 @@ class Size:
     published_config: str
     published_tokens: tuple[int, ...]
     published_words: tuple[tuple[str, ...], ...]
-    served_config: str
-    served_words: tuple[str, ...]
-    served_requests: tuple[tuple[int, int, int], ...]
 
 
-PARTS = ("heads", "heads_speed", "attention", "exactness", "update", "published", "vllm")
+@dataclass(frozen=True)
+class Step:
+    """A step of a day with a GPU: its limit, and its words after the interpreter, ROWS for the file of the rows."""
+
+    seconds: int
+    name: str
+    words: str
+
+
+_UPDATE = "large_model.py --json ROWS --heads auto --one-pass --tokens 16384 --config"
+DAY = (
+    Step(
+        115,
+        "sleep and wake, Qwen3-0.6B",
+        "share.py --json ROWS --parts turns --turns 2 --tokens 4000 --requests 16 --prompt 1000 --set "
+        "model.path=models/Qwen3-0.6B node.servers.extra_args=[--enforce-eager] node.servers.kv_cache_bytes=8589934592",
+    ),
+    Step(180, "in turns, Qwen3-4B", "share.py --json ROWS --parts turns --turns 2 --prompt 3000"),
+    Step(135, "divided, Qwen3-4B", "share.py --json ROWS --parts divided --prompt 3000"),
+    Step(50, "update by torchtune's modules, Qwen3-4B", f"{_UPDATE} qwen3_4b_one_gpu"),
+    Step(50, "update by transformers' modules, Qwen3-4B", f"{_UPDATE} qwen3_4b_one_gpu --engine transformers"),
+    Step(60, "update, Qwen3.5-4B", f"{_UPDATE} qwen3_5_4b_one_gpu"),
+    Step(60, "update, 8 layers of gpt-oss-20b", f"{_UPDATE} gpt_oss_20b --layers 8"),
+    Step(130, "a small run", "gpu.py --json ROWS --parts run"),
+)
+"""Most valuable first; gpu_day.sh runs them, and a rehearsal."""
+MOST_S, LEAST_S, REHEARSAL_S = 780, 10, 1800.0
+"""Seconds of a day, those that a step needs to begin, and those of a rehearsed step."""
+RUN = (
+    "node.environment.name=tools",
+    "collection.split=train",
+    "collection.tasks_per_iteration=4",
+    "collection.rollouts_per_task=4",
+    "collection.limits.max_turns=1",
+    "collection.limits.max_tokens_per_turn=24",
+    "max_iterations=2",
+)
+"""Words of the small run, of the tiny policy on functions."""
+PARTS = ("heads", "heads_speed", "attention", "exactness", "update", "published", "run")
 HEADS = ("ours_tensor_cores", "ours_cce", "ours_tiled", "cce_released")
 SIZES = {
     "full": Size(
@@ -123,14 +142,6 @@ SIZES = {
             ("attention=fa4", "keep_attention=True"),
             ("compile=True", "keep_attention=False"),
         ),
-        served_config="qwen3_4b_one_gpu",
-        served_words=(
-            "node.servers.share=null",
-            "node.servers.max_num_seqs=64",
-            "node.servers.gpu_memory_utilization=0.9",
-            "node.servers.kv_cache_bytes=null",
-        ),
-        served_requests=((64, 1000, 256), (16, 15_000, 256)),
     ),
     "tiny": Size(
         config="loop_appworld/tiny_gpu",
@@ -149,9 +160,6 @@ SIZES = {
         published_config="tiny_gpu",
         published_tokens=(96,),
         published_words=(("attention=fa2",), ("attention=fa2", "keep_attention=True"), ("attention=fa4",)),
-        served_config="tiny_gpu",
-        served_words=(),
-        served_requests=((4, 100, 16),),
     ),
 }
 
@@ -242,63 +250,82 @@ def attention(size: Size, device: torch.device, choice: str, tokens: int) -> dic
 
 def exactness(device: torch.device) -> dict[str, float]:
     """Largest differences of packed rollouts from one at a time, and of a resumed update from an uninterrupted one."""
-    from large_model import made_up, random_model
+    from drawn import FOR_UPDATES, LENGTHS, composed, learner, made_up, process_group
 
-    from loop_recipes.algorithm.advantages import LeaveOneOut
-    from loop_recipes.algorithm.method import Method
-    from loop_recipes.algorithm.policy_update import PolicyUpdate
     from loop_recipes.config.components import build
-    from loop_recipes.config.files import compose
     from loop_recipes.config.loop_config import LoopConfig, read_config
-    from loop_recipes.engine.adapter_versions import AdapterVersions
-    from loop_recipes.engine.logprobs import AutoLogProbs
-    from loop_recipes.engine.model import trained_parameters
+    from loop_recipes.engine.model import vocabulary
     from loop_recipes.engine.optimizer import optimizer_tensors, restore_optimizer
-    from loop_recipes.engine.process_group import destroy_process_group, init_process_group
-    from loop_recipes.engine.rank_batches import RankBatches
 
-    conf = read_config(compose("tiny_gpu"), LoopConfig)
-    init_process_group(device, 600.0, always=True)
-    model = random_model(conf, None, AutoLogProbs(), device)
-    versions, parameters = AdapterVersions(model), trained_parameters(model)
+    conf = read_config(composed("tiny_gpu", [*FOR_UPDATES, f"device={device}"]), LoopConfig)
+    with process_group(device):
+        own = learner(conf)
+        samples = [
+            replace(sample, rollout_id=f"{length}-{sample.rollout_id}", task_id=str(length))
+            for length in LENGTHS
+            for sample in made_up(length, vocabulary(own.model))
+        ]
+        update, versions, parameters = own.update, own.versions, own.parameters
+        update.run(samples, 0, 1)  # so that the adapter is not zero
+        versions.keep(1)
+        packed = update.scorer.logprobs(samples, 1)
+        alone = [update.scorer.logprobs([sample], 1)[sample.rollout_id] for sample in samples]
 
-    def update(optimizer: torch.optim.Optimizer, tokens: int) -> PolicyUpdate:
-        config = replace(conf.update, epochs=1, minibatch_rollouts=None, micro_batch_tokens=tokens)
-        return PolicyUpdate(
-            model=model,
-            optimizer=optimizer,
-            method=Method(build(conf.loss), LeaveOneOut()),
-            versions=versions,
-            config=config,
-            batches=RankBatches(config, device),
-            seed=conf.seed,
-        )
-
-    samples = [
-        replace(sample, rollout_id=f"{length}-{sample.rollout_id}", task_id=str(length))
-        for length in LENGTHS
-        for sample in made_up(length, model.tok_embeddings.weight.shape[0])
-    ]
-    optimizer = build(conf.optimizer, [{"params": list(parameters.values())}])
-    update(optimizer, 2048).run(samples, 0, 1)  # so that the adapter is not zero
-    versions.keep(1)
-    alone, packed = (update(optimizer, tokens).scorer.logprobs(samples, 1) for tokens in (1, 2048))
-    difference = max((alone[name] - packed[name]).abs().max().item() for name in alone)
-
-    state = {name: tensor.clone() for name, tensor in optimizer_tensors(optimizer, parameters).items()}
-    update(optimizer, 2048).run(samples, 0, 2)
-    versions.keep(2)
-    went_on = versions.full(2)
-    again = build(conf.optimizer, [{"params": list(parameters.values())}])
-    restore_optimizer(again, parameters, state)
-    with versions.active(1):
-        update(again, 2048).run(samples, 0, 2)
-        versions.keep(3)
-    resumed = versions.full(3)
-    destroy_process_group()
+        state = {name: tensor.clone() for name, tensor in optimizer_tensors(update.optimizer, parameters).items()}
+        update.run(samples, 0, 2)
+        versions.keep(2)
+        update.optimizer = build(conf.optimizer, [{"params": list(parameters.values())}])
+        restore_optimizer(update.optimizer, parameters, state)
+        with versions.active(1):
+            update.run(samples, 0, 2)
+            versions.keep(3)
+        went_on, resumed = versions.full(2), versions.full(3)
+    apart = [(one - packed[s.rollout_id]).abs().max().item() for one, s in zip(alone, samples, strict=True)]
     return {
-        "packed_logprob_difference": difference,
+        "packed_logprob_difference": max(apart),
         "resumed_adapter_difference": max((went_on[n] - resumed[n]).abs().max().item() for n in went_on),
+    }
+
+
+def small_run(device: torch.device) -> dict[str, float]:
+    """A run of the recipe with a server of its own: seconds, and the gap between sampler and learner in nats, which
+    must be small, and with an adapter that nobody sampled with must be refused."""
+    from drawn import FOR_UPDATES, composed, learner, process_group, refused
+
+    from loop_formats.run_files import read_rollouts
+    from loop_formats.run_folder import read_metrics
+    from loop_recipes.config.loop_config import LoopConfig, read_config
+    from loop_recipes.engine.diagnostics import tolerances
+    from loop_recipes.engine.samples import Sample
+    from rollout_server.policies.canary import Canary
+    from support.small_runs import random_adapter
+
+    config = "tiny_gpu" if device.type == "cuda" else "tiny_cpu"
+    words = [*RUN, f"node.environment.module={FOLDER / 'task_files/even.py'}"]
+    with tempfile.TemporaryDirectory() as name:
+        started = time.perf_counter()
+        command = [str(Path(sys.executable).with_name("loop")), "train", config, *words, f"output_dir={name}"]
+        done = subprocess.run(command, stdout=sys.stderr)
+        seconds = time.perf_counter() - started
+        lines = read_metrics(Path(name))
+        if done.returncode or [line["policy_version"] for line in lines] != [1, 2]:
+            raise SystemExit(f"the run ended with {done.returncode} after versions {[*lines]}")
+        first = min(Path(name, "node/collections").glob("*-i0001-*[0-9a-f].jsonl"))
+        samples = [Sample.from_rollout(rollout.validate()) for rollout in read_rollouts(first)]
+    with process_group(device):
+        own = learner(read_config(composed(config, [*words, *FOR_UPDATES]), LoopConfig))
+        own.versions.put(1, random_adapter(own.versions.full(0), seed=1, scale=0.2))
+        right, wrong = (own.update.scorer.logprobs(samples, version) for version in (0, 1))
+    sampled = torch.cat([sample.sampler_logprobs for sample in samples])
+    judge = Canary([], [], sampled.tolist(), **tolerances(own.conf.sampler_gap))
+    found, other = (torch.cat([of[s.rollout_id] for s in samples]) for of in (right, wrong))
+    if objection := judge.objection(found.tolist()):
+        raise SystemExit(f"the learner {objection}")
+    refused("the learner with an adapter that nobody sampled with", judge.objection(other.tolist()))
+    return {
+        "run_seconds": seconds,
+        "sampler_gap": (found - sampled).abs().mean().item(),
+        "grad_norm": lines[-1]["grad_norm"],
     }
 
 
@@ -306,6 +333,7 @@ CASES: dict[str, Callable[[Size, torch.device, argparse.Namespace], dict[str, fl
     "heads": lambda size, device, args: heads(size, device, args.head),
     "attention": lambda size, device, args: attention(size, device, args.attention, args.tokens),
     "exactness": lambda size, device, args: exactness(device),
+    "run": lambda size, device, args: small_run(device),
 }
 
 
@@ -319,8 +347,6 @@ def cases(size: Size, args: argparse.Namespace) -> dict[str, dict[str, list[str]
     update = [python, str(FOLDER / "large_model.py"), *device, *peak, "--case", "--heads", "auto"]
     large = [*update, "--config", size.config]
     one_pass = [*update, "--config", size.published_config, "--one-pass"]
-    serving = [python, str(FOLDER / "serving.py"), "--config", size.served_config]
-    serving += ["--set", *size.served_words] if size.served_words else []
     shape = f"{size.head_tokens} tokens, width {size.width}, vocabulary {size.vocabulary}"
     model = size.config.rpartition("/")[2]
     return {
@@ -354,12 +380,7 @@ def cases(size: Size, args: argparse.Namespace) -> dict[str, dict[str, list[str]
             for tokens in size.published_tokens
             for words in size.published_words
         },
-        "vllm": {
-            f"vllm {size.served_config}, {requests} requests of {prompt} + {sampled} tokens": [
-                *serving, "--requests", str(requests), "--prompt", str(prompt), "--sampled", str(sampled)
-            ]
-            for requests, prompt, sampled in size.served_requests
-        },
+        "run": {"tiny policy, two iterations": [*own, "run"]},
     }  # fmt: skip
 
 
@@ -369,9 +390,51 @@ def measure(command: list[str], seconds: float) -> dict[str, Any]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=max(seconds, 1.0), cwd=FOLDER)
     except subprocess.TimeoutExpired:
         return {"left_out": f"the part's {PART_SECONDS:.0f} s are over"}
+    said = done.stderr.strip().splitlines()
+    print(*(line for line in said if line.startswith("control: ")), sep="\n", end="", flush=True)
     if done.returncode:
-        return {"left_out": (done.stderr.strip().splitlines() or [f"ended by signal {-done.returncode}"])[-1]}
+        return {"left_out": (said or [f"ended by signal {-done.returncode}"])[-1]}
     return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def run_day(args: argparse.Namespace) -> int:
+    """Run the steps of :data:`DAY` that have not ended well before, each within its limit; returns 0 where all have.
+
+    In a rehearsal they are tiny, on this CPU, and have no limit of their own.
+    """
+    device = "cpu" if args.cpu_rehearsal else "cuda"
+    if args.dry:
+        for step in DAY:
+            print(f"{step.seconds:>4} s  {step.name}: {step.words}")
+        print(f"{sum(step.seconds for step in DAY)} s of {MOST_S}")
+        return 0
+    kept = tempfile.TemporaryDirectory()
+    file = args.json or Path(kept.name, "day.json")
+    rows, began, status = Rows(file.resolve(), machine(device)), time.monotonic(), dict[str, Any]()
+    for step in DAY:
+        status[step.name] = rows.of(step.name).get("exit status")
+        left = MOST_S - (time.monotonic() - began)
+        if status[step.name] == 0 or (left < LEAST_S and not args.cpu_rehearsal):
+            continue
+        limit = REHEARSAL_S if args.cpu_rehearsal else min(step.seconds, left)
+        print(f"==> {step.name} ({limit:.0f} s at most)", flush=True)
+        words = step.words.replace("ROWS", str(file.resolve())).split()
+        words += ["--cpu-rehearsal"] if args.cpu_rehearsal else []
+        command = ["timeout", "-k", "10", str(round(limit)), sys.executable, str(FOLDER / words[0]), *words[1:]]
+        started = time.monotonic()
+        ended = subprocess.run(command, stdin=subprocess.DEVNULL, cwd=FOLDER.parent).returncode
+        status[step.name] = ended
+        rows.add(step.name, {"exit status": ended, "step_seconds": round(time.monotonic() - started, 1)})
+    print(f"{'':-<100}")
+    for row in rows.read():
+        if row["case"].endswith(machine(device)):
+            case = row["case"].removesuffix(f", {machine(device)}")
+            print(f"{case:<78} {row['metric']:<22} {row['value']:>10.6g} {row['unit']}")
+    ended = {0: "ended well", 124: "cut by its limit", None: "not begun"}
+    for name, code in status.items():
+        print(f"{name}: {ended.get(code, f'failed with {code}')}")
+    print(f"{machine(device)}; rows: {args.json or 'kept nowhere, --json names a file'}")
+    return int(any(status.values()) or None in status.values())
 
 
 def main() -> None:
@@ -381,6 +444,9 @@ def main() -> None:
     parser.add_argument("--parts", choices=PARTS, nargs="+")
     parser.add_argument("--only", type=re.compile, help="a regular expression: cases whose name it finds")
     parser.add_argument("--peak-tflops", type=float, help="of the device; adds model_flops_utilization")
+    parser.add_argument("--day", action="store_true", help="the steps of gpu_day.sh, most valuable first")
+    parser.add_argument("--cpu-rehearsal", action="store_true", help="the same steps with tiny shapes on a CPU")
+    parser.add_argument("--dry", action="store_true", help="show those steps and their limits")
     parser.add_argument("--json", type=Path, help="write the rows here, and go on from those that are there")
     parser.add_argument("--case", choices=list(CASES), help="measure in this process and print JSON")
     parser.add_argument("--head", choices=HEADS, default=HEADS[0])
@@ -391,34 +457,34 @@ def main() -> None:
     if args.case:
         print(json.dumps(CASES[args.case](size, device, args)))
         return
+    if args.day or (args.cpu_rehearsal and not args.parts):
+        sys.exit(run_day(args))
+    if args.cpu_rehearsal:
+        size, device, args.device = SIZES["tiny"], torch.device("cpu"), "cpu"
 
-    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    machine = f"{name}, torch {torch.__version__}"
-    rows = json.loads(args.json.read_text()) if args.json and args.json.exists() else []
-    done = {row["case"] for row in rows}
-    print(machine)
+    rows, measured = Rows(args.json, machine(device.type)), 0
+    print(machine(device.type))
     for part, commands in cases(size, args).items():
         if args.parts and part not in args.parts:
             continue
         ends = time.monotonic() + PART_SECONDS
         for case, command in commands.items():
-            full = f"{case}, {machine}"
             if args.only and not args.only.search(case):
                 continue
-            if full in done:
+            if rows.of(case):
                 print(f"{part}: {case}: done before")
+                measured += 1
                 continue
             metrics = measure(command, ends - time.monotonic())
             if "left_out" in metrics:
                 print(f"{part}: {case}: left out: {metrics['left_out']}", flush=True)
                 continue
             for metric, value in metrics.items():
-                print(f"{part}: {case}: {metric} {value:.6g} {UNITS.get(metric, '')}".rstrip(), flush=True)
-                rows.append({"case": full, "metric": metric, "value": value, "unit": UNITS.get(metric, "")})
-            if args.json:
-                partial = args.json.with_suffix(".partial")
-                partial.write_text(json.dumps(rows, indent=1) + "\n")
-                partial.replace(args.json)
+                print(f"{part}: {case}: {metric} {value:.6g} {unit(metric)}".rstrip(), flush=True)
+            rows.add(case, metrics)
+            measured += 1
+    if not measured:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

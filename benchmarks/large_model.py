@@ -6,13 +6,16 @@
     python benchmarks/large_model.py --config qwen3_4b_one_gpu --one-pass --tokens 16384 --set keep_attention=True
 
 Model, LoRA, precision, optimizer, loss and update are those of the recipe's config, built and run by the recipe's own
-parts (FSDP2 on one rank, activation checkpointing, packing). Only the weights are drawn, and the rollouts made up: two
-of one task, one after the other, a quarter of their tokens sampled; one step. ``recompute_seconds`` is the pass for old
-log-probs, ``update_seconds`` forward, backward and step, each after one update of the same size that is not counted.
+parts (activation checkpointing and offloading, packing, the config's micro-batches). Only the weights are drawn, and
+the rollouts made up: two of one task, a quarter of their tokens sampled; one step. Before it short sequences in one row
+must have the log-probs that they have one at a time, and the row without its adapter must be refused; else it ends with
+1. ``recompute_seconds`` is the pass for old log-probs, ``update_seconds`` forward, backward and step, each after one
+update of the same size that is not counted. ``--engine transformers`` builds the model of transformers' modules, with
+fused norms and rotary steps as torchtune's have them.
 ``--one-pass`` is what other trainers publish: one micro-batch of one sequence, all its tokens sampled, forward,
 backward and step, and no pass before it. ``--set`` changes keys of the config.
-``peak_gib`` is of the whole, model included; on a CPU it is resident memory. Every case has a process of its own; what
-does not fit is said and left out.
+``peak_gib`` is of the whole, model included; on a CPU it is resident memory. Of several cases each
+has a process of its own; what does not fit is said and left out.
 """
 
 from __future__ import annotations
@@ -22,116 +25,29 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
+from drawn import FOR_UPDATES, composed, learner, made_up, packing_gap, process_group
 from peak_memory import PeakMemory
-from torchtune.modules import TransformerDecoder
+from rows import Rows, machine
 
-# The root and recipes/ too, because folders of tests/ are called like packages and hide those that are installed.
-sys.path.extend(str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "recipes", "tests"))
-
-from loop_recipes.algorithm.advantages import LeaveOneOut
-from loop_recipes.algorithm.method import Method
 from loop_recipes.algorithm.policy_update import PolicyUpdate, UpdateResult
-from loop_recipes.config.components import build
-from loop_recipes.config.files import compose
 from loop_recipes.config.loop_config import LoopConfig, read_config
-from loop_recipes.engine.adapter_versions import AdapterVersions
-from loop_recipes.engine.cut_cross_entropy import CutCrossEntropyLogProbs
-from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.diagnostics import flops_metrics
-from loop_recipes.engine.logprobs import AutoLogProbs, FullLogProbs, Head, TiledLogProbs
-from loop_recipes.engine.model import DTYPES, meta_model, new_adapter, trained_parameters, vocabulary
-from loop_recipes.engine.process_group import destroy_process_group, init_process_group
-from loop_recipes.engine.rank_batches import RankBatches
-from loop_recipes.engine.samples import Sample, ScoredSample
+from loop_recipes.engine.model import vocabulary
+from loop_recipes.engine.samples import ScoredSample
 from loop_recipes.engine.samples import made_up as all_sampled
-from loop_recipes.engine.sharding import local_part, place_model
-from support.families import with_config
 
-HEADS: dict[str, Head] = {
-    "auto": AutoLogProbs(),
-    "cce": CutCrossEntropyLogProbs(),
-    "tiled": TiledLogProbs(),
-    "full": FullLogProbs(),
+HEADS = {
+    "auto": "logprobs.AutoLogProbs",
+    "cce": "cut_cross_entropy.CutCrossEntropyLogProbs",
+    "tiled": "logprobs.TiledLogProbs",
+    "full": "logprobs.FullLogProbs",
 }
-UNITS = {
-    "peak_gib": "GiB",
-    "recompute_seconds": "s",
-    "update_seconds": "s",
-    "tokens_per_s": "tokens/s",
-    "model_flops_utilization": "",
-}
-
-
-def random_model(conf: LoopConfig, layers: int | None, head: Head, device: torch.device) -> TransformerDecoder:
-    """The config's model, or its first ``layers`` layers, drawn on the device; the host only ever holds one tensor."""
-    model = cast(TransformerDecoder, meta_model(with_config(conf.model), DTYPES[conf.dtype]))
-    if layers is not None:
-        model.layers = model.layers[:layers]
-    base = {
-        name: torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
-        for name, tensor in model.state_dict().items()
-        if ".lora_" not in name
-    }
-    adapter = new_adapter(model, conf.seed)
-    model = place_model(
-        attach_head(model, head),
-        base,
-        adapter,
-        device,
-        DTYPES[conf.dtype],
-        activation_checkpointing=conf.enable_activation_checkpointing,
-        keep_attention=conf.keep_attention,
-        compile_layers=conf.compile,
-        shard=True,
-        attention=conf.attention,
-    )
-    torch.manual_seed(conf.seed)
-    for name, parameter in model.named_parameters():
-        if ".lora_" not in name:
-            values = local_part(parameter.detach())
-            values.normal_(std=0.02) if values.ndim > 1 else values.fill_(1.0)
-    return model
-
-
-def made_up(tokens: int, known: int) -> list[Sample]:
-    """Two rollouts of ``tokens``, every fourth token sampled, one of them solved."""
-    generator = torch.Generator().manual_seed(tokens)
-    mask = torch.arange(tokens) % 4 == 3
-    sampled = int(mask.sum())
-    return [
-        Sample(
-            rollout_id=f"rollout-{number}",
-            task_id="task",
-            token_ids=torch.randint(known, (tokens,), generator=generator),
-            mask=mask,
-            turn_ids=torch.where(mask, torch.arange(tokens) // 400, -1),
-            sampler_logprobs=torch.zeros(sampled),
-            policy_versions=torch.zeros(sampled, dtype=torch.long),
-            reward=float(number),
-        )
-        for number in range(2)
-    ]
-
-
-def policy_update(conf: LoopConfig, model: TransformerDecoder, device: torch.device) -> PolicyUpdate:
-    """The recipe's update of ``model``, of both rollouts in one step."""
-    # Both rollouts at once, which a number says: by null their one step would need no old log-probs.
-    config = replace(conf.update, epochs=1, minibatch_rollouts=2, micro_batch_tokens=1)
-    return PolicyUpdate(
-        model=model,
-        optimizer=build(conf.optimizer, [{"params": list(trained_parameters(model).values())}]),
-        method=Method(build(conf.loss), LeaveOneOut()),
-        versions=AdapterVersions(model),
-        config=config,
-        batches=RankBatches(config, device),
-        seed=conf.seed,
-    )
+ENGINES = {"config": (), "transformers": ("model._component_=drawn.general_model",)}
 
 
 def one_pass(update: PolicyUpdate, sample: ScoredSample) -> UpdateResult:
@@ -147,45 +63,43 @@ def one_pass(update: PolicyUpdate, sample: ScoredSample) -> UpdateResult:
 
 def measure(args: argparse.Namespace) -> dict[str, float | str]:
     """One length with one head in this process; the reason as ``left_out`` where that cannot be done."""
-    conf = read_config(compose(args.config, args.set), LoopConfig)
     device, (tokens,), (head,) = torch.device(args.device), args.tokens, args.heads
-    init_process_group(device, 600.0, always=True)
+    words = [f"device={args.device}", *ENGINES[args.engine], f"log_probs=loop_recipes.engine.{HEADS[head]}"]
+    words += [*FOR_UPDATES, *args.set]
     try:
-        model = random_model(conf, args.layers, HEADS[head], device)
-        update = policy_update(conf, model, device)
-        known = vocabulary(model)
-        if args.one_pass:
-            run = partial(one_pass, update, all_sampled("one", tokens, known, torch.Generator().manual_seed(tokens)))
-        else:
-            run = partial(update.run, made_up(tokens, known), 0, 1)
-        run()
-        peak = PeakMemory(device)
-        _, step_samples, metrics = run()
+        with process_group(device):
+            own = learner(read_config(composed(args.config, words, args.layers, args.cpu_rehearsal), LoopConfig))
+            known = vocabulary(own.model)
+            gap = packing_gap(own)
+            if args.one_pass:
+                generator = torch.Generator().manual_seed(tokens)
+                run = partial(one_pass, own.update, all_sampled("one", tokens, known, generator))
+            else:
+                run = partial(own.update.run, made_up(tokens, known), 0, 1)
+            run()
+            peak = PeakMemory(device)
+            _, step_samples, metrics = run()
     except (torch.OutOfMemoryError, ValueError, ImportError) as error:
         return {"left_out": str(error).splitlines()[0]}
-    finally:
-        destroy_process_group()
     result = {
-        "layers": len(model.layers),
+        "layers": len(own.model.layers),
+        "packing_gap": gap,
         "peak_gib": peak.peak_mib() / 1024,
         "recompute_seconds": metrics["seconds_recomputing"],
         "update_seconds": metrics["seconds_updating"],
         "tokens_per_s": metrics["tokens_per_second"],
     }
-    return result | flops_metrics(model, step_samples, metrics["seconds_updating"], args.peak_tflops)
+    return result | flops_metrics(own.model, step_samples, metrics["seconds_updating"], args.peak_tflops)
 
 
-def run_case(args: argparse.Namespace, tokens: int, head: str) -> dict[str, Any]:
-    """Measure in a child process."""
-    command = [sys.executable, __file__, "--case", "--tokens", str(tokens), "--heads", head]
-    for name in ("config", "layers", "device", "peak_tflops"):
-        if getattr(args, name) is not None:
-            command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
-    command += ["--one-pass"] if args.one_pass else []
-    command += ["--set", *args.set] if args.set else []
+def run_case(tokens: int, head: str) -> dict[str, Any]:
+    """Measure in a child process, by this one's own words; ``failed`` is the reason where it did not end well."""
+    command = [sys.executable, __file__, *sys.argv[1:], "--case", "--tokens", str(tokens), "--heads", head]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600)
+    said = done.stderr.strip().splitlines()
+    print(*(line for line in said if line.startswith("control: ")), sep="\n", flush=True)
     if done.returncode:
-        return {"left_out": (done.stderr.strip().splitlines() or [f"ended by signal {-done.returncode}"])[-1]}
+        return {"failed": (said or [f"ended by signal {-done.returncode}"])[-1]}
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
@@ -195,37 +109,41 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="only so many of the model's layers")
     parser.add_argument("--tokens", type=int, nargs="+", default=[4000, 16000, 32000], help="per rollout")
     parser.add_argument("--heads", choices=list(HEADS), nargs="+", default=list(HEADS))
+    parser.add_argument("--engine", choices=list(ENGINES), default="config", help="who builds the model's modules")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--cpu-rehearsal", action="store_true", help="the same with a tiny shape on a CPU")
     parser.add_argument("--peak-tflops", type=float, help="of the device; adds model_flops_utilization")
     parser.add_argument("--one-pass", action="store_true", help="one sequence, all sampled, no pass before the step")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="of the config")
     parser.add_argument("--case", action="store_true", help="measure one length and head in this process")
-    parser.add_argument("--json", type=Path, help="write the rows here")
+    parser.add_argument("--json", type=Path, help="add the rows to those of this file")
     args = parser.parse_args()
+    if args.cpu_rehearsal:
+        args.device, args.layers = "cpu", None
+        args.tokens = [min(tokens, 96) for tokens in args.tokens]
     if args.case:
         print(json.dumps(measure(args)))
         return
 
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    print(f"{args.config}, {args.layers or 'all'} layers; {name}, torch {torch.__version__}")
+    rows, measured, failed = Rows(args.json, machine(args.device)), 0, 0
+    print(f"{args.config}, modules by {args.engine}, {args.layers or 'all'} layers; {machine(args.device)}")
     print(f"{'tokens':>8} {'head':<6}{'peak GiB':>10}{'recompute s':>13}{'update s':>10}{'tokens/s':>10}")
-    rows = []
     for tokens in args.tokens:
         for head in args.heads:
-            result = run_case(args, tokens, head)
-            if "left_out" in result:
-                print(f"{tokens:>8} {head:<6}  left out: {result['left_out']}", flush=True)
+            alone = len(args.tokens) == len(args.heads) == 1
+            result = measure(args) if alone else run_case(tokens, head)
+            failed += "failed" in result
+            if why := result.get("failed", result.get("left_out")):
+                print(f"{tokens:>8} {head:<6}  left out: {why}", flush=True)
                 continue
-            case = f"{head} {tokens} tokens, {result.pop('layers')} layers, {name}"
+            measured += 1
+            of = f"{args.config}, modules by {args.engine}, {result.pop('layers')} layers"
             numbers = (
                 f"{result['peak_gib']:>10.2f}{result['recompute_seconds']:>13.2f}{result['update_seconds']:>10.2f}"
             )
             print(f"{tokens:>8} {head:<6}{numbers}{result['tokens_per_s']:>10.0f}", flush=True)
-            for metric, value in result.items():
-                unit = UNITS[metric]
-                rows.append({"case": case, "metric": metric, "value": round(value, 4), "unit": unit})
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+            rows.add(f"{head} {tokens} tokens, {of}", {name: round(value, 4) for name, value in result.items()})
+    sys.exit(failed > 0 or measured == 0)
 
 
 if __name__ == "__main__":

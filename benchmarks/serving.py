@@ -23,26 +23,22 @@ import argparse
 import asyncio
 import json
 import random
-import sys
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
+from drawn import composed
 
-# The root and recipes/ too, because folders of tests/ are called like packages and hide those that are installed.
-sys.path.extend(str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "recipes", "tests"))
-
-from loop_recipes.config.files import compose
 from loop_recipes.config.rollout_node import described_node
 from rollout_server.inference.server import VllmServer
 from rollout_server.inference.server_group import ServerGroup
 from rollout_server.policies.store import PolicyStore
-from support.families import with_config
 from support.random_policy import write_adapter
 
-DRAWN = ["--load-format", "dummy", "--skip-tokenizer-init"]
+NO_TOKENIZER = ["--skip-tokenizer-init"]
+"""Of folders that are drawn."""
 ROUND = aiohttp.ClientTimeout(total=600.0)
 """For all requests of a round."""
 
@@ -74,13 +70,13 @@ class Requests:
 
 
 async def measure(args: argparse.Namespace) -> dict[str, float]:
-    node = described_node(compose(args.config, args.set))
+    node = described_node(composed(args.config, args.set, served=True))
     if args.prompt + args.sampled > node.model.max_context:
         raise SystemExit(f"{args.prompt} + {args.sampled} tokens are over model.max_context={node.model.max_context}")
-    path = with_config({"path": node.model.path})["path"]
+    path = node.model.path
     gpus = None if node.servers.gpus is None else [list(range(node.servers.tensor_parallel_size))]
-    extra = [*node.servers.extra_args, *([] if path == node.model.path else DRAWN)]
-    model, servers = replace(node.model, path=path), replace(node.servers, count=1, gpus=gpus, extra_args=extra)
+    extra = [*node.servers.extra_args, *([] if (Path(path) / "tokenizer.json").is_file() else NO_TOKENIZER)]
+    model, servers = node.model, replace(node.servers, count=1, gpus=gpus, extra_args=extra)
     with tempfile.TemporaryDirectory(prefix="serving-benchmark-") as name:
         folder = Path(name)
         group = ServerGroup(model, servers, folder / "logs")

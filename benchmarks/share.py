@@ -1,18 +1,20 @@
 """One GPU that a trainer and a vLLM server have in turns, and the same GPU divided: memory, swaps, gaps, speed.
 
     python benchmarks/share.py --json results.json                  # qwen3_4b_one_gpu, on one GPU of 80 GB
-    python benchmarks/share.py --config qwen3_4b_24gb --divided     # where only turns fit
-    python benchmarks/share.py --config tiny_cpu --url http://127.0.0.1:8000   # a server that runs and can sleep
+    python benchmarks/share.py --config qwen3_4b_24gb --parts turns # where only turns fit
+    python benchmarks/share.py --cpu-rehearsal                      # tiny, by vLLM's CPU build, whose memory stays
 
-Needs vLLM for the device, and no weights: where the folder that the config names is not there, they are drawn. Before
-the first turn the server says the log-probs of ``--canary`` ids under an adapter; they are its canary from then on. In
-each of the ``--turns`` turns it sleeps, the trainer's frozen weights come, two rollouts of ``--tokens`` are trained on
-(``benchmarks/large_model.py``), the weights leave, the server wakes, which fails where the canary does, and
-``--requests`` of ``--prompt`` + ``--sampled`` tokens are sampled at once (``benchmarks/serving.py``). ``gap`` is the
-largest difference to the first log-probs. Then a server starts that has a part of the GPU for good, by the keys of
+Needs vLLM for the device, and no weights: where the folder that the config names is not there, they are drawn
+(``benchmarks/drawn.py``). Before the first turn the server says the log-probs of ``--canary`` ids under an adapter;
+they are its canary from then on, and another adapter, and none, must be refused by it. In each of the ``--turns`` turns
+it sleeps, the trainer's frozen weights come, two rollouts of ``--tokens`` are trained on, the weights leave, the server
+wakes, which fails where the canary does, and ``--requests`` of ``--prompt`` + ``--sampled`` tokens are sampled at once
+(``benchmarks/serving.py``). ``gap`` is the largest difference to the first log-probs, ``weights_that_differ`` counts
+those that do not have the bytes of before, of which none may be. After the last turn the server's weights are
+overwritten, and it must not wake. Then a server starts that has a part of the GPU for good, by the keys of
 ``--divided``, and both work beside each other: twice, the first time uncounted. ``*_gib`` are of the whole GPU, other
-programs included. All of it takes about nine minutes on an H100 (arithmetic). ``--json`` adds rows to a file after each
-turn, so a run that is cut short leaves what it has.
+programs included. ``--json`` adds rows to a file after each turn, so a run that is cut short leaves what it has. Ends
+with 1 where something is not as it was, or a wrong case is not refused.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import hashlib
 import json
 import random
 import tempfile
@@ -32,20 +35,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from large_model import HEADS, made_up, policy_update, random_model
-from serving import DRAWN, Requests
+from drawn import FOR_UPDATES, composed, learner, made_up, process_group, refused
+from rows import Rows, machine
+from serving import NO_TOKENIZER, Requests
 
-from loop_recipes.config.files import compose
 from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.config.rollout_node import described_node
 from loop_recipes.engine.frozen_weights import FrozenWeights
 from loop_recipes.engine.model import vocabulary
-from loop_recipes.engine.process_group import destroy_process_group, init_process_group
 from rollout_server.config import NodeConfig
 from rollout_server.inference.server import VllmServer
 from rollout_server.inference.server_group import ServerGroup
+from rollout_server.policies.adapter_check import AdapterError
 from rollout_server.policies.store import PolicyStore
-from support.families import with_config
 from support.random_policy import write_adapter
 
 TOLERANCE = 0.05
@@ -56,7 +58,11 @@ DIVIDED = (
     "keep_attention=False",
 )
 """What 80 GB leave Qwen3-4B's server beside the trainer: 24 GiB of cache, and no room to keep attention."""
-UNITS = {"seconds": "s", "gib": "GiB", "per_s": "tokens/s", "gap": "nats"}
+REHEARSED = {"turns": 1, "canary": 16, "tokens": 64, "requests": 2, "prompt": 8, "sampled": 4}
+NOTHING = hashlib.sha256().hexdigest()
+"""What vLLM's CPU build says of a layer whose weights it keeps in another form."""
+WRONG = {"another adapter": (2, 0.05), "no adapter": (1, 0.0)}
+"""Seed and scale of adapters that are not the canary's, which has 1 and 0.05."""
 
 
 async def log_probs(server: VllmServer, policy: str, token_ids: list[int]) -> list[float]:
@@ -82,16 +88,16 @@ def used_gib(device: torch.device) -> float | None:
 
 
 class Trainer:
-    """A model of the config with drawn weights, and its update."""
+    """The learner of the config, and its update."""
 
-    def __init__(self, conf: LoopConfig, device: torch.device, tokens: int) -> None:
-        model = random_model(conf, None, HEADS["auto"], device)
-        self.frozen = FrozenWeights(model)
-        self._update, self._known, self._tokens = policy_update(conf, model, device), vocabulary(model), tokens
+    def __init__(self, conf: LoopConfig, tokens: int) -> None:
+        own = learner(conf)
+        self.frozen, self._update = FrozenWeights(own.model), own.update
+        self._samples = made_up(tokens, vocabulary(own.model))
 
     def update(self) -> dict[str, float]:
         started = time.perf_counter()
-        _, _, metrics = self._update.run(made_up(self._tokens, self._known), 0, 1)
+        _, _, metrics = self._update.run(self._samples, 0, 1)
         seconds = time.perf_counter() - started
         return {"update_seconds": seconds, "trained_tokens_per_s": metrics["tokens_per_second"]}
 
@@ -100,17 +106,17 @@ class Device:
     """What the server and the trainer of one config do on the device; each step returns what it took."""
 
     def __init__(self, conf: LoopConfig, node: NodeConfig, args: argparse.Namespace, shares: bool) -> None:
-        self._conf, self._args, self._device = conf, args, torch.device(conf.device)
-        urls = None if args.url is None else [args.url]
-        extra = [*node.servers.extra_args, *([] if conf.model["path"] == node.model.path else DRAWN)]
-        self._model = replace(node.model, path=conf.model["path"])
-        servers = replace(node.servers, count=1, urls=urls, extra_args=extra)
-        self._servers = replace(servers, share="trainer") if shares else replace(servers, share=None)
+        self._conf, self._args, self._device, self._model = conf, args, torch.device(conf.device), node.model
+        extra = [*node.servers.extra_args, *([] if args.has_tokenizer else NO_TOKENIZER)]
+        env = {**node.servers.env, "VLLM_SERVER_DEV_MODE": "1"}  # vLLM's CPU build sleeps by this, with its weights
+        share = "trainer" if shares and conf.device != "cpu" else None
+        self._servers = replace(node.servers, count=1, extra_args=extra, env=env, share=share)
         self._trainer: Trainer | None = None
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[dict[str, Any]]:
-        """With a server that has proven a policy; gives the seconds of its start and of the policy's."""
+        """With a server that has proven a policy, and refused wrong ones; gives the seconds of its start and of the
+        policy's."""
         with tempfile.TemporaryDirectory(prefix="share-benchmark-") as name:
             folder, model = Path(name), Path(self._model.path)
             self._group = ServerGroup(self._model, self._servers, folder / "logs")
@@ -125,14 +131,33 @@ class Device:
                 self._vocabulary = policies.vocabulary
                 self._canary = random.Random(0).choices(range(policies.vocabulary), k=self._args.canary)
                 self._first = await log_probs(self._group.servers[0], self._policy, self._canary)
+                self._weights = json.loads(await self._checked("checksum"))["checksums"]
                 places = list(range(1, len(self._canary)))
                 canary: dict[str, Any] = {"token_ids": self._canary, "positions": places, "logprobs": self._first}
                 canary["tolerance"] = TOLERANCE
                 await policies.publish(1, folder / "adapter", canary)
+                for what, (seed, scale) in WRONG.items():
+                    write_adapter(folder / what, seed, self._model.lora_rank, scale=scale, model=model)
+                    refused(what, await _objection(policies, folder / what, canary))
                 yield {"start_seconds": seconds, "publish_seconds": published.seconds}
-                await policies.retire(1)
             finally:
                 await self._group.stop()
+
+    async def _checked(self, action: str, **more: Any) -> str:
+        """What vLLM says of the bytes of its weights."""
+        said = {"action": action, **more}
+        status, body = await self._group.servers[0].work("/weight_checker", said, timeout_s=600.0)
+        if status != 200:
+            raise RuntimeError(f"/weight_checker: HTTP {status}: {body[:300]}")
+        return body
+
+    async def stale(self) -> None:
+        """Check that the server does not wake with other weights than it slept with."""
+        await self._checked("reset")
+        self._group.rest()
+        await self._group.sleep()
+        await self._group.wake()
+        refused("a server whose weights were overwritten", self._group.servers[0].condemned or None)
 
     def _used(self, name: str, started: float) -> dict[str, Any]:
         return {f"{name}_seconds": time.perf_counter() - started, f"{name}_gib": used_gib(self._device)}
@@ -141,8 +166,7 @@ class Device:
         """Load the trainer, or have its weights come; then update."""
         started = time.perf_counter()
         if self._trainer is None:
-            build = lambda: Trainer(self._conf, self._device, self._args.tokens)  # noqa: E731
-            self._trainer = await asyncio.to_thread(build)
+            self._trainer = await asyncio.to_thread(Trainer, self._conf, self._args.tokens)
         await asyncio.to_thread(self._trainer.frozen.to_device)
         row = self._used("come", started)
         row |= await asyncio.to_thread(self._trainer.update)
@@ -172,7 +196,12 @@ class Device:
         row |= self._used("wake", started) | await self.sample()
         row["turn_seconds"] = time.perf_counter() - began
         found = await log_probs(self._group.servers[0], self._policy, self._canary)
-        return row | {"gap": max(abs(a - b) for a, b in zip(found, self._first, strict=True))}
+        row["gap"] = max(abs(a - b) for a, b in zip(found, self._first, strict=True))
+        differ = json.loads(await self._checked("compare", baseline=self._weights))["mismatches"]
+        if differ:
+            raise RuntimeError(f"{len(differ)} weights woke with other bytes, {differ[0]} among them")
+        held = sum(digest != NOTHING for digest in self._weights.values())
+        return row | {"weights": held, "weights_that_differ": len(differ)}
 
     async def beside(self) -> dict[str, Any]:
         """An update and sampling, one after the other, while both hold their memory."""
@@ -182,40 +211,53 @@ class Device:
         return row | {"turn_seconds": time.perf_counter() - started}
 
 
-def read(config: str, words: list[str]) -> tuple[LoopConfig, NodeConfig]:
-    cfg = compose(config, ["collection.max_policy_lag=0", *words])
-    node = described_node(cfg)
-    cfg.model = with_config(cfg.model)
-    return read_config(cfg, LoopConfig), node
+async def _objection(policies: PolicyStore, folder: Path, canary: dict[str, Any]) -> str | None:
+    """Why the servers refuse an adapter with this canary; None where they serve it."""
+    try:
+        await policies.publish(2, folder, canary)
+    except AdapterError as error:
+        return str(error) if str(error).startswith("canary: ") else None
+    return None
+
+
+def read(args: argparse.Namespace, words: list[str]) -> tuple[LoopConfig, NodeConfig]:
+    """The learner's config and the node's, of the same model, which is drawn where it is not there."""
+    words = ["collection.max_policy_lag=0", *args.set, *words]
+    cfg, of_learner = (
+        composed(args.config, [*words, *more], tiny=args.cpu_rehearsal, served=True) for more in ((), FOR_UPDATES)
+    )
+    return read_config(of_learner, LoopConfig), described_node(cfg)
 
 
 async def measure(args: argparse.Namespace, tell: Callable[[str, dict[str, Any]], None]) -> None:
     """Tell a row of each turn, of which the first loads the trainer, and one of the divided device."""
-    device = Device(*read(args.config, args.set), args, shares=True)
-    async with device.serving() as row:
-        tell("in turns, start", row)
-        for turn in range(args.turns):
-            tell(f"in turns, turn {turn}", await device.turn())
-    if not args.divided:
-        return
-    del device
-    gc.collect()  # the trainer of the turns, and with it its memory
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    words = ["node.servers.share=null", *args.divided]
-    device = Device(*read(args.config, [*args.set, *words]), args, shares=False)
-    async with device.serving() as row:
-        tell("divided, start", row)
-        await device.beside()
-        tell("divided", await device.beside())
+    if "turns" in args.parts:
+        device = Device(*read(args, []), args, shares=True)
+        async with device.serving() as row:
+            tell("in turns, start", row)
+            for turn in range(args.turns):
+                tell(f"in turns, turn {turn}", await device.turn())
+            await device.stale()
+        del device
+        gc.collect()  # the trainer of the turns, and with it its memory
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    if "divided" in args.parts:
+        words = [] if args.cpu_rehearsal else ["node.servers.share=null", *args.divided]
+        device = Device(*read(args, words), args, shares=False)
+        async with device.serving() as row:
+            tell("divided, start", row)
+            await device.beside()
+            tell("divided", await device.beside())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="qwen3_4b_one_gpu")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="keys of the config")
-    parser.add_argument("--divided", nargs="*", default=list(DIVIDED), metavar="KEY=VALUE", help="none: not measured")
-    parser.add_argument("--url", help="of a vLLM server that runs already and can sleep")
+    parser.add_argument("--parts", nargs="+", choices=["turns", "divided"], default=["turns", "divided"])
+    parser.add_argument("--divided", nargs="*", default=list(DIVIDED), metavar="KEY=VALUE", help="keys where divided")
+    parser.add_argument("--cpu-rehearsal", action="store_true", help="the same with a tiny shape on a CPU")
     parser.add_argument("--turns", type=int, default=11)
     parser.add_argument("--canary", type=int, default=256, help="tokens")
     parser.add_argument("--tokens", type=int, default=16_000, help="of each of two rollouts")
@@ -224,28 +266,19 @@ def main() -> None:
     parser.add_argument("--sampled", type=int, default=256, help="tokens")
     parser.add_argument("--json", type=Path, help="add the rows to those of this file")
     args = parser.parse_args()
-    device = torch.device(read(args.config, args.set)[0].device)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    rows = json.loads(args.json.read_text()) if args.json and args.json.exists() else []
+    if args.cpu_rehearsal:
+        vars(args).update(REHEARSED)
+    conf, _ = read(args, [])
+    args.has_tokenizer = (Path(conf.model["path"]) / "tokenizer.json").is_file()
+    rows = Rows(args.json, machine(conf.device))
 
     def tell(case: str, row: dict[str, Any]) -> None:
         print(json.dumps({"case": case, **row}), flush=True)
-        full = f"{args.config} {case}, {name}"
-        rows[:] = [old for old in rows if old["case"] != full]
-        for metric, value in row.items():
-            if value is not None:
-                unit = next(unit for end, unit in UNITS.items() if metric.endswith(end))
-                rows.append({"case": full, "metric": metric, "value": value, "unit": unit})
-        if args.json is not None:
-            partial = args.json.with_suffix(".partial")
-            partial.write_text(json.dumps(rows, indent=1) + "\n")
-            partial.replace(args.json)
+        model = Path(conf.model["path"]).name
+        rows.add(f"{args.config} {model} {case}", {name: value for name, value in row.items() if value is not None})
 
-    init_process_group(device, 600.0, always=True)
-    try:
+    with process_group(torch.device(conf.device)):
         asyncio.run(measure(args, tell))
-    finally:
-        destroy_process_group()
 
 
 if __name__ == "__main__":

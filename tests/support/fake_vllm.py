@@ -69,7 +69,7 @@ class FakeVllm:
         self.tokens_per_scrape = 0.0
         self.scrapes = 0
         self.aborted = 0
-        self.asleep = False
+        self.asleep = self.overwritten = False
         self.forgets: Callable[[], None] = lambda: None
         """What a wake does to what the server holds."""
 
@@ -87,6 +87,7 @@ class FakeVllm:
                 web.post("/sleep", self.sleep),
                 web.post("/wake_up", self.wake_up),
                 web.get("/is_sleeping", self.is_sleeping),
+                web.post("/weight_checker", self.weight_checker),
             ]
         )
         return app
@@ -157,6 +158,10 @@ class FakeVllm:
     async def is_sleeping(self, _: web.Request) -> web.Response:
         return web.json_response({"is_sleeping": self.asleep})
 
+    async def weight_checker(self, request: web.Request) -> web.Response:
+        self.overwritten |= (await request.json())["action"] == "reset" and self.mode != "keeps its weights"
+        return web.json_response({"checksums": {"embedding": "1f"}, "mismatches": ["embedding"] * self.overwritten})
+
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.seen.append(body)
@@ -179,7 +184,7 @@ class FakeVllm:
             return web.Response()
         if sampling.get("prompt_logprobs") is not None:
             folder = self.loaded.get(body["model"])
-            value = -1.0 if folder is None else prompt_logprob(folder)
+            value = (-1.0 if folder is None else prompt_logprob(folder)) - self.overwritten
             value = float("-9999") if self.mode == "poisoned" else value
             rows = [None, *({str(token): {"logprob": value}} for token in token_ids[1:])]
             return web.json_response({"choices": [], "prompt_logprobs": rows})
@@ -224,7 +229,7 @@ class FakeVllm:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
-    hows = ["exit", "never ready", "slow start", "slow answers", "die of requests", *TURNS]
+    hows = ["exit", "never ready", "slow start", "slow answers", "die of requests", "keeps its weights", *TURNS]
     parser.add_argument("--misbehave", choices=hows)
     arguments, _ = parser.parse_known_args()
     # As vLLM has engine processes: one that changes session and would outlive a plain kill.
@@ -243,7 +248,7 @@ def main() -> None:
         fake.health = fake.spin
     if arguments.misbehave == "die of requests":
         fake.generate = fake.die
-    if arguments.misbehave in TURNS:
+    if arguments.misbehave in ("keeps its weights", *TURNS):
         fake.mode, fake.tokens_per_scrape = arguments.misbehave, 100.0
     web.run_app(fake.app(), host="127.0.0.1", port=arguments.port, print=None, handle_signals=True)
 

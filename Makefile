@@ -146,7 +146,8 @@ test: setup world $(if $(filter cpu,$(BUILDS)),.triton/.installed) ## lint, unit
 	.venv/bin/python benchmarks/closure.py && .venv/bin/python benchmarks/size.py
 ifeq ($(BUILDS),gpu)
 	.venv/bin/python -m pytest -q $(THREE_WORKERS) -m "not integration and not slurm and not drill" $(TESTS)
-	.venv/bin/python -m pytest -q tests/integration/test_cce_kernels.py tests/integration/test_gpu_loop.py
+	.venv/bin/python -m pytest -q tests/integration/test_cce_kernels.py
+	.venv/bin/python benchmarks/gpu.py --parts run
 else
 	.venv/bin/python -m pytest -q $(THREE_WORKERS) --durations=15 $(TESTS)
 endif

@@ -119,11 +119,11 @@ def draw(name: str, values: Tensor) -> None:
 
 
 def shape_of(path: str, layers: int | None, tiny: bool) -> dict[str, Any]:
-    """The config.json of a published model, of its first ``layers`` where they are given, perhaps tiny."""
-    config = published_config(path)
-    if config is None:
+    """The config.json of a model, published or there, of its first ``layers`` where they are given, perhaps tiny."""
+    file = Path(path) / "config.json"
+    if not file.is_file() and published_config(path) is None:
         raise SystemExit(f"{path} is not there, and no published model of that name is known here")
-    config = json.loads(json.dumps(config))
+    config = json.loads(file.read_text() if file.is_file() else json.dumps(published_config(path)))
     for part in [config, *(value for value in config.values() if isinstance(value, dict))]:
         changes = {key: value for key, value in TINY.items() if tiny and key in part}
         if layers is not None and "num_hidden_layers" in part:
@@ -135,12 +135,12 @@ def shape_of(path: str, layers: int | None, tiny: bool) -> dict[str, Any]:
 
 
 def drawn_folder(path: str, layers: int | None, tiny: bool, served: bool) -> str:
-    """The folder of a model: ``path`` itself where it is there, else one of its shape, which is kept for the next time.
+    """The folder of a model: ``path`` where it is there whole, else one of its shape, which is kept for the next time.
 
     Args:
         served: it has weights, however large they are.
     """
-    if (Path(path) / "config.json").is_file():
+    if (Path(path) / "config.json").is_file() and layers is None:
         return path
     config = json.dumps(shape_of(path, layers, tiny))
     home = Path(tempfile.gettempdir()) / f"loop-drawn-{os.getuid()}"

@@ -37,6 +37,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ class Step:
     words: str
 
 
-_UPDATE = "large_model.py --json ROWS --heads auto --one-pass --tokens 16384 --config"
+_UPDATE = "large_model.py --json ROWS --one-pass --tokens 16384 --config"
 DAY = (
     Step(
         115,
@@ -266,6 +267,8 @@ def exactness(device: torch.device) -> dict[str, float]:
             for sample in made_up(length, vocabulary(own.model))
         ]
         update, versions, parameters = own.update, own.versions, own.parameters
+        optimizer = partial(build, conf.optimizer, [{"params": list(parameters.values())}])  # without a warm-up
+        update.optimizer = optimizer()
         update.run(samples, 0, 1)  # so that the adapter is not zero
         versions.keep(1)
         packed = update.scorer.logprobs(samples, 1)
@@ -274,7 +277,7 @@ def exactness(device: torch.device) -> dict[str, float]:
         state = {name: tensor.clone() for name, tensor in optimizer_tensors(update.optimizer, parameters).items()}
         update.run(samples, 0, 2)
         versions.keep(2)
-        update.optimizer = build(conf.optimizer, [{"params": list(parameters.values())}])
+        update.optimizer = optimizer()
         restore_optimizer(update.optimizer, parameters, state)
         with versions.active(1):
             update.run(samples, 0, 2)
@@ -344,7 +347,7 @@ def cases(size: Size, args: argparse.Namespace) -> dict[str, dict[str, list[str]
     logprobs = [python, str(FOLDER / "logprobs.py"), *device, "--dtype", size.dtype, "--width", str(size.width)]
     logprobs += ["--vocab", str(size.vocabulary), "--repeats", "3"]
     peak = [] if args.peak_tflops is None else ["--peak-tflops", str(args.peak_tflops)]
-    update = [python, str(FOLDER / "large_model.py"), *device, *peak, "--case", "--heads", "auto"]
+    update = [python, str(FOLDER / "large_model.py"), *device, *peak]
     large = [*update, "--config", size.config]
     one_pass = [*update, "--config", size.published_config, "--one-pass"]
     shape = f"{size.head_tokens} tokens, width {size.width}, vocabulary {size.vocabulary}"
@@ -425,11 +428,10 @@ def run_day(args: argparse.Namespace) -> int:
         ended = subprocess.run(command, stdin=subprocess.DEVNULL, cwd=FOLDER.parent).returncode
         status[step.name] = ended
         rows.add(step.name, {"exit status": ended, "step_seconds": round(time.monotonic() - started, 1)})
-    print(f"{'':-<100}")
     for row in rows.read():
-        if row["case"].endswith(machine(device)):
-            case = row["case"].removesuffix(f", {machine(device)}")
-            print(f"{case:<78} {row['metric']:<22} {row['value']:>10.6g} {row['unit']}")
+        case = row["case"].removesuffix(f", {machine(device)}")
+        if case not in (row["case"], *status):
+            print(f"{case:<80} {row['metric']:<22} {row['value']:>10.6g} {row['unit']}")
     ended = {0: "ended well", 124: "cut by its limit", None: "not begun"}
     for name, code in status.items():
         print(f"{name}: {ended.get(code, f'failed with {code}')}")

@@ -1,8 +1,8 @@
-"""One update of a large model's shape with random weights: memory and seconds, by rollout length and head.
+"""One update of a large model's shape with random weights: memory and seconds.
 
     python benchmarks/large_model.py                                  # loop_appworld/qwen2_5_32b, on one GPU
-    python benchmarks/large_model.py --layers 32 --tokens 4000 16000  # where 64 layers do not fit
-    python benchmarks/large_model.py --layers 1 --tokens 200 --device cpu
+    python benchmarks/large_model.py --layers 32 --tokens 32000       # where 64 layers do not fit
+    python benchmarks/large_model.py --cpu-rehearsal
     python benchmarks/large_model.py --config qwen3_4b_one_gpu --one-pass --tokens 16384 --set keep_attention=True
 
 Model, LoRA, precision, optimizer, loss and update are those of the recipe's config, built and run by the recipe's own
@@ -14,20 +14,16 @@ update of the same size that is not counted. ``--engine transformers`` builds th
 fused norms and rotary steps as torchtune's have them.
 ``--one-pass`` is what other trainers publish: one micro-batch of one sequence, all its tokens sampled, forward,
 backward and step, and no pass before it. ``--set`` changes keys of the config.
-``peak_gib`` is of the whole, model included; on a CPU it is resident memory. Of several cases each
-has a process of its own; what does not fit is said and left out.
+``peak_gib`` is of the whole, model included; on a CPU it is resident memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from drawn import FOR_UPDATES, composed, learner, made_up, packing_gap, process_group
@@ -61,26 +57,24 @@ def one_pass(update: PolicyUpdate, sample: ScoredSample) -> UpdateResult:
     return UpdateResult([sample], step_samples, metrics)
 
 
-def measure(args: argparse.Namespace) -> dict[str, float | str]:
-    """One length with one head in this process; the reason as ``left_out`` where that cannot be done."""
-    device, (tokens,), (head,) = torch.device(args.device), args.tokens, args.heads
-    words = [f"device={args.device}", *ENGINES[args.engine], f"log_probs=loop_recipes.engine.{HEADS[head]}"]
+def measure(args: argparse.Namespace) -> dict[str, float]:
+    """The figures of one update."""
+    device, tokens = torch.device(args.device), args.tokens
+    words = [f"device={args.device}", *ENGINES[args.engine], f"log_probs=loop_recipes.engine.{HEADS[args.head]}"]
     words += [*FOR_UPDATES, *args.set]
-    try:
-        with process_group(device):
-            own = learner(read_config(composed(args.config, words, args.layers, args.cpu_rehearsal), LoopConfig))
-            known = vocabulary(own.model)
-            gap = packing_gap(own)
-            if args.one_pass:
-                generator = torch.Generator().manual_seed(tokens)
-                run = partial(one_pass, own.update, all_sampled("one", tokens, known, generator))
-            else:
-                run = partial(own.update.run, made_up(tokens, known), 0, 1)
-            run()
-            peak = PeakMemory(device)
-            _, step_samples, metrics = run()
-    except (torch.OutOfMemoryError, ValueError, ImportError) as error:
-        return {"left_out": str(error).splitlines()[0]}
+    cfg = composed(args.config, words, args.layers, args.cpu_rehearsal)
+    with process_group(device):
+        own = learner(read_config(cfg, LoopConfig))
+        known = vocabulary(own.model)
+        gap = packing_gap(own)
+        if args.one_pass:
+            generator = torch.Generator().manual_seed(tokens)
+            run = partial(one_pass, own.update, all_sampled("one", tokens, known, generator))
+        else:
+            run = partial(own.update.run, made_up(tokens, known), 0, 1)
+        run()
+        peak = PeakMemory(device)
+        _, step_samples, metrics = run()
     result = {
         "layers": len(own.model.layers),
         "packing_gap": gap,
@@ -92,58 +86,26 @@ def measure(args: argparse.Namespace) -> dict[str, float | str]:
     return result | flops_metrics(own.model, step_samples, metrics["seconds_updating"], args.peak_tflops)
 
 
-def run_case(tokens: int, head: str) -> dict[str, Any]:
-    """Measure in a child process, by this one's own words; ``failed`` is the reason where it did not end well."""
-    command = [sys.executable, __file__, *sys.argv[1:], "--case", "--tokens", str(tokens), "--heads", head]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=3600)
-    said = done.stderr.strip().splitlines()
-    print(*(line for line in said if line.startswith("control: ")), sep="\n", flush=True)
-    if done.returncode:
-        return {"failed": (said or [f"ended by signal {-done.returncode}"])[-1]}
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="loop_appworld/qwen2_5_32b")
     parser.add_argument("--layers", type=int, help="only so many of the model's layers")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[4000, 16000, 32000], help="per rollout")
-    parser.add_argument("--heads", choices=list(HEADS), nargs="+", default=list(HEADS))
+    parser.add_argument("--tokens", type=int, default=16_000, help="per rollout")
+    parser.add_argument("--head", choices=list(HEADS), default="auto")
     parser.add_argument("--engine", choices=list(ENGINES), default="config", help="who builds the model's modules")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--cpu-rehearsal", action="store_true", help="the same with a tiny shape on a CPU")
     parser.add_argument("--peak-tflops", type=float, help="of the device; adds model_flops_utilization")
     parser.add_argument("--one-pass", action="store_true", help="one sequence, all sampled, no pass before the step")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="of the config")
-    parser.add_argument("--case", action="store_true", help="measure one length and head in this process")
     parser.add_argument("--json", type=Path, help="add the rows to those of this file")
     args = parser.parse_args()
     if args.cpu_rehearsal:
-        args.device, args.layers = "cpu", None
-        args.tokens = [min(tokens, 96) for tokens in args.tokens]
-    if args.case:
-        print(json.dumps(measure(args)))
-        return
-
-    rows, measured, failed = Rows(args.json, machine(args.device)), 0, 0
-    print(f"{args.config}, modules by {args.engine}, {args.layers or 'all'} layers; {machine(args.device)}")
-    print(f"{'tokens':>8} {'head':<6}{'peak GiB':>10}{'recompute s':>13}{'update s':>10}{'tokens/s':>10}")
-    for tokens in args.tokens:
-        for head in args.heads:
-            alone = len(args.tokens) == len(args.heads) == 1
-            result = measure(args) if alone else run_case(tokens, head)
-            failed += "failed" in result
-            if why := result.get("failed", result.get("left_out")):
-                print(f"{tokens:>8} {head:<6}  left out: {why}", flush=True)
-                continue
-            measured += 1
-            of = f"{args.config}, modules by {args.engine}, {result.pop('layers')} layers"
-            numbers = (
-                f"{result['peak_gib']:>10.2f}{result['recompute_seconds']:>13.2f}{result['update_seconds']:>10.2f}"
-            )
-            print(f"{tokens:>8} {head:<6}{numbers}{result['tokens_per_s']:>10.0f}", flush=True)
-            rows.add(f"{head} {tokens} tokens, {of}", {name: round(value, 4) for name, value in result.items()})
-    sys.exit(failed > 0 or measured == 0)
+        args.device, args.layers, args.tokens = "cpu", None, 96
+    result = measure(args)
+    print(json.dumps(result))
+    case = f"{args.head} {args.tokens} tokens, {args.config} {result['layers']} layers, modules by {args.engine}"
+    Rows(args.json, machine(args.device)).add(case, {name: round(value, 4) for name, value in result.items()})
 
 
 if __name__ == "__main__":

@@ -20,17 +20,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(3 * COMMAND_S)]
 LOADED = size.ROOT / "build/own_task.json"
 SMALL = ("max_iterations=1", "collection.tasks_per_iteration=4")
 # The tiny policy knows no task; of answers of even and odd length it gives both, so that there is something to learn.
-EVEN = """
-from agent_environments.tools import reward
-
-
-@reward
-def even(answer: str) -> bool:
-    return len(answer) % 2 == 0
-
-
-TASKS = [{"id": str(n), "question": f"Say something of {n}."} for n in range(10)]
-"""
+EVEN = (size.ROOT / "benchmarks/task_files/even.py").read_text()
 
 
 def test_a_file_of_functions_is_trained_and_scored_and_loads_no_more_lines_than_its_cap(tmp_path):

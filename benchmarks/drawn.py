@@ -89,7 +89,7 @@ FOR_UPDATES = (
     "update.token_statistics=False",
     "update.epochs=1",
     "update.minibatch_rollouts=2",
-    f"output_dir={Path(tempfile.gettempdir(), 'loop-drawn-run')}",
+    f"output_dir={tempfile.gettempdir()}/loop-drawn-{os.getuid()}/run",
 )
 """Words of a learner that no node serves, one of whose steps takes both rollouts of :func:`made_up`."""
 
@@ -169,6 +169,8 @@ def _fill(file: Path, shapes: dict[str, tuple[int, ...]]) -> None:
             values = torch.empty(shape, dtype=torch.uint8 if packed else torch.bfloat16, device=device)
             draw(name, values)
             values.cpu().view(torch.uint8).numpy().tofile(target)
+    if device == "cuda":
+        torch.cuda.empty_cache()  # a server wants it free
 
 
 def composed(

@@ -83,24 +83,29 @@ class Step:
 _UPDATE = "large_model.py --json ROWS --one-pass --tokens 16384 --config"
 DAY = (
     Step(
-        115,
+        100,
         "sleep and wake, Qwen3-0.6B",
         "share.py --json ROWS --parts turns --turns 2 --tokens 4000 --requests 16 --prompt 1000 --set "
         "model.path=models/Qwen3-0.6B node.servers.extra_args=[--enforce-eager] node.servers.kv_cache_bytes=8589934592",
     ),
-    Step(180, "in turns, Qwen3-4B", "share.py --json ROWS --parts turns --turns 2 --prompt 3000"),
-    Step(135, "divided, Qwen3-4B", "share.py --json ROWS --parts divided --prompt 3000"),
-    Step(50, "update by torchtune's modules, Qwen3-4B", f"{_UPDATE} qwen3_4b_one_gpu"),
-    Step(50, "update by transformers' modules, Qwen3-4B", f"{_UPDATE} qwen3_4b_one_gpu --engine transformers"),
-    Step(60, "update, Qwen3.5-4B", f"{_UPDATE} qwen3_5_4b_one_gpu"),
-    Step(60, "update, 8 layers of gpt-oss-20b", f"{_UPDATE} gpt_oss_20b --layers 8"),
-    Step(130, "a small run", "gpu.py --json ROWS --parts run"),
+    Step(225, "in turns, Qwen3-4B", "share.py --json ROWS --parts turns --turns 2 --prompt 3000"),
+    Step(150, "divided, Qwen3-4B", "share.py --json ROWS --parts divided --prompt 3000"),
+    Step(45, "update by torchtune's modules, Qwen3-4B", f"{_UPDATE} qwen3_4b_one_gpu --set attention=fa2"),
+    Step(
+        45,
+        "update by transformers' modules, Qwen3-4B",
+        f"{_UPDATE} qwen3_4b_one_gpu --engine transformers --set attention=fa2",
+    ),
+    Step(50, "update, Qwen3.5-4B", f"{_UPDATE} qwen3_5_4b_one_gpu"),
+    Step(55, "update, 8 layers of gpt-oss-20b", f"{_UPDATE} gpt_oss_20b --layers 8"),
+    Step(110, "a small run", "gpu.py --json ROWS --parts run"),
 )
 """Most valuable first; gpu_day.sh runs them, and a rehearsal."""
 MOST_S, LEAST_S, REHEARSAL_S = 780, 10, 1800.0
 """Seconds of a day, those that a step needs to begin, and those of a rehearsed step."""
 RUN = (
     "node.environment.name=tools",
+    "node.servers.extra_args=[--enforce-eager]",
     "collection.split=train",
     "collection.tasks_per_iteration=4",
     "collection.rollouts_per_task=4",
@@ -313,7 +318,7 @@ def small_run(device: torch.device) -> dict[str, float]:
         lines = read_metrics(Path(name))
         if done.returncode or [line["policy_version"] for line in lines] != [1, 2]:
             raise SystemExit(f"the run ended with {done.returncode} after versions {[*lines]}")
-        first = min(Path(name, "node/collections").glob("*-i0001-*[0-9a-f].jsonl"))
+        first = min(Path(name, "node/collections").glob("*-i0001-*.jsonl"))
         samples = [Sample.from_rollout(rollout.validate()) for rollout in read_rollouts(first)]
     with process_group(device):
         own = learner(read_config(composed(config, [*words, *FOR_UPDATES]), LoopConfig))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from loop_recipes.plan.published_folder import stored_shapes, write_header
-from model_families.base_model import FAMILIES
+from model_families.base_model import FAMILIES, BaseModel
 from model_families.weights.published import published
 from support.random_policy import write_tokenizer
 
@@ -56,25 +56,9 @@ def _written(name: str) -> str:
     return str(write_headers(write_config(folder, published()[name])))
 
 
-def shapes_of(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The weights of the model of a config.json, by their names in its files."""
-    (name,), width, inner = config["architectures"], config["hidden_size"], config["intermediate_size"]
-    head = config.get("head_dim") or (128 if "Qwen3" in name else width // config["num_attention_heads"])
-    queries, keys = (head * config[f"num_{kind}_heads"] for kind in ("attention", "key_value"))
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], width)}
-    for layer in (f"model.layers.{number}." for number in range(config["num_hidden_layers"])):
-        for part, rows in (("q", queries), ("k", keys), ("v", keys)):
-            shapes[f"{layer}self_attn.{part}_proj.weight"] = (rows, width)
-            if "Qwen2" in name:
-                shapes[f"{layer}self_attn.{part}_proj.bias"] = (rows,)
-        shapes[f"{layer}self_attn.o_proj.weight"] = (width, queries)
-        if "Qwen3" in name:
-            shapes |= {f"{layer}self_attn.{norm}_norm.weight": (head,) for norm in "qk"}
-        shapes |= {f"{layer}mlp.{part}_proj.weight": (inner, width) for part in ("gate", "up")}
-        shapes[f"{layer}mlp.down_proj.weight"] = (width, inner)
-        shapes |= {f"{layer}{norm}_layernorm.weight": (width,) for norm in ("input", "post_attention")}
-    shapes["model.norm.weight"] = (width,)
-    return shapes if config.get("tie_word_embeddings") else {**shapes, "lm_head.weight": (config["vocab_size"], width)}
+def shapes_of(config: dict[str, Any]) -> Mapping[str, tuple[int, ...]]:
+    """The weights of the model of a family's config.json, by their names in its files."""
+    return BaseModel.of_family(config, FAMILIES[config["architectures"][0]]).weights
 
 
 def write_headers(folder: Path, files: int = 1) -> Path:

@@ -147,7 +147,7 @@ test: setup world $(if $(filter cpu,$(BUILDS)),.triton/.installed) ## lint, unit
 ifeq ($(BUILDS),gpu)
 	.venv/bin/python -m pytest -q $(THREE_WORKERS) -m "not integration and not slurm and not drill" $(TESTS)
 	.venv/bin/python -m pytest -q tests/integration/test_cce_kernels.py
-	.venv/bin/python benchmarks/gpu.py --parts run
+	.venv/bin/python benchmarks/gpu.py --case run
 else
 	.venv/bin/python -m pytest -q $(THREE_WORKERS) --durations=15 $(TESTS)
 endif

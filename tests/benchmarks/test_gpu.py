@@ -65,9 +65,8 @@ def measure_here(words, seconds):
     return json.loads(printed.getvalue().splitlines()[-1])
 
 
-def rows_of(gpu, monkeypatch, results, *parts):
-    words = ["gpu.py", "--device", "cpu", "--size", "tiny", "--json", str(results), "--parts", *parts]
-    monkeypatch.setattr(sys, "argv", words)
+def rows_of(gpu, monkeypatch, results):
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--device", "cpu", "--size", "tiny", "--json", str(results)])
     gpu.main()
     return json.loads(results.read_text())
 
@@ -83,8 +82,7 @@ def test_a_case_runs_in_a_process_of_its_own_with_a_deadline(gpu):
 
 def test_every_part_of_the_learner_runs_and_the_same_command_goes_on(gpu, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(gpu, "measure", measure_here)
-    parts = [part for part in gpu.PARTS if part != "run"]
-    rows = rows_of(gpu, monkeypatch, tmp_path / "gpu.json", *parts)
+    rows = rows_of(gpu, monkeypatch, tmp_path / "gpu.json")
     metrics = {(row["case"].split()[0], row["metric"]): row["value"] for row in rows}
     assert metrics["ours_tiled", "logprob_error"] < 1e-4
     assert metrics["ours_tiled", "gradient_repeats_that_differ"] == 0
@@ -95,7 +93,7 @@ def test_every_part_of_the_learner_runs_and_the_same_command_goes_on(gpu, monkey
     left_out = [line for line in capsys.readouterr().out.splitlines() if "left out" in line]
     assert len(left_out) == 5
     assert all("CUDA" in line or "cut_cross_entropy" in line or "triton" in line for line in left_out), left_out
-    assert rows_of(gpu, monkeypatch, tmp_path / "gpu.json", *parts) == rows
+    assert rows_of(gpu, monkeypatch, tmp_path / "gpu.json") == rows
     assert capsys.readouterr().out.count("done before") == 6
 
 

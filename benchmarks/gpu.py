@@ -21,8 +21,8 @@ Parts, each at most ten minutes long:
 
 Every case has a process of its own. With ``--json`` its rows are written when it is done, and the same command goes on
 after the last of them; a case that could not run is said, and tried again. ``--case run``, which is in no part, is two
-iterations of the recipe with a server of its own: the gap between the two must be small, and with an adapter that nobody
-sampled with must be refused. Only that and FlashAttention-4 need vLLM's wheel.
+iterations of the recipe with a server of its own: the gap between the two must be small, and with an adapter that
+nobody sampled with must be refused. Only that and FlashAttention-4 need vLLM's wheel.
 """
 
 from __future__ import annotations

@@ -324,7 +324,8 @@ def small_run(device: torch.device) -> dict[str, float]:
         own.versions.put(1, random_adapter(own.versions.full(0), seed=1, scale=0.2))
         right, wrong = (own.update.scorer.logprobs(samples, version) for version in (0, 1))
     sampled = torch.cat([sample.sampler_logprobs for sample in samples])
-    judge = Canary([], [], sampled.tolist(), **tolerances(own.conf.sampler_gap))
+    limits = tolerances(own.conf.sampler_gap)
+    judge = Canary([], [], sampled.tolist(), limits["tolerance"], limits["mean_tolerance"])
     found, other = (torch.cat([of[s.rollout_id] for s in samples]) for of in (right, wrong))
     if objection := judge.objection(found.tolist()):
         raise SystemExit(f"the learner {objection}")
@@ -434,9 +435,9 @@ def run_day(args: argparse.Namespace) -> int:
         case = row["case"].removesuffix(f", {machine(device)}")
         if case not in (row["case"], *status):
             print(f"{case:<80} {row['metric']:<22} {row['value']:>10.6g} {row['unit']}")
-    ended = {0: "ended well", 124: "cut by its limit", None: "not begun"}
+    ways = {0: "ended well", 124: "cut by its limit", None: "not begun"}
     for name, code in status.items():
-        print(f"{name}: {ended.get(code, f'failed with {code}')}")
+        print(f"{name}: {ways.get(code, f'failed with {code}')}")
     print(f"{machine(device)}; rows: {args.json or 'kept nowhere, --json names a file'}")
     return int(any(status.values()) or None in status.values())
 

@@ -109,8 +109,9 @@ class Device:
         self._conf, self._args, self._device, self._model = conf, args, torch.device(conf.device), node.model
         extra = [*node.servers.extra_args, *([] if args.has_tokenizer else NO_TOKENIZER)]
         env = {**node.servers.env, "VLLM_SERVER_DEV_MODE": "1"}  # vLLM's CPU build sleeps by this, with its weights
-        share = "trainer" if shares and conf.device != "cpu" else None
-        self._servers = replace(node.servers, count=1, extra_args=extra, env=env, share=share)
+        servers = replace(node.servers, count=1, extra_args=extra, env=env)
+        sleeps = shares and conf.device != "cpu"
+        self._servers = replace(servers, share="trainer") if sleeps else replace(servers, share=None)
         self._trainer: Trainer | None = None
 
     @asynccontextmanager

@@ -42,6 +42,9 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 """PEFT's names of an adapter's two files."""
+_SETS_NOTHING = frozenset(
+    {"base_model_name_or_path", "_name_or_path", "name_or_path", "revision", "transformers_version", "peft_version"}
+)
 
 COLLECTIONS = "collections"
 NODE_ADDRESS = "node.json"
@@ -67,12 +70,21 @@ def is_adapter(folder: Path) -> bool:
 
 
 def adapter_digest(folder: Path) -> str:
-    """SHA-256 over the two files of a PEFT adapter. OSError: one cannot be read."""
-    digest = hashlib.sha256()
-    for name in ADAPTER_FILES:
-        with open(folder / name, "rb") as file:
-            hashlib.file_digest(file, lambda: digest)
+    """SHA-256 over settings and weights of a PEFT adapter, wherever its base model lies. OSError: one cannot be read."""
+    digest = hashlib.sha256(settings_of(folder / ADAPTER_CONFIG))
+    with open(folder / ADAPTER_WEIGHTS, "rb") as file:
+        hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
+
+
+def settings_of(file: Path) -> bytes:
+    """What a model's or an adapter's config sets, without names, places and versions; all of a file that is no JSON."""
+    content = file.read_bytes()
+    try:
+        settings = {key: value for key, value in json.loads(content).items() if key not in _SETS_NOTHING}
+        return json.dumps(settings, sort_keys=True).encode()
+    except (ValueError, AttributeError, RecursionError):
+        return content
 
 
 def node_address(root: Path, pid: int | None = None) -> str | None:

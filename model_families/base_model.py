@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from loop_formats.run_files import settings_of
 from model_families.families import llama, mistral, qwen2, qwen3
 from model_families.families.family import Family, NotBuilt, Rope, read_rope
 from model_families.families.general_model import (
@@ -28,16 +29,16 @@ from model_families.families.general_model import (
     text_config,
 )
 from model_families.weights.published import what_stands_there
+from model_families.weights.weight_files import weight_files
 from model_families.weights.weight_names import EMBEDDING, HEAD
 
 FAMILIES = {each.FAMILY.architecture: each.FAMILY for each in (qwen2, qwen3, llama, mistral)}
 """Those that torchtune's modules build, by their names in config.json; transformers builds all others."""
 MAX_HEADER_BYTES = 16 << 20
 _MODEL_FILES = re.compile(
-    r"((generation_|(pre)?processor_)?config|(tokenizer|vocab|chat_template)[^/]*|(special|added)_tokens[^/]*)\.json"
-    r"|[^/]*\.jinja|(?!adapter_)[^/]*\.safetensors(\.index\.json)?|[^/]*model[^/]*\.bin(\.index\.json)?"
+    r"((generation_)?config|tokenizer(_config)?|vocab|chat_template|special_tokens_map|added_tokens)\.json|.*\.jinja"
 )
-"""Weights, configuration and tokenizer, and no other programs' notes on them."""
+"""Configuration and tokenizer, and no other programs' notes on them."""
 _DIGESTED_BYTES = 1 << 20
 _BLOCKS, _BLOCK_BYTES = 256, 4096
 _KEYS = ("k_proj", "qkv_proj", "kv_a_proj_with_mqa")
@@ -50,17 +51,23 @@ _GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 def model_digest(folder: str | Path) -> str:
     """16 hex digits that other weights or another tokenizer in the same folder change.
 
-    They come from the name and size of every file of weights, configuration and tokenizer, its first and last MiB, and
-    256 blocks of 4 KiB at even distances in between: training moves all weights, and all of a large model takes minutes
-    to read.
+    They come from the name and size of every file of weights and tokenizer, its first and last MiB, and 256 blocks of 4
+    KiB at even distances in between: training moves all weights, and all of a large model takes minutes to read; of
+    configuration from :func:`~loop_formats.run_files.settings_of`.
     """
-    return files_digest(path for path in Path(folder).iterdir() if _MODEL_FILES.fullmatch(path.name))
+    files = {path for path in Path(folder).iterdir() if _MODEL_FILES.fullmatch(path.name)}
+    with suppress(ValueError):  # no weights that could be read
+        files.update(weight_files(folder))
+    return files_digest(files)
 
 
 def files_digest(files: Iterable[Path]) -> str:
     """16 hex digits of files by name, size and samples of their bytes, as :func:`model_digest` describes them."""
     digest = hashlib.sha256()
     for file in sorted(files):
+        if file.name.endswith("config.json"):
+            digest.update(settings_of(file))
+            continue
         size = file.stat().st_size
         digest.update(f"{file.name} {size}\n".encode())
         with file.open("rb") as content:

@@ -12,6 +12,7 @@ import math
 import re
 import types
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints, overload
 
 import docstring_parser
@@ -238,6 +239,8 @@ def _finite(value: Any) -> bool:
     models, nor of Any."""
     if isinstance(value, BaseModel):
         value = [getattr(value, name) for name in value.model_fields_set]
+    elif is_dataclass(value):  # which does not know what it was given
+        value = [given for each in fields(value) if (given := getattr(value, each.name)) is not each.default]
     elif isinstance(value, Mapping):
         value = value.values()
     if isinstance(value, Collection) and not isinstance(value, str | bytes):

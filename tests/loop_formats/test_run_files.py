@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from loop_formats import run_files
 from loop_formats.run_files import (
     WriteFailed,
+    adapter_digest,
     append_to,
     bring_back,
     check_sums,
@@ -472,3 +473,26 @@ def test_a_disk_that_is_full_or_broken_is_no_such_file_system(tmp_path, monkeypa
     monkeypatch.setattr(os, "fsync", fails)
     with pytest.raises(OSError, match=re.escape(os.strerror(number))):
         WRITERS[writer](tmp_path)
+
+
+@pytest.mark.fault("the same file, model, adapter or run in another place is taken for another")
+@pytest.mark.parametrize(
+    ("changed", "same"),
+    [
+        ({"base_model_name_or_path": "/elsewhere/snapshots/0123"}, True),
+        ({"base_model_name_or_path": None, "revision": "main", "peft_version": "9"}, True),
+        ({"r": 1}, False),
+        ({"lora_alpha": 3}, False),
+        ({"target_modules": ["q_proj"]}, False),
+        ({"use_rslora": True}, False),
+    ],
+)
+def test_an_adapter_is_known_by_what_it_does_wherever_its_base_lies(tmp_path, changed, same):
+    settings = {"base_model_name_or_path": "/models/a", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "o"]}
+    digests = []
+    for written in (settings, dict(reversed((settings | changed).items()))):
+        (tmp_path / "adapter_config.json").write_text(json.dumps(written, indent=len(digests)))
+        (tmp_path / "adapter_model.safetensors").write_bytes(b"0123")
+        digests.append(adapter_digest(tmp_path))
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"0124")
+    assert (digests[0] == digests[1]) is same and adapter_digest(tmp_path) not in digests

@@ -307,7 +307,8 @@ def test_a_run_goes_on_in_another_place(products, tmp_path, steps, monkeypatch, 
     before = (run / "train.yaml").read_text()
     if moved != "run":
         edited, place = (model / "config.json", "base model") if moved == "model" else (products, "code")
-        edited.write_text(edited.read_text() + "\n")
+        text = edited.read_text()
+        edited.write_text(text.replace("{", '{"of": 1, ', 1) if moved == "model" else f"{text}\n")
         with pytest.raises(ConfigError, match=f"has changed since its checkpoint: {place}; bring it back"):
             train(products, model, f"output_dir={run}", "max_iterations=2")
         assert (run / "train.yaml").read_text() == before

@@ -3,10 +3,11 @@
     python benchmarks/classes.py BASE [--only WORD] [--json results.json]
 
 A test says which class it is of by ``@pytest.mark.fault("what went wrong, in a user's words")``. All that say so run
-twice: in this checkout, and in a work tree of the commit BASE into which this checkout's ``tests`` are copied, and
-those packages that BASE does not have. A test of today that BASE's packages have no names for cannot be imported there,
-which is told apart from one that ran and failed. Ends 1 unless each class has a test that did not pass then, and all of
-its tests pass now.
+twice: in this checkout, and in a work tree of a commit before the mend, into which this checkout's tests are copied,
+and those packages that the commit does not have. That commit is BASE, or the newest of :data:`EARLIER` at which the
+class did not pass, of those whose own tests do not have it. No test of a class runs there after the first that failed.
+A test of today that the commit's packages have no names for cannot be imported there, which is told apart from one that
+ran and failed. Ends 1 unless each class has a test that did not pass then, and all of its tests pass now.
 """
 
 from __future__ import annotations
@@ -14,21 +15,30 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 DEADLINE_S = 3600.0
+TEST_S = 120
+"""For a test: at an earlier commit some wait for what never comes."""
+EARLIER = ("8e8ce257", "e8c58def", "01d7c16c", "09e6a490")
+"""Commits between rounds of mends, the newest first."""
 _LINKS = (".venv", ".venv-appworld", ".venv-worlds", ".triton", "worlds", "models")
 """What git does not hold, and tests may use."""
 _NO_SUCH_NAME = "has no such name"
+_MARK = re.compile(r'mark\.fault\(\s*"([^"]+)"')
 
 
 @contextmanager
@@ -39,9 +49,13 @@ def work_tree(base: str) -> Iterator[Path]:
         git = ["git", "-C", str(ROOT), "worktree"]
         subprocess.run([*git, "add", "--quiet", "--detach", str(tree), base], check=True)
         try:
-            shutil.rmtree(tree / "tests")
-            shutil.copytree(ROOT / "tests", tree / "tests", ignore=shutil.ignore_patterns("__pycache__"))
-            shutil.copy(ROOT / "pyproject.toml", tree)
+            for tests in _folders(tree):
+                shutil.rmtree(tests)
+            for tests in _folders(ROOT):
+                copy = tree / tests.relative_to(ROOT)
+                shutil.copytree(tests, copy, ignore=shutil.ignore_patterns("__pycache__"))
+            for file in ("pyproject.toml", "conftest.py"):
+                shutil.copy(ROOT / file, tree)
             for package in ROOT.glob("*/__init__.py"):
                 if not (tree / package.parent.name).exists():
                     shutil.copytree(package.parent, tree / package.parent.name)
@@ -53,11 +67,23 @@ def work_tree(base: str) -> Iterator[Path]:
             subprocess.run([*git, "remove", "--force", str(tree)], check=True)
 
 
-def run_tests(tree: Path, only: str) -> list[dict[str, Any]]:
+def _folders(tree: Path) -> list[Path]:
+    """The folders of a checkout that hold tests."""
+    return [folder for folder in (tree / "tests", *sorted((tree / "contrib").rglob("tests"))) if folder.is_dir()]
+
+
+def known_at(base: str) -> set[str]:
+    """The classes that the tests of a commit know."""
+    git = ["git", "-C", str(ROOT), "grep", "-h", "-A1", "mark.fault(", base, "--", "*.py"]
+    return {*_MARK.findall(subprocess.run(git, check=False, capture_output=True, text=True).stdout)}
+
+
+def run_tests(tree: Path, only: str, classes: Collection[str] | None = None) -> list[dict[str, Any]]:
     """Run the marked tests of ``tree`` against its own packages.
 
     Args:
         only: an expression of pytest's ``-k``; "" chooses all.
+        classes: of these alone, and none after the first that failed; None is all of all classes.
 
     Returns:
         A row a test, {"test", "class", "outcome", "why"}; of a file that cannot be imported {"test": its path,
@@ -65,7 +91,7 @@ def run_tests(tree: Path, only: str) -> list[dict[str, Any]]:
     """
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.json"
-        paths = [str(tree), str(tree / "recipes"), str(tree / "tests")]
+        paths = [str(tree / name) for name in ("", "recipes", "contrib", "tests", "contrib/tests")]
         command = [
             sys.executable,
             str(Path(__file__).resolve()),
@@ -75,6 +101,8 @@ def run_tests(tree: Path, only: str) -> list[dict[str, Any]]:
             str(rows),
             "--only",
             only,
+            "--classes",
+            json.dumps(None if classes is None else sorted(classes)),
         ]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
         subprocess.run(command, cwd=tree, env=environment, timeout=DEADLINE_S, stdout=sys.stderr, check=False)
@@ -84,12 +112,23 @@ def run_tests(tree: Path, only: str) -> list[dict[str, Any]]:
 class Recorder:
     """A plugin of pytest that keeps the class and the outcome of each marked test."""
 
-    def __init__(self) -> None:
+    def __init__(self, classes: Collection[str] | None) -> None:
+        self.classes = classes
         self.rows: dict[str, dict[str, Any]] = {}
 
+    def pytest_collection_modifyitems(self, config: Any, items: list[Any]) -> None:
+        others = [item for item in items if self.classes is not None and _class_of(item) not in self.classes]
+        items[:] = [item for item in items if item not in others]
+        config.hook.pytest_deselected(items=others)
+
+    def pytest_runtest_setup(self, item: Any) -> None:
+        shown = {row["class"] for row in self.rows.values() if row["outcome"] == "failed"}
+        if self.classes is not None and _class_of(item) in shown:
+            pytest.skip("its class has failed")
+
     def pytest_itemcollected(self, item: Any) -> None:
-        if (mark := item.get_closest_marker("fault")) is not None:
-            self.rows[item.nodeid] = {"test": item.nodeid, "class": mark.args[0], "outcome": "not run", "why": ""}
+        if (name := _class_of(item)) is not None:
+            self.rows[item.nodeid] = {"test": item.nodeid, "class": name, "outcome": "not run", "why": ""}
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
@@ -109,10 +148,13 @@ class Recorder:
             self.rows.pop(item.nodeid, None)
 
 
-def run_here(tree: Path, words: list[str]) -> list[dict[str, Any]]:
-    """Run the marked tests in this process, all of whose imports are to come from ``tree``."""
-    import pytest
+def _class_of(item: Any) -> str | None:
+    mark = item.get_closest_marker("fault")
+    return None if mark is None else mark.args[0]
 
+
+def run_here(tree: Path, words: list[str], classes: Collection[str] | None) -> list[dict[str, Any]]:
+    """Run the marked tests in this process, all of whose imports are to come from ``tree``."""
     here = str(Path(__file__).resolve().parent)
     sys.path[:] = [path for path in sys.path if path != here]
     for finder in sys.meta_path:  # of an editable install, which names the packages of another checkout
@@ -124,11 +166,20 @@ def run_here(tree: Path, words: list[str]) -> list[dict[str, Any]]:
 
     for package in (agent_environments, loop_recipes):
         assert Path(str(package.__file__)).is_relative_to(tree), f"{package.__file__} is not of {tree}"
-    recorder = Recorder()
-    files = [str(file) for file in sorted((tree / "tests").rglob("test_*.py")) if "mark.fault(" in file.read_text()]
-    words = ["-m", "fault", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "--continue-on-collection-errors", *words]
-    if files:  # importing the others would take minutes
-        pytest.main([*words, "--tb=short", "-W", "ignore", *files], plugins=[recorder])
+    recorder = Recorder(classes)
+    groups = defaultdict[Path, list[str]](list)
+    """Files by the folder whose conftest.py they share: where that cannot be imported, others still run."""
+    for file in dict.fromkeys(file for folder in _folders(tree) for file in sorted(folder.rglob("test_*.py"))):
+        marked = {*_MARK.findall(file.read_text(encoding="utf-8"))}
+        if marked & (marked if classes is None else {*classes}):  # importing the others would take minutes
+            groups[next(folder for folder in file.parents if (folder / "conftest.py").is_file())].append(str(file))
+    words += ["-m", "fault", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+    words += ["--rootdir", str(tree), f"--timeout={TEST_S}", "--tb=short", "-W", "ignore"]
+    for folder, files in groups.items():
+        if pytest.main([*words, *files], plugins=[recorder]) == pytest.ExitCode.USAGE_ERROR:
+            names = [str(Path(file).relative_to(tree)) for file in files]
+            why = f"{folder.name}/conftest.py cannot be imported"
+            recorder.rows |= {name: {"test": name, "class": None, "outcome": "failed", "why": why} for name in names}
     return list(recorder.rows.values())
 
 
@@ -158,6 +209,39 @@ def compare(then: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[dict[
     return rows
 
 
+def compared(newest: str, only: str) -> list[dict[str, Any]]:
+    """Return the rows of :func:`compare`, each with the commit ``base`` that its class was compared with."""
+    files = defaultdict(set)
+    for file in (file for folder in _folders(ROOT) for file in folder.rglob("test_*.py")):
+        for name in _MARK.findall(file.read_text(encoding="utf-8")):
+            files[name].add(str(file.relative_to(ROOT)))
+    waiting, then = {*files}, dict[str, tuple[str, list[dict[str, Any]]]]()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run_tests, ROOT, only)
+        for base in (newest, *(each for each in EARLIER if _is_before(each, newest))):
+            if not (names := waiting - known_at(base)):
+                continue
+            with work_tree(base) as tree:
+                rows = run_tests(tree, only, names)
+            then |= {name: (base, rows) for name in names}
+            failed = [row for row in rows if row["outcome"] == "failed"]
+            lost = {row["test"] for row in failed if row["class"] is None}
+            waiting -= {row["class"] for row in failed} | {name for name in names if files[name] & lost}
+        now = defaultdict(list)
+        for row in running.result():
+            now[row["class"]].append(row)
+    found = []
+    for name, tests in now.items():
+        base, rows = then.get(name, ("none", []))
+        found += [{"base": base, **row} for row in compare(rows, tests)]
+    return found
+
+
+def _is_before(base: str, newest: str) -> bool:
+    git = ["git", "-C", str(ROOT), "merge-base", "--is-ancestor", base, f"{newest}^"]
+    return subprocess.run(git, check=False, capture_output=True).returncode == 0
+
+
 def _unknown(test: str, old: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     file = old.get(test.partition("::")[0], {"why": "the test is not collected there"})
     return {"test": test, "class": None, "outcome": "failed", "why": f"{_NO_SUCH_NAME}: {file['why']}"}
@@ -170,18 +254,20 @@ def main() -> int:
     parser.add_argument("--only", default="", help="an expression of pytest's -k")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--tree", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--classes", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.tree is not None:
-        args.json.write_text(json.dumps(run_here(args.tree.resolve(), ["-k", args.only])), encoding="utf-8")
+        rows = run_here(args.tree.resolve(), ["-k", args.only], args.classes)
+        args.json.write_text(json.dumps(rows), encoding="utf-8")
         return 0
     if args.base is None:
         parser.error("name the commit before the mends")
-    with work_tree(args.base) as tree:
-        rows = compare(run_tests(tree, args.only), run_tests(ROOT, args.only))
+    rows = compared(args.base, args.only)
     width = max([len(row["class"]) for row in rows], default=5)
-    print(f"{'class':{width}}  tests  {'then':18}  {'now':10}  why it did not pass")
+    print(f"{'class':{width}}  tests  {'base':8}  {'then':18}  {'now':10}  why it did not pass")
     for row in rows:
-        print(f"{row['class']:{width}}  {row['tests']:5}  {row['then']:18}  {row['now']:10}  {row['why'][:110]}")
+        results = f"{row['tests']:5}  {row['base']:8}  {row['then']:18}  {row['now']:10}"
+        print(f"{row['class']:{width}}  {results}  {row['why'][:110]}")
     shown = sum(row["shown"] for row in rows)
     print(f"{shown} of {len(rows)} classes failed then and pass now")
     if args.json is not None:

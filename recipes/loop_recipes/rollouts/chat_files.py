@@ -140,8 +140,11 @@ def _unread(value: Any, where: str = "") -> Iterator[str]:
                 yield name
 
 
-def read_chats(file: Path) -> Iterator[Chat]:
+def read_chats(file: Path, vocabulary: int) -> Iterator[Chat]:
     """The conversations of a file, in its order.
+
+    Args:
+        vocabulary: ids that it may hold are below that.
 
     Raises:
         ValueError: it cannot be read, or a record is no conversation; names file, line and field.
@@ -149,7 +152,7 @@ def read_chats(file: Path) -> Iterator[Chat]:
     for place, given in _records(file):
         record = _fields(given)
         try:
-            chats = [*_chats(place, record)]
+            chats = [*_chats(place, record, vocabulary)]
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(
                 f"{place}: {type(error).__name__} {error}: not in the form that it seems to be of"
@@ -195,16 +198,16 @@ def _without_blanks(value: Any) -> Any:
     return [_without_blanks(item) for item in value] if isinstance(value, list) else value
 
 
-def _chats(place: str, record: Any) -> Iterator[Chat]:
+def _chats(place: str, record: Any, vocabulary: int) -> Iterator[Chat]:
     if not isinstance(record, dict):
         raise ValueError(f"a record is an object, not {_kind(record)}")
     if str(record.get("schema_version", "")).startswith("ATIF"):
-        yield _of_atif(place, record)
+        yield _of_atif(place, record, vocabulary)
     elif record.get("traces") is not None:
         for number, trace in enumerate(_list(record, "traces")):
-            yield from _of_trace(f"{place} traces[{number}]", trace)
+            yield from _of_trace(f"{place} traces[{number}]", trace, vocabulary)
     elif record.get("nodes") is not None:
-        yield from _of_trace(place, record)
+        yield from _of_trace(place, record, vocabulary)
     elif isinstance(record.get("prompt"), list) and isinstance(record.get("completion"), list):
         yield _of_messages(place, record, "prompt", "completion")
     elif key := next((key for key in ("messages", "conversations", "conversation") if record.get(key) is not None), ""):
@@ -356,7 +359,7 @@ def _tools(record: Mapping[str, Any], key: str = "tools") -> list[dict[str, Any]
 # ATIF
 
 
-def _of_atif(place: str, record: dict[str, Any]) -> Chat:
+def _of_atif(place: str, record: dict[str, Any], vocabulary: int) -> Chat:
     """A trajectory. A step whose prompt does not go on from the ids before it begins another sequence."""
     messages: list[ChatMessage] = []
     stored: list[StoredTokens] = []
@@ -370,7 +373,7 @@ def _of_atif(place: str, record: dict[str, Any]) -> Chat:
             if step.get("is_copied_context") or step.get("llm_call_count") == 0:
                 weights[len(messages)] = 0.0
             elif metrics.get("prompt_token_ids") and metrics.get("completion_token_ids"):
-                _add_tokens(f"{where}.metrics", stored, len(messages), metrics)
+                _add_tokens(f"{where}.metrics", stored, len(messages), metrics, vocabulary)
             else:
                 without += 1
         messages.append(message)
@@ -382,10 +385,12 @@ def _of_atif(place: str, record: dict[str, Any]) -> Chat:
     return Chat(place, messages, tools, weights, tokens, bool(without and stored))
 
 
-def _add_tokens(where: str, stored: list[StoredTokens], place: int, metrics: Mapping[str, Any]) -> None:
+def _add_tokens(
+    where: str, stored: list[StoredTokens], place: int, metrics: Mapping[str, Any], vocabulary: int
+) -> None:
     """Add a step's ids to the sequence that its prompt goes on from, or as another one."""
-    prompt, sampled = (_ids(where, metrics, key) for key in ("prompt_token_ids", "completion_token_ids"))
-    found = metrics.get("logprobs") or [0.0] * len(sampled)
+    prompt, sampled = (_ids(where, metrics, key, vocabulary) for key in ("prompt_token_ids", "completion_token_ids"))
+    found = _logprobs(where, metrics) or [0.0] * len(sampled)
     if len(found) != len(sampled):
         raise ValueError(f"{where}: {len(sampled)} completion_token_ids and {len(found)} logprobs")
     before = stored[-1] if stored else None
@@ -402,7 +407,7 @@ def _add_tokens(where: str, stored: list[StoredTokens], place: int, metrics: Map
 # verifiers
 
 
-def _of_trace(place: str, trace: dict[str, Any]) -> Iterator[Chat]:
+def _of_trace(place: str, trace: dict[str, Any], vocabulary: int) -> Iterator[Chat]:
     """The paths of a trace's tree of messages; what a node sampled is learned from on the first path that has it."""
     nodes = _list(trace, "nodes")
     parents = {node.get("parent") for node in nodes}
@@ -421,11 +426,14 @@ def _of_trace(place: str, trace: dict[str, Any]) -> Iterator[Chat]:
                 raise ValueError(f"nodes[{node}].parent leads back to it")
             path.append(node)
             node = nodes[node].get("parent")
-        yield _of_path(f"{place} nodes[{leaf}]", trace, [*reversed(path)], seen, min(max(reward, 0.0), 1.0))
+        reward = min(max(reward, 0.0), 1.0)
+        yield _of_path(f"{place} nodes[{leaf}]", trace, [*reversed(path)], seen, reward, vocabulary)
         seen |= set(path)
 
 
-def _of_path(place: str, trace: Mapping[str, Any], path: Sequence[int], seen: set[int], reward: float) -> Chat:
+def _of_path(
+    place: str, trace: Mapping[str, Any], path: Sequence[int], seen: set[int], reward: float, vocabulary: int
+) -> Chat:
     nodes = trace["nodes"]
     messages, weights, spans, places = list[ChatMessage](), dict[int, float](), list[tuple[int, int]](), list[int]()
     ids, logprobs = list[int](), list[float]()
@@ -437,9 +445,9 @@ def _of_path(place: str, trace: Mapping[str, Any], path: Sequence[int], seen: se
         learned = bool(node.get("sampled")) and message.role == "assistant" and number not in seen
         if message.role == "assistant" and not learned:
             weights[len(messages)] = 0.0
-        given, mask = _ids(where, node, "token_ids"), node.get("mask") or []
+        given, mask = _ids(where, node, "token_ids", vocabulary), node.get("mask") or []
         own = sum(map(bool, mask))
-        found = node.get("logprobs") or [0.0] * own
+        found = _logprobs(where, node) or [0.0] * own
         if len(mask) != len(given) or len(found) != own:
             raise ValueError(
                 f"{where}: {len(given)} token_ids, {len(mask)} of mask, {own} sampled, {len(found)} logprobs"
@@ -462,11 +470,22 @@ def _of_path(place: str, trace: Mapping[str, Any], path: Sequence[int], seen: se
     return Chat(place, messages, tools, weights, tokens, bool(spans and without), reward)
 
 
-def _ids(where: str, record: Mapping[str, Any], key: str) -> list[int]:
+def _ids(where: str, record: Mapping[str, Any], key: str, vocabulary: int) -> list[int]:
     found = record.get(key) or []
     for number, each in enumerate(found):
-        if type(each) is not int or each < 0:
-            raise ValueError(f"{where}.{key}[{number}] is {each!r}: an id is a whole number from 0")
+        if type(each) is not int or not 0 <= each < vocabulary:
+            raise ValueError(
+                f"{where}.{key}[{number}] is {each!r}, and the ids of the model are whole numbers from 0 to "
+                f"{vocabulary - 1}; name the model that sampled it"
+            )
+    return found
+
+
+def _logprobs(where: str, record: Mapping[str, Any]) -> list[float]:
+    found = record.get("logprobs") or []
+    for number, each in enumerate(found):
+        if type(each) not in (int, float) or not -math.inf < each <= 1e-6:
+            raise ValueError(f"{where}.logprobs[{number}] is {each!r}: a log-prob is a number of at most 0")
     return found
 
 

@@ -63,7 +63,7 @@ def read_chat_set(
     found = ChatSet()
     dataset = "+".join(dict.fromkeys(Path(file).stem for file in files))
     with raised_as(ConfigError, "data: ", ValueError, OSError):
-        chats = [_thoughts_apart(chat, tokens) for file in files for chat in read_chats(Path(file))]
+        chats = [_thoughts_apart(chat, tokens) for file in files for chat in read_chats(Path(file), tokens.vocab_size)]
         learned = {number: places for number, chat in enumerate(chats) if (places := _learned(chat, tokens, turns))}
 
         same = _grouped({number: chats[number] for number in learned}, whole=False).values()

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -403,12 +404,29 @@ def test_a_conversation_that_is_too_long_is_left_out_and_named(tmp_path, chat):
 
 
 @pytest.mark.fault("an id that the model has not is told without its file and line, or taken")
-def test_an_id_of_another_model_is_told_with_file_and_line(tmp_path, chat):
-    known, file = chat.vocab_size, tmp_path / "chats.jsonl"
-    last, none = (atif(step("user", "x"), step("agent", "y", **sampled([1], [token]))) for token in (known - 1, known))
-    assert read(tmp_path, chat, last).rollouts[0].token_ids == [1, known - 1]
-    with pytest.raises(ConfigError, match=rf"^data: {file}:2: .*token_ids\[1\] is {known}, .* to {known - 1}; name"):
-        read(tmp_path, chat, last, none)
+@pytest.mark.parametrize(
+    ("numbers", "field"),
+    [
+        ({"completion_token_ids": [5, 99_999]}, r"completion_token_ids\[1\] is 99999, .* to {}; name"),
+        ({"completion_token_ids": [-1, 5]}, r"completion_token_ids\[0\] is -1, "),
+        ({"prompt_token_ids": [99_999]}, r"prompt_token_ids\[0\] is 99999, "),
+        ({"prompt_token_ids": [True]}, r"prompt_token_ids\[0\] is True, "),
+        ({"logprobs": [-0.5, "x"]}, r"logprobs\[1\] is 'x': "),
+        ({"logprobs": [0.5, -1.0]}, r"logprobs\[0\] is 0.5: "),
+        ({"logprobs": [-1.0, math.nan]}, r"logprobs\[1\] is nan: "),
+    ],
+)
+def test_a_token_of_another_model_is_told_with_its_place(tmp_path, chat, numbers, field):
+    last, file = chat.vocab_size - 1, tmp_path / "chats.jsonl"
+    well = {"prompt_token_ids": [1], "completion_token_ids": [5, last], "logprobs": [-0.5, -1.0]}
+    steps = [[step("user", "x"), step("agent", "y", metrics=each)] for each in (well, well | numbers)]
+    assert read(tmp_path, chat, atif(*steps[0])).rollouts[0].token_ids == [1, 5, last]
+    with pytest.raises(ConfigError, match=rf"^data: {file}:2: steps\[1\]\.metrics\.{field.format(last)}"):
+        read(tmp_path, chat, *(atif(*each) for each in steps))
+    said = node(SAY, 0, True, [3, 5, last]) | {"token_ids" if "ids" in key else key: v for key, v in numbers.items()}
+    part = field.format(last).replace("completion_", "").replace("prompt_", "")
+    with pytest.raises(ConfigError, match=rf"^data: {file}:1: nodes\[1\]\.{part}"):
+        read(tmp_path, chat, trace(node(ASK, ids=(1,)), said))
 
 
 PLAIN = json.dumps({"messages": [ASK, SAY]}) + "\n"

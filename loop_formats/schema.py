@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_origin
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 from pydantic_core import ErrorDetails, to_json
 
 from loop_plumbing.names import did_you_mean, folded, nearest, similar_names
@@ -34,6 +35,7 @@ _WANTED = {
     "bool_type": "bool",
     "string_type": "str",
     "list_type": "a list",
+    "tuple_type": "a list",
     "too_short": "a list that is not empty",
     "dict_type": "a mapping",
     "dataclass_type": "a mapping",
@@ -89,6 +91,26 @@ def from_mapping(section: type[Section], data: object, path: str = "") -> Sectio
     except ValidationError as error:
         errors = error.errors(include_url=False)
     raise ConfigError(_line(section, data, path, errors))
+
+
+def check_value(key: str, kind: object, value: object) -> None:
+    """Check a value as that of a section's key of the type ``kind``, where JSON can say it.
+
+    Raises:
+        ConfigError: it is of another type, or not finite.
+    """
+    path, _, name = key.rpartition(".")
+    section = dataclasses.make_dataclass("Section", [(name, kind)])
+    errors: list[ErrorDetails] = []
+    try:
+        adapter = TypeAdapter(dataclass(section, config={**STRICT, "arbitrary_types_allowed": True}))  # type: ignore[call-overload]
+        adapter.validate_json(to_json({name: value}, inf_nan_mode="constants"))
+    except PydanticUserError:  # a type that pydantic does not know
+        return
+    except ValidationError as error:
+        errors = [each for each in error.errors(include_url=False) if each["type"] in _WANTED]
+    if errors:
+        raise ConfigError(_line(section, {name: value}, path, errors))
 
 
 def _adapter(section: type[Section]) -> TypeAdapter[Section]:

@@ -7,11 +7,12 @@ import os
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from contextlib import suppress
+from typing import Any, get_type_hints
 
 from omegaconf import OmegaConf
 
-from loop_formats.schema import ConfigError, require
+from loop_formats.schema import ConfigError, check_value, require
 from loop_plumbing.breakage import error_line, raised_as
 from loop_plumbing.names import did_you_mean, nearest, similar_names
 from loop_plumbing.trusted import trust_module
@@ -35,12 +36,18 @@ def _named(name: str) -> Callable[..., Any]:
     return pkgutil.resolve_name(name)
 
 
-def _is_number(parameter: inspect.Parameter | None) -> bool:
-    """Whether a parameter takes numbers and no text, as far as its default and its type say."""
-    if parameter is None or "str" in str(parameter.annotation):
-        return False
-    by_default = isinstance(parameter.default, int | float) and not isinstance(parameter.default, bool)
-    return by_default or parameter.annotation in (int, float, "int", "float")
+def _kinds(target: Callable[..., Any], signature: inspect.Signature) -> dict[str, object]:
+    """The types of a component's arguments, as far as annotations or, without one, defaults say."""
+    function = inspect.unwrap(target.__init__ if inspect.isclass(target) else target)  # type: ignore[misc]
+    kinds: dict[str, object] = {}
+    for name, each in signature.parameters.items():
+        if type(each.default) in (int, float, bool):
+            kinds[name] = bool if type(each.default) is bool else float
+        if each.annotation is not each.empty:
+            holder = type("Holder", (), {"__annotations__": {name: each.annotation}})
+            with suppress(Exception):  # a name that its module does not have at run time
+                kinds |= get_type_hints(holder, getattr(function, "__globals__", {}))
+    return kinds
 
 
 def _is_component(value: Any) -> bool:
@@ -95,11 +102,12 @@ def check_component(
         raise ConfigError(f"unknown key '{path}.{unknown[0]}' for {name}; {cure}")
     with raised_as(ConfigError, f"{path}: {name} cannot be called with these keys: ", TypeError):
         signature.bind(*[None] * positional, **{**arguments, **dict.fromkeys(provided)})
+    kinds = _kinds(target, signature)
     for key, value in arguments.items():
-        if isinstance(value, str) and _is_number(signature.parameters.get(key)):
-            raise ConfigError(f"{path}.{key} is {value!r}: it must be a number")
         if _is_component(value):
             check_component(f"{path}.{key}", value)
+        elif key in kinds:
+            check_value(f"{path}.{key}", kinds[key], value)
     return target
 
 

@@ -1,5 +1,7 @@
 """Values of a command line that YAML would read as something else, and what is asked of what a key builds."""
 
+import math
+import re
 from functools import partial
 
 import pytest
@@ -128,14 +130,29 @@ def test_a_loss_says_its_level_itself(tmp_path, monkeypatch):
         check_run(read_config(cfg, LoopConfig))
 
 
+@pytest.mark.fault("a component took inf, NaN or true for a number, or a line of torch's refused them")
 @pytest.mark.parametrize(
-    "key", ["optimizer.lr", "optimizer.weight_decay", "optimizer.eps", "lr_scheduler.num_warmup_steps", "loss.eps"]
+    ("key", "values", "wanted"),
+    [
+        ("optimizer.lr", ["abc", math.inf, math.nan, True, [1.0]], "float|a finite number"),
+        ("optimizer.weight_decay", ["abc", math.inf, False], "float|a finite number"),
+        ("optimizer.betas", [0.9], "a list"),
+        ("optimizer.betas[0]", [[math.nan, 0.9], ["a", 0.9]], "float|a finite number"),
+        ("optimizer.amsgrad", ["maybe", 1], "bool"),
+        ("lr_scheduler.num_warmup_steps", ["abc", 1.5, math.inf, True], "int"),
+        ("loss.eps", ["abc", math.nan, True], "float|a finite number"),
+        ("loss.eps_high", ["abc", math.nan], "float|a finite number"),
+        ("loss.level", [3, "word"], "token, turn, trajectory or geometric"),
+        ("model.lora_dropout", ["abc", math.nan], "float|a finite number"),
+    ],
 )
-def test_a_word_where_a_component_takes_a_number_is_named(tmp_path, key):
-    cfg = OmegaConf.load(replay_config(tmp_path, iterations=1))
-    OmegaConf.update(cfg, key, "abc")
-    with pytest.raises(ConfigError, match=rf"^{key} is 'abc': it must be a number$"):
-        check_run(read_config(cfg, LoopConfig))
+def test_an_argument_of_a_component_is_checked_as_other_keys_are(tmp_path, key, values, wanted):
+    written = replay_config(tmp_path, iterations=1)
+    for value in values:
+        cfg = OmegaConf.load(written)
+        OmegaConf.update(cfg, key.partition("[")[0], value)
+        with pytest.raises(ConfigError, match=rf"^{re.escape(key)} must be ({wanted}), not "):
+            check_run(read_config(cfg, LoopConfig))
 
 
 def test_words_of_components_stay_words():

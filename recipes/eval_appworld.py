@@ -61,6 +61,7 @@ from loop_recipes.evaluation.report import (
     write_report,
 )
 from loop_recipes.evaluation.scores import TaskResult
+from loop_recipes.paths import typed
 from loop_recipes.rollouts.broken import break_line
 from loop_recipes.rollouts.open import open_nodes
 from loop_recipes.rollouts.source import NoRollouts
@@ -331,9 +332,9 @@ def recipe_main(cfg: DictConfig) -> int | str:
         files = recipe.evaluate()
         print("written:", *files, sep="\n  ")
     except (ConfigError, *_ERRORS) as error:
-        return f"eval_appworld: {error}"
+        return f"{typed('eval_appworld')}: {error}"
     except KeyboardInterrupt:
-        return "eval_appworld: stopped; the same command goes on from here"
+        return f"{typed('eval_appworld')}: stopped; the same command goes on from here"
     finally:
         if recipe is not None:
             recipe.cleanup()

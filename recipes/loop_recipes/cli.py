@@ -14,6 +14,7 @@ from loop_plumbing.names import nearest
 from loop_plumbing.plug_ins import load, plug_ins
 from loop_plumbing.sanitize import show_all_text
 from loop_plumbing.start import prepare_process
+from loop_recipes.paths import TYPED
 
 VERBS = {
     "init": ("NAME", "begin a task of your own: a file of functions", "loop_recipes.verbs.init:main"),
@@ -59,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
         named = " ".join(words[: 2 if of_two else 1])
         cure = nearest(OTHER_WORDS.get(named, named), [*verbs, "--help", "--version"], f"there are: {', '.join(verbs)}")
         sys.exit(f"loop: no verb {named!r}; {cure}")
+    first = TYPED not in os.environ
+    os.environ.setdefault(TYPED, f"loop {verb}")
     try:
         status = load(verbs[verb][2])(words[len(verb.split()) :])
         sys.stdout.flush()  # here, and not at the interpreter's end, a closed pipe is no failure
@@ -69,6 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
     except BrokenPipeError:  # who reads has enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    finally:
+        if first:
+            del os.environ[TYPED]
 
 
 def all_verbs() -> Mapping[str, tuple[str, str, str]]:

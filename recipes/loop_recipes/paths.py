@@ -5,6 +5,7 @@ imports torch.
 """
 
 import functools
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,7 +20,14 @@ RECIPES = {
 """A recipe -> its verb of ``loop``, which is also its section in a config and its folder in ``configs/``."""
 KINDS = ("machine", "world", "preset", "algorithm")
 """Kinds of files that a config is made of, from the lowest to the highest; each has a folder in ``configs/``."""
+TYPED = "LOOP_TYPED_COMMAND"
+"""The variable that tells a recipe, and what it starts, the verb of ``loop`` that a person typed."""
 _PACKAGE = Path(__file__).resolve().parent
+
+
+def typed(recipe: str) -> str:
+    """What lines for the terminal begin with: the verb that was typed, or the recipe's name of a `tune run`."""
+    return os.environ.get(TYPED, recipe)
 
 
 def recipes_folder() -> Path:

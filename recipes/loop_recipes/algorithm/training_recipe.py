@@ -35,6 +35,7 @@ from loop_recipes.engine.process_group import (
     on_main_rank,
     single_process,
 )
+from loop_recipes.paths import typed
 from loop_recipes.run.fingerprint import compare, model_identity
 from loop_recipes.run.stop_request import StopRequest, StopRequested
 from loop_recipes.run.tracker import named_tracker
@@ -146,7 +147,7 @@ class TrainingRecipe:
     def stopped(self, where: str) -> None:
         """Say where the run stopped, because it was asked to; every rank ends for that."""
         if self._rank == 0:
-            line = f"{self.name}: stopped {where}; {self._what_goes_on()} goes on"
+            line = f"{typed(self.name)}: stopped {where}; {self._what_goes_on()} goes on"
             print(folded(line, sys.stderr), file=sys.stderr)
             self._stop.done()
         self._together = True
@@ -180,7 +181,7 @@ def run_recipe(recipe_class: type[TrainingRecipe], cfg: DictConfig) -> int | str
         recipe.setup()
         recipe.train()
     except recipe_class.errors as error:
-        return f"{recipe_class.name}: {error}"
+        return f"{typed(recipe_class.name)}: {error}"
     except StopRequested as error:
         assert recipe is not None, "nothing is waited for before it is there"
         recipe.stopped(str(error))
@@ -188,7 +189,7 @@ def run_recipe(recipe_class: type[TrainingRecipe], cfg: DictConfig) -> int | str
         return 1
     except torch.OutOfMemoryError as error:
         assert recipe is not None, "nothing is allocated before it is there"
-        return f"{recipe_class.name}: {recipe.out_of_memory(error)}"
+        return f"{typed(recipe_class.name)}: {recipe.out_of_memory(error)}"
     except Exception:  # perhaps on this rank alone: said before anything is waited for
         traceback.print_exc()
         return 1

@@ -70,7 +70,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def adapter_digest(folder: Path) -> str:
-    """SHA-256 over settings and weights of a PEFT adapter, wherever its base model lies. OSError: one cannot be read."""
+    """SHA-256 over a PEFT adapter's settings and weights, wherever its base model lies. OSError: one cannot be read."""
     digest = hashlib.sha256(settings_of(folder / ADAPTER_CONFIG))
     with open(folder / ADAPTER_WEIGHTS, "rb") as file:
         hashlib.file_digest(file, lambda: digest)

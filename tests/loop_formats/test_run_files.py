@@ -495,4 +495,5 @@ def test_an_adapter_is_known_by_what_it_does_wherever_its_base_lies(tmp_path, ch
         (tmp_path / "adapter_model.safetensors").write_bytes(b"0123")
         digests.append(adapter_digest(tmp_path))
     (tmp_path / "adapter_model.safetensors").write_bytes(b"0124")
-    assert (digests[0] == digests[1]) is same and adapter_digest(tmp_path) not in digests
+    assert (digests[0] == digests[1]) is same
+    assert adapter_digest(tmp_path) not in digests

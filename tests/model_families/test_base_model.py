@@ -79,8 +79,11 @@ def test_other_weights_or_another_tokenizer_have_another_digest(tmp_path):
 @pytest.mark.fault("the same file, model, adapter or run in another place is taken for another")
 @pytest.mark.parametrize(
     "beside",
-    "trainer_state.json optimizer.bin README.json training_args.bin adapter_model.safetensors optimizer.safetensors "
-    "random_states_0.safetensors consolidated.safetensors tokenizer_notes.json preprocessor_config.json".split(),
+    [
+        *("trainer_state.json", "optimizer.bin", "README.json", "training_args.bin", "adapter_model.safetensors"),
+        *("optimizer.safetensors", "random_states_0.safetensors", "tokenizer_notes.json", "preprocessor_config.json"),
+        "consolidated.safetensors",
+    ],
 )
 def test_what_lies_beside_a_model_is_not_of_it(tmp_path, beside):
     for name in ("config.json", "tokenizer.json", "model.safetensors"):

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel
+from pydantic.dataclasses import dataclass
 
 from agent_environments.tools import tool
 from agent_environments.tools.tool import WrongArguments
@@ -81,8 +82,14 @@ def answer(one: float, other: float | str = 0, many: dict[str, list[float]] | No
     """Answer."""
 
 
+@dataclass
+class Way:
+    low: float
+    high: float = math.inf
+
+
 @tool
-def reach(at: list[Reach], most: float = math.inf):
+def reach(at: list[Reach], most: float = math.inf, by: Way | None = None):
     """Reach."""
 
 
@@ -90,12 +97,13 @@ def reach(at: list[Reach], most: float = math.inf):
 @pytest.mark.parametrize("number", ["inf", "nan", "-Infinity", math.nan, -math.inf])
 def test_an_argument_is_a_finite_number(number):
     given = [{"one": number}, {"one": 0, "many": {"a": [1, number]}}, {"at": [{"low": 1, "high": number}]}]
+    given += [{"at": [], "by": {"low": number}}, {"at": [], "by": {"low": 1, "high": -math.inf}}]
     given += [{"one": 0, "any_": {"a": [number]}}] if isinstance(number, float) else []
     for arguments in given:
         with pytest.raises(WrongArguments, match="Input should be a finite number"):
             (reach if "at" in arguments else answer).check(arguments)
     assert answer.check({"one": 1, "other": "inf"}) == {"one": 1.0, "other": "inf"}
-    assert reach.check({"at": [{"low": 1}]}) == {"at": [Reach(low=1.0)]}
+    assert reach.check({"at": [{"low": 1}], "by": {"low": 2}}) == {"at": [Reach(low=1.0)], "by": Way(low=2.0)}
 
 
 def test_a_tool_is_still_the_function():

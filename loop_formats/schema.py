@@ -22,6 +22,9 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attrib
 
 Seed = Annotated[int, Field(ge=-(2**62), le=2**62)]
 """The seed of a run, with room in 64 bits for what is added to it."""
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
 Item = TypeVar("Item")
 Some = Annotated[list[Item], Field(min_length=1)]
 """A list that is not empty: of a key that may be null, an empty list does not mean all."""
@@ -103,7 +106,7 @@ def check_value(key: str, kind: object, value: object) -> None:
     section = dataclasses.make_dataclass("Section", [(name, kind)])
     errors: list[ErrorDetails] = []
     try:
-        adapter = TypeAdapter(dataclass(section, config={**STRICT, "arbitrary_types_allowed": True}))  # type: ignore[call-overload]
+        adapter = TypeAdapter(dataclass(section, config={**STRICT, "arbitrary_types_allowed": True}))
         adapter.validate_json(to_json({name: value}, inf_nan_mode="constants"))
     except PydanticUserError:  # a type that pydantic does not know
         return

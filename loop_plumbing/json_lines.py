@@ -10,6 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+_PACKED = {
+    **{"zstd": b"\x28\xb5\x2f\xfd", "zip": b"PK\x03\x04", "bzip2": b"BZh", "xz": b"\xfd7zXZ"},
+    **{"parquet": b"PAR1", "Arrow": b"ARROW1", "SQLite": b"SQLite format 3"},
+}
+"""What files begin with that are no text."""
+
 
 def open_text(file: Path) -> IO[str]:
     """Open a text of others to read: in UTF-8, or in UTF-16 with its mark, gzipped or not.
@@ -24,6 +30,8 @@ def open_text(file: Path) -> IO[str]:
             content = gzip.decompress(content)
     except (EOFError, OSError, zlib.error) as error:
         raise ValueError(f"{file} is gzipped and broken: {error}") from error
+    if packed := next((kind for kind, begins in _PACKED.items() if content.startswith(begins)), None):
+        raise ValueError(f"{file} is {packed}, which is not read here: give what is in it, as JSON lines")
     encoding = "utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
     try:
         return io.StringIO(content.decode(encoding))

@@ -222,6 +222,7 @@ class Node:
             "model": self.config.model.path,
             "model_digest": self._model_digest,
             "vocabulary": self.policies.vocabulary,
+            "max_context": self.config.model.max_context,
         }
 
     def status(self) -> dict[str, Any]:

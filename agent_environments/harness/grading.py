@@ -110,7 +110,7 @@ class GradedByCommand:
             verdict = json.loads(ended.answer)
             reward = float(verdict["reward"])
             return Grade(reward, bool(verdict.get("success", reward == 1.0)))
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
             last = (ended.answer or ended.output)[-200:]
             return Grade.of_ungradable(f'the grade command did not end with {{"reward": ...}}: {last!r}')
 

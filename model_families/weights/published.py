@@ -14,6 +14,7 @@ from typing import Any
 HUB = {"qwen": "Qwen", "smollm": "HuggingFaceTB", "llama": "meta-llama", "gpt-oss": "openai"}
 """Whose models of a name's beginning are on the hub."""
 _ADDRESS = re.compile(r"\b(?:huggingface\.co|hf\.co|hf-mirror\.com)/([\w.-]+/[\w.-]+)", re.ASCII)
+_ELSEWHERE = re.compile(r"\w+:/|[\w.-]+@[\w.-]+:")
 _OLLAMA = re.compile(r"[\w./-]+:[\w.-]+", re.ASCII)
 
 
@@ -38,6 +39,7 @@ def what_stands_there(path: str | Path) -> str:
     gguf, run = any(folder.glob("*.gguf")), (folder / "config.yaml").is_file() or (folder / "policies").is_dir()
     kinds = {
         f"is an address; the model's name on the hub is {address and address[1]}: give that": address,
+        "is an address of no hub; give a folder here, or the model's name on the hub": _ELSEWHERE.match(name),
         "is GGUF, which is not read; give the model as it was published, in safetensors": gguf or name.endswith("gguf"),
         "is a name of Ollama's; give the model's name on the hub, OWNER/NAME": _OLLAMA.fullmatch(name),
         f"is a file; give its folder, {folder.parent}": folder.is_file(),

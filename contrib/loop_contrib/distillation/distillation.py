@@ -28,7 +28,7 @@ from torch import Tensor
 
 from loop_contrib.chat_client import AddressClient, NoCompletion
 from loop_formats.rollout import POISONED_LOGPROB
-from loop_formats.schema import from_mapping, require
+from loop_formats.schema import Positive, from_mapping, require
 from loop_plumbing.separate_task import result_of
 from loop_recipes.algorithm.credit import Credit, CreditFailed, TrainingRun, with_token_advantages
 from loop_recipes.algorithm.method_plan import MethodPlan
@@ -70,13 +70,11 @@ class Distillation(Credit):
 
     def __init__(
         self,
-        strength: float = 1.0,
+        strength: Positive = 1.0,
         alone: bool = False,
         adapter: str | None = None,
         endpoint: Mapping[str, Any] | None = None,
     ) -> None:
-        if strength <= 0:
-            raise ValueError(f"strength must be above 0, but is {strength}")
         require(adapter is None or endpoint is None, "at most one of adapter and endpoint must be given")
         self._strength, self._alone, self._adapter = strength, alone, adapter
         self._endpoint = None if endpoint is None else from_mapping(EndpointConfig, endpoint, "endpoint")

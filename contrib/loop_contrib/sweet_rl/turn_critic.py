@@ -24,7 +24,7 @@ from torch import Tensor
 from agent_environments.protocol import UnknownTask
 from loop_contrib.sweet_rl.hidden_information import HiddenInformation
 from loop_formats.rollout import Rollout
-from loop_formats.schema import ConfigError, require
+from loop_formats.schema import ConfigError, NotNegative, Positive, require
 from loop_plumbing.breakage import error_line, raised_as
 from loop_recipes.algorithm.method_plan import MethodPlan
 from loop_recipes.algorithm.preferences import PreferenceLoss
@@ -54,10 +54,8 @@ class TurnAdvantage(PreferenceLoss):
 
     plan = MethodPlan(compares_pairs=True, sees_hidden_information=True)
 
-    def __init__(self, beta: float = 0.1, nll: float = 0.01, per_turn: PerTurn = "mean") -> None:
+    def __init__(self, beta: Positive = 0.1, nll: NotNegative = 0.01, per_turn: PerTurn = "mean") -> None:
         super().__init__(beta, nll)
-        if per_turn not in ("mean", "sum"):
-            raise ValueError(f"unknown per_turn {per_turn!r}; choose mean or sum")
         self.per_turn = per_turn
 
     def token_weights(self, turns: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from loop_contrib.sweet_rl.turn_critic import TurnAdvantage
 from loop_formats.ids import segment_id
 from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.preferences import DMPO, DPO, ReturnPairs
+from loop_recipes.config.components import check_component
 from loop_recipes.engine.batching import BatchLayout, collate_step, micro_batches, step_batches
 from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.logprobs import TiledLogProbs
@@ -176,19 +177,20 @@ def test_half_a_pair_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("component", "key", "value", "wanted"),
     [
-        (lambda: DPO(0.0), "beta must be above 0"),
-        (lambda: DPO(nll=-1.0), "nll must not be negative"),
-        (lambda: TurnAdvantage(per_turn="median"), "unknown per_turn 'median'; choose mean or sum"),
-        (lambda: DMPO(gamma=0.0), "gamma must be in"),
-        (lambda: ReturnPairs(threshold=-0.1), "threshold must not be negative"),
-        (lambda: ReturnPairs(per_task=0), "per_task must be at least 1"),
+        (DPO, "beta", 0.0, "above 0"),
+        (DPO, "nll", -1.0, "at least 0"),
+        (TurnAdvantage, "per_turn", "median", "mean or sum"),
+        (DMPO, "gamma", 0.0, "above 0"),
+        (DMPO, "gamma", 1.5, "at most 1"),
+        (ReturnPairs, "threshold", -0.1, "at least 0"),
+        (ReturnPairs, "per_task", 0, "at least 1"),
     ],
 )
-def test_bad_settings_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+def test_bad_settings_are_refused(component, key, value, wanted):
+    with pytest.raises(ConfigError, match=f"loss.{key} must be {wanted}, not "):
+        check_component("loss", {"_component_": f"{component.__module__}.{component.__name__}", key: value})
 
 
 PAIRS = {

@@ -13,7 +13,7 @@ from loop_contrib.turn_credit.branch_credit import credits_in_parts, with_unequa
 from loop_contrib.turn_credit.spread import TurnCredit
 from loop_formats.collection_request import Sampling
 from loop_formats.rollout import Rollout
-from loop_formats.schema import require
+from loop_formats.schema import Count, Positive, require
 from loop_recipes.algorithm.credit import TrainingRun
 from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.engine.samples import ScoredSample
@@ -32,10 +32,8 @@ class ByBranches(TurnCredit):
     same_scale = False
     _run: TrainingRun
 
-    def __init__(self, continuations: int = 4, strength: float = 1.0) -> None:
+    def __init__(self, continuations: Count = 4, strength: Positive = 1.0) -> None:
         super().__init__(strength)
-        if continuations < 1:
-            raise ValueError(f"continuations must be at least 1, but is {continuations}")
         self._continuations = continuations
         self._credits: dict[str, Tensor] = {}
 

@@ -18,6 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from loop_formats.schema import Positive
 from loop_recipes.algorithm.credit import Credit, with_token_advantages
 from loop_recipes.algorithm.method_plan import MethodPlan
 from loop_recipes.engine.samples import CreditedSample, ScoredSample
@@ -34,9 +35,7 @@ class TurnCredit(Credit):
     same_scale: ClassVar[bool]
     """The ``s`` above; False is 1."""
 
-    def __init__(self, strength: float = 1.0) -> None:
-        if strength <= 0:
-            raise ValueError(f"strength must be above 0, but is {strength}")
+    def __init__(self, strength: Positive = 1.0) -> None:
         self._strength = strength
 
     def credits(self, samples: Sequence[ScoredSample]) -> Mapping[str, Tensor]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from loop_formats.rollout import Rollout
+from loop_formats.schema import NotNegative, Positive
 from loop_recipes.algorithm.advantages import Advantage, PairingAdvantage, TokenAdvantage
 from loop_recipes.algorithm.method_plan import MethodPlan
 from loop_recipes.algorithm.scoring import Scorer
@@ -118,12 +119,8 @@ class TrainedCredit(nn.Module, Credit):
     metric: ClassVar[str]
     """The key of its loss, which is one of ``figures``."""
 
-    def __init__(self, lr: float | None = None, clip_grad_norm: float | None = None) -> None:
+    def __init__(self, lr: NotNegative | None = None, clip_grad_norm: Positive | None = None) -> None:
         super().__init__()
-        if lr is not None and lr < 0:
-            raise ValueError(f"lr must not be negative, but is {lr}")
-        if clip_grad_norm is not None and clip_grad_norm <= 0:
-            raise ValueError(f"clip_grad_norm must be above 0, but is {clip_grad_norm}")
         self.lr, self.clip_grad_norm = lr, clip_grad_norm
 
     def make_weights(self, width: int) -> None:

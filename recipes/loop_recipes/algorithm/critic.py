@@ -15,6 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from loop_formats.schema import Count, NotNegative, Positive
 from loop_recipes.algorithm.credit import TrainedCredit, TrainingRun, with_token_advantages
 from loop_recipes.algorithm.method_plan import MethodPlan
 from loop_recipes.algorithm.scoring import Scorer
@@ -42,15 +43,13 @@ class Critic(TrainedCredit):
         self,
         hidden_sizes: Sequence[int] | None = None,
         coefficient: tuple[float, float] = (0.1, 0.001),
-        decay_iterations: int = 200,
+        decay_iterations: Count = 200,
         warmup_iterations: int = 10,
         seed: int = 0,
-        lr: float | None = None,
-        clip_grad_norm: float | None = None,
+        lr: NotNegative | None = None,
+        clip_grad_norm: Positive | None = None,
     ) -> None:
         super().__init__(lr, clip_grad_norm)
-        if decay_iterations < 1:
-            raise ValueError(f"decay_iterations must be at least 1, but is {decay_iterations}")
         self.first_coefficient, self.last_coefficient = coefficient
         self.decay_iterations = decay_iterations
         self._hidden_sizes, self._seed = hidden_sizes, seed

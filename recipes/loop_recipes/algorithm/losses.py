@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from loop_formats.schema import NotNegative, Positive
 from loop_recipes.algorithm.method_plan import MethodPlan
 from loop_recipes.engine.batching import StepBatch
 from loop_recipes.engine.samples import ScoredSample
@@ -93,10 +94,8 @@ class PolicyLoss(nn.Module):
     level: Level = "token"
     """What each of its ratios is of. Where that is not ``token``, tokens cannot have advantages of their own."""
 
-    def __init__(self, kl_coefficient: float = 0.0, sampler_correction: SamplerCorrection | None = None) -> None:
+    def __init__(self, kl_coefficient: NotNegative = 0.0, sampler_correction: SamplerCorrection | None = None) -> None:
         super().__init__()
-        if kl_coefficient < 0:
-            raise ValueError(f"kl_coefficient must not be negative, but is {kl_coefficient}")
         self.kl_coefficient, self.sampler_correction = kl_coefficient, sampler_correction
         if kl_coefficient > 0:
             self.plan = replace(self.plan, needs_reference=True)
@@ -179,20 +178,14 @@ class ClippedPolicyLoss(PolicyLoss):
         self,
         level: Level = "token",
         clip: ClipForm = "symmetric",
-        eps: float = 0.1,
-        kl_coefficient: float = 0.0,
-        eps_high: float | None = None,
+        eps: Positive = 0.1,
+        kl_coefficient: NotNegative = 0.0,
+        eps_high: Positive | None = None,
         sampler_correction: SamplerCorrection | None = None,
     ) -> None:
         super().__init__(kl_coefficient, sampler_correction)
-        if level not in ("token", "turn", "trajectory", "geometric"):
-            raise ValueError(f"unknown level {level!r}; choose token, turn, trajectory or geometric")
-        if clip not in ("symmetric", "reciprocal", "cispo", "none"):
-            raise ValueError(f"unknown clip form {clip!r}; choose symmetric, reciprocal, cispo or none")
-        if eps <= 0 or (clip == "symmetric" and eps >= 1):
+        if clip == "symmetric" and eps >= 1:
             raise ValueError(f"eps {eps} is outside the range of the {clip} clip form")
-        if eps_high is not None and eps_high <= 0:
-            raise ValueError(f"eps_high must be above 0, but is {eps_high}")
         if level != "token" and clip == "cispo":
             raise ValueError(f"clip: cispo weighs tokens; it needs level: token, not {level}")
         if level != "token" and sampler_correction is not None and sampler_correction.ratio_of == "token":

@@ -20,11 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from loop_formats.schema import Count, NotNegative, Positive
 from loop_recipes.algorithm.losses import LogLikelihood, PairComparison
 from loop_recipes.algorithm.method_plan import MethodPlan
 from loop_recipes.engine.samples import ScoredSample, episodes
@@ -43,14 +46,8 @@ class ReturnPairs:
         per_task: the most pairs of a task; None makes as many as there are.
     """
 
-    threshold: float = 0.0
-    per_task: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.threshold < 0:
-            raise ValueError(f"threshold must not be negative, but is {self.threshold}")
-        if self.per_task is not None and self.per_task < 1:
-            raise ValueError(f"per_task must be at least 1, but is {self.per_task}")
+    threshold: NotNegative = 0.0
+    per_task: Count | None = None
 
     def pairs(self, rewards: Tensor, groups: Tensor) -> list[tuple[int, int]]:
         """(index of the chosen rollout, index of the rejected one); no rollout is in two pairs."""
@@ -79,12 +76,8 @@ class PreferenceLoss(LogLikelihood):
 
     plan = MethodPlan(compares_pairs=True)
 
-    def __init__(self, beta: float = 0.1, nll: float = 0.0) -> None:
+    def __init__(self, beta: Positive = 0.1, nll: NotNegative = 0.0) -> None:
         super().__init__()
-        if beta <= 0:
-            raise ValueError(f"beta must be above 0, but is {beta}")
-        if nll < 0:
-            raise ValueError(f"nll must not be negative, but is {nll}")
         self.beta, self.nll = beta, nll
 
     def token_weights(self, turns: Tensor) -> Tensor:
@@ -168,10 +161,8 @@ class DMPO(PreferenceLoss):
         gamma: in (0, 1].
     """
 
-    def __init__(self, beta: float = 0.1, gamma: float = 0.7) -> None:
+    def __init__(self, beta: Positive = 0.1, gamma: Annotated[float, Field(gt=0, le=1)] = 0.7) -> None:
         super().__init__(beta)
-        if not 0 < gamma <= 1:
-            raise ValueError(f"gamma must be in (0, 1], but is {gamma}")
         self.gamma = gamma
 
     def token_weights(self, turns: Tensor) -> Tensor:

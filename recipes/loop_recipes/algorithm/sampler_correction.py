@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from loop_formats.schema import Positive
 from loop_recipes.engine.batching import StepBatch
 
 RatioOf = Literal["token", "sequence"]
@@ -52,12 +53,7 @@ class TruncatedWeights:
     """
 
     ratio_of: RatioOf = "token"
-    cap: float = 2.0
-
-    def __post_init__(self) -> None:
-        _check_ratio_of(self.ratio_of)
-        if not self.cap > 0:
-            raise ValueError(f"cap must be above 0, but is {self.cap}")
+    cap: Positive = 2.0
 
     def __call__(self, logprobs: Tensor, batch: StepBatch) -> Weights:
         log_ratio = _log_ratio(self.ratio_of, batch)
@@ -79,7 +75,6 @@ class RatioMask:
     high: float = 5.0
 
     def __post_init__(self) -> None:
-        _check_ratio_of(self.ratio_of)
         if not 0 <= self.low < self.high:
             raise ValueError(f"low and high must be bounds with 0 <= low < high, but are {self.low} and {self.high}")
 
@@ -103,14 +98,8 @@ class DivergenceMask:
     """
 
     divergence: Literal["tv", "kl"] = "tv"
-    limit: float = 0.2
+    limit: Positive = 0.2
     ratio_of = "token"
-
-    def __post_init__(self) -> None:
-        if self.divergence not in ("tv", "kl"):
-            raise ValueError(f"unknown divergence {self.divergence!r}; choose tv or kl")
-        if not self.limit > 0:
-            raise ValueError(f"limit must be above 0, but is {self.limit}")
 
     def __call__(self, logprobs: Tensor, batch: StepBatch) -> Weights:
         ours, theirs = logprobs.double(), batch.sampler_logprobs.double()
@@ -122,11 +111,6 @@ class DivergenceMask:
             return (ours.exp() - theirs.exp()).abs()
         others, others_theirs = (torch.log1p(-each.clamp(max=-1e-12).exp()) for each in (ours, theirs))
         return theirs.exp() * (theirs - ours) + others_theirs.exp() * (others_theirs - others)
-
-
-def _check_ratio_of(ratio_of: str) -> None:
-    if ratio_of not in ("token", "sequence"):
-        raise ValueError(f"unknown ratio_of {ratio_of!r}; choose token or sequence")
 
 
 def _log_ratio(ratio_of: RatioOf, batch: StepBatch) -> Tensor:

@@ -38,7 +38,7 @@ def _named(name: str) -> Callable[..., Any]:
 
 def _kinds(target: Callable[..., Any], signature: inspect.Signature) -> dict[str, object]:
     """The types of a component's arguments, as far as annotations or, without one, defaults say."""
-    function = inspect.unwrap(target.__init__ if inspect.isclass(target) else target)  # type: ignore[misc]
+    function = inspect.unwrap(target.__init__ if inspect.isclass(target) else target)
     kinds: dict[str, object] = {}
     for name, each in signature.parameters.items():
         if type(each.default) in (int, float, bool):
@@ -46,7 +46,7 @@ def _kinds(target: Callable[..., Any], signature: inspect.Signature) -> dict[str
         if each.annotation is not each.empty:
             holder = type("Holder", (), {"__annotations__": {name: each.annotation}})
             with suppress(Exception):  # a name that its module does not have at run time
-                kinds |= get_type_hints(holder, getattr(function, "__globals__", {}))
+                kinds |= get_type_hints(holder, getattr(function, "__globals__", {}), include_extras=True)
     return kinds
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Collection
 from typing import Any, Self, cast
 
@@ -34,7 +35,8 @@ _STATES = ("linear_attention", "conv", "mamba")
 """What ``layer_types`` calls layers with a state along the row in place of attention."""
 _READ_BY_NOBODY = ("mtp.", "model.mtp", "rotary_emb.inv_freq")
 """Parts of names of weights that a folder may hold beside those of the decoder."""
-_LENGTHS = re.compile(r".*(window|chunk|block|topk|top_k|floor_scale|original_max_position_embeddings)(_size)?")
+_SWITCH = "original_max_position_embeddings"
+_LENGTHS = re.compile(rf".*(window|chunk|block|topk|top_k|floor_scale|{_SWITCH})(_size)?")
 """Names of numbers of tokens in config.json, from which on a sequence is computed otherwise."""
 
 
@@ -87,6 +89,13 @@ class GeneralDecoder(nn.Module):
     @property
     def tok_embeddings(self) -> nn.Embedding:
         return cast(nn.Embedding, self.text.get_input_embeddings())
+
+    @property
+    def contexts(self) -> range:
+        """How many tokens a server may hold to have the same rotary positions; of longrope they are two sets."""
+        switches = [rope[_SWITCH] for rope in _ropes(self.text.config) if rope.get("rope_type") == "longrope"]
+        switch, last = min(switches, default=0), sys.maxsize
+        return range(switch + 1, last) if _held(self.base) > switch else range(1, switch + 1)
 
     def kinds(self) -> dict[int, int]:
         """The number of the first layer of each kind, in order, and how many layers are of it."""
@@ -286,10 +295,15 @@ def _config(path: str, base: BaseModel) -> Any:
         if rope.get("rope_type") == "longrope":
             # vLLM takes one set of factors for all sequences, by the longest that it serves; transformers takes one
             # anew in each pass, by the longest sequence in it.
-            long = (base.context or base.positions) > rope["original_max_position_embeddings"]
+            long = _held(base) > rope[_SWITCH]
             chosen, other = ("long", "short") if long else ("short", "long")
             rope |= {key.replace(chosen, other): value for key, value in rope.items() if key.startswith(chosen)}
     return config
+
+
+def _held(base: BaseModel) -> int:
+    """Tokens of the longest sequence that servers hold."""
+    return base.context or base.positions
 
 
 def _ropes(config: Any) -> list[dict[str, Any]]:

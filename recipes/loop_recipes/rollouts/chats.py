@@ -26,8 +26,8 @@ SERVER = "file"
 TRAINED, HELD_OUT = "data_trained", "data_held_out"
 """The collections that conversations are kept in."""
 _OF_TEMPLATES = re.compile(
-    r"<\|(?:im_start|im_end|endoftext|begin_of_text|end_of_text|eot_id|eom_id|start_header_id|end|return)\|>"
-    r"|</s>|\[/?INST\]|<(?:start|end)_of_turn>"
+    r"<[|｜](?:im_|end|eo|begin|start|return|user|assistant|system|tool|User|Assistant)[\w▁]*[|｜]>"
+    r"|</?s>|<[be]os>|\[/?INST\]|<(?:start|end)_of_turn>|<turn\|>|<\|turn>"
 )
 _Written = tuple[list[int], list[tuple[int, int, int]]]
 """The ids of a sequence, and (message, start, end) of its turns."""
@@ -111,6 +111,9 @@ def _notes(chats: Sequence[Chat], learned: int, tokens: ChatFormat) -> Iterator[
     marks = Counter(mark for chat, message in texts for mark in _marks(chat, message, tokens))
     for (mark, why), count in marks.items():
         yield f"{mark} in the text of {share(count)} is learned as text: {why}"
+    others = [each.content for chat in chats if not chat.tokens for each in chat.messages if each.role != "assistant"]
+    for mark, count in Counter(mark for text in others for mark in {*_OF_TEMPLATES.findall(text)}).items():
+        yield f"{mark} in {count} of {len(others)} other texts is read as text: a chat template was applied before"
     if stored:
         other = sum(not _as_written(chat, tokens) for chat in stored)
         yield (

@@ -68,19 +68,26 @@ class NodeSource:
             finally:
                 self._client.told = before
 
-    def check_vocabulary(self, size: int) -> None:
-        """Check that the node's base model has a vocabulary of ``size``.
+    def check_model(self, vocabulary: int, contexts: range) -> None:
+        """Check what the node says of its base model.
 
         Raises:
-            NoRollouts: the node's base model has another vocabulary.
+            NoRollouts: it has another vocabulary, or other positions in sequences as long as its servers hold.
         """
         report = self._client.health()
-        served = report["vocabulary"]
-        if served != size:
+        served, longest = report["vocabulary"], report["max_context"]
+        if served != vocabulary:
             raise NoRollouts(
                 f"the rollout node at {self._client.url} serves a model with a vocabulary of {served} "
-                f"({report['model']}), but the model in training has one of {size}; give both the same base "
+                f"({report['model']}), but the model in training has one of {vocabulary}; give both the same base "
                 "model"
+            )
+        if longest not in contexts:
+            bound = f"over {contexts[0] - 1}" if longest < contexts[0] else f"up to {contexts[-1]}"
+            raise NoRollouts(
+                f"the rollout node at {self._client.url} has the rotary positions of servers that hold {longest} "
+                f"tokens (model.max_context), but the model in training those of servers that hold {bound} "
+                f"(longrope); give it model.max_context={longest}"
             )
 
     def tasks(self, split: str) -> tuple[str, list[str]]:

@@ -54,8 +54,8 @@ class ReplaySource:
     def wait_ready(self) -> list[int]:
         return []
 
-    def check_vocabulary(self, size: int) -> None:
-        self._vocabulary = size  # a log says nothing of its model's: each id is looked at
+    def check_model(self, vocabulary: int, contexts: range) -> None:
+        self._vocabulary = vocabulary  # a log says nothing of its model's: each id is looked at
 
     def tasks(self, split: str) -> tuple[str, list[str]]:
         rollouts = [rollout for log in self._logs for rollout in self._read_log(log)]

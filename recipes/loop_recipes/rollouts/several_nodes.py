@@ -66,8 +66,8 @@ class SeveralNodes:
         served = self._each(lambda node: node.wait_ready())
         return sorted({version for versions in served for version in versions})
 
-    def check_vocabulary(self, size: int) -> None:
-        self._each(lambda node: node.check_vocabulary(size))
+    def check_model(self, vocabulary: int, contexts: range) -> None:
+        self._each(lambda node: node.check_model(vocabulary, contexts))
 
     def tasks(self, split: str) -> tuple[str, list[str]]:
         """The tasks that every node serves.

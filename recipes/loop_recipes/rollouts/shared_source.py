@@ -33,9 +33,9 @@ class SharedSource:
         """Wait until collections can be asked for; returns the policy versions that are served already."""
         return on_main_rank(lambda: self._source.wait_ready())
 
-    def check_vocabulary(self, size: int) -> None:
-        """Refuse to sample for a policy of another vocabulary than ``size``, once collections can be asked for."""
-        on_main_rank(lambda: self._source.check_vocabulary(size))
+    def check_model(self, vocabulary: int, contexts: range) -> None:
+        """Refuse to sample for another policy than this one, as :meth:`CollectionSource.check_model` does."""
+        on_main_rank(lambda: self._source.check_model(vocabulary, contexts))
 
     def tasks(self, split: str) -> tuple[str, list[str]]:
         """Name of the dataset and the tasks of a split."""

@@ -114,8 +114,9 @@ class CollectionSource(Protocol):
     def wait_ready(self) -> list[int]:
         """Wait until collections can be asked for; returns the policy versions that are served already."""
 
-    def check_vocabulary(self, size: int) -> None:
-        """Refuse to sample for a policy of another vocabulary than ``size``, once collections can be asked for."""
+    def check_model(self, vocabulary: int, contexts: range) -> None:
+        """Refuse to sample for a policy of another vocabulary, or one whose positions are those of servers that hold
+        another number of tokens than ``contexts``, once collections can be asked for."""
 
     def tasks(self, split: str) -> tuple[str, list[str]]:
         """Name of the dataset and the tasks of a split."""

@@ -260,11 +260,7 @@ def test_a_config_names_the_correction_within_its_loss():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: TruncatedWeights("turn"), "unknown ratio_of 'turn'"),
-        (lambda: TruncatedWeights(cap=0.0), "cap must be above 0"),
         (lambda: RatioMask(low=2.0, high=1.0), "0 <= low < high"),
-        (lambda: DivergenceMask("js"), "unknown divergence 'js'"),
-        (lambda: DivergenceMask(limit=0.0), "limit must be above 0"),
         (lambda: ClippedPolicyLoss("turn", sampler_correction=RatioMask()), "needs one with ratio_of: sequence"),
     ],
 )

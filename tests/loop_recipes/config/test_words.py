@@ -142,7 +142,10 @@ def test_a_loss_says_its_level_itself(tmp_path, monkeypatch):
         ("lr_scheduler.num_warmup_steps", ["abc", 1.5, math.inf, True], "int"),
         ("loss.eps", ["abc", math.nan, True], "float|a finite number"),
         ("loss.eps_high", ["abc", math.nan], "float|a finite number"),
+        ("loss.eps_high", [0.0, -1.0], "above 0"),
+        ("loss.kl_coefficient", [-1], "at least 0"),
         ("loss.level", [3, "word"], "token, turn, trajectory or geometric"),
+        ("loss.clip", ["hard"], "symmetric, reciprocal, cispo or none"),
         ("model.lora_dropout", ["abc", math.nan], "float|a finite number"),
     ],
 )
@@ -153,6 +156,23 @@ def test_an_argument_of_a_component_is_checked_as_other_keys_are(tmp_path, key, 
         OmegaConf.update(cfg, key.partition("[")[0], value)
         with pytest.raises(ConfigError, match=rf"^{re.escape(key)} must be ({wanted}), not "):
             check_run(read_config(cfg, LoopConfig))
+
+
+@pytest.mark.parametrize(
+    ("component", "key", "value", "wanted"),
+    [
+        ("TruncatedWeights", "ratio_of", "turn", "token or sequence"),
+        ("TruncatedWeights", "cap", 0.0, "above 0"),
+        ("TruncatedWeights", "cap", math.nan, "a finite number"),
+        ("DivergenceMask", "divergence", "js", "tv or kl"),
+        ("DivergenceMask", "limit", 0.0, "above 0"),
+    ],
+)
+def test_an_argument_within_another_is_named_with_its_place(component, key, value, wanted):
+    inner = {"_component_": f"loop_recipes.algorithm.sampler_correction.{component}", key: value}
+    outer = {"_component_": "loop_recipes.algorithm.losses.Reinforce", "sampler_correction": inner}
+    with pytest.raises(ConfigError, match=rf"^loss\.sampler_correction\.{key} must be {wanted}, not "):
+        check_component("loss", outer)
 
 
 def test_words_of_components_stay_words():

@@ -183,6 +183,8 @@ def test_positions_are_those_of_the_server_whatever_else_is_in_the_row(kind, rop
     changes = {"sliding_window": None, "original_max_position_embeddings": 30, "rope_parameters": rope}
     folder = write_random(kind, tmp_path / "model", head_dim=8, **changes)
     model, samples = adapted(folder, context=context), make_samples([60, 20, 31, 25])
+    sides = (context == 30, context != 30) if "short_factor" in rope else (True, True)
+    assert (30 in model.contexts, 31 in model.contexts) == sides
     whole = ours(model, samples, packed=True).logprobs
     assert (ours(model, samples, packed=False).logprobs - whole).abs().max() < EXACT
     alone = [ours(model, [sample], packed=True).logprobs for sample in samples]

@@ -87,6 +87,8 @@ HERE = {
     "M/q4.gguf": "is GGUF, which is not read; give the model as it was published, in safetensors",
     "https://huggingface.co/Qwen/Qwen3-0.6B": "is an address; the model's name on the hub is Qwen/Qwen3-0.6B: give",
     "hf.co/Qwen/Qwen3-0.6B/tree/main": "is an address; the model's name on the hub is Qwen/Qwen3-0.6B: give",
+    "s3://bucket/model": "is an address of no hub; give a folder here, or the model's name on the hub",
+    "git@hf.co:Qwen/Qwen3": "is an address of no hub; give a folder here",
     "qwen3:0.6b": "is a name of Ollama's; give the model's name on the hub, OWNER/NAME",
     "models": "holds no config.json, and folders within do; give one of models/A, models/B",
     "torchtunes": "holds no config.json, and folders within do; give one of torchtunes/epoch_0",

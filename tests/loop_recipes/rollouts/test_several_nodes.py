@@ -142,14 +142,17 @@ async def test_nodes_that_differ_are_refused(policy, tmp_path, monkeypatch):
         elsewhere = {**east.node.health(), "model": "/elsewhere/model"}
         monkeypatch.setattr(east.node, "health", lambda: elsewhere)
         assert (await asyncio.to_thread(source.health))["vocabulary"] == size, "one model at two paths"
-        await asyncio.to_thread(source.check_vocabulary, size)
+        await asyncio.to_thread(source.check_model, size, range(1024, 4096))
+        for contexts, held in ((range(1, 1024), "up to 1023"), (range(1025, 4096), "over 1024")):
+            with pytest.raises(NoRollouts, match=rf"that hold 1024 tokens .* hold {held} \(longrope\); give it"):
+                await asyncio.to_thread(source.check_model, size, contexts)
         told = {**east.node.health(), "vocabulary": size + 8}
         monkeypatch.setattr(east.node, "health", lambda: told)
         east.node.pool.description, east.node.pool.dataset = Description(score="wins"), "another"
         for asked, said in (
             ((source.description,), "describe their environments differently"),
             ((source.tasks, "train"), r"have different datasets \(counter and another\)"),
-            ((source.check_vocabulary, size), rf"at {east.url} serves .* of {size + 8} .* has one of {size}; give"),
+            ((source.check_model, size, range(2048)), rf"at {east.url} serves .* of {size + 8} .* has one of {size};"),
         ):
             with pytest.raises(NoRollouts, match=said):
                 await asyncio.to_thread(*asked)

@@ -27,7 +27,7 @@ TRAINED, HELD_OUT = "data_trained", "data_held_out"
 """The collections that conversations are kept in."""
 _OF_TEMPLATES = re.compile(
     r"<[|｜](?:im_|end|eo|begin|start|return|user|assistant|system|tool|User|Assistant)[\w▁]*[|｜]>"
-    r"|</?s>|<[be]os>|\[/?INST\]|<(?:start|end)_of_turn>|<turn\|>|<\|turn>"
+    r"|</s>|<[be]os>|\[/?INST\]|<(?:start|end)_of_turn>|<turn\|>|<\|turn>"
 )
 _Written = tuple[list[int], list[tuple[int, int, int]]]
 """The ids of a sequence, and (message, start, end) of its turns."""
@@ -112,7 +112,7 @@ def _notes(chats: Sequence[Chat], learned: int, tokens: ChatFormat) -> Iterator[
     for (mark, why), count in marks.items():
         yield f"{mark} in the text of {share(count)} is learned as text: {why}"
     others = [each.content for chat in chats if not chat.tokens for each in chat.messages if each.role != "assistant"]
-    for mark, count in Counter(mark for text in others for mark in {*_OF_TEMPLATES.findall(text)}).items():
+    for mark, count in Counter(m for text in others for m in sorted({*_OF_TEMPLATES.findall(text)})).items():
         yield f"{mark} in {count} of {len(others)} other texts is read as text: a chat template was applied before"
     if stored:
         other = sum(not _as_written(chat, tokens) for chat in stored)

@@ -136,6 +136,7 @@ def test_a_loss_says_its_level_itself(tmp_path, monkeypatch):
     [
         ("optimizer.lr", ["abc", math.inf, math.nan, True, [1.0]], "float|a finite number"),
         ("optimizer.weight_decay", ["abc", math.inf, False], "float|a finite number"),
+        ("optimizer.eps", ["abc", math.nan], "float|a finite number"),
         ("optimizer.betas", [0.9], "a list"),
         ("optimizer.betas[0]", [[math.nan, 0.9], ["a", 0.9]], "float|a finite number"),
         ("optimizer.amsgrad", ["maybe", 1], "bool"),

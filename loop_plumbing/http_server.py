@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import ContentEncodingError
 from aiohttp.web_protocol import RequestPayloadError
 from pydantic_core import from_json
 
@@ -187,7 +188,9 @@ class _ServedConnection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """The answer to what is no HTTP, or to a request that met a defect of ours."""
-        if status < 500:
+        if isinstance(exc, ContentEncodingError):  # of a library that is not here, such as zstd's
+            answer = refusal(415, "the Content-Encoding of the body is not read here: send it plain, or gzipped")
+        elif status < 500:
             # Neither told nor logged in full: the words of the parser hold the header, and so perhaps a token.
             answer = refusal(status, f"this is no HTTP request ({type(exc).__name__})")
         else:

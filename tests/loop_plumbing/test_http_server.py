@@ -141,3 +141,14 @@ async def test_a_silent_connection_ends(monkeypatch):
             async with asyncio.timeout(DEADLINE_S):
                 assert await reader.read() == b""
             writer.close()
+
+
+@pytest.mark.fault("a body that is packed as the server does not read it is called no HTTP")
+@pytest.mark.parametrize("packed", ["zstd", "br"])
+async def test_a_body_packed_in_another_way_is_named(packed):
+    async with serving() as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = f"POST /trusted HTTP/1.1\r\nHost: a\r\nContent-Encoding: {packed}\r\nContent-Length: 2\r\n\r\nxx"
+        status, body = await asked(reader, writer, head.encode())
+        writer.close()
+    assert (status, "send it plain, or gzipped" in body.decode()) == (415, True)

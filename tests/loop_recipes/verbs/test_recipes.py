@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from loop_recipes.cli import main
 from loop_recipes.config.files import compose
+from loop_recipes.paths import TYPED
 from loop_recipes.verbs import recipes
 from loop_recipes.verbs.recipes import evaluate, sft, train
 
@@ -40,6 +42,16 @@ def command(monkeypatch):
 def test_a_verb_becomes_tune_run(command, verb, words, tune):
     verb(words)
     assert command == tune.split()
+
+
+@pytest.mark.fault("one command begins its lines with two names")
+def test_what_a_verb_becomes_is_told_the_verb(monkeypatch):
+    told = []
+    monkeypatch.setattr(os, "execv", lambda program, words: told.append(os.environ.get(TYPED)))
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, set())
+    main(["train", "tiny_cpu"])
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    assert (told, os.environ.get(TYPED)) == (["loop train"], None)
 
 
 def test_a_config_is_composed_once_and_its_model_has_one_commit(command, monkeypatch, tmp_path):

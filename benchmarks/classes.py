@@ -78,12 +78,11 @@ def known_at(base: str) -> set[str]:
     return {*_MARK.findall(subprocess.run(git, check=False, capture_output=True, text=True).stdout)}
 
 
-def run_tests(tree: Path, only: str, classes: Collection[str] | None = None) -> list[dict[str, Any]]:
+def run_tests(tree: Path, classes: Collection[str]) -> list[dict[str, Any]]:
     """Run the marked tests of ``tree`` against its own packages.
 
     Args:
-        only: an expression of pytest's ``-k``; "" chooses all.
-        classes: of these alone, and none after the first that failed; None is all of all classes.
+        classes: of these alone, and none of a class after the first that failed.
 
     Returns:
         A row a test, {"test", "class", "outcome", "why"}; of a file that cannot be imported {"test": its path,
@@ -99,10 +98,8 @@ def run_tests(tree: Path, only: str, classes: Collection[str] | None = None) -> 
             str(tree),
             "--json",
             str(rows),
-            "--only",
-            only,
             "--classes",
-            json.dumps(None if classes is None else sorted(classes)),
+            json.dumps(sorted(classes)),
         ]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
         subprocess.run(command, cwd=tree, env=environment, timeout=DEADLINE_S, stdout=sys.stderr, check=False)
@@ -112,18 +109,18 @@ def run_tests(tree: Path, only: str, classes: Collection[str] | None = None) -> 
 class Recorder:
     """A plugin of pytest that keeps the class and the outcome of each marked test."""
 
-    def __init__(self, classes: Collection[str] | None) -> None:
+    def __init__(self, classes: Collection[str]) -> None:
         self.classes = classes
         self.rows: dict[str, dict[str, Any]] = {}
 
     def pytest_collection_modifyitems(self, config: Any, items: list[Any]) -> None:
-        others = [item for item in items if self.classes is not None and _class_of(item) not in self.classes]
+        others = [item for item in items if _class_of(item) not in self.classes]
         items[:] = [item for item in items if item not in others]
         config.hook.pytest_deselected(items=others)
 
     def pytest_runtest_setup(self, item: Any) -> None:
         shown = {row["class"] for row in self.rows.values() if row["outcome"] == "failed"}
-        if self.classes is not None and _class_of(item) in shown:
+        if _class_of(item) in shown:
             pytest.skip("its class has failed")
 
     def pytest_itemcollected(self, item: Any) -> None:
@@ -153,7 +150,7 @@ def _class_of(item: Any) -> str | None:
     return None if mark is None else mark.args[0]
 
 
-def run_here(tree: Path, words: list[str], classes: Collection[str] | None) -> list[dict[str, Any]]:
+def run_here(tree: Path, classes: Collection[str]) -> list[dict[str, Any]]:
     """Run the marked tests in this process, all of whose imports are to come from ``tree``."""
     here = str(Path(__file__).resolve().parent)
     sys.path[:] = [path for path in sys.path if path != here]
@@ -170,10 +167,9 @@ def run_here(tree: Path, words: list[str], classes: Collection[str] | None) -> l
     groups = defaultdict[Path, list[str]](list)
     """Files by the folder whose conftest.py they share: where that cannot be imported, others still run."""
     for file in dict.fromkeys(file for folder in _folders(tree) for file in sorted(folder.rglob("test_*.py"))):
-        marked = {*_MARK.findall(file.read_text(encoding="utf-8"))}
-        if marked & (marked if classes is None else {*classes}):  # importing the others would take minutes
+        if {*_MARK.findall(file.read_text(encoding="utf-8"))} & {*classes}:  # importing the others would take minutes
             groups[next(folder for folder in file.parents if (folder / "conftest.py").is_file())].append(str(file))
-    words += ["-m", "fault", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+    words = ["-m", "fault", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
     words += ["--rootdir", str(tree), f"--timeout={TEST_S}", "--tb=short", "-W", "ignore"]
     for folder, files in groups.items():
         if pytest.main([*words, *files], plugins=[recorder]) == pytest.ExitCode.USAGE_ERROR:
@@ -213,16 +209,16 @@ def compared(newest: str, only: str) -> list[dict[str, Any]]:
     """Return the rows of :func:`compare`, each with the commit ``base`` that its class was compared with."""
     files = defaultdict(set)
     for file in (file for folder in _folders(ROOT) for file in folder.rglob("test_*.py")):
-        for name in _MARK.findall(file.read_text(encoding="utf-8")):
+        for name in filter(lambda name: only in name, _MARK.findall(file.read_text(encoding="utf-8"))):
             files[name].add(str(file.relative_to(ROOT)))
     waiting, then = {*files}, dict[str, tuple[str, list[dict[str, Any]]]]()
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(run_tests, ROOT, only)
+        running = pool.submit(run_tests, ROOT, {*files})
         for base in (newest, *(each for each in EARLIER if _is_before(each, newest))):
             if not (names := waiting - known_at(base)):
                 continue
             with work_tree(base) as tree:
-                rows = run_tests(tree, only, names)
+                rows = run_tests(tree, names)
             then |= {name: (base, rows) for name in names}
             failed = [row for row in rows if row["outcome"] == "failed"]
             lost = {row["test"] for row in failed if row["class"] is None}
@@ -251,13 +247,13 @@ def main() -> int:
     """Print the table; returns 0 where all classes are shown, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base", nargs="?", help="commit before the mends")
-    parser.add_argument("--only", default="", help="an expression of pytest's -k")
+    parser.add_argument("--only", default="", help="of the classes: what their texts hold")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--tree", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--classes", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.tree is not None:
-        rows = run_here(args.tree.resolve(), ["-k", args.only], args.classes)
+        rows = run_here(args.tree.resolve(), args.classes)
         args.json.write_text(json.dumps(rows), encoding="utf-8")
         return 0
     if args.base is None:

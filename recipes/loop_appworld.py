@@ -7,6 +7,7 @@ tune run --nproc_per_node 8 loop_appworld --config loop_appworld/qwen2_5_32b \
 
 from __future__ import annotations
 
+import sys
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from loop_recipes.config.command_line import parse
 from loop_recipes.config.loop_config import LoopConfig, keys_to_keep, read_config
 from loop_recipes.engine.checkpoint import TrainingState, restore_generators
 from loop_recipes.engine.diagnostics import BROKEN_GAP, canary, flops_metrics, gap_metrics, stress, tolerances
-from loop_recipes.engine.model import check_context, served_contexts, vocabulary
+from loop_recipes.engine.model import check_context, vocabulary
 from loop_recipes.engine.process_group import any_rank, leave, on_main_rank
 from loop_recipes.engine.samples import episodes, training_samples
 from loop_recipes.rollouts.broken import check_broken
@@ -176,7 +177,8 @@ class LoopAppWorldRecipe(TrainingRecipe):
         conf = self._config
         utils.log_rank_zero(log, "waiting for the rollout node to be ready")
         served = self._source.wait_ready()
-        self._source.check_model(vocabulary(self._learner.model), served_contexts(self._learner.model))
+        model = self._learner.model
+        self._source.check_model(vocabulary(model), getattr(model, "contexts", range(sys.maxsize)))
         self._environment = self._source.description()
         self._dataset, tasks = self._source.tasks(conf.collection.split)
         dev_tasks = self._source.tasks(conf.dev_evaluation.split)[1] if conf.dev_evaluation.every else []

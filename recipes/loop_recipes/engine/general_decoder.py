@@ -93,9 +93,10 @@ class GeneralDecoder(nn.Module):
     @property
     def contexts(self) -> range:
         """How many tokens a server may hold to have the same rotary positions; of longrope they are two sets."""
-        switches = [rope[_SWITCH] for rope in _ropes(self.text.config) if rope.get("rope_type") == "longrope"]
-        switch, last = min(switches, default=0), sys.maxsize
-        return range(switch + 1, last) if _held(self.base) > switch else range(1, switch + 1)
+        ropes = _ropes(self.text.config)
+        switch = max((rope[_SWITCH] for rope in ropes if rope.get("rope_type") == "longrope"), default=0)
+        long = (self.base.context or self.base.positions) > switch
+        return range(switch + 1, sys.maxsize) if long else range(1, switch + 1)
 
     def kinds(self) -> dict[int, int]:
         """The number of the first layer of each kind, in order, and how many layers are of it."""
@@ -295,15 +296,10 @@ def _config(path: str, base: BaseModel) -> Any:
         if rope.get("rope_type") == "longrope":
             # vLLM takes one set of factors for all sequences, by the longest that it serves; transformers takes one
             # anew in each pass, by the longest sequence in it.
-            long = _held(base) > rope[_SWITCH]
+            long = (base.context or base.positions) > rope[_SWITCH]
             chosen, other = ("long", "short") if long else ("short", "long")
             rope |= {key.replace(chosen, other): value for key, value in rope.items() if key.startswith(chosen)}
     return config
-
-
-def _held(base: BaseModel) -> int:
-    """Tokens of the longest sequence that servers hold."""
-    return base.context or base.positions
 
 
 def _ropes(config: Any) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ number of ranks; both steps are done here instead.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -200,12 +199,6 @@ def check_shared(model: AnyDecoder, sharers: int) -> None:
 def vocabulary(model: AnyDecoder) -> int:
     """Return the number of token ids that the model knows."""
     return model.tok_embeddings.weight.shape[0]
-
-
-def served_contexts(model: AnyDecoder) -> range:
-    """Return how many tokens a server may hold to have the model's rotary positions: all but those of longrope do not
-    depend on it."""
-    return getattr(model, "contexts", range(sys.maxsize))
 
 
 def check_shapes(model: nn.Module, base: Mapping[str, Tensor], where: str) -> None:

@@ -74,20 +74,18 @@ class NodeSource:
         Raises:
             NoRollouts: it has another vocabulary, or other positions in sequences as long as its servers hold.
         """
-        report = self._client.health()
+        report, node = self._client.health(), f"the rollout node at {self._client.url}"
         served, longest = report["vocabulary"], report["max_context"]
         if served != vocabulary:
             raise NoRollouts(
-                f"the rollout node at {self._client.url} serves a model with a vocabulary of {served} "
-                f"({report['model']}), but the model in training has one of {vocabulary}; give both the same base "
-                "model"
+                f"{node} serves a model with a vocabulary of {served} ({report['model']}), but the model in training "
+                f"has one of {vocabulary}; give both the same base model"
             )
         if longest not in contexts:
             bound = f"over {contexts[0] - 1}" if longest < contexts[0] else f"up to {contexts[-1]}"
             raise NoRollouts(
-                f"the rollout node at {self._client.url} has the rotary positions of servers that hold {longest} "
-                f"tokens (model.max_context), but the model in training those of servers that hold {bound} "
-                f"(longrope); give it model.max_context={longest}"
+                f"{node} has the rotary positions of servers that hold {longest} tokens, but the model in training "
+                f"those of servers that hold {bound} (longrope); give it model.max_context={longest}"
             )
 
     def tasks(self, split: str) -> tuple[str, list[str]]:

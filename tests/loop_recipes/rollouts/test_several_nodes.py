@@ -144,7 +144,7 @@ async def test_nodes_that_differ_are_refused(policy, tmp_path, monkeypatch):
         assert (await asyncio.to_thread(source.health))["vocabulary"] == size, "one model at two paths"
         await asyncio.to_thread(source.check_model, size, range(1024, 4096))
         for contexts, held in ((range(1, 1024), "up to 1023"), (range(1025, 4096), "over 1024")):
-            with pytest.raises(NoRollouts, match=rf"that hold 1024 tokens .* hold {held} \(longrope\); give it"):
+            with pytest.raises(NoRollouts, match=rf"that hold 1024 tokens.* hold {held} \(longrope\); give it"):
                 await asyncio.to_thread(source.check_model, size, contexts)
         told = {**east.node.health(), "vocabulary": size + 8}
         monkeypatch.setattr(east.node, "health", lambda: told)

@@ -42,15 +42,18 @@ def folded(line: str, stream: TextIO, between: str = " ") -> str:
 
 
 def say(*lines: str, stream: TextIO | None = None) -> None:
-    """Print lines whole: on a terminal those that are wider go on in lines below, under what follows their first word
-    where two blanks part it from the rest."""
+    """Print texts, each line whole: on a terminal one that is wider goes on in lines below, under what follows its
+    first word where two blanks part it from the rest."""
     stream = stream or sys.stdout
-    for line in lines:
+    for line in (each for text in lines for each in text.split("\n")):
         if stream.isatty() and line:
             head = re.match(r" *\S+(?: \S+)? {2,}", line[:24])
             below = " " * (head.end() if head else len(line) - len(line.lstrip()) + 2)
             width = shutil.get_terminal_size().columns - 1
-            line = textwrap.fill(line, width, subsequent_indent=below, break_long_words=False, break_on_hyphens=False)
+            if len(line) > width:  # a row of a table that fits keeps its blanks
+                line = textwrap.fill(
+                    line, width, subsequent_indent=below, break_long_words=False, break_on_hyphens=False
+                )
         print(line, file=stream)
 
 

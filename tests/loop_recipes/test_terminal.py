@@ -104,6 +104,7 @@ def test_nothing_is_left_after_the_last_iteration():
     assert "left" not in summary_line(LINE, LINE["iteration"])
 
 
+@pytest.mark.fault("a table of memory poured into one paragraph on a terminal")
 def test_lines_with_a_label_go_on_below_what_they_say():
     lines = [
         "log-probs      TiledLogProbs, log-probs by tiles over tokens and vocabulary, with a log-sum-exp in fp32",
@@ -111,15 +112,17 @@ def test_lines_with_a_label_go_on_below_what_they_say():
         "nothing found in 6 iterations of runs/demo; looked for: no signal, broken gap, cut turns, failing calls",
         "",
         "vllm-0    short",
+        "trainer\n  base weights, bf16, sharded                         7.63 GiB\n  sum                   44.84 GiB",
     ]
     log, shown = io.StringIO(), Terminal()
     say(*lines, stream=log)
-    assert log.getvalue().splitlines() == lines, "a log has each in one line"
+    assert log.getvalue() == "\n".join([*lines, ""]), "a log has each in one line"
     say(*lines, stream=shown)
     assert is_whole(shown.getvalue())
     assert shown.getvalue().split() == log.getvalue().split()
     below = [len(line) - len(line.lstrip()) for line in shown.getvalue().splitlines()]
-    assert below == [0, 15, 0, 10, 0, 2, 0, 0]
+    assert below == [0, 15, 0, 10, 0, 2, 0, 0, 0, 2, 2]
+    assert lines[-1] in shown.getvalue(), "a row that fits keeps its blanks"
 
 
 def test_what_is_logged(monkeypatch):

@@ -51,8 +51,10 @@ TRAINING = {
 
 PLANNED = {"learning_rate"}
 """Figures of :data:`TRAINING` that are no measurement, and so have no average."""
-FEWEST_AVERAGED = 5
-"""Iterations of a curve that has an average; of fewer it would be one number."""
+FEWEST_AVERAGED = 10
+"""Iterations of a curve that has an average; of fewer it would be little more than one number."""
+CERTAIN = 1.96
+"""Standard errors to either side that make an interval of 95 %."""
 LEGEND_ROW_IN = 0.3
 """Inches that a row of names takes below panels."""
 MOST_MARKED = 30
@@ -117,21 +119,23 @@ def parse_curve(text: str) -> Curve:
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
-    """Centred moving average over ``window`` iterations, [runs, i]; shorter at both ends, NaNs left out. An even
-    window has one more after the iteration than before it."""
+    """Centred moving average over ``window`` iterations, [runs, i], NaNs left out; NaN at both ends, where a window is
+    not whole. An even window has one more after the iteration than before it."""
     if window <= 1:
         return values
-    before, after = (window - 1) // 2, window // 2
-    columns = [values[:, max(0, i - before) : i + after + 1] for i in range(values.shape[1])]
-    return np.stack([_nan_mean(column, axis=1) for column in columns], axis=1)
+    before, averaged = (window - 1) // 2, np.full_like(values, np.nan)
+    for first in range(values.shape[1] - window + 1):
+        averaged[:, first + before] = _nan_mean(values[:, first : first + window], axis=1)
+    return averaged
 
 
 def draw(axes: Axes, curve: Curve, key: str, colour: str, window: int, label: str | None = None) -> bool:
     """Draw one key of one curve; returns False if no run has the key.
 
-    A single run is a point for each iteration, and a line through their average over ``window`` iterations, where it
-    has :data:`FEWEST_AVERAGED`. Several runs are the mean over seeds and the band from the lowest to the highest, both
-    averaged so. Where a seed has ended before others, what goes on is a dotted line: its step there says nothing.
+    Each iteration is a point: of a single run what was measured, with an interval of 95 % over tasks where the metrics
+    have its error; of several runs their mean, with a band from the lowest to the highest. From
+    :data:`FEWEST_AVERAGED` iterations on the line is their average over ``window``. Where a seed has ended before
+    others, what goes on is a dotted line: its step there says nothing.
     """
     iterations, values = curve.series(key)
     if not len(iterations):
@@ -139,14 +143,20 @@ def draw(axes: Axes, curve: Curve, key: str, colour: str, window: int, label: st
     name, window = label or curve.label, window if len(iterations) >= FEWEST_AVERAGED else 1
     smoothed = smooth(values, window)
     if len(curve.runs) > 1:
-        with np.errstate(invalid="ignore"):
-            axes.fill_between(
-                iterations, np.nanmin(smoothed, axis=0), np.nanmax(smoothed, axis=0), color=colour, alpha=0.18, lw=0
-            )
-    elif window > 1:
-        points = f"{name}: each iteration"
-        axes.plot(iterations, values[0], color=colour, alpha=0.45, ls="", marker="o", ms=4, mew=0, label=points)
-    mean, of_all = _nan_mean(smoothed, axis=0), iterations <= curve.whole_until
+        low, high = (_without_warning(edge, smoothed) for edge in (np.nanmin, np.nanmax))
+        axes.fill_between(iterations, low, high, color=colour, alpha=0.18, lw=0)
+    else:
+        measured, errors = curve.series(f"{key}_error")
+        there = np.isin(iterations, measured)
+        if there.any():
+            axes.errorbar(
+                iterations[there], values[0][there], CERTAIN * errors[0][np.isin(measured, iterations)],
+                ls="", color=colour, alpha=0.35, lw=1,
+            )  # fmt: skip
+    of_all = iterations <= curve.whole_until
+    mean, points = _nan_mean(smoothed, axis=0), _nan_mean(values, axis=0)
+    if window > 1:
+        axes.plot(iterations, points, color=colour, alpha=0.45, ls="", marker="o", ms=4, mew=0, label=f"{name}: each")
     marker = "o" if window == 1 and of_all.sum() <= MOST_MARKED else None
     named = f"{name}: average of {window}" if window > 1 else name
     axes.plot(iterations[of_all], mean[of_all], color=colour, lw=2, ms=4, marker=marker, label=named)
@@ -168,16 +178,30 @@ def learning_curve(curves: Sequence[Curve], window: int) -> Figure:
         axes[place].set(title=title, xlabel="iteration", ylabel=f"{title}, 0 to 1", ylim=(-0.02, 1.02))
         _legend(axes[place])
     seeds = max(len(curve.runs) for curve in curves)
+    single = [curve for curve in curves if len(curve.runs) == 1]
     notes = [_averaged(curves, "reward", window)] if window > 1 else []
     notes += [f"band: lowest to highest of {seeds} seeds"] if seeds > 1 else []
+    notes += ["bars: 95 % over tasks"] if any(len(curve.series("reward_error")[0]) for curve in single) else []
+    notes += _counted(curves)
     return _finish(figure, curves, "; ".join(filter(None, notes)))
+
+
+def _counted(curves: Sequence[Curve]) -> list[str]:
+    """Say how many rollouts an iteration has, where the metrics do."""
+    counts = [
+        line["rollouts"] for curve in curves for run in curve.runs for line in run if _number(line.get("rollouts"))
+    ]
+    if not counts:
+        return []
+    low, high = min(counts), max(counts)
+    return [f"{low if low == high else f'{low} to {high}'} rollouts an iteration"]
 
 
 def _averaged(curves: Sequence[Curve], key: str, window: int) -> str:
     """Say what the average is; "" where none is drawn."""
     if all(len(curve.series(key)[0]) < FEWEST_AVERAGED for curve in curves):
         return ""
-    return f"average: over {window} iterations, as many before as after; over fewer at both ends"
+    return f"average: over {window} iterations, as many before as after"
 
 
 def _dev_scores(curve: Curve, key: str) -> tuple[np.ndarray, np.ndarray]:
@@ -255,7 +279,8 @@ def behavior(curves: Sequence[Curve], window: int) -> Figure:
         _from_zero(axes)
         if not any(drawn):
             axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", color="#666666")
-    return _finish_panels(figure, grid, curves, "behaviour of the rollouts trained on")
+    notes = ["behaviour of the rollouts trained on", _averaged(curves, "turns", window) if window > 1 else ""]
+    return _finish_panels(figure, grid, curves, "; ".join(filter(None, notes)))
 
 
 def training(curves: Sequence[Curve], window: int) -> Figure:
@@ -283,13 +308,13 @@ def write_figures(curves: Sequence[Curve], output: Path, window: int = 5, title:
 
     Args:
         window: iterations that a moving average covers; 1 for none.
-        title: stands above each figure, in place of the dataset's name and what the average is.
+        title: stands above each figure, in place of the dataset's name; what the lines mean stands below it.
     """
     written = []
     for name, make in FIGURES.items():
         figure = make(curves, window)
         if title is not None:
-            figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+            figure.suptitle("\n".join([title, *figure.get_suptitle().split("\n")[1:]]))
         written += save(figure, output, name)
     return written
 
@@ -322,6 +347,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _without_warning(reduce: Callable[..., np.ndarray], values: np.ndarray) -> np.ndarray:
+    """Return ``reduce`` over the runs, NaN without a warning where no run has a value."""
+    present = ~np.isnan(values).all(axis=0)
+    reduced = np.full(values.shape[1], np.nan)
+    reduced[present] = reduce(values[:, present], axis=0)
+    return reduced
 
 
 def _nan_mean(values: np.ndarray, axis: int) -> np.ndarray:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -56,12 +57,17 @@ METRICS: dict[str, str] = {
     "says of what, and a share above collection.max_broken_share ends the run",
     "broken_figures": "figures of behaviour that could not be computed, and are left out; the terminal says of what",
     "reward": "mean reward, from 0 to 1, as the environment's grader gives it",
+    "reward_error": "its standard error over tasks, whose rollouts are not independent; only of two tasks or more",
     "success": "share of rollouts whose grader says that the task is solved",
+    "success_error": "its standard error over tasks",
     "completed": "share of rollouts that the agent itself ended",
     "turns": "mean agent turns per rollout",
     "tokens": "mean tokens per rollout, prompt and observations included",
     "tokens_max": "longest rollout",
     "sampled_tokens": "mean tokens per rollout that the policy sampled",
+    "cut_turns": "share of turns that the limit of tokens ended, and not the policy",
+    "stopped_turns": "share of turns that a stop text of their agent ended",
+    "failed_turns": "share of turns whose action the environment answered with an error",
     "thinking_tokens": "mean tokens of thinking per turn; only of a model that thinks",
     "cut_in_thinking": "share of turns that ended before their thinking did, by a limit or by the policy itself; "
     "only of a model that thinks",
@@ -236,6 +242,7 @@ def rollout_metrics(rollouts: list[Rollout]) -> dict[str, Any]:
     count = len(first_segments)
     sampled = sum(rollout.sampled_tokens for rollout in rollouts)
     turns = [turn for rollout in rollouts for turn in rollout.turns]
+    ends = Counter(turn.finish_reason for turn in turns)
     thinking = sum(turn.thinking_tokens for turn in turns)
     thinking_figures = {
         "thinking_tokens": thinking / len(turns),
@@ -246,16 +253,36 @@ def rollout_metrics(rollouts: list[Rollout]) -> dict[str, Any]:
         "sequences": len(rollouts) / count,
         "reward": sum(rollout.reward for rollout in first_segments) / count,
         "success": sum(rollout.success for rollout in first_segments) / count,
+        **_errors(first_segments),
         "completed": sum(rollout.end_reason == "completed" for rollout in first_segments) / count,
         "turns": len(turns) / count,
         "tokens": sum(len(rollout.token_ids) for rollout in rollouts) / count,
         "tokens_max": max(len(rollout.token_ids) for rollout in rollouts),
         "sampled_tokens": sampled / count,
+        "cut_turns": ends["length"] / len(turns),
+        "stopped_turns": ends["cut"] / len(turns),
+        "failed_turns": sum(turn.failed for turn in turns) / len(turns),
         **(thinking_figures if thinking else {}),
         **_endpoint(first_segments),
         **_stated(first_segments),
         "entropy_estimate": -sum(sum(rollout.sampler_logprobs) for rollout in rollouts) / sampled,
     }
+
+
+def _errors(rollouts: list[Rollout]) -> dict[str, float]:
+    """Standard errors of mean reward and success, clustered by task; {} of one task."""
+    groups: dict[str, list[Rollout]] = {}
+    for rollout in rollouts:
+        groups.setdefault(rollout.task_id, []).append(rollout)
+    if len(groups) < 2:
+        return {}
+    errors = {}
+    for key in ("reward", "success"):
+        mean = sum(getattr(rollout, key) for rollout in rollouts) / len(rollouts)
+        apart = [sum(getattr(rollout, key) - mean for rollout in group) for group in groups.values()]
+        squares = sum(distance**2 for distance in apart) * len(groups) / (len(groups) - 1)
+        errors[f"{key}_error"] = squares**0.5 / len(rollouts)
+    return errors
 
 
 def _endpoint(rollouts: list[Rollout]) -> dict[str, dict[str, float]]:

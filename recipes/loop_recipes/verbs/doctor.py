@@ -81,6 +81,10 @@ def cut_turns(lines: Lines) -> Finding | None:
     if thinking is not None and thinking > 0.1:
         cure = "raise collection.limits.max_thinking_tokens or max_tokens_per_turn"
         return Finding(f"{thinking:.0%} of the turns are cut inside their thinking", cure, "the-reward-is-0")
+    cut = _mean(recent, "cut_turns")
+    if cut is not None and cut > 0.1:
+        cure = "raise collection.limits.max_tokens_per_turn, so that most turns end by themselves"
+        return Finding(f"{cut:.0%} of the turns are cut by the limit of tokens", cure, "it-does-not-learn")
     if completed is not None and completed < 0.5:
         cure = "raise collection.limits, or begin with collection.horizons"
         return Finding(f"only {completed:.0%} of the episodes are ended by the agent", cure, "it-does-not-learn")

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
@@ -14,6 +15,7 @@ from loop_formats.run_folder import write_description
 from loop_recipes.evaluation.scores import TaskResult
 from loop_recipes.run.metrics import METRICS, behavior_metrics, points, rollout_metrics
 from loop_viewer.run_data import RunData
+from support.rollouts import rollout, turn
 from support.small_runs import in_sequences, replay_config, train, write_logs
 
 BOTH = replace(DEFAULT_DESCRIPTION, behavior=OWN_BEHAVIOR)
@@ -104,6 +106,21 @@ def test_a_figure_that_breaks_ends_no_run_and_does_not_vanish(tmp_path, monkeypa
     assert left_out <= {figure.key for figure in ToolBehavior.figures}
     assert left_out
     assert "the figures of tool calls could not be computed: KeyError: 'no such' (" in caplog.text
+
+
+def test_errors_are_over_tasks_and_turns_are_counted_by_what_ended_them():
+    rewards = {"a_1": [0.0, 0.5], "b_1": [0.25, 0.25], "c_1": [1.0, 1.0]}
+    ends = [replace(turn(1, 2), finish_reason=reason) for reason in ("stop", "length", "length", "cut")]
+    rollouts = [
+        rollout([1] * 3, ends, task_id=task, index=index, reward=reward, success=reward == 1.0)
+        for task, values in rewards.items()
+        for index, reward in enumerate(values)
+    ]
+    metrics = rollout_metrics(rollouts)
+    assert metrics["reward_error"] == pytest.approx(np.std([0.25, 0.25, 1.0], ddof=1) / 3**0.5)
+    assert metrics["success_error"] == pytest.approx(1 / 3)
+    assert (metrics["cut_turns"], metrics["stopped_turns"], metrics["failed_turns"]) == (0.5, 0.25, 0.0)
+    assert "reward_error" not in rollout_metrics(rollouts[:2]), "one task"
 
 
 def test_an_episode_of_several_sequences_counts_once_wherever_rollouts_are_counted(tmp_path):

@@ -75,6 +75,7 @@ def test_a_run_that_has_just_begun_has_no_findings(lines):
     "changes",
     [
         {"cut_in_thinking": 0.4},
+        {"cut_turns": 0.77},
         {"reward": 0.99, "success": 0.99, "groups_without_signal": 8},
         {"gap_verdict": "drift"},
         {"dev_success": 0.2},

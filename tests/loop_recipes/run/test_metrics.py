@@ -15,7 +15,7 @@ from loop_formats.run_folder import write_description
 from loop_recipes.evaluation.scores import TaskResult
 from loop_recipes.run.metrics import METRICS, behavior_metrics, points, rollout_metrics
 from loop_viewer.run_data import RunData
-from support.rollouts import rollout, turn
+from support import rollouts as records
 from support.small_runs import in_sequences, replay_config, train, write_logs
 
 BOTH = replace(DEFAULT_DESCRIPTION, behavior=OWN_BEHAVIOR)
@@ -110,9 +110,9 @@ def test_a_figure_that_breaks_ends_no_run_and_does_not_vanish(tmp_path, monkeypa
 
 def test_errors_are_over_tasks_and_turns_are_counted_by_what_ended_them():
     rewards = {"a_1": [0.0, 0.5], "b_1": [0.25, 0.25], "c_1": [1.0, 1.0]}
-    ends = [replace(turn(1, 2), finish_reason=reason) for reason in ("stop", "length", "length", "cut")]
+    ends = [replace(records.turn(1, 2), finish_reason=reason) for reason in ("stop", "length", "length", "cut")]
     rollouts = [
-        rollout([1] * 3, ends, task_id=task, index=index, reward=reward, success=reward == 1.0)
+        records.rollout([1] * 3, ends, task_id=task, index=index, reward=reward, success=reward == 1.0)
         for task, values in rewards.items()
         for index, reward in enumerate(values)
     ]

@@ -3,6 +3,7 @@
 Imports the standard library alone, because every program that imports torch imports it, by the recipes' registration.
 """
 
+import difflib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,7 +70,8 @@ def _existing(pieces: list[str]) -> list[Path]:
 
 def run_meant(path: Path) -> str:
     """The question that offers the training runs which ``path``, that is none, may stand for: the one around it, the
-    one of its name in ``runs``, or the first two within it; it begins with a semicolon. "" where there are none."""
+    one of its name in ``runs``, the first two within it, or those beside it with nearly its name; it begins with a
+    semicolon. "" where there are none."""
 
     def runs(*patterns: str) -> list[Path]:
         return [file.parent for pattern in patterns for file in sorted(path.glob(f"{pattern}/{METRICS_FILE}"))]
@@ -77,4 +79,7 @@ def run_meant(path: Path) -> str:
     name = str(path).removesuffix(".py")  # a file of functions has its run there too
     around = (*path.absolute().parents, Path("runs") / name, loop_home() / "runs" / name)
     found = [folder for folder in around if (folder / METRICS_FILE).is_file()][:1] or runs("*", "*/*")[:2]
+    if not found:
+        beside = {file.parent.name: file.parent for file in path.parent.glob(f"*/{METRICS_FILE}")}
+        found = [beside[name] for name in difflib.get_close_matches(path.name, beside, n=2)]
     return f"; did you mean {' or '.join(map(str, found))}?" if found else ""

@@ -531,7 +531,9 @@ def test_a_run_is_read_without_a_browser(run_folder, capsys):
     assert "## demo-i" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main([])
-    assert capsys.readouterr().err.endswith("the following arguments are required: RUN\n")
+    assert "loop view: error: which RUN" in capsys.readouterr().err
+    assert main([str(run_folder.with_name("dmeo"))]) == 1
+    assert capsys.readouterr().err.endswith(f"did you mean {run_folder}?\n")
     entries = opened(run_folder).summaries("demo-i0001")
     solved = sum(entry["success"] for entry in entries)
     assert f"# demo-i0001: 24 rollouts, {solved} solved, mean reward " in listed

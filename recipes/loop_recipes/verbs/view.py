@@ -9,6 +9,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from loop_formats.places import run_meant
 from loop_recipes.config.arguments import verb_parser
 from loop_recipes.verbs import continuation
 from loop_viewer.app import build_app
@@ -41,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     if parsed.text and (not parsed.runs or is_run(Path(parsed.text))):  # --text before the runs took the first
         parsed.runs, parsed.text = [Path(parsed.text), *parsed.runs], ""
     if not parsed.runs:
-        parser.error("the following arguments are required: RUN")
+        parser.error(f"which RUN{run_meant(Path())}")
     if not 0 <= parsed.port <= 65535:
         parser.error(f"--port is {parsed.port}; it must be 0 to 65535")
     try:

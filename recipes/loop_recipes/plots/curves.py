@@ -142,19 +142,14 @@ def draw(axes: Axes, curve: Curve, key: str, colour: str, window: int, label: st
         return False
     name, window = label or curve.label, window if len(iterations) >= FEWEST_AVERAGED else 1
     smoothed = smooth(values, window)
+    mean, points, of_all = _nan_mean(smoothed, axis=0), _nan_mean(values, axis=0), iterations <= curve.whole_until
     if len(curve.runs) > 1:
-        low, high = (_without_warning(edge, smoothed) for edge in (np.nanmin, np.nanmax))
-        axes.fill_between(iterations, low, high, color=colour, alpha=0.18, lw=0)
-    else:
-        measured, errors = curve.series(f"{key}_error")
-        there = np.isin(iterations, measured)
-        if there.any():
-            axes.errorbar(
-                iterations[there], values[0][there], CERTAIN * errors[0][np.isin(measured, iterations)],
-                ls="", color=colour, alpha=0.35, lw=1,
-            )  # fmt: skip
-    of_all = iterations <= curve.whole_until
-    mean, points = _nan_mean(smoothed, axis=0), _nan_mean(values, axis=0)
+        there, seen = iterations[~np.isnan(mean)], smoothed[:, ~np.isnan(mean)]
+        axes.fill_between(there, np.nanmin(seen, 0), np.nanmax(seen, 0), color=colour, alpha=0.18, lw=0)
+    measured, errors = curve.series(f"{key}_error")
+    if len(measured) and len(curve.runs) == 1:
+        here = np.interp(measured, iterations, points)
+        axes.errorbar(measured, here, CERTAIN * errors[0], ls="", color=colour, alpha=0.35, lw=1)
     if window > 1:
         axes.plot(iterations, points, color=colour, alpha=0.45, ls="", marker="o", ms=4, mew=0, label=f"{name}: each")
     marker = "o" if window == 1 and of_all.sum() <= MOST_MARKED else None
@@ -347,14 +342,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _without_warning(reduce: Callable[..., np.ndarray], values: np.ndarray) -> np.ndarray:
-    """Return ``reduce`` over the runs, NaN without a warning where no run has a value."""
-    present = ~np.isnan(values).all(axis=0)
-    reduced = np.full(values.shape[1], np.nan)
-    reduced[present] = reduce(values[:, present], axis=0)
-    return reduced
 
 
 def _nan_mean(values: np.ndarray, axis: int) -> np.ndarray:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -271,16 +272,14 @@ def rollout_metrics(rollouts: list[Rollout]) -> dict[str, Any]:
 
 def _errors(rollouts: list[Rollout]) -> dict[str, float]:
     """Standard errors of mean reward and success, clustered by task; {} of one task."""
-    groups: dict[str, list[Rollout]] = {}
-    for rollout in rollouts:
-        groups.setdefault(rollout.task_id, []).append(rollout)
-    if len(groups) < 2:
-        return {}
+    tasks = {rollout.task_id for rollout in rollouts}
     errors = {}
-    for key in ("reward", "success"):
+    for key in ("reward", "success") if len(tasks) > 1 else ():
+        apart = dict.fromkeys(tasks, 0.0)
         mean = sum(getattr(rollout, key) for rollout in rollouts) / len(rollouts)
-        apart = [sum(getattr(rollout, key) - mean for rollout in group) for group in groups.values()]
-        squares = sum(distance**2 for distance in apart) * len(groups) / (len(groups) - 1)
+        for rollout in rollouts:
+            apart[rollout.task_id] += getattr(rollout, key) - mean
+        squares = math.fsum(distance**2 for distance in apart.values()) * len(tasks) / (len(tasks) - 1)
         errors[f"{key}_error"] = squares**0.5 / len(rollouts)
     return errors
 

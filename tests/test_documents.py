@@ -6,6 +6,7 @@ import ast
 import importlib
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -71,6 +72,12 @@ def test_links_lead_somewhere():
 
 
 CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md"]
+
+
+def test_pictures_are_as_their_script_draws_them():
+    drawn = runpy.run_path(str(CHECKOUT / "docs/images/draw.py"))["PICTURES"]
+    for name, draw in drawn.items():
+        assert (CHECKOUT / "docs/images" / name).read_text() == draw(), f"python docs/images/draw.py writes {name} anew"
 
 
 def test_files_that_are_named_exist():

@@ -1,0 +1,117 @@
+"""Draws the two pictures of README.md and docs/architecture.md: how the parts fit, and the tokens of an episode.
+
+    python docs/images/draw.py     # writes fits.svg and tokens.svg beside this file
+
+Each is light or dark as the page around it is.
+"""
+
+from html import escape
+from pathlib import Path
+
+STYLE = """<style>
+text { font: 14px system-ui, sans-serif; fill: #1f2328; }
+.small { font-size: 12px; fill: #59636e; }
+.title { font-weight: 600; }
+.box { fill: #f6f8fa; stroke: #8c959f; }
+.sampled { fill: #cfe5f7; stroke: #0072b2; }
+.newer { fill: #fbdcc6; stroke: #d55e00; }
+.arrow { fill: none; stroke: #59636e; stroke-width: 1.5; marker-end: url(#head); }
+#head path { fill: #59636e; }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e6edf3; }
+  .small { fill: #9198a1; }
+  .box { fill: #161b22; stroke: #6e7681; }
+  .sampled { fill: #0d3a5c; stroke: #56b4e9; }
+  .newer { fill: #5a2a0c; stroke: #e69f00; }
+  .arrow { stroke: #9198a1; }
+  #head path { fill: #9198a1; }
+}
+</style>
+<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">
+<path d="M0 0 8 4 0 8z"/></marker></defs>"""
+
+
+def svg(width: int, height: int, title: str, parts: list[str]) -> str:
+    """Return a whole picture; ``title`` is what a screen reader says."""
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" width="{width}">'
+    return "\n".join([head, f"<title>{escape(title)}</title>", STYLE, *parts, "</svg>", ""])
+
+
+def text(x: float, y: float, words: str, kind: str = "", anchor: str = "middle") -> str:
+    """Return a line of text whose baseline is at ``y``."""
+    return f'<text x="{x}" y="{y}" class="{kind}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def box(x: float, y: float, width: float, height: float, lines: list[str], kind: str = "box") -> list[str]:
+    """Return a box; the first of its lines is its name."""
+    middle, first = x + width / 2, y + height / 2 - 8.5 * (len(lines) - 1) + 5
+    words = [text(middle, first + 17 * at, line, "small" if at else "title") for at, line in enumerate(lines)]
+    return [f'<rect class="{kind}" x="{x}" y="{y}" width="{width}" height="{height}" rx="6"/>', *words]
+
+
+def arrow(path: str) -> str:
+    """Return an arrow along ``path``."""
+    return f'<path class="arrow" d="{path}"/>'
+
+
+def fits() -> str:
+    """Tasks, node, log, trainer and policies, and what goes from each to the next."""
+    node = [
+        "plays the episodes of each task",
+        "vLLM servers",
+        "code runs in a sandbox;",
+        "the grade is made outside it",
+    ]
+    trainer = ["a torchtune recipe:", "log-probs anew,", "leave-one-out", "advantages,", "LoRA update"]
+    parts = [
+        *box(10, 60, 170, 110, ["Task", "a Python file,", "AppWorld, another world,", "or an agent program"]),
+        *box(260, 30, 230, 170, ["Rollout node", *node]),
+        *box(555, 60, 150, 110, ["Log", "token ids, log-probs,", "policy versions,", "reward"]),
+        *box(780, 30, 150, 170, ["Trainer", *trainer]),
+        *box(420, 236, 290, 52, ["Policy versions", "PEFT adapters, each proven before it samples"]),
+    ]
+    for path, x, y, words in (
+        ("M180 115H258", 219, 105, "tasks"),
+        ("M490 115H553", 521, 105, "rollouts"),
+        ("M705 115H778", 741, 105, "groups"),
+        ("M855 200V262H712", 790, 254, "new adapter"),
+        ("M420 262H375V202", 345, 254, "served"),
+    ):
+        parts += [arrow(path), text(x, y, words, "small")]
+    return svg(
+        940, 300, "Tasks go to the rollout node, rollouts to a log and the trainer, adapters back to the node", parts
+    )
+
+
+def tokens() -> str:
+    """One episode as the learner sees it."""
+    spans = [
+        ("system, task", 150, "0", "", "box"),
+        ("turn 1", 130, "1", "7", "sampled"),
+        ("observation", 110, "0", "", "box"),
+        ("turn 2", 160, "1", "7", "sampled"),
+        ("observation", 110, "0", "", "box"),
+        ("turn 3", 120, "1", "8", "newer"),
+    ]
+    x, parts = 120.0, []
+    for name, width, mask, version, kind in spans:
+        parts += box(x, 20, width, 40, [name], kind)
+        parts += [text(x + width / 2, 86, mask), text(x + width / 2, 112, version or "-")]
+        parts.append(text(x + width / 2, 138, "as sampled" if version else "-", "small"))
+        x += width
+    for y, name in ((45, "token ids"), (86, "mask"), (112, "policy version"), (138, "log-prob")):
+        parts.append(text(110, y, name, "small", "end"))
+    below = "The loss is over the tokens of mask 1. Their log-probs are computed again, under the version of each."
+    return svg(
+        920,
+        190,
+        "One episode: which tokens the policy sampled, and under which version",
+        [*parts, text(120, 174, below, "small", "start")],
+    )
+
+
+PICTURES = {"fits.svg": fits, "tokens.svg": tokens}
+
+if __name__ == "__main__":
+    for name, draw in PICTURES.items():
+        Path(__file__).with_name(name).write_text(draw())

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from agent_environments.harness.program import INHERITED, run_program
-from agent_environments.harness.words import found, require_program, require_script, run_from_folder
+from agent_environments.harness.program import run_program
+from agent_environments.harness.words import found, require_program, require_script
 from agent_environments.protocol import Environment, Grade
 from loop_plumbing.written_tree import open_folder
 
-_THE_AGENTS = "in the episode's folder it would be the agent's: give its path"
 GRADE_TIMEOUT_S = 600.0
 
 
@@ -71,39 +70,33 @@ class GradedByWord:
 
 
 class GradedByCommand:
-    """A command grades: it prints ``{"reward": ...}`` in its last line. It runs in the folder that the program had."""
+    """A command grades: it prints ``{"reward": ...}`` in its last line. It runs where the node was started, and finds
+    the folder that the program had by ``EPISODE_FOLDER``: a bare name is never one of the agent's files."""
 
     takes_word = False
 
     def __init__(self, command: Sequence[str]) -> None:
+        self._here = Path.cwd()
         program, *rest = found(command)
         self._command = [os.path.abspath(shutil.which(program) or program), *rest]
-        word = run_from_folder(self._command)
-        self._runs_agents = word and f"harness: grade_command: there is no file {word!r} here; {_THE_AGENTS}"
 
     def check(self) -> None:
         """Check that the command is there, before any agent has started.
 
         Raises:
-            FileNotFoundError: there is no such program, or a file of the grader's would be looked for in the folder
-                that the agent wrote.
+            FileNotFoundError: there is no such program or script.
         """
         require_program("grade_command", self._command)
-        if self._runs_agents or not all(os.path.exists(word) for word in self._command if os.path.isabs(word)):
-            require_script("grade_command", self._command, _THE_AGENTS)
-        if self._runs_agents:
-            raise FileNotFoundError(self._runs_agents)
+        require_script("grade_command", self._command, "it starts where the node does", [self._here])
 
     async def grade(self, episode: EndedEpisode) -> Grade:
         """Return the reward of the command's last line; where it has none the episode cannot be graded."""
-        if self._runs_agents:
-            return Grade.of_ungradable(self._runs_agents)
         if not all(map(open_folder, (episode.folder.parent, episode.folder))):
             return Grade.of_ungradable(
                 "the program has removed the folder that is graded, or put something in its place"
             )
-        variables = {"TASK_ID": episode.task_id, "EPISODE_FOLDER": str(episode.folder), **_nothing_from_here()}
-        ended = await run_program(self._command, variables, episode.folder, GRADE_TIMEOUT_S, answers=True)
+        variables = {"TASK_ID": episode.task_id, "EPISODE_FOLDER": str(episode.folder)}
+        ended = await run_program(self._command, variables, self._here, GRADE_TIMEOUT_S, answers=True)
         if ended.status != 0:
             return Grade.of_ungradable(f"the grade command ended with {ended.status}: {ended.output[-200:]!r}")
         try:
@@ -113,11 +106,3 @@ class GradedByCommand:
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
             last = (ended.answer or ended.output)[-200:]
             return Grade.of_ungradable(f'the grade command did not end with {{"reward": ...}}: {last!r}')
-
-
-def _nothing_from_here() -> dict[str, str]:
-    """Variables by which nothing is looked for in the folder that a program starts in: a json.py there could print a
-    reward. An empty entry is that folder."""
-    paths = {name: os.environ.get(name, "").split(os.pathsep) for name in INHERITED if name.endswith("PATH")}
-    absolute = {name: os.pathsep.join(filter(os.path.isabs, entries)) for name, entries in paths.items()}
-    return {**absolute, "PYTHONSAFEPATH": "1"}

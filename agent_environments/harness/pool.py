@@ -206,8 +206,8 @@ class HarnessPool:
         world: ``name`` and options of an environment of ours that it acts in.
         tasks: task ids by split, where there is no world.
         dataset: the name printed with every score, where there is no world.
-        grade_command: prints ``{"reward": ...}`` in its last line, where there is no world. It runs in the folder that
-            the program had, after the program.
+        grade_command: prints ``{"reward": ...}`` in its last line, where there is no world. It runs after the program
+            where the node was started, with the program's folder as ``EPISODE_FOLDER``.
         accept_reward: the program's own reward is taken, where there is no other.
         variables: more environment variables of the program.
         prefix: a command that it is run under, such as a sandbox.

@@ -36,7 +36,8 @@ FILES = {
 GRADE = [
     sys.executable,
     "-c",
-    f"import json; print(json.dumps({{'reward': float({RIGHT!r} in open('counter.py').read())}}))",
+    "import json, os; left = open(os.environ['EPISODE_FOLDER'] + '/counter.py').read(); "
+    f"print(json.dumps({{'reward': float({RIGHT!r} in left)}}))",
 ]
 FOLDER = re.compile(r"/[^\s\"'<>]*/harness-[^/\s\"'<>]+/episode")
 MAKING_S = 900.0

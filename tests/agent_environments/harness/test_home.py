@@ -156,7 +156,7 @@ async def test_the_folder_that_is_graded_is_the_programs_and_no_link(tmp_path, m
     answers.mkdir(parents=True)
     (answers / "answer.txt").write_text("42")
     monkeypatch.setattr("agent_environments.harness.pool.tempfile.mkdtemp", lambda prefix: str(_made(tmp_path / "own")))
-    grade = "import os; print('{\"reward\": %d}' % os.path.exists('answer.txt'))"
+    grade = "import os; print('{\"reward\": %d}' % os.path.exists(os.environ['EPISODE_FOLDER'] + '/answer.txt'))"
     answers = str(answers if "here)" in does else answers.parent)
     agent = f"import os; here, answers = os.getcwd(), {answers!r}; own = os.path.dirname(here); {does}"
     printed, graded = await ran(pool(grade_command=[sys.executable, "-c", grade]), agent)

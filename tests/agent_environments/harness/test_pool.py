@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,14 @@ def pool(**options):
 
 def python(code):
     return ["{python}", "-c", code]
+
+
+def reads(value):
+    """A grader that gives 1 where the program has left this answer."""
+    return python(
+        "import json, os, pathlib; left = pathlib.Path(os.environ['EPISODE_FOLDER'], 'answer'); "
+        f"print('hm'); print(json.dumps({{'reward': float(left.is_file() and left.read_text() == {value!r})}}))"
+    )
 
 
 async def played(harness_pool):
@@ -83,103 +92,42 @@ def test_tasks():
 
 async def test_a_grade_command_sees_what_the_program_left(tmp_path):
     program = python("import os; open('answer', 'w').write(os.environ['TASK_ID'] + os.environ['OPENAI_API_KEY'])")
-    grader = python(
-        "import json; print('hm'); print(json.dumps({'reward': float(open('answer').read() == 't_1sk-1')}))"
-    )
+    grader = reads("t_1sk-1")
     grade = await played(pool(command=program, grade_command=grader, accept_reward=False))
     assert (grade.reward, grade.success, grade.ungradable) == (1.0, True, None)
 
 
-@pytest.mark.parametrize("import_path", [None, os.pathsep + "/nowhere"])
-async def test_an_agent_cannot_leave_a_module_that_grades_it(monkeypatch, import_path):
-    if import_path is not None:
-        monkeypatch.setenv("PYTHONPATH", import_path)
-    planted = "import os, sys; sys.stdout.write('{\"reward\": 1.0}'); sys.stdout.flush(); os._exit(0)"
-    agent = python(f"open('json.py', 'w').write({planted!r})")
-    grader = python("import json; print(json.dumps({'reward': 0.0}))")
-    grade = await played(pool(command=agent, grade_command=grader, accept_reward=False))
-    assert (grade.reward, grade.ungradable) == (0.0, None)
-
-
 @pytest.mark.attack
-@pytest.mark.fault("a grader that is missing is replaced by the agent's own file")
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["python3", "-u", "grade.py"],
-        ["python3", "-W", "ignore", "-X", "dev", "grade"],
-        ["env", "python3", "grade.py"],
-        ["env", "MODE=strict", "python3", "grade.py"],
-        ["timeout", "60", "python3", "grade.py"],
-        ["timeout", "-k", "5", "60", "nice", "-n", "5", "python3", "grade"],
-        ["ionice", "-c", "2", "python3", "grade.py"],
-        ["timeout", "60", "{python}", "grade"],
-        ["nice", "/usr/bin/env", "/bin/sh", "grade"],
-        ["flock", "/etc/passwd", "-c", "python3 grade.py"],
-        ["bash", "--norc", "-e", "grade"],
-        ["sh", "-c", "echo `sh grade`"],
-        ["sh", "-c", "X=$(python3 grade); if true; then echo $X; fi"],
-        ["stdbuf", "-oL", "./grade"],
-        ["perl", "grade.pl"],
-        ["perl", "-Ilib", "/bin/true"],
-        ["node", "--require", "./hook.js", "/bin/true"],
-        ["awk", "--file=grade.awk"],
-        ["bash", "-c", "python3 grade.py"],
-        ["sh", "-ec", "true; X=1 exec python3 -u grade.py"],
-        ["bash", "-c", "source grade.sh"],
-        ["bash", "-c", ". grade.sh && ./grade"],
-        ["bash", "-c", "timeout 60 ./grade"],
-        ["bash", "-c", "bash -c 'sh grade'"],
-        ["env", "-S", "python3 grade.py"],
-        ["nobodys-runner", "grade.rb"],
-        ["{python}", "grade.py", "/bin/true"],
-        ["sudo", "-u", "grader", "python3", "-m", "grade"],
-        ["env", "-i", "python3", "-c", "import json"],
-        ["python3", "-E", "-m", "grade"],
-    ],
-    ids=" ".join,
-)
-async def test_no_word_of_a_grade_command_is_looked_for_where_the_agent_writes(words, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("agent_environments.harness.words.shutil.which", lambda name, path=None: f"/bin/{name}")
-    with pytest.raises(FileNotFoundError, match=r"grade_command: there is no file .* agent's"):
-        await pool(command=["true"], grade_command=words, accept_reward=False).open()
-    grade = await played(pool(command=["true"], grade_command=words, accept_reward=False))
-    assert (grade.reward, "agent's" in grade.ungradable) == (0.0, True)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["timeout", "60", "{python}", "-u", "grade.py", "answer.txt"],
-        ["bash", "-c", "grep -q 42 answer.txt && echo $(cat out/score)"],
-        ["bash", "-c", "cd / && python3 grade.py"],
-        ["bash", "-c", 'python3 "$GRADERS/grade.py"'],
-        ["env", "-C", "/", "python3", "grade.py"],
-        ["sudo", "-u", "grader", "python3", "-I", "-m", "my.grader", "answer.txt"],
-        ["docker", "run", "--rm", "-v", "/a:/b", "org/image:1", "python3", "/grade.py"],
-        ["my-grader", "--strict"],
-    ],
-    ids=" ".join,
-)
-def test_what_a_grader_reads_and_what_lies_elsewhere_may_be_named(words, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "grade.py").touch()
-    if words[0] in ("bash", "env", "sudo"):
-        (tmp_path / "grade.py").unlink()
-    monkeypatch.setattr("agent_environments.harness.words.shutil.which", lambda name, path=None: f"/bin/{name}")
-    pool(command=["true"], grade_command=words, accept_reward=False).grader.check()
-
-
-@pytest.mark.attack
-@pytest.mark.fault("a grader that is missing is replaced by the agent's own file")
-@pytest.mark.parametrize("name", ["PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "NODE_PATH"])
-async def test_no_variable_has_a_grader_look_into_the_folder_that_the_agent_wrote(name, monkeypatch):
-    monkeypatch.setenv(name, os.pathsep.join(["", ".", os.environ.get(name, "/nowhere"), "lib"]))
-    grader = python(
-        f"import os; print('{{\"reward\": %d}}' % all(map(os.path.isabs, os.environ[{name!r}].split(':'))))"
+@pytest.mark.fault("a grader is replaced, or told what to do, by the agent's own file")
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("command", TABLES["no_word_of_a_grade_command_is_looked_for_where_the_agent_writes"])
+async def test_no_word_of_a_grade_command_is_looked_for_where_the_agent_writes(
+    command, relative, tmp_path, monkeypatch
+):
+    """A grader that is not where the node starts, and every file by which the agent could take its place."""
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    for name in ("PATH", "PYTHONPATH", "NODE_PATH") if relative else ():
+        monkeypatch.setenv(name, os.pathsep.join(["", ".", os.environ.get(name, "/nowhere"), "lib"]))
+    agent = python(
+        f"import os; files = {TABLES['what_an_agent_plants']!r}; os.makedirs('lib')\n"
+        "for name in list(files): files['lib/' + name] = files[name]\n"
+        "for name in files: open(name, 'w').write(files[name]); os.chmod(name, 0o755)"
     )
-    assert (await played(pool(command=["true"], grade_command=grader, accept_reward=False))).success
+    made = pool(command=agent, grade_command=command.split("|"), accept_reward=False)
+    grade = await played(made)
+    assert (grade.reward, grade.success) == (0.0, False)
+
+
+async def test_a_grader_finds_its_own_files_and_modules_where_the_node_starts(tmp_path, monkeypatch):
+    (tmp_path / "neighbour.py").write_text("REWARD = 0.25")
+    (tmp_path / "grade.py").write_text("import neighbour; print('{\"reward\": %s}' % neighbour.REWARD)")
+    monkeypatch.chdir(tmp_path)
+    for command in (["{python}", "grade.py"], ["sh", "-c", f"{sys.executable} -m grade"]):
+        made = pool(command=["true"], grade_command=command, accept_reward=False)
+        monkeypatch.chdir("/")
+        assert (await played(made)).reward == 0.25
+        monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.attack
@@ -216,15 +164,13 @@ async def test_a_text_beside_the_reward_may_hold_any_character():
 async def test_a_program_of_anthropics_clients_is_served_unless_it_brings_a_model_of_its_own():
     code = "import os; open('answer', 'w').write(os.environ['ANTHROPIC_BASE_URL'] + os.environ['ANTHROPIC_API_KEY'])"
     for variables, seen in (({}, "http://127.0.0.1:1sk-1"), ({"ANTHROPIC_API_KEY": "own"}, "http://127.0.0.1:1own")):
-        grader = python(f"print('{{\"reward\": %d}}' % (open('answer').read() == {seen!r}))")
-        made = pool(command=python(code), variables=variables, grade_command=grader, accept_reward=False)
+        made = pool(command=python(code), variables=variables, grade_command=reads(seen), accept_reward=False)
         assert (await played(made)).success
 
 
 async def test_numbers_that_yaml_has_read_are_text():
     code = "import os, sys; open('answer', 'w').write(f'{os.environ[\"SEED\"]} {sys.argv[1]}')"
-    grader = python("print('{\"reward\": %d}' % (open('answer').read() == '1 7'))")
-    options = {"command": [*python(code), 7], "variables": {"SEED": 1}, "grade_command": grader}
+    options = {"command": [*python(code), 7], "variables": {"SEED": 1}, "grade_command": reads("1 7")}
     assert (await played(pool(**options, accept_reward=False))).success
 
 
@@ -309,9 +255,9 @@ def test_a_command_without_a_script_of_ours_is_taken(tmp_path, command):
 async def test_files_that_a_command_names_are_those_of_the_nodes_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_agent.py").write_text("open('answer', 'w').write('42')")
-    (tmp_path / "my_grader.py").write_text("print('{\"reward\": %s}' % (open('answer').read() == '42' and 0.5))")
+    (tmp_path / "my_grader.py").write_text(reads("42")[-1])
     commands = {"command": ["{python}", "my_agent.py"], "grade_command": ["{python}", "./my_grader.py"]}
-    assert (await played(pool(**commands, accept_reward=False))).reward == 0.5
+    assert (await played(pool(**commands, accept_reward=False))).success
 
 
 def test_only_words_that_name_a_file_are_made_absolute(tmp_path, monkeypatch):

@@ -1,11 +1,31 @@
-"""The config of a program: its command and its variables, which YAML may have read as something else."""
+"""The config of a program: its command and its variables, which YAML may have read as something else, and what it
+inherits."""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
+
+_NAMES = (
+    "PATH HOME USER LOGNAME SHELL TERM COLUMNS LINES TZ TMPDIR TEMP TMP DISPLAY LANG LANGUAGE LC_ALL LC_ADDRESS "
+    "LC_COLLATE LC_CTYPE LC_IDENTIFICATION LC_MEASUREMENT LC_MESSAGES LC_MONETARY LC_NAME LC_NUMERIC LC_PAPER "
+    "LC_TELEPHONE LC_TIME PYTHONDONTWRITEBYTECODE PYTHONFAULTHANDLER PYTHONHASHSEED PYTHONHOME PYTHONIOENCODING "
+    "PYTHONNOUSERSITE PYTHONOPTIMIZE PYTHONPATH PYTHONSAFEPATH PYTHONUNBUFFERED PYTHONUSERBASE PYTHONUTF8 "
+    "PYTHONWARNINGS LD_LIBRARY_PATH JAVA_HOME NODE_PATH NODE_EXTRA_CA_CERTS NODE_OPTIONS NPM_CONFIG_CACHE "
+    "PIP_CACHE_DIR UV_CACHE_DIR UV_PYTHON XDG_CACHE_HOME "
+    "XDG_CONFIG_HOME XDG_DATA_HOME SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE http_proxy "
+    "https_proxy all_proxy no_proxy ftp_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY FTP_PROXY "
+    "CUDA_VISIBLE_DEVICES CUDA_HOME NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES OMP_NUM_THREADS OMP_WAIT_POLICY "
+    "MKL_NUM_THREADS OPENBLAS_NUM_THREADS NUMEXPR_NUM_THREADS TOKENIZERS_PARALLELISM HF_HOME HF_HUB_OFFLINE "
+    "HF_HUB_CACHE HF_DATASETS_OFFLINE HF_DATASETS_CACHE TRANSFORMERS_OFFLINE"
+)
+INHERITED = frozenset(_NAMES.split())
+"""The variables of this process that a program sees. Any other may be a secret, whatever its name: the config of the
+environment gives a program what else it needs."""
 
 
 def words(key: str, value: Any) -> list[str]:
@@ -30,6 +50,22 @@ def variables(key: str, value: Any) -> dict[str, str]:
     if not isinstance(value, Mapping):
         raise ValueError(f"{key} must be a mapping of names to texts, not {value!r}")
     return {_text(key, name): _text(f"{key}.{name}", each) for name, each in value.items()}
+
+
+def inherited() -> dict[str, str]:
+    """The variables of this process that a program inherits: those of :data:`INHERITED`, without users' keys."""
+    named = {name: os.environ[name] for name in os.environ if name in INHERITED}
+    return {name: value for name, value in named.items() if not _names_a_user(name, value)}
+
+
+def _names_a_user(name: str, value: str) -> bool:
+    """Whether it is an address, such as a proxy's, with a user or a password in it: either may be a key."""
+    if "://" not in value and not name.lower().endswith("_proxy"):
+        return False
+    try:
+        return urlsplit(value if "://" in value else f"//{value}").username is not None
+    except ValueError:
+        return True
 
 
 def _text(key: str, value: Any) -> str:

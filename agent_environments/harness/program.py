@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from agent_environments.program_config import inherited
 from agent_environments.program_protocol import Ended
 from loop_plumbing import process_guard
 
@@ -23,22 +24,6 @@ READ_AT_ONCE = 1 << 16
 NO_PROXY = ("no_proxy", "NO_PROXY")
 """Programs read one or the other."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_NAMES = (
-    "PATH HOME USER LOGNAME SHELL TERM COLUMNS LINES TZ TMPDIR TEMP TMP DISPLAY LANG LANGUAGE LC_ALL LC_ADDRESS "
-    "LC_COLLATE LC_CTYPE LC_IDENTIFICATION LC_MEASUREMENT LC_MESSAGES LC_MONETARY LC_NAME LC_NUMERIC LC_PAPER "
-    "LC_TELEPHONE LC_TIME PYTHONDONTWRITEBYTECODE PYTHONFAULTHANDLER PYTHONHASHSEED PYTHONHOME PYTHONIOENCODING "
-    "PYTHONNOUSERSITE PYTHONOPTIMIZE PYTHONPATH PYTHONSAFEPATH PYTHONUNBUFFERED PYTHONUSERBASE PYTHONUTF8 "
-    "PYTHONWARNINGS LD_LIBRARY_PATH JAVA_HOME NODE_PATH NODE_EXTRA_CA_CERTS NODE_OPTIONS NPM_CONFIG_CACHE "
-    "PIP_CACHE_DIR UV_CACHE_DIR UV_PYTHON XDG_CACHE_HOME "
-    "XDG_CONFIG_HOME XDG_DATA_HOME SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE http_proxy "
-    "https_proxy all_proxy no_proxy ftp_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY FTP_PROXY "
-    "CUDA_VISIBLE_DEVICES CUDA_HOME NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES OMP_NUM_THREADS "
-    "MKL_NUM_THREADS OPENBLAS_NUM_THREADS NUMEXPR_NUM_THREADS TOKENIZERS_PARALLELISM HF_HOME HF_HUB_OFFLINE "
-    "HF_HUB_CACHE HF_DATASETS_OFFLINE HF_DATASETS_CACHE TRANSFORMERS_OFFLINE"
-)
-INHERITED = frozenset(_NAMES.split())
-"""The variables of this process that a program sees. Any other may be a secret, whatever its name: the config of the
-environment gives a program what else it needs."""
 _LINE_ENDS = re.compile(r"[\r\n]|\x1b\[[0-9;?]*[A-Za-z]")
 """What a line may end with, a progress bar's too, which begins its line again and colours it."""
 READ_REST_S = 2.0
@@ -56,7 +41,7 @@ async def run_program(
     """Run a command below a process guard: all of it ends when this returns, is cancelled, or this process dies.
 
     Args:
-        variables: added to those of this process that :data:`INHERITED` names. The host of ``OPENAI_BASE_URL`` is
+        variables: added to those that a program inherits of this process. The host of ``OPENAI_BASE_URL`` is
             reached without a proxy.
         folder: where it starts.
         timeout_s: after which it is ended; None waits.
@@ -148,22 +133,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 def program_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """The environment of a program: what it may inherit of this process's, and ``variables``."""
-    return _past_proxies({**_inherited(), **variables})
-
-
-def _inherited() -> dict[str, str]:
-    named = {name: os.environ[name] for name in os.environ if name in INHERITED}
-    return {name: value for name, value in named.items() if not _names_a_user(name, value)}
-
-
-def _names_a_user(name: str, value: str) -> bool:
-    """Whether it is an address, such as a proxy's, with a user or a password in it: either may be a key."""
-    if "://" not in value and not name.lower().endswith("_proxy"):
-        return False
-    try:
-        return urlsplit(value if "://" in value else f"//{value}").username is not None
-    except ValueError:
-        return True
+    return _past_proxies({**inherited(), **variables})
 
 
 def _past_proxies(variables: Mapping[str, str]) -> dict[str, str]:

@@ -11,11 +11,14 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from agent_environments.description import TOOLS_BEHAVIOR, Description
 from agent_environments.groups import Member
 from agent_environments.observation import truncate
+from agent_environments.program_config import inherited
+from agent_environments.program_config import variables as environment_variables
 from agent_environments.protocol import (
     Broke,
     EnvironmentCrashed,
@@ -250,6 +253,8 @@ class ToolPool:
         judge: the model that rewards may ask, the arguments of :class:`~loop_contrib.chat_model.ChatEndpoint`.
         code: ``python`` or ``shell``: the agent may run code in a box of its own; or the options of
             :class:`~loop_contrib.code_tool.python_tool.CodeLimits`.
+        variables: of the processes of the module's functions, beside those that every program inherits; other variables
+            of the node, which may be keys, are not there.
         held_out: of tasks that come without a split, so many groups are split ``held_out`` and no longer ``train``.
 
     Raises:
@@ -271,13 +276,16 @@ class ToolPool:
         held_out: int | None = None,
         judge: Mapping[str, Any] | None = None,
         code: object = None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         if max_worlds < 1 or observation_max_tokens < 1:
             raise ValueError("max_worlds and observation_max_tokens must be at least 1")
         self.module = load_module(module, tasks)
+        self._source = Path(module).read_text(errors="replace") if module.endswith(".py") else ""
+        self._variables = inherited() | environment_variables("variables", variables or {})
         asking = [reward.name for reward in self.module.rewards if reward.takes_judge]
         if judge is not None:
-            load_part("judge").check_options(judge)
+            self._variables |= load_part("judge").variables_of(judge)
         elif asking:
             raise ValueError(
                 f"reward {asking[0]} asks a judge: say which in the environment's section (judge: {{url: ..., model: "
@@ -296,7 +304,12 @@ class ToolPool:
         self.dataset = dataset or self.module.name
         self._identity = identity(module, self.module.tasks.all())
         self._describe()
-        server = _server(module, tasks, instance_deadline_s, judge, bool(mcp))
+        told = {"module": module, "tasks": tasks, "deadline_s": instance_deadline_s, "mcp": bool(mcp)}
+        told["judge"] = None if judge is None else dict(judge)
+        # An episode has a folder of its own, from where other paths would lead elsewhere.
+        told["path"] = [*map(os.path.abspath, sys.path)]
+        command = (sys.executable, "-P", "-c", _PROGRAM)
+        server = ForkServer("tool", command, told, EnvironmentCrashed, self._variables)
         self._instances = InstancePool(server, self.module, max_worlds, instance_deadline_s)
         self._cut = (observation_max_tokens, token_spans)
         self._servers = _mcp_servers(mcp) if mcp else []
@@ -314,7 +327,13 @@ class ToolPool:
         for server in self._servers:
             self.module = self.module.with_tools(await server.open())
         self._describe()
-        await self._instances.open()
+        if unseen := self._unseen(r"""(?<=["'])\w+(?=["'])""", self._source):
+            logger.warning("%s: %s", self.module.name, unseen)
+        try:
+            await self._instances.open()
+        except EnvironmentCrashed as error:
+            unseen = self._unseen(r"\w+", str(error))
+            raise EnvironmentCrashed(f"{error}; {unseen}") if unseen else error from None
 
     def _describe(self) -> None:
         """Say which tasks form a group, and what scores rest on: code, tasks, and the tools as the agent is told."""
@@ -326,6 +345,13 @@ class ToolPool:
             task_groups=groups,
             identity={**self._identity, "tools": digest(shown)},
         )
+
+    def _unseen(self, pattern: str, text: str) -> str | None:
+        """A line on the first word of a text that is a variable of the node and not of the module's processes."""
+        hidden = os.environ.keys() - self._variables.keys()
+        name = next((word for word in re.findall(pattern, text) if word in hidden), None)
+        cure = f"set node.environment.variables.{name}='${{oc.env:{name}}}'"
+        return name and f"its functions do not see the node's variable {name}: {cure}"
 
     def splits(self) -> list[str]:
         return self.module.tasks.splits
@@ -363,13 +389,6 @@ class ToolPool:
     async def close(self) -> None:
         others = [*self._servers, *([] if self._code is None else [self._code])]
         await asyncio.gather(self._instances.close(), *(server.close() for server in others))
-
-
-def _server(module: str, tasks: object, deadline_s: float, judge: Mapping[str, Any] | None, mcp: bool) -> ForkServer:
-    # An episode has a folder of its own, from where other paths would lead elsewhere.
-    told = {"module": module, "tasks": tasks, "deadline_s": deadline_s, "path": [*map(os.path.abspath, sys.path)]}
-    told |= {"judge": None if judge is None else dict(judge), "mcp": mcp}
-    return ForkServer("tool", (sys.executable, "-P", "-c", _PROGRAM), told, EnvironmentCrashed)
 
 
 def _mcp_servers(sections: Mapping[str, Mapping[str, Any]]) -> list[Any]:

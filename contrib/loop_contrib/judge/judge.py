@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,9 +26,10 @@ class Judge:
         self._until: float | None = None
 
     @staticmethod
-    def check_options(options: Mapping[str, Any]) -> None:
-        """Raise ValueError for options that are none of an endpoint's; names the key."""
-        ChatEndpoint.of("judge", options)
+    def variables_of(options: Mapping[str, Any]) -> dict[str, str]:
+        """The environment variables that it needs; raises ValueError for options that are none of an endpoint's."""
+        name = ChatEndpoint.of("judge", options).api_key_env
+        return {} if name is None else {name: os.environ[name]}
 
     def answer_within(self, seconds: float) -> None:
         """Count one that has not answered by then as away."""

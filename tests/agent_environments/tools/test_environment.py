@@ -4,7 +4,7 @@ import pytest
 
 from agent_environments.conformance import HOSTILE_ACTIONS, check_conformance
 from agent_environments.observation import TRUNCATION_NOTE
-from agent_environments.protocol import EnvironmentPool, UnknownTask, create_pool
+from agent_environments.protocol import EnvironmentCrashed, EnvironmentPool, UnknownTask, create_pool
 from agent_environments.tool_calls import tools_section
 from agent_environments.tools.environment import ToolPool
 from support.adapter_support import word_spans
@@ -54,6 +54,53 @@ async def play(pool, task, *actions):
 async def sums(tmp_path):
     async with open_pool(pool_of(tmp_path)) as pool:
         yield pool
+
+
+READS_A_KEY = """
+import os
+
+from agent_environments.tools import reward, tool
+
+KEY = os.environ{how}
+
+
+@tool
+def look() -> str:
+    \"\"\"Look.\"\"\"
+    return f"{KEY} " + " ".join(sorted(os.environ))
+
+
+@reward
+def none(answer: str) -> bool:
+    return False
+
+
+TASKS = [{"id": "t", "question": "?"}]
+"""
+
+
+@pytest.mark.attack
+@pytest.mark.fault("functions of one's own file see every key of the node's environment")
+async def test_functions_see_the_variables_that_the_config_names_and_those_that_all_programs_need(
+    tmp_path, monkeypatch, caplog
+):
+    kept = {"HOME": str(tmp_path), "LANG": "C.UTF-8", "http_proxy": "http://proxy:3128", "PYTHONPATH": ""}
+    secret = {"WANDB_API_KEY": "x", "OPENAI_API_KEY": "x", "MY_KEY": "x", "NVIDIA_API_KEY": "x", "LC_API_KEY": "x"}
+    secret |= {"https_proxy": "http://user:pass@proxy"}
+    for name, value in {**kept, **secret}.items():
+        monkeypatch.setenv(name, value)
+    source = READS_A_KEY.replace("{how}", '.get("MY_KEY")')
+    for given, shown in (({}, "None"), ({"MY_KEY": "mine"}, "mine")):
+        async with open_pool(pool_of(tmp_path, source, variables=given)) as pool:
+            _, [seen], _ = await play(pool, "t", call("look"))
+        [key, *names] = seen.observation.splitlines()[1].split()
+        assert (key, secret.keys() & set(names)) == (shown, given.keys())
+        assert kept.keys() | {"PATH", "TMPDIR"} <= set(names)
+    lines = [record.message for record in caplog.records if "MY_KEY" in record.message]
+    assert len(lines) == 1
+    assert "set node.environment.variables.MY_KEY='${oc.env:MY_KEY}'" in lines[0]
+    with pytest.raises(EnvironmentCrashed, match=r"KeyError.*variables\.MY_KEY="):
+        await pool_of(tmp_path, READS_A_KEY.replace("{how}", '["MY_KEY"]')).open()
 
 
 async def test_an_episode(sums):

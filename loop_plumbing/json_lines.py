@@ -17,17 +17,25 @@ _PACKED = {
 """What files begin with that are no text."""
 
 
+def most_unpacked(file: Path) -> int:
+    """The bytes that a packed file of others may unpack to: far more than any that holds what people wrote."""
+    return (1 << 30) + 32 * file.stat().st_size
+
+
 def open_text(file: Path) -> IO[str]:
     """Open a text of others to read: in UTF-8, or in UTF-16 with its mark, gzipped or not.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is in another encoding; names the file.
+        ValueError: it is in another encoding, or unpacks to more than :func:`most_unpacked`; names the file.
     """
     content = file.read_bytes()
     try:
         if content.startswith(b"\x1f\x8b"):
-            content = gzip.decompress(content)
+            most = most_unpacked(file)
+            content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(most + 1)
+            if len(content) > most:
+                raise ValueError(f"{file} unpacks to more than {most >> 20:,} MiB: unpack it yourself, if it is yours")
     except (EOFError, OSError, zlib.error) as error:
         raise ValueError(f"{file} is gzipped and broken: {error}") from error
     if packed := next((kind for kind, begins in _PACKED.items() if content.startswith(begins)), None):

@@ -1,7 +1,7 @@
 """The chat template in a model's folder, rendered as transformers does it, without transformers.
 
 A template is a program of whoever made the folder: it runs in Jinja's sandbox, which lets it see what it is given and
-change nothing.
+change nothing, within bounds of time and memory.
 """
 
 from __future__ import annotations
@@ -14,12 +14,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from loop_plumbing.bounded_work import TooMuch, bounded
+
 TODAY = datetime.datetime(2024, 7, 26)
 """What a template is told that the date is: a task's prompt is always the same."""
+CPU_S, MEMORY, LONGEST = 5.0, 1 << 30, 1 << 26
+"""What one rendering may take of the processor, of memory in bytes, and the characters that it may write."""
+LARGEST = 1 << 64
+"""Whole numbers that a template may multiply: Python takes hours for large ones, and cannot be interrupted."""
 DEFAULT, WITH_TOOLS = "default", "tool_use"
 """Names of templates where a folder holds several."""
 
@@ -32,6 +39,19 @@ class _GenerationTag(Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Bounded(ImmutableSandboxedEnvironment):
+    """Refuses to compute with numbers that no chat needs."""
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if any(isinstance(each, int) and abs(each) > LARGEST for each in (left, right)) or (
+            operator == "**" and abs(right) > LARGEST.bit_length()
+        ):
+            raise SecurityError("it computes with numbers that are too large")
+        return super().call_binop(context, operator, left, right)
 
 
 class ChatTemplate:
@@ -68,23 +88,27 @@ class ChatTemplate:
             settings: the template's own, such as ``enable_thinking``.
 
         Raises:
-            ValueError: the template refuses the messages, or is none; one line.
+            ValueError: the template refuses the messages, is none, does not end or writes too much; one line.
         """
         text = self.named.get(WITH_TOOLS, self.text) if tools else self.text
         if text is None:
             raise ValueError("the folder has no chat template")
         given = {"messages": list(messages), "tools": list(tools) or None, "documents": None}
         try:
-            return _compiled(text).render(**self.words, **given, add_generation_prompt=ask, **settings)
+            with bounded(CPU_S, MEMORY):
+                written = _compiled(text).render(**self.words, **given, add_generation_prompt=ask, **settings)
+            if len(written) > LONGEST:
+                raise TooMuch(f"writes {len(written):,} characters")
+            return written
+        except TooMuch as error:
+            raise ValueError(f"the chat template {error}") from error
         except Exception as error:  # whatever a stranger's program raises
             raise ValueError(" ".join(str(error).split()) or type(error).__name__) from error
 
 
 @lru_cache(maxsize=8)
 def _compiled(text: str) -> Template:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
+    environment = _Bounded(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = TODAY.strftime

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from agent_environments.tool_calls import ToolCall, split_tool_responses
+from loop_plumbing.bounded_work import TooMuch, bounded
 from loop_plumbing.breakage import raised_as
-from loop_plumbing.json_lines import json_lines, open_text
+from loop_plumbing.json_lines import json_lines, most_unpacked, open_text
 from model_families.chat.messages import ChatMessage, ChatRole, results_by_call
 
 ROLES: Mapping[str, ChatRole] = {
@@ -43,6 +44,8 @@ CALLING_ROLES = ("function_call", "tool_call")
 """Of messages whose text is a call, or a list of calls, as JSON."""
 _TEXT_OF = {"role": "content", "from": "value", "source": "message"}
 """The fields that hold a message's role, of OpenAI's API, ShareGPT and ATIF, and those that hold its text."""
+TABLE_CPU_S = 3600.0
+"""To read a table, which is as long as its owner has made it."""
 _WEIGHTS = ("weight", "loss", "train", "training", "loss_mask", "step_loss_mask")
 """The fields by which a message says how much is learned from it."""
 _WHOLE = ("arguments", "tools", "functions", "tool_definitions", "rewards")
@@ -173,7 +176,10 @@ def _records(file: Path) -> Iterator[tuple[str, Any]]:
         except ImportError as error:
             raise ValueError(f"{file} is parquet, which pyarrow reads: install it, or give JSONL") from error
         try:
-            rows = read_table(file).to_pylist()
+            with bounded(TABLE_CPU_S, most_unpacked(file)):
+                rows = read_table(file).to_pylist()
+        except TooMuch as error:
+            raise ValueError(f"{file} {error} to unpack: give it as JSONL, if it is yours") from error
         except (OSError, ValueError) as error:
             raise ValueError(f"{file} is no parquet file: {str(error).splitlines()[0]}") from error
         yield from ((f"{file}:{number}", row) for number, row in enumerate(rows, start=1))

@@ -457,6 +457,44 @@ def test_files_of_others_are_read_or_named(tmp_path, chat, name):
     assert refused in str(error.value)
 
 
+LONG = "y" * (1 << 20)
+
+
+def gzipped(file, content=b" " * (64 << 20), times=1):
+    file.write_bytes(gzip.compress(content) * times)
+
+
+def table(file, rows):
+    pytest.importorskip("pyarrow.parquet").write_table(pytest.importorskip("pyarrow").table(rows), file)
+
+
+BOMBS = {
+    "one.jsonl.gz": gzipped,
+    "one.jsonl": gzipped,
+    "one.json": gzipped,
+    "several.jsonl": lambda file: gzipped(file, b" " * (1 << 20), 64),
+    "one line.jsonl": lambda file: gzipped(file, json.dumps({"messages": "x" * (64 << 20)}).encode()),
+    "texts.parquet": lambda file: table(file, {"messages": [LONG] * 300}),
+    "other columns.parquet": lambda file: table(file, {f"column{n}": [LONG] * 100 for n in range(3)}),
+    "a list.parquet": lambda file: table(file, {"messages": [[LONG] * 300]}),
+    "objects.parquet": lambda file: table(file, {"messages": [[{"role": "user", "content": LONG}] * 3] * 100}),
+    "nulls.parquet": lambda file: table(file, {"messages": [[None] * 30_000_000]}),
+}
+
+
+@pytest.mark.attack
+@pytest.mark.fault("a small file of somebody else's unpacks to more than there is memory for")
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_file_that_unpacks_to_much_more_is_refused_in_a_line(tmp_path, chat, monkeypatch, name):
+    BOMBS[name](tmp_path / name)
+    assert (tmp_path / name).stat().st_size < 4 << 20
+    for module in ("loop_plumbing.json_lines", "loop_recipes.rollouts.chat_files"):
+        monkeypatch.setattr(f"{module}.most_unpacked", lambda file: 32 << 20)
+    with pytest.raises(ConfigError, match=f"{name} (unpacks to|takes) more than 32 MiB.* if it is yours") as error:
+        read_chat_set([str(tmp_path / name)], chat, "all", 0.0)
+    assert "\n" not in str(error.value)
+
+
 def questions(*counts):
     """Conversations of which so many ask each question."""
     return [

@@ -1,0 +1,86 @@
+"""Bounds of time and memory for work on what strangers have made: a program of theirs, a file that unpacks to more."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import resource
+import threading
+import time
+from collections.abc import Iterator
+
+
+class TooMuch(ValueError):
+    """The work took more than it may; the message says of what."""
+
+
+class _Late(BaseException):
+    """Out of reach of ``except Exception``."""
+
+
+class _Memory:
+    """The bound of the process, which all that work at once have together."""
+
+    lock = threading.Lock()
+    users = 0
+    usual = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+
+
+@contextlib.contextmanager
+def bounded(cpu_s: float, memory_bytes: int) -> Iterator[None]:
+    """Bound the work of this thread.
+
+    Args:
+        cpu_s: processor time of the thread; one operation that Python does not interrupt is let end.
+        memory_bytes: of the whole process, beyond what it has.
+
+    Raises:
+        TooMuch: it took more of either.
+    """
+    thread, over = threading.get_ident(), threading.Event()
+    clock = time.pthread_getcpuclockid(thread)
+    until = time.clock_gettime(clock) + cpu_s
+
+    def watch() -> None:
+        while not over.wait(max(until - time.clock_gettime(clock), 0.01)):
+            if time.clock_gettime(clock) >= until:
+                return _raise_in(thread, _Late)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    try:
+        try:
+            watcher.start()
+            with _bounded_memory(memory_bytes):
+                yield
+        finally:
+            over.set()
+            watcher.join()
+            _raise_in(thread, None)
+    except _Late:
+        raise TooMuch(f"takes more than {cpu_s:g} s") from None
+    except MemoryError:
+        raise TooMuch(f"takes more than {memory_bytes >> 20:,} MiB of memory") from None
+
+
+def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
+    """Have a thread raise this at its next step in Python; with None, nothing that it was to raise."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), kind and ctypes.py_object(kind))
+
+
+@contextlib.contextmanager
+def _bounded_memory(size: int) -> Iterator[None]:
+    with _Memory.lock:
+        if not _Memory.users:
+            _Memory.usual = soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            with open("/proc/self/statm", encoding="ascii") as file:
+                most = int(file.read().split()[5]) * resource.getpagesize() + size
+            if soft == resource.RLIM_INFINITY or most < soft:
+                resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+        _Memory.users += 1
+    try:
+        yield
+    finally:
+        with _Memory.lock:
+            _Memory.users -= 1
+            if not _Memory.users:
+                resource.setrlimit(resource.RLIMIT_DATA, _Memory.usual)

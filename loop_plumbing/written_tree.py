@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:  # a box has no time for it
+    from pathlib import Path
 
 
 class _Outer(NamedTuple):
@@ -34,6 +36,12 @@ class Written(NamedTuple):
     name: str
     about: os.stat_result
     folder: int
+    above: Sequence[_Outer]
+
+    @property
+    def path(self) -> str:
+        """From the root."""
+        return "/".join([*(outer.name for outer in self.above), self.name])
 
 
 def walk(root: str | Path) -> Iterator[Written]:
@@ -59,12 +67,12 @@ def walk(root: str | Path) -> Iterator[Written]:
                 if _identity(folder) != identity:  # it was moved meanwhile, and this is who knows what
                     mode = None
                     break
-                yield Written(name, about, folder)
+                yield Written(name, about, folder, outer)
                 continue
             try:
                 about = os.stat(name, dir_fd=folder, follow_symlinks=False)
                 if not stat.S_ISDIR(about.st_mode):
-                    yield Written(name, about, folder)
+                    yield Written(name, about, folder, outer)
                 else:
                     below, of_below = _opened(name, folder)
                     outer.append(_Outer(names, mode, _identity(folder), name, about))

@@ -4,7 +4,7 @@ It is the first process of a box (box.py), which ends with it, or stands before 
 alone holds the way to the owner. While no call is made, nothing of the agent's runs: all is stopped, and what does not
 stop is ended. It answers requests in lines of JSON:
 
-    {"files": {name: text}}         {}                                once, before anything is run
+    {"files": {name: base64}}       {"refused": why}                  null in place of a text removes; "" where it could
     {"run": kind, "text": text}     {"output": text, "gone": why, "over": over}
                                     why all that ran was ended, "" where it was not; whether the files are too many
     {"piece": n}                    {"name": name, "content": base64} of the files that are left, {} behind the last
@@ -27,6 +27,7 @@ from typing import Any
 
 import sandbox
 import syscalls
+import written_tree
 from bounded_text import shortened
 
 FOLDER = "/box"
@@ -47,25 +48,31 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_BIND = 1, 2, 4, 32, 4096
 _CLONE_NEWUSER = 0x10000000
 
 Play = Callable[[int, int], None]
-"""What a kept process does: reads from the first descriptor, and after each text writes a line of JSON to the second:
-the text of an error, or a status."""
+"""What a kept process does: reads from the first descriptor, and after each text writes a line to the second: the word
+that came with the text, which no earlier call could know, and as JSON the text of an error, or a status."""
 
 
-def entries(top: str) -> Iterator[tuple[str, os.stat_result, int]]:
-    """Everything below a folder: path, status, and the descriptor of the folder that it lies in. No link is followed,
-    and no depth is too deep."""
-    os.chmod(top, 0o700)
-    waiting = [("", os.open(top, os.O_RDONLY))]
-    while waiting:
-        path, folder = waiting.pop()
-        for name in os.listdir(folder):
-            with contextlib.suppress(OSError):
-                about = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                if not stat.S_ISLNK(about.st_mode) and about.st_mode & 0o500 != 0o500:
-                    os.chmod(name, about.st_mode | 0o700, dir_fd=folder)  # whoever wrote it may have closed it
-                if stat.S_ISDIR(about.st_mode):
-                    waiting.append((f"{path}{name}/", os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)))
-                yield path + name, about, folder
+def put(root: str, path: str, content: bytes | None) -> None:
+    """Write a file below a folder that an agent has written, or remove it; no link is followed.
+
+    Raises:
+        OSError: what lies there does not let it.
+    """
+    *above, name = path.split("/")
+    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        for each in above:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(each, 0o755, dir_fd=folder)
+            below = os.open(each, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+            os.close(folder)
+            folder = below
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder)
+        if content is not None:
+            with open(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=folder), "wb") as file:
+                file.write(content)
+    finally:
         os.close(folder)
 
 
@@ -99,7 +106,7 @@ class Keeper:
 
     Args:
         limits: ``deadline_s``, ``memory_mb``, ``folder_mb`` and ``max_characters``.
-        kinds: what each kind of kept process does, and what it reads for a text.
+        kinds: what each kind of kept process does, and what it reads for a word and a text.
         walls: taken by each of them before it runs anything.
         folder: of the files.
     """
@@ -107,7 +114,7 @@ class Keeper:
     def __init__(
         self,
         limits: Mapping[str, Any],
-        kinds: Mapping[str, tuple[Play, Callable[[str], bytes]]],
+        kinds: Mapping[str, tuple[Play, Callable[[str, str], bytes]]],
         walls: Callable[[], None],
         folder: str,
     ) -> None:
@@ -140,12 +147,13 @@ class Keeper:
             if request["piece"] == 0:
                 self._left = list(self._pieces())
             return (self._left[request["piece"] :] or [{}])[0]
+        self._freeze()
         for name, text in request.get("files", {}).items():
-            path = os.path.join(self._folder, name)
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(path, "w", encoding="utf-8", newline="") as file:
-                file.write(text)
-        return {}
+            try:
+                put(self._folder, name, None if text is None else binascii.a2b_base64(text))
+            except OSError as error:
+                return {"refused": f"{name}: {error.strerror}"}
+        return {"refused": ""}
 
     def _run(self, kind: str, text: str) -> dict[str, Any]:
         play, read_for = self._kinds[kind]
@@ -153,10 +161,11 @@ class Keeper:
             self._kept[kind] = Kept(play, self._walls, self._printed)
         kept = self._kept[kind]
         self._signal(signal.SIGCONT)
-        asked, done, printed = memoryview(read_for(text)), b"", bytearray()
+        word = os.urandom(8).hex()  # what an earlier call, or code that pretends to be over, answers has another one
+        asked, done, printed = memoryview(read_for(word, text)), b"", bytearray()
         most, gone, late = self._limits["max_characters"], "", ""
         until, look = time.monotonic() + self._limits["deadline_s"], 0.0
-        while not gone and not done.endswith(b"\n"):
+        while not gone and b"\n" not in (answer := done.partition(word.encode())[2]):
             ready, writable, _ = select.select([self._said, kept.done], [kept.ask] if asked else [], [], LOOK_S)
             if writable:
                 with contextlib.suppress(BrokenPipeError):
@@ -183,7 +192,7 @@ class Keeper:
             self._end_all()
             gone += "; variables and files are gone" if self._over else "; variables are gone, files are kept"
         self._read(printed)
-        error = "" if gone else f"TimeoutError: {late}\n" if late else _error(done)
+        error = "" if gone else f"TimeoutError: {late}\n" if late else _error(answer)
         output = shortened(printed.decode(errors="replace"), most - len(error := shortened(error, most // 2)))
         output += ("\n" if error and output[-1:] not in ("", "\n") else "") + error
         return {"output": output, "gone": gone, "over": self._over}
@@ -213,15 +222,18 @@ class Keeper:
     def _pieces(self) -> Iterator[dict[str, str]]:
         self._freeze()
         room = self._limits["folder_mb"] << 20
-        for path, about, folder in entries(self._folder):
-            if not stat.S_ISREG(about.st_mode) or about.st_size > room:
+        for written in written_tree.walk(self._folder):
+            size = written.about.st_size
+            if not stat.S_ISREG(written.about.st_mode) or size > room:
                 continue
-            room -= about.st_size
-            name = os.fsencode(path).decode(errors="replace")
+            room -= size
+            name = os.fsencode(written.path).decode(errors="backslashreplace")
             with contextlib.suppress(OSError):
-                file = os.open(os.path.basename(path), os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
+                if not written.about.st_mode & stat.S_IRUSR:  # whoever wrote it may have closed it
+                    os.chmod(written.name, 0o600, dir_fd=written.folder)
+                file = os.open(written.name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=written.folder)
                 with os.fdopen(file, "rb") as opened:
-                    for _ in range(0, about.st_size + 1, PIECE_BYTES):
+                    for _ in range(0, size + 1, PIECE_BYTES):
                         content = binascii.b2a_base64(opened.read(PIECE_BYTES), newline=False)
                         yield {"name": name, "content": content.decode()}
 
@@ -258,7 +270,7 @@ class Keeper:
     def _passed(self) -> str:
         """What is used beyond its bound; "" where nothing is."""
         if not self._boxed:
-            seen = [about.st_size for _, about, _ in entries(self._folder)]
+            seen = [written.about.st_size for written in written_tree.walk(self._folder)]
             self._over = len(seen) > MOST_FILES or sum(seen) > self._limits["folder_mb"] << 20
             words = f"its files are more than {MOST_FILES}, or take more than {self._limits['folder_mb']} MiB"
             return words if self._over else ""
@@ -267,9 +279,9 @@ class Keeper:
         return f"its processes together took more than {self._limits['memory_mb']} MiB of memory" if much else ""
 
 
-def _error(done: bytes) -> str:
+def _error(answer: bytes) -> str:
     with contextlib.suppress(ValueError, RecursionError):
-        said = json.loads(done)
+        said = json.loads(answer.partition(b"\n")[0])
         if isinstance(said, str):
             return said
         return f"exit status {said}\n" if said else ""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
 import os
 import re
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +34,7 @@ from agent_environments.tools.instances import InstancePool, Lease
 from agent_environments.tools.module import ToolModule, load_module
 from agent_environments.tools.reward import Reward, together
 from agent_environments.tools.right_answers import field_answers
-from agent_environments.tools.tool import DEADLINE_S, Tool
+from agent_environments.tools.tool import DEADLINE_S, CodeSession, packed
 from loop_plumbing import running_time
 from loop_plumbing.breakage import Raised, error_line, raised_as
 from loop_plumbing.deadline import DeadlinePassed
@@ -57,24 +55,6 @@ serve(told, socket.socket(fileno=int(sys.argv[1])))
 """
 
 
-class CodeSession(ABC):
-    """``tools`` that run code of the agent in a session of its own, which begins with files and leaves files."""
-
-    tools: Sequence[Tool]
-
-    @abstractmethod
-    def give(self, files: Mapping[str, str]) -> None:
-        """Begin with these: name -> text."""
-
-    @abstractmethod
-    async def left_files(self) -> dict[str, bytes]:
-        """The files that it left, by name."""
-
-    @abstractmethod
-    async def close(self) -> None:
-        """End it; may be called twice."""
-
-
 class ToolEnvironment:
     """One episode: the agent calls tools, or says something, until it has an answer.
 
@@ -90,6 +70,8 @@ class ToolEnvironment:
         self._lease = lease
         self._code = code
         self._tools = {**module.tools, **{tool.name: tool for tool in (code.tools if code else ())}}
+        if code is not None:
+            self._tools = {name: tool.in_folder(code) for name, tool in self._tools.items()}
         self._cut: dict[str, Any] = {"max_tokens": max_tokens, "token_spans": token_spans}
         self._task_id = ""
         self._answer = ""
@@ -205,8 +187,7 @@ class ToolEnvironment:
         judge_s = max(0.0, self._judge_until - running_time.now()) if reward.takes_judge else 0.0
         episode = {"task_id": self._task_id, "answer": self._answer, "trajectory": self._trajectory, "judge_s": judge_s}
         if reward.takes_code_folder and self._code is not None:
-            left = await self._code.left_files()
-            episode["code_folder"] = {name: base64.b64encode(content).decode() for name, content in left.items()}
+            episode["code_folder"] = packed(await self._code.left_files())
         try:
             answered = await process.ask("grade", reward.deadline_s + judge_s, reward=reward.name, **episode)
             return grade_of(answered)
@@ -294,9 +275,9 @@ class ToolPool:
         self._code = None if code is None else load_part("code")(code)
         if self._code is not None:
             self._join_code(self._code)
-        elif reading := [reward.name for reward in self.module.rewards if reward.takes_code_folder]:
+        elif reading := self.module.reading_code_folder:
             raise ValueError(
-                f"reward {reading[0]} reads code_folder: say `code: python` in the environment's section, or after the "
+                f"{reading[0]} reads code_folder: say `code: python` in the environment's section, or after the "
                 "file as node.environment.code=python"
             )
         if held_out is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import copy
 import functools
@@ -23,7 +22,15 @@ from agent_environments.tools.identity import tasks_digest
 from agent_environments.tools.module import ToolModule, load_module
 from agent_environments.tools.reward import NoGrade, Reward, reward
 from agent_environments.tools.right_answers import Solving
-from agent_environments.tools.tool import DEADLINE_S, ToolError, WrongArguments, as_text
+from agent_environments.tools.tool import (
+    DEADLINE_S,
+    ToolError,
+    WrongArguments,
+    as_text,
+    is_path_within,
+    packed,
+    unpacked,
+)
 from loop_plumbing import deadline, fork_server
 from loop_plumbing.plug_ins import load_part
 
@@ -98,12 +105,22 @@ class ToolCalls:
         shown = deadline.call(reset, {}, self._deadline_s)
         return "" if shown is None else as_text(shown)
 
-    def call(self, tool: str, arguments: dict[str, Any]) -> str:
-        """The result of a tool, as text; what nobody is shown of a long one is left out."""
+    def call(
+        self, tool: str, arguments: dict[str, Any], code_folder: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """The result of a tool, as text, what nobody is shown of a long one left out; and what it changed of the files
+        of the agent's code."""
         found = self._module.tools[tool]
         assert isinstance(found, FunctionTool), "the node asks others itself"
-        text = found.run(arguments, self._instance)
-        return text if found.terminal else text[: found.max_characters + 1]
+        before = unpacked(code_folder or {})
+        after = dict(before)
+        text = found.run(arguments, self._instance, after)
+        changed = {name: after.get(name) for name in {**before, **after} if before.get(name) != after.get(name)}
+        for name, content in changed.items():
+            if not isinstance(content, bytes | None) or not is_path_within(name):
+                raise ToolError(f"code_folder[{name!r}] must be bytes, by a path within the folder")
+        text = text if found.terminal else text[: found.max_characters + 1]
+        return {"text": text, "changed": packed(changed)}
 
     def check(self, schema: dict[str, Any], arguments: dict[str, Any], within_s: float) -> None:
         """Check the arguments of an MCP server's tool, which the node calls itself."""
@@ -142,8 +159,8 @@ class ToolCalls:
             judge_s: seconds that a judge has to answer.
             code_folder: the files that the agent's code left, name -> base64.
         """
-        left = {name: base64.b64decode(content) for name, content in (code_folder or {}).items()}
-        episode: dict[str, Any] = {"answer": answer, "trajectory": trajectory, "code_folder": left}
+        episode: dict[str, Any] = {"answer": answer, "trajectory": trajectory}
+        episode["code_folder"] = unpacked(code_folder or {})
         episode |= {"instance": self._instance, "judge": self._judge}
         with self._judging(judge_s):
             grade = self._reward(reward).grade(self._task(task_id), **episode)

@@ -6,6 +6,7 @@ checks the arguments, docstring-parser reads the docstring (Google, NumPy, reST)
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import math
@@ -21,7 +22,17 @@ from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 
-from agent_environments.tools.tool import DEADLINE_S, MAX_CHARACTERS, Tool, ToolError, WrongArguments, as_text
+from agent_environments.tools.tool import (
+    DEADLINE_S,
+    MAX_CHARACTERS,
+    CodeSession,
+    Tool,
+    ToolError,
+    WrongArguments,
+    as_text,
+    packed,
+    unpacked,
+)
 from loop_plumbing import deadline
 from loop_plumbing.names import explained
 
@@ -36,6 +47,8 @@ _TOLD_ELSEWHERE = re.compile(
     re.MULTILINE,
 )
 """The parts of a docstring on parameters, which the schema has, and on results: Google's, NumPy's and Sphinx's form."""
+CODE_FOLDER = "code_folder"
+"""The parameter that is the files of the agent's code."""
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -80,6 +93,8 @@ class FunctionTool(OwnFunction, Tool):
         self.terminal = terminal
         self.max_characters = max_characters
         self.deadline_s = deadline_s
+        self.takes_code_folder = CODE_FOLDER in self.passed
+        self._session: CodeSession | None = None
         whole = inspect.cleandoc(_written(self.function)[2])
         try:
             doc = docstring_parser.parse(whole)
@@ -124,7 +139,8 @@ class FunctionTool(OwnFunction, Tool):
 
     def _parameters(self) -> list[inspect.Parameter]:
         """Return the parameters that the policy passes."""
-        return list(self.passed.values())[1 if self.stateful else 0 :]
+        own = list(self.passed.values())[1 if self.stateful else 0 :]
+        return [parameter for parameter in own if parameter.name != CODE_FOLDER]
 
     @functools.cached_property
     def parameters(self) -> dict[str, Any]:
@@ -160,21 +176,38 @@ class FunctionTool(OwnFunction, Tool):
             raise WrongArguments(f"{wrong}: Input should be a finite number")
         return passed
 
+    def in_folder(self, session: CodeSession) -> FunctionTool:
+        if not self.takes_code_folder:
+            return self
+        tool = copy.copy(self)
+        tool._session = session
+        return tool
+
     async def call(self, arguments: Mapping[str, Any], process: ForkedProcess) -> str:
         asked = {"tool": self.name, "arguments": dict(arguments)}
+        if self._session is not None:
+            asked[CODE_FOLDER] = packed(await self._session.left_files())
         try:
-            return str(await process.ask("call", self.deadline_s, **asked))
+            called = await process.ask("call", self.deadline_s, **asked)
         except deadline.Raised as error:
             raise ToolError(str(error)) from error
+        if self._session is not None:
+            await self._session.change(unpacked(called["changed"]))
+        return str(called["text"])
 
-    def run(self, arguments: Mapping[str, Any], instance: Any) -> str:
+    def run(self, arguments: Mapping[str, Any], instance: Any, code_folder: dict[str, Any] | None = None) -> str:
         """Check the arguments and make the call, here and now; the result as text.
+
+        Args:
+            code_folder: the files of the agent's code by name, which the function may change.
 
         Raises:
             WrongArguments, Raised, DeadlinePassed: as they are called.
             ToolError: the result is nothing that can be shown.
         """
         checked = deadline.call(self.check, {"arguments": arguments}, self.deadline_s, through=(WrongArguments,))
+        if self.takes_code_folder:
+            checked[CODE_FOLDER] = code_folder
         result = deadline.call(self.bound(instance), checked, self.deadline_s)
         try:
             return str(deadline.call(as_text, {"result": result}, self.deadline_s, through=(ValueError,)))

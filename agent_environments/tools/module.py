@@ -60,6 +60,12 @@ class ToolModule:
         """Whether a reward sees all episodes of a task at once."""
         return any(reward.group for reward in self.rewards)
 
+    @property
+    def reading_code_folder(self) -> list[str]:
+        """What takes the files of the agent's code."""
+        tools = [f"tool {each.name}" for each in self.tools.values() if each.takes_code_folder]
+        return [*tools, *(f"reward {each.name}" for each in self.rewards if each.takes_code_folder)]
+
     def with_tools(self, more: Sequence[Tool]) -> ToolModule:
         """The same with tools from elsewhere; raises ValueError for two of one name."""
         return replace(self, tools=_by_name([*self.tools.values(), *more]))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from decimal import Decimal
 from enum import Enum
@@ -38,6 +39,7 @@ class Tool(ABC):
         stateful: it works on the episode's own instance.
         max_characters: of its result; what is longer is cut.
         deadline_s: for one call.
+        takes_code_folder: it reads and changes the files of the agent's code.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Tool(ABC):
     stateful: bool = False
     max_characters: int = MAX_CHARACTERS
     deadline_s: float = DEADLINE_S
+    takes_code_folder: bool = False
 
     @property
     @abstractmethod
@@ -57,6 +60,10 @@ class Tool(ABC):
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
+    def in_folder(self, session: CodeSession) -> Tool:
+        """The tool for an episode in which the agent's code has this session."""
+        return self
+
     @abstractmethod
     async def call(self, arguments: Mapping[str, Any], process: ForkedProcess) -> str:
         """The result of a call, as text; ``process`` is the episode's own.
@@ -67,6 +74,43 @@ class Tool(ABC):
             DeadlinePassed: it took longer than :attr:`deadline_s`.
             ProcessEnded: it ended its process.
         """
+
+
+class CodeSession(ABC):
+    """``tools`` that run code of the agent in a session of its own, which begins with files and leaves files."""
+
+    tools: Sequence[Tool]
+
+    @abstractmethod
+    def give(self, files: Mapping[str, str]) -> None:
+        """Begin with these: name -> text."""
+
+    @abstractmethod
+    async def left_files(self) -> dict[str, bytes]:
+        """The files that it left, by name."""
+
+    @abstractmethod
+    async def change(self, files: Mapping[str, bytes | None]) -> None:
+        """Write these, or remove them; raises ToolError where something else is in their place, or no room."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End it; may be called twice."""
+
+
+def is_path_within(name: object) -> bool:
+    """Whether it is the path of a file within a folder."""
+    return isinstance(name, str) and bool(name) and not {"", ".", ".."} & set(name.split("/")) and "\0" not in name
+
+
+def packed(files: Mapping[str, bytes | None]) -> dict[str, str | None]:
+    """Files as JSON holds them; None is one that is no longer there."""
+    return {name: None if content is None else base64.b64encode(content).decode() for name, content in files.items()}
+
+
+def unpacked(files: Mapping[str, str | None]) -> dict[str, Any]:
+    """What :func:`packed` has packed."""
+    return {name: None if text is None else base64.b64decode(text) for name, text in files.items()}
 
 
 def as_text(result: object) -> str:

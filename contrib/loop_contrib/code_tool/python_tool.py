@@ -16,14 +16,22 @@ import os
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic.dataclasses import dataclass
 
 from agent_environments.protocol import EnvironmentCrashed
-from agent_environments.tools.environment import CodeSession
-from agent_environments.tools.tool import DEADLINE_S, MAX_CHARACTERS, Tool, ToolError, WrongArguments
+from agent_environments.tools.tool import (
+    DEADLINE_S,
+    MAX_CHARACTERS,
+    CodeSession,
+    Tool,
+    ToolError,
+    WrongArguments,
+    is_path_within,
+    packed,
+)
 from loop_formats.schema import STRICT, from_mapping
 from loop_plumbing.deadline import DeadlinePassed
 from loop_plumbing.forked_process import ForkServer, ProcessEnded, scrubbed_environment
@@ -130,8 +138,7 @@ class PythonSessions:
         if not isinstance(files, Mapping):
             raise ValueError("its field 'files' must map the names of files to their text: {'data.csv': '...'}")
         for name, text in files.items():
-            path = PurePosixPath(str(name))
-            if not isinstance(name, str) or path.is_absolute() or ".." in path.parts or str(path) in ("", "."):
+            if not is_path_within(name):
                 raise ValueError(f"its file {name!r} must be named by a path within the session's folder")
             if not isinstance(text, str):
                 raise ValueError(f"its file {name!r} must be text, not {type(text).__name__}")
@@ -166,12 +173,12 @@ class BoxSession(CodeSession):
     def __init__(self, limits: CodeLimits, server: ForkServer) -> None:
         self._limits = limits
         self._server = server
-        self._files: Mapping[str, str] = {}
+        self._files: Mapping[str, bytes] = {}
         self._process: ForkedProcess | None = None
         self.tools = [CodeTool(kind, self, limits) for kind in limits.tools]
 
     def give(self, files: Mapping[str, str]) -> None:
-        self._files = files
+        self._files = {name: text.encode() for name, text in files.items()}
 
     async def run(self, kind: str, text: str) -> str:
         """What is printed where ``text`` is run by the tool ``kind``; raises ToolError where all that ran has ended."""
@@ -186,9 +193,11 @@ class BoxSession(CodeSession):
         if self._process is None or not self._process.alive:
             process = self._process = await self._server.fork()
             try:
-                await process.answer_within({"files": dict(self._files)}, START_DEADLINE_S)
+                begun = await process.answer_within({"files": packed(self._files)}, START_DEADLINE_S)
             except (DeadlinePassed, ProcessEnded) as error:  # nothing of the agent has run in it
                 raise EnvironmentCrashed(f"a box does not begin: {error}") from error
+            if begun["refused"]:
+                raise EnvironmentCrashed(f"a box does not begin with {begun['refused']}")
         try:
             return await self._process.answer_within(request, deadline_s)
         except (DeadlinePassed, ProcessEnded) as error:
@@ -198,7 +207,7 @@ class BoxSession(CodeSession):
         """The files in the folder, by their paths in it: where it never began those that it was given, where it has
         ended none."""
         if self._process is None:
-            return {name: text.encode() for name, text in self._files.items()}
+            return dict(self._files)
         left: dict[str, bytes] = {}
         with contextlib.suppress(ToolError):
             number = 0
@@ -206,6 +215,10 @@ class BoxSession(CodeSession):
                 left[piece["name"]] = left.get(piece["name"], b"") + base64.b64decode(piece["content"])
                 number += 1
         return left
+
+    async def change(self, files: Mapping[str, bytes | None]) -> None:
+        if files and (refused := (await self._ask({"files": packed(files)}, START_DEADLINE_S))["refused"]):
+            raise ToolError(f"the working folder does not take {refused}")
 
     async def close(self) -> None:
         if self._process is not None:

@@ -99,8 +99,10 @@ async def test_functions_see_the_variables_that_the_config_names_and_those_that_
     lines = [record.message for record in caplog.records if "MY_KEY" in record.message]
     assert len(lines) == 1
     assert "set node.environment.variables.MY_KEY='${oc.env:MY_KEY}'" in lines[0]
+    pool = pool_of(tmp_path, READS_A_KEY.replace("{how}", '["MY_KEY"]'))
     with pytest.raises(EnvironmentCrashed, match=r"KeyError.*variables\.MY_KEY="):
-        await pool_of(tmp_path, READS_A_KEY.replace("{how}", '["MY_KEY"]')).open()
+        await pool.open()
+    await pool.close()
 
 
 async def test_an_episode(sums):

@@ -170,6 +170,19 @@ async def test_nothing_runs_between_turns(box, name):
     assert "on" in shown[1].splitlines()
 
 
+@pytest.mark.attack
+@pytest.mark.fault("an answer that comes late is taken for that of the next call")
+@pytest.mark.parametrize("name", ATTACKS["forged"])
+async def test_each_call_has_its_own_answer(box, name):
+    await box.python("import os")
+    shown = [await box.python(ATTACKS["forged"][name])]
+    for number in range(3):
+        shown.append(await box.python(f"print('call', {number})"))
+        assert f"call {number}" in shown[-1].splitlines()
+        assert f"shell {number}" in (await box.shell(f"echo shell {number}")).splitlines()
+    assert sum("late" in text.splitlines() for text in shown) <= 1
+
+
 async def test_what_runs_in_the_background_goes_on_with_the_next_call(box):
     await box.shell("python3 -m http.server 8123 --bind 127.0.0.1 >/dev/null 2>&1 &\nsleep 2")
     assert "given.txt" in await box.python(

@@ -312,6 +312,20 @@ def done() -> str:
     """End."""
     return "done"
 
+@tool
+def add(line: str, code_folder) -> str:
+    """Add a line to the prices."""
+    code_folder["p.csv"] = code_folder.get("p.csv", b"") + f"{line}\\n".encode()
+    code_folder["new/" + line] = b"x"
+    for name in [name for name in code_folder if name.startswith("new/0")]:
+        del code_folder[name]
+    return " ".join(sorted(code_folder))
+
+@tool
+def change(code_folder, name: str, size: int = -1) -> None:
+    """Change a file."""
+    code_folder[name] = "text" if size < 0 else bytes(size)
+
 @reward
 def summed(code_folder: dict, total: int) -> bool:
     return code_folder.get("total.txt", b"").decode().strip() == str(total)
@@ -343,6 +357,50 @@ async def test_an_episode_is_graded_by_the_files_that_it_left(tmp_path):
         await environment.start("t2")
         await environment.step(call("done"))
         assert (await environment.grade()).reward == 0.0
+        await environment.close()
+    finally:
+        await pool.close()
+
+
+async def played(environment, *calls):
+    return [(await environment.step(each)).observation.removeprefix("<tool_response>\n") for each in calls]
+
+
+@pytest.mark.parametrize("boxed", [True, False])
+async def test_functions_of_the_file_see_the_folder_and_change_it(tmp_path, monkeypatch, boxed):
+    if not boxed:
+        if sys.prefix == sys.base_prefix:
+            pytest.skip("a sealed interpreter could read what this one imports")
+        monkeypatch.setenv("PATH", str(tmp_path))
+    pool = ToolPool(word_spans, write(tmp_path, TABLES), code={"folder_mb": 1}, max_worlds=2)
+    try:
+        await pool.open()
+        environment = await pool.acquire("episode")
+        opening = await environment.start("t2")
+        assert "code_folder" not in opening[0].content
+        look = call("python", code="import os\nopen('p.csv').read(), sorted(os.listdir('.'))")
+        seen = await played(environment, call("add", line="5"), look, call("add", line="0"), look)
+        assert [text.splitlines()[0] for text in seen] == [
+            "new/5 p.csv",
+            "('2\\n4\\n5\\n', ['new', 'p.csv'])",
+            "new/5 p.csv",
+            "('2\\n4\\n5\\n0\\n', ['new', 'p.csv'])",
+        ]
+        links = "os.symlink('/', 'new'); os.symlink('/etc/passwd', 'p.csv')" if boxed else "os.mkdir('p.csv')"
+        hostile = f"import os\nos.rename('new', 'old'); os.remove('p.csv'); {links}"
+        seen = await played(
+            environment,
+            *(call("python", code=hostile), call("add", line="6"), call("change", name="p.csv", size=3), look),
+            *(call("change", name=name, size=3) for name in ("../x", "/etc/x", "", ".", "a//b", "a\0b", "old")),
+            *(call("change", name="old"), call("change", name="big", size=2 << 20)),
+        )
+        taken = "new/6" if boxed else "p.csv"
+        assert f"Error: the tool failed: the working folder does not take {taken}: " in seen[1]
+        assert not boxed or "'\\x00\\x00\\x00'" in seen[3]
+        assert all("must be bytes, by a path within the folder" in text for text in [*seen[4:10], seen[11]])
+        assert "the working folder does not take old" in seen[10]
+        assert not boxed or "the working folder does not take big: No space left" in seen[12]
+        assert "root" not in "".join(seen)
         await environment.close()
     finally:
         await pool.close()
@@ -381,5 +439,5 @@ async def test_files_that_cannot_be_given_are_refused_with_the_task(tmp_path, fi
 
 
 async def test_a_reward_that_reads_the_folder_asks_for_the_tool(tmp_path):
-    with pytest.raises(ValueError, match=r"reward summed reads code_folder: say `code: python`"):
+    with pytest.raises(ValueError, match=r"tool add reads code_folder: say `code: python`"):
         ToolPool(word_spans, write(tmp_path, TABLES))

@@ -31,6 +31,7 @@ from typing import Any
 sys.path.append(
     next(str(above) for above in Path(__file__).resolve().parents if (above / "agent_environments").is_dir())
 )
+sys.path.insert(0, f"{sys.path[-1]}/loop_plumbing")
 sys.path.insert(0, f"{sys.path[-1]}/agent_environments/sandbox")
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -41,10 +42,11 @@ import keeper
 import opened_files
 import sandbox
 import syscalls
+import written_tree
 
 from loop_plumbing import fork_server
 
-del sys.path[:2], sys.path[-1]  # code of agents has no use for them
+del sys.path[:3], sys.path[-1]  # code of agents has no use for them
 CONNECTION = 3
 _NOT_TOLD = ("tools", "packages", "hidden")
 """To a box, in which an agent can read what its first process was told."""
@@ -82,7 +84,7 @@ def prepare(told: Mapping[str, Any], folder: str) -> fork_server.Prepared:
     packages = package_files(told["packages"])
     os.umask(0o022)  # a box is another user's
     os.chmod(folder, 0o755)
-    for module in (bounded_text, keeper, sandbox, syscalls, interpreter):
+    for module in (bounded_text, keeper, sandbox, syscalls, interpreter, written_tree):
         shutil.copyfile(module.__file__, os.path.join(folder, os.path.basename(module.__file__)))
     compileall.compile_dir(folder, quiet=2)
     trial = "".join(f"import {name}\n" for name in told["packages"])

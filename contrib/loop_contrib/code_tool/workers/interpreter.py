@@ -1,7 +1,7 @@
 """What is kept of an agent from call to call: a Python and a shell.
 
-Each runs the texts that it reads, and answers each with JSON: the text of an error, or an exit status
-(agent_environments/sandbox/keeper.py).
+Each runs the texts that it reads, and answers each with the word that came with it and JSON: the text of an error, or
+an exit status (agent_environments/sandbox/keeper.py).
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ def python(ask: int, done: int) -> None:
     me = os.getpid()
     with os.fdopen(ask, "rb") as lines:
         for number, line in enumerate(lines, 1):
-            error = run(json.loads(line), f"<call {number}>", vars(main))
+            word, text = json.loads(line)
+            error = run(text, f"<call {number}>", vars(main))
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(Exception):
                     stream.flush()
             if os.getpid() != me:  # of a process that the code has forked
                 os.write(2, error.encode(errors="replace"))
                 os._exit(bool(error))
-            os.write(done, json.dumps(shortened(error, MOST_OF_AN_ERROR)).encode() + b"\n")
+            os.write(done, f"{word}{json.dumps(shortened(error, MOST_OF_AN_ERROR))}\n".encode())
 
 
 def run(text: str, name: str, names: dict[str, Any]) -> str:
@@ -81,10 +82,11 @@ def shell(ask: int, done: int) -> None:
     os.execv(SHELL, [SHELL, "--noprofile", "--norc"])
 
 
-def shell_line(text: str) -> bytes:
+def shell_line(word: str, text: str) -> bytes:
     """What the shell reads to run ``text``, and to say its status; an interrupt ends a program and not the shell."""
-    return f"trap : INT; eval {shlex.quote(text)} </dev/null {_DONE}>&-\necho $? >&{_DONE}\n".encode(errors="replace")
+    line = f"trap : INT; eval {shlex.quote(text)} </dev/null {_DONE}>&-\necho {word}$? >&{_DONE}\n"
+    return line.encode(errors="replace")
 
 
-KINDS = {"python": (python, lambda text: json.dumps(text).encode() + b"\n"), "shell": (shell, shell_line)}
-"""How each is run, and what it reads for a text."""
+KINDS = {"python": (python, lambda *asked: json.dumps(asked).encode() + b"\n"), "shell": (shell, shell_line)}
+"""How each is run, and what it reads for a word and a text."""

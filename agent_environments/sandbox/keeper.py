@@ -334,6 +334,8 @@ def walls_of_a_box(memory_mb: int) -> Callable[[], None]:
 
     def take() -> None:
         sandbox.undumpable(False)
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write("1000")  # where memory ends, an agent's processes end first
         sandbox.check(sandbox.libc.unshare(_CLONE_NEWUSER), "a user of its own")
         for name, text in {"setgroups": "deny", "uid_map": f"{USER} 0 1", "gid_map": f"{USER} 0 1"}.items():
             with open(f"/proc/self/{name}", "w", encoding="ascii") as file:

@@ -68,6 +68,8 @@ class CodeLimits:
         folder_mb: all files together.
         max_characters: of what is shown of a call: its beginning and its end.
         packages: can be imported, with all that they require; others cannot.
+        cgroup: the folder of a cgroup of yours, in which each box gets one that bounds its memory; without it what its
+            processes have is looked at every 50 ms.
         python: the interpreter; by default the one below the node's own environment.
     """
 
@@ -77,6 +79,7 @@ class CodeLimits:
     folder_mb: int = 16
     max_characters: int = MAX_CHARACTERS
     packages: Sequence[str] = ()
+    cgroup: str | None = None
     python: str | None = None
 
     def __post_init__(self) -> None:
@@ -104,7 +107,9 @@ class PythonSessions:
                 f"code is {given!r}: say `code: python`, `code: shell`, or a mapping such as {{memory_mb: 512}}"
             )
         self.limits = limits = from_mapping(CodeLimits, given, "code")
-        told = {name: getattr(limits, name) for name in ("deadline_s", "memory_mb", "folder_mb", "max_characters")}
+        told = {
+            name: getattr(limits, name) for name in ("deadline_s", "memory_mb", "folder_mb", "max_characters", "cgroup")
+        }
         told |= {"packages": list(limits.packages), "tools": list(limits.tools), "hidden": _own_folders()}
         python = limits.python or getattr(sys, "_base_executable", None) or sys.executable
         # -I: neither variables nor a user's own packages say what is imported.

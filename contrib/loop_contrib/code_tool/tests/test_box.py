@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -199,6 +200,48 @@ async def test_memory_is_bounded_over_processes(box):
     )
     assert await box.python("6 * 7") == "42"
     assert await box.python(ATTACKS["memory"]["memory that six share"]) == "42", "pages that are shared count once"
+
+
+@pytest.fixture
+def cgroup():
+    """A cgroup with a memory controller, where this user may make one."""
+    for root in ("/sys/fs/cgroup/memory", "/sys/fs/cgroup"):
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="boxes-", dir=root))
+        except OSError:
+            continue
+        if any((folder / name).exists() for name in ("memory.max", "memory.limit_in_bytes")):
+            yield folder
+            while subprocess.run(["rmdir", *folder.glob("box-*"), folder], stderr=subprocess.DEVNULL).returncode:
+                time.sleep(0.1)  # its processes are ending
+            return
+        folder.rmdir()
+    pytest.skip("this user may make no cgroup")
+
+
+@pytest.mark.attack
+@pytest.mark.fault("memory is bounded for each process, and not for all together")
+async def test_a_cgroup_bounds_memory_faster_than_it_can_be_looked_at(cgroup):
+    """By processes that each stay below their own bound, and for less time than there is between two looks."""
+    sessions = await opened(cgroup=str(cgroup), memory_mb=128)
+    box = Box(sessions)
+    taking = "x = bytearray(b'x') * (100 << 20)"
+    await box.shell(f'for n in 1 2 3 4 5 6 7 8; do python3 -c "{taking}" & done; wait')
+    shown = [await box.shell("echo on") for _ in range(2)]
+    assert "on" in shown[1].splitlines()
+    [group] = cgroup.glob("box-*")
+    peak = next(group / name for name in ("memory.peak", "memory.max_usage_in_bytes") if (group / name).exists())
+    assert 100 << 20 < int(peak.read_text()) <= (128 + 4 + 160) << 20
+    await box.session.close()
+    await sessions.close()
+
+
+@pytest.mark.skipif(sys.prefix == sys.base_prefix, reason="a sealed interpreter could read what this one imports")
+async def test_a_cgroup_that_bounds_nothing_is_refused(tmp_path):
+    sessions = PythonSessions({"cgroup": str(tmp_path / "none")})
+    with pytest.raises(ValueError, match=r"code.cgroup: no cgroup that bounds memory|bubblewrap"):
+        await sessions.open()
+    await sessions.close()
 
 
 @pytest.mark.parametrize("box", [{"deadline_s": 3}], indirect=True)

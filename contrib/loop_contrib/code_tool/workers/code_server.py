@@ -5,7 +5,7 @@ that keeps a sealed interpreter (agent_environments/sandbox).
 
 Runs under the agent's interpreter. The first line of standard input is a JSON object: ``tools``, ``packages``,
 ``hidden`` (folders that a box never shows), ``memory_mb``, ``folder_mb``, ``deadline_s`` and ``max_characters``. It is
-ready with ``sealed``: why there is no box, or null.
+ready with ``sealed``: why there is no box, or null. ``cgroup`` is a folder for a cgroup of each box, or null.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import compileall
 import contextlib
 import functools
+import glob
 import importlib
 import importlib.metadata
 import importlib.util
@@ -48,7 +49,11 @@ from loop_plumbing import fork_server
 
 del sys.path[:3], sys.path[-1]  # code of agents has no use for them
 CONNECTION = 3
-_NOT_TOLD = ("tools", "packages", "hidden")
+LIMITS = ("memory.max", "memory.limit_in_bytes")
+"""The file that bounds a cgroup's memory, of version 2 and 1."""
+MORE_MB = 160
+"""What the processes of a box itself, two interpreters among them, have beside what the agent may use."""
+_NOT_TOLD = ("tools", "packages", "hidden", "cgroup")
 """To a box, in which an agent can read what its first process was told."""
 
 
@@ -91,7 +96,10 @@ def prepare(told: Mapping[str, Any], folder: str) -> fork_server.Prepared:
     try:
         limits = json.dumps({name: value for name, value in told.items() if name not in _NOT_TOLD} | {"trial": trial})
         command = box.box_command(folder, packages, told["hidden"], [limits])
-        return fork_server.Prepared(functools.partial(be_first, [*command, str(CONNECTION)]), {"sealed": None})
+        group = memory_group(told)
+        if group is not None:
+            os.rmdir(group)  # it was a trial
+        return fork_server.Prepared(functools.partial(be_first, told, [*command, str(CONNECTION)]), {"sealed": None})
     except box.NoBox as error:
         if "shell" in told["tools"]:
             raise
@@ -107,8 +115,34 @@ def prepare(told: Mapping[str, Any], folder: str) -> fork_server.Prepared:
     return fork_server.Prepared(functools.partial(seal, told), {"sealed": why})
 
 
-def be_first(command: list[str], connection: socket.socket) -> None:
+def memory_group(told: Mapping[str, Any]) -> str | None:
+    """Make a cgroup, named after this process, that bounds a box's memory and files; None where none is asked for.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    parent = told["cgroup"]
+    if parent is None:
+        return None
+    for name in glob.glob("box-*", root_dir=parent):
+        if not os.path.exists(f"/proc/{name.removeprefix('box-')}"):
+            with contextlib.suppress(OSError):
+                os.rmdir(f"{parent}/{name}")
+    try:
+        group = f"{parent}/box-{os.getpid()}"
+        os.mkdir(group)
+        limit = next(f"{group}/{file}" for file in LIMITS if os.path.exists(f"{group}/{file}"))
+        size = told["memory_mb"] + told["folder_mb"] + MORE_MB
+        Path(limit).write_text(str(size << 20))
+        return group
+    except (OSError, StopIteration) as error:
+        raise OSError(f"code.cgroup: no cgroup that bounds memory can be made in {parent} ({error})") from error
+
+
+def be_first(told: Mapping[str, Any], command: list[str], connection: socket.socket) -> None:
     """Become a box, whose first process answers there."""
+    if (group := memory_group(told)) is not None:
+        Path(group, "cgroup.procs").write_text(str(os.getpid()))
     os.dup2(connection.fileno(), CONNECTION)
     sandbox.silence((0, 1))
     os.closerange(CONNECTION + 1, 1 << 16)

@@ -48,10 +48,7 @@ async def bubblewrap_prefix(python: str, run_folder: WorldFolder) -> list[str]:
 def _arguments(program: str, python_folders: list[str], run_folder: Path, hidden: Sequence[Path] = ()) -> list[str]:
     shown = [*python_folders, str(WORKER_FOLDER), str(SANDBOX_FOLDER), str(PLUMBING_FOLDER)]
     prefix = [program, "--unshare-all", "--die-with-parent", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
-    prefix += system_arguments(["/usr"])
-    for path in shown:
-        if not path.startswith("/usr/"):
-            prefix += ["--ro-bind", path, path]
+    prefix += system_arguments(["/usr", *(path for path in shown if not path.startswith("/usr/"))])
     prefix += ["--bind", str(run_folder), str(run_folder)]
     for folder in hidden:
         prefix += ["--tmpfs", str(folder)]

@@ -9,6 +9,9 @@ import threading
 import time
 from collections.abc import Iterator
 
+_LOCK = threading.RLock()
+"""The bound of memory is the whole process's: one work at a time."""
+
 
 class TooMuch(ValueError):
     """The work took more than it may; the message says of what."""
@@ -18,17 +21,9 @@ class _Late(BaseException):
     """Out of reach of ``except Exception``."""
 
 
-class _Memory:
-    """The bound of the process, which all that work at once have together."""
-
-    lock = threading.Lock()
-    users = 0
-    usual = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-
-
 @contextlib.contextmanager
 def bounded(cpu_s: float, memory_bytes: int) -> Iterator[None]:
-    """Bound the work of this thread.
+    """Bound the work of this thread, one after the other.
 
     Args:
         cpu_s: processor time of the thread; one operation that Python does not interrupt is let end.
@@ -48,14 +43,19 @@ def bounded(cpu_s: float, memory_bytes: int) -> Iterator[None]:
 
     watcher = threading.Thread(target=watch, daemon=True)
     try:
-        try:
-            watcher.start()
-            with _bounded_memory(memory_bytes):
-                yield
-        finally:
-            over.set()
-            watcher.join()
-            _raise_in(thread, None)
+        with _LOCK:
+            usual = resource.getrlimit(resource.RLIMIT_DATA)
+            try:
+                _lower(memory_bytes, *usual)
+                try:
+                    watcher.start()
+                    yield
+                finally:
+                    over.set()
+                    watcher.join()
+                    _raise_in(thread, None)
+            finally:  # it is late once at most, in the lines before
+                resource.setrlimit(resource.RLIMIT_DATA, usual)
     except _Late:
         raise TooMuch(f"takes more than {cpu_s:g} s") from None
     except MemoryError:
@@ -67,20 +67,8 @@ def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), kind and ctypes.py_object(kind))
 
 
-@contextlib.contextmanager
-def _bounded_memory(size: int) -> Iterator[None]:
-    with _Memory.lock:
-        if not _Memory.users:
-            _Memory.usual = soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-            with open("/proc/self/statm", encoding="ascii") as file:
-                most = int(file.read().split()[5]) * resource.getpagesize() + size
-            if soft == resource.RLIM_INFINITY or most < soft:
-                resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
-        _Memory.users += 1
-    try:
-        yield
-    finally:
-        with _Memory.lock:
-            _Memory.users -= 1
-            if not _Memory.users:
-                resource.setrlimit(resource.RLIMIT_DATA, _Memory.usual)
+def _lower(memory_bytes: int, soft: int, hard: int) -> None:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        most = int(file.read().split()[5]) * resource.getpagesize() + memory_bytes
+    if soft == resource.RLIM_INFINITY or most < soft:
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))

@@ -57,18 +57,15 @@ def test_what_an_honest_template_computes_is_rendered(opened):
     assert honest.render(MESSAGES * 3) == f"12 1024 3.0 {'-' * 70} useruseruser"
 
 
-def test_bounds_of_threads_at_once_end_with_the_last(opened):
-    """Whichever ends first: the process then has the bound that it had."""
-    usual, inside = resource.getrlimit(resource.RLIMIT_DATA), threading.Barrier(2)
-
+def test_bounds_within_each_other_and_of_threads_at_once(opened):
     def work(seconds):
-        with bounded_work.bounded(10.0, 1 << 30):
-            inside.wait()
+        with bounded_work.bounded(10.0, 1 << 30), bounded_work.bounded(10.0, 1 << 20):
             time.sleep(seconds)
             return resource.getrlimit(resource.RLIMIT_DATA)
 
+    usual = resource.getrlimit(resource.RLIMIT_DATA)
     with ThreadPoolExecutor(2) as pool:
-        assert usual not in pool.map(work, (0.0, 0.3))
+        assert usual not in pool.map(work, (0.2, 0.0))
 
 
 def test_only_time_of_the_processor_counts(opened):

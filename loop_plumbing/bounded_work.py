@@ -46,9 +46,9 @@ def bounded(cpu_s: float, memory_bytes: int) -> Iterator[None]:
         with _LOCK:
             usual = resource.getrlimit(resource.RLIMIT_DATA)
             try:
-                _lower(memory_bytes, *usual)
+                watcher.start()  # whose stack is memory, too
                 try:
-                    watcher.start()
+                    _lower(memory_bytes, *usual)
                     yield
                 finally:
                     over.set()

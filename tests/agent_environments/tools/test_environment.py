@@ -56,29 +56,6 @@ async def sums(tmp_path):
         yield pool
 
 
-READS_A_KEY = """
-import os
-
-from agent_environments.tools import reward, tool
-
-KEY = os.environ{how}
-
-
-@tool
-def look() -> str:
-    \"\"\"Look.\"\"\"
-    return f"{KEY} " + " ".join(sorted(os.environ))
-
-
-@reward
-def none(answer: str) -> bool:
-    return False
-
-
-TASKS = [{"id": "t", "question": "?"}]
-"""
-
-
 @pytest.mark.attack
 @pytest.mark.fault("functions of one's own file see every key of the node's environment")
 async def test_functions_see_the_variables_that_the_config_names_and_those_that_all_programs_need(
@@ -89,7 +66,7 @@ async def test_functions_see_the_variables_that_the_config_names_and_those_that_
     secret |= {"https_proxy": "http://user:pass@proxy"}
     for name, value in {**kept, **secret}.items():
         monkeypatch.setenv(name, value)
-    source = READS_A_KEY.replace("{how}", '.get("MY_KEY")')
+    source = TEXTS["reads_a_key"].replace("{how}", '.get("MY_KEY")')
     for given, shown in (({}, "None"), ({"MY_KEY": "mine"}, "mine")):
         async with open_pool(pool_of(tmp_path, source, variables=given)) as pool:
             _, [seen], _ = await play(pool, "t", call("look"))
@@ -99,7 +76,7 @@ async def test_functions_see_the_variables_that_the_config_names_and_those_that_
     lines = [record.message for record in caplog.records if "MY_KEY" in record.message]
     assert len(lines) == 1
     assert "set node.environment.variables.MY_KEY='${oc.env:MY_KEY}'" in lines[0]
-    pool = pool_of(tmp_path, READS_A_KEY.replace("{how}", '["MY_KEY"]'))
+    pool = pool_of(tmp_path, TEXTS["reads_a_key"].replace("{how}", '["MY_KEY"]'))
     with pytest.raises(EnvironmentCrashed, match=r"KeyError.*variables\.MY_KEY="):
         await pool.open()
     await pool.close()
@@ -191,7 +168,8 @@ async def test_the_reward_sees_the_whole_conversation(sums):
     assert (grade.reward, grade.success) == (0.5, False)
 
 
-SEVERAL = texts_beside(__file__)["several"]
+TEXTS = texts_beside(__file__)
+SEVERAL = TEXTS["several"]
 
 
 async def test_several_rewards_make_the_grade_each_with_its_own_figure(tmp_path):

@@ -16,6 +16,7 @@ from agent_environments.tools.environment import ToolPool
 from agent_environments.tools.tool import ToolError, WrongArguments
 from loop_contrib.code_tool.python_tool import PythonSessions
 from support.adapter_support import word_spans
+from support.texts import texts_beside
 from support.tool_modules import call, write
 from support.waiting import wait_until
 
@@ -71,41 +72,7 @@ def boxed_only(agent):
         pytest.skip("of a box")
 
 
-ORDINARY = {
-    "an expression": ("6 * 7", "42"),
-    "what is printed, and a value": ("print('a')\n'b'", "a\n'b'"),
-    "nothing": ("x = 1", "(nothing was printed)"),
-    "standard error": ("import sys; print('oh', file=sys.stderr)", "oh"),
-    "a file that was given": (
-        "import csv\nsum(int(row['price']) for row in csv.DictReader(open('data/prices.csv')))",
-        "7",
-    ),
-    "pathlib": ("import pathlib\npathlib.Path('a').mkdir()\npathlib.Path('a/b').write_text('hi')", "2"),
-    "glob": ("import glob\nglob.glob('**/*.csv', recursive=True)", "['data/prices.csv']"),
-    "os.walk": ("import os\n[names for _, _, names in os.walk('data')]", "[['prices.csv']]"),
-    "os.path": ("import os\nos.path.isfile('data/prices.csv'), os.path.getsize('data/prices.csv')", "(True, 24)"),
-    "shutil": (
-        "import os, shutil\nshutil.copy('data/prices.csv', 'x')\nshutil.copytree('data', 'd')\n"
-        "shutil.move('x', 'd/x')\nfound = sorted(os.listdir('d'))\nshutil.rmtree('d')\nfound, os.path.exists('d')",
-        "(['prices.csv', 'x'], False)",
-    ),
-    "tempfile": (
-        "import tempfile\nwith tempfile.TemporaryDirectory() as at, open(at + '/x', 'w') as f: print(f.write('a'))",
-        "1",
-    ),
-    "json": ("import json\njson.dump([1], open('x.json', 'w'))\njson.load(open('x.json'))", "[1]"),
-    "append and truncate": ("f = open('x', 'a+')\nf.write('abc'); f.truncate(2); f.close()\nopen('x').read()", "'ab'"),
-    "zipfile": (
-        "import zipfile\nwith zipfile.ZipFile('x.zip', 'w') as z: z.write('data/prices.csv')\n"
-        "zipfile.ZipFile('x.zip').namelist()",
-        "['data/prices.csv']",
-    ),
-    "sqlite in memory": ("import sqlite3\nsqlite3.connect(':memory:').execute('select 1').fetchall()", "[(1,)]"),
-    "decorators and classes": (
-        "import dataclasses\n@dataclasses.dataclass\nclass P:\n    x: int\nP(3)",
-        "P(x=3)",
-    ),
-}
+ORDINARY, MEANT, FILLING, LIES, TABLES = texts_beside(__file__).values()
 
 
 NOT_SEALED = {"glob", "os.walk", "shutil", "tempfile"}
@@ -123,42 +90,9 @@ async def test_ordinary_code(agent, name):
         assert said == shown
 
 
-WRITE = "def write(text): open('sol.py', 'w').write(text)\nwrite('def f(): return 1\\n')\nimport sol"
-FILES = pytest.mark.fault("what a session of Python says of its own files is not so")
-SHOWN = pytest.mark.fault("what code prints after an error, or into the stream of an earlier call, is not shown")
-OWN = pytest.mark.fault("code that asks for __main__ finds another program's")
-MEND = "write('def f(): return 22\\n')\nimport importlib, sys"
-TIMES = "import os, shutil\nopen('a', 'w').close()\nos.utime('a', (5, 5)); os.chmod('a', 0o604)"
-DATABASE = "import sqlite3\nc = sqlite3.connect('d')\nc.execute('create table t (a)'); c.commit()"
-TEST = "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(1, 2)"
-SAME = "__main__.__dict__ is globals() is vars(sys.modules['__main__'])"
-MEANT = {
-    "a module mended and reloaded": (FILES, f"{WRITE}\n{MEND}", "importlib.reload(sol).f()", "22"),
-    "a module mended and imported": (FILES, f"{WRITE}\n{MEND}", "del sys.modules['sol']\nimport sol\nsol.f()", "22"),
-    "a file touched": (FILES, "from pathlib import Path\nPath('t').touch()", "Path('t').exists()", "True"),
-    "times and modes": (FILES, TIMES, "shutil.copy2('a', 'b')\n[*map(int, os.stat('b')[:9:8])]", "[33156, 5]"),
-    "a database": (FILES, DATABASE, "import os\nos.path.getsize('d') > 0", "True"),
-    "much, then an error": (
-        SHOWN,
-        "",
-        "for i in range(800): print('line', i)\nraise ValueError('here')",
-        "Error: here",
-    ),
-    "an error that is long itself": (SHOWN, "", "raise ValueError('a' * 10**6 + 'here')", "here"),
-    "an error told to a closed stream": (SHOWN, "import sys\nsys.stderr = None", "1 / 0", "division by zero"),
-    "a logger": (SHOWN, "import logging\nlogging.basicConfig(level=20)", "logging.info('two')", "INFO:root:two"),
-    "a stream that was kept": (SHOWN, "import sys\nout = sys.stdout", "print('b', file=out)", "b"),
-    "bytes": (SHOWN, "import sys", "sys.stdout.buffer.write(b'x\\n')\nsys.stdout.flush()", "x"),
-    "a progress bar": (SHOWN, "", "for i in range(800): print(f'\\r{i}%', end='')\nprint('last')", "last"),
-    "pickle": (OWN, "import pickle\nclass A: pass", "type(pickle.loads(pickle.dumps(A()))).__name__", "'A'"),
-    "unittest": (OWN, TEST, "len(unittest.main(argv=['x'], exit=False).result.failures)", "1"),
-    "doctest": (OWN, "import doctest\ndef f():\n    '>>> 1\\n2'", "doctest.testmod(report=False).failed", "1"),
-    "itself": (OWN, "import __main__, sys", SAME, "True"),
-}
-
-
 @pytest.mark.parametrize(
-    ("before", "code", "last"), [pytest.param(*rest, marks=mark, id=name) for name, (mark, *rest) in MEANT.items()]
+    ("before", "code", "last"),
+    [pytest.param(*rest, marks=pytest.mark.fault(kind), id=name) for name, (kind, *rest) in MEANT.items()],
 )
 async def test_python_is_python(before, code, last):
     sessions = await opened()
@@ -200,15 +134,6 @@ async def test_a_session_that_ended_is_told_and_its_files_stay(agent):
     assert (await agent.session.left_files())["kept"] == b"yes"
 
 
-FILLING = {
-    "many": "for i in range(10**9): open(f'f{i}', 'w').write('x' * 1000)",
-    "large": "for name in 'abc':\n    with open(name, 'wb') as f: f.write(bytes(5 * 10**5))",
-    "empty": "for i in range(10**9): open(f'f{i}', 'w')",
-    "folders": "import os\nfor i in range(10**9): os.makedirs(f'f{i}', exist_ok=True)",
-    "of temporary files": "import tempfile\nkept = [tempfile.mkdtemp() for _ in range(10**6)]",
-}
-
-
 async def again_and_again(agent, code):
     for _ in range(60):  # a call is interrupted after a second
         await agent(code)
@@ -230,16 +155,6 @@ async def test_files_are_bounded_together(agent, name):
 
 async def test_memory_is_bounded(agent):
     assert (await agent("x = bytearray(10**9)")).endswith("MemoryError")
-
-
-LIES = {
-    "a number": "b'7\\n'",
-    "no output": "b'{}\\n'",
-    "a crash of what it needs": 'b\'{"crashed": "the server"}\\n\'',
-    "output that is no text": "b'{\"output\": [1]}\\n'",
-    "deep nesting": "b'[' * 10**5 + b'\\n'",
-    "no JSON": "b'\\x00\\n'",
-}
 
 
 @pytest.mark.parametrize("lie", LIES)
@@ -302,39 +217,6 @@ async def test_a_package_with_compiled_code_is_used():
     assert "No module named 'torch'" in await agent("import torch")
     await agent.session.close()
     await sessions.close()
-
-
-TABLES = '''
-from agent_environments.tools import reward, tool
-
-@tool(terminal=True)
-def done() -> str:
-    """End."""
-    return "done"
-
-@tool
-def add(line: str, code_folder) -> str:
-    """Add a line to the prices."""
-    code_folder["p.csv"] = code_folder.get("p.csv", b"") + f"{line}\\n".encode()
-    code_folder["new/" + line] = b"x"
-    for name in [name for name in code_folder if name.startswith("new/0")]:
-        del code_folder[name]
-    return " ".join(sorted(code_folder))
-
-@tool
-def change(code_folder, name: str, size: int = -1) -> None:
-    """Change a file."""
-    code_folder[name] = "text" if size < 0 else bytes(size)
-
-@reward
-def summed(code_folder: dict, total: int) -> bool:
-    return code_folder.get("total.txt", b"").decode().strip() == str(total)
-
-TASKS = [
-    {"id": f"t{n}", "question": "Sum the prices into total.txt.", "files": {"p.csv": f"{n}\\n4\\n"}, "total": n + 4}
-    for n in range(3)
-]
-'''
 
 
 async def test_an_episode_is_graded_by_the_files_that_it_left(tmp_path):

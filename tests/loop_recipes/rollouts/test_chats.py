@@ -469,9 +469,7 @@ def table(file, rows):
 
 
 BOMBS = {
-    "one.jsonl.gz": gzipped,
-    "one.jsonl": gzipped,
-    "one.json": gzipped,
+    **dict.fromkeys(["one.jsonl.gz", "one.jsonl", "one.json"], gzipped),
     "several.jsonl": lambda file: gzipped(file, b" " * (1 << 20), 64),
     "one line.jsonl": lambda file: gzipped(file, json.dumps({"messages": "x" * (64 << 20)}).encode()),
     "texts.parquet": lambda file: table(file, {"messages": [LONG] * 300}),

@@ -294,17 +294,7 @@ async def test_whatever_is_left_is_read_and_goes(box, name):
     assert (await Box(box.sessions).python("import os\nos.listdir('.')")) == "['given.txt']"
 
 
-@pytest.mark.parametrize(
-    ("program", "why"),
-    [
-        ("", "bubblewrap is not installed"),
-        ("echo bubblewrap 0.4.1", "bubblewrap 0.4.1 is older than 0.8"),
-        (
-            "[ $1 = --version ] && echo bubblewrap 0.9.0 || { echo no user namespaces >&2; exit 1; }",
-            "no user namespaces",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("program", "why"), ATTACKS["no_box"])
 @pytest.mark.skipif(sys.prefix == sys.base_prefix, reason="a sealed interpreter could read what this one imports")
 async def test_where_there_is_no_box_one_line_says_so(tmp_path, monkeypatch, caplog, program, why):
     if program:

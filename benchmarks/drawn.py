@@ -185,7 +185,7 @@ def composed(
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
     """With a process group of this process alone."""
-    init_process_group(device, 600.0, always=True)
+    init_process_group(device, 600.0)
     try:
         yield
     finally:

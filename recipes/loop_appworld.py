@@ -27,7 +27,15 @@ from loop_recipes.algorithm.training_recipe import TrainingRecipe, run_recipe
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.loop_config import LoopConfig, keys_to_keep, read_config
 from loop_recipes.engine.checkpoint import TrainingState, restore_generators
-from loop_recipes.engine.diagnostics import BROKEN_GAP, canary, flops_metrics, gap_metrics, stress, tolerances
+from loop_recipes.engine.diagnostics import (
+    BROKEN_GAP,
+    canary,
+    flops_metrics,
+    gap_metrics,
+    judged_gap,
+    stress,
+    tolerances,
+)
 from loop_recipes.engine.model import check_context, vocabulary
 from loop_recipes.engine.process_group import any_rank, leave, on_main_rank
 from loop_recipes.engine.samples import episodes, training_samples
@@ -63,7 +71,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
           learner under the version that sampled.
         - **LoRA.** Base weights in ``dtype``, adapter masters and gradients in float32; each policy version is exported
           in PEFT's format under ``<output_dir>/policies``.
-        - **FSDP2.** From two ranks on, in half precision also on one, with a mixed-precision policy; gloo and NCCL.
+        - **FSDP2.** From two ranks on, with a mixed-precision policy; gloo and NCCL. One rank holds the model whole.
         - **Memory.** Activation checkpointing, one shared RoPE cache, a head that only sees the sampled tokens and
           never holds [tokens, vocabulary], micro-batches by a token budget.
         - **Overlap.** ``collection.max_policy_lag: 1`` collects the next iteration while this one is trained on.
@@ -327,9 +335,10 @@ class LoopAppWorldRecipe(TrainingRecipe):
         grouped = in_groups(rollouts)
         samples = training_samples(grouped, conf.update)
         learned, step_tokens, metrics = self._learner.update.run(samples, self._policy_version, iteration)
-        metrics |= gap_metrics(learned, conf.sampler_gap, self._base_gap)
+        judged = judged_gap(self._learner.model, conf.dtype != "fp32")
+        metrics |= gap_metrics(learned, conf.sampler_gap, self._base_gap, judged)
         if conf.dtype != "fp32" and self._base_gap is None:  # no step was taken on what was sampled until now
-            self._base_gap = metrics.get("gap_p99")
+            self._base_gap = metrics.get(judged)
         metrics |= flops_metrics(self._learner.model, step_tokens, metrics["seconds_updating"], conf.device_peak_tflops)
         if conf.update.max_tokens_per_rollout is not None:
             metrics["left_out_rollouts"] = len(by_episode(grouped)) - len(episodes(samples))

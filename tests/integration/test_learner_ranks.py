@@ -38,7 +38,7 @@ def test_each_rank_reads_its_own_part_and_one_collective_gathers_all(tmp_path, r
     assert said["equal"]
     assert said["placed_again"]
     assert said["read"] < machines / ranks + 0.15, "the kernel maps a file by up to 2 MiB at a time"
-    assert said["collectives"] == 1
+    assert said["collectives"] == (ranks > 1)
 
 
 @pytest.mark.parametrize(

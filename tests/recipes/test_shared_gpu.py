@@ -133,7 +133,7 @@ def assert_same_state(folder, other):
     assert all(torch.equal(saved.optimizer[name], tensor) for name, tensor in wanted.optimizer.items())
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])  # whole, and sharded by FSDP2
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_the_adapters_are_those_of_a_divided_gpu(tmp_path, monkeypatch, dtype):
     for name, machine, shares in (("divided", Divided, False), ("shared", Machine, True)):
         (tmp_path / name).mkdir()

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
+from loop_recipes.engine import sharding
 from loop_recipes.engine.batching import BatchLayout, step_batches
 from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.general_decoder import general_decoder
@@ -34,15 +36,16 @@ def general_differences(folders: list[Path], sharers: int = 1) -> dict[str, floa
         model, base = load_base(config, torch.float32)
         adapter = random_adapter(model, seed=1)
         decoder = attach_head(model, TiledLogProbs(16, 32))
-        options = {"shard": True, "activation_checkpointing": True}
-        decoder = place_model(decoder, base, adapter, torch.device("cpu"), torch.float32, **options)
+        placing = (torch.device("cpu"), torch.float32)
+        decoder = place_model(decoder, base, adapter, *placing, activation_checkpointing=True)
         for batch in step_batches(samples_of(), BatchLayout(BUDGET, True, *groups, part)):
             weighted = decoder(**batch.inputs()).logprobs * batch.old_logprobs
             weighted.sum().backward()
         gradients = full_tensors({name: p.grad for name, p in decoder.named_parameters() if p.grad is not None})
         with torch.device("meta"):
             alone = general_decoder(str(folder), BaseModel.read(folder), lora_rank=4, lora_alpha=8)
-        whole = ours(placed(alone, folder), samples_of(), packed=True).gradients
+        with mock.patch.object(sharding, "single_process", return_value=True):
+            whole = ours(placed(alone, folder), samples_of(), packed=True).gradients
         scale = max(float(gradient.abs().max()) for gradient in whole.values())
         worst = 0.0
         for name, gradient in gradients.items():

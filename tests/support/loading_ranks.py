@@ -53,9 +53,8 @@ def leave_and_come(dtype: torch.dtype) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if ".lora_" not in name}
     base = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
-    model = place_model(
-        attach_head(model, TiledLogProbs()), base, new_adapter(model, seed=1), torch.device("cpu"), dtype, shard=True
-    )
+    decoder = attach_head(model, TiledLogProbs())
+    model = place_model(decoder, base, new_adapter(model, seed=1), torch.device("cpu"), dtype)
     (batch,) = step_batches(make_samples([20, 18]), BatchLayout(80, packed=True))
     frozen = FrozenWeights(model)
     found: dict[str, Any] = {"computed": [], "bytes": []}
@@ -88,9 +87,7 @@ def load_and_gather(file: Path) -> dict[str, Any]:
     with safe_open(file, "pt") as opened:
         base = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     adapter = new_adapter(model, seed=1)
-    model = place_model(
-        attach_head(model, TiledLogProbs()), base, adapter, torch.device("cpu"), torch.float32, shard=True
-    )
+    model = place_model(attach_head(model, TiledLogProbs()), base, adapter, torch.device("cpu"), torch.float32)
     parameters = dict(model.named_parameters())
     with mock.patch.object(dist, "all_gather_single", wraps=dist.all_gather_single) as gather:
         whole = full_tensors(parameters)

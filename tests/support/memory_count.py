@@ -65,7 +65,7 @@ def count(builder: str, ranks: int, layers: int, tokens: int, sharers: int) -> f
     with FakeTensorMode(allow_non_fake_inputs=True):
         weights = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in model.state_dict().items()}
         decoder = attach_head(model, logprobs.TensorCoreLogProbs())
-        decoder = place_model(decoder, weights, {}, CPU, torch.bfloat16, activation_checkpointing=True, shard=True)
+        decoder = place_model(decoder, weights, {}, CPU, torch.bfloat16, activation_checkpointing=True)
     parameters = list(adapter_parameters(decoder).values())
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, LiveBytes() as bytes_:
         for tensor in (*decoder.parameters(), *decoder.buffers()):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from loop_contrib.sweet_rl.turn_critic import TurnAdvantage, TurnCritic, prefix_of
 from loop_formats.run_files import newest_adapter
 from loop_formats.schema import ConfigError, require
@@ -85,7 +83,7 @@ def load_learner(run: Path) -> tuple[SftConfig, Learner]:
     conf = replace(stored_config(run), sequence_parallel=1)  # which the ranks here need not be enough for
     dtype = DTYPES[conf.dtype]
     device = training_device(conf.device, dtype)
-    init_process_group(device, LONGEST_WAIT_S, always=dtype != torch.float32)
+    init_process_group(device, LONGEST_WAIT_S)
     return conf, Learner(conf, *load_base(conf, dtype), device, None, method=build_method(conf))
 
 

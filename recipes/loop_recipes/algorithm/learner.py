@@ -39,7 +39,7 @@ from loop_recipes.engine.model import (
 )
 from loop_recipes.engine.optimizer import build_optimizer, optimizer_tensors
 from loop_recipes.engine.peft_export import export_adapter, load_adapter
-from loop_recipes.engine.process_group import on_main_rank
+from loop_recipes.engine.process_group import on_main_rank, single_process
 from loop_recipes.engine.rank_batches import RankBatches
 from loop_recipes.engine.sequence_parallel import Part
 from loop_recipes.engine.sharding import full_tensors, place_model, sharding_mesh
@@ -62,7 +62,7 @@ class Learner:
 
     Attributes:
         conf: as given.
-        model: the decoder with its log-prob head, on the device, sharded where there are ranks or half precision.
+        model: the decoder with its log-prob head, on the device, sharded where there are several ranks.
         parameters: everything that is trained, by name.
         versions: the adapters of the policy versions that may still be needed.
         update: trains on rollouts.
@@ -86,8 +86,7 @@ class Learner:
         self._output_dir = Path(conf.output_dir).resolve()
         self._base_digest = on_main_rank(lambda: weights_digest(conf.base_model))
         dtype = DTYPES[conf.dtype]
-        ranks, rank = get_world_size_and_rank()
-        shard = ranks > 1 or dtype != torch.float32
+        rank = get_world_size_and_rank()[1]
         check_shared(model, conf.sequence_parallel)
         if checkpoint is not None:
             adapter = checkpoint.adapters[checkpoint.state["policy_version"]]
@@ -106,13 +105,12 @@ class Learner:
             keep_attention=conf.keep_attention,
             activation_offloading=conf.enable_activation_offloading,
             compile_layers=conf.compile,
-            shard=shard,
             attention=conf.attention if conf.update.packed else "fa2",
         )
         self._credit, self._further = method.credit, method.trained
         width = self.model.tok_embeddings.weight.shape[1]
         for name, each in self._further.items():
-            _place_weights(each, width, None if checkpoint is None else checkpoint.further[name], device, shard)
+            _place_weights(each, width, None if checkpoint is None else checkpoint.further[name], device)
         self.parameters = trained_parameters(self.model, self._further)
         self.versions = AdapterVersions(self.model)
         for version, tensors in (checkpoint.adapters if checkpoint is not None else {0: adapter}).items():
@@ -206,7 +204,7 @@ class Learner:
 
 
 def _place_weights(
-    further: TrainedCredit, width: int, weights: Mapping[str, Tensor] | None, device: torch.device, shard: bool
+    further: TrainedCredit, width: int, weights: Mapping[str, Tensor] | None, device: torch.device
 ) -> None:
     """Make the weights of a credit for hidden states [n, width], or take full CPU ``weights`` if given.
 
@@ -224,5 +222,5 @@ def _place_weights(
             raise ConfigError(f"{key}: the checkpoint's weights have other sizes; make {key} what it was in that run")
         further.load_state_dict(dict(weights))
     further.to(device)
-    if shard:
+    if not single_process():
         fully_shard(further, mesh=sharding_mesh(device))

@@ -101,7 +101,7 @@ class TrainingRecipe:
         conf = self._config
         if launched_rank() == 0:
             self._lock = self._cleanup.enter_context(lock_run(self._output_dir))
-        init_process_group(self._device, longest_wait_s, always=self._dtype != torch.float32)
+        init_process_group(self._device, longest_wait_s)
         self._rank = utils.get_world_size_and_rank()[1]
         torch.manual_seed(conf.seed)
         self._stop.listen()

@@ -217,9 +217,10 @@ class StopConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class GapConfig:
-    """Thresholds for abs(sampler log-prob - learner log-prob): the verdict of an iteration goes by the 99th percentile;
-    a published version is refused by the mean and the 90th percentile over its canary. In half precision the verdict
-    also goes by the gap before the first step: twice that is ok, and eight times that is broken, within these two."""
+    """Thresholds for abs(sampler log-prob - learner log-prob): the verdict of an iteration goes by the 99th percentile,
+    of a mixture of experts in half precision by the mean; a published version is refused by the mean and the 90th
+    percentile over its canary. In half precision the verdict also goes by the gap before the first step: twice that is
+    ok, and eight times that is broken, within these two."""
 
     ok: float = 1e-3
     """Up to here the verdict is "ok", above it perhaps "drift"; a canary's mean may be this large."""

@@ -37,10 +37,9 @@ VARLEN = {"window_size", "enable_gqa"} <= inspect.signature(varlen_attn).paramet
 
 
 def enable_cuda_layers(model: TransformerDecoder) -> None:
-    """Give the model's attention, LoRA and norm layers these forward passes, and switch off cuDNN's attention.
+    """Give the model's attention, LoRA and norm layers these forward passes.
 
-    Parameters, names and hooks stay. Call before ``fully_shard``. cuDNN builds a plan for each shape and keeps all of
-    them; micro-batches have a new shape each time.
+    Parameters, names and hooks stay. Call before ``fully_shard``.
 
     Raises:
         ConfigError: the model has an attention without such a pass, or one that torchtune normalises where no known
@@ -52,6 +51,23 @@ def enable_cuda_layers(model: TransformerDecoder) -> None:
             type(attention) in CUDA_LAYERS and (isinstance(attention, NormFirstAttention) or attention.q_norm is None),
             f"model: its attention is {type(attention).__name__}, of which no packed rows are known here",
         )
+    for module in model.modules():
+        ours = CUDA_LAYERS.get(type(module))
+        if ours is not None:
+            module.__class__ = ours
+
+
+def choose_back_ends(attention: str, model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Choose what computes attention in this process, of a decoder of either kind.
+
+    cuDNN does not: it builds a plan for each shape and keeps all of them; micro-batches have a new shape each time.
+
+    Args:
+        attention: of packed rows on CUDA, as in :func:`~loop_recipes.engine.flash_attention.use_attention`.
+
+    Raises:
+        ConfigError: ``attention`` is ``fa4``, which cannot be had here or computes wrongly.
+    """
     torch.backends.cuda.enable_cudnn_sdp(False)
     if torch.cuda.is_available() and not VARLEN:
         warnings.warn(
@@ -59,10 +75,13 @@ def enable_cuda_layers(model: TransformerDecoder) -> None:
             "scaled_dot_product_attention rollout by rollout, which is slower; torch 2.13 has both",
             stacklevel=2,
         )
-    for module in model.modules():
-        ours = CUDA_LAYERS.get(type(module))
-        if ours is not None:
-            module.__class__ = ours
+    if isinstance(model, TransformerDecoder):
+        if device.type == "cuda" or attention == "fa4":
+            from loop_recipes.engine.flash_attention import use_attention  # kernels that a CPU does not have
+
+            use_attention(attention, model, device, dtype)
+    else:
+        require(attention != "fa4", "attention is fa4, which is for models of torchtune's modules: give fa2")
 
 
 def on_cuda(x: Tensor) -> bool:
@@ -153,19 +172,20 @@ def add_product(out: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 class FoldedLoRALinear(LoRALinear):
-    """torchtune's LoRA layer; without dropout as :class:`FoldedLoRA` computes it.
+    """torchtune's LoRA layer, in the precision of its input; without dropout as :class:`FoldedLoRA` computes it.
 
     Where alpha / rank is a power of two the two are the same to the last bit on a CPU; anywhere they are to rounding.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if self._quantize_base or self.disabled or not isinstance(self.dropout, nn.Identity):
-            return super().forward(x)
-        return self.folded(x)
-
-    def folded(self, x: Tensor) -> Tensor:
-        lora = self.lora_a.weight, self.lora_b.weight, self.alpha / self.rank
-        out = cast(Tensor, FoldedLoRA.apply(x.flatten(0, -2), self.weight, self.bias, *lora))
+        if self.disabled:
+            return F.linear(x, self.weight, self.bias)
+        # Masters of one rank; those of several come from FSDP2 in this precision.
+        a, b = (part.weight.to(x.dtype) for part in (self.lora_a, self.lora_b))
+        scale = self.alpha / self.rank
+        if not isinstance(self.dropout, nn.Identity):
+            return F.linear(x, self.weight, self.bias) + scale * F.linear(F.linear(self.dropout(x), a), b)
+        out = cast(Tensor, FoldedLoRA.apply(x.flatten(0, -2), self.weight, self.bias, a, b, scale))
         return out.unflatten(0, x.shape[:-1])
 
 

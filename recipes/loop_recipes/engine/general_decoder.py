@@ -116,6 +116,11 @@ class GeneralDecoder(nn.Module):
             return [window] * len(self.layers)
         return [window if kind == "sliding_attention" else None for kind in types if kind not in _STATES]
 
+    @property
+    def chooses_experts(self) -> bool:
+        """Whether routers choose the weights that a token meets."""
+        return any(is_expert(name, shape) for name, shape in self.base.weights.items())
+
     def parameters_of_a_token(self) -> float:
         """The number of weights of the layers that a token meets: of routed experts, those that it goes to."""
         config = self.text.config

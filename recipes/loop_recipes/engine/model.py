@@ -62,7 +62,7 @@ def load_base(config: LearnerConfig, dtype: torch.dtype) -> tuple[AnyDecoder, Ma
     """The config's model without storage, and the base weights it will be given, full CPU tensors.
 
     Every rank must call it. Those of torchtune's modules stay in the files' pages, of which each rank reads its own
-    part; those that transformers reads are read by rank 0, which sends them.
+    part; those that transformers reads rank 0 reads, where the first is asked for, and sends.
 
     Raises:
         ConfigError: they do not fit each other.
@@ -93,16 +93,16 @@ def _of_main_rank(
     from loop_recipes.engine.general_decoder import read_weights  # as above
     from loop_recipes.engine.general_probe import probe
 
-    read: dict[str, Tensor] = {}
-
-    def work() -> dict[str, Any]:
-        weights, buffers = read_weights(path, described, dtype)
+    def read() -> dict[str, Tensor]:
+        with raised_as(ConfigError, "model: "):
+            weights, buffers = read_weights(path, described, dtype)
         check_shapes(model, weights, path)
-        read.update(weights | buffers)
-        utils.log_rank_zero(log, f"model: {probe(path, described, read, dtype, device)}")
-        return {name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for name, tensor in read.items()}
+        whole = weights | buffers
+        with raised_as(ConfigError, "model: "):
+            utils.log_rank_zero(log, f"model: {probe(path, described, whole, dtype, device)}")
+        return whole
 
-    return FromMainRank(read, on_main_rank(work))
+    return FromMainRank(read)
 
 
 def check_built(model: AnyDecoder, described: BaseModel, config: LearnerConfig) -> None:

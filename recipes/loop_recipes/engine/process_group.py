@@ -17,6 +17,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, NoReturn
 
 import torch
@@ -42,9 +43,8 @@ class RemoteError(RuntimeError):
     """Rank 0 failed; its one-line reason, raised on every other rank."""
 
 
-def init_process_group(device: torch.device, waiting_timeout_s: float, always: bool = False) -> None:
-    """Join the torchrun job, if this is one, and see that its ranks hear each other; ``always`` makes a group of one
-    otherwise (FSDP needs a group).
+def init_process_group(device: torch.device, waiting_timeout_s: float) -> None:
+    """Join the torchrun job, if this is one, and see that its ranks hear each other.
 
     Args:
         waiting_timeout_s: longest time a rank may wait for another outside an update, e.g. for rank 0 to finish a
@@ -59,10 +59,6 @@ def init_process_group(device: torch.device, waiting_timeout_s: float, always: b
     if dist.is_torchelastic_launched():
         set_process_control(PR_SET_PDEATHSIG, signal.SIGTERM)  # torchrun that is killed does not end its ranks
         dist.init_process_group(backend, timeout=timeout)
-    elif always:
-        store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group(backend, timeout=timeout, store=store, rank=0, world_size=1)
-    if dist.is_initialized():
         _waiting = dist.new_group(backend="gloo", timeout=timedelta(seconds=waiting_timeout_s))
         check_ranks(device)
 
@@ -177,17 +173,28 @@ class FromMainRank(Mapping[str, Tensor]):
     """Tensors that rank 0 has on its CPU, of which the others get each as all ranks ask for it, in the same order.
 
     Args:
-        own: all of them on rank 0; on the others nothing.
-        known: shape and dtype of each, on every rank.
+        read: reads them all; called on rank 0 alone, where all ranks ask for the first.
     """
 
-    def __init__(self, own: Mapping[str, Tensor], known: Mapping[str, tuple[list[int], str]]) -> None:
-        self._own, self._known = own, known
+    def __init__(self, read: Callable[[], Mapping[str, Tensor]]) -> None:
+        self._read, self._own = read, dict[str, Tensor]()
+
+    @cached_property
+    def _known(self) -> dict[str, tuple[list[int], str]]:
+        """Shape and dtype of each, on every rank."""
+
+        def work() -> dict[str, Any]:
+            self._own |= self._read()
+            of_all = self._own.items()
+            return {name: (list(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in of_all}
+
+        known: dict[str, tuple[list[int], str]] = on_main_rank(work)
+        return known
 
     def __getitem__(self, name: str) -> Tensor:
+        shape, dtype = self._known[name]
         if single_process():
             return self._own[name]
-        shape, dtype = self._known[name]
         # gloo sends bytes of every kind of number.
         tensor = self._own[name].contiguous() if name in self._own else torch.empty(shape, dtype=getattr(torch, dtype))
         dist.broadcast(tensor.flatten().view(torch.uint8), src=0, group=_waiting)

@@ -24,9 +24,10 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from torchtune import training
 from torchtune.modules import TransformerDecoder
 
-from loop_formats.schema import require
 from loop_plumbing.start import launched
+from loop_recipes.engine.cuda_layers import choose_back_ends
 from loop_recipes.engine.model import AnyDecoder, share_rope_cache
+from loop_recipes.engine.process_group import single_process
 
 ATTENTION = [
     torch.ops.torch_attn._varlen_attn.default,
@@ -48,10 +49,9 @@ def place_model(
     keep_attention: bool = False,
     activation_offloading: bool = False,
     compile_layers: bool = False,
-    shard: bool = False,
     attention: str = "fa2",
 ) -> AnyDecoder:
-    """Give a meta model its storage: shard it if asked, load base and adapter (full CPU tensors), fill RoPE caches.
+    """Give a meta model its storage: shard it over ranks, load base and adapter (full CPU tensors), fill RoPE caches.
 
     Each rank takes its own rows of them. Of tensors mapped from a file, as torchtune's checkpointer gives them, no
     others are read, and a device never holds the whole of one that is sharded.
@@ -61,17 +61,14 @@ def place_model(
     Args:
         keep_attention: activation checkpointing keeps what attention computes, so that only the rest is computed again.
         activation_offloading: what activation checkpointing keeps of a layer, its input, waits in the host's memory.
-        attention: of packed rows on CUDA, as in :func:`~loop_recipes.engine.flash_attention.use_attention`.
+        attention: see :func:`~loop_recipes.engine.cuda_layers.choose_back_ends`.
 
-    Sharded, base and adapter compute in ``dtype`` while the adapter's masters, gradients and their reduction over
-    ranks stay float32; the base is not stored twice.
+    Base and adapter compute in ``dtype`` while the adapter's masters, gradients and their reduction over ranks stay
+    float32. FSDP2 casts the masters of several ranks; those of one rank, which holds the model whole, its layers cast
+    (:class:`~loop_recipes.engine.cuda_layers.FoldedLoRALinear`).
     """
     general = not isinstance(model, TransformerDecoder)
-    if not general and (device.type == "cuda" or attention == "fa4"):
-        from loop_recipes.engine.flash_attention import use_attention  # kernels that a CPU does not have
-
-        use_attention(attention, model, device, dtype)
-    require(not general or attention != "fa4", "attention is fa4, which is for models of torchtune's modules: give fa2")
+    choose_back_ends(attention, model, device, dtype)
     share_rope_cache(model)
     if compile_layers:
         compile_each_layer(model)
@@ -87,7 +84,7 @@ def place_model(
 
         layers = {type(layer) for layer in model.layers}
         training.set_activation_checkpointing(model, auto_wrap_policy=layers, checkpoint_wrapper_fn=wrap)
-    if shard:
+    if not single_process():
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
         mesh = sharding_mesh(device)
         for layer in model.layers:
@@ -100,7 +97,7 @@ def place_model(
         rows = rows.to(device, parameter.dtype, copy=name in adapter).contiguous()
         loaded[name] = _placed_like(rows, parameter)
     model.load_state_dict(loaded, assign=True)
-    if not isinstance(model, TransformerDecoder):
+    if general:
         from loop_recipes.engine.general_decoder import load_buffers  # transformers is loaded by those who build one
 
         load_buffers(model, loaded, lambda name: base[name].to(device))

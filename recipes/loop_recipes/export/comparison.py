@@ -110,7 +110,7 @@ def sampled_logprobs(
     name = dtype or conf.dtype
     conf, kind = replace(conf, sequence_parallel=1), DTYPES[name]
     device = training_device(conf.device, kind)
-    init_process_group(device, _WAIT_S, always=kind != torch.float32)
+    init_process_group(device, _WAIT_S)
     try:
         model, base = load_base(conf, kind)
         if merged is not None:
@@ -128,7 +128,7 @@ def sampled_logprobs(
             tensors = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
         packed = conf.attention if conf.update.packed else "fa2"
         model = attach_head(model, build(conf.log_probs))
-        model = place_model(model, base, tensors, device, kind, shard=kind != torch.float32, attention=packed)
+        model = place_model(model, base, tensors, device, kind, attention=packed)
         assert adapter_parameters(model), "of a model with LoRA"
         versions = AdapterVersions(model)
         scorer = Scorer(model, versions, conf.update, RankBatches(conf.update, device))

@@ -65,16 +65,18 @@ def plan_trainer(
     sharers: int = 1,
     offloads: bool = False,
     counted: LayerBytes | None = None,
+    versions: int = 2,
 ) -> MemoryPlan:
     """One rank of the trainer where it holds most, in the backward pass through a layer, of ``tokens`` at once.
 
-    Sharded: the bf16 base, and in fp32 the adapter, its gradient and two Adam moments. FSDP2 keeps the embedding and
-    the head gathered for the whole pass, and beside the layer at work, with several ranks, the next one. Activation
-    checkpointing saves each layer's input. The layer at work is differentiated with its activations recomputed: at the
-    peak six tensors of the feed-forward width (four activations of the MLP and two gradients on their way), six of the
-    model's width and four of the keys' width. ``keep_attention`` keeps its output and fp32 normalisers, in each
-    layer that has it. Where several ranks are ``sharers`` of each row, what attention exchanges is one more tensor of
-    the queries' width.
+    One rank holds the bf16 base whole, and FSDP2 shards that of several: it keeps the embedding and the head gathered
+    for the whole pass, and the next layer beside the one at work. A weight of the adapter has four bytes in fp32 each
+    for itself, its gradient, two Adam moments and each of so many ``versions``. While servers sample there is no
+    gradient, but a copy of what stands while another version is read. Activation checkpointing saves each layer's
+    input. The layer at work is differentiated with its activations recomputed: at the peak six tensors of the
+    feed-forward width (four activations of the MLP and two gradients on their way), six of the model's width and four
+    of the keys' width. ``keep_attention`` keeps its output and fp32 normalisers, in each layer that has it. Where
+    several ranks are ``sharers`` of each row, what attention exchanges is one more tensor of the queries' width.
     A rank that ``offloads`` has two of the layers' inputs on its GPU, the one at work and one on its way.
     ``counted`` is the layer at work of a model that transformers builds, in the place of these tensors.
 
@@ -87,12 +89,16 @@ def plan_trainer(
         layer = tokens * counted.token + counted.block
     if sharers > 1:
         layer += tokens * queries * 2
-    base, adapters = shape.parameters * 2 / ranks / GIB, shape.adapter_parameters(lora_rank) * 16 / ranks / GIB
-    parts = {
-        "base weights, bf16, sharded": base,
-        "adapter, gradient, Adam moments, fp32, sharded": adapters,
+    base = shape.parameters * 2 / ranks / GIB
+    adapters = shape.adapter_parameters(lora_rank) * 4 * (4 + versions) / ranks / GIB
+    gathered = {
         "embedding and head gathered, bf16": shape.outer_parameters * 2 / GIB,
-        "layers gathered, bf16": min(ranks, 2) * shape.layer_parameters * 2 / GIB,
+        "layers gathered, bf16": 2 * shape.layer_parameters * 2 / GIB,
+    }
+    parts = {
+        "base weights, bf16": base,
+        f"adapter, gradient, moments, {versions} versions, fp32": adapters,
+        **(gathered if ranks > 1 else {}),
         "checkpointed inputs of the layers, bf16": inputs * (2 if offloads else shape.layers),
         "one layer recomputed and differentiated, bf16": layer / GIB,
     }
@@ -122,7 +128,8 @@ def plan_rank(
     tokens = max(-(-config.collection.limits.max_context // sharers), config.update.micro_batch_tokens)
     keeps, offloads = config.keep_attention, config.enable_activation_offloading
     rank = config.model.get("lora_rank", 16)
-    return plan_trainer(shape, rank, tokens, ranks, gpu_gib, keeps, sharers, offloads, counted)
+    versions = 1 + max(1, config.collection.max_policy_lag)  # a stress test holds one more than the newest
+    return plan_trainer(shape, rank, tokens, ranks, gpu_gib, keeps, sharers, offloads, counted, versions)
 
 
 def plan_host(shape: BaseModel, node: NodeConfig | None, trainer: MemoryPlan, ranks: int) -> dict[str, float]:
@@ -197,8 +204,9 @@ def plan_turns(shape: BaseModel, node: NodeConfig, trainer: MemoryPlan, gpu_gib:
     """Plan a GPU that holds the frozen base once at a time: vLLM's while it samples, the trainer's while it trains.
 
     A server that sleeps (level 1) has its weights and adapters in pinned host memory and drops its KV cache; its
-    context and graphs stay. A trainer that waits keeps its context, the adapter and its moments. Its frozen weights
-    never change, so only vLLM copies out: an iteration moves the server's weights out and in, and the trainer's in.
+    context and graphs stay. A trainer that waits keeps its context and all that it has of the adapter. Its frozen
+    weights never change, so only vLLM copies out: an iteration moves the server's weights out and in, and the
+    trainer's in.
 
     Args:
         trainer: one rank, as :func:`plan_trainer` plans it.

@@ -9,11 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 from torch._dynamo.testing import CompileCounter
 from transformers import AttentionInterface
 from transformers.integrations import mxfp4
 
+import loop_appworld
 from loop_formats.schema import ConfigError
 from loop_recipes.engine import general_attention, sharding
 from loop_recipes.engine import general_decoder as general_decoder_module
@@ -36,6 +38,7 @@ from support.general_models import adapted, exported, ours, samples_of, theirs
 from support.learner_cases import flash_attention, make_samples
 from support.mxfp4 import write_mxfp4
 from support.on_cuda import CountedCalls, as_on_cuda
+from support.small_runs import replay_config, set_up, write_logs
 from support.tiny_models import KINDS, SEVERAL, write_random
 
 EXACT, GRADIENT = 1e-5, 2e-5
@@ -332,11 +335,26 @@ def test_ranks_share_no_row_of_a_hybrid(tmp_path):
 
 
 def test_what_rank_0_read_is_a_mapping_of_names():
-    tensors = {"a": torch.ones(2), "b": torch.zeros(1)}
-    given = FromMainRank(tensors, {name: (list(t.shape), "float32") for name, t in tensors.items()})
+    tensors, read = {"a": torch.ones(2), "b": torch.zeros(1)}, []
+    given = FromMainRank(lambda: read.append(1) or tensors)
+    assert read == []
     assert list(given) == ["a", "b"]
     assert len(given) == 2
     assert given["a"] is tensors["a"]
+    assert read == [1]
+
+
+@pytest.mark.fault("gpt-oss is read for minutes before the node is started, which then takes its own minutes")
+def test_weights_that_transformers_reads_are_read_while_the_node_starts(published, tmp_path, monkeypatch):
+    folder, _ = published
+    events = []
+    for module, name in ((loop_appworld, "open_source"), (general_decoder_module, "read_weights")):
+        done = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args, n=name, do=done: events.append(n) or do(*args))
+    cfg = OmegaConf.load(replay_config(tmp_path, iterations=1, model=section(folder), checkpointer=None))
+    write_logs(tmp_path / "logs", 1, 97)
+    with set_up(loop_appworld.LoopAppWorldRecipe(cfg)):
+        assert events == ["open_source", "read_weights"]
 
 
 @pytest.fixture

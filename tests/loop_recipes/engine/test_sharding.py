@@ -13,9 +13,11 @@ from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.logprobs import TiledLogProbs
 from loop_recipes.engine.model import new_adapter
 from loop_recipes.engine.sharding import place_model
+from support.general_models import adapted
 from support.learner_cases import adapter_gradient, flash_attention, make_episodes, make_samples, tiny_lora_model
 from support.on_cuda import as_on_cuda
 from support.small_runs import random_adapter
+from support.tiny_models import write_random
 
 
 def placed(**kept):
@@ -25,6 +27,14 @@ def placed(**kept):
     adapter = random_adapter(new_adapter(model, 0), seed=1, scale=0.2)
     model = attach_head(model.to("meta"), TiledLogProbs())
     return place_model(model, base, adapter, torch.device("cpu"), torch.float32, **kept)
+
+
+@pytest.mark.fault("cuDNN computes attention of models that transformers builds, by a plan for each new shape")
+@pytest.mark.parametrize("kind", ["of torchtune", "deepseek_v3", "smollm3"])
+def test_cudnn_computes_no_attention_of_either_decoder(kind, tmp_path):
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    placed() if kind == "of torchtune" else adapted(write_random(kind, tmp_path))
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def results(model, batch):

@@ -142,6 +142,7 @@ CONFIGS = {
     "qwen2_5_32b_one_node": "32b",
     "qwen3_4b_one_gpu": "qwen3_4b",
     "qwen3_4b_24gb": "qwen3_4b",
+    "qwen2_5_7b_24gb": "7b",
     "qwen3_8b": "qwen3_8b",
     "qwen3_14b": "qwen3_14b",
     "qwen3_32b": "qwen3_32b",
@@ -155,6 +156,7 @@ EIGHT_GPUS = {(1, 8), (2, 8), (3, 8)}
 SOUND = {  # nodes and GPUs of a node on which a config needs no change
     **dict.fromkeys(("tiny_cpu", "tiny_gpu", "gpu", "qwen2_5_1_5b_one_gpu"), ANYWHERE),
     **dict.fromkeys(("qwen2_5_7b_one_gpu", "qwen3_4b_one_gpu", "qwen3_4b_24gb", "qwen3_5_4b_one_gpu"), ONE_NODE),
+    "qwen2_5_7b_24gb": ONE_NODE,
     **dict.fromkeys(("qwen2_5_7b", "qwen3_8b", "qwen3_14b", "qwen3_30b_a3b", "gpt_oss_20b"), EIGHT_GPUS),
     "qwen2_5_32b": {(2, 8), (3, 8)},
     "qwen3_32b": {(2, 8), (3, 8)},

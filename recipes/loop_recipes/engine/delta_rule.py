@@ -3,13 +3,13 @@
 transformers' reference takes chunk by chunk out of the whole row by an index, and the gradient of each index is as
 large as the row. Called for a few chunks at a time, each call from the state that the one before ends with, it computes
 the same. Its kernel (flash-linear-attention) is chosen where transformers is imported, for every device; here the
-tensors' device decides.
+tensors' device decides. Where the kernel takes the documents' bounds, a packed row goes through a mixer in one call.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib.util
+import importlib
 import inspect
 import sys
 from collections.abc import Callable
@@ -18,29 +18,66 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from loop_recipes.engine.batching import Documents
 from loop_recipes.engine.cuda_layers import on_cuda
+from loop_recipes.engine.general_attention import Row
+from loop_recipes.engine.shared_prefixes import Keys
 
 CHUNK = 64
 """Tokens of a chunk of transformers' reference."""
 SEGMENT = 4 * CHUNK
 """Tokens of a call: more are quadratic, fewer are calls of operators too small for a GPU."""
-_NAME = "torch_chunk_gated_delta_rule"
+whole_row = Row[Documents | Keys]()
+"""Holds the documents of a packed row that is in a mixer as a whole; None where the mixer has one of them."""
+
+
+@functools.cache
+def kernel() -> Callable[..., Any] | None:
+    """Return flash-linear-attention's delta rule; None where it cannot be had."""
+    try:
+        found: Callable[..., Any] = importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
+    except Exception:  # it is not installed, or finds no Triton
+        return None
+    return found
 
 
 def takes_segments(mixer: nn.Module) -> None:
-    """Have the modules of a mixer's architecture compute the delta rule as :func:`in_segments` does; a mixer without
-    one is left as it is."""
+    """Have the modules of a mixer's architecture compute the delta rule as :func:`in_segments` does, and the
+    convolution before it as :func:`by_document`; a mixer without a delta rule is left as it is."""
     module = sys.modules[type(mixer).__module__]
-    chosen = getattr(module, _NAME, None)
-    if chosen is not None and not hasattr(chosen, "reference"):
-        setattr(module, _NAME, in_segments(chosen))
+    if hasattr(module, "torch_chunk_gated_delta_rule"):
+        for name, ours in _OURS.items():
+            chosen = getattr(module, name, None)
+            if chosen is not None and not hasattr(chosen, "reference"):
+                setattr(module, name, ours(chosen))
+
+
+def takes_bounds(mixer: nn.Module, x: Tensor) -> bool:
+    """Whether the mixer computes each document of the :data:`whole_row` ``x`` by itself."""
+    functions = (getattr(sys.modules[type(mixer).__module__], name, None) for name in _OURS)
+    if not (on_cuda(x) and all(hasattr(function, "reference") for function in functions)):
+        return False
+    found = kernel()
+    return found is not None and "cu_seqlens" in inspect.signature(found).parameters
+
+
+def by_document(chosen: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return ``chosen``, transformers' causal convolution of [1, channels, s], of a whole row for each document."""
+
+    @functools.wraps(chosen)
+    def convolution(x: Tensor, *args: Any, **options: Any) -> Tensor:
+        if whole_row.documents is None:
+            return chosen(x, *args, **options)
+        return torch.cat([chosen(own, *args, **options) for own in x.split(list(whole_row.documents.lengths), 2)], 2)
+
+    convolution.reference = chosen  # type: ignore[attr-defined]
+    return convolution
 
 
 def in_segments(chosen: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``chosen``, transformers' delta rule, on CUDA where its kernel is installed; else its reference, a segment
-    at a time."""
+    """Return the kernel on CUDA where it is installed; else the reference of ``chosen``, transformers' delta rule, a
+    segment at a time."""
     reference = inspect.unwrap(chosen)
-    has_kernel = importlib.util.find_spec("fla") is not None
 
     @functools.wraps(chosen)
     def delta_rule(
@@ -54,9 +91,14 @@ def in_segments(chosen: Callable[..., Any]) -> Callable[..., Any]:
         output_final_state: bool = False,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        if has_kernel and on_cuda(query):
-            state = {"initial_state": initial_state, "output_final_state": output_final_state}
-            result: tuple[Tensor, Tensor | None] = chosen(query, key, value, g=g, beta=beta, **state, **options)
+        found = kernel() if on_cuda(query) else None
+        if found is not None:
+            options |= {"initial_state": initial_state, "output_final_state": output_final_state}
+            if whole_row.documents is not None:
+                options["cu_seqlens"] = whole_row.documents.borders
+            taken = inspect.signature(found).parameters
+            given = {name: option for name, option in options.items() if name in taken}
+            result: tuple[Tensor, Tensor | None] = found(query, key, value, g=g, beta=beta, **given)
             return result
         done, state_before = [], initial_state
         for q, k, v, decay, rate in zip(*(x.split(SEGMENT, 1) for x in (query, key, value, g, beta)), strict=True):
@@ -67,3 +109,7 @@ def in_segments(chosen: Callable[..., Any]) -> Callable[..., Any]:
 
     delta_rule.reference = reference  # type: ignore[attr-defined]
     return delta_rule
+
+
+_OURS = {"torch_chunk_gated_delta_rule": in_segments, "causal_conv1d_fn": by_document}
+"""transformers' functions, by their names in the module of an architecture, and what takes their place."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from loop_recipes.engine.batching import Documents
 from loop_recipes.engine.cuda_layers import causal_attention, in_one_call
 
 NAME = "loop_documents"
+Pieces = TypeVar("Pieces")
 BLOCK = 512
 """Queries that are computed together where a window or a cap needs it: with a window they meet the keys of their block
 and of the window before it alone."""
@@ -30,13 +31,13 @@ WIDEST = 256
 """Width of a head up to which ``varlen_attn`` computes on CUDA."""
 
 
-class _Row:
+class Row(Generic[Pieces]):
     """The documents of the row in work; a layer sets them around its own forward pass."""
 
-    documents: Documents | None = None
+    documents: Pieces | None = None
 
     @contextmanager
-    def __call__(self, documents: Documents | None) -> Iterator[None]:
+    def __call__(self, documents: Pieces | None) -> Iterator[None]:
         before, self.documents = self.documents, documents
         try:
             yield
@@ -44,7 +45,7 @@ class _Row:
             self.documents = before
 
 
-packed_row = _Row()
+packed_row = Row[Documents]()
 """Holds the documents of the row that is computed; None for a padded row."""
 
 

@@ -24,7 +24,7 @@ from transformers.utils.quantization_config import Mxfp4Config
 
 from loop_recipes.engine.batching import Documents
 from loop_recipes.engine.cuda_layers import FoldedLoRALinear
-from loop_recipes.engine.delta_rule import takes_segments
+from loop_recipes.engine.delta_rule import takes_bounds, takes_segments, whole_row
 from loop_recipes.engine.general_attention import NAME, packed_row
 from loop_recipes.engine.logprobs import Head
 from loop_recipes.engine.token_outputs import CHECKPOINT_WRAPPER, TokenOutputs, check_length, token_outputs
@@ -173,7 +173,7 @@ def _inside(name: str) -> str:
 
 
 def _by_document(mixer: nn.Module) -> None:
-    """Have a mixer called once for each document of a packed row.
+    """Have a mixer called once for each document of a packed row, or once where it keeps them apart itself.
 
     What goes on from another's beginning has that computed again, by the mixer alone.
     """
@@ -186,11 +186,18 @@ def _by_document(mixer: nn.Module) -> None:
             return inner(hidden_states, *args, **kwargs)
         if documents.part.of > 1:
             raise ValueError(f"ranks cannot share rows of a model with {type(mixer).__name__}: sequence_parallel=1")
+        seen, whole = documents.keys or documents, hidden_states
+        if documents.keys is not None:
+            whole = documents.keys.take(hidden_states.transpose(0, 1)).transpose(0, 1)
+        if takes_bounds(mixer, whole):
+            with whole_row(seen):
+                done = inner(whole, *args, **kwargs)
+        else:
+            done = torch.cat([inner(x, *args, **kwargs) for x in whole.split(list(seen.lengths), 1)], 1)
         if documents.keys is None:
-            return torch.cat([inner(x, *args, **kwargs) for x in hidden_states.split(list(documents.lengths), 1)], 1)
-        whole = documents.keys.take(hidden_states.transpose(0, 1)).transpose(0, 1)
-        pieces = zip(whole.split(list(documents.keys.lengths), 1), documents.lengths, strict=True)
-        return torch.cat([inner(x, *args, **kwargs)[:, -own:] for x, own in pieces], 1)
+            return done
+        pieces = zip(done.split(list(seen.lengths), 1), documents.lengths, strict=True)
+        return torch.cat([x[:, -own:] for x, own in pieces], 1)
 
     mixer.forward = forward
 

@@ -1,5 +1,6 @@
 """Models that transformers builds: exact in packed rows, by transformers and PEFT one sequence at a time."""
 
+import itertools
 import json
 import os
 import shutil
@@ -14,10 +15,11 @@ from safetensors.torch import load_file, save_file
 from torch._dynamo.testing import CompileCounter
 from transformers import AttentionInterface
 from transformers.integrations import mxfp4
+from transformers.models.qwen3_5 import modeling_qwen3_5
 
 import loop_appworld
 from loop_formats.schema import ConfigError
-from loop_recipes.engine import general_attention, sharding
+from loop_recipes.engine import delta_rule, general_attention, sharding
 from loop_recipes.engine import general_decoder as general_decoder_module
 from loop_recipes.engine.batching import collate_step
 from loop_recipes.engine.general_decoder import built, read_weights
@@ -126,6 +128,73 @@ def test_the_path_of_cuda_has_windows_and_scales(kind, tmp_path):
             found = ours(model, samples, packed=True)
         logprobs, gradients = found.error(expected)
         assert (logprobs < EXACT, gradients < GRADIENT) == (True, True)
+
+
+class Fla:
+    """flash-linear-attention 0.6's operator with its signature, by the definition."""
+
+    def __init__(self, heeds_bounds=True):
+        self.heeds_bounds, self.rows = heeds_bounds, []
+
+    def chunk_gated_delta_rule(
+        self,
+        q,
+        k,
+        v,
+        g,
+        beta,
+        scale=None,
+        initial_state=None,
+        output_final_state=False,
+        use_qk_l2norm_in_kernel=False,
+        use_beta_sigmoid_in_kernel=False,
+        allow_neg_eigval=False,
+        state_v_first=False,
+        cu_seqlens=None,
+        cu_seqlens_cpu=None,
+        chunk_indices=None,
+        cp_context=None,
+        **kwargs,
+    ):
+        assert (q.shape[0], kwargs) == (1, {})
+        assert initial_state is None
+        bounds = [0, q.shape[1]] if cu_seqlens is None or not self.heeds_bounds else cu_seqlens.tolist()
+        assert (bounds[0], bounds[-1]) == (0, q.shape[1])
+        self.rows.append(len(bounds) - 1)
+        rule = modeling_qwen3_5.torch_chunk_gated_delta_rule.reference
+        cut = ((x[:, begin:end] for x in (q, k, v, g, beta)) for begin, end in itertools.pairwise(bounds))
+        done = [rule(*own, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel)[0] for own in cut]
+        return torch.cat(done, 1), None
+
+    def of_old(self, q, k, v, g, beta, use_qk_l2norm_in_kernel=False, output_final_state=False, initial_state=None):
+        """The same before it took bounds."""
+        options = {"use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel, "initial_state": initial_state}
+        return self.chunk_gated_delta_rule(q, k, v, g, beta, output_final_state=output_final_state, **options)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"])
+def test_a_kernel_that_takes_bounds_has_a_packed_row_in_one_call(kind, shared, tmp_path, monkeypatch):
+    """A stand-in: it runs on CUDA alone. With one that looks past the bounds the answer is another."""
+    model, samples = adapted(write_random(kind, tmp_path)), samples_of(shared)
+    expected, mixers = ours(model, samples, packed=True), len(model.mixers)
+    documents = collate_step(samples, 0, packed=True).documents
+    pieces = len(documents.lengths)
+    monkeypatch.setattr(delta_rule, "on_cuda", lambda x: True)
+    of_old, one_call, leaking = Fla(), Fla(), Fla(heeds_bounds=False)
+    kernels = {
+        of_old: of_old.of_old,
+        one_call: one_call.chunk_gated_delta_rule,
+        leaking: leaking.chunk_gated_delta_rule,
+    }
+    errors = {}
+    for fla, kernel in kernels.items():
+        monkeypatch.setattr(delta_rule, "kernel", lambda kernel=kernel: kernel)
+        logprobs, gradients = ours(model, samples, packed=True).error(expected)
+        errors[fla] = logprobs < EXACT and gradients < GRADIENT
+    assert list(errors.values()) == [True, True, False]
+    assert of_old.rows == [1] * (pieces * mixers)
+    assert one_call.rows == [pieces] * mixers
 
 
 @pytest.mark.parametrize("mode", [True, False])

@@ -15,7 +15,6 @@ An H100 has run attention and norms, uncompiled; the arithmetic is tested on a C
 from __future__ import annotations
 
 import inspect
-import warnings
 from typing import Any, cast
 
 import torch
@@ -55,33 +54,6 @@ def enable_cuda_layers(model: TransformerDecoder) -> None:
         ours = CUDA_LAYERS.get(type(module))
         if ours is not None:
             module.__class__ = ours
-
-
-def choose_back_ends(attention: str, model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Choose what computes attention in this process, of a decoder of either kind.
-
-    cuDNN does not: it builds a plan for each shape and keeps all of them; micro-batches have a new shape each time.
-
-    Args:
-        attention: of packed rows on CUDA, as in :func:`~loop_recipes.engine.flash_attention.use_attention`.
-
-    Raises:
-        ConfigError: ``attention`` is ``fa4``, which cannot be had here or computes wrongly.
-    """
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    if torch.cuda.is_available() and not VARLEN:
-        warnings.warn(
-            f"torch {torch.__version__}: varlen_attn takes no window_size or enable_gqa, so packed rows go through "
-            "scaled_dot_product_attention rollout by rollout, which is slower; torch 2.13 has both",
-            stacklevel=2,
-        )
-    if isinstance(model, TransformerDecoder):
-        if device.type == "cuda" or attention == "fa4":
-            from loop_recipes.engine.flash_attention import use_attention  # kernels that a CPU does not have
-
-            use_attention(attention, model, device, dtype)
-    else:
-        require(attention != "fa4", "attention is fa4, which is for models of torchtune's modules: give fa2")
 
 
 def on_cuda(x: Tensor) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -24,8 +25,9 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from torchtune import training
 from torchtune.modules import TransformerDecoder
 
+from loop_formats.schema import require
 from loop_plumbing.start import launched
-from loop_recipes.engine.cuda_layers import choose_back_ends
+from loop_recipes.engine import cuda_layers
 from loop_recipes.engine.model import AnyDecoder, share_rope_cache
 from loop_recipes.engine.process_group import single_process
 
@@ -61,7 +63,7 @@ def place_model(
     Args:
         keep_attention: activation checkpointing keeps what attention computes, so that only the rest is computed again.
         activation_offloading: what activation checkpointing keeps of a layer, its input, waits in the host's memory.
-        attention: see :func:`~loop_recipes.engine.cuda_layers.choose_back_ends`.
+        attention: see :func:`choose_back_ends`.
 
     Base and adapter compute in ``dtype`` while the adapter's masters, gradients and their reduction over ranks stay
     float32. FSDP2 casts the masters of several ranks; those of one rank, which holds the model whole, its layers cast
@@ -107,6 +109,33 @@ def place_model(
                 fill()
     training.validate_no_params_on_meta_device(model)
     return model
+
+
+def choose_back_ends(attention: str, model: AnyDecoder, device: torch.device, dtype: torch.dtype) -> None:
+    """Choose what computes attention in this process, of a decoder of either kind.
+
+    cuDNN does not: it builds a plan for each shape and keeps all of them; micro-batches have a new shape each time.
+
+    Args:
+        attention: of packed rows on CUDA, as in :func:`~loop_recipes.engine.flash_attention.use_attention`.
+
+    Raises:
+        ConfigError: ``attention`` is ``fa4``, which cannot be had here or computes wrongly.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    if torch.cuda.is_available() and not cuda_layers.VARLEN:
+        warnings.warn(
+            f"torch {torch.__version__}: varlen_attn takes no window_size or enable_gqa, so packed rows go through "
+            "scaled_dot_product_attention rollout by rollout, which is slower; torch 2.13 has both",
+            stacklevel=2,
+        )
+    if isinstance(model, TransformerDecoder):
+        if device.type == "cuda" or attention == "fa4":
+            from loop_recipes.engine.flash_attention import use_attention  # kernels that a CPU does not have
+
+            use_attention(attention, model, device, dtype)
+    else:
+        require(attention != "fa4", "attention is fa4, which is for models of torchtune's modules: give fa2")
 
 
 def _checkpoint_on_host(layer: Callable[..., Any], *inputs: Tensor, **options: Any) -> Any:

@@ -67,7 +67,8 @@ def _left(folder: Path, version: int) -> Available | None:
 
 def host_line(parts: Mapping[str, float]) -> str:
     """``parts``, GiB by use, and their sum."""
-    return f"about {sum(parts.values()):.1f} GiB: {', '.join(f'{size:.1f} {use}' for use, size in parts.items())}"
+    uses = ", ".join(f"{size:.1f} {use}" for use, size in parts.items()) or "nothing is pinned"
+    return f"about {sum(parts.values()):.1f} GiB: {uses}"
 
 
 def check_host(parts: Mapping[str, float], free: Available) -> None:

@@ -175,8 +175,6 @@ def _memory(
 
 def _host(parts: dict[str, float]) -> Iterator[Finding]:
     """The host's memory beside what this machine has, which may be another than the one that has the GPUs."""
-    if not parts:
-        return
     free, gpus = available(), torch.cuda.device_count()
     here = f"{free.gib:.1f} GiB available here{'' if gpus else ', where torch finds no GPU'}"
     yield ReportRow("host's memory", f"{host_line(parts)} (arithmetic); {here}")

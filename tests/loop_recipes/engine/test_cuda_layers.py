@@ -18,7 +18,7 @@ from loop_recipes.engine.cuda_layers import FoldedLoRALinear, FusedRMSNorm, Pack
 from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.logprobs import TiledLogProbs
 from loop_recipes.engine.model import meta_model, new_adapter, share_rope_cache
-from loop_recipes.engine.sharding import ATTENTION, compile_each_layer, place_model
+from loop_recipes.engine.sharding import ATTENTION, choose_back_ends, compile_each_layer, place_model
 from model_families.base_model import BaseModel
 from model_families.decoder.rope import ScaledRope, turns_neighbours
 from model_families.decoder.weights import load_weights
@@ -133,8 +133,9 @@ def test_an_older_torch_is_named_once_and_packed_rows_go_the_other_way(monkeypat
     assert cuda_layers.VARLEN, "the locked torch has all of it"
     monkeypatch.setattr(cuda_layers, "VARLEN", False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    model = attach_head(tiny_lora_model(True), TiledLogProbs())
     with pytest.warns(UserWarning, match="varlen_attn takes no window_size or enable_gqa") as said:
-        model = attach_head(tiny_lora_model(True), TiledLogProbs())
+        choose_back_ends("fa2", model, torch.device("cpu"), torch.float32)
     assert len(said) == 1
     batch = collate_step(make_samples([31, 9]), 0, packed=True)
     monkeypatch.setattr(PackedAttention, "packed", None)

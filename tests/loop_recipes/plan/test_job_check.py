@@ -328,6 +328,30 @@ def test_an_update_takes_what_its_layers_and_the_card_make_of_it(check_config, c
     assert minutes[0] < float(update[1]) < minutes[1]
 
 
+SHORT_ROWS = [f"{key}=4096" for key in ("update.micro_batch_tokens", "collection.limits.max_context")]
+CARDS = {  # the GiB of a card, and the configs that are planned for it; all of them in one command
+    79.0: ["qwen3_4b_one_gpu", "qwen2_5_7b_one_gpu", "qwen3_5_4b_one_gpu", "qwen2_5_32b_one_node", "qwen2_5_32b"],
+    80.0: ["qwen3_30b_a3b", "gpt_oss_20b"],
+    24.0: ["qwen3_4b_24gb", "qwen2_5_7b_24gb"],
+    23.5: ["qwen3_4b_24gb", "qwen2_5_7b_24gb"],
+}
+
+
+@pytest.mark.parametrize(("gib", "config"), [(gib, config) for gib, configs in CARDS.items() for config in configs])
+def test_a_shipped_config_shows_memory_of_gpus_and_host_and_hours(check_config, config, gib):
+    for words in ([], [*SHORT_ROWS, "node.model.max_context=4096"]) if "24gb" in config else ([],):
+        code, shown, problems = check_config(config, CONFIGS[config], "--gpu-memory", gib, *words)
+        assert (code, problems) == (0, [])
+        turns = "in turns with vLLM" in shown
+        of_gpus = re.findall(r"^(\S.*) \(\d+\.\d GiB available\)$", shown, flags=re.M)
+        sides = ["sampling, in turns", "training, in turns"] if turns else ["trainer, one of", "vLLM server"]
+        assert [title.startswith(side) for title, side in zip(of_gpus, sides, strict=True)] == [True, True]
+        host = re.search(r"^host's memory +about (\d+\.\d) GiB: .*; \d+\.\d GiB available here", shown, flags=re.M)
+        assert (float(host[1]) > 0) == (config != "qwen2_5_32b")
+        assert re.search(r"^update +(about )?\d+\.\d min, .* \(arithmetic\)$", shown, flags=re.M)
+        assert re.search(r"^sampling +at most (about )?[\d,]+ tokens a second", shown, flags=re.M)
+
+
 def test_which_shipped_configs_fit_a_card(capsys, models, monkeypatch):
     def composed(name, words=()):
         return compose(name, [f"model.path={models[CONFIGS[name]]}", *words] if name in here else list(words))

@@ -21,7 +21,10 @@ from agent_environments.description import (
 )
 from agent_environments.protocol import ENVIRONMENTS, create_pool, pool_class
 from loop_plumbing.plug_ins import plug_ins
+from support.texts import texts_beside
 from support.tool_modules import SUMS
+
+TABLES = texts_beside(__file__)
 
 TOLD = {
     "tools": [{"role": "system", "content": "Call a tool: <tool_call>"}],
@@ -136,14 +139,7 @@ def test_a_pattern_that_groups_nothing_or_may_take_for_ever_is_refused_at_once_i
 
 @pytest.mark.parametrize(
     ("pattern", "task", "group"),
-    [
-        (r"^(.+)_\d+$", "a_1", "a"),
-        (r"([^/]+)/.*", "a/b/c", "a"),
-        (r"(?P<g>[a-z]{3})-\d{4}", "abc-0001", "abc"),
-        (r"(\w+?)\.\w+", "ab.cd.ef", "ab.cd.ef"),
-        (r"(?:task:)(\d\d)-.", "task:12-a", "12"),
-        (r"(é)-(.*)", "é-1", "é"),
-    ],
+    TABLES["ordinary_patterns_name_groups"],
 )
 def test_ordinary_patterns_name_groups(pattern, task, group):
     assert Description(group_pattern=pattern).group_of(task) == group

@@ -17,25 +17,12 @@ from agent_environments.tool_calls import (
 )
 from support.texts import texts_beside
 
-ADD = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Add to it: <b> & 'größer'.",
-        "parameters": {
-            "type": "object",
-            "properties": {"amount": {"type": "integer"}, "note": {"type": "string"}},
-            "required": ["amount"],
-        },
-    },
-}
+TEXTS = texts_beside(__file__)
+ADD = TEXTS["add"]
 FINISH = {"type": "function", "function": {"name": "finish", "parameters": {"type": "object", "properties": {}}}}
 
-TEXTS = texts_beside(__file__)
 RENDERED_SECTION = TEXTS["rendered_section"]
-
 RENDERED_TURN = TEXTS["rendered_turn"]
-
 RENDERED_ANSWER = TEXTS["rendered_answer"]
 
 CALLS = [ToolCall("add", {"amount": 3, "note": 'a\n"ü"'}), ToolCall("finish", {})]
@@ -56,12 +43,7 @@ def test_consecutive_results_share_a_turn():
 
 @pytest.mark.parametrize(
     "text",
-    [
-        '<tool_call>{"name": "finish"}</tool_call>',
-        '<tool_call>\n\n {"arguments": {}, "name": "finish"}\t</tool_call> and so on',
-        'First <tool_call>\n{"name": "finish", "arguments": {}}',
-        '</tool_call><tool_call>{"name": "finish", "id": 7}</tool_call>',
-    ],
+    TEXTS["lenient_where_the_meaning_is_clear"],
 )
 def test_lenient_where_the_meaning_is_clear(text):
     assert parse_tool_calls(text) == [ToolCall("finish", {})]

@@ -6,29 +6,11 @@ import pytest
 
 from agent_environments.protocol import UnknownTask
 from appworld_adapter.ground_truth import SolutionTurn, load_solution, solution_turns
+from support.texts import texts_beside
 
-SOURCE = '''\
-from datetime import date
+TABLES = texts_beside(__file__)
 
-
-def solution(apis, requester):
-    """Sends each friend a # greeting."""
-    # Log in to the phone.
-    token = apis.phone.login(
-        username="a#b",  # the phone number
-        password="x",
-    )["access_token"]
-
-    # Look at every friend,
-    # page by page.
-    for page in range(3):
-        for friend in apis.phone.contacts(page=page, access_token=token):
-            # but not at me
-
-            text = "# hello"
-            apis.phone.send(friend, text)  # send it
-    apis.supervisor.complete_task()
-'''
+SOURCE = TABLES["source"]
 
 
 def test_each_statement_or_loop_is_a_turn_with_its_comments_as_thought():
@@ -49,22 +31,7 @@ def test_each_statement_or_loop_is_a_turn_with_its_comments_as_thought():
     assert list(map(ast.dump, spoken.body)) == list(map(ast.dump, function.body[1:])), "the same program"
 
 
-STRINGS = """\
-def solution(apis, requester):
-    # Write the note.
-    note = '''# Groceries
-milk
-  eggs\x20\x20
-\x0c
-    # end'''  # a comment
-    if True:
-        apis.note.create(content=f'''{note}
-   and so on \t
-''' + "a \\
-  b", title=(
-  "below",  # its margin
-    ))
-"""
+STRINGS = TABLES["strings"]
 
 
 def test_strings_of_several_lines_stay_as_they_are():

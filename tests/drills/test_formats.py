@@ -17,21 +17,15 @@ from support import random_policy
 from support.chat_templates import FORMS
 from support.texts import texts_beside
 
+TABLES = texts_beside(__file__)
+
 pytestmark = [pytest.mark.integration, pytest.mark.drill, pytest.mark.timeout(1800)]
 
 PACKAGES = ("atif==1.8.0", "verifiers==0.4.0", "pyarrow==26.0.1", "openai==2.54.0")
 
 WRITE = texts_beside(__file__)["write"]
 
-REFUSED = {
-    "atif_picture": r"steps\[0\]\.message\[0\] is image: only text can be learned from",
-    "atif_no_agent": "there is no assistant message to learn from",
-    "trace_call_that_is_no_json": r"message\.tool_calls\[0\]\.arguments is no JSON",
-    "trace_not_complete": r"rewards\.r is null in a trace that is not complete",
-    "openai_custom_call": r"messages\[1\]\.tool_calls\[0\] names no function",
-    "sharegpt_unknown_role": r"conversations\[0\]\.from is 'narrator'",
-    "sharegpt_no_gpt": "there is no assistant message to learn from",
-}
+REFUSED = TABLES["refused"]
 REFUSED_BY_TEMPLATES = {
     "sharegpt_begins_with_gpt": "the chat template has no form for a conversation that begins with an answer",
 }

@@ -17,7 +17,10 @@ import pytest
 from loop_recipes.config.files import compose, split_words
 from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.evaluation.config import EvalConfig
+from support.texts import texts_beside
 from support.waiting import COMMAND_S
+
+TABLES = texts_beside(__file__)
 
 pytestmark = pytest.mark.drill
 SLURM = Path(__file__).parents[2] / "slurm"
@@ -188,13 +191,7 @@ SITES = pytest.mark.fault("a Slurm site that is not as the tests' cluster")
 @SITES
 @pytest.mark.parametrize(
     ("nodes", "trainers", "processors", "on"),
-    [
-        ("a", "1", "", "a:6 a:6"),
-        ("a b c", "1", "8,4,2", "a:8 b:4 c:2"),
-        ("a b c", "1", "8(x2),4", "a:8 b:8 c:4"),
-        ("a b c", "2", "16,8(x2)", "a:16 b,c:8"),
-        ("a b c", "2", "8(x2),4", "a:8 b,c:4"),
-    ],
+    TABLES["the_last_nodes_train_as_one_job_and_the_others_sample"],
 )
 def test_the_last_nodes_train_as_one_job_and_the_others_sample(programs, tmp_path, nodes, trainers, processors, on):
     """Each with all processors that it has."""

@@ -25,36 +25,15 @@ from support.adapter_support import (
     volume_task,
 )
 from support.episodes import begun_episode, open_pool
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 pytestmark = [pytest.mark.integration, needs_world, pytest.mark.asyncio(loop_scope="session")]
 
 TOKEN_SIGNATURE = re.compile(r"(eyJ[\w-]+\.[\w-]+)\.[\w-]+")
 
-PROGRAMS = (
-    "print('é', 1)",
-    "x = [1, 2]\nx",
-    "1 / 0",
-    "def f():\n    return apis.venmo.nope()\nf()",
-    "apis.nope.x()",
-    "print(apis.venmo.show_account(access_token='x'))",
-    "for",
-    "raise ValueError('x\\ny')",
-    "import requests",
-    "print({'a': 1}, [2])",
-    "print({'a': 'x' * 120})",
-    "input('x')",
-    "print(apis.supervisor.show_profile())",
-    "raise type('E', (Exception,), {})('hm')",
-    "print(DateTime.now())",
-    "import time\nprint(time.time())",
-    "apis.venmo.login(1)",
-    "print(apis.venmo.login())",
-    "exit()",
-    "for _ in range(1100): apis.supervisor.show_profile()",
-    "apis.spotify.show_song(song_id='')",
-    "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('k') from e",
-    "print(apis.api_docs.show_app_descriptions())",
-)
+PROGRAMS = TABLES["programs"]
 
 
 @pytest_asyncio.fixture(loop_scope="session", scope="module")

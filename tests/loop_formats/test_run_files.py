@@ -40,6 +40,9 @@ from loop_formats.run_files import (
 from rollout_server.collecting.rollout_log import AppendLog
 from support.random_policy import write_adapter
 from support.rollouts import rollout, turn
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 ROLLOUT = rollout([5, 6], [turn(1, 2)], collection_id="a", reward=1.0, success=True)
 RECORDS = [{"n": n, "text": "é" * n} for n in range(3)]
@@ -331,18 +334,7 @@ def _linked(run, layout):
     return 1
 
 
-LAYOUTS = [
-    "the node's folder",
-    "its collections",
-    "a log",
-    "the run",
-    "an evaluation's node",
-    "a link to a link",
-    "only one of two nodes",
-    "two names of one folder",
-    "a circle",
-    "a link to nowhere beside it",
-]
+LAYOUTS = TABLES["layouts"]
 
 
 @pytest.mark.fault("logs behind a link")

@@ -94,17 +94,7 @@ def test_a_node_reads_what_its_parent_wrote(tmp_path):
 @pytest.mark.parametrize("key", ["sk-0123456789", "1", "${oc.env:HOME}", "a'b\"c: #"])
 @pytest.mark.parametrize(
     ("given", "written"),
-    [
-        ("${oc.env:MY_KEY}", None),
-        ("Bearer ${oc.env:MY_KEY}", None),
-        ("${oc.env:MY_KEY,none}", None),
-        ("${oc.env:MY_KEY,${oc.env:OTHER_KEY}}", "${oc.env:MY_KEY}"),
-        ("${oc.env:OTHER_KEY} and ${oc.env:MY_KEY}", None),
-        ("${environment.said}", "${oc.env:MY_KEY}"),
-        ("<${environment.said}>", "<${oc.env:MY_KEY}>"),
-        ("${oc.env:NOT_SET,none}", "none"),
-        ("1", "1"),
-    ],
+    TABLES["a_value_of_the_environment_is_written_by_its_name"],
 )
 def test_a_value_of_the_environment_is_written_by_its_name(tmp_path, monkeypatch, given, written, key):
     monkeypatch.setattr("rollout_server.config._from_environment", {})

@@ -5,25 +5,16 @@ import math
 import pytest
 
 from loop_plumbing.names import explain_type_error, mistyped_option, nearest, similar_names
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 KNOWN = ["tiny_cpu", "qwen2_5_7b", "qwen3_8b", "qwen3_14b", "qwen3_32b", "ppo_critic", "dpo", "grpo", "method trees"]
 
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [
-        ("TINY-CPU", ["tiny_cpu"]),
-        ("qwen2.5-7b", ["qwen2_5_7b"]),
-        ("qwen3", ["qwen3_8b", "qwen3_14b", "qwen3_32b"]),
-        ("qwen", ["qwen3_8b", "qwen3_14b", "qwen3_32b"]),
-        ("cpu_tiny", ["tiny_cpu"]),
-        ("trees", ["method trees"]),
-        ("ppo", ["ppo_critic"]),
-        ("gpro", ["grpo"]),
-        ("d", []),
-        ("", []),
-        ("zzz", []),
-    ],
+    TABLES["a_name_may_be_written_otherwise_begun_turned_round_or_misspelt"],
 )
 def test_a_name_may_be_written_otherwise_begun_turned_round_or_misspelt(name, meant):
     assert similar_names(name, KNOWN) == meant

@@ -7,19 +7,11 @@ import pytest
 
 from loop_plumbing.breakage import MOST_CHARACTERS, error_line
 from loop_plumbing.sanitize import SanitizingFormatter, sanitize
+from support.texts import texts_beside
 
-STEERS = {
-    "\x1b[2J": "\\x1b[2J",
-    "\x07": "\\x07",
-    "\x9b31m": "\\x9b31m",
-    "\x7f": "\\x7f",
-    "\x00": "\\x00",
-    "a\rb": "a\\rb",
-    "\u202egnp.exe": "\\u202egnp.exe",
-    "\u2066": "\\u2066",
-    "\ud800": "\\ud800",
-    "\x0b\x0c": "\\x0b\\x0c",
-}
+TABLES = texts_beside(__file__)
+
+STEERS = TABLES["steers"]
 
 
 @pytest.mark.parametrize("text", STEERS)

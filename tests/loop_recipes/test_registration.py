@@ -14,7 +14,10 @@ from omegaconf import OmegaConf
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from loop_recipes import registration
+from support.texts import texts_beside
 from support.waiting import COMMAND_S
+
+TABLES = texts_beside(__file__)
 
 ROOT = Path(__file__).parents[2]
 
@@ -108,14 +111,7 @@ def test_ctrl_c_while_libraries_are_imported_is_one_line(monkeypatch, capsys):
     assert "ValueError: boom" in capsys.readouterr().err
 
 
-HOOK = """
-import importlib.metadata, site, sys
-site.addsitedir(sys.argv[1])
-sys.argv[0] = sys.argv[2]
-for hook in importlib.metadata.entry_points(group="torch.backends"):
-    hook.load()()
-print([type(finder).__name__ for finder in sys.meta_path].count("_RegistryFinder"))
-"""
+HOOK = TABLES["hook"]
 
 
 @pytest.fixture(scope="module")
@@ -138,12 +134,7 @@ def editable(tmp_path_factory):
 @pytest.mark.fault("a checkout that was moved: no program of the environment imports torch")
 @pytest.mark.parametrize(
     ("lost", "program", "hooks", "said"),
-    [
-        ("", "train.py", "1", ""),
-        (".", "train.py", "0", ""),
-        ("loop_plumbing", "train.py", "0", ""),
-        (".", "/venv/bin/tune", "0", "No module named 'loop_recipes'); install it again where it lies now"),
-    ],
+    TABLES["torch_is_imported_whatever_becomes_of_the_checkout"],
 )
 def test_torch_is_imported_whatever_becomes_of_the_checkout(editable, lost, program, hooks, said):
     checkout, installed = editable

@@ -25,22 +25,14 @@ from loop_recipes.plots.curves import main as plot
 from loop_recipes.verbs.compare import main as compare
 from loop_recipes.verbs.view import main as view
 from loop_viewer.run_data import RunData
+from support.texts import texts_beside
 from support.viewer_run import write_run
+
+TABLES = texts_beside(__file__)
 
 pytestmark = pytest.mark.attack
 
-HOSTILE = """
-from pathlib import Path
-Path(__file__).with_name("imported").touch()
-class Counter:
-    name, figures = "hostile", ()
-    def __init__(self): Path(__file__).with_name("built").touch()
-    def concerns(self, messages): return True
-    def counts(self, turns): return {}
-    def calls(self, turns): return []
-    def call(self): return []
-function = Counter
-"""
+HOSTILE = TABLES["hostile"]
 NAMES = [
     "os:abort",
     "hostile_module:Counter",
@@ -123,21 +115,7 @@ def test_all_counters_of_the_project_are_known():
             assert set(found._all_behavior()) <= ours, name
 
 
-COMPONENTS = [
-    "os.system",
-    "hostile_module.Counter",
-    "loop_recipes.config.components.os.system",
-    "loop_viewer.export.write_export",
-    "loop_recipes.cli.main",
-    "torch.optim.optimizer.os.abort",
-    "torch.optim.Optimizer.step",
-    "agent_environments.protocol.pool_class",
-    "loop_recipes",
-    "loop_recipes.run.metrics.Metrics",
-    "torchtune.training.metric_logging.DiskLogger.log",
-    "torchtune.modules.transformer.TransformerDecoder",
-    ["a list"],
-]
+COMPONENTS = TABLES["components"]
 
 
 @pytest.mark.parametrize("name", COMPONENTS)

@@ -22,6 +22,8 @@ from support.stored_evaluation import STORED, report_again
 from support.texts import texts_beside
 from support.waiting import block_until
 
+TABLES = texts_beside(__file__)
+
 LINE = {
     **{"iteration": 12, "reward": 0.512, "success": 0.333, "kept_fraction": 0.9, "rollouts": 7200, "steps": 36},
     **{"clip_fraction": 0.0213, "gap_p99": 1.2e-4, "gap_verdict": "ok", "seconds": 5400.0},
@@ -151,13 +153,7 @@ def test_what_is_logged(monkeypatch):
 
 @pytest.mark.parametrize(
     ("done", "total", "facts", "cells"),
-    [
-        (13, 30, {"running": 12, "waiting": 5, "failed": 0, "lost": 0}, True),
-        (0, 30, {}, True),
-        (55, 54, {"running": 41}, True),
-        (1234, 4800, {"running": 128, "waiting": 64, "failed": 20, "lost": 10}, False),
-        (123456, 480000, {"running": 12800, "waiting": 6400, "failed": 20000, "lost": 10000}, False),
-    ],
+    TABLES["a_bar_has_ten_cells_or_none"],
 )
 def test_a_bar_has_ten_cells_or_none(done, total, facts, cells):
     with Bar(total=total, doing="collecting", disable=False) as bar:

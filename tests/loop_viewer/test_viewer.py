@@ -23,8 +23,11 @@ from loop_viewer.export import write_export
 from loop_viewer.run_data import sequence_beginning
 from loop_viewer.summaries import ListedMessage, question_of
 from support.listener import Listener
+from support.texts import texts_beside
 from support.viewer_run import HOSTILE, LONG_TOKENS, SCRIPT, opened, write_run
 from support.waiting import COMMAND_S
+
+TABLES = texts_beside(__file__)
 
 
 @pytest.fixture(scope="module")
@@ -445,13 +448,7 @@ def test_export_refuses_what_is_too_large_and_leaves_nothing(run_folder, tmp_pat
 
 @pytest.mark.parametrize(
     ("wanted", "chosen"),
-    [
-        (["2"], ["demo-i0002"]),
-        (["iteration 3"], ["demo-i0003"]),
-        (["demo-i0001", "1", "2"], ["demo-i0001", "demo-i0002"]),
-        (["dev tasks after iteration 2"], ["demo-i0002-dev-0123456789"]),
-        (["base"], ["eval-base-0123456789"]),
-    ],
+    TABLES["an_export_takes_what_the_page_calls_a_collection"],
 )
 def test_an_export_takes_what_the_page_calls_a_collection(run_folder, tmp_path, wanted, chosen):
     logs = tmp_path / "node/collections"

@@ -9,6 +9,9 @@ from loop_recipes.own_task.training import check_model
 from support.chat_tokenizers import template_text
 from support.families import write_config
 from support.model_folders import CASES, plain, qwen2
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 TAKEN = [case for case in CASES if case.refused is None]
 REFUSED = [case for case in CASES if case.refused is not None]
@@ -49,14 +52,7 @@ def test_each_way_of_thinking_is_that_of_the_template(tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "name", "positions"),
-    [
-        ({"sliding_window": 100}, "Mistral-7B-v0.3", 100),
-        ({"sliding_window": None}, "Mistral-7B-v0.3", 256),
-        ({"sliding_window": 100}, "SmolLM2-135M", 100),
-        ({"sliding_window": 100}, "Qwen2.5-1.5B", 256),
-        ({"sliding_window": 100, "use_sliding_window": True}, "Qwen2.5-1.5B", 100),
-        ({"sliding_window": 100, "use_sliding_window": True}, "Qwen3-4B", 100),
-    ],
+    TABLES["a_window_is_a_bound_of_the_context"],
 )
 def test_a_window_is_a_bound_of_the_context(tmp_path, changes, name, positions):
     from model_families.opening import check_positions, open_weights
@@ -101,15 +97,7 @@ def test_a_template_is_rendered_as_transformers_does_it(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "{{ ''.__class__.__mro__ }}",
-        "{{ messages.append(1) }}",
-        "{{ cycler.__init__.__globals__.os.system('true') }}",
-        "{% for i in range(10**9) %}{% endfor %}",
-        "{{ raise_exception('no\nsuch role') }}",
-        "{{ 1 / 0 }}",
-        "{% include 'x' %}",
-    ],
+    TABLES["a_template_is_a_strangers_program"],
 )
 def test_a_template_is_a_strangers_program(tmp_path, text):
     from model_families.chat.template import ChatTemplate

@@ -11,43 +11,28 @@ from loop_appworld import LoopAppWorldRecipe
 from loop_formats.collection_request import CollectionEnd
 from loop_formats.ids import parse_collection_id
 from loop_recipes.engine.checkpoint import load_latest
-from loop_recipes.rollouts.replay_source import ReplaySource
-from loop_recipes.rollouts.source import Collected
 from loop_recipes.run.stop_request import StopRequested
 from rollout_server.client import CollectionFailed, NodeUnreachable
 from rollout_server.node_process import NodeDied
+from support.fake_node import FakeNode, collected, short
 from support.small_runs import on_source, replay_config, set_up
 
-DEV_TASKS = ["dev_1", "dev_2", "dev_3", "dev_4"]
 
-
-def short(request):
-    """The collection's id without the hash at its end."""
-    return request.id.rpartition("-")[0]
-
-
-class ScriptedSource(ReplaySource):
-    """Replays the training collections; evaluations solve ``solved[version]`` of the four dev tasks. Writes events."""
+class ScriptedNode(FakeNode):
+    """Replays the training collections; evaluations solve ``solved[version]`` of the four dev tasks."""
 
     def __init__(self, logs: Path, solved: list[int], stop_in: str | None = None, fails_in: str | None = None) -> None:
-        super().__init__(logs)
+        super().__init__(logs, ["dev_1", "dev_2", "dev_3", "dev_4"])
         self.folder, self.solved, self.stop_in, self.fails_in = logs, solved, stop_in, fails_in
-        self.events: list[str] = []
         self.kept: dict[int, int] = {}
         """By version, of how many dev tasks the rollouts were not lost, where that is not all."""
 
-    def tasks(self, split):
-        return ("made-up", DEV_TASKS) if split == "dev" else super().tasks(split)
-
-    def publish(self, version, folder, canary=None):
-        self.events.append(f"publish {version}")
-
     def start(self, request):
         if f"start {short(request)}" not in self.events:
-            self.events.append(f"start {short(request)}")
+            super().start(request)
 
     def read(self, request):
-        self.events.append(f"read {short(request)}")
+        found = super().read(request)
         if short(request) == self.stop_in:
             (self.folder.parent / "run/stop").touch()
             raise StopRequested
@@ -55,18 +40,16 @@ class ScriptedSource(ReplaySource):
             end = CollectionEnd("failed", 3, 0, 0, {"environment": 3}, 0.0)
             raise CollectionFailed(f"collection {request.id} failed: 4 of 4 rollouts lost", end)
         if not parse_collection_id(request.id).dev:
-            return super().read(request)
-        assert (request.tasks, request.rollouts_per_task) == (DEV_TASKS, 1)
-        example = super().read(replace(request, id="made-up-i0001")).rollouts[0]
-        solved = [i < self.solved[request.policy_version] for i in range(len(DEV_TASKS))]
+            return found
+        assert (request.tasks, request.rollouts_per_task) == (self.dev_tasks, 1)
+        solved = [number < self.solved[request.policy_version] for number in range(len(found.rollouts))]
         rollouts = [
-            replace(example, task_id=task, success=success, reward=0.5 + 0.5 * success)
-            for task, success in zip(DEV_TASKS, solved, strict=True)
+            replace(rollout, success=success, reward=0.5 + 0.5 * success)
+            for rollout, success in zip(found.rollouts, solved, strict=True)
         ]
         # Tests that pass at the turn limit solve nothing; without this one, one policy would look better than it is.
         rollouts[-1] = replace(rollouts[-1], success=True, end_reason="turn_limit")
-        rollouts = rollouts[: self.kept.get(request.policy_version)]
-        return Collected(rollouts, CollectionEnd("complete", len(rollouts), 0, 0, {}, 0.0), 0.0)
+        return collected(rollouts[: self.kept.get(request.policy_version)])
 
 
 def run(folder, monkeypatch, source, iterations, every, **changes):
@@ -94,7 +77,7 @@ def logs(folder):
 
 
 def test_a_policy_is_scored_while_the_next_iteration_updates(tmp_path, monkeypatch):
-    source = ScriptedSource(logs(tmp_path), solved=[1, 0, 3, 0, 2])
+    source = ScriptedNode(logs(tmp_path), solved=[1, 0, 3, 0, 2])
     lines = run(tmp_path, monkeypatch, source, 4, every=2, keep_last_checkpoints=1)
     assert source.events[:9] == [
         "publish 0",
@@ -117,7 +100,7 @@ def test_a_policy_is_scored_while_the_next_iteration_updates(tmp_path, monkeypat
 
 def test_an_evaluation_comes_before_the_collection_of_the_next_iteration(tmp_path, monkeypatch):
     """With policy lag 1 both are asked for before the update; the trainer waits for the evaluation first."""
-    source = ScriptedSource(logs(tmp_path), solved=[0, 0, 0, 0, 0])
+    source = ScriptedNode(logs(tmp_path), solved=[0, 0, 0, 0, 0])
     collection = OmegaConf.to_container(OmegaConf.load(tmp_path / "config.yaml").collection) | {"max_policy_lag": 1}
     run(tmp_path, monkeypatch, source, 2, every=1, collection=collection)
     first = source.events.index("start made-up-i0000-dev")
@@ -127,13 +110,13 @@ def test_an_evaluation_comes_before_the_collection_of_the_next_iteration(tmp_pat
 def test_a_score_that_a_stop_cut_off_is_waited_for_by_the_resumed_run(tmp_path, monkeypatch):
     """What was updated is saved at once; the policy to be scored stays, and is served again."""
     solved = [0, 3, 1, 2]
-    whole = run(tmp_path / "whole", monkeypatch, ScriptedSource(logs(tmp_path / "whole"), solved), 3, every=1)
+    whole = run(tmp_path / "whole", monkeypatch, ScriptedNode(logs(tmp_path / "whole"), solved), 3, every=1)
     folder = tmp_path / "stopped"
-    source = ScriptedSource(logs(folder), solved, stop_in="made-up-i0001-dev")
+    source = ScriptedNode(logs(folder), solved, stop_in="made-up-i0001-dev")
     before = run(folder, monkeypatch, source, 3, every=1)
     assert [line["steps"] > 0 for line in before] == [True, True], "it ends after the update in hand"
     assert "dev_success" not in before[1]
-    source = ScriptedSource(logs(folder), solved)
+    source = ScriptedNode(logs(folder), solved)
     after = run(folder, monkeypatch, source, 3, every=1, resume_from_checkpoint=True)
     assert source.events[:5] == [
         *("publish 1", "publish 2", "start made-up-i0001-dev", "read made-up-i0001-dev"),
@@ -148,7 +131,7 @@ def test_a_score_that_a_stop_cut_off_is_waited_for_by_the_resumed_run(tmp_path, 
 
 @pytest.mark.fault("a policy that lost the rollouts of most dev tasks became the best of its run")
 def test_the_best_policy_has_solved_the_most_tasks(tmp_path, monkeypatch):
-    source = ScriptedSource(logs(tmp_path), [0, 3, 1])
+    source = ScriptedNode(logs(tmp_path), [0, 3, 1])
     source.kept[2] = 1
     lines = run(tmp_path, monkeypatch, source, 2, every=1)
     assert (lines[-1]["dev_success"], lines[-1]["dev_tasks"]) == (1.0, 1)
@@ -156,29 +139,29 @@ def test_the_best_policy_has_solved_the_most_tasks(tmp_path, monkeypatch):
 
 
 def test_a_stop_during_the_last_score_is_said_and_does_not_stop_the_resumed_run(tmp_path, monkeypatch, caplog):
-    source = ScriptedSource(logs(tmp_path), [0, 3, 1], stop_in="made-up-i0002-dev")
+    source = ScriptedNode(logs(tmp_path), [0, 3, 1], stop_in="made-up-i0002-dev")
     run(tmp_path, monkeypatch, source, 2, every=1)
     assert "stopped while waiting for made-up-i0002-dev-" in caplog.text
     assert not (tmp_path / "run/stop").exists()
-    source = ScriptedSource(logs(tmp_path), [0, 3, 1])
+    source = ScriptedNode(logs(tmp_path), [0, 3, 1])
     lines = run(tmp_path, monkeypatch, source, 2, every=1, resume_from_checkpoint=True)
     assert lines[-1]["dev_iteration"] == 2
 
 
 def test_the_checkpoint_that_is_being_scored_is_kept(tmp_path, monkeypatch):
     solved = [0, 3, 1, 2]
-    source = ScriptedSource(logs(tmp_path), solved, stop_in="made-up-i0001-dev")
+    source = ScriptedNode(logs(tmp_path), solved, stop_in="made-up-i0001-dev")
     run(tmp_path, monkeypatch, source, 3, every=1, keep_last_checkpoints=1)
     kept = [path.name for path in (tmp_path / "run/checkpoints").iterdir()]
     assert sorted(kept) == ["iteration_0001", "iteration_0002"]
-    source = ScriptedSource(logs(tmp_path), solved)
+    source = ScriptedNode(logs(tmp_path), solved)
     run(tmp_path, monkeypatch, source, 3, every=1, keep_last_checkpoints=1, resume_from_checkpoint=True)
     kept = [path.name for path in (tmp_path / "run/checkpoints").iterdir()]
     assert sorted(kept) == ["iteration_0001", "iteration_0003"], "the best, and the last"
 
 
 def test_the_run_s_last_line_keeps_the_score_of_the_policy_before_its_own(tmp_path, monkeypatch):
-    lines = run(tmp_path, monkeypatch, ScriptedSource(logs(tmp_path), [0, 3, 1]), 2, every=1)
+    lines = run(tmp_path, monkeypatch, ScriptedNode(logs(tmp_path), [0, 3, 1]), 2, every=1)
     assert [line["dev_iteration"] for line in lines] == [0, 2]
     assert [line["dev_success"] for line in lines] == [0.0, 0.25]
     assert (lines[1]["earlier_dev_iteration"], lines[1]["earlier_dev_success"]) == (1, 0.75)
@@ -187,7 +170,7 @@ def test_the_run_s_last_line_keeps_the_score_of_the_policy_before_its_own(tmp_pa
 
 
 def test_an_evaluation_that_is_lost_altogether_costs_a_score_and_not_the_run(tmp_path, monkeypatch, caplog):
-    source = ScriptedSource(logs(tmp_path), [0, 3, 1, 2], fails_in="made-up-i0001-dev")
+    source = ScriptedNode(logs(tmp_path), [0, 3, 1, 2], fails_in="made-up-i0001-dev")
     lines = run(tmp_path, monkeypatch, source, 3, every=1)
     assert [line.get("dev_success") for line in lines] == [0.0, None, 0.5]
     assert "this policy has no dev score: collection made-up-i0001-dev-" in caplog.text
@@ -197,7 +180,7 @@ def test_an_evaluation_that_is_lost_altogether_costs_a_score_and_not_the_run(tmp
 def test_an_update_is_saved_before_the_node_is_asked_for_anything(tmp_path, monkeypatch):
     """So it is not lost when the node dies during the update, or stays away, or refuses a version."""
 
-    class Away(ScriptedSource):
+    class Away(ScriptedNode):
         def read(self, request):
             if dies_in == "score" and short(request) == "made-up-i0000-dev":
                 raise NodeDied("the rollout node ended with status 1")
@@ -213,7 +196,7 @@ def test_an_update_is_saved_before_the_node_is_asked_for_anything(tmp_path, monk
             run(folder, monkeypatch, Away(logs(folder), [0, 3, 1, 2]), 3, every=1)
         saved = load_latest(folder / "run/checkpoints")
         assert (saved.state["iteration"], saved.state["policy_version"]) == (1, 1)
-        source = ScriptedSource(logs(folder), [0, 3, 1, 2])
+        source = ScriptedNode(logs(folder), [0, 3, 1, 2])
         lines = run(folder, monkeypatch, source, 3, every=1, resume_from_checkpoint=True)
         assert source.events.count("update") == 2
         assert [line["dev_iteration"] for line in lines] == [0, 1, 3]

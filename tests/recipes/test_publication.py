@@ -11,15 +11,15 @@ import loop_appworld
 from loop_recipes.algorithm.policy_update import PolicyUpdate
 from loop_recipes.engine.checkpoint import load_latest
 from loop_recipes.engine.peft_export import read_adapter
-from loop_recipes.rollouts.replay_source import ReplaySource
 from loop_recipes.run.stop_request import StopRequested
 from model_families.weights.weight_names import peft_name
 from rollout_server.client import RolloutNodeError
+from support.fake_node import FakeNode
 from support.small_runs import on_source, replay_config, train
 
 
-class Node(ReplaySource):
-    """Replays collections; refuses one version, and keeps what it was given of the others."""
+class Node(FakeNode):
+    """Refuses one version, and keeps what it was given of the others."""
 
     def __init__(self, logs, refused=None):
         super().__init__(logs)

@@ -1,22 +1,17 @@
 """A trainer that shares its GPU with the servers: the same adapters bit for bit, killed or not."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from omegaconf import OmegaConf
 
 from loop_appworld import LoopAppWorldRecipe
-from loop_formats.collection_request import CollectionEnd
-from loop_formats.ids import parse_collection_id
 from loop_formats.schema import ConfigError
 from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.engine.checkpoint import load_latest
 from loop_recipes.engine.frozen_weights import FrozenWeights
 from loop_recipes.rollouts import open as opening
-from loop_recipes.rollouts.replay_source import ReplaySource
-from loop_recipes.rollouts.source import Collected
 from support.counter_node import TOKEN, local_node
+from support.fake_node import FakeNode
 from support.small_runs import config_over, replay_config, set_up, train
 from support.waiting import DEADLINE_S
 
@@ -28,15 +23,15 @@ class Killed(BaseException):
     pass
 
 
-class Machine(ReplaySource):
-    """Replays collections on a GPU of its own make, which only one side may hold; dies at its ``dies_at``-th event."""
+class Machine(FakeNode):
+    """A node on a GPU of its own make, which only one side may hold; dies at its ``dies_at``-th event."""
 
     def __init__(self, logs, dies_at=None):
         super().__init__(logs)
-        self.events, self.dies_at, self.recipe, self.asleep = [], dies_at, None, False
+        self.dies_at, self.recipe, self.asleep = dies_at, None, False
 
     def note(self, event, servers_need_it=True):
-        self.events.append(event)
+        super().note(event)
         if len(self.events) - 1 == self.dies_at:
             raise Killed(event)
         if servers_need_it:
@@ -59,22 +54,6 @@ class Machine(ReplaySource):
         self.note("wake", servers_need_it=False)
         self.asleep = False
         assert self.held() == 0, "the servers cannot have their memory"
-
-    def publish(self, version, folder, canary=None):
-        self.note(f"publish {version}")
-
-    def start(self, request):
-        self.note(f"start {request.id.rpartition('-')[0]}")
-
-    def tasks(self, split):
-        return ("made-up", ["dev_1"]) if split == "dev" else super().tasks(split)
-
-    def read(self, request):
-        self.note(f"read {request.id.rpartition('-')[0]}")
-        if not parse_collection_id(request.id).dev:
-            return super().read(request)
-        rollout = super().read(replace(request, id="made-up-i0001")).rollouts[0]
-        return Collected([replace(rollout, task_id="dev_1")], CollectionEnd("complete", 1, 0, 0, {}, 0.0), 0.0)
 
 
 def config_of(folder, shares, **changes):

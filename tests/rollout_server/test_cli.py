@@ -18,25 +18,17 @@ from rollout_server.client import RolloutClient
 from rollout_server.config import node_url
 from rollout_server.node_process import NodeProcess
 from support.counter_node import TOKEN, counter_request
+from support.texts import texts_beside
 from support.waiting import DEADLINE_S, wait_until
 
-LIMITED = """
-import logging, resource, sys
-from rollout_server.cli import _raise_open_files
-logging.basicConfig(stream=sys.stdout, format="%(message)s")
-resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
-_raise_open_files(100)
-print(*resource.getrlimit(resource.RLIMIT_NOFILE))
-"""
+TABLES = texts_beside(__file__)
+
+LIMITED = TABLES["limited"]
 
 
 @pytest.mark.parametrize(
     ("soft", "hard", "raised", "said"),
-    [
-        (128, 3000, 2368, ""),
-        (2500, 3000, 2500, ""),
-        (128, 1000, 1000, "at most 1000 files may be open, and 100 episodes may need 2368: "),
-    ],
+    TABLES["the_limit_of_open_files_is_raised_to_what_the_episodes_need"],
 )
 def test_the_limit_of_open_files_is_raised_to_what_the_episodes_need(soft, hard, raised, said):
     program = [sys.executable, "-c", LIMITED.format(soft=soft, hard=hard)]

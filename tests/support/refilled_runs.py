@@ -20,10 +20,10 @@ import loop_appworld
 from loop_appworld import LoopAppWorldRecipe
 from loop_formats.collection_request import CollectionEnd, CollectionRequest
 from loop_formats.rollout import Rollout
-from loop_recipes.rollouts.replay_source import ReplaySource
 from loop_recipes.rollouts.several_nodes import SeveralNodes
 from loop_recipes.rollouts.source import Collected
 from loop_recipes.run.stop_request import StopRequested
+from support.fake_node import FakeNode
 from support.rank_records import recorded
 from support.small_runs import stored_rollout, train
 
@@ -86,7 +86,7 @@ class Moments:
         return reached
 
 
-class Node(ReplaySource):
+class Node(FakeNode):
     """Plays what it is asked for. As a real one's source, it looks for the run's stop file where it waits."""
 
     def __init__(self, logs: Path, disk: Disk, moments: Moments, stop: Path) -> None:
@@ -96,15 +96,12 @@ class Node(ReplaySource):
     def tasks(self, split: str) -> tuple[str, list[str]]:
         return "made-up", TASKS
 
-    def publish(self, version: int, folder: Path, canary: Any = None) -> None:
-        self.moments.reach("publish")
-
-    def start(self, request: CollectionRequest) -> None:
-        self.moments.reach("start")
+    def note(self, event: str) -> None:
+        self.moments.reach(event.partition(" ")[0])
 
     def read(self, request: CollectionRequest, deadline_s: float = 0.0) -> Collected:
         rollouts = self.disk.read(request)
-        self.moments.reach("read")
+        self.note("read")
         if self.stop.exists():
             raise StopRequested
         dropped = request.episodes - len(rollouts)

@@ -20,6 +20,9 @@ from loop_contrib.chat_client import (
     NoCompletion,
     Patience,
 )
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 KEY = "sk-s3cret"
 
@@ -81,20 +84,13 @@ async def test_a_completion_in_any_of_its_forms(body, text):
 
 @pytest.mark.parametrize(
     ("call", "read"),
-    [
-        ({"id": "a", "function": {"name": "look", "arguments": '{"at": 1}'}}, ("a", "look", '{"at": 1}')),
-        ({"function": {"name": "look", "arguments": {"at": 1}}}, ("call_0", "look", '{"at": 1}')),
-        ({"id": None, "function": {"name": "look"}}, ("call_0", "look", "{}")),
-        ({"id": "a", "function": {"name": None}}, None),
-        ({"id": "a"}, None),
-        ("look", None),
-    ],
+    TABLES["calls_of_tools_in_any_of_their_forms"],
 )
 async def test_calls_of_tools_in_any_of_their_forms(call, read):
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     async with answering((200, {"choices": [{"message": message}]})) as (client, _):
         calls = (await client.complete({})).tool_calls
-    assert [(each["id"], each["name"], each["arguments"]) for each in calls] == ([read] if read else [])
+    assert [[each["id"], each["name"], each["arguments"]] for each in calls] == ([read] if read else [])
 
 
 async def test_what_the_service_counts_is_read():

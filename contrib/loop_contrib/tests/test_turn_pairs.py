@@ -9,20 +9,12 @@ from dataclasses import asdict
 import pytest
 
 from loop_contrib.turn_pairs import PairBuffer, TurnPair, read_pairs
+from support.texts import texts_beside
 from support.waiting import COMMAND_S
 
-WRITER = """
-import os, signal, sys
-from pathlib import Path
-from loop_contrib.turn_pairs import PairBuffer, TurnPair
-with PairBuffer(Path(sys.argv[1])) as buffer:
-    for number in range(int(sys.argv[2])):
-        buffer.add([TurnPair("t", number, "a", "b", 1.0, 0.0, 1, 1)])
-        print(number, flush=True)
-    buffer._file.write('{"task_id": "half a li')
-    buffer._file.flush()
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
+TABLES = texts_beside(__file__)
+
+WRITER = TABLES["writer"]
 
 
 def pair(turn, chosen="a", rejected="b", value=1.0):

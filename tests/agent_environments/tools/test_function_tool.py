@@ -11,6 +11,9 @@ from pydantic.dataclasses import dataclass
 from agent_environments.tools import tool
 from agent_environments.tools.tool import WrongArguments
 from loop_plumbing.deadline import DeadlinePassed, Raised
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 
 @pytest.fixture(autouse=True)
@@ -60,12 +63,7 @@ def test_arguments_come_as_the_hints_say():
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
-    [
-        ({}, "points: Field required"),
-        ({"points": [{"x": "a", "y": 1}]}, "points.0.x: Input should be a valid number"),
-        ({"points": [], "colour": "red"}, "colour: Extra inputs are not permitted"),
-        ({"points": [], "style": "circles"}, "style: Input should be 'line' or 'dots'"),
-    ],
+    TABLES["wrong_arguments_are_named"],
 )
 def test_wrong_arguments_are_named(arguments, complaint):
     with pytest.raises(WrongArguments, match=complaint):

@@ -113,15 +113,7 @@ async def test_a_reward_that_gives_no_numbers_is_named_and_breaks_no_run(tmp_pat
 @pytest.mark.fault("one answer takes the reward from all others of its group")
 @pytest.mark.parametrize(
     ("body", "why"),
-    [
-        ("return [0 if a else math.nan for a in answers]", "reward odd returned nan, which is no number from 0 to 1"),
-        ("return [2 if not a else 0 for a in answers]", "one on another scale says so: @reward(scale=(LOW, HIGH))"),
-        ("return ['a' if not a else 1 for a in answers]", "reward odd returned 'a', which is no number, for answer 1"),
-        ("return [Grade(0.0, True) if not a else 0.0 for a in answers]", "Grade.success is true, and Grade.reward"),
-        ("return [len(a.split()[0]) > 1 for a in answers]", "IndexError: list index out of range ("),
-        ("return [min(map(ord, a)) < 65 for a in answers]", "ValueError: min"),
-        ("return [each['length'] < 2 for each in rewards]", "AssertionError ("),
-    ],
+    TEXTS["an_answer_that_breaks_a_reward_of_the_group_costs_its_own_rollout"],
 )
 async def test_an_answer_that_breaks_a_reward_of_the_group_costs_its_own_rollout(tmp_path, body, why):
     length = "\n@reward(weight=0)\ndef length(answer):\n    assert answer\n    return len(answer)\n"
@@ -233,16 +225,7 @@ def test_a_function_may_take_its_time(alarm):
 @pytest.mark.fault("a parameter of a reward without the name that was meant")
 @pytest.mark.parametrize(
     ("source", "why"),
-    [
-        ("@reward\ndef odd(answers): ...\n", "has no field 'answers', .*one that sees the whole group is @reward\\("),
-        ("@reward(group=True)\ndef odd(answer): ...\n", "has no field 'answer', .*; did you mean 'answers'"),
-        ("@reward(group=True)\ndef odd(trajectory): ...\n", "did you mean 'trajectories'"),
-        ("@reward\ndef odd(anwser): ...\n", "did you mean 'answer'"),
-        ("@reward\ndef odd(questoin): ...\n", "did you mean 'question'"),
-        ("@reward(group=True)\ndef odd(instance): ...\n", "has no field 'instance', which reward odd asks for"),
-        ("@reward(group=True)\ndef odd(answers): ...\n\nTASKS[0]['answers'] = []\n", "has a field 'answers', but"),
-        ("@reward(group=True, weight=0)\ndef odd(answers): ...\n", "write a function with @reward, of some weight"),
-    ],
+    TEXTS["a_file_whose_reward_cannot_be_called_is_refused"],
 )
 def test_a_file_whose_reward_cannot_be_called_is_refused(tmp_path, source, why):
     with pytest.raises(ValueError, match=why):

@@ -13,18 +13,11 @@ import numpy as np
 import pytest
 
 from agent_environments.tools.identity import code_digest, identity, plain, tasks_digest
+from support.texts import texts_beside
 
-FILE = '''"""A task."""
-from helper import lowered
-from parts.rules import strict
+TABLES = texts_beside(__file__)
 
-@reward
-def right(answer: str, target: str) -> bool:
-    """Judge."""
-    return lowered(answer) == target  # whatever its case
-
-TASKS = [{"question": "?", "target": "a"}]
-'''
+FILE = TABLES["file"]
 FILES = {
     "tasks.py": FILE,
     "helper.py": "def lowered(text):\n    from deep import strip\n    return strip(text.lower())\n",

@@ -50,12 +50,7 @@ def test_what_is_wrong_is_one_line(tmp_path, change, complaint):
 
 @pytest.mark.parametrize(
     ("line", "said"),
-    [
-        ("import sys; sys.exit(3)", "SystemExit: 3"),
-        ("import argparse; argparse.ArgumentParser().parse_args(['x'])", "SystemExit: 2"),
-        ("1 / 0", "ZeroDivisionError: division by zero"),
-        ("def f(:", "SyntaxError: invalid syntax"),
-    ],
+    TABLES["a_module_that_ends_the_interpreter_or_breaks_is_one_line"],
 )
 def test_a_module_that_ends_the_interpreter_or_breaks_is_one_line(tmp_path, line, said):
     path = write(tmp_path, f"# mine\n{line}\n", "ends")
@@ -83,12 +78,7 @@ def test_a_module_that_is_not_there_and_a_method_outside_a_class(tmp_path):
 @pytest.mark.fault("a tool or a reward that another decorator hid")
 @pytest.mark.parametrize(
     ("source", "complaint"),
-    [
-        ("@cache\n@reward\ndef one(answer): ...", "_lru_cache_wrapper above ours: put ours above it"),
-        ("@cache\n@reply\ndef one(text): ...", "_lru_cache_wrapper above ours: put ours above it"),
-        ("class World:\n @classmethod\n @tool\n def one(cls): ...", "classmethod above ours: make it @staticmethod"),
-        ("class World:\n @cache\n @tool\n def one(self): ...", "_lru_cache_wrapper above ours: put ours above it"),
-    ],
+    TABLES["what_another_decorator_hides_is_named"],
 )
 def test_what_another_decorator_hides_is_named(tmp_path, source, complaint):
     imports = "from functools import cache\nfrom agent_environments.tools import reply, reward, tool\n"

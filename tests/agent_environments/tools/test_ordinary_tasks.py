@@ -9,7 +9,10 @@ from agent_environments.tools import environment
 from agent_environments.tools.environment import ToolPool
 from agent_environments.tools.module import load_module
 from agent_environments.tools.tasks import read_tasks
+from support.texts import texts_beside
 from support.tool_modules import write
+
+TABLES = texts_beside(__file__)
 
 REWARD = "from agent_environments.tools import reward\n\n@reward\ndef right({}):\n    return True\n\n"
 TASKS = 'TASKS = [{"id": i, "question": "?", "target": "x"} for i in IDS]\n'
@@ -20,18 +23,7 @@ def pool_of(tmp_path, ids, more="", **options):
     return ToolPool(lambda text: [], write(tmp_path, source), **options)
 
 
-IDS = [
-    '[f"math_{n}" for n in range(1, 501)]',
-    '[f"{kind}_{n}" for kind in ("easy", "hard") for n in range(250)]',
-    '[f"question_{n}" for n in range(1, 41)]',
-    '[f"gsm8k_train_{n}" for n in range(30)]',
-    '[f"HumanEval/{n}" for n in range(164)]',
-    "[uuid.UUID(int=n) for n in range(20)]",
-    "range(100)",
-    '[f"a task {n}" for n in range(10)]',
-    '["3fe1a2b_1", "3fe1a2b_2", "3fe1a2b_3"]',
-    '[f"2024_11_{n:02}\\n" for n in range(1, 31)]',
-]
+IDS = TABLES["ids"]
 
 
 @pytest.mark.fault("ids that end in a number")
@@ -134,19 +126,7 @@ def test_a_line_that_is_no_task_is_named(tmp_path, text, complaint):
         read_tasks(str(tmp_path / "tasks.jsonl"))
 
 
-GAME = """
-from agent_environments.tools import reply, reward
-
-class Game:
-    def reset(self, task): ...
-    @reply
-    def say(self, text): ...
-
-@reward
-def won(instance): return True
-
-TASKS = [{"question": %s}]
-"""
+GAME = TABLES["game"]
 
 
 @pytest.mark.fault("a question that is no text")
@@ -160,16 +140,7 @@ def test_a_question_that_is_no_text_is_refused(tmp_path, question):
 
 @pytest.mark.parametrize(
     ("text", "answer"),
-    [
-        (" 42\n", "42"),
-        ("\n\n    return x\n\n", "    return x"),
-        ("\treturn x", "\treturn x"),
-        ("  \n def f(): ...\n", "def f(): ..."),
-        ("    if x:\n        return 1\n    return 2  ", "    if x:\n        return 1\n    return 2"),
-        ("\r\n", ""),
-        ("", ""),
-        ("yes", "yes"),
-    ],
+    TABLES["an_answer_keeps_the_indentation_of_code"],
 )
 def test_an_answer_keeps_the_indentation_of_code(text, answer):
     assert environment.as_answer(text) == answer

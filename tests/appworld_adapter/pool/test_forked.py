@@ -18,6 +18,9 @@ from loop_plumbing import running_time
 from support.adapter_support import word_spans
 from support.places import check_who_waits_is_refused
 from support.processes import write_program
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 
 @pytest.fixture
@@ -51,11 +54,7 @@ def server(level: str, readable: tuple[str, ...] = ("/usr/lib",)):
 
 @pytest.mark.parametrize(
     ("level", "contained", "said"),
-    [
-        ("seccomp", False, "apt-get install bubblewrap"),
-        ("rlimits", False, "ground truth"),
-        ("none", True, "whatever you"),
-    ],
+    TABLES["a_level_below_bubblewrap_is_one_warning"],
 )
 def test_a_level_below_bubblewrap_is_one_warning(dataset, caplog, level, contained, said):
     pool = pool_of(dataset, sandbox_minimum="none")
@@ -158,10 +157,7 @@ class Process:
 
 @pytest.mark.parametrize(
     ("answer", "noted"),
-    [
-        ({"ok": True, "output": "", "completed": False}, True),
-        ({"ok": False, "saved": True, "message": "InterpreterDied"}, False),
-    ],
+    TABLES["an_end_excuses_neighbours_unless_a_program_brought_it_about"],
     ids=["between two programs", "as its program broke it"],
 )
 async def test_an_end_excuses_neighbours_unless_a_program_brought_it_about(answer, noted):

@@ -221,12 +221,7 @@ def test_a_misspelt_key_is_refused_wherever_it_stands(tmp_path):
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ["seed=3", "update.epochs=2", "collection.tasks=[a_1,b_2]", "run_name=None"],
-        ["advantage=a.b.Shuffled", "loss.clip_ratio=0.3", "loss=a.b.Loss"],
-        ["~stop.max_approx_kl", "~keep_last_checkpoints", "~update.epochs"],
-        ["model.path=models/00017"],
-    ],
+    TABLES["words_are_merged_as_torchtune_merges_them"],
 )
 def test_words_are_merged_as_torchtune_merges_them(words):
     keys = plain(compose("qwen2_5_32b"))

@@ -41,7 +41,10 @@ from support.learner_cases import flash_attention, make_samples
 from support.mxfp4 import write_mxfp4
 from support.on_cuda import CountedCalls, as_on_cuda
 from support.small_runs import replay_config, set_up, write_logs
+from support.texts import texts_beside
 from support.tiny_models import KINDS, SEVERAL, write_random
+
+TABLES = texts_beside(__file__)
 
 EXACT, GRADIENT = 1e-5, 2e-5
 
@@ -289,15 +292,7 @@ def _leak(monkeypatch):
 
 @pytest.mark.parametrize(
     ("kind", "wrong", "where"),
-    [
-        ("gemma3_text", "sliding_window", "one sequence at a time"),
-        ("gpt_oss", "s_aux", "one sequence at a time"),
-        ("gemma2", "softcap", "one sequence at a time"),
-        ("granite", "scaling", "one sequence at a time"),
-        ("lfm2", None, "in a packed row"),
-        ("qwen3_5_text", None, "in a packed row"),
-        ("falcon_h1", None, "in a packed row"),
-    ],
+    TABLES["the_first_look_refuses_what_is_not_exact"],
 )
 def test_the_first_look_refuses_what_is_not_exact(kind, wrong, where, tmp_path, monkeypatch):
     if wrong is None:

@@ -5,38 +5,22 @@ from dataclasses import replace
 import pytest
 
 from agent_environments.description import Description
-from loop_formats.collection_request import CollectionEnd, LostRollout
+from loop_formats.collection_request import LostRollout
 from loop_recipes.evaluation.dev_scores import dev_scores
 from loop_recipes.evaluation.scores import TaskResult
-from loop_recipes.rollouts.source import Collected, StopRequested
+from loop_recipes.rollouts.source import StopRequested
 from loop_recipes.run.metrics import METRICS
 from rollout_server.client import CollectionFailed
 from support.counter_node import counter_request
+from support.fake_node import FixedNode, collected
 from support.small_runs import in_sequences, stored_rollout
-
-END = CollectionEnd("complete", 2, 0, 0, {}, 0.0)
-
-
-class Evaluated:
-    """A source whose only collection has these rollouts, or raises this."""
-
-    def __init__(self, rollouts, error=None):
-        self.rollouts, self.error, self.end = rollouts, error, END
-
-    def start(self, request):
-        pass
-
-    def read(self, request):
-        if self.error is not None:
-            raise self.error
-        return Collected(self.rollouts, self.end, 0.0)
 
 
 def test_what_counts_as_solved_is_the_environments_to_say():
     cut = replace(stored_rollout("c", "t_1", 0, 0, 1.0, 300, seed=1), end_reason="turn_limit")
     cut = replace(cut, messages=[{"role": "assistant", "content": "x"} for _ in cut.turns])
     lenient = Description(unfinished_solves=True)
-    scores = [dev_scores(Evaluated([cut]), counter_request(), each) for each in (Description(), lenient)]
+    scores = [dev_scores(FixedNode(collected([cut])), counter_request(), each) for each in (Description(), lenient)]
     assert [score["dev_success"] for score in scores] == [0.0, 1.0]
     results = [TaskResult.from_rollout(cut, environment=each) for each in (Description(), lenient)]
     assert [TaskResult.from_dict(result.to_dict()).solved for result in results] == [False, True]
@@ -46,7 +30,7 @@ def test_an_episode_of_several_sequences_counts_once():
     solved = stored_rollout("c", "t_1", 0, 0, 1.0, 300, seed=1)
     unsolved = in_sequences(stored_rollout("c", "t_2", 0, 0, 0.5, 300, seed=2))
     assert len(unsolved) > 1
-    assert dev_scores(Evaluated([solved, *unsolved]), counter_request()) == {
+    assert dev_scores(FixedNode(collected([solved, *unsolved])), counter_request()) == {
         "dev_reward": 0.75,
         "dev_success": 0.5,
         "dev_tasks": 2,
@@ -61,7 +45,7 @@ def test_with_several_rollouts_of_a_task_any_and_all_of_them_are_told():
         for task, both in rewards.items()
         for run, reward in enumerate(both)
     ]
-    scores = dev_scores(Evaluated(rollouts), counter_request(rollouts_per_task=2))
+    scores = dev_scores(FixedNode(collected(rollouts)), counter_request(rollouts_per_task=2))
     figures = (scores["dev_success"], scores["dev_pass_at_k"], scores["dev_pass_all_k"])
     assert figures == pytest.approx((1 / 2, 2 / 3, 1 / 3))
     assert scores["dev_pass_all_k_low"] < scores["dev_pass_all_k"] < scores["dev_pass_all_k_high"] <= 1
@@ -70,16 +54,14 @@ def test_with_several_rollouts_of_a_task_any_and_all_of_them_are_told():
 
 def test_lost_rollouts_are_in_no_figure_but_their_own(caplog):
     solved = stored_rollout("c", "t_1", 0, 0, 1.0, 300, seed=1)
-    end = replace(END, lost=[LostRollout("t_2", 0, "server_error", "boom")])
-    source = Evaluated([solved])
-    source.end = end
+    source = FixedNode(collected([solved], [LostRollout("t_2", 0, "server_error", "boom")]))
     expected = {"dev_reward": 1.0, "dev_success": 1.0, "dev_tasks": 1, "dev_lost": 1}
     assert dev_scores(source, counter_request()) == expected
     assert "1 of 12 rollouts lost (server_error 1), such as rollout 0 of t_2: server_error: boom" in caplog.text
 
 
 def test_an_evaluation_that_is_lost_altogether_leaves_no_scores_and_a_warning(caplog):
-    failed = CollectionFailed("collection c failed: 1 of 1 rollouts lost", END)
-    assert dev_scores(Evaluated([], failed), counter_request()) == {}
+    failed = CollectionFailed("collection c failed: 1 of 1 rollouts lost", collected([]).end)
+    assert dev_scores(FixedNode(failed), counter_request()) == {}
     assert "no dev score: collection c failed: 1 of 1" in caplog.text
-    assert dev_scores(Evaluated([], StopRequested()), counter_request()) is None
+    assert dev_scores(FixedNode(StopRequested()), counter_request()) is None

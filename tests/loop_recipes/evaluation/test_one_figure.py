@@ -5,13 +5,13 @@ from statistics import fmean, stdev
 
 import pytest
 
-from loop_formats.collection_request import CollectionEnd, LostRollout
+from loop_formats.collection_request import LostRollout
 from loop_recipes.evaluation.comparison import compare
 from loop_recipes.evaluation.dev_scores import dev_scores
 from loop_recipes.evaluation.groups import score_groups
 from loop_recipes.evaluation.scores import NamedResults, TaskResult, score, score_bounds
-from loop_recipes.rollouts.source import Collected
 from support.counter_node import counter_request
+from support.fake_node import FixedNode, collected
 from support.small_runs import stored_rollout
 
 pytestmark = pytest.mark.fault("a score where runs lack results")
@@ -113,14 +113,7 @@ def test_pass_at_k_is_over_all_tasks(runs, k, any_of, all_of, fewer):
 
 
 def on_the_way(rollouts, lost, **request):
-    class Source:
-        def start(self, request):
-            pass
-
-        def read(self, request):
-            return Collected(rollouts, CollectionEnd("complete", len(rollouts), 0, 0, {}, 0.0, lost), 0.0)
-
-    return dev_scores(Source(), counter_request(**request))
+    return dev_scores(FixedNode(collected(rollouts, lost)), counter_request(**request))
 
 
 @pytest.mark.fault(PART)

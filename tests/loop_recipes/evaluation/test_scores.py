@@ -11,6 +11,9 @@ from loop_recipes.evaluation.comparison import compare, compare_with_first
 from loop_recipes.evaluation.report import lost_rollouts
 from loop_recipes.evaluation.scores import NamedResults, TaskResult, score
 from loop_recipes.verbs.compare import main as compare_evals
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 TASKS = ["aaa_1", "aaa_2", "bbb_1", "bbb_2"]
 
@@ -246,13 +249,7 @@ def test_compare_evals_pools_seeds_with_an_interval_that_knows_of_them(tmp_path)
 @pytest.mark.fault(PART)
 @pytest.mark.parametrize(
     ("words", "refusal"),
-    [
-        ("{x} {x}", "{x} is {x}, or holds a copy of it; give each evaluation once"),
-        ("{x} {copy}", "{copy} is {x}, or holds a copy of it"),
-        ("A={x},{y} B={copy},{z}", "{copy} is {x}, or holds a copy of it"),
-        ("A={x},{x} B={y},{z}", "a folder stands twice in it, and is one seed; name each once"),
-        ("A={x},{long} B={y},{z}", "A: its evaluations have other tasks or runs; evaluate all with the same"),
-    ],
+    TABLES["compare_evals_takes_no_evaluation_for_two_and_no_runs_for_others"],
 )
 def test_compare_evals_takes_no_evaluation_for_two_and_no_runs_for_others(tmp_path, capsys, words, refusal):
     made = {"x": ["+---"], "copy": ["+---"], "y": ["-+--"], "z": ["--+-"], "long": ["++--", "+---"]}

@@ -19,6 +19,9 @@ from loop_recipes.paths import loop_package
 from loop_recipes.verbs.export import main
 from support import random_policy, small_runs
 from support.model_folders import WITH_SYSTEM
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 pytestmark = pytest.mark.slow
 SHARED = pytest.mark.fault("what is shared holds paths of this machine, or cannot be served as printed")
@@ -175,12 +178,7 @@ def test_a_tokenizer_that_others_would_replace_is_read_as_it_is_written(tmp_path
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [
-        (["policy=policy-v0009"], "policy-v0009 is no adapter; .* holds policy-v0002"),
-        (["merge=int8"], "merge"),
-        (["dtype=bf16"], "dtype"),
-        (["to=."], "exists; remove it, or give to="),
-    ],
+    TABLES["what_cannot_be_exported_is_one_line"],
 )
 def test_what_cannot_be_exported_is_one_line(tmp_path, capsys, monkeypatch, words, said):
     run = write_run(tmp_path)

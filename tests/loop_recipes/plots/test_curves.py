@@ -22,6 +22,9 @@ from loop_recipes.plots.curves import (
 )
 from loop_recipes.verbs.doctor import main as doctor
 from loop_recipes.verbs.view import main as view
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 
 def write_run(folder, rewards, **more):
@@ -80,18 +83,7 @@ def test_the_mean_is_dotted_where_a_seed_has_ended(tmp_path):
     assert "dotted" not in figure._suptitle.get_text()
 
 
-NAMES = [
-    ("lr=1e-5", "{0}", "lr=1e-5"),
-    ("a,b", "{0}", "a,b"),
-    ("a,b", "x={0}", "x"),
-    ("lr=1e-5", "x={0}", "x"),
-    ("lr=1,lr=2", "{0}", "lr=1,lr=2"),
-    ("a=b=c", "y=z={0}", "y=z"),
-    ("plain", "x={0}", "x"),
-    ("plain", "{0}", "plain"),
-    ("a b", "the best={0}", "the best"),
-    ("=", "{0}", "="),
-]
+NAMES = TABLES["names"]
 
 
 @pytest.mark.fault("a run whose path has = or , in it")
@@ -196,17 +188,7 @@ def test_a_run_that_has_only_begun_is_named_and_the_others_are_drawn(tmp_path, c
 
 @pytest.mark.parametrize(
     ("words", "meant"),
-    [
-        ("demo", "runs/demo"),
-        ("runs", "runs/a or runs/b"),
-        (".", "runs/a or runs/b"),
-        ("a,b", "runs/a"),
-        ("runs/sweep", "runs/sweep/c"),
-        ("runs/demo/policies", "{here}/runs/demo"),
-        ("demo.py", "runs/demo"),
-        ("nosuch", ""),
-        ("notes.py", ""),
-    ],
+    TABLES["what_is_no_run_names_those_that_are_meant"],
 )
 def test_what_is_no_run_names_those_that_are_meant(tmp_path, capsys, monkeypatch, words, meant):
     for name in ("a", "b", "demo", "sweep/c"):

@@ -2,18 +2,18 @@
 
 import json
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from omegaconf import OmegaConf
 
 from agent_environments.description import TOOLS_BEHAVIOR, Description
-from loop_formats.collection_request import CollectionEnd
 from loop_formats.rollout import Rollout, Turn
 from loop_formats.run_files import read_rollouts
 from loop_recipes.rollouts.broken import EnvironmentBroke, broken_lines, check_broken, hopeless_lines
 from loop_recipes.rollouts.source import Collected, collect
 from support.counter_node import counter_request
+from support.fake_node import FixedNode, collected
 from support.small_runs import in_sequences, replay_config, train, write_logs
 
 STEP = {"where": "step", "what": "IndexError: list index out of range (/home/me/mine.py:12)"}
@@ -50,7 +50,7 @@ def test_one_line_says_how_often_and_in_what(rollouts):
 def test_an_episode_of_several_sequences_broke_once(rollouts):
     parts = [part for rollout in breaking(rollouts, STEP) for part in in_sequences(rollout)]
     assert broken_lines(parts) == broken_lines(breaking(rollouts, STEP))
-    assert Collected(parts, CollectionEnd("finished", 12, 0, 0, {}, 1.0), 0.0).metrics()["broken_rollouts"] == 1
+    assert collected(parts).metrics()["broken_rollouts"] == 1
 
 
 def test_a_tool_all_of_whose_calls_raised_is_told(rollouts):
@@ -69,25 +69,9 @@ def test_a_share_above_the_stated_one_is_refused(rollouts):
         check_broken(breaking(rollouts, *[STEP] * 4), 0.25)
 
 
-@dataclass
-class Source:
-    """Has these rollouts, whatever it is asked for."""
-
-    rollouts: list
-
-    def start(self, request):
-        pass
-
-    def read(self, request):
-        return Collected(self.rollouts, CollectionEnd("finished", len(self.rollouts), 0, 0, {}, 1.0), 0.0)
-
-    def description(self):
-        return Description()
-
-
 def test_the_terminal_is_told_with_the_collection(rollouts, caplog):
     with caplog.at_level(logging.WARNING):
-        collect(Source(breaking(rollouts, STEP)), counter_request())
+        collect(FixedNode(collected(breaking(rollouts, STEP))), counter_request())
     assert f"collection c1: {broken_lines(breaking(rollouts, STEP))[0]}" in caplog.text
 
 
@@ -125,13 +109,12 @@ def test_rollouts_that_all_earn_the_same_are_told_with_three_replies(rollouts):
 @pytest.mark.parametrize(("name", "told"), [("a-i0001-0123456789", True), ("a-i0002-0123456789", False), ("c1", False)])
 def test_the_first_iteration_says_so(rollouts, name, told, caplog):
     with caplog.at_level(logging.WARNING):
-        collect(Source(replying(rollouts, "I")), replace(counter_request(), id=name))
+        collect(FixedNode(collected(replying(rollouts, "I"))), replace(counter_request(), id=name))
     assert ("the reward of all 1 rollouts is 0" in caplog.text) == told
 
 
 def test_what_broke_reaches_the_other_ranks_and_old_logs_have_none(rollouts):
-    collected = Collected(breaking(rollouts, STEP), CollectionEnd("finished", 12, 0, 0, {}, 1.0), 0.0)
-    received = Collected.unpack(json.loads(json.dumps(collected.pack())))
+    received = Collected.unpack(json.loads(json.dumps(collected(breaking(rollouts, STEP)).pack())))
     assert [rollout.broke for rollout in received.rollouts[:2]] == [STEP, None]
     old = {key: value for key, value in rollouts[0].to_dict().items() if key not in ("broke", "tools")}
     assert Rollout.from_dict(old) == rollouts[0]

@@ -15,6 +15,9 @@ from model_families.chat import open_chat
 from model_families.chat.messages import ChatMessage
 from support import random_policy
 from support.chat_templates import FORMS
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 DATA = yaml.safe_load(Path(__file__).with_name("conversations.yaml").read_text())
 THINKING = DATA["thinking"]
@@ -291,18 +294,7 @@ def test_thinking_that_is_off_is_left_out_and_said(tmp_path):
 
 @pytest.mark.parametrize(
     ("weights", "turns", "kept"),
-    [
-        ((1, 1), 2, None),
-        ((None, True), 2, None),
-        ((0, 1), 1, None),
-        ((1, 0), 1, None),
-        ((0.5, 1), 2, [0.5, 1.0]),
-        ((0.5, 0.5), 2, [0.5, 0.5]),
-        ((0, 0.5), 1, [0.5]),
-        ((2, 0.0), 1, [2.0]),
-        ((0.25, None), 2, [0.25, 1.0]),
-        ((False, 3), 1, [3.0]),
-    ],
+    TABLES["a_turn_has_the_weight_of_its_message"],
 )
 def test_a_turn_has_the_weight_of_its_message(tmp_path, chat, weights, turns, kept):
     first, second = ({**SAY, "weight": weight} for weight in weights)

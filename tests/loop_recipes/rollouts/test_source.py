@@ -10,6 +10,7 @@ from loop_recipes.rollouts.source import Collected, NoRollouts, check_versions, 
 from loop_recipes.run.stop_request import StopRequested
 from rollout_server.client import CollectionFailed
 from support.counter_node import counter_request
+from support.fake_node import FixedNode
 from support.rollouts import rollout, turn
 
 END = CollectionEnd(
@@ -59,38 +60,25 @@ def test_tasks_with_one_rollout_are_left_out():
 def test_too_many_losses_are_said_with_their_cure_and_a_few_are_a_warning(caplog):
     lost = [LostRollout("t_1", index, "server_error", "boom") for index in range(2)]
 
-    class Losing:
-        def start(self, request):
-            pass
+    def losing(request, deadline_s):
+        if len(lost) > request.max_lost:
+            raise CollectionFailed("collection c1 failed: 2 of 12 rollouts lost", replace(END, lost=lost))
+        return Collected([], replace(END, lost=lost), 0.0)
 
-        def read(self, request):
-            if len(lost) > request.max_lost:
-                raise CollectionFailed("collection c1 failed: 2 of 12 rollouts lost", replace(END, lost=lost))
-            return Collected([], replace(END, lost=lost), 0.0)
-
-    collect(Losing(), counter_request(max_lost=2))
+    collect(FixedNode(losing), counter_request(max_lost=2))
     assert (
         "c1 goes on with what it has: 2 of 12 rollouts lost (server_error 2), such as rollout 1 of t_1" in caplog.text
     )
     with pytest.raises(
         CollectionFailed, match=r"2 of 12 rollouts lost; mend what .* or raise collection.max_lost_share"
     ):
-        collect(Losing(), counter_request(max_lost=1))
+        collect(FixedNode(losing), counter_request(max_lost=1))
 
 
 def test_a_stop_while_waiting_gives_nothing():
-    class Stopped:
-        started = None
-
-        def start(self, request):
-            self.started = request
-
-        def read(self, request):
-            raise StopRequested
-
-    source, request = Stopped(), counter_request()
+    source, request = FixedNode(StopRequested()), counter_request()
     assert collect(source, request) is None
-    assert source.started == request
+    assert source.asked == [request]
 
 
 def test_versions_outside_the_lag_are_refused():

@@ -11,6 +11,9 @@ from loop_recipes.config.sft_config import REFUSED
 from loop_recipes.verbs.check import main
 from loop_recipes.verbs.keys import RECIPES, key_lines, rows
 from rollout_server.config import as_written
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 
 def test_every_key_has_its_sentence():
@@ -37,13 +40,7 @@ def test_keys_are_listed_by_their_beginning(capsys):
 
 @pytest.mark.parametrize(
     ("prefix", "key"),
-    [
-        ("optimizer.", "optimizer.lr"),
-        ("optimizer.l", "optimizer.lr"),
-        ("optimizer.foreach", "optimizer._component_"),
-        ("model.pa", "model.path"),
-        ("lr_scheduler.", "lr_scheduler._component_"),
-    ],
+    TABLES["keys_of_a_component_are_those_that_a_config_sets"],
 )
 def test_keys_of_a_component_are_those_that_a_config_sets(prefix, key):
     lines = key_lines(prefix, 200)

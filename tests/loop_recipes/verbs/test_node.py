@@ -5,6 +5,9 @@ import pytest
 from loop_recipes.verbs.node import main
 from rollout_server import cli
 from rollout_server.config import load_node_config
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 
 @pytest.fixture
@@ -49,12 +52,7 @@ def test_neither_a_config_nor_a_file_is_refused(capsys):
 
 @pytest.mark.parametrize(
     ("output_dir", "message"),
-    [
-        ("null", "output_dir must be str, not None"),
-        ("[a]", "output_dir must be str, not ['a']"),
-        ("/proc/run", "output_dir /proc/run cannot be created"),
-        ("/etc/passwd", "output_dir /etc/passwd cannot be created: File exists; choose another"),
-    ],
+    TABLES["a_node_without_a_folder_is_one_line"],
 )
 def test_a_node_without_a_folder_is_one_line(capsys, output_dir, message):
     with pytest.raises(SystemExit) as ended:

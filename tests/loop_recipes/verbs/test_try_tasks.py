@@ -145,13 +145,7 @@ def test_a_mistake_is_one_line(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("line", "action"),
-    [
-        ("guess number=7", '<tool_call>\n{"name": "guess", "arguments": {"number": 7}}\n</tool_call>'),
-        ("guess how='no idea'", '<tool_call>\n{"name": "guess", "arguments": {"how": "no idea"}}\n</tool_call>'),
-        ("guess again", "guess again"),
-        ("other number=7", "other number=7"),
-        ("it's 7", "it's 7"),
-    ],
+    TEXTS["a_line_is_a_call_or_a_text"],
 )
 def test_a_line_is_a_call_or_a_text(line, action):
     assert as_action(line, 'tools: {"name": "guess"}') == action

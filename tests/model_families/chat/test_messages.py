@@ -15,6 +15,9 @@ from model_families.chat.messages import (
     split_thought,
     spoken_message,
 )
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 ADD = {
     "type": "function",
@@ -76,14 +79,7 @@ def test_calls_are_taken_out_of_a_turn():
 
 @pytest.mark.parametrize(
     ("text", "parts"),
-    [
-        ("Yes.", ("", "Yes.", False)),
-        ("<think>\nhm\n</think>\n\nYes.", ("hm", "Yes.", False)),
-        ("hm\n</think>\n\nYes.", ("hm", "Yes.", False)),
-        (" <think>\nhm", (" \nhm", "", True)),
-        ("I write <think>", ("", "I write <think>", False)),
-        ("<think>a</think>b</think>c", ("a", "b</think>c", False)),
-    ],
+    TABLES["thinking_in_a_text_is_found"],
 )
 def test_thinking_in_a_text_is_found(text, parts):
     assert split_thought(text) == parts

@@ -22,6 +22,9 @@ from model_families.chat.proof import ADD, ODD
 from model_families.chat.template import TODAY
 from support.chat_templates import FORMS, Form
 from support.chat_tokenizers import template_text
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 SYSTEM, ASK = ChatMessage("system", "Be brief."), ChatMessage("user", "Add 1 to é.\n\n```python\nprint(1)\n```")
 ANSWER, MORE = ChatMessage("assistant", "Done: 2."), ChatMessage("user", "\n\n 你好 {{ x }}  and more \n")
@@ -324,12 +327,7 @@ def test_an_environments_texts_are_taken_apart(chats):
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [
-        ("ChatML", "<|im_start|>system\nqw<|im_end|>\n"),
-        ("Qwen2.5", "<|im_start|>system\nqw<|im_end|>\n"),
-        ("Gemma 2", "<bos><start_of_turn>user\nqw<end_of_turn>\n"),
-        ("GLM-4.5", "[gMASK]<sop><|system|>\nqw"),
-    ],
+    TABLES["an_aside_is_a_system_message_where_there_is_one"],
 )
 def test_an_aside_is_a_system_message_where_there_is_one(chats, name, text):
     assert chats[name].decode(chats[name].aside("qw")) == text
@@ -337,11 +335,7 @@ def test_an_aside_is_a_system_message_where_there_is_one(chats, name, text):
 
 @pytest.mark.parametrize(
     ("name", "settings", "why"),
-    [
-        ("ChatML", {"thinking": "kept"}, "does not think: leave model.thinking null, not kept"),
-        ("Llama 3.1", {"thinking": "off"}, "does not think: leave model.thinking null, not off"),
-        ("Qwen3", {"thinking": "stripped", "observation_role": "tool"}, r"needs model\.observation_role user"),
-    ],
+    TABLES["settings_that_do_not_fit_the_template_are_refused_in_one_line"],
 )
 def test_settings_that_do_not_fit_the_template_are_refused_in_one_line(folders, name, settings, why):
     with pytest.raises(ValueError, match=why) as raised:

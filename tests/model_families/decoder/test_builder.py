@@ -12,6 +12,9 @@ from model_families.decoder.attention import NormFirstAttention
 from model_families.decoder.weights import load_weights
 from model_families.weights.weight_names import tune_name
 from support.families import ONE_EACH, PUBLISHED, WORDS, section, small, write_config, write_model
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 TOKENS = torch.randint(0, WORDS, (2, 80), generator=torch.Generator().manual_seed(2))
 
@@ -45,24 +48,7 @@ def test_logits_are_those_of_transformers(tmp_path, name, head):
     assert apart < 2e-5 * spread
 
 
-SCALINGS = {
-    "linear": {"rope_type": "linear", "factor": 3.0},
-    "llama3": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 32,
-    },
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
-    "yarn with borders": {
-        "rope_type": "yarn",
-        "factor": 4.0,
-        "original_max_position_embeddings": 64,
-        "beta_fast": 8.0,
-        "beta_slow": 2.0,
-    },
-}
+SCALINGS = TABLES["scalings"]
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)

@@ -20,18 +20,9 @@ from support.texts import texts_beside
 from support.waiting import DEADLINE_S, pass_time, wait_until
 
 AGENT = [sys.executable, "-m", "agent_environments.harness.chat_agent"]
-SAME = (
-    "task_id",
-    "index",
-    "token_ids",
-    "mask",
-    "sampler_logprobs",
-    "messages",
-    "reward",
-    "success",
-    "end_reason",
-    "seed",
-)
+TEXTS = texts_beside(__file__)
+SAME = TEXTS["same"]
+SUB_AGENTS = TEXTS["sub_agents"]
 
 
 def harness(**config):
@@ -69,10 +60,6 @@ async def test_a_program_shortens_its_history_itself(policy, tmp_path):
         limits = dataclasses.replace(request().limits, compaction="drop")
         with pytest.raises(RolloutNodeError, match="compaction must be null"):
             await running.collect(request(limits=limits))
-
-
-TEXTS = texts_beside(__file__)
-SUB_AGENTS = TEXTS["sub_agents"]
 
 
 async def test_an_episode_of_three_sequences_is_delivered_whole_and_counts_once(policy, tmp_path):

@@ -18,7 +18,10 @@ from rollout_server.endpoint.session import ServedWorld
 from rollout_server.endpoint.wire import ApiError
 from support.counter_node import TOKEN
 from support.open_session import HELLO, OpenSession
+from support.texts import texts_beside
 from support.waiting import DEADLINE_S
+
+TABLES = texts_beside(__file__)
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 
@@ -153,16 +156,7 @@ async def test_sampling_is_the_policys_and_the_wish_is_recorded(running, opened)
 
 @pytest.mark.parametrize(
     ("wish", "why"),
-    [
-        ({"n": 9}, "n: Input should be less than or equal to 8"),
-        ({"functions": [{"name": "f", "parameters": {}}]}, "offer them as tools"),
-        ({"tools": [{"type": "function"}]}, "tools.0"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"extra_body": {"messages": "hello"}}, "messages"),
-        ({"extra_body": {"messages": [{"role": "robot"}]}}, "role 'robot'"),
-        ({"extra_body": {"continue_final_message": True}}, "cannot be begun here"),
-        ({"extra_body": {"messages": [{"role": "assistant", "content": "{", "prefix": True}]}}, "cannot be begun here"),
-    ],
+    TABLES["what_cannot_be_done_is_refused"],
 )
 async def test_what_cannot_be_done_is_refused(opened, wish, why):
     with pytest.raises(openai.BadRequestError, match=why):

@@ -10,6 +10,9 @@ from loop_formats.run_files import ADAPTER_FILES
 from loop_recipes import steps
 from loop_recipes.steps import StepFailed
 from support.small_runs import stored_rollout
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 COMMAND = ["collection.split=train:1", "--training", "tiny_cpu", "seed=5"]
 ITERATIONS = 3
@@ -67,12 +70,7 @@ def test_the_set_grows_and_each_training_begins_at_the_base(monkeypatch, tmp_pat
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [
-        (["--training", "nosuch"], "no config 'sft_appworld/nosuch'"),
-        (["collection.splt=train"], "unknown key 'collection.splt'; did you mean 'split'?"),
-        (["--temperature", "0"], "temperatures [0.0] must differ"),
-        (["--", "update.epocs=2"], "unknown key 'update.epocs'; did you mean 'epochs'?"),
-    ],
+    TABLES["what_a_later_step_would_refuse_is_said_before_the_first"],
 )
 def test_what_a_later_step_would_refuse_is_said_before_the_first(monkeypatch, tmp_path, capsys, words, message):
     played = Commands()

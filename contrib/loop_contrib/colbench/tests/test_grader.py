@@ -9,6 +9,9 @@ from agent_environments.sandbox import SANDBOX_FOLDER
 from loop_contrib.colbench.grader import CodeGrader, GraderLimits, base_python, packages_of
 from loop_contrib.colbench.task import ColBenchTask
 from support.processes import write_program
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 LIMITS = GraderLimits(memory_mb=128, call_cpu_s=1.0, answer_timeout_s=300.0)
 TWICE = "def f(x):\n    return 2 * x"
@@ -91,17 +94,7 @@ async def test_every_call_begins_anew(grader):
     assert await grader.passed(task, counting) == [True, True]
 
 
-PEEKING = """
-import gc, sys
-
-def f(x):
-    frame, seen = sys._getframe(), []
-    while frame:
-        seen += map(repr, (frame.f_locals, frame.f_globals))
-        frame = frame.f_back
-    seen += [each for each in gc.get_objects() if isinstance(each, (list, dict, str))]
-    return sum("f(" + "1012)" in str(each) for each in seen)
-"""
+PEEKING = TABLES["peeking"]
 
 
 async def test_a_call_sees_no_other_call(grader):

@@ -11,6 +11,9 @@ from loop_contrib.colbench.pool import ColBenchPool, code_of
 from support.adapter_support import word_spans
 from support.episodes import open_pool
 from support.places import check_who_waits_is_refused
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 TASK = "test_count003_1"
 
@@ -108,12 +111,7 @@ async def test_talk_before_the_start_or_after_the_end_is_a_fault(pool):
 
 @pytest.mark.parametrize(
     ("answer", "code"),
-    [
-        ("\ndef f(): pass", "def f(): pass"),
-        ("\n```python\ndef f(): pass\n```\nHave fun!", "def f(): pass"),
-        ("\n```\ndef f(): pass\n```", "def f(): pass"),
-        ("  ", ""),
-    ],
+    TABLES["code_of_an_answer"],
 )
 def test_code_of_an_answer(answer, code):
     assert code_of(answer) == code

@@ -15,21 +15,13 @@ from loop_recipes.verbs import try_tasks
 from loop_recipes.verbs.recipes import train as train_verb
 from loop_recipes.verbs.try_tasks import main as try_verb
 from support.small_runs import write_logs
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 pytestmark = pytest.mark.fault("a file whose reward is a judge")
 MODEL = str(loop_package("tiny_policy"))
-JUDGED = """
-from agent_environments.tools import reward
-
-@reward
-async def polite(question, answer, judge):
-    return float(await judge(f"Is this a polite answer to {question!r}, 0 or 1? {answer}"))
-
-def solve(task):
-    return "Hello, and thank you!"
-
-TASKS = [{"id": f"greet{n}", "question": f"Greet guest {n}."} for n in range(4)]
-"""
+JUDGED = TABLES["judged"]
 
 
 @pytest.fixture(autouse=True)
@@ -94,13 +86,7 @@ def test_without_a_judge_the_line_says_how_to_name_one(judged, verb, capsys):
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [
-        (["node.environment.judge.url=ftp://x", "node.environment.judge.model=j"], "judge.url "),
-        (["node.environment.judge.url=http://x"], "missing key 'judge.model'"),
-        (["node.environment.judge.url=http://x", "node.environment.judge.model=j"], "OPENAI_API_KEY, or api_key_env"),
-        (["node.environment.name=counter"], "node.environment: its module is "),
-        (["node.environment.jugde.url=http://x"], "jugde"),
-    ],
+    TABLES["a_mistake_is_one_line"],
 )
 def test_a_mistake_is_one_line(judged, words, message, capsys, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from loop_contrib.rft.solved import Found, SolvedSearch, search
-from loop_formats.collection_request import CollectionEnd, Limits, LostRollout
+from loop_formats.collection_request import Limits, LostRollout
 from loop_formats.run_files import find_logs, read_rollouts
 from loop_formats.schema import ConfigError
-from loop_recipes.rollouts.source import Collected, NoRollouts
+from loop_recipes.rollouts.source import NoRollouts
 from rollout_server.client import CollectionFailed
+from support.fake_node import collected
 from support.small_runs import stored_rollout
 
 TASKS = ["task_1", "task_2", "task_3"]
@@ -32,7 +33,7 @@ class Source:
             stored_rollout(request.id, task, 0, 0, float(SOLVED_AT.get((temperature, task)) == attempt), 50, attempt)
             for task in request.tasks
         ]
-        return Collected(rollouts, CollectionEnd("complete", len(rollouts), 0, 0, {}, 0.0), 0.0)
+        return collected(rollouts)
 
 
 def wanted(**changes):
@@ -67,12 +68,12 @@ class Losing(Source):
         self.lost = lost
 
     def read(self, request):
-        collected = super().read(request)
+        found = super().read(request)
         lost = [LostRollout(task, 0, "server_error", "boom") for task in request.tasks if task in self.lost]
-        end = replace(collected.end, lost=lost)
+        end = replace(found.end, lost=lost)
         if len(lost) == len(request.tasks):
             raise CollectionFailed("all are lost", end)
-        return replace(collected, rollouts=[r for r in collected.rollouts if r.task_id not in self.lost], end=end)
+        return replace(found, rollouts=[r for r in found.rollouts if r.task_id not in self.lost], end=end)
 
 
 def test_a_task_that_is_always_lost_ends_nothing_until_all_are(tmp_path, caplog):

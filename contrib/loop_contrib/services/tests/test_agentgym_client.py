@@ -13,6 +13,9 @@ from loop_contrib.services.server import EnvironmentServer
 from loop_contrib.services.service_pool import TOKEN_VARIABLE
 from support.adapter_support import word_spans
 from support.episodes import open_pool, play_steps
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 TASK = "reach12_1"
 ACTION = "```python\nadd(9)\n```"
@@ -104,18 +107,7 @@ async def test_rewards_on_another_scale_are_told_of(caplog):
 
 @pytest.mark.parametrize(
     ("options", "rewards", "reward"),
-    [
-        ({}, [0.5, 0.25, 0.25], 0.25),
-        ({"rewards": "sum"}, [0.5, 0.25, 0.25], 1.0),
-        ({"rewards": "sum"}, [1, 1, 0], 1.0),
-        ({"rewards": "sum", "scale": [0, 4]}, [1, 1, 0], 0.5),
-        ({"scale": [-1, 1]}, [0, 0, -1], 0.0),
-        ({"scale": [-1, 1]}, [0, 0, 0], 0.5),
-        ({"scale": [0, 100]}, [0, 10, 50], 0.5),
-        ({"rewards": "sum", "scale": [0, 100]}, [40, None, 60], 1.0),
-        ({"rewards": "sum"}, [None, 0.5, None], 0.5),
-        ({"scale": [0, 100]}, [0, 10, 500], 1.0),
-    ],
+    TABLES["rewards_are_the_last_or_their_sum_on_a_scale"],
 )
 async def test_rewards_are_the_last_or_their_sum_on_a_scale(options, rewards, reward):
     given = iter(rewards)
@@ -131,15 +123,7 @@ async def test_rewards_are_the_last_or_their_sum_on_a_scale(options, rewards, re
 
 @pytest.mark.parametrize(
     ("shown", "text"),
-    [
-        ("a", "a"),
-        (None, ""),
-        ({"role": "user", "content": "a"}, "a"),
-        ([{"role": "user", "content": "a"}, {"content": [{"type": "text", "text": "b"}]}], "a\nb"),
-        (["a", "b"], "a\nb"),
-        ({"board": [1, 2]}, '{"board": [1, 2]}'),
-        (3, "3"),
-    ],
+    TABLES["what_a_service_shows_becomes_a_text"],
 )
 async def test_what_a_service_shows_becomes_a_text(shown, text):
     """Its fields of our names are its own: TextArena's ``messages`` are no opening of ours."""

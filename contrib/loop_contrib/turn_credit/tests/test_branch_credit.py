@@ -9,9 +9,10 @@ from loop_contrib.turn_credit.branch_credit import branch_credits, value_changes
 from loop_formats.collection_request import CollectionEnd, Limits, Sampling
 from loop_recipes.rollouts.branching import HowToSample
 from loop_recipes.rollouts.node_source import NodeSource
-from loop_recipes.rollouts.source import Collected, NoRollouts
+from loop_recipes.rollouts.source import NoRollouts
 from rollout_server.client import CollectionFailed
 from support.counter_node import counter_request, local_node
+from support.fake_node import FixedNode, collected
 from support.small_runs import stored_rollout
 from support.waiting import COMMAND_S, DEADLINE_S
 
@@ -53,18 +54,14 @@ def test_the_requests_of_a_part_share_one_deadline(monkeypatch):
     rollouts = [with_texts(stored_rollout("c", "task_1", index, index, 1.0, 97, index)) for index in range(2)]
     clock, given = [100.0], []
 
-    class Slow:
-        def start(self, request):
-            pass
-
-        def read(self, request, deadline_s):
-            given.append(deadline_s)
-            clock[0] += 40.0
-            return Collected([], CollectionEnd("complete", 0, 0, 0, {}, 0.0), 0.0)
+    def slow(request, deadline_s):
+        given.append(deadline_s)
+        clock[0] += 40.0
+        return collected([])
 
     monkeypatch.setattr(branch_credit.running_time, "now", lambda: clock[0])
     how = {version: HowToSample(1, version, Sampling(), Limits()) for version in range(2)}
-    branch_credits(Slow(), rollouts, how, "graded", deadline_s=60.0)
+    branch_credits(FixedNode(slow), rollouts, how, "graded", deadline_s=60.0)
     assert given == [60.0, 20.0]
 
 
@@ -77,16 +74,6 @@ async def test_a_read_has_the_shorter_deadline(policy, tmp_path, monkeypatch):
         await local.call(source.start, request)
         with pytest.raises(NoRollouts, match=r"had 0 of 12 rollouts after 0 s \(what was left of its deadline\)"):
             await local.call(source.read, request, 0.3)
-
-
-class Failing:
-    """A source whose collections all fail."""
-
-    def start(self, request):
-        pass
-
-    def read(self, request, deadline_s):
-        raise CollectionFailed("too many attempts failed", CollectionEnd("failed", 0, 0, 0, {}, 0.0))
 
 
 async def test_credits_are_the_differences_of_the_known_values(policy, tmp_path):
@@ -104,4 +91,5 @@ async def test_credits_are_the_differences_of_the_known_values(policy, tmp_path)
     # Whoever finishes at 0, 3, 6 or 9 is paid 0.5, 0.5, 1 or 0.75; these four turns end at 12, unfinished, with 0.5.
     assert graded == {rollout.rollout_id: [0.0, 0.5, -0.25, -0.25] for rollout in rollouts}
     assert unpaid == {rollouts[0].rollout_id: [0.0, 0.5, -0.25, -0.75]}
-    assert branch_credits(Failing(), rollouts, how, "graded") == {}, "they keep the one advantage of the rollout"
+    failing = FixedNode(CollectionFailed("too many attempts failed", CollectionEnd("failed", 0, 0, 0, {}, 0.0)))
+    assert branch_credits(failing, rollouts, how, "graded") == {}, "they keep the one advantage of the rollout"

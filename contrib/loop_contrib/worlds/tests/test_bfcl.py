@@ -16,7 +16,10 @@ from loop_contrib.worlds.bfcl import BfclPool
 from loop_contrib.worlds.pool import WorldKind
 from support.adapter_support import word_spans
 from support.episodes import open_pool, play_steps
+from support.texts import texts_beside
 from support.tool_modules import call
+
+TABLES = texts_beside(__file__)
 
 FAKE = Path(__file__).parents[3] / "tests" / "contrib_support" / "fake_bfcl"
 KINDS = ("base", "long-context", "miss-func", "miss-param")
@@ -79,13 +82,7 @@ async def test_a_function_that_was_withheld_comes_with_a_message_of_the_user(poo
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        {"thing=1,x": "1"},
-        {"thing=__import__('os').system('touch /tmp/x'),y": 1},
-        {"lambda": 1},
-        {"": 1},
-        {"a b": 1},
-    ],
+    TABLES["names_that_are_none_are_never_evaluated"],
 )
 async def test_names_that_are_none_are_never_evaluated(pool, arguments):
     message = "<tool_call>\n" + json.dumps({"name": "put", "arguments": arguments}) + "\n</tool_call>"

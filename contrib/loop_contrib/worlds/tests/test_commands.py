@@ -1,20 +1,14 @@
 import pytest
 
 from loop_contrib.worlds.commands import command_of, message_of
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 
 @pytest.mark.parametrize(
     ("message", "command"),
-    [
-        ("look", "look"),
-        ("I shall look.\nAction: look around ", "look around"),
-        ("Thought: a\nAction: one\nthen\naction:two\n", "two"),
-        ("I think.\n\nlook\n", "look"),
-        ("Action:", ""),
-        ("", ""),
-        (" \n\n", ""),
-        ("The reaction: none\ngo", "go"),
-    ],
+    TABLES["the_command_of_a_message"],
 )
 def test_the_command_of_a_message(message, command):
     assert command_of(message) == command

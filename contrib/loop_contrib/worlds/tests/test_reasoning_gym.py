@@ -16,16 +16,12 @@ from loop_contrib.worlds.pool import WorldKind
 from loop_contrib.worlds.reasoning_gym import ReasoningGymPool
 from support.adapter_support import word_spans
 from support.interpreters import with_packages
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 FAKE = Path(__file__).parents[3] / "tests" / "contrib_support" / "fake_reasoning_gym"
-ASK_THE_PACKAGE = """
-import json, sys, reasoning_gym
-name, size, answers = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
-dataset = reasoning_gym.create_dataset(name, size=size, seed=42)
-entries = [dataset[number] for number in range(size)]
-scores = [[dataset.score_answer(answer=said, entry=entry) for said in [entry["answer"], *answers]] for entry in entries]
-print(json.dumps({"entries": [(entry["question"], entry["answer"]) for entry in entries], "scores": scores}))
-"""
+ASK_THE_PACKAGE = TABLES["ask_the_package"]
 
 
 @dataclass(frozen=True)
@@ -133,37 +129,14 @@ async def test_every_draw_of_a_task_is_the_same(opened):
 
 @pytest.mark.parametrize(
     ("options", "shown"),
-    [
-        ({"order": "DOWN"}, "(<Order.DOWN: 'descending'>, None, [], None)"),
-        ({"order": "ascending"}, "(<Order.UP: 'ascending'>, None, [], None)"),
-        ({"since": "2026-01-02"}, "(<Order.UP: 'ascending'>, datetime.date(2026, 1, 2), [], None)"),
-        (
-            {"parts": [{"name": "a", "weight": 2.0}, {"name": "b"}]},
-            "(<Order.UP: 'ascending'>, None, [Part(name='a', weight=2.0), Part(name='b', weight=1.0)], None)",
-        ),
-        (
-            {"orders": ["up", "descending"]},
-            "(<Order.UP: 'ascending'>, None, [], [<Order.UP: 'ascending'>, <Order.DOWN: 'descending'>])",
-        ),
-    ],
+    TABLES["options_that_are_objects_are_written_as_json"],
 )
 async def test_options_that_are_objects_are_written_as_json(opened, options, shown):
     (_, user), *_ = await answered(await opened(dataset="shown", options=options), "shown_0", "")
     assert user.content == shown
 
 
-HOSTILE = [
-    "open({file!r}, 'w').write('x')",
-    "__import__('os').system('touch {file}')",
-    "__import__('subprocess').run(['touch', {file!r}]).returncode + 1",
-    "__import__('pathlib').Path({file!r}).touch() or 1",
-    "__import__('os').mkdir({file!r}) or 1",
-    "__import__('os').fork() + 1",
-    "__import__('socket').socket() and 1",
-    "__import__('os').kill(__import__('os').getppid(), 0) or 1",
-    "len(open('/proc/self/environ').read())",
-    "__import__('os').symlink('/etc', {file!r}) or 1",
-]
+HOSTILE = TABLES["hostile"]
 
 
 @pytest.mark.parametrize("code", HOSTILE)

@@ -20,7 +20,10 @@ from loop_recipes.config.rollout_node import described_node
 from support.adapter_support import word_spans
 from support.episodes import begun_episode, play_steps
 from support.processes import write_program
+from support.texts import texts_beside
 from support.tool_modules import call
+
+TABLES = texts_beside(__file__)
 
 REFERENCE = Path(__file__).parents[3] / "tests" / "contrib_support" / "tau2_reference.py"
 STOP = "###STOP###"
@@ -63,13 +66,7 @@ async def airline(user):
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [
-        ({"domain": "hotel"}, "domain: there is no 'hotel'; there are airline, retail, telecom"),
-        ({"domain": "airline"}, "user: airline needs a user"),
-        ({"domain": "retail", "user": None}, "user: retail needs a user"),
-        ({"domain": "airline", "user": {"url": "nowhere", "model": "m"}}, r"user\.url 'nowhere' must begin with http"),
-        ({"domain": "telecom", "user": {"model": "m"}}, r"missing key 'user\.url'"),
-    ],
+    TABLES["what_is_no_such_world"],
 )
 def test_what_is_no_such_world(options, words):
     with pytest.raises(ValueError, match=words):

@@ -5,17 +5,12 @@ import random
 from agent_environments.protocol import Message
 from loop_contrib.worlds.world_words import WORDS
 from loop_recipes.warm_start.demonstration import Demonstration
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 BABYAI, TEXTWORLDEXPRESS = WORDS["babyai"], WORDS["textworldexpress"]
-ROOM = """\
-Instruction: go to a red ball
-
-You see:
-- grey ball left 2
-- red ball ahead 1, left 2
-- red ball ahead 3
-Free cells ahead: 6, then a wall.
-You carry: nothing."""
+ROOM = TABLES["room"]
 
 
 def test_a_thought_in_babyai_says_what_decides():

@@ -8,6 +8,9 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from support.open_session import HELLO, OpenSession
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 ADD = {"type": "function", "name": "add", "description": "Add.", "parameters": {"type": "object", "properties": {}}}
 CALLS = 'So.\n<tool_call>{"name": "add", "arguments": {"n":1}}</tool_call><tool_call>{"name": "add", "arguments": {}}'
@@ -132,15 +135,7 @@ async def test_wishes_are_recorded(opened):
 
 @pytest.mark.parametrize(
     ("given", "options", "why"),
-    [
-        ([], {}, "at least one item"),
-        ([{"type": "computer_call", "id": "x"}], {}, "input.0. is of type 'computer_call'"),
-        ([{"type": "item_reference", "id": "msg_7"}], {}, "no item 'msg_7' in this episode"),
-        ("x", {"previous_response_id": "resp_7"}, "no response 'resp_7' in this episode"),
-        ("x", {"conversation": "conv_1"}, "conversation, prompt and background"),
-        ([{"role": "developer", "content": [{"type": "input_image", "image_url": "x"}]}], {}, "reads text only"),
-        ([{"type": "function_call", "name": "f", "arguments": "1", "call_id": "c"}], {}, "a JSON object"),
-    ],
+    TABLES["what_cannot_be_done_is_refused"],
 )
 async def test_what_cannot_be_done_is_refused(opened, given, options, why):
     with pytest.raises(openai.APIStatusError, match=why) as refused:

@@ -89,6 +89,12 @@ class SpokenRecord:
         self.mask.extend([False] * len(token_ids))
         self.sampler_logprobs.extend([0.0] * len(token_ids))
 
+    def append_sampled(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
+        """Append ids that the policy sampled with these log-probs."""
+        self.token_ids.extend(token_ids)
+        self.mask.extend([True] * len(token_ids))
+        self.sampler_logprobs.extend(logprobs)
+
 
 class PolicyClient(Protocol):
     """The agent of one episode. Calls come one at a time: begin, then speak and hear in turn, and begin again where the

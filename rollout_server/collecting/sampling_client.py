@@ -74,9 +74,7 @@ class SamplingClient:
         version, generation = await self._sampler.sample(self._episode_id, sequence.token_ids, seed)
         start = self._turn_start = len(sequence.token_ids)
         turn = tokens.read(sequence.token_ids, generation.token_ids, bool(self._tools))
-        sequence.token_ids.extend(generation.token_ids)
-        sequence.mask.extend([True] * len(generation.token_ids))
-        sequence.sampler_logprobs.extend(generation.logprobs)
+        sequence.append_sampled(generation.token_ids, generation.logprobs)
         self._messages.append(ChatMessage("assistant", turn.answer, reasoning=turn.reasoning))
         return PolicyTurn(
             text=turn.answer,

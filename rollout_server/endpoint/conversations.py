@@ -27,6 +27,7 @@ from loop_formats.rollout import Turn
 from loop_plumbing.sanitize import printable
 from model_families.chat.format import ChatFormat, ReadTurn
 from model_families.chat.messages import ChatMessage, Tools, as_texts
+from rollout_server.collecting.policy_client import SpokenRecord
 from rollout_server.inference.router import Generation
 
 EDITS = {
@@ -85,12 +86,9 @@ class _SampledTurn:
 
 
 @dataclass(frozen=True)
-class Segment:
+class Segment(SpokenRecord):
     """One sequence; the fields are those of :class:`~loop_formats.rollout.Rollout`."""
 
-    token_ids: list[int] = field(default_factory=list)
-    mask: list[bool] = field(default_factory=list)
-    sampler_logprobs: list[float] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     messages: list[dict[str, str]] = field(default_factory=list)
 
@@ -299,17 +297,15 @@ def _offered(tools: Tools) -> str:
 def _segment(path: Sequence[_SampledTurn], recorded: set[_SampledTurn]) -> Segment:
     segment = Segment()
     for sampled in path:
-        _append_context(segment, sampled.between)
+        segment.append_context(sampled.between)
         segment.messages.extend({"role": role, "content": text} for role, text in sampled.said)
         segment.messages.append(sampled.turn.message)
         generation = sampled.generation
         if sampled in recorded:
-            _append_context(segment, generation.token_ids)
+            segment.append_context(generation.token_ids)  # which this sequence does not train on
             continue
         start = len(segment.token_ids)
-        segment.token_ids.extend(generation.token_ids)
-        segment.mask.extend([True] * len(generation.token_ids))
-        segment.sampler_logprobs.extend(generation.logprobs)
+        segment.append_sampled(generation.token_ids, generation.logprobs)
         segment.turns.append(
             Turn(
                 start=start,
@@ -326,10 +322,3 @@ def _segment(path: Sequence[_SampledTurn], recorded: set[_SampledTurn]) -> Segme
             )
         )
     return segment
-
-
-def _append_context(segment: Segment, token_ids: Sequence[int]) -> None:
-    """Ids that this sequence does not train on."""
-    segment.token_ids.extend(token_ids)
-    segment.mask.extend([False] * len(token_ids))
-    segment.sampler_logprobs.extend([0.0] * len(token_ids))

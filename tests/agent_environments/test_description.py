@@ -137,10 +137,7 @@ def test_a_pattern_that_groups_nothing_or_may_take_for_ever_is_refused_at_once_i
         Description.from_dict({"group_pattern": pattern})
 
 
-@pytest.mark.parametrize(
-    ("pattern", "task", "group"),
-    TABLES["ordinary_patterns_name_groups"],
-)
+@pytest.mark.parametrize(("pattern", "task", "group"), TABLES["ordinary_patterns_name_groups"])
 def test_ordinary_patterns_name_groups(pattern, task, group):
     assert Description(group_pattern=pattern).group_of(task) == group
 

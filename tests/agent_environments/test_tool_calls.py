@@ -41,10 +41,7 @@ def test_consecutive_results_share_a_turn():
     assert render_tool_response("3", "done") == RENDERED_ANSWER
 
 
-@pytest.mark.parametrize(
-    "text",
-    TEXTS["lenient_where_the_meaning_is_clear"],
-)
+@pytest.mark.parametrize("text", TEXTS["lenient_where_the_meaning_is_clear"])
 def test_lenient_where_the_meaning_is_clear(text):
     assert parse_tool_calls(text) == [ToolCall("finish", {})]
 

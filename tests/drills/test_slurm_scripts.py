@@ -190,8 +190,7 @@ SITES = pytest.mark.fault("a Slurm site that is not as the tests' cluster")
 
 @SITES
 @pytest.mark.parametrize(
-    ("nodes", "trainers", "processors", "on"),
-    TABLES["the_last_nodes_train_as_one_job_and_the_others_sample"],
+    ("nodes", "trainers", "processors", "on"), TABLES["the_last_nodes_train_as_one_job_and_the_others_sample"]
 )
 def test_the_last_nodes_train_as_one_job_and_the_others_sample(programs, tmp_path, nodes, trainers, processors, on):
     """Each with all processors that it has."""

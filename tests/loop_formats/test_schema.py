@@ -92,10 +92,7 @@ def test_a_node_reads_what_its_parent_wrote(tmp_path):
 @pytest.mark.attack
 @pytest.mark.fault("a key of the environment is written into the files of a run")
 @pytest.mark.parametrize("key", ["sk-0123456789", "1", "${oc.env:HOME}", "a'b\"c: #"])
-@pytest.mark.parametrize(
-    ("given", "written"),
-    TABLES["a_value_of_the_environment_is_written_by_its_name"],
-)
+@pytest.mark.parametrize(("given", "written"), TABLES["a_value_of_the_environment_is_written_by_its_name"])
 def test_a_value_of_the_environment_is_written_by_its_name(tmp_path, monkeypatch, given, written, key):
     monkeypatch.setattr("rollout_server.config._from_environment", {})
     monkeypatch.setenv("MY_KEY", key)

@@ -12,10 +12,7 @@ TABLES = texts_beside(__file__)
 KNOWN = ["tiny_cpu", "qwen2_5_7b", "qwen3_8b", "qwen3_14b", "qwen3_32b", "ppo_critic", "dpo", "grpo", "method trees"]
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    TABLES["a_name_may_be_written_otherwise_begun_turned_round_or_misspelt"],
-)
+@pytest.mark.parametrize(("name", "meant"), TABLES["a_name_may_be_written_otherwise_begun_turned_round_or_misspelt"])
 def test_a_name_may_be_written_otherwise_begun_turned_round_or_misspelt(name, meant):
     assert similar_names(name, KNOWN) == meant
 

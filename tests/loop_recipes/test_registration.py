@@ -133,8 +133,7 @@ def editable(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.fault("a checkout that was moved: no program of the environment imports torch")
 @pytest.mark.parametrize(
-    ("lost", "program", "hooks", "said"),
-    TABLES["torch_is_imported_whatever_becomes_of_the_checkout"],
+    ("lost", "program", "hooks", "said"), TABLES["torch_is_imported_whatever_becomes_of_the_checkout"]
 )
 def test_torch_is_imported_whatever_becomes_of_the_checkout(editable, lost, program, hooks, said):
     checkout, installed = editable

@@ -151,10 +151,7 @@ def test_what_is_logged(monkeypatch):
     assert shown == 2 * f"{summary}\n"
 
 
-@pytest.mark.parametrize(
-    ("done", "total", "facts", "cells"),
-    TABLES["a_bar_has_ten_cells_or_none"],
-)
+@pytest.mark.parametrize(("done", "total", "facts", "cells"), TABLES["a_bar_has_ten_cells_or_none"])
 def test_a_bar_has_ten_cells_or_none(done, total, facts, cells):
     with Bar(total=total, doing="collecting", disable=False) as bar:
         bar.dynamic_ncols, bar.ncols, bar.n, bar.facts = None, 80, done, facts

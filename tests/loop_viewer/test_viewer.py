@@ -446,10 +446,7 @@ def test_export_refuses_what_is_too_large_and_leaves_nothing(run_folder, tmp_pat
     assert file.exists()
 
 
-@pytest.mark.parametrize(
-    ("wanted", "chosen"),
-    TABLES["an_export_takes_what_the_page_calls_a_collection"],
-)
+@pytest.mark.parametrize(("wanted", "chosen"), TABLES["an_export_takes_what_the_page_calls_a_collection"])
 def test_an_export_takes_what_the_page_calls_a_collection(run_folder, tmp_path, wanted, chosen):
     logs = tmp_path / "node/collections"
     logs.mkdir(parents=True)

@@ -50,10 +50,7 @@ def test_each_way_of_thinking_is_that_of_the_template(tmp_path):
         assert check_model(tmp_path, [f"node.model.{word}" for word in words]) == tmp_path
 
 
-@pytest.mark.parametrize(
-    ("changes", "name", "positions"),
-    TABLES["a_window_is_a_bound_of_the_context"],
-)
+@pytest.mark.parametrize(("changes", "name", "positions"), TABLES["a_window_is_a_bound_of_the_context"])
 def test_a_window_is_a_bound_of_the_context(tmp_path, changes, name, positions):
     from model_families.opening import check_positions, open_weights
     from support.model_folders import CHATML, CHATML_WORDS
@@ -95,10 +92,7 @@ def test_a_template_is_rendered_as_transformers_does_it(tmp_path):
         assert ChatTemplate(tmp_path).render(messages, tools) == expected
 
 
-@pytest.mark.parametrize(
-    "text",
-    TABLES["a_template_is_a_strangers_program"],
-)
+@pytest.mark.parametrize("text", TABLES["a_template_is_a_strangers_program"])
 def test_a_template_is_a_strangers_program(tmp_path, text):
     from model_families.chat.template import ChatTemplate
 

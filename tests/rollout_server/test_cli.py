@@ -27,8 +27,7 @@ LIMITED = TABLES["limited"]
 
 
 @pytest.mark.parametrize(
-    ("soft", "hard", "raised", "said"),
-    TABLES["the_limit_of_open_files_is_raised_to_what_the_episodes_need"],
+    ("soft", "hard", "raised", "said"), TABLES["the_limit_of_open_files_is_raised_to_what_the_episodes_need"]
 )
 def test_the_limit_of_open_files_is_raised_to_what_the_episodes_need(soft, hard, raised, said):
     program = [sys.executable, "-c", LIMITED.format(soft=soft, hard=hard)]

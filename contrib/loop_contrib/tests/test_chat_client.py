@@ -82,10 +82,7 @@ async def test_a_completion_in_any_of_its_forms(body, text):
         assert (len(asked), client.completions) == (1, 1)
 
 
-@pytest.mark.parametrize(
-    ("call", "read"),
-    TABLES["calls_of_tools_in_any_of_their_forms"],
-)
+@pytest.mark.parametrize(("call", "read"), TABLES["calls_of_tools_in_any_of_their_forms"])
 async def test_calls_of_tools_in_any_of_their_forms(call, read):
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     async with answering((200, {"choices": [{"message": message}]})) as (client, _):

@@ -61,10 +61,7 @@ def test_arguments_come_as_the_hints_say():
     assert draw.run(arguments, None) == "1.0 line None"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    TABLES["wrong_arguments_are_named"],
-)
+@pytest.mark.parametrize(("arguments", "complaint"), TABLES["wrong_arguments_are_named"])
 def test_wrong_arguments_are_named(arguments, complaint):
     with pytest.raises(WrongArguments, match=complaint):
         draw.check(arguments)

@@ -111,10 +111,7 @@ async def test_a_reward_that_gives_no_numbers_is_named_and_breaks_no_run(tmp_pat
 
 @pytest.mark.attack
 @pytest.mark.fault("one answer takes the reward from all others of its group")
-@pytest.mark.parametrize(
-    ("body", "why"),
-    TEXTS["an_answer_that_breaks_a_reward_of_the_group_costs_its_own_rollout"],
-)
+@pytest.mark.parametrize(("body", "why"), TEXTS["an_answer_that_breaks_a_reward_of_the_group_costs_its_own_rollout"])
 async def test_an_answer_that_breaks_a_reward_of_the_group_costs_its_own_rollout(tmp_path, body, why):
     length = "\n@reward(weight=0)\ndef length(answer):\n    assert answer\n    return len(answer)\n"
     odd = f"\n@reward(group=True)\ndef odd({'rewards' if 'rewards' in body else 'answers'}):\n    {body}\n"
@@ -223,10 +220,7 @@ def test_a_function_may_take_its_time(alarm):
 
 
 @pytest.mark.fault("a parameter of a reward without the name that was meant")
-@pytest.mark.parametrize(
-    ("source", "why"),
-    TEXTS["a_file_whose_reward_cannot_be_called_is_refused"],
-)
+@pytest.mark.parametrize(("source", "why"), TEXTS["a_file_whose_reward_cannot_be_called_is_refused"])
 def test_a_file_whose_reward_cannot_be_called_is_refused(tmp_path, source, why):
     with pytest.raises(ValueError, match=why):
         pool_of(tmp_path, source)

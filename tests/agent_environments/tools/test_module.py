@@ -48,10 +48,7 @@ def test_what_is_wrong_is_one_line(tmp_path, change, complaint):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    TABLES["a_module_that_ends_the_interpreter_or_breaks_is_one_line"],
-)
+@pytest.mark.parametrize(("line", "said"), TABLES["a_module_that_ends_the_interpreter_or_breaks_is_one_line"])
 def test_a_module_that_ends_the_interpreter_or_breaks_is_one_line(tmp_path, line, said):
     path = write(tmp_path, f"# mine\n{line}\n", "ends")
     with pytest.raises(ValueError, match=rf"module {path} cannot be imported: {said} \({path}:2\)") as caught:
@@ -76,10 +73,7 @@ def test_a_module_that_is_not_there_and_a_method_outside_a_class(tmp_path):
 
 
 @pytest.mark.fault("a tool or a reward that another decorator hid")
-@pytest.mark.parametrize(
-    ("source", "complaint"),
-    TABLES["what_another_decorator_hides_is_named"],
-)
+@pytest.mark.parametrize(("source", "complaint"), TABLES["what_another_decorator_hides_is_named"])
 def test_what_another_decorator_hides_is_named(tmp_path, source, complaint):
     imports = "from functools import cache\nfrom agent_environments.tools import reply, reward, tool\n"
     with pytest.raises(ValueError, match=f": one is hidden by the decorator {complaint}$"):

@@ -138,9 +138,6 @@ def test_a_question_that_is_no_text_is_refused(tmp_path, question):
         load_module(write(tmp_path, REWARD.format("answer") + f'TASKS = [{{"question": {question}}}]'))
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    TABLES["an_answer_keeps_the_indentation_of_code"],
-)
+@pytest.mark.parametrize(("text", "answer"), TABLES["an_answer_keeps_the_indentation_of_code"])
 def test_an_answer_keeps_the_indentation_of_code(text, answer):
     assert environment.as_answer(text) == answer

@@ -52,10 +52,7 @@ def server(level: str, readable: tuple[str, ...] = ("/usr/lib",)):
     return {"level": level, "landlock": 7, "readable": readable}
 
 
-@pytest.mark.parametrize(
-    ("level", "contained", "said"),
-    TABLES["a_level_below_bubblewrap_is_one_warning"],
-)
+@pytest.mark.parametrize(("level", "contained", "said"), TABLES["a_level_below_bubblewrap_is_one_warning"])
 def test_a_level_below_bubblewrap_is_one_warning(dataset, caplog, level, contained, said):
     pool = pool_of(dataset, sandbox_minimum="none")
     pool._no_bubblewrap = "" if contained else f"bubblewrap is not installed: {bubblewrap.INSTALL}"

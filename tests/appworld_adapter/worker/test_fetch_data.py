@@ -58,10 +58,7 @@ def test_data_is_not_lost_whatever_the_process_dies_at(tmp_path, monkeypatch):
     assert [path.name for path in root.parent.iterdir()] == ["appworld"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    TABLES["whatever_is_not_verified_leaves_everything_as_it_was"],
-)
+@pytest.mark.parametrize(("options", "message"), TABLES["whatever_is_not_verified_leaves_everything_as_it_was"])
 def test_whatever_is_not_verified_leaves_everything_as_it_was(tmp_path, options, message):
     root = tmp_path / "worlds" / "appworld"
     (root / "data").mkdir(parents=True)

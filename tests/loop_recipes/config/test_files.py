@@ -219,10 +219,7 @@ def test_a_misspelt_key_is_refused_wherever_it_stands(tmp_path):
         read_config(compose("tiny_cpu", ["splt=dev"], "eval_appworld"), EvalConfig)
 
 
-@pytest.mark.parametrize(
-    "words",
-    TABLES["words_are_merged_as_torchtune_merges_them"],
-)
+@pytest.mark.parametrize("words", TABLES["words_are_merged_as_torchtune_merges_them"])
 def test_words_are_merged_as_torchtune_merges_them(words):
     keys = plain(compose("qwen2_5_32b"))
     assert compose("qwen2_5_32b", words) == _merge_yaml_and_cli_args(Namespace(**keys), words)

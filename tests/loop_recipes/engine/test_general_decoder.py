@@ -290,10 +290,7 @@ def _leak(monkeypatch):
     monkeypatch.setattr(general_decoder_module, "_by_document", lambda mixer: None)
 
 
-@pytest.mark.parametrize(
-    ("kind", "wrong", "where"),
-    TABLES["the_first_look_refuses_what_is_not_exact"],
-)
+@pytest.mark.parametrize(("kind", "wrong", "where"), TABLES["the_first_look_refuses_what_is_not_exact"])
 def test_the_first_look_refuses_what_is_not_exact(kind, wrong, where, tmp_path, monkeypatch):
     if wrong is None:
         _leak(monkeypatch)

@@ -248,8 +248,7 @@ def test_compare_evals_pools_seeds_with_an_interval_that_knows_of_them(tmp_path)
 
 @pytest.mark.fault(PART)
 @pytest.mark.parametrize(
-    ("words", "refusal"),
-    TABLES["compare_evals_takes_no_evaluation_for_two_and_no_runs_for_others"],
+    ("words", "refusal"), TABLES["compare_evals_takes_no_evaluation_for_two_and_no_runs_for_others"]
 )
 def test_compare_evals_takes_no_evaluation_for_two_and_no_runs_for_others(tmp_path, capsys, words, refusal):
     made = {"x": ["+---"], "copy": ["+---"], "y": ["-+--"], "z": ["--+-"], "long": ["++--", "+---"]}

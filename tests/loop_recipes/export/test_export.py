@@ -176,10 +176,7 @@ def test_a_tokenizer_that_others_would_replace_is_read_as_it_is_written(tmp_path
     assert (f"--tokenizer {done.folder}" in done.serve[0]) == (merge is None)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    TABLES["what_cannot_be_exported_is_one_line"],
-)
+@pytest.mark.parametrize(("words", "said"), TABLES["what_cannot_be_exported_is_one_line"])
 def test_what_cannot_be_exported_is_one_line(tmp_path, capsys, monkeypatch, words, said):
     run = write_run(tmp_path)
     monkeypatch.chdir(tmp_path)

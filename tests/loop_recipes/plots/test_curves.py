@@ -186,10 +186,7 @@ def test_a_run_that_has_only_begun_is_named_and_the_others_are_drawn(tmp_path, c
         assert capsys.readouterr().err == f"loop plot: {empty}: no iteration has ended yet, left out\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "meant"),
-    TABLES["what_is_no_run_names_those_that_are_meant"],
-)
+@pytest.mark.parametrize(("words", "meant"), TABLES["what_is_no_run_names_those_that_are_meant"])
 def test_what_is_no_run_names_those_that_are_meant(tmp_path, capsys, monkeypatch, words, meant):
     for name in ("a", "b", "demo", "sweep/c"):
         write_run(tmp_path / "runs" / name, [0.1])

@@ -292,10 +292,7 @@ def test_thinking_that_is_off_is_left_out_and_said(tmp_path):
     assert found.notes == ["the thinking of 2 of 2 turns (100%) is not learned: the model has its thinking off"]
 
 
-@pytest.mark.parametrize(
-    ("weights", "turns", "kept"),
-    TABLES["a_turn_has_the_weight_of_its_message"],
-)
+@pytest.mark.parametrize(("weights", "turns", "kept"), TABLES["a_turn_has_the_weight_of_its_message"])
 def test_a_turn_has_the_weight_of_its_message(tmp_path, chat, weights, turns, kept):
     first, second = ({**SAY, "weight": weight} for weight in weights)
     [rollout] = read(tmp_path, chat, {"messages": [SYSTEM, SYSTEM, ASK, first, ASK, second]}).rollouts

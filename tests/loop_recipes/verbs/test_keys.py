@@ -38,10 +38,7 @@ def test_keys_are_listed_by_their_beginning(capsys):
     assert all(line.startswith(("#", " ", "node.servers.max")) for line in printed if line)
 
 
-@pytest.mark.parametrize(
-    ("prefix", "key"),
-    TABLES["keys_of_a_component_are_those_that_a_config_sets"],
-)
+@pytest.mark.parametrize(("prefix", "key"), TABLES["keys_of_a_component_are_those_that_a_config_sets"])
 def test_keys_of_a_component_are_those_that_a_config_sets(prefix, key):
     lines = key_lines(prefix, 200)
     value = functools.reduce(lambda tree, part: tree[part], key.split("."), as_written(compose("tiny_cpu")))

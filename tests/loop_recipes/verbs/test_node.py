@@ -50,10 +50,7 @@ def test_neither_a_config_nor_a_file_is_refused(capsys):
     assert "loop node: error: give a config of loop_appworld, or a node's YAML with --file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("output_dir", "message"),
-    TABLES["a_node_without_a_folder_is_one_line"],
-)
+@pytest.mark.parametrize(("output_dir", "message"), TABLES["a_node_without_a_folder_is_one_line"])
 def test_a_node_without_a_folder_is_one_line(capsys, output_dir, message):
     with pytest.raises(SystemExit) as ended:
         main(["tiny_cpu", f"output_dir={output_dir}"])

@@ -143,9 +143,6 @@ def test_a_mistake_is_one_line(tmp_path, capsys):
         main([str(EXAMPLE), "--tasks", "0"])
 
 
-@pytest.mark.parametrize(
-    ("line", "action"),
-    TEXTS["a_line_is_a_call_or_a_text"],
-)
+@pytest.mark.parametrize(("line", "action"), TEXTS["a_line_is_a_call_or_a_text"])
 def test_a_line_is_a_call_or_a_text(line, action):
     assert as_action(line, 'tools: {"name": "guess"}') == action

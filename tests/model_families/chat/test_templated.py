@@ -325,17 +325,13 @@ def test_an_environments_texts_are_taken_apart(chats):
     assert chat.heard("1", [ADD]) == [ChatMessage("tool", "1")]
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    TABLES["an_aside_is_a_system_message_where_there_is_one"],
-)
+@pytest.mark.parametrize(("name", "text"), TABLES["an_aside_is_a_system_message_where_there_is_one"])
 def test_an_aside_is_a_system_message_where_there_is_one(chats, name, text):
     assert chats[name].decode(chats[name].aside("qw")) == text
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "why"),
-    TABLES["settings_that_do_not_fit_the_template_are_refused_in_one_line"],
+    ("name", "settings", "why"), TABLES["settings_that_do_not_fit_the_template_are_refused_in_one_line"]
 )
 def test_settings_that_do_not_fit_the_template_are_refused_in_one_line(folders, name, settings, why):
     with pytest.raises(ValueError, match=why) as raised:

@@ -154,10 +154,7 @@ async def test_sampling_is_the_policys_and_the_wish_is_recorded(running, opened)
     assert notes["calls"] == {"answered": 1, **{f"not_applied.{name}": 1 for name in notes["not_applied"]}}
 
 
-@pytest.mark.parametrize(
-    ("wish", "why"),
-    TABLES["what_cannot_be_done_is_refused"],
-)
+@pytest.mark.parametrize(("wish", "why"), TABLES["what_cannot_be_done_is_refused"])
 async def test_what_cannot_be_done_is_refused(opened, wish, why):
     with pytest.raises(openai.BadRequestError, match=why):
         await opened.ask(**wish)

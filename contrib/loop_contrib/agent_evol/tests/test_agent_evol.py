@@ -68,10 +68,7 @@ def test_the_set_grows_and_each_training_begins_at_the_base(monkeypatch, tmp_pat
     assert f"newest policy: {tmp_path}/round_02/trained/policies/policy-v0003" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    TABLES["what_a_later_step_would_refuse_is_said_before_the_first"],
-)
+@pytest.mark.parametrize(("words", "message"), TABLES["what_a_later_step_would_refuse_is_said_before_the_first"])
 def test_what_a_later_step_would_refuse_is_said_before_the_first(monkeypatch, tmp_path, capsys, words, message):
     played = Commands()
     assert run(monkeypatch, tmp_path / "out", played, *words) == 1

@@ -109,10 +109,7 @@ async def test_talk_before_the_start_or_after_the_end_is_a_fault(pool):
     assert pool.status().open_worlds == 0
 
 
-@pytest.mark.parametrize(
-    ("answer", "code"),
-    TABLES["code_of_an_answer"],
-)
+@pytest.mark.parametrize(("answer", "code"), TABLES["code_of_an_answer"])
 def test_code_of_an_answer(answer, code):
     assert code_of(answer) == code
 

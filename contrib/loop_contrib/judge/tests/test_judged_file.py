@@ -84,10 +84,7 @@ def test_without_a_judge_the_line_says_how_to_name_one(judged, verb, capsys):
     assert line.endswith("after the file as node.environment.judge.url=URL node.environment.judge.model=NAME")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    TABLES["a_mistake_is_one_line"],
-)
+@pytest.mark.parametrize(("words", "message"), TABLES["a_mistake_is_one_line"])
 def test_a_mistake_is_one_line(judged, words, message, capsys, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     assert try_verb([judged[0], *words]) == 1

@@ -105,10 +105,7 @@ async def test_rewards_on_another_scale_are_told_of(caplog):
     assert "gave the reward 8, and all beyond 0 and 1 count as these: set scale" in record.getMessage()
 
 
-@pytest.mark.parametrize(
-    ("options", "rewards", "reward"),
-    TABLES["rewards_are_the_last_or_their_sum_on_a_scale"],
-)
+@pytest.mark.parametrize(("options", "rewards", "reward"), TABLES["rewards_are_the_last_or_their_sum_on_a_scale"])
 async def test_rewards_are_the_last_or_their_sum_on_a_scale(options, rewards, reward):
     given = iter(rewards)
 
@@ -121,10 +118,7 @@ async def test_rewards_are_the_last_or_their_sum_on_a_scale(options, rewards, re
     assert (grade.reward, grade.success) == (reward, reward == 1.0)
 
 
-@pytest.mark.parametrize(
-    ("shown", "text"),
-    TABLES["what_a_service_shows_becomes_a_text"],
-)
+@pytest.mark.parametrize(("shown", "text"), TABLES["what_a_service_shows_becomes_a_text"])
 async def test_what_a_service_shows_becomes_a_text(shown, text):
     """Its fields of our names are its own: TextArena's ``messages`` are no opening of ours."""
 

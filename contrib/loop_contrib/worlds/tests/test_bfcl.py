@@ -80,10 +80,7 @@ async def test_a_function_that_was_withheld_comes_with_a_message_of_the_user(poo
     assert '{"things": 2}' in steps[1].observation
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    TABLES["names_that_are_none_are_never_evaluated"],
-)
+@pytest.mark.parametrize("arguments", TABLES["names_that_are_none_are_never_evaluated"])
 async def test_names_that_are_none_are_never_evaluated(pool, arguments):
     message = "<tool_call>\n" + json.dumps({"name": "put", "arguments": arguments}) + "\n</tool_call>"
     _, steps, grade = await play_steps(pool, "base_7", [message])

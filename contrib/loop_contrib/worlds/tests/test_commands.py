@@ -6,10 +6,7 @@ from support.texts import texts_beside
 TABLES = texts_beside(__file__)
 
 
-@pytest.mark.parametrize(
-    ("message", "command"),
-    TABLES["the_command_of_a_message"],
-)
+@pytest.mark.parametrize(("message", "command"), TABLES["the_command_of_a_message"])
 def test_the_command_of_a_message(message, command):
     assert command_of(message) == command
 

@@ -127,10 +127,7 @@ async def test_every_draw_of_a_task_is_the_same(opened):
     assert await questions(await opened(dataset="drawn", seed=1)) != first
 
 
-@pytest.mark.parametrize(
-    ("options", "shown"),
-    TABLES["options_that_are_objects_are_written_as_json"],
-)
+@pytest.mark.parametrize(("options", "shown"), TABLES["options_that_are_objects_are_written_as_json"])
 async def test_options_that_are_objects_are_written_as_json(opened, options, shown):
     (_, user), *_ = await answered(await opened(dataset="shown", options=options), "shown_0", "")
     assert user.content == shown

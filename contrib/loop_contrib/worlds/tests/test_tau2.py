@@ -64,10 +64,7 @@ async def airline(user):
     await pool.close()
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    TABLES["what_is_no_such_world"],
-)
+@pytest.mark.parametrize(("options", "words"), TABLES["what_is_no_such_world"])
 def test_what_is_no_such_world(options, words):
     with pytest.raises(ValueError, match=words):
         Tau2Pool(word_spans, python=sys.executable, **options)

@@ -133,10 +133,7 @@ async def test_wishes_are_recorded(opened):
     assert noted["tools"] == "web_search"
 
 
-@pytest.mark.parametrize(
-    ("given", "options", "why"),
-    TABLES["what_cannot_be_done_is_refused"],
-)
+@pytest.mark.parametrize(("given", "options", "why"), TABLES["what_cannot_be_done_is_refused"])
 async def test_what_cannot_be_done_is_refused(opened, given, options, why):
     with pytest.raises(openai.APIStatusError, match=why) as refused:
         await ask(opened, given, **options)

@@ -90,14 +90,7 @@ async def test_a_server_that_is_closed_as_it_starts_is_not_started_once_more(ser
     assert (tmp_path / "starts").read_text() == "x"
 
 
-@pytest.mark.parametrize(
-    ("op", "how", "killed"),
-    [
-        ("leave", "its process ended with status 3", False),
-        ("killed", "its process ended with signal 9", True),
-        ("garble", "its process sent what is no answer", False),
-    ],
-)
+@pytest.mark.parametrize(("op", "how", "killed"), TABLES["how_a_process_ended_is_told"])
 async def test_how_a_process_ended_is_told(serving, op, how, killed):
     server = serving()
     process, neighbour = await server.fork(), await server.fork()

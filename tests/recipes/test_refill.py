@@ -15,15 +15,12 @@ from loop_formats.run_folder import read_metrics
 from loop_recipes.engine.checkpoint import latest_checkpoint
 from loop_recipes.run.stop_request import StopRequest
 from support.counter_node import TOKEN, local_node
+from support.deaths import Killed
 from support.rank_records import records
 from support.ranks import on_ranks
 from support.refilled_runs import DULL, TOKEN_ENV, Disk, train_refilled, train_refilled_recorded
 from support.small_runs import config_over, replay_config, train
 from support.waiting import DEADLINE_S
-
-
-class Killed(BaseException):
-    """As the end of a process: nothing that would tidy up catches it."""
 
 
 @pytest.fixture

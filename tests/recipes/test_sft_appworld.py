@@ -17,7 +17,8 @@ from loop_recipes.algorithm.learner import Learner
 from loop_recipes.config.sft_config import FixedSetConfig
 from loop_recipes.rollouts.fixed_set import read_fixed_set
 from sft_appworld import SftAppWorldRecipe
-from support.sft_runs import PAIRS, STEP, STEPS, Killed, check_resumed, train
+from support.deaths import Killed
+from support.sft_runs import PAIRS, STEP, STEPS, check_resumed, train
 from support.small_runs import set_up, sft_config
 
 

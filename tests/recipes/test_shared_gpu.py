@@ -11,16 +11,13 @@ from loop_recipes.engine.checkpoint import load_latest
 from loop_recipes.engine.frozen_weights import FrozenWeights
 from loop_recipes.rollouts import open as opening
 from support.counter_node import TOKEN, local_node
+from support.deaths import Killed
 from support.fake_node import FakeNode
 from support.small_runs import config_over, replay_config, set_up, train
 from support.waiting import DEADLINE_S
 
 TOKEN_ENV = "LOOP_TEST_TOKEN"
 ITERATIONS = 2
-
-
-class Killed(BaseException):
-    pass
 
 
 class Machine(FakeNode):

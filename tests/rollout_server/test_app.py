@@ -80,13 +80,7 @@ async def test_tasks(running):
     assert refused.value.status == 404
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"tasks": ["reach3_1", "nowhere_1"]}, "no task 'nowhere_1'"),
-        ({"policy_version": 5}, "policy version 5 is not served; served: 0"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), TABLES["what_cannot_be_collected_is_refused"])
 async def test_what_cannot_be_collected_is_refused(running, changes, message):
     with pytest.raises(RolloutNodeError, match=message) as refused:
         await running.call(running.client.start_collection, counter_request(**changes))

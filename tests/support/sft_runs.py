@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from loop_recipes.run.metrics import MACHINE_KEYS
 from sft_appworld import SftAppWorldRecipe
+from support.deaths import Killed, deterministic, train_until
 from support.small_runs import sft_config
 
 PAIRS = {
@@ -21,35 +20,11 @@ STEP = {"minibatch_rollouts": None, "micro_batch_tokens": 150}
 STEPS = {"minibatch_rollouts": 3, "micro_batch_tokens": 150}
 
 
-class Killed(BaseException):
-    """Stands in for the process's sudden death."""
-
-
 def train(cfg: DictConfig, *overrides: str, die_at_step: int | None = None) -> list[dict]:
     """The recipe in this process; returns its metrics. ``die_at_step`` ends it in place of that optimizer step."""
     cfg = OmegaConf.merge(cfg, OmegaConf.from_dotlist(list(overrides)))
-    recipe = SftAppWorldRecipe(cfg)
-    recipe.setup()
-    step, steps = recipe._learner.optimizer.step, []
-
-    def counted(*args, **kwargs):
-        steps.append(1)
-        if len(steps) == die_at_step:
-            raise Killed
-        return step(*args, **kwargs)
-
-    recipe._learner.optimizer.step = counted
-    try:
-        recipe.train()
-    except Killed:
-        recipe._lock.close()  # as the kernel does
-        raise
-    recipe.cleanup()
-    lines = [json.loads(line) for line in Path(cfg.output_dir, "metrics.jsonl").read_text().splitlines()]
-    return [
-        {key: value for key, value in line.items() if not key.startswith("seconds") and key not in MACHINE_KEYS}
-        for line in lines
-    ]
+    train_until(SftAppWorldRecipe(cfg), die_at_step)
+    return deterministic(Path(cfg.output_dir, "metrics.jsonl"))
 
 
 def check_resumed(folder: Path, changes: dict[str, Any]) -> None:

@@ -83,14 +83,7 @@ def refused(cfg, message):
 
 
 @pytest.mark.fault("a component of the wrong kind, told only after its keys")
-@pytest.mark.parametrize(
-    ("key", "component", "message"),
-    [
-        ("loss", "torch.nn.Linear", "loss: torch.nn.Linear is not a PolicyLoss; derive it from loop_recipes."),
-        ("optimizer", "torch.nn.Linear", "optimizer: torch.nn.Linear is not an Optimizer; derive it from torch.optim."),
-        ("optimizer", "torch.optim.SparseAdam", "optimizer: SparseAdam does not support dense gradients"),
-    ],
-)
+@pytest.mark.parametrize(("key", "component", "message"), TABLES["what_the_update_could_not_call_is_refused"])
 def test_what_the_update_could_not_call_is_refused(workspace, key, component, message):
     cfg = config(workspace)
     cfg[key] = {"_component_": component, **({"level": "token"} if key == "loss" else {})}

@@ -25,43 +25,14 @@ from loop_recipes.engine.checkpoint import (
     save_training_state,
 )
 from loop_recipes.rollouts.source import NoRollouts
-from loop_recipes.run.metrics import MACHINE_KEYS
+from support.deaths import Killed, deterministic, train_until
 from support.small_runs import replay_config
-
-
-class Killed(BaseException):
-    """Stands in for the process's sudden death."""
 
 
 def run(config: Path, *overrides: str, die_at_step: int | None = None) -> None:
     """The recipe in this process; ``die_at_step`` ends it in place of that optimizer step, without any cleanup."""
     cfg = OmegaConf.merge(OmegaConf.load(config), OmegaConf.from_dotlist(list(overrides)))
-    recipe = LoopAppWorldRecipe(cfg)
-    recipe.setup()
-    optimizer, steps = recipe._learner.optimizer, []
-    step = optimizer.step
-
-    def counted(*args, **kwargs):
-        steps.append(1)
-        if len(steps) == die_at_step:
-            raise Killed
-        return step(*args, **kwargs)
-
-    optimizer.step = counted
-    try:
-        recipe.train()
-    except Killed:
-        recipe._lock.close()  # as the kernel does
-        raise
-    recipe.cleanup()
-
-
-def deterministic(metrics: Path) -> list[dict]:
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return [
-        {key: value for key, value in line.items() if not key.startswith("seconds") and key not in MACHINE_KEYS}
-        for line in lines
-    ]
+    train_until(LoopAppWorldRecipe(cfg), die_at_step)
 
 
 @pytest.mark.parametrize("lag", [0, 1])

@@ -6,24 +6,11 @@ import pytest
 
 from benchmarks import closure
 from loop_recipes.cli import VERBS
+from support.texts import texts_beside
 
-FILES = {
-    "one/__init__.py": "from one.names import NAME\n",
-    "one/names.py": "NAME = 1\n\n",
-    "one/inner/__init__.py": "",
-    "one/inner/deep.py": "from ..names import NAME\nfrom . import beside\nimport json\n",
-    "one/inner/beside.py": "def late():\n    from one import later\n",
-    "one/later.py": "if TYPE_CHECKING:\n    import one.typed\nelse:\n    import one.untyped\n",
-    "one/typed.py": "import one.later\n",
-    "one/untyped.py": "x = 'one.by_string:Class.name', 'one.typed and more', ['-m', 'one.typed']\n",
-    "one/by_string.py": "from torch import nn\n",
-    "one/hook.py": "",
-    "recipes/two/__init__.py": "",
-    "recipes/run.py": "from two import nothing\nimport one.inner.deep as deep\n",
-    "tests/__init__.py": "",
-    "config.yaml": "loss: {_component_: two.Loss, eps: 1}\noptimizer:\n  _component_: torch.optim.AdamW\n",
-    "pyproject.toml": '[project.entry-points."torch.backends"]\nmine = "one.hook:install"\n',
-}
+TABLES = texts_beside(__file__)
+
+FILES = TABLES["files"]
 
 
 @pytest.fixture
@@ -48,15 +35,7 @@ def test_imports_count_wherever_they_stand_and_names_in_strings_but_not_what_is_
     assert closure.Source(tree).closure(["run"]) == ["one", *own[3:6], "one.names", "run", "two"]
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "error"),
-    [
-        ("recipes/run.py", "import one.gone\n", "run names one.gone, which is no module"),
-        ("one/names.py", "from one.gone import x\n", "one.names names one.gone, which is no module"),
-        ("recipes/run.py", None, "a way in names run, which is no module"),
-        ("config.yaml", None, "a way in names config.yaml, which is no file"),
-    ],
-)
+@pytest.mark.parametrize(("file", "text", "error"), TABLES["what_leads_nowhere_is_named"])
 def test_what_leads_nowhere_is_named(tree, file, text, error):
     (tree / file).unlink() if text is None else (tree / file).write_text(text)
     with pytest.raises(closure.Unresolved, match=error):

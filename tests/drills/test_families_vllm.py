@@ -25,7 +25,10 @@ from support.chat_templates import FORMS
 from support.families import PUBLISHED, SERVED, section, served, small
 from support.node_reader import Reader, ready_node, request
 from support.small_runs import random_adapter, replay_config
+from support.texts import texts_beside
 from support.tiny_models import random_model
+
+TABLES = texts_beside(__file__)
 
 pytestmark = [pytest.mark.integration, pytest.mark.drill]
 
@@ -133,18 +136,7 @@ def test_llama_by_torchtunes_builder_and_from_its_folder(tmp_path, monkeypatch):
         assert gap(other, samples, 1) < GAP
 
 
-OTHERS = {
-    "smollm3": "SmolLM3",
-    "gemma3_text": "Gemma 3",
-    "qwen3_moe": "OLMo",
-    "gpt_oss": "gpt-oss",
-    "lfm2": "LFM2",
-    "granitemoehybrid": "Granite 4",
-    "olmo3": "OLMo",
-    "granite": "Granite 4",
-    "phi3": "OLMo",
-    "glm4": "OLMo",
-}
+OTHERS = TABLES["others"]
 """``model_type`` of decoders that no family describes -> the form of their chat template. Each fault of vLLM 0.32 that
 the node works around is one of them: without its cure the kind fails."""
 

@@ -9,7 +9,10 @@ import pytest
 
 from agent_environments.harness.program import program_environment, run_program
 from support.processes import exists
+from support.texts import texts_beside
 from support.waiting import DEADLINE_S, wait_until
+
+TABLES = texts_beside(__file__)
 
 
 def python(code):
@@ -99,39 +102,8 @@ async def test_a_command_that_is_not_there_says_so(tmp_path):
     assert "cannot start /nowhere/agent" in ended.output
 
 
-SECRETS = {
-    "ROLLOUT_SERVER_TOKEN": "x",
-    "NODE_AUTH": "x",
-    "JUDGE_CREDENTIAL": "x",
-    "DATABASE_URL": "postgres://me:pw@host/db",
-    "PGPASSFILE": "/root/.pgpass",
-    "SSH_AUTH_SOCK": "/tmp/agent",
-    "GOOGLE_APPLICATION_CREDENTIALS": "/root/gcp.json",
-    "AWS_PROFILE": "prod",
-    "KUBECONFIG": "/root/.kube/config",
-    "SENTRY_DSN": "https://abc@sentry.io/1",
-    "NETRC": "/root/.netrc",
-    "HTTPS_PROXY": "http://me:pw@proxy:3128",
-    "https_proxy": "http://token@proxy:3128",
-    "all_proxy": "me:pw@proxy:3128",
-    "NVIDIA_API_KEY": "x",
-    "NVIDIA_NGC_API_KEY": "x",
-    "PYTHONKEYRINGBACKEND": "x",
-    "LC_API_KEY": "x",
-    "JAVA_TOOL_OPTIONS": "-Djavax.net.ssl.trustStorePassword=x",
-}
-NEEDED = {
-    "PATH": "/bin",
-    "HOME": "/root",
-    "LC_ALL": "de_DE@euro",
-    "TMPDIR": "/tmp",
-    "PYTHONPATH": "/x",
-    "http_proxy": "http://proxy:3128",
-    "SSL_CERT_FILE": "/etc/ssl/cert.pem",
-    "HF_HOME": "/models",
-    "CUDA_VISIBLE_DEVICES": "0",
-    "OMP_NUM_THREADS": "1",
-}
+SECRETS = TABLES["secrets"]
+NEEDED = TABLES["needed"]
 
 
 @pytest.mark.attack
@@ -146,24 +118,7 @@ def test_a_program_sees_what_it_needs_to_run_and_nothing_else_of_the_nodes(monke
 
 
 @pytest.mark.fault("a progress bar before the grade")
-@pytest.mark.parametrize(
-    "code",
-    [
-        "print(it); print('warning', file=sys.stderr)",
-        "print(it, flush=True); sys.stderr.write('x' * 10_000)",
-        "print(it, end='   '); print(); print()",
-        "print('noise'); print(it)",
-        "sys.stderr.write('no end of line'); print(it, end='')",
-        "import atexit; atexit.register(lambda: sys.stderr.write('bye')); print(it)",
-        "import warnings; print(it); warnings.warn('old')",
-        "import logging; print(it); logging.error('x')",
-        "import subprocess; print(it, flush=True); subprocess.run('echo x >&2', shell=True)",
-        "print('50%\\r100%\\r' + it)",
-        "print('\\r100%\\x1b[2K\\r\\x1b[32m' + it + '\\x1b[0m')",
-        "print(it, end='\\r\\n \\r')",
-        "import threading; print(it); threading.Thread(target=lambda: 1 / 0).start()",
-    ],
-)
+@pytest.mark.parametrize("code", TABLES["the_answer_is_the_last_line_of_standard_output_whole"])
 async def test_the_answer_is_the_last_line_of_standard_output_whole(tmp_path, code):
     answer = '{"reward": 1, "why": "' + "y" * 20_000 + '"}'
     ended = await run_program(python(f"import sys; it = {answer!r}\n{code}"), {}, tmp_path, answers=True)

@@ -18,6 +18,9 @@ from loop_recipes.own_task.training import check_model
 from model_families.weights import hub
 from model_families.weights.hub import is_hub_name, local_path, model_folder, pinned
 from support.model_folders import qwen2
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 SHARED = pytest.mark.fault("what is shared holds paths of this machine, or cannot be served as printed")
 COMMITS = {"main": "a" * 40, "older": "b" * 40}
@@ -162,15 +165,7 @@ def test_what_is_no_name_of_the_hub_is_a_path(here, name):
     assert here.asked == []
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("me/gated", r"me/gated is gated: ask for access at http://.*/me/gated, then log in with `hf auth login`"),
-        ("me/none", r"me/none is no folder here, and http://.* has no model of this name that you may read"),
-        ("me/small@never", r"me/small has no revision 'never'; give a branch, a tag or a commit"),
-        ("me/broken", r"me/broken cannot be fetched: http://.* answers .*503"),
-    ],
-)
+@pytest.mark.parametrize(("name", "why"), TABLES["what_the_hub_refuses_is_one_line"])
 def test_what_the_hub_refuses_is_one_line(here, name, why):
     with pytest.raises(ValueError, match=why) as raised:
         model_folder(name)
@@ -225,19 +220,7 @@ def test_a_config_that_names_none_is_one_line_that_names_the_key(here):
         read_config(compose("tiny_cpu", ["node.model.path=me/none"]), LoopConfig)
 
 
-@pytest.mark.parametrize(
-    ("files", "needed"),
-    [
-        (["pytorch_model.bin", "config.json"], ["config.json"]),
-        (
-            ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "pytorch_model.bin.index.json"],
-            ["model-00001-of-00002.safetensors", "model.safetensors.index.json"],
-        ),
-        (["weights.safetensors", "training_args.bin", "adapter_config.json"], ["weights.safetensors"]),
-        (["tokenizer.model", "merges.txt", "chat_template.jinja", "additional_chat_templates/tool_use.jinja"], None),
-        (["modeling.py", "original/consolidated.00.pth", "tf_model.h5", "model.gguf"], []),
-    ],
-)
+@pytest.mark.parametrize(("files", "needed"), TABLES["one_set_of_weights_and_what_is_beside_it_is_needed"])
 def test_one_set_of_weights_and_what_is_beside_it_is_needed(files, needed):
     assert list(hub._needed(files)) == (files if needed is None else needed)
 

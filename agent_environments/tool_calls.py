@@ -140,7 +140,7 @@ def _json(value: object) -> str:
 
 def _read(text: str, start: int) -> tuple[ToolCall, int]:
     """The call whose JSON begins at ``start``, and where it ends. A string in it may hold ``</tool_call>``."""
-    value, end = _DECODER.raw_decode(text, _skip_space(text, start))
+    value, end = STRICT_JSON.raw_decode(text, _skip_space(text, start))
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError('a call is an object with "name" and "arguments"')
     arguments = value.get("arguments", {})
@@ -175,7 +175,7 @@ def _finite(digits: str) -> float:
     return number
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+STRICT_JSON = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
 
 
 def _deeper(value: object, levels: int) -> bool:

@@ -86,12 +86,8 @@ def summary_of(rollout: Listed, cursor: int) -> dict[str, Any]:
         "episode": rollout.episode_id,
         "task": rollout.task_id,
         "branch_of": rollout.branch_of and asdict(rollout.branch_of),
-        "index": rollout.index,
-        "segment": rollout.segment,
-        "segments": rollout.segments,
-        "reward": rollout.reward,
-        "success": rollout.success,
-        "end_reason": rollout.end_reason,
+        **{key: getattr(rollout, key) for key in ("index", "segment", "segments", "reward", "success", "end_reason")},
+        **{key: getattr(rollout, key) for key in ("seconds", "temperature", "tampered", "ungradable")},
         "turns": len(rollout.turns),
         "messages": len(rollout.messages),
         "tokens": len(rollout.mask),
@@ -99,10 +95,6 @@ def summary_of(rollout: Listed, cursor: int) -> dict[str, Any]:
         "versions": sorted({turn.policy_version for turn in rollout.turns}),
         "failed_turns": sum(turn.failed for turn in rollout.turns),
         "mean_logprob": sum(rollout.sampler_logprobs) / max(sampled, 1),  # of tokens not sampled it is 0
-        "seconds": rollout.seconds,
-        "temperature": rollout.temperature,
-        "tampered": rollout.tampered,
-        "ungradable": rollout.ungradable,
         "asks": question_of(rollout.messages),
     }
 

@@ -12,9 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
-from agent_environments.tool_calls import CALL_CLOSES, CALL_OPENS, ToolCall, render_tool_call
+from agent_environments.tool_calls import CALL_CLOSES, CALL_OPENS, STRICT_JSON, ToolCall, render_tool_call
 from loop_plumbing.sanitize import printable
 
 CALLED = ToolCall("qwname", {"qwkey": "qwvalue"})
@@ -151,12 +150,8 @@ def _pattern(mark: str) -> re.Pattern[str]:
 def _value(text: str) -> object:
     """What an argument stands for: JSON, or else a text."""
     with suppress(ValueError):
-        return json.loads(text, parse_constant=_no_number)
+        return STRICT_JSON.decode(text)
     return text
-
-
-def _no_number(word: str) -> Any:
-    raise ValueError(f"{word} is not JSON")
 
 
 def learn_form(write: Callable[..., str]) -> CallForm:

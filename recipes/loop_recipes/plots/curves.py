@@ -113,11 +113,6 @@ def parse_curves(texts: Sequence[str]) -> list[Curve]:
     return curves
 
 
-def parse_curve(text: str) -> Curve:
-    """As :func:`parse_curves`, of one curve, which is called as its folder where it has no label."""
-    return parse_curves([text])[0]
-
-
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
     """Centred moving average over ``window`` iterations, [runs, i], NaNs left out; NaN at both ends, where a window is
     not whole. An even window has one more after the iteration than before it."""

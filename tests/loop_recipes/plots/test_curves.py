@@ -14,7 +14,6 @@ from loop_recipes.plots.curves import (
     lag_and_gap,
     learning_curve,
     main,
-    parse_curve,
     parse_curves,
     phases,
     smooth,
@@ -25,6 +24,10 @@ from loop_recipes.verbs.view import main as view
 from support.texts import texts_beside
 
 TABLES = texts_beside(__file__)
+
+
+def parse_curve(text):
+    return parse_curves([text])[0]
 
 
 def write_run(folder, rewards, **more):

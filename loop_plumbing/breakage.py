@@ -13,22 +13,10 @@ from loop_plumbing.sanitize import sanitize
 MOST_CHARACTERS = 500
 """Of what is said of one error."""
 _PACKAGES = Path(__file__).resolve().parents[1]
+_OURS = ("agent_environments", "loop_plumbing", "rollout_server", "model_families", "loop_formats", "appworld_adapter")
+_IN_CHECKOUT_AND_WHEEL = ("recipes/loop_recipes", "loop_recipes", "contrib/loop_contrib", "loop_contrib")
 _NOT_THE_USERS = (
-    *(
-        f"{_PACKAGES / name}/"
-        for name in (
-            "agent_environments",
-            "loop_plumbing",
-            "rollout_server",
-            "model_families",
-            "loop_formats",
-            "appworld_adapter",
-        )
-    ),
-    f"{_PACKAGES / 'recipes' / 'loop_recipes'}/",
-    f"{_PACKAGES / 'loop_recipes'}/",
-    f"{_PACKAGES / 'contrib' / 'loop_contrib'}/",
-    f"{_PACKAGES / 'loop_contrib'}/",
+    *(f"{_PACKAGES / name}/" for name in (*_OURS, *_IN_CHECKOUT_AND_WHEEL)),
     *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     "<",
 )

@@ -480,12 +480,6 @@ class VllmServer:
     def describe(self) -> dict[str, Any]:
         """Plain data for /health, /metrics and the status line."""
         return {
-            "name": self.name,
-            "url": self.url,
-            "state": self.state,
-            "pid": self.pid,
-            "external": self.external,
-            "restarts": self.restarts,
-            "last_error": self.last_error,
+            **{key: getattr(self, key) for key in ("name", "url", "state", "pid", "external", "restarts")},
             **asdict(self.load),
         }

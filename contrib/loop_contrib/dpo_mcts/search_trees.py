@@ -11,7 +11,6 @@ stopped, and with more iterations it lets the trees grow.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from loop_contrib.dpo_mcts.tree_search import TreeSearch, check_search
@@ -67,7 +66,3 @@ def search_trees(options: argparse.Namespace) -> Path:
 
 def _show(done: int, iterations: int, rollouts: int) -> None:
     print(f"iteration {done} of {iterations}: {rollouts} rollouts", flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,7 +9,6 @@ Nothing is executed: every turn is answered as the environment says that a solut
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from agent_environments.pool_metadata import solutions_of
@@ -58,7 +57,3 @@ def write_ground_truth(environment: str, world: Path, split: str, model: Path, p
         for solution in solutions
     ]
     return write_rollouts(out / COLLECTIONS, collection, rollouts)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

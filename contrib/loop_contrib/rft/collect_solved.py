@@ -11,7 +11,6 @@ in OUTPUT_DIR/solved, for sft_appworld. The same command goes on where it was st
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 
 from loop_contrib.rft.solved import Found, SolvedSearch, check_budget, search
@@ -70,7 +69,3 @@ def collect_solved(options: argparse.Namespace) -> Found:
 def _show(found: Found) -> None:
     counts = f"{found.solved} of {found.wanted} tasks x temperatures solved, {found.tasks} tasks at any"
     print(f"round {found.attempt}: {counts}", flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

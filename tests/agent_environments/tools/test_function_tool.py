@@ -1,5 +1,6 @@
 """``@tool``: schema from signature and docstring, checks of arguments, results."""
 
+import asyncio
 import enum
 import math
 from typing import Any, Literal
@@ -130,63 +131,12 @@ def test_a_tool_without_parameters():
     assert look.check({}) == {}
 
 
-def test_errors_of_the_function_are_the_tools():
-    @tool
-    async def wait(seconds: float):
-        """Wait."""
-        raise TimeoutError("mine")
-
-    with pytest.raises(Raised, match="TimeoutError: mine"):
-        wait.run({"seconds": 1.0}, None)
-
-    @tool(deadline_s=0.01)
-    async def sleep():
-        """Sleep."""
-        import asyncio
-
-        await asyncio.sleep(3600)
-
-    with pytest.raises(DeadlinePassed, match=r"longer than 0\.01 s"):
-        sleep.run({}, None)
-
-    @tool
-    async def lose():
-        """Wait for a task of its own that is cancelled."""
-        import asyncio
-
-        task = asyncio.ensure_future(asyncio.sleep(3600))
-        task.cancel()
-        await task
-
-    with pytest.raises(Raised, match="CancelledError"):
-        lose.run({}, None)
-
-    @tool
-    async def cancel():
-        """Cancel the task that runs it."""
-        import asyncio
-
-        asyncio.current_task().cancel()
-        await asyncio.sleep(0)
-
-    with pytest.raises(Raised, match="CancelledError"):
-        cancel.run({}, None)
-
-    @tool
-    async def close():
-        """Raise what ends a coroutine."""
-        raise GeneratorExit
-
-    with pytest.raises(Raised, match="GeneratorExit"):
-        close.run({}, None)
-
-    @tool
-    async def group():
-        """Raise what a task group makes of SystemExit."""
-        raise BaseExceptionGroup("two", [SystemExit(1), ValueError("mine")])
-
-    with pytest.raises(Raised, match=r"BaseExceptionGroup: two \(2 sub-exceptions\)"):
-        group.run({}, None)
+@pytest.mark.parametrize(("body", "options", "kind", "words"), TABLES["errors_of_the_function_are_the_tools"].values())
+def test_errors_of_the_function_are_the_tools(body, options, kind, words):
+    names = {"asyncio": asyncio}
+    exec(f'async def work():\n    "Work."\n    {body}', names)
+    with pytest.raises(Raised if kind == "Raised" else DeadlinePassed, match=words):
+        tool(**options)(names["work"]).run({}, None)
 
 
 def unhinted(a):

@@ -10,15 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from agent_environments.protocol import Environment, EnvironmentFault, EnvironmentPool, Message
 from loop_plumbing.breakage import error_line
 from loop_plumbing.separate_task import result_of
 from loop_recipes.own_task.play import Agent, Played, play_task, quiet
-
-if TYPE_CHECKING:
-    from agent_environments.tools.environment import ToolEnvironment
 
 PATIENCE_S = 60.0
 """After so long no further task is begun: an environment may be slow."""
@@ -44,6 +41,10 @@ class _PoolWithExpert(Protocol):
     async def expert(self, task_id: str) -> list[str]: ...
 
     def message(self, command: str) -> str: ...
+
+
+class _SolvedEnvironment(Protocol):
+    async def right_turn(self, said: str) -> str | None: ...
 
 
 @dataclass
@@ -233,7 +234,7 @@ def _turns_of(turns: Sequence[str]) -> Any:
 def _solving(environment: Environment) -> Agent:
     async def agent(messages: list[Message]) -> str | None:
         try:
-            return await cast("ToolEnvironment", environment).right_turn(messages[-1].content)
+            return await cast(_SolvedEnvironment, environment).right_turn(messages[-1].content)
         except EnvironmentFault:
             raise
         except Exception as error:

@@ -13,12 +13,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 from omegaconf import OmegaConf
 
 from agent_environments.description import Description
-from agent_environments.protocol import EnvironmentFault, EnvironmentPool, UnknownTask, create_pool
+from agent_environments.protocol import EnvironmentFault, EnvironmentPool, PoolWithSplits, UnknownTask, create_pool
 from loop_formats.places import METRICS_FILE, loop_home
 from loop_formats.run_files import in_order, newest_adapter, whole_file
 from loop_formats.run_folder import nothing_learned
@@ -37,10 +37,6 @@ from model_families.base_model import BaseModel, model_digest
 from model_families.opening import open_model_chat, open_weights
 from model_families.weights.hub import is_hub_name, model_folder, pinned
 from rollout_server.config import ModelConfig, read_file
-
-if TYPE_CHECKING:  # the command that starts the run needs neither
-    from agent_environments.tools.environment import ToolPool
-    from agent_environments.tools.module import ToolModule
 
 ENVIRONMENT = "tools"
 TRAINED = "train"
@@ -62,6 +58,30 @@ NO_MODEL = (
 )
 
 
+class _Tasks(Protocol):
+    def hold_out(self, groups: int) -> None: ...
+
+
+class _Module(Protocol):
+    @property
+    def moves(self) -> str: ...
+    @property
+    def tools(self) -> Mapping[str, object]: ...
+    @property
+    def reply(self) -> object: ...
+    @property
+    def solve(self) -> object: ...
+    @property
+    def grades_groups(self) -> bool: ...
+    @property
+    def tasks(self) -> _Tasks: ...
+
+
+class _OwnPool(EnvironmentPool, PoolWithSplits, Protocol):
+    module: _Module
+    description: Description
+
+
 @dataclass(frozen=True)
 class OwnTask:
     """A file of functions that was read: its parts, ``splits`` by name, and the groups of tasks in ``train``.
@@ -71,7 +91,7 @@ class OwnTask:
     """
 
     file: Path
-    module: ToolModule
+    module: _Module
     splits: dict[str, list[str]]
     groups: int
     description: Description
@@ -202,9 +222,8 @@ class OwnTask:
         return episodes
 
 
-def _pool(file: Path, options: Mapping[str, Any]) -> ToolPool:
-    options = {**options, "module": str(file), "max_worlds": 1}
-    return cast("ToolPool", create_pool(ENVIRONMENT, options, words_as_tokens))
+def _pool(file: Path, options: Mapping[str, Any]) -> _OwnPool:
+    return cast(_OwnPool, create_pool(ENVIRONMENT, {**options, "module": str(file), "max_worlds": 1}, words_as_tokens))
 
 
 def check_model(folder: str | os.PathLike[str] | None, words: Sequence[str] = ()) -> Path:

@@ -481,5 +481,6 @@ class VllmServer:
         """Plain data for /health, /metrics and the status line."""
         return {
             **{key: getattr(self, key) for key in ("name", "url", "state", "pid", "external", "restarts")},
+            "last_error": self.last_error,
             **asdict(self.load),
         }

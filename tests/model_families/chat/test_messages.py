@@ -79,4 +79,4 @@ def test_calls_are_taken_out_of_a_turn():
 
 @pytest.mark.parametrize(("text", "parts"), TABLES["thinking_in_a_text_is_found"])
 def test_thinking_in_a_text_is_found(text, parts):
-    assert split_thought(text) == parts
+    assert split_thought(text) == tuple(parts)

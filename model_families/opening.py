@@ -8,8 +8,7 @@ same ids in both.
 from __future__ import annotations
 
 from pathlib import Path
-
-from tokenizers import Tokenizer
+from typing import TYPE_CHECKING
 
 from model_families.base_model import BaseModel
 from model_families.chat import open_chat
@@ -17,6 +16,9 @@ from model_families.chat.format import ChatFormat, ObservationRole, Thinking
 from model_families.chat.proof import QUESTION, SYSTEM
 from model_families.chat.tokenizer import read_tokenizer
 from model_families.stored_weights import check_weights
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
 def open_weights(folder: str | Path) -> BaseModel:

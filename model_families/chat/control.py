@@ -16,8 +16,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from loop_plumbing.sanitize import printable
 from model_families.chat.tokenizer import MOST_CACHED_CHARACTERS, read_tokenizer
 
@@ -81,6 +79,8 @@ class UnforgeableTokenizer:
     def __init__(self, model_dir: str | Path, written: str, ends: Container[int]):
         file = Path(model_dir) / "tokenizer.json"
         try:
+            from tokenizers import Tokenizer
+
             stored = json.loads(file.read_bytes())
             self.ids: dict[str, int] = {
                 token["content"]: token["id"] for token in stored["added_tokens"] if _is_control(token, written, ends)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-
-from tokenizers import Tokenizer
+from typing import TYPE_CHECKING
 
 from agent_environments.tool_calls import ToolCall
 from model_families.chat.messages import ChatMessage, Tools
 from model_families.chat.templated import Templated
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 SYSTEM = ChatMessage("system", "Be brief.")
 QUESTION = ChatMessage("user", "Add 1 to é.\n\n```python\nprint(1)\n```\n")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tokenizers import Tokenizer
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 MOST_CACHED_CHARACTERS = 20_000
 """Of a text whose ids are kept: 512 texts of any length could fill the memory."""
@@ -21,8 +23,12 @@ def read_tokenizer(model_dir: str | Path) -> Tokenizer:
     """The tokenizer of a model's folder.
 
     Raises:
-        ValueError: no ``tokenizer.json`` in it, or a damaged one.
+        ValueError: no ``tokenizer.json`` in it, or a damaged one; or tokenizers is not installed.
     """
+    try:
+        from tokenizers import Tokenizer
+    except ModuleNotFoundError as error:
+        raise ValueError("no tokens without tokenizers: pip install 'torchtune-loop[train]'") from error
     file = Path(model_dir) / "tokenizer.json"
     if not file.is_file():
         path = str(model_dir)

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from importlib.util import find_spec
 
 from loop_plumbing.names import nearest
 from loop_plumbing.plug_ins import load, plug_ins
@@ -66,6 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
         status = load(verbs[verb][2])(words[len(verb.split()) :])
         sys.stdout.flush()  # here, and not at the interpreter's end, a closed pipe is no failure
         return status
+    except ModuleNotFoundError as error:
+        if error.name is None or find_spec("torch") is not None:  # with torch here, all of the extra is
+            raise
+        sys.exit(f"loop {verb}: {error.name} is not installed: pip install 'torchtune-loop[train]'")
     except KeyboardInterrupt:
         print(f"loop {verb}: stopped", file=sys.stderr)
         return 130

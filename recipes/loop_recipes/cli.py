@@ -34,6 +34,8 @@ VERBS = {
 """Verb -> its main argument, a summary, and the function that is called with the words after the verb. Installed
 packages add theirs: an entry point of the group ``torchtune_loop.verbs`` is such a dict. A verb may be two words."""
 
+CLIENT_VERBS = ("init", "try", "view", "doctor")
+"""They need none of the extra ``train``."""
 OTHER_WORDS = {"run": "train", "resume": "train"}
 """What verbs are called elsewhere, and no name is like."""
 NOTES = """\
@@ -61,16 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
         named = " ".join(words[: 2 if of_two else 1])
         cure = nearest(OTHER_WORDS.get(named, named), [*verbs, "--help", "--version"], f"there are: {', '.join(verbs)}")
         sys.exit(f"loop: no verb {named!r}; {cure}")
+    if verb not in CLIENT_VERBS and find_spec("torch") is None:
+        sys.exit(f"loop {verb}: torch is not installed: pip install 'torchtune-loop[train]'")
     first = TYPED not in os.environ
     os.environ.setdefault(TYPED, f"loop {verb}")
     try:
         status = load(verbs[verb][2])(words[len(verb.split()) :])
         sys.stdout.flush()  # here, and not at the interpreter's end, a closed pipe is no failure
         return status
-    except ModuleNotFoundError as error:
-        if error.name is None or find_spec("torch") is not None:  # with torch here, all of the extra is
-            raise
-        sys.exit(f"loop {verb}: {error.name} is not installed: pip install 'torchtune-loop[train]'")
     except KeyboardInterrupt:
         print(f"loop {verb}: stopped", file=sys.stderr)
         return 130

@@ -12,11 +12,12 @@ from rich.console import Console
 
 from agent_environments.description import description_of
 from appworld_adapter.pool.forked import AppWorldPool
+from loop_recipes.bar import Bar
 from loop_recipes.evaluation.tables import Table, print_document, print_table, to_markdown
 from loop_recipes.rollouts import waiting
 from loop_recipes.rollouts.waiting import Waiting
 from loop_recipes.run.metrics import SUMMARY_WORDS, summary_line
-from loop_recipes.terminal import Bar, fold_logs, folded, say
+from loop_recipes.terminal import fold_logs, folded, say
 from loop_recipes.verbs import compare
 from support.stored_evaluation import STORED, report_again
 from support.texts import texts_beside

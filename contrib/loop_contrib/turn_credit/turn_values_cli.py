@@ -19,6 +19,7 @@ from loop_contrib.turn_credit.turn_values import ValuedRollout, write_turn_value
 from loop_formats.ids import parse_collection_id
 from loop_formats.run_files import find_logs, is_adapter, node_address, read_rollouts
 from loop_formats.turn_values import TurnValue, values_file
+from loop_recipes.bar import Bar
 from loop_recipes.config.arguments import verb_parser
 from loop_recipes.config.rollout_node import RolloutNodeConfig, check_token
 from loop_recipes.rollouts.branching import HowToSample, stored_protocol
@@ -26,7 +27,6 @@ from loop_recipes.rollouts.node_source import NodeSource
 from loop_recipes.rollouts.open import open_nodes
 from loop_recipes.rollouts.several_nodes import SeveralNodes
 from loop_recipes.rollouts.source import SOURCE_ERRORS
-from loop_recipes.terminal import Bar
 from rollout_server.client import NodeUnreachable, RolloutClient
 from rollout_server.config import load_node_config
 

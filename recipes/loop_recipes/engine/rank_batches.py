@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torchtune.utils import get_world_size_and_rank
 
+from loop_recipes.bar import Bar
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.engine.batching import BatchLayout, MicroBatch, StepBatch, computed, micro_batches, step_batches
 from loop_recipes.engine.process_group import sum_over_ranks
 from loop_recipes.engine.samples import AnySample, CreditedSample, Sample
 from loop_recipes.engine.sequence_parallel import WHOLE, Part
-from loop_recipes.terminal import Bar
 
 
 class RankBatches:

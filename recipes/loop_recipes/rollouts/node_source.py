@@ -12,10 +12,10 @@ from agent_environments.description import Description
 from loop_formats.collection_request import CollectionEnd, CollectionRequest, Progress
 from loop_formats.rollout import Rollout
 from loop_plumbing import running_time
+from loop_recipes.bar import Bar
 from loop_recipes.rollouts.source import Collected, NoRollouts
 from loop_recipes.rollouts.waiting import Waiting
 from loop_recipes.run.stop_request import StopRequested
-from loop_recipes.terminal import Bar
 from rollout_server.client import RolloutClient, RolloutNodeError
 from rollout_server.node_process import NodeProcess
 

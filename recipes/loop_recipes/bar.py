@@ -1,0 +1,48 @@
+"""Shows on a terminal how far a loop is, by a bar that moves; in a log, nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tqdm import tqdm
+
+CELLS = 10
+"""Of a bar; one that has no room for them is left out."""
+
+
+class Bar(tqdm):
+    """Shows how far a loop is, on a terminal alone: counts, ten cells, times and ``facts``, as far as there is room.
+    A loop that takes less than a second shows none.
+
+    Args:
+        total: of the steps; there may be more than was foreseen.
+        doing: what is done, as the first word of the line.
+    """
+
+    def __init__(self, *, total: int, doing: str, disable: bool | None = None) -> None:
+        self.facts: dict[str, int] = {}
+        """Counts by name, such as episodes that run; those that are zero are not shown."""
+        super().__init__(
+            total=total, desc=doing, leave=False, disable=disable, mininterval=1.0, delay=1.0, dynamic_ncols=True
+        )
+
+    def refresh(self, *arguments: Any, **options: Any) -> None:
+        """Show it as it is now, which leaves something to be cleared at its end."""
+        if not self.disable and self._time() >= self.start_t + self.delay:
+            self.last_print_t = self._time()
+            super().refresh(*arguments, **options)
+
+    def __str__(self) -> str:
+        known = self.format_dict
+        done, total, elapsed, width = known["n"], known["total"], known["elapsed"], known["ncols"] or 80
+        facts = [f"{name} {count}" for name, count in self.facts.items() if count]
+        cells = f"|{'#' * (CELLS * min(done, total) // max(total, 1)):<{CELLS}}|"
+        left = [f"left {self.format_interval(elapsed / done * max(total - done, 0))}"] if done else []
+        head, times = f"{known['prefix'].rstrip(': ')} {done}/{total}", [self.format_interval(elapsed), *left]
+        for first, rest in ((f"{head} {cells}", [*times, *facts]), (head, [*times, *facts]), (head, [*left, *facts])):
+            line = ", ".join([first, *rest])
+            if len(line) < width:
+                return line
+        while rest and len(", ".join([head, *rest])) >= width:
+            rest = rest[:-1]
+        return ", ".join([head, *rest])

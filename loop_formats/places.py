@@ -81,5 +81,5 @@ def run_meant(path: Path) -> str:
     found = [folder for folder in around if (folder / METRICS_FILE).is_file()][:1] or runs("*", "*/*")[:2]
     if not found:
         beside = {file.parent.name: file.parent for file in path.parent.glob(f"*/{METRICS_FILE}")}
-        found = [beside[name] for name in difflib.get_close_matches(path.name, beside, n=2)]
+        found = [beside[name] for name in difflib.get_close_matches(path.name, beside, n=2, cutoff=0.75)]
     return f"; did you mean {' or '.join(map(str, found))}?" if found else ""

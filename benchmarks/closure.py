@@ -46,10 +46,12 @@ ASKED_FOR = {
     "loop_recipes.engine.frozen_weights",
     "loop_recipes.engine.general_decoder",
     "loop_recipes.engine.general_probe",
+    "loop_recipes.engine.packed_weights",
     "loop_recipes.evaluation.dev_scores",
     "loop_recipes.plan.host_memory",
     "loop_recipes.rollouts.replay_source",
     "loop_recipes.rollouts.several_nodes",
+    "model_families.weights.four_bits",
     "rollout_server.collecting.compaction",
     "rollout_server.display",
 }

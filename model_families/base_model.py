@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loop_formats.run_files import settings_of
 from model_families.families import llama, mistral, qwen2, qwen3
@@ -31,6 +31,9 @@ from model_families.families.general_model import (
 from model_families.weights.published import what_stands_there
 from model_families.weights.weight_files import weight_files
 from model_families.weights.weight_names import EMBEDDING, HEAD
+
+if TYPE_CHECKING:
+    from model_families.weights.four_bits import FourBits
 
 FAMILIES = {each.FAMILY.architecture: each.FAMILY for each in (qwen2, qwen3, llama, mistral)}
 """Those that torchtune's modules build, by their names in config.json; transformers builds all others."""
@@ -89,6 +92,7 @@ class BaseModel:
 
     ``family`` is None where transformers builds it. ``weights`` are all, by their names on disk: [out, in] of a layer.
     ``mxfp4``: routed experts are stored in MXFP4, which the learner reads as bf16 and vLLM serves as it is.
+    ``four_bits``: layers whose weights are of four bits in the files, in the learner and in vLLM.
     """
 
     model_type: str
@@ -108,6 +112,7 @@ class BaseModel:
     blanks: tuple[str, ...] = ()
     """Keys of config.json that say nothing and that vLLM would take for settings."""
     mxfp4: bool = False
+    four_bits: FourBits | None = None
     context: int | None = None
     """Tokens of the longest sequence that servers hold, where it is known; they choose rotary positions by it."""
 
@@ -126,7 +131,7 @@ class BaseModel:
             quantised = [
                 f"{key} is {config[key]}"
                 for key in ("quantization_config", "quantization")
-                if config.get(key) and not _is_mxfp4(config)
+                if config.get(key) and _quantised_by(config) is None
             ]
             decoder = architecture.endswith(_GENERATES) and not config.get("is_encoder_decoder")
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -134,7 +139,10 @@ class BaseModel:
         except (OSError, AttributeError, TypeError, KeyError, ValueError, RecursionError) as error:
             raise ValueError(f"{file} cannot be read as a model's configuration: {error!r}") from error
         if quantised:
-            raise ValueError(f"{file}: {quantised[0]}, which cannot be trained; take the model's own weights")
+            raise ValueError(
+                f"{file}: {quantised[0]}, which cannot be trained; take the model's own weights, or W4A16 of "
+                "compressed-tensors"
+            )
         if family is None and not decoder:
             raise ValueError(
                 f"{file}: {architecture} is no decoder that generates text, and only those can be trained; take a "
@@ -145,7 +153,7 @@ class BaseModel:
                 with suppress(NotBuilt):
                     return cls.of_family(config, family)
             return cls._general(Path(folder), config)
-        except (AttributeError, KeyError, TypeError, ZeroDivisionError) as error:
+        except (AttributeError, IndexError, KeyError, TypeError, ZeroDivisionError, re.error) as error:
             raise ValueError(f"{file} cannot be read as that of a decoder known here: {error!r}") from error
         except ValueError as error:
             raise error if str(error).startswith(str(folder)) else ValueError(f"{file}: {error}") from error
@@ -157,6 +165,7 @@ class BaseModel:
         positions, window = max(positions, rope.positions), family.window_of(config)
         sizes = _sizes(config, family.head_width) | {"feed_forward": int(config["intermediate_size"])}
         tied = bool(config.get("tie_word_embeddings"))
+        weights = _weights_of_family(family, tied, **sizes)
         return cls(
             **sizes,
             model_type=str(config.get("model_type")),
@@ -165,13 +174,14 @@ class BaseModel:
             positions=positions if window is None else min(positions, window),
             norm_eps=float(config.get("rms_norm_eps") or 1e-6),
             rope=rope,
-            weights=_weights_of_family(family, tied, **sizes),
+            weights=weights,
             blanks=tuple(key for key in ("quantization_config",) if config.get(key) == {}),
-            mxfp4=False,
+            four_bits=_read_four_bits(config, weights),
         )
 
     @classmethod
     def _general(cls, folder: Path, config: dict[str, Any]) -> BaseModel:
+        _read_four_bits(config, None)
         text, weights = text_config(config), shapes_on_disk(folder)
         inner = text.get("intermediate_size") or text.get("moe_intermediate_size") or 0
         sizes = _sizes(text, None)
@@ -187,8 +197,7 @@ class BaseModel:
             norm_eps=float(text.get("rms_norm_eps") or 1e-6),
             rope=Rope(10_000.0),
             weights=weights,
-            blanks=(),
-            mxfp4=_is_mxfp4(config),
+            mxfp4=_quantised_by(config) == "mxfp4",
         )
 
     @cached_property
@@ -251,10 +260,15 @@ class BaseModel:
         return self._by_layer[None]
 
     @property
+    def held_bytes(self) -> float:
+        """Of the weights in the learner: bf16, and four bits where they are stored so."""
+        return 2 * self.parameters - (0.0 if self.four_bits is None else self.four_bits.saved_bytes(self.weights))
+
+    @property
     def served_bytes(self) -> float:
-        """Of the weights in a server: bf16, and MXFP4 where they are stored so."""
+        """Of the weights in a server, which has MXFP4 too as it is stored."""
         experts = sum(math.prod(shape) for name, shape in self.weights.items() if is_expert(name, shape))
-        return 2 * self.parameters - (2 - _MXFP4_BYTES) * experts * self.mxfp4
+        return self.held_bytes - (2 - _MXFP4_BYTES) * experts * self.mxfp4
 
     @cached_property
     def _keys(self) -> list[str]:
@@ -281,13 +295,22 @@ class BaseModel:
         return 2 * kept
 
 
-def _is_mxfp4(config: Mapping[str, Any]) -> bool:
-    """Whether the folder holds gpt-oss as it was published, the one kind that transformers reads of MXFP4."""
+def _quantised_by(config: Mapping[str, Any]) -> str | None:
+    """How weights are quantised that can be read: gpt-oss as it was published, and those of compressed-tensors."""
     method = (config.get("quantization_config") or {}).get("quant_method")
-    return method == "mxfp4" and config.get("model_type") == "gpt_oss"
+    published = method == "mxfp4" and config.get("model_type") == "gpt_oss"
+    return method if published or method == "compressed-tensors" else None
 
 
-def _sizes(config: Mapping[str, Any], head_width: int | None) -> dict[str, int]:
+def _read_four_bits(config: Mapping[str, Any], weights: Mapping[str, tuple[int, ...]] | None) -> FourBits | None:
+    if _quantised_by(config) != "compressed-tensors":
+        return None
+    from model_families.weights.four_bits import read_four_bits  # for those alone who have such a model
+
+    return read_four_bits(config["quantization_config"], weights)
+
+
+def _sizes(config: Mapping[str, Any], head_width: int | None) -> dict[str, Any]:
     """The sizes that config.json says of every decoder. Raises ValueError for one that no decoder has."""
     width, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
     sizes = {

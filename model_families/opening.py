@@ -32,17 +32,19 @@ def open_weights(folder: str | Path) -> BaseModel:
     return base
 
 
-def check_positions(folder: str | Path, base: BaseModel, max_context: int) -> None:
-    """Check that ``base`` attends over ``max_context`` tokens.
+def check_served_as(folder: str | Path, base: BaseModel, max_context: int, dtype: str) -> None:
+    """Check that a server of ``base`` can hold ``max_context`` tokens, and compute in ``dtype``.
 
     Raises:
-        ValueError: it has fewer positions, or a sliding window cuts them.
+        ValueError: it has fewer positions, or a sliding window cuts them, or its weights are of four bits.
     """
     if max_context > base.positions:
         raise ValueError(
             f"model.max_context is {max_context}, and the model in {folder} has {base.positions} positions: lower it "
             "(config.json, max_position_embeddings or sliding_window)"
         )
+    if base.four_bits is not None:
+        base.four_bits.check_computed_in(half=dtype != "float32")
 
 
 def open_model_chat(

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from model_families.base_model import BaseModel, files_digest
 from model_families.families.general_model import layer_of
 from model_families.weights.weight_files import StoredTensor, check_one_set, read_header, weight_files
-from model_families.weights.weight_names import EMBEDDING, HEAD
+from model_families.weights.weight_names import EMBEDDING, HEAD, PACKED_TYPES
 
 COMPARED_ROWS = 1024
 """Rows of a head and an embedding that are compared."""
@@ -74,7 +74,7 @@ def check_weights(folder: str | Path, base: BaseModel) -> None:
         stored |= read_header(file)
     if base.family is None:
         return _check_general(folder, stored, base)
-    expected = base.weights
+    expected = base.weights if base.four_bits is None else base.four_bits.stored(base.weights)
     found = {name: tensor for name, tensor in stored.items() if not name.endswith("rotary_emb.inv_freq")}
     head = found.pop(HEAD, None) if base.tied else None
     _check_names(folder, found, expected)
@@ -146,7 +146,7 @@ def _kind(strange: Sequence[str], found: Mapping[str, StoredTensor], expected: M
 
 
 def _check_tensor(name: str, tensor: StoredTensor, shape: tuple[int, ...]) -> None:
-    if tensor.dtype not in _WHOLE:
+    if tensor.dtype not in (PACKED_TYPES.get(name.rpartition(".")[2]) or _WHOLE):
         raise ValueError(
             f"{tensor.file}: {name} is {tensor.dtype}: the weights are quantised, which cannot be trained; take the "
             "model's own"

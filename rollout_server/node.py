@@ -25,7 +25,7 @@ from loop_formats.run_files import COLLECTIONS, NODE_ADDRESS, NODE_LOCK, write_w
 from loop_formats.schema import made_folder
 from loop_plumbing import moving
 from model_families.base_model import BaseModel, model_digest
-from model_families.opening import check_positions, open_model_chat, open_weights
+from model_families.opening import check_served_as, open_model_chat, open_weights
 from rollout_server.collecting.attempt import Attempt
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.episode import Episode
@@ -78,7 +78,7 @@ class Node:
         model = config.model
         # Of servers elsewhere the weights are there.
         base = (open_weights if config.servers.urls is None else BaseModel.read)(model.path)
-        check_positions(model.path, base, model.max_context)
+        check_served_as(model.path, base, model.max_context, model.dtype)
         self.tokens = open_model_chat(model.path, base, model.thinking, model.observation_role)
         self._model_digest = model_digest(config.model.path)
         self.pool = create_pool(config.environment.name, config.environment.options, self.tokens.spans)

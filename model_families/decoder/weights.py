@@ -10,7 +10,7 @@ from torch import Tensor
 
 from model_families.base_model import BaseModel
 from model_families.weights.weight_files import weight_files
-from model_families.weights.weight_names import EMBEDDING, HEAD, tune_name
+from model_families.weights.weight_names import EMBEDDING, HEAD, SHAPE, tune_name
 
 
 def load_weights(folder: str | Path, base: BaseModel) -> dict[str, Tensor]:
@@ -28,7 +28,8 @@ def load_weights(folder: str | Path, base: BaseModel) -> dict[str, Tensor]:
         raise ValueError(
             f"{folder}: {HEAD} is not {EMBEDDING}, to which config.json ties it (tie_word_embeddings); make it false"
         )
-    return {tune_name(name): tensor for name, tensor in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
+    left = ("rotary_emb.inv_freq", SHAPE)
+    return {tune_name(name): tensor for name, tensor in tensors.items() if not name.endswith(left)}
 
 
 def _read(file: Path) -> dict[str, Tensor]:

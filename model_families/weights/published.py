@@ -13,6 +13,8 @@ from typing import Any
 
 HUB = {"qwen": "Qwen", "smollm": "HuggingFaceTB", "llama": "meta-llama", "gpt-oss": "openai"}
 """Whose models of a name's beginning are on the hub."""
+W4A16 = "-quantized.w4a16"
+"""The end of the name of a published model of which RedHatAI has made one in four bits."""
 _ADDRESS = re.compile(r"\b(?:huggingface\.co|hf\.co|hf-mirror\.com)/([\w.-]+/[\w.-]+)", re.ASCII)
 _ELSEWHERE = re.compile(r"\w+:/|[\w.-]+@[\w.-]+:")
 _OLLAMA = re.compile(r"[\w./-]+:[\w.-]+", re.ASCII)
@@ -28,7 +30,13 @@ def published_config(path: str | Path) -> dict[str, Any] | None:
     """The config.json of the published model that a folder, or a name on the hub, is called after; None where none is
     known here."""
     name = Path(str(path).partition("@")[0]).name
-    return published().get(name) or published().get(name.removesuffix("-Instruct"))
+    whole = name.removesuffix(W4A16)
+    config = published().get(whole) or published().get(whole.removesuffix("-Instruct"))
+    if config is None or whole == name:
+        return config
+    from model_families.weights.four_bits import PUBLISHED  # for those alone who ask for such a model
+
+    return config | {"quantization_config": PUBLISHED}
 
 
 def what_stands_there(path: str | Path) -> str:
@@ -50,6 +58,7 @@ def what_stands_there(path: str | Path) -> str:
     if kind := next((said for said, found in kinds.items() if found), None):
         return kind
     owners = [owner for begin, owner in HUB.items() if folder.name.lower().startswith(begin)]
+    owners = ["RedHatAI"] if folder.name.endswith(W4A16) else owners
     if published_config(path) is None or not owners:
         return "holds no config.json; download it (tune download), or make it (`make smollm2`, `make warm-start`)"
     made = "`make smollm2` makes it, or " if folder.name == "SmolLM2-135M-Instruct" else ""

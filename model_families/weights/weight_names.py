@@ -22,7 +22,13 @@ _NORMS = {
 }
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _OUTER = {EMBEDDING: "tok_embeddings.weight", "model.norm.weight": "norm.scale", HEAD: "output.weight"}
-_IN_LAYER = {f"{theirs}.{kind}": f"{ours}.{kind}" for ours, theirs in _MODULES.items() for kind in ("weight", "bias")}
+PACKED, SCALE, ZERO_POINT, SHAPE = "weight_packed", "weight_scale", "weight_zero_point", "weight_shape"
+"""What is stored of a weight of four bits."""
+PACKED_TYPES = {PACKED: "I32", ZERO_POINT: "I32", SHAPE: "I64"}
+NUMBERS_IN = {PACKED: 8, SCALE: 0, ZERO_POINT: 0}
+"""How many numbers of the weight each of the tensor's own holds."""
+_KINDS = ("weight", "bias", PACKED, SCALE, ZERO_POINT)
+_IN_LAYER = {f"{theirs}.{kind}": f"{ours}.{kind}" for ours, theirs in _MODULES.items() for kind in _KINDS}
 _IN_LAYER |= {f"{theirs}.weight": f"{ours}.scale" for ours, theirs in _NORMS.items()}
 _LORA = {
     f"{ours}.lora_{part}.weight": f"{theirs}.lora_{part.upper()}.weight"

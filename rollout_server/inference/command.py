@@ -78,12 +78,13 @@ def check_divided(base: BaseModel, gpus: int) -> None:
     """Check that vLLM can divide the model over so many GPUs.
 
     Raises:
-        ServerStartError: its heads cannot be; one line.
+        ServerStartError: its heads cannot be, or weights in groups of one scale; one line.
     """
-    if not base.divides(gpus):
-        heads = f"{base.heads} heads and {base.kv_heads} key heads"
+    whole = None if base.four_bits is None else base.four_bits.undivided(base.weights, gpus)
+    if whole or not base.divides(gpus):
+        whole = whole or f"{base.heads} heads and {base.kv_heads} key heads"
         raise ServerStartError(
-            f"servers.tensor_parallel_size is {gpus}, by which the model's {heads} cannot be divided; give another"
+            f"servers.tensor_parallel_size is {gpus}, by which the model's {whole} cannot be divided; give another"
         )
 
 
@@ -241,6 +242,8 @@ def server_environment(servers: ServersConfig, index: int, api_key: str, root: P
         # sets its number of threads itself. With "uni" the engine's process, which stands beside that of the HTTP
         # server either way, runs the model, and the number of threads is ours.
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        # Else a CPU with AMX rounds what goes into layers in four bits to eight bits, though they are W4A16.
+        environment["VLLM_CPU_INT4_W4A8"] = "0"
         environment.setdefault("OMP_NUM_THREADS", "1")
         environment.setdefault("OMP_WAIT_POLICY", "passive")  # as a program of ours has it (loop_plumbing/start.py)
         # Two small kernels are compiled, and kept for the next start. A precompiled header is not kept: each start

@@ -52,14 +52,14 @@ def test_each_way_of_thinking_is_that_of_the_template(tmp_path):
 
 @pytest.mark.parametrize(("changes", "name", "positions"), TABLES["a_window_is_a_bound_of_the_context"])
 def test_a_window_is_a_bound_of_the_context(tmp_path, changes, name, positions):
-    from model_families.opening import check_positions, open_weights
+    from model_families.opening import check_served_as, open_weights
     from support.model_folders import CHATML, CHATML_WORDS
 
     plain(tmp_path, name, CHATML, CHATML_WORDS, **changes)
     base = open_weights(tmp_path)
-    check_positions(tmp_path, base, positions)
+    check_served_as(tmp_path, base, positions, "float32")
     with pytest.raises(ValueError, match=rf"is {positions + 1}, and the model .* has {positions} positions"):
-        check_positions(tmp_path, base, positions + 1)
+        check_served_as(tmp_path, base, positions + 1, "float32")
 
 
 def test_a_mistral_that_says_nothing_of_a_window_has_one(tmp_path):

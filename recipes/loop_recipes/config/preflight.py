@@ -27,7 +27,7 @@ from loop_recipes.config.components import build_checked, check_component
 from loop_recipes.config.loop_config import FROM_ITS_FOLDER, LearnerConfig, LoopConfig
 from loop_recipes.config.rollout_node import check_token
 from model_families.base_model import BaseModel, model_digest
-from model_families.opening import check_positions, open_model_chat, open_weights
+from model_families.opening import check_served_as, open_model_chat, open_weights
 from rollout_server.config import MAX_LORA_RANK, ModelConfig, NodeConfig
 from rollout_server.inference.command import ServerStartError, check_divided, check_serves
 from rollout_server.policies.adapter_check import check_adapter, other_base
@@ -292,7 +292,7 @@ def check_served(model: ModelConfig) -> None:
     """
     with raised_as(ConfigError, "node.model: "):
         base = BaseModel.read(model.path)
-        check_positions(model.path, base, model.max_context)
+        check_served_as(model.path, base, model.max_context, model.dtype)
         if any(Path(model.path).glob("tokenizer*")):  # else that of a job that is checked may still be on its way
             open_model_chat(model.path, base, model.thinking, model.observation_role)
 

@@ -114,26 +114,27 @@ class PackedNormFirstAttention(PackedAttention, NormFirstAttention):
 
 
 class FoldedLoRA(torch.autograd.Function):
-    """``x W' + bias + (scale * x A') B'`` of rows x [s, in], where W and bias are frozen."""
+    """``x W' + bias + (scale * x A') B'`` of rows x [s, in], where W and bias are frozen; W is made of its parts
+    forward and again backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, bias: Any, a: Tensor, b: Tensor, scale: float, whole: Any, *parts: Any) -> Tensor:
         narrow = F.linear(x, a) * scale
-        out = F.linear(x, weight, bias)
+        out = F.linear(x, whole(*parts), bias)
         add_product(out, narrow, b.T)
-        ctx.save_for_backward(x, narrow, weight, a, b)
-        ctx.scale = scale
+        ctx.save_for_backward(x, narrow, a, b, *parts)
+        ctx.scale, ctx.whole = scale, whole
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, narrow, weight, a, b = ctx.saved_tensors
+        x, narrow, a, b, *parts = ctx.saved_tensors
         of_narrow = (gradient @ b) * ctx.scale
         of_x = None
         if ctx.needs_input_grad[0]:
-            of_x = gradient @ weight
+            of_x = gradient @ ctx.whole(*parts)
             add_product(of_x, of_narrow, a)
-        return of_x, None, None, of_narrow.T @ x, gradient.T @ narrow, None
+        return of_x, None, of_narrow.T @ x, gradient.T @ narrow, None, None, *[None for _ in parts]
 
 
 @torch.library.custom_op("loop_recipes::add_product", mutates_args=("out",))
@@ -151,14 +152,26 @@ class FoldedLoRALinear(LoRALinear):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.disabled:
-            return F.linear(x, self.weight, self.bias)
+            return self.product(x)
         # Masters of one rank; those of several come from FSDP2 in this precision.
         a, b = (part.weight.to(x.dtype) for part in (self.lora_a, self.lora_b))
         scale = self.alpha / self.rank
         if not isinstance(self.dropout, nn.Identity):
-            return F.linear(x, self.weight, self.bias) + scale * F.linear(F.linear(self.dropout(x), a), b)
-        out = cast(Tensor, FoldedLoRA.apply(x.flatten(0, -2), self.weight, self.bias, a, b, scale))
+            return self.product(x) + scale * F.linear(F.linear(self.dropout(x), a), b)
+        out = cast(Tensor, FoldedLoRA.apply(x.flatten(0, -2), self.bias, a, b, scale, *self.frozen()))
         return out.unflatten(0, x.shape[:-1])
+
+    def product(self, x: Tensor) -> Tensor:
+        """With the frozen weight alone."""
+        return F.linear(x, self.weight, self.bias)
+
+    def frozen(self) -> tuple[Any, ...]:
+        """What makes the frozen weight [out, in] of its parts, and these."""
+        return _itself, self.weight
+
+
+def _itself(weight: Tensor) -> Tensor:
+    return weight
 
 
 class RotatedHeads(torch.autograd.Function):

@@ -15,6 +15,7 @@ from torchtune.utils import get_world_size_and_rank
 from loop_recipes.config.loop_config import GapConfig
 from loop_recipes.engine.model import AnyDecoder
 from loop_recipes.engine.samples import Sample, ScoredSample, made_up
+from model_families.weights.weight_names import NUMBERS_IN
 
 CANARY_TOKENS = 512
 DRIFTS, BREAKS = 2.0, 8.0
@@ -130,7 +131,8 @@ def training_flops(model: AnyDecoder, length: int, shared: int) -> float:
     weights: float
     windows: Sequence[int | None]
     if isinstance(model, TransformerDecoder):
-        weights, windows = sum(p.numel() for p in model.layers.parameters()), [None] * len(model.layers)
+        own = ((name.rpartition(".")[2], p.numel()) for name, p in model.layers.named_parameters())
+        weights, windows = sum(NUMBERS_IN.get(kind, 1) * n for kind, n in own), [None] * len(model.layers)
     else:
         weights, windows = model.parameters_of_a_token(), model.windows()
     looks = sum(_looks(length, window) - _looks(shared, window) for window in windows)

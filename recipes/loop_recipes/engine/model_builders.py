@@ -38,7 +38,12 @@ def lora_model(
     """
     base = replace(BaseModel.read(path), context=max_context)
     if base.family is not None:
-        return lora_decoder(path, lora_rank, lora_alpha, lora_attn_modules, apply_lora_to_mlp, lora_dropout)
+        model = lora_decoder(path, lora_rank, lora_alpha, lora_attn_modules, apply_lora_to_mlp, lora_dropout)
+        if base.four_bits is not None:
+            from loop_recipes.engine.packed_weights import pack  # by those alone whose model has any
+
+            pack(model, base)
+        return model
     if set(lora_attn_modules) != set(ATTENTION_MODULES) or not apply_lora_to_mlp:
         raise ValueError(
             f"LoRA goes on every linear layer of a {base.model_type}: leave lora_attn_modules and apply_lora_to_mlp out"

@@ -36,6 +36,11 @@ def merge(base_folder: Path, adapter_folder: Path, folder: Path, dtype: str) -> 
         ValueError: a file cannot be read, or the adapter has a module whose weight is in none; one line.
     """
     described = BaseModel.read(base_folder)
+    if described.four_bits is not None:
+        raise ValueError(
+            f"the weights of {base_folder} are of four bits, into which no adapter goes exactly: export the adapter as "
+            "it is, without merge"
+        )
     tensors, rank, alpha = read_adapter(adapter_folder)
     left = {name.removeprefix("base_model.model.").partition(".lora_")[0] for name in tensors}
     settings = json.loads((base_folder / "config.json").read_text(encoding="utf-8"))

@@ -46,7 +46,7 @@ MOST_HELD_OUT = 100
 TASKS_PER_ITERATION = 8
 ORACLE_TASKS = 20
 """Tasks that are played with the right answer and with nothing before the first iteration."""
-LAPTOP, SMALL_GPU, ONE_GPU = "cpu", "gpu", "qwen2_5_1_5b_one_gpu"
+LAPTOP, HALF_LAPTOP, SMALL_GPU, ONE_GPU = "cpu", "cpu_bf16", "gpu", "qwen2_5_1_5b_one_gpu"
 SMALL_MODEL = 10**9  # parameters, below which a model is one for gpu
 SMALL_EPISODES = {"max_turns": 10, "max_tokens_per_turn": 500, "max_context": 4096}
 """In place of the long episodes that ``qwen2_5_1_5b_one_gpu`` is made for."""
@@ -257,7 +257,7 @@ def _of_node(words: Sequence[str], key: str) -> Mapping[str, Any]:
 def found_machine(model: Path, devices: Path = Path("/dev")) -> str:
     """The name of the machine's config that fits the model and what is here: a GPU of NVIDIA's, or none."""
     if not any(devices.glob("nvidia[0-9]*")):
-        return LAPTOP
+        return LAPTOP if BaseModel.read(model).four_bits is None else HALF_LAPTOP
     return SMALL_GPU if BaseModel.read(model).parameters < SMALL_MODEL else ONE_GPU
 
 
@@ -285,7 +285,7 @@ def config_of(task: OwnTask, model: Path, words: Sequence[str]) -> dict[str, Any
     }
     if machine == ONE_GPU:
         chosen["collection"]["limits"] = SMALL_EPISODES
-    elif machine in (LAPTOP, SMALL_GPU) and (task.module.tools or not task.module.reply):
+    elif machine in (LAPTOP, HALF_LAPTOP, SMALL_GPU) and (task.module.tools or not task.module.reply):
         chosen["collection"]["limits"] = CALLS_AND_ANSWERS
     tree = with_words({"machine": machine, **chosen}, words)
     for key in ("model", "collection", "node", "node.environment", "eval"):

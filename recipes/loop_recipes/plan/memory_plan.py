@@ -89,16 +89,18 @@ def plan_trainer(
         layer = tokens * counted.token + counted.block
     if sharers > 1:
         layer += tokens * queries * 2
-    base = shape.parameters * 2 / ranks / GIB
+    base = shape.held_bytes / ranks / GIB
     adapters = shape.adapter_parameters(lora_rank) * 4 * (4 + versions) / ranks / GIB
     gathered = {
         "embedding and head gathered, bf16": shape.outer_parameters * 2 / GIB,
         "layers gathered, bf16": 2 * shape.layer_parameters * 2 / GIB,
     }
+    whole = {"a layer's weights made whole, bf16": shape.layer_parameters * 2 / GIB}
     parts = {
-        "base weights, bf16": base,
+        f"base weights, {_stored(shape)}": base,
         f"adapter, gradient, moments, {versions} versions, fp32": adapters,
         **(gathered if ranks > 1 else {}),
+        **(whole if ranks == 1 and shape.four_bits is not None else {}),
         "checkpointed inputs of the layers, bf16": inputs * (2 if offloads else shape.layers),
         "one layer recomputed and differentiated, bf16": layer / GIB,
     }
@@ -118,6 +120,10 @@ def plan_trainer(
     title += "" if sharers == 1 else f" a rank, rows of {sharers} ranks"
     notes = () if counted is None else ("the layer is transformers' own PyTorch code; kernels that it finds take less",)
     return MemoryPlan(title, gpu_gib, parts, over, notes, base, adapters, shape.layers * inputs * offloads)
+
+
+def _stored(shape: BaseModel) -> str:
+    return "bf16" if shape.four_bits is None else "bf16 and four bits"
 
 
 def plan_rank(
@@ -163,7 +169,7 @@ def plan_rollout_server(shape: BaseModel, node: NodeConfig, gpu_gib: float) -> M
     adapters = node.servers.max_loras * shape.adapter_parameters(node.model.lora_rank) * 2 / gpus / GIB
     usable = gpu_gib * (node.servers.gpu_memory_utilization or 0.9)
     parts = {
-        "weights, bf16 and MXFP4" if shape.mxfp4 else "weights, bf16": weights,
+        f"weights, {'bf16 and MXFP4' if shape.mxfp4 else _stored(shape)}": weights,
         "adapters loaded, bf16": adapters,
         CONTEXT: 3.0 if shape.width < 3000 else 4.0,
     }

@@ -20,7 +20,9 @@ from loop_recipes.own_task.training import OwnTask, check_model, config_of, foun
 from loop_recipes.paths import loop_package
 from loop_recipes.run.fingerprint import model_identity
 from loop_recipes.verbs.recipes import train as train_verb
+from model_families.weights.published import published_config
 from support.families import with_config
+from support.families import write_config as written_config
 from support.texts import texts_beside
 from support.tool_modules import PRODUCTS
 
@@ -121,6 +123,8 @@ def test_what_is_given_in_place_of_a_models_folder_is_told(model, tmp_path, monk
 def test_the_machine_is_what_is_there(tmp_path):
     (tmp_path / "nvidiactl").touch()
     assert found_machine(MODEL, tmp_path) == "cpu"
+    in_four_bits = published_config("Qwen2.5-1.5B-Instruct-quantized.w4a16")
+    assert found_machine(written_config(tmp_path / "model", in_four_bits), tmp_path) == "cpu_bf16"
     (tmp_path / "nvidia0").touch()
     assert found_machine(MODEL, tmp_path) == "gpu"
     large = with_config({"path": tmp_path / "Qwen2.5-1.5B-Instruct"})["path"]

@@ -232,6 +232,7 @@ def test_only_what_the_configuration_sets_for_vllm_is_handed_on(monkeypatch):
     assert not {"VLLM_PORT", "VLLM_SERVICE_HOST", "VLLM_PORT_80_TCP"} & environment.keys()
     assert environment["VLLM_LOGGING_LEVEL"] == "DEBUG"
     assert environment["OMP_WAIT_POLICY"] == "passive"
+    assert environment["VLLM_CPU_INT4_W4A8"] == "0", "else W4A16 is W4A8 on CPUs with AMX"
 
 
 def test_what_torch_compiled_outlives_the_server_where_only_we_can_write(monkeypatch, tmp_path):

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent_environments.description import Description
 from appworld_adapter.pool.forked import AppWorldPool
 from loop_recipes.evaluation.comparison import compare, comparison_tables
 from loop_recipes.evaluation.scores import Figure, NamedResults, Score, TaskResult, score
@@ -80,10 +81,12 @@ ALGORITHMS = {
 
 @dataclass(frozen=True)
 class HeldOut:
-    """How policies are scored: ``runs`` rollouts at temperature 1 of each of ``tasks``, for each seed."""
+    """How policies are scored: ``runs`` rollouts at temperature 1 of each of ``tasks``, for each seed; ``overrides``
+    are further words of ``eval_appworld``."""
 
     tasks: Sequence[str]
     runs: int = 2
+    overrides: tuple[str, ...] = ()
 
     def score(self, steps: Steps, folder: Path, policy: Path | None, seed: int, deadline_s: float | None) -> None:
         """Score ``policy`` (None: the base model) in ``folder``, unless that is done."""
@@ -91,7 +94,7 @@ class HeldOut:
         command = tune("run", "eval_appworld", "--config", "eval_appworld/tiny_cpu", f"output_dir={folder}")
         command += [f"policies=[{{name: policy, adapter: {adapter}}}]", f"seed={seed}"]
         command += [f"samplings=[{{temperature: 1.0, runs: {self.runs}}}]"]
-        command += ["split=null", f"tasks={listed(self.tasks)}"]
+        command += ["split=null", f"tasks={listed(self.tasks)}", *self.overrides]
         steps.run("scoring", command, folder.with_suffix(".log"), deadline_s=deadline_s)
 
 
@@ -109,9 +112,9 @@ def joined(seeds: Iterable[Sequence[TaskResult]]) -> list[TaskResult]:
     return together
 
 
-def held_out_score(seeds: Iterable[Sequence[TaskResult]]) -> Score:
+def held_out_score(seeds: Iterable[Sequence[TaskResult]], environment: Description = AppWorldPool.description) -> Score:
     """TGC, SGC and reward over all seeds; intervals are bootstraps over scenarios."""
-    return score(joined(seeds), environment=AppWorldPool.description)
+    return score(joined(seeds), environment=environment)
 
 
 def figure(value: Figure) -> str:

@@ -56,7 +56,12 @@ def test_two_ranks_give_the_numbers_of_one_and_resume_exactly_after_sigkill(tmp_
 
 def test_a_sharded_critic_learns_what_a_whole_one_does(tmp_path):
     critic = {"_component_": CRITIC, "hidden_sizes": [16, 8], "warmup_iterations": 1}
-    config = replay_config(tmp_path, iterations=2, credit={"critic": {**critic, "lr": 1e-2}})
+    config = replay_config(
+        tmp_path,
+        iterations=2,
+        credit={"critic": {**critic, "lr": 1e-2}},
+        update={"loss_divisor": "tokens", "micro_batch_tokens": 150},
+    )
     train_into(config, tmp_path / "one")
     on_ranks(2, train_into, config, tmp_path / "two")
     for one, two in zip(lines(tmp_path / "one"), lines(tmp_path / "two"), strict=True):
@@ -70,7 +75,13 @@ def test_a_sharded_critic_learns_what_a_whole_one_does(tmp_path):
 
 def test_ranks_that_share_rows_learn_what_one_does_and_resume_exactly(tmp_path):
     """Old log-probs and entropy, a critic, and what is kept of each token; four ranks in twos, two to a machine."""
-    shared = {"packed": True, "micro_batch_tokens": 150, "minibatch_rollouts": 4, "exact_entropy": True}
+    shared = {
+        "packed": True,
+        "micro_batch_tokens": 150,
+        "minibatch_rollouts": 4,
+        "exact_entropy": True,
+        "loss_divisor": "tokens",
+    }
     changes = {
         "update": {**shared, "token_statistics": True},
         "credit": {"critic": {"_component_": CRITIC, "hidden_sizes": [8], "warmup_iterations": 1}},

@@ -10,21 +10,19 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from loop_formats.branch import Branch
 from loop_formats.collection_request import CollectionRequest, losses
 from loop_formats.rollout import Rollout
 from loop_plumbing import running_time
-from loop_recipes.engine.samples import Sample
+from loop_recipes.config.loop_config import UpdateConfig
+from loop_recipes.engine.samples import return_of
 from loop_recipes.rollouts.branching import BRANCHES_OF_A_REQUEST, HowToSample, branch_requests, read_continuations
 from loop_recipes.rollouts.source import CollectionSource
 from rollout_server.client import CollectionFailed
 
 logger = logging.getLogger(__name__)
-
-Return = Literal["graded", "zero"]
-"""What an episode that the agent did not end itself is paid: ``update.unfinished_return``."""
 
 
 def value_changes(values: Sequence[float | None], final: float) -> list[float]:
@@ -41,11 +39,11 @@ def value_changes(values: Sequence[float | None], final: float) -> list[float]:
     return [after - before for before, after in zip(states, [*states[1:], final], strict=True)]
 
 
-def with_unequal_returns(rollouts: Sequence[Rollout], unfinished: Return) -> list[Rollout]:
+def with_unequal_returns(rollouts: Sequence[Rollout], paid: UpdateConfig) -> list[Rollout]:
     """Return the rollouts of tasks whose rollouts differ in return; all others have an advantage of 0."""
     returns: defaultdict[str, set[float]] = defaultdict(set)
     for rollout in rollouts:
-        returns[rollout.task_id].add(_return(rollout, unfinished))
+        returns[rollout.task_id].add(return_of(rollout, paid))
     return [rollout for rollout in rollouts if len(returns[rollout.task_id]) > 1]
 
 
@@ -53,7 +51,7 @@ def credits_in_parts(
     ask: Callable[[Callable[[CollectionSource], Any]], Any],
     rollouts: Sequence[Rollout],
     how: Mapping[int, HowToSample],
-    unfinished: Return,
+    paid: UpdateConfig,
     deadline_s: float,
 ) -> dict[str, list[float]] | None:
     """:func:`branch_credits` on all ranks; None when the run was asked to stop meanwhile.
@@ -66,7 +64,7 @@ def credits_in_parts(
     parts = [rollouts[at : at + BRANCHES_OF_A_REQUEST] for at in range(0, len(rollouts), BRANCHES_OF_A_REQUEST)]
     credits: dict[str, list[float]] = {}
     for part, ahead in zip(parts, [*parts[1:], []], strict=True):
-        work = partial(branch_credits, rollouts=part, how=how, unfinished=unfinished, ahead=ahead)
+        work = partial(branch_credits, rollouts=part, how=how, paid=paid, ahead=ahead)
         found = ask(partial(work, deadline_s=deadline_s))
         if found is None:
             return None
@@ -78,7 +76,7 @@ def branch_credits(
     source: CollectionSource,
     rollouts: Sequence[Rollout],
     how: Mapping[int, HowToSample],
-    unfinished: Return,
+    paid: UpdateConfig,
     ahead: Sequence[Rollout] = (),
     deadline_s: float = math.inf,
 ) -> dict[str, list[float]]:
@@ -115,11 +113,11 @@ def branch_credits(
 
     def value(rollout: Rollout, turn: int) -> float | None:
         found = played.get((rollout.rollout_id, turn))
-        return statistics.fmean(_return(each, unfinished) for each in found) if found else None
+        return statistics.fmean(return_of(each, paid) for each in found) if found else None
 
     return {
         rollout.rollout_id: value_changes(
-            [value(rollout, turn) for turn in _numbers(rollout)], _return(rollout, unfinished)
+            [value(rollout, turn) for turn in _numbers(rollout)], return_of(rollout, paid)
         )
         for rollout in fit
         if any(played.get((rollout.rollout_id, turn)) for turn in _numbers(rollout))
@@ -141,7 +139,3 @@ def _requests(rollouts: Sequence[Rollout], how: Mapping[int, HowToSample]) -> li
 def _numbers(rollout: Rollout) -> range:
     """The turns that the rollout sampled itself, counted from its episode's beginning."""
     return range(rollout.turns_before, rollout.turns_before + len(rollout.turns))
-
-
-def _return(rollout: Rollout, unfinished: Return) -> float:
-    return Sample.from_rollout(rollout, unfinished).reward

@@ -60,8 +60,8 @@ class ByBranches(TurnCredit):
         versions = {version for rollout in rollouts for version in rollout.policy_versions}
         seed = conf.seed + iteration
         how = {v: HowToSample(self._continuations, v, Sampling(), limits, seed) for v in versions}
-        unfinished, deadline_s = conf.update.unfinished_return, conf.collection.deadline_s
-        found = credits_in_parts(self._run.ask, with_unequal_returns(rollouts, unfinished), how, unfinished, deadline_s)
+        unequal = with_unequal_returns(rollouts, conf.update)
+        found = credits_in_parts(self._run.ask, unequal, how, conf.update, conf.collection.deadline_s)
         if found is None:
             raise StopRequested("while waiting for what goes on from the iteration's rollouts")
         self._credits = {name: torch.tensor(turns, dtype=torch.float64) for name, turns in found.items()}

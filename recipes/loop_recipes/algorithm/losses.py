@@ -1,7 +1,7 @@
 """Policy losses: per-rollout values of the clipped objective, of plain REINFORCE and of the log-likelihood.
 
 A loss takes the learner's log-probs [n] of the sampled tokens of a micro-batch and returns one value per rollout [b].
-The caller adds them up over micro-batches and ranks and divides once, by the minibatch's rollouts or by a constant, so
+The caller (:mod:`~loop_recipes.algorithm.averaging`) adds them up over micro-batches and ranks and divides once, so
 neither the micro-batch split nor the number of ranks can change the total. Everything is computed in fp32.
 """
 
@@ -35,7 +35,7 @@ class LossOutput:
     """The result of a loss.
 
     Attributes:
-        per_rollout_loss: [b], to be minimised, with gradient.
+        per_rollout_loss: [b], to be minimised, with gradient: its share of the mean over its episode's terms.
         log_ratio: one entry per importance ratio (token, turn or rollout, by the level), no gradient.
         clipped: the same shape, true where the clipped branch was taken.
         ratio_index: [n], for each sampled token the entry of ``log_ratio`` and ``clipped`` that it counts in.

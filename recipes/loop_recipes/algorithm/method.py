@@ -8,6 +8,7 @@ from functools import cached_property
 
 from loop_formats.schema import require
 from loop_recipes.algorithm.advantages import Advantage, PairingAdvantage, TokenAdvantage
+from loop_recipes.algorithm.averaging import check_divisor
 from loop_recipes.algorithm.credit import Credit, CreditOfAdvantage, TrainedCredit
 from loop_recipes.algorithm.losses import PolicyLoss
 from loop_recipes.algorithm.method_plan import MethodPlan
@@ -82,10 +83,7 @@ def build_method(config: LearnerConfig) -> Method:
         callable(advantage),
         f"advantage: {advantage_name} cannot be called with returns and groups; see loop_recipes.algorithm.advantages",
     )
-    require(
-        config.update.loss_divisor != "tokens" or loss.plan.sums_tokens,
-        f"update.loss_divisor: tokens is for a sum over tokens, and {loss_name} is none; give mean",
-    )
+    check_divisor(config.update, loss, loss_name)
     require(
         not loss.plan.compares_pairs or isinstance(advantage, PairingAdvantage),
         f"loss: {loss_name} compares pairs of rollouts; it needs "

@@ -14,7 +14,7 @@ class MethodPlan:
 
     Attributes:
         compares_pairs: the loss compares the rollouts of a pair, which the advantage makes, before each step.
-        sums_tokens: the loss of a rollout is a sum over its tokens, for ``update.loss_divisor: tokens``.
+        sums_tokens: the loss of a rollout is a sum over its tokens, not its share of their mean.
         sees_hidden_information: the loss trains a critic, which may see what the agent does not.
         needs_reference: ``ref_logprobs`` are read, which cost a pass.
         keeps_samples_without_signal: all rollouts are learned from, also those whose advantage the filter would leave

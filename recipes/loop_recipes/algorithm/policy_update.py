@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from loop_recipes.algorithm.averaging import Averaging
 from loop_recipes.algorithm.credit import credited_samples, signal_metrics, with_token_advantages
 from loop_recipes.algorithm.losses import LossOutput, PairComparison, RatioStatistics, comparison_metrics
 from loop_recipes.algorithm.method import Method
-from loop_recipes.algorithm.minibatches import minibatch_units, minibatches
+from loop_recipes.algorithm.minibatches import minibatches
 from loop_recipes.algorithm.scoring import Scorer
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.engine.adapter_versions import AdapterVersions
@@ -292,7 +293,7 @@ class PolicyUpdate:
         step_logprobs: dict[str, Tensor] | None,
     ) -> StepOutcome | None:
         """One optimizer step; None if ``max_trajectory_log_ratio`` forbids it."""
-        divisor, count = self._divisor(minibatch), len(episodes(minibatch))
+        average, count = Averaging.of(minibatch, self.config), len(episodes(minibatch))
         # While a further loss trains alone the adapter gets no gradient at all, so that the optimizer leaves it alone.
         policy_rests = iteration <= self.method.plan.policy_rests_iterations
         coefficients = [each.coefficient(iteration - 1) for each in self._further.values()]
@@ -302,10 +303,10 @@ class PolicyUpdate:
         parts: dict[str, Tensor] = {}
         for batch in self._batches.of_step(weighted):
             output, further, logprobs = self._losses(batch, policy_rests, on_policy=step_logprobs is not None)
-            mean_loss = output.per_rollout_loss.sum() / divisor
+            mean_loss = average.part(output.per_rollout_loss, batch, self.method.loss.plan.sums_tokens)
             total = mean_loss
             for coefficient, losses in zip(coefficients, further, strict=True):
-                total = total + coefficient * (losses.sum() / divisor)
+                total = total + coefficient * average.part(losses, batch)
             # FSDP averages gradients over the ranks, but the loss is a sum over them.
             (total * (self._batches.groups * self._loss_scale)).backward()
             if not self._batches.is_leader:
@@ -330,7 +331,7 @@ class PolicyUpdate:
                 self.token_statistics.drop()
             return None
         if comparison is not None:  # the weighted log-likelihood has its gradient, but not its value
-            loss = comparison.losses.sum().item() / divisor
+            loss = comparison.losses.sum().item() / average.divisor
         norms = [clip_grad_norm(together, limit, self._loss_scale) for together, limit in self._clipped]
         finite_gradient = all(map(math.isfinite, norms))
         if math.isfinite(loss) and not finite_gradient and self._loss_scale > 1.0:
@@ -360,14 +361,6 @@ class PolicyUpdate:
         comparison = self.method.loss.compare(known, self.scorer.current_logprobs(known))
         self.model.train()
         return comparison, comparison.weighted(known)
-
-    def _divisor(self, minibatch: list[CreditedSample]) -> float:
-        """Return the number by which the sum of a minibatch's losses is divided."""
-        if self.config.loss_divisor == "mean":
-            return len(minibatch_units(minibatch))
-        if self.config.loss_divisor == "tokens":
-            return sum(int(sample.mask.sum()) for sample in minibatch)
-        return float(self.config.loss_divisor)
 
     def _losses(
         self, batch: StepBatch, policy_rests: bool, on_policy: bool = False

@@ -152,13 +152,17 @@ class UpdateConfig:
     """Rollouts with a smaller advantage carry no signal and are left out. A loss on pairs leaves out those without a
     partner instead."""
     loss_divisor: Literal["mean", "tokens"] | PositiveFloat = "mean"
-    """``mean`` over the rollouts of the minibatch, as in the paper (of a loss on pairs: over the pairs), ``tokens``:
-    over their sampled tokens, or a constant (the authors' code: 32, whatever the filter leaves)."""
+    """``mean`` over the rollouts of the minibatch, each a mean over its tokens, as in the paper (of a loss on pairs:
+    over the pairs); ``tokens``: over all their sampled tokens alike (DAPO); or a constant in place of the number of
+    rollouts (the authors' code: 32, whatever the filter leaves)."""
     clip_grad_norm: PositiveFloat | None = 1.0
     """The largest norm of the gradient; null does not clip."""
+    episode_return: Literal["reward", "success"] = "reward"
+    """The return that is learned from: the reward, or 1 where the grader says that the task is solved and 0 elsewhere,
+    with no rewards of turns. Metrics and filters of tasks have both as they are."""
     unfinished_return: Literal["graded", "zero"] = "graded"
-    """Return of a rollout that ran into its turns, context or deadline: what the grader gives, as in the authors' code,
-    or 0."""
+    """Return of a rollout that ran into its turns, context or deadline: what ``episode_return`` takes from the grader,
+    as in the authors' code, or 0."""
     max_tokens_per_rollout: PositiveInt | None = None
     """Learns from so many first tokens of a rollout (the authors' code: 32000 of up to 32768), and leaves out one
     with no sampled token so early; null learns from all."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,15 @@ from torch import Tensor
 from loop_formats.rollout import Rollout
 from loop_formats.schema import require
 from loop_recipes.config.loop_config import UpdateConfig
+
+AS_GRADED = UpdateConfig()
+
+
+def return_of(rollout: Rollout, config: UpdateConfig) -> float:
+    """The return that is learned from, in [0, 1]: of what the grader said the part that ``config`` takes."""
+    if config.unfinished_return == "zero" and rollout.end_reason != "completed":
+        return 0.0
+    return rollout.reward if config.episode_return == "reward" else float(rollout.success)
 
 
 @dataclass(frozen=True)
@@ -64,13 +73,13 @@ class Sample:
             raise ValueError(f"rollout {self.rollout_id}: the first token counts as sampled, but nothing predicts it")
 
     @classmethod
-    def from_rollout(cls, rollout: Rollout, unfinished_return: Literal["graded", "zero"] = "graded") -> Sample:
+    def from_rollout(cls, rollout: Rollout, config: UpdateConfig = AS_GRADED) -> Sample:
         """The learner's view of a validated record.
 
         Args:
-            unfinished_return: "zero" replaces the reward of an episode that the agent did not end itself by 0.
+            config: says what the return is.
         """
-        unpaid = unfinished_return == "zero" and rollout.end_reason != "completed"
+        by_turn = config.episode_return == "reward"
         mask = torch.tensor(rollout.mask, dtype=torch.bool)
         turn_ids = torch.full((len(rollout.mask),), -1, dtype=torch.long)
         versions = torch.zeros(len(rollout.mask), dtype=torch.long)
@@ -85,11 +94,11 @@ class Sample:
             turn_ids=turn_ids,
             sampler_logprobs=torch.tensor(rollout.sampler_logprobs, dtype=torch.float32)[mask],
             policy_versions=versions[mask],
-            reward=0.0 if unpaid else rollout.reward,
+            reward=return_of(rollout, config),
             collection_id=rollout.collection_id,
             episode_id=rollout.episode_id,
             segment=rollout.segment,
-            turn_rewards=tuple(turn.reward or 0.0 for turn in rollout.turns),
+            turn_rewards=tuple((turn.reward or 0.0) if by_turn else 0.0 for turn in rollout.turns),
         )
 
     def beginning(self, length: int) -> Self:
@@ -213,7 +222,7 @@ def training_samples(rollouts: Sequence[Rollout], config: UpdateConfig) -> list[
     Raises:
         ConfigError: none is left.
     """
-    samples = [Sample.from_rollout(rollout, config.unfinished_return) for rollout in rollouts]
+    samples = [Sample.from_rollout(rollout, config) for rollout in rollouts]
     length = config.max_tokens_per_rollout
     if length is None:
         return samples

@@ -165,6 +165,10 @@ GIVEN = "credit.critic must be left out or come first: .* and advantage gives ea
         ({}, ["attention=fa4"], "attention is fa4, which is checked for packed rows alone"),
         ({}, ["attention=fa4", "update.packed=True"], "fa4, but FlashAttention-4 computes in half precision on CUDA"),
         ({"advantage": RETURNS_TO_GO}, ["loss.level=turn"], BY_TOKEN),
+        *(
+            ({}, [f"loss.level={level}", "update.loss_divisor=tokens"], f"has terms of whole {level}s; give mean or a")
+            for level in ("turn", "trajectory")
+        ),
         ({"advantage": RETURNS_TO_GO}, [CRITIC], GIVEN),
     ],
 )
@@ -324,9 +328,9 @@ def test_the_value_loss_is_a_mean_whatever_the_losses_are_divided_by(tmp_path):
     critic = [CRITIC, "update.minibatch_rollouts=null"]
     ways = [
         run(config, f"output_dir={tmp_path / each}", *critic, "update.epochs=1", f"update.loss_divisor={each}")[0]
-        for each in ("mean", "100.0")
+        for each in ("mean", "100.0", "tokens")
     ]
-    assert ways[1]["value_loss"] == pytest.approx(ways[0]["value_loss"])
+    assert [way["value_loss"] for way in ways[1:]] == pytest.approx([ways[0]["value_loss"]] * 2)
 
 
 def test_a_rollout_can_be_learned_from_up_to_a_length(tmp_path):

@@ -1,5 +1,6 @@
 """Samples: what a stage of a rollout has, and where it is cut."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -29,9 +30,21 @@ def test_a_record_becomes_a_sample():
 
 
 def test_an_episode_over_its_budget_is_paid_as_asked():
-    over, ended = (record([5, 6, 7], [(1, 3)], end_reason=reason) for reason in ("turn_limit", "completed"))
-    assert [Sample.from_rollout(over, unfinished_return=pay).reward for pay in ("graded", "zero")] == [0.75, 0.0]
-    assert [Sample.from_rollout(ended, unfinished_return=pay).reward for pay in ("graded", "zero")] == [0.75, 0.75]
+    ways = [
+        UpdateConfig(episode_return=paid, unfinished_return=unfinished)
+        for paid, unfinished in itertools.product(("reward", "success"), ("graded", "zero"))
+    ]
+    for reason, success, expected in (
+        ("turn_limit", False, [0.75, 0.0, 0.0, 0.0]),
+        ("turn_limit", True, [0.75, 0.0, 1.0, 0.0]),
+        ("completed", False, [0.75, 0.75, 0.0, 0.0]),
+        ("completed", True, [0.75, 0.75, 1.0, 1.0]),
+    ):
+        ended = record([5, 6, 7], [(1, 3)], end_reason=reason, success=success)
+        ended = replace(ended, turns=[replace(turn, reward=0.25) for turn in ended.turns])
+        samples = [Sample.from_rollout(ended, way) for way in ways]
+        assert [sample.reward for sample in samples] == expected
+        assert [sample.turn_rewards for sample in samples] == [(0.25,), (0.25,), (0.0,), (0.0,)]
 
 
 def test_the_beginning_of_a_sample_is_that_of_the_record():

@@ -7,6 +7,7 @@ import pytest
 from loop_contrib.turn_credit import branch_credit
 from loop_contrib.turn_credit.branch_credit import branch_credits, value_changes, with_unequal_returns
 from loop_formats.collection_request import CollectionEnd, Limits, Sampling
+from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.rollouts.branching import HowToSample
 from loop_recipes.rollouts.node_source import NodeSource
 from loop_recipes.rollouts.source import NoRollouts
@@ -31,9 +32,10 @@ def test_rollouts_of_tasks_without_contrast_are_not_gone_on_from():
         for task, pair in rewards.items()
         for index, reward in enumerate(pair)
     ]
-    assert {rollout.task_id for rollout in with_unequal_returns(rollouts, "graded")} == {"task_1"}
+    assert {rollout.task_id for rollout in with_unequal_returns(rollouts, UpdateConfig())} == {"task_1"}
     unended = [replace(rollouts[3], end_reason="turn_limit")]
-    paid = {unfinished: with_unequal_returns(rollouts[:3] + unended, unfinished) for unfinished in ("graded", "zero")}
+    ways = [UpdateConfig(unfinished_return=unfinished) for unfinished in ("graded", "zero")]
+    paid = {way.unfinished_return: with_unequal_returns(rollouts[:3] + unended, way) for way in ways}
     assert {name: {r.task_id for r in kept} for name, kept in paid.items()} == {
         "graded": {"task_1"},
         "zero": {"task_1", "task_2"},
@@ -61,7 +63,7 @@ def test_the_requests_of_a_part_share_one_deadline(monkeypatch):
 
     monkeypatch.setattr(branch_credit.running_time, "now", lambda: clock[0])
     how = {version: HowToSample(1, version, Sampling(), Limits()) for version in range(2)}
-    branch_credits(FixedNode(slow), rollouts, how, "graded", deadline_s=60.0)
+    branch_credits(FixedNode(slow), rollouts, how, UpdateConfig(), deadline_s=60.0)
     assert given == [60.0, 20.0]
 
 
@@ -86,10 +88,10 @@ async def test_credits_are_the_differences_of_the_known_values(policy, tmp_path)
         local.vllm.speak = lambda rng: "```python\nfinish()\n```"
         source = NodeSource(local.client, None, DEADLINE_S, COMMAND_S, lambda: False)
         how = {0: HowToSample(2, 0, Sampling(), limits)}
-        graded = await local.call(branch_credits, source, rollouts, how, "graded")
-        unpaid = await local.call(branch_credits, source, rollouts[:1], how, "zero")
+        graded = await local.call(branch_credits, source, rollouts, how, UpdateConfig())
+        unpaid = await local.call(branch_credits, source, rollouts[:1], how, UpdateConfig(unfinished_return="zero"))
     # Whoever finishes at 0, 3, 6 or 9 is paid 0.5, 0.5, 1 or 0.75; these four turns end at 12, unfinished, with 0.5.
     assert graded == {rollout.rollout_id: [0.0, 0.5, -0.25, -0.25] for rollout in rollouts}
     assert unpaid == {rollouts[0].rollout_id: [0.0, 0.5, -0.25, -0.75]}
     failing = FixedNode(CollectionFailed("too many attempts failed", CollectionEnd("failed", 0, 0, 0, {}, 0.0)))
-    assert branch_credits(failing, rollouts, how, "graded") == {}, "they keep the one advantage of the rollout"
+    assert branch_credits(failing, rollouts, how, UpdateConfig()) == {}, "they keep the one advantage of the rollout"

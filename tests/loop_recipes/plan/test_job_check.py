@@ -39,6 +39,8 @@ FOLDERS = {  # config.json, and the number of files of weights
     "qwen3_14b": (PUBLISHED["Qwen3-14B"], 1),
     "qwen3_32b": (PUBLISHED["Qwen3-32B"], 1),
     "qwen3_5_4b": (PUBLISHED_GENERAL["Qwen3.5-4B"], 1),
+    "qwen3_5_9b": (PUBLISHED_GENERAL["Qwen3.5-9B"], 1),
+    "qwen3_6_27b": (PUBLISHED_GENERAL["Qwen3.6-27B"], 1),
     "qwen3_30b_a3b": (PUBLISHED_GENERAL["Qwen3-30B-A3B-Instruct-2507"], 1),
     "gpt_oss_20b": (PUBLISHED_GENERAL["gpt-oss-20b"], 1),
 }
@@ -147,6 +149,8 @@ CONFIGS = {
     "qwen3_14b": "qwen3_14b",
     "qwen3_32b": "qwen3_32b",
     "qwen3_5_4b_one_gpu": "qwen3_5_4b",
+    "qwen3_5_9b": "qwen3_5_9b",
+    "qwen3_6_27b": "qwen3_6_27b",
     "qwen3_30b_a3b": "qwen3_30b_a3b",
     "gpt_oss_20b": "gpt_oss_20b",
 }
@@ -157,11 +161,28 @@ SOUND = {  # nodes and GPUs of a node on which a config needs no change
     **dict.fromkeys(("tiny_cpu", "tiny_gpu", "gpu", "qwen2_5_1_5b_one_gpu"), ANYWHERE),
     **dict.fromkeys(("qwen2_5_7b_one_gpu", "qwen3_4b_one_gpu", "qwen3_4b_24gb", "qwen3_5_4b_one_gpu"), ONE_NODE),
     "qwen2_5_7b_24gb": ONE_NODE,
-    **dict.fromkeys(("qwen2_5_7b", "qwen3_8b", "qwen3_14b", "qwen3_30b_a3b", "gpt_oss_20b"), EIGHT_GPUS),
+    **dict.fromkeys(("qwen2_5_7b", "qwen3_8b", "qwen3_14b", "qwen3_5_9b", "qwen3_30b_a3b", "gpt_oss_20b"), EIGHT_GPUS),
     "qwen2_5_32b": {(2, 8), (3, 8)},
     "qwen3_32b": {(2, 8), (3, 8)},
     "qwen2_5_32b_one_node": {(1, 8)},
+    "qwen3_6_27b": {(1, 8)},
 }
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("qwen3_6_27b", ["preset=draco_outcome", "--nodes", 1]),
+        ("qwen3_14b", ["preset=canopy", "--nodes", 1]),
+        ("tiny_cpu", ["preset=canopy"]),
+    ],
+)
+def test_the_recipes_after_loop_can_be_planned(check_config, config, words):
+    code, shown, problems = check_config(
+        config, CONFIGS.get(config, "tiny"), "collection.tasks_per_iteration=10", *words
+    )
+    assert (code, problems) == (0, [])
+    assert "x 6 rollouts" in shown if "preset=draco_outcome" in words else "x 32 rollouts" in shown
 
 
 @pytest.mark.parametrize("config", CONFIGS)

@@ -38,13 +38,14 @@ from loop_recipes.engine.diagnostics import (
 )
 from loop_recipes.engine.model import check_context, vocabulary
 from loop_recipes.engine.process_group import any_rank, leave, on_main_rank
-from loop_recipes.engine.samples import episodes, training_samples
+from loop_recipes.engine.samples import episodes, return_of, training_samples
 from loop_recipes.rollouts.broken import check_broken
 from loop_recipes.rollouts.open import open_source
 from loop_recipes.rollouts.plan import CollectionPlan, run_name
 from loop_recipes.rollouts.shared_source import SharedSource
 from loop_recipes.rollouts.source import SOURCE_ERRORS, Collected, NoRollouts, check_versions, in_groups
 from loop_recipes.run.fingerprint import compare, differing, environment_identity
+from loop_recipes.run.group_signal import groups_by_solved, signal_figures
 from loop_recipes.run.metrics import (
     SUMMARY_WORDS,
     behavior_metrics,
@@ -351,7 +352,8 @@ class LoopAppWorldRecipe(TrainingRecipe):
         self._iterations_done = iteration
         environment = self._environment
         means = rollout_metrics(rollouts) | environment_metrics(rollouts, environment)
-        return means | behavior_metrics(rollouts, environment) | metrics
+        groups = groups_by_solved((r.task_id, r.success, return_of(r, conf.update)) for r in grouped if r.segment == 0)
+        return means | behavior_metrics(rollouts, environment) | metrics | signal_figures(groups)
 
     @property
     def _fingerprint(self) -> dict[str, dict[str, str]]:

@@ -81,6 +81,10 @@ METRICS: dict[str, str] = {
     "that is given",
     "groups": "tasks with at least one rollout",
     "groups_without_signal": "tasks none of whose rollouts was kept",
+    "groups_by_solved": "for tasks of which, for instance, 3/8 rollouts were solved: their groups, and those "
+    "with_signal, whose returns differ",
+    "enough_rollouts": "rollouts of a task with which four of five groups would have signal, of the tasks solved "
+    "sometimes: 1 - p^n - (1 - p)^n; only where there are some",
     "advantage_std": "standard deviation of the advantage over all rollouts (with a critic: over all sampled tokens)",
     "steps": "optimizer steps taken",
     "steps_left_out": "steps that update.max_trajectory_log_ratio forbade",

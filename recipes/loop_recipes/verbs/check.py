@@ -3,6 +3,7 @@
 loop check qwen2_5_32b preset=paper output_dir=runs/a
 loop check qwen2_5_7b_one_gpu output_dir=runs/a --gpu-memory 40
 loop check tiny_cpu model.path=models/SmolLM3-3B --probe
+loop check qwen2_5_7b --pilot runs/pilot
 loop check --gpu-memory 24
 loop check --keys collection.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from omegaconf.errors import OmegaConfBaseException
 
@@ -40,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpus", type=int, help=f"GPUs of each node ({usual} 8)")
     said = "memory of one GPU in GiB (79); without a config: which of the shipped ones fit"
     parser.add_argument("--gpu-memory", type=float, metavar="GIB", help=said)
+    said = "a training run or an evaluation: says what groups of rollouts would teach"
+    parser.add_argument("--pilot", type=Path, metavar="FOLDER", help=said)
     parser.add_argument("--probe", action="store_true", help="read the model and compare its layers with transformers'")
     options = parser.parse_intermixed_args(arguments)
     if options.keys is not None:
@@ -58,7 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         node = described_node(config)
         read_config(config, LoopConfig)  # a mistake in the config itself is said before torch is loaded
         from loop_recipes.plan.job_check import check_job, probe_model  # imports the components, and torch with them
-        from loop_recipes.plan.report import Machines, Report, usual_machines
+        from loop_recipes.plan.report import Machines, Report, ReportRow, usual_machines
+        from loop_recipes.plan.signal_report import foretold, pilot_groups
 
         _quiet()
         nodes, gpus = usual_machines(node.servers)
@@ -67,6 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         findings = [*check_job(config, node, Machines(nodes, gpus, memory))]
         if options.probe:
             findings.append(probe_model(node.model.path, node.model.max_context))
+        if options.pilot is not None:
+            groups = pilot_groups(options.pilot)
+            findings.append(ReportRow("signal", foretold(groups, config.collection.rollouts_per_task)))
     except (ConfigError, OSError) as error:
         sys.exit(f"{parser.prog}: {error}")
     except OmegaConfBaseException as error:

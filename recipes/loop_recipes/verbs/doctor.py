@@ -3,6 +3,7 @@
     loop doctor runs/demo
 
 It looks at the last five iterations, and for what rises at all of them. It ends with 1 where it has found something.
+It also says how many groups of rollouts had signal, by how often their tasks are solved, and what others would give.
 What it looks at is in ``metrics.jsonl``; `loop view` shows the rollouts behind it.
 """
 
@@ -17,6 +18,7 @@ from typing import Any
 
 from loop_formats.run_folder import read_metrics
 from loop_recipes.config.arguments import verb_parser
+from loop_recipes.plan.signal_report import foretold, together, told
 from loop_recipes.terminal import say
 
 Lines = Sequence[Mapping[str, Any]]
@@ -175,7 +177,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
     found = findings(lines)
-    say(*map(str, found))
+    groups = together(line.get("groups_by_solved", {}) for line in lines[-RECENT:])
+    say(*map(str, found), *([f"signal: {told(groups)}", f"signal: {foretold(groups)}"] if groups else []))
     if not found:
         names = ", ".join(rule.__name__.replace("_", " ") for rule in RULES)
         looked_at = f"{len(lines)} iteration{'' if len(lines) == 1 else 's'}"

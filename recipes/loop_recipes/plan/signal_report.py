@@ -1,0 +1,63 @@
+"""Says what groups of rollouts taught, or would teach: of a run, of a pilot, of an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from loop_formats.places import METRICS_FILE
+from loop_formats.run_folder import read_metrics
+from loop_formats.schema import ConfigError, require
+from loop_plumbing.breakage import raised_as
+from loop_recipes.run.group_signal import Groups, coverage, enough_rollouts, groups_by_solved, solved_rate
+
+PARTS = {"never": 0.0, "up to a quarter": 0.25, "a half": 0.5, "three quarters": 0.75, "nearly always": 1 - 1e-9}
+ALWAYS = "always"
+
+
+def together(every: Iterable[Groups]) -> Groups:
+    """The groups of several iterations as one."""
+    found: dict[str, dict[str, int]] = {}
+    for key, counts in (item for groups in every for item in groups.items()):
+        known = found.setdefault(key, dict.fromkeys(counts, 0))
+        found[key] = {name: known[name] + count for name, count in counts.items()}
+    return found
+
+
+def told(groups: Groups) -> str:
+    """How many groups had signal, by how often their task was solved."""
+    parts = {name: [0, 0] for name in (*PARTS, ALWAYS)}
+    for key, counts in groups.items():
+        part = parts[next((name for name, most in PARTS.items() if solved_rate(key) <= most), ALWAYS)]
+        part[:] = part[0] + counts["with_signal"], part[1] + counts["groups"]
+    signal, total = (sum(part[place] for part in parts.values()) for place in (0, 1))
+    shown = ", ".join(f"{name} {some} of {of}" for name, (some, of) in parts.items() if of)
+    return f"{signal} of {total} groups; of tasks solved {shown}"
+
+
+def foretold(groups: Groups, size: int | None = None) -> str:
+    """What groups of ``size``, and of what other size, would give by success."""
+    wanted, total = enough_rollouts(groups), sum(each["groups"] for each in groups.values())
+    alike = sum(each["groups"] for key, each in groups.items() if solved_rate(key) in (0.0, 1.0))
+    said = [] if size is None else [f"{size} rollouts of a task would give {coverage(groups, size):.0%} of all signal"]
+    said += [] if wanted is None else [f"groups of {wanted} would give it to four of five of those solved sometimes"]
+    return "; ".join([*said, f"{alike} of {total} were solved never or always, of which this foretells nothing"])
+
+
+def pilot_groups(folder: Path) -> Groups:
+    """The groups of a training run, or the tasks of an evaluation's first policy.
+
+    Raises:
+        ConfigError: the folder is neither, or tells of no groups.
+    """
+    if (folder / METRICS_FILE).is_file():
+        with raised_as(ConfigError, f"--pilot {folder}: ", ValueError, OSError):
+            groups = together(line.get("groups_by_solved", {}) for line in read_metrics(folder))
+    else:
+        from loop_recipes.evaluation.report import read_report  # with its statistics, which no other check needs
+
+        with raised_as(ConfigError, f"--pilot {folder}: ", ValueError, OSError):
+            first = read_report(folder)[1][0]
+        groups = groups_by_solved((each.task_id, each.success, float(each.success)) for each in first.results)
+    require(groups, f"--pilot {folder}: it tells of no groups of rollouts; give a newer run, or an evaluation")
+    return groups

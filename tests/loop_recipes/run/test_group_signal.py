@@ -1,0 +1,62 @@
+"""Signal by how often a task is solved, told of a run and foretold of other group sizes."""
+
+import itertools
+import json
+
+import pytest
+
+from loop_formats.schema import ConfigError
+from loop_recipes.plan.signal_report import foretold, pilot_groups, together, told
+from loop_recipes.run.group_signal import coverage, enough_rollouts, groups_by_solved, signal_figures
+from loop_recipes.verbs import doctor
+
+
+def groups(*tasks):
+    """Of the rewards of each task's rollouts, where 1 is solved."""
+    return groups_by_solved((f"t{n}", reward == 1, reward) for n, rewards in enumerate(tasks) for reward in rewards)
+
+
+def test_groups_are_counted_by_the_share_solved_and_have_signal_where_returns_differ():
+    found = groups([0, 0, 0, 0], [0, 0.5, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0.2])
+    assert found == {
+        "0/4": {"groups": 3, "with_signal": 2},
+        "1/4": {"groups": 1, "with_signal": 1},
+        "4/4": {"groups": 1, "with_signal": 0},
+    }
+    assert told(found) == "3 of 5 groups; of tasks solved never 2 of 3, up to a quarter 1 of 1, always 0 of 1"
+    assert together([found, found])["0/4"] == {"groups": 6, "with_signal": 4}
+
+
+@pytest.mark.parametrize("size", [2, 4, 8, 32])
+@pytest.mark.parametrize("solved", [1, 2, 5, 10])
+def test_the_coverage_is_the_share_of_draws_that_do_not_end_alike(solved, size):
+    """Counted over all outcomes of a few rollouts, and CANOPY's own figures of p = 0.05."""
+    found, p = {f"{solved}/20": {"groups": 3, "with_signal": 0}}, solved / 20
+    if size <= 8:
+        outcomes = (outcome for outcome in itertools.product((True, False), repeat=size) if len({*outcome}) == 2)
+        expected = sum(p ** sum(outcome) * (1 - p) ** (size - sum(outcome)) for outcome in outcomes)
+        assert coverage(found, size) == pytest.approx(expected)
+    if solved == 1:
+        assert coverage(found, 8) == pytest.approx(0.34, abs=0.005)
+        assert coverage(found, 32) == pytest.approx(0.81, abs=0.005)
+        assert enough_rollouts(found) == 32
+
+
+def test_a_task_never_or_always_solved_foretells_nothing():
+    found = groups([0, 0], [1, 1])
+    assert enough_rollouts(found) is None
+    assert signal_figures(found).keys() == {"groups_by_solved"}
+    assert foretold(found, 8).startswith(
+        "8 rollouts of a task would give 0% of all signal; 2 of 2 were solved never or"
+    )
+    assert "groups of 4 would give it to four of five" in foretold(groups([0, 1], [0, 0]))
+
+
+def test_a_run_tells_its_signal_and_a_folder_that_is_none_is_one_line(tmp_path, capsys):
+    lines = [{"iteration": n, "groups_by_solved": groups([0, 1], [1, 1])} for n in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    doctor.main([str(tmp_path)])
+    assert "signal: 2 of 4 groups; of tasks solved a half 2 of 2, always 0 of 2" in capsys.readouterr().out
+    assert pilot_groups(tmp_path) == together([groups([0, 1], [1, 1])] * 2)
+    with pytest.raises(ConfigError, match=r"--pilot .*nowhere"):
+        pilot_groups(tmp_path / "nowhere")

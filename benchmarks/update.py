@@ -6,6 +6,7 @@ Both start from the same Qwen2-architecture weights and LoRA adapter (rank 16 on
 the old log-probs without gradient, then take one epoch of clipped steps (AdamW) over minibatches of 16 rollouts.
 
 - ``ours``: torchtune decoder, packed micro-batches, only rows that predict sampled tokens reach the tiled head.
+- ``ours_one_by_one``: the same with one rollout a row, as ``peft_one_by_one`` has them.
 - ``ours_padded``: the same with padded micro-batches.
 - ``ours_unfolded``: ``ours`` with torchtune's own LoRA layers, which add products in passes of their own.
 - ``ours_general``: transformers' modules in place of torchtune's, as models of other architectures are trained.
@@ -183,10 +184,10 @@ def general_model(args: argparse.Namespace) -> nn.Module:
 
 
 def ours(
-    args: argparse.Namespace, packed: bool, model: nn.Module | None = None
+    args: argparse.Namespace, packed: bool, model: nn.Module | None = None, tokens: int | None = None
 ) -> tuple[nn.Module, Callable, Callable]:
     model, loss = model or tune_model(args), ClippedPolicyLoss(eps=EPS)
-    layout = BatchLayout(args.micro_batch_tokens, packed)
+    layout = BatchLayout(tokens or args.micro_batch_tokens, packed)
 
     def old_logprobs(samples: list[CreditedSample]) -> list[ScoredSample]:
         with torch.no_grad():
@@ -303,6 +304,7 @@ def trl(args: argparse.Namespace) -> tuple[nn.Module, Callable, Callable]:
 
 CASES: dict[str, Callable[[argparse.Namespace], tuple[nn.Module, Callable, Callable]]] = {
     "ours": lambda args: ours(args, packed=True),
+    "ours_one_by_one": lambda args: ours(args, packed=True, tokens=1),
     "ours_padded": lambda args: ours(args, packed=False),
     "ours_unfolded": lambda args: ours(args, True, unfolded(tune_model(args))),
     "ours_general": lambda args: ours(args, True, general_model(args)),
@@ -346,7 +348,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--rollouts", type=int, default=48)
-    parser.add_argument("--micro-batch-tokens", type=int, default=4096)
+    parser.add_argument("--micro-batch-tokens", type=int, default=1024, help="of a row of ours; a rollout is never cut")
     parser.add_argument("--case", choices=list(CASES), help="measure this one in this process and print JSON")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), help="these alone")
     parser.add_argument("--json", type=Path, help="write the rows here")
@@ -361,7 +363,8 @@ def main() -> None:
         f"{args.rollouts} rollouts, {tokens:,} tokens of which {sampled:,} sampled; v={args.vocab:,} d={args.width} ",
         end="",
     )
-    print(f"{args.layers} layers, float32, torch {torch.__version__}, {torch.get_num_threads()} thread(s)")
+    print(f"{args.layers} layers, float32, torch {torch.__version__}, {torch.get_num_threads()} thread(s)", end="")
+    print(f"; rows of ours up to {args.micro_batch_tokens:,} tokens, one_by_one of one rollout")
     print(f"{'case':<20}{'tokens/s':>10}{'tokens/CPU s':>14}{'peak MiB':>10}")
     rows, results = [], {}
     for case in args.cases:

@@ -1,8 +1,8 @@
 """Policy losses: per-rollout values of the clipped objective, of plain REINFORCE and of the log-likelihood.
 
 A loss takes the learner's log-probs [n] of the sampled tokens of a micro-batch and returns one value per rollout [b].
-The caller (:mod:`~loop_recipes.algorithm.averaging`) adds them up over micro-batches and ranks and divides once, so
-neither the micro-batch split nor the number of ranks can change the total. Everything is computed in fp32.
+The caller (:class:`~loop_recipes.algorithm.minibatches.Averaging`) adds them up over micro-batches and ranks and
+divides once, so that neither split nor ranks can change the total. Everything is computed in fp32.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ from functools import cached_property
 
 from loop_formats.schema import require
 from loop_recipes.algorithm.advantages import Advantage, PairingAdvantage, TokenAdvantage
-from loop_recipes.algorithm.averaging import check_divisor
 from loop_recipes.algorithm.credit import Credit, CreditOfAdvantage, TrainedCredit
 from loop_recipes.algorithm.losses import PolicyLoss
 from loop_recipes.algorithm.method_plan import MethodPlan
+from loop_recipes.algorithm.minibatches import check_divisor
 from loop_recipes.config.components import build_checked
 from loop_recipes.config.loop_config import LearnerConfig, LoopConfig
 from loop_recipes.config.preflight import check_learner, check_rollout_node

@@ -1,12 +1,20 @@
-"""Deals the rollouts of an iteration to optimizer steps: what stays together, and how large a minibatch is."""
+"""Deals the rollouts of an iteration to optimizer steps: what stays together, how large a minibatch is, and how its
+losses become one number, the one place where ``update.loss_divisor`` counts."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import torch
+from torch import Tensor
 
+from loop_formats.schema import require
+from loop_recipes.algorithm.losses import PolicyLoss
+from loop_recipes.config.loop_config import UpdateConfig
+from loop_recipes.engine.batching import StepBatch
 from loop_recipes.engine.samples import CreditedSample, episodes
 
 
@@ -37,3 +45,33 @@ def minibatch_units(samples: Sequence[CreditedSample]) -> list[list[CreditedSamp
     for sample in samples:
         units.setdefault(sample.pair or sample.episode, []).append(sample)
     return list(units.values())
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """The average over a minibatch: a sum over its micro-batches and ranks, divided once by rollouts (or pairs), by
+    sampled tokens or by a constant. Where it is not ``over_tokens``, each rollout's own mean comes first."""
+
+    divisor: float
+    over_tokens: bool
+
+    @classmethod
+    def of(cls, minibatch: Sequence[CreditedSample], config: UpdateConfig) -> Self:
+        """The average over a minibatch, which is that of all ranks."""
+        if config.loss_divisor == "tokens":
+            return cls(sum(int(sample.mask.sum()) for sample in minibatch), True)
+        return cls(len(minibatch_units(minibatch)) if config.loss_divisor == "mean" else config.loss_divisor, False)
+
+    def part(self, losses: Tensor, batch: StepBatch, are_sums: bool = False) -> Tensor:
+        """A micro-batch's part. ``losses`` [b] are each rollout's share of its episode's mean over sampled tokens, or
+        ``are_sums`` over its own."""
+        return (losses * batch.episode_tokens if self.over_tokens and not are_sums else losses).sum() / self.divisor
+
+
+def check_divisor(config: UpdateConfig, loss: PolicyLoss, name: str) -> None:
+    """Raise ConfigError if the average that ``config`` asks for has no meaning for the loss of this name."""
+    whole = "pairs of rollouts" if loss.plan.compares_pairs else f"whole {loss.level}s"
+    require(
+        config.loss_divisor != "tokens" or (loss.level in ("token", "geometric") and not loss.plan.compares_pairs),
+        f"update.loss_divisor: tokens is a mean over tokens, and {name} has terms of {whole}; give mean or a number",
+    )

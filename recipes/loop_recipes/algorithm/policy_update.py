@@ -20,11 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from loop_recipes.algorithm.averaging import Averaging
 from loop_recipes.algorithm.credit import credited_samples, signal_metrics, with_token_advantages
 from loop_recipes.algorithm.losses import LossOutput, PairComparison, RatioStatistics, comparison_metrics
 from loop_recipes.algorithm.method import Method
-from loop_recipes.algorithm.minibatches import minibatches
+from loop_recipes.algorithm.minibatches import Averaging, minibatches
 from loop_recipes.algorithm.scoring import Scorer
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.engine.adapter_versions import AdapterVersions

@@ -9,7 +9,7 @@ from loop_formats.places import METRICS_FILE
 from loop_formats.run_folder import read_metrics
 from loop_formats.schema import ConfigError, require
 from loop_plumbing.breakage import raised_as
-from loop_recipes.run.group_signal import Groups, coverage, enough_rollouts, groups_by_solved, solved_rate
+from loop_recipes.run.group_signal import Groups, coverage, groups_by_solved, signal_figures, solved_rate
 
 PARTS = {"never": 0.0, "up to a quarter": 0.25, "a half": 0.5, "three quarters": 0.75, "nearly always": 1 - 1e-9}
 ALWAYS = "always"
@@ -37,7 +37,7 @@ def told(groups: Groups) -> str:
 
 def foretold(groups: Groups, size: int | None = None) -> str:
     """What groups of ``size``, and of what other size, would give by success."""
-    wanted, total = enough_rollouts(groups), sum(each["groups"] for each in groups.values())
+    wanted, total = signal_figures(groups).get("enough_rollouts"), sum(each["groups"] for each in groups.values())
     alike = sum(each["groups"] for key, each in groups.items() if solved_rate(key) in (0.0, 1.0))
     said = [] if size is None else [f"{size} rollouts of a task would give {coverage(groups, size):.0%} of all signal"]
     said += [] if wanted is None else [f"groups of {wanted} would give it to four of five of those solved sometimes"]

@@ -11,16 +11,10 @@ from typing import Any, TypeAlias
 
 Groups: TypeAlias = Mapping[str, Mapping[str, int]]
 """``"3/8"``, for tasks of which 3 of 8 rollouts were solved -> ``groups``, and of these ``with_signal``."""
-ENOUGH = 0.8
-"""Of the groups: four of five."""
 
 
 def groups_by_solved(episodes: Iterable[tuple[str, bool, float]]) -> Groups:
-    """Count groups by the share that was solved; one whose returns differ has signal.
-
-    Args:
-        episodes: of each its task, whether it was solved, and its return.
-    """
+    """Count groups by the share solved, of each episode's task, success and return; unequal returns are signal."""
     tasks: dict[str, list[tuple[bool, float]]] = {}
     for task, solved, paid in episodes:
         tasks.setdefault(task, []).append((solved, paid))
@@ -33,28 +27,22 @@ def groups_by_solved(episodes: Iterable[tuple[str, bool, float]]) -> Groups:
 
 
 def solved_rate(key: str) -> float:
-    """The share of a key of :data:`Groups`."""
+    """The share that a key of :data:`Groups` stands for."""
     solved, _, rollouts = key.partition("/")
     return int(solved) / int(rollouts)
 
 
 def coverage(groups: Groups, size: int) -> float:
     """The share of the groups that would have signal by success if they were of so many rollouts."""
-    total = sum(each["groups"] for each in groups.values())
-    rates = ((solved_rate(key), each["groups"]) for key, each in groups.items())
-    return sum(count * (1.0 - rate**size - (1.0 - rate) ** size) for rate, count in rates) / total
-
-
-def enough_rollouts(groups: Groups) -> int | None:
-    """The smallest size that would give four of five groups signal, of tasks solved sometimes; None without any."""
-    sometimes = {key: each for key, each in groups.items() if 0.0 < solved_rate(key) < 1.0}
-    size = 2
-    while sometimes and coverage(sometimes, size) < ENOUGH:
-        size += 1
-    return size if sometimes else None
+    rates = [solved_rate(key) for key, each in groups.items() for _ in range(each["groups"])]
+    return sum(1.0 - rate**size - (1.0 - rate) ** size for rate in rates) / len(rates)
 
 
 def signal_figures(groups: Groups) -> dict[str, Any]:
-    """The metrics of an iteration's groups."""
-    enough = enough_rollouts(groups)
-    return {"groups_by_solved": groups} | ({} if enough is None else {"enough_rollouts": enough})
+    """The metrics of an iteration's groups, with the smallest size that would give four of five of them signal, of
+    tasks solved sometimes."""
+    sometimes = {key: each for key, each in groups.items() if 0.0 < solved_rate(key) < 1.0}
+    size = 2
+    while sometimes and coverage(sometimes, size) < 0.8:
+        size += 1
+    return {"groups_by_solved": groups} | ({"enough_rollouts": size} if sometimes else {})

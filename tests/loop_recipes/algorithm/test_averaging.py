@@ -5,9 +5,9 @@ import itertools
 import pytest
 import torch
 
-from loop_recipes.algorithm.averaging import Averaging
 from loop_recipes.algorithm.critic import value_loss
 from loop_recipes.algorithm.losses import ClippedPolicyLoss, LogLikelihood, Reinforce
+from loop_recipes.algorithm.minibatches import Averaging
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.engine.batching import BatchLayout, step_batches
 from loop_recipes.engine.samples import episodes

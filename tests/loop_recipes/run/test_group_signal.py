@@ -7,7 +7,7 @@ import pytest
 
 from loop_formats.schema import ConfigError
 from loop_recipes.plan.signal_report import foretold, pilot_groups, together, told
-from loop_recipes.run.group_signal import coverage, enough_rollouts, groups_by_solved, signal_figures
+from loop_recipes.run.group_signal import coverage, groups_by_solved, signal_figures
 from loop_recipes.verbs import doctor
 
 
@@ -39,12 +39,11 @@ def test_the_coverage_is_the_share_of_draws_that_do_not_end_alike(solved, size):
     if solved == 1:
         assert coverage(found, 8) == pytest.approx(0.34, abs=0.005)
         assert coverage(found, 32) == pytest.approx(0.81, abs=0.005)
-        assert enough_rollouts(found) == 32
+        assert signal_figures(found)["enough_rollouts"] == 32
 
 
 def test_a_task_never_or_always_solved_foretells_nothing():
     found = groups([0, 0], [1, 1])
-    assert enough_rollouts(found) is None
     assert signal_figures(found).keys() == {"groups_by_solved"}
     assert foretold(found, 8).startswith(
         "8 rollouts of a task would give 0% of all signal; 2 of 2 were solved never or"

@@ -58,6 +58,7 @@ def search_trees(options: argparse.Namespace) -> Path:
             iterations=options.iterations,
             exploration=options.exploration,
             threshold=options.threshold,
+            paid=served.conf.update,
         )
         folder = served.out / TURN_PAIRS
         search.run(served.nodes, folder, lambda done, rollouts: _show(done, options.iterations, rollouts))

@@ -24,6 +24,8 @@ from loop_formats.collection_request import CollectionRequest
 from loop_formats.ids import branch_id
 from loop_formats.rollout import Rollout
 from loop_formats.schema import require
+from loop_recipes.config.loop_config import UpdateConfig
+from loop_recipes.engine.samples import AS_GRADED, return_of
 from loop_recipes.rollouts.branching import HowToSample, branch_requests
 from loop_recipes.rollouts.source import CollectionSource, NoRollouts, read_what_there_is
 
@@ -44,7 +46,7 @@ class TreeSearch:
     """``iterations`` rollouts of each of ``tasks`` beside the two that its tree begins with.
 
     ``name`` begins the ids of the collections; ``exploration`` is UCB's weight in units of the return; ``threshold`` is
-    between the values of a pair.
+    between the values of a pair, which are returns as ``paid`` says.
 
     Raises:
         ConfigError: see :func:`check_search`.
@@ -56,6 +58,7 @@ class TreeSearch:
     iterations: int = 30
     exploration: float = 1.0
     threshold: float = 0.0
+    paid: UpdateConfig = AS_GRADED
 
     def __post_init__(self) -> None:
         check_search(self.iterations, self.exploration, self.threshold)
@@ -79,7 +82,7 @@ class TreeSearch:
             for rollout in self._collect(source, self._first_request()):
                 known[rollout.rollout_id] = rollout
                 tree = trees[rollout.task_id]
-                tree.add(tree.root, rollout.rollout_id, turns_of(rollout), rollout.reward)
+                tree.add(tree.root, rollout.rollout_id, turns_of(rollout), return_of(rollout, self.paid))
             if not known:
                 raise NoRollouts("every first rollout is lost; the warnings say why")
             for tree in trees.values():
@@ -111,7 +114,7 @@ class TreeSearch:
         for rollout in self._collect(source, *branch_requests(branches, how)):
             known[rollout.rollout_id] = rollout
             state = waiting.pop(rollout.task_id)
-            trees[rollout.task_id].add(state, rollout.rollout_id, turns_of(rollout), rollout.reward)
+            trees[rollout.task_id].add(state, rollout.rollout_id, turns_of(rollout), return_of(rollout, self.paid))
         for state in waiting.values():
             state.closed = True
 

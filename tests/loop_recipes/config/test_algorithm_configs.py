@@ -229,7 +229,8 @@ def test_every_algorithm_takes_a_step_on_stored_rollouts(tmp_path, name):
     """The algorithm's own sections on a random policy: one real iteration, and a second that the first one changed."""
     replay_config(tmp_path, iterations=2)
     words = [f"algorithm={name}", f"output_dir={tmp_path / 'run'}"]
-    words += ["credit.critic.warmup_iterations=0"] if name == "ppo_critic" else []
+    needed = {"ppo_critic": "credit.critic.warmup_iterations=0", "dapo": "collection.refill_budget=1"}
+    words += [needed[name]] if name in needed else []
     recipe = LoopAppWorldRecipe(compose(str(tmp_path / "config.yaml"), words))
     with set_up(recipe):
         recipe.train()

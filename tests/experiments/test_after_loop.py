@@ -26,18 +26,18 @@ def record(arm, seed, solved):
 @pytest.mark.parametrize(
     ("arm", "solved", "said"),
     [
-        ("tokens", (9, 9), "holds"),
+        ("tokens", (10, 10), "holds"),
         ("tokens", (0, 0), "does not hold"),
-        ("tokens", (3, 4), "cannot be told apart"),
+        ("tokens", (4, 6), "cannot be told apart"),
         ("group_4", (0, 0), "holds"),
-        ("success", (3, 4), "cannot be told apart"),
-        ("success", (9, 9), "does not hold"),
+        ("success", (4, 6), "cannot be told apart"),
+        ("success", (10, 10), "does not hold"),
     ],
 )
 def test_a_finding_holds_where_the_interval_lies_on_its_side(after_loop, arm, solved, said):
     records = {
         name: [record(name, seed, each) for seed, each in enumerate(counts)]
-        for name, counts in (("base", (4, 4)), (arm, solved))
+        for name, counts in (("base", (5, 5)), (arm, solved))
     }
     text, rows = after_loop.table(records, DEFAULT_DESCRIPTION)
     assert text.splitlines()[-1].endswith(f"| {after_loop.ARMS[arm].found} | {said} |")

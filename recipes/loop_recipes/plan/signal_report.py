@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from loop_formats.places import METRICS_FILE
 from loop_formats.run_folder import read_metrics
@@ -15,10 +17,15 @@ PARTS = {"never": 0.0, "up to a quarter": 0.25, "a half": 0.5, "three quarters":
 ALWAYS = "always"
 
 
-def together(every: Iterable[Groups]) -> Groups:
-    """The groups of several iterations as one."""
+def together(every: Iterable[Any]) -> Groups:
+    """The groups of several iterations as one; a file of others may hold anything there, which is left out."""
     found: dict[str, dict[str, int]] = {}
-    for key, counts in (item for groups in every for item in groups.items()):
+    for key, counts in (item for groups in every if isinstance(groups, Mapping) for item in groups.items()):
+        named = re.fullmatch(r"(\d{1,6})/([1-9]\d{0,5})", str(key))
+        if named is None or int(named[1]) > int(named[2]) or not isinstance(counts, Mapping):
+            continue
+        if counts.keys() != {"groups", "with_signal"} or not all(type(each) is int for each in counts.values()):
+            continue
         known = found.setdefault(key, dict.fromkeys(counts, 0))
         found[key] = {name: known[name] + count for name, count in counts.items()}
     return found

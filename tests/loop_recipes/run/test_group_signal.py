@@ -25,6 +25,8 @@ def test_groups_are_counted_by_the_share_solved_and_have_signal_where_returns_di
     }
     assert told(found) == "3 of 5 groups; of tasks solved never 2 of 3, up to a quarter 1 of 1, always 0 of 1"
     assert together([found, found])["0/4"] == {"groups": 6, "with_signal": 4}
+    junk = ("text", None, [1], {"a": 1}, {"1/0": found["0/4"]}, {"9/4": found["0/4"]}, {"1/4": {"groups": "many"}})
+    assert together([*junk, found]) == found
 
 
 @pytest.mark.parametrize("size", [2, 4, 8, 32])

@@ -46,8 +46,8 @@ def foretold(groups: Groups, size: int | None = None) -> str:
     """What groups of ``size``, and of what other size, would give by success."""
     wanted, total = signal_figures(groups).get("enough_rollouts"), sum(each["groups"] for each in groups.values())
     alike = sum(each["groups"] for key, each in groups.items() if solved_rate(key) in (0.0, 1.0))
-    said = [] if size is None else [f"{size} rollouts of a task would give {coverage(groups, size):.0%} of all signal"]
-    said += [] if wanted is None else [f"groups of {wanted} would give it to four of five of those solved sometimes"]
+    said = [] if size is None else [f"groups of {size} would give {coverage(groups, size):.0%} of all tasks signal"]
+    said += [] if wanted is None else [f"groups of {wanted} four of five of those solved sometimes"]
     return "; ".join([*said, f"{alike} of {total} were solved never or always, of which this foretells nothing"])
 
 
@@ -66,5 +66,6 @@ def pilot_groups(folder: Path) -> Groups:
         with raised_as(ConfigError, f"--pilot {folder}: ", ValueError, OSError):
             first = read_report(folder)[1][0]
         groups = groups_by_solved((each.task_id, each.success, float(each.success)) for each in first.results)
-    require(groups, f"--pilot {folder}: it tells of no groups of rollouts; give a newer run, or an evaluation")
+    groups = {key: each for key, each in groups.items() if not key.endswith("/1")}
+    require(groups, f"--pilot {folder}: it has no groups of several rollouts; give a newer run, or an evaluation")
     return groups

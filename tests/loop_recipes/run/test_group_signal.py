@@ -47,10 +47,8 @@ def test_the_coverage_is_the_share_of_draws_that_do_not_end_alike(solved, size):
 def test_a_task_never_or_always_solved_foretells_nothing():
     found = groups([0, 0], [1, 1])
     assert signal_figures(found).keys() == {"groups_by_solved"}
-    assert foretold(found, 8).startswith(
-        "8 rollouts of a task would give 0% of all signal; 2 of 2 were solved never or"
-    )
-    assert "groups of 4 would give it to four of five" in foretold(groups([0, 1], [0, 0]))
+    assert foretold(found, 8).startswith("groups of 8 would give 0% of all tasks signal; 2 of 2 were solved never or")
+    assert "groups of 4 four of five" in foretold(groups([0, 1], [0, 0]))
 
 
 def test_a_run_tells_its_signal_and_a_folder_that_is_none_is_one_line(tmp_path, capsys):

@@ -113,6 +113,11 @@ def rollout_id(collection_id: str, task_id: str, index: int, attempt: int) -> st
     return f"{collection_id}/{task_id}/{index}.{attempt}"
 
 
+def task_of(rollout_id: str) -> str:
+    """The beginning of a rollout's id, which the rollouts of its task in its collection share; empty of another id."""
+    return rollout_id.rpartition("/")[0]
+
+
 def segment_id(episode_id: str, segment: int) -> str:
     """Of the ``segment``-th sequence (from 0) of an episode; the first has the episode's own id."""
     return episode_id if segment == 0 else f"{episode_id}/{segment}"

@@ -1,7 +1,8 @@
 """Sends an episode's turns to vLLM servers: same server while it lives, any other with the same token ids after that.
 
-An episode stays on one server because its prefix cache is there; a new one goes where there is most room. A dead server
-costs an episode the cached prefix and the tokens of the turn under way, nothing else: the request is sent again, whole,
+An episode stays on one server because its prefix cache is there. A new one goes where the last rollout of its task
+went, whose opening is cached there, or, when that server has no room, where there is most. A dead server costs an
+episode the cached prefix and the tokens of the turn under way, nothing else: the request is sent again, whole,
 elsewhere.
 """
 
@@ -19,6 +20,7 @@ from typing import Any
 
 import aiohttp
 
+from loop_formats.ids import task_of
 from loop_formats.rollout import POISONED_LOGPROB
 from loop_plumbing import running_time
 from rollout_server.inference.server import VllmServer
@@ -35,6 +37,13 @@ KEEP_ALIVE_S = 2.0
 POISONED_ANSWERS, POISONED_WITHIN_S = 3, 300.0
 """A server is replaced after so many bad log-probs in that time. Not in a row: where a NaN lies in one prompt's cached
 blocks, the answers to other prompts are good."""
+
+FULL_KV = 0.9
+"""A server whose KV cache is so full gets no episode for the sake of what it has cached: that is evicted next."""
+UNEVEN = 1.25
+"""Nor does one that has all episodes it samples at a time, and so many times an equal share of them."""
+MOST_HOMES = 10_000
+"""Tasks whose last server is remembered."""
 
 
 class ServerUnavailable(RuntimeError):
@@ -97,6 +106,7 @@ class Router:
         self._slots = max_num_seqs
         self._own_work_by_server: dict[str, _OwnWork] = {}
         self._pinned: dict[str, VllmServer] = {}
+        self._homes: dict[str, VllmServer] = {}
         self._session: aiohttp.ClientSession | None = None
         self._asking = 0
         self._quiet = asyncio.Event()
@@ -135,7 +145,8 @@ class Router:
         return (occupied + 2 * server.load.waiting) / self._slots + server.load.kv_usage
 
     def _choose(self, episode_id: str, avoid: Iterable[str]) -> VllmServer | None:
-        """The episode's server, or the ready one with most room; servers in ``avoid`` only when there is no other."""
+        """The episode's server, its task's if that has room, or the ready one with most; servers in ``avoid`` only when
+        there is no other."""
         ready = self._group.ready
         if not ready:
             return None
@@ -143,13 +154,27 @@ class Router:
         pinned = self._pinned.get(episode_id)
         if pinned in candidates:
             return pinned
-        chosen = min(candidates, key=lambda s: (self.crowding(s), len(self._own_work(s).episodes), s.index))
+        task, home = task_of(episode_id), self._homes.pop(task_of(episode_id), None)
+        if home in candidates and self._has_room(home):
+            chosen = home
+        else:
+            chosen = min(candidates, key=lambda s: (self.crowding(s), len(self._own_work(s).episodes), s.index))
+        if task:
+            self._homes[task] = chosen
+            if len(self._homes) > MOST_HOMES:
+                del self._homes[next(iter(self._homes))]
         if pinned is not None:
             self.counters.moved_episodes += 1
         self.release(episode_id)
         self._pinned[episode_id] = chosen
         self._own_work(chosen).episodes.add(episode_id)
         return chosen
+
+    def _has_room(self, server: VllmServer) -> bool:
+        """Whether one more episode of a task that the server knows is better off there than on an emptier one."""
+        load, episodes = server.load, len(self._own_work(server).episodes)
+        most = max(self._slots, UNEVEN * len(self._pinned) / len(self._group.ready))
+        return not load.waiting and load.kv_usage < FULL_KV and max(episodes, load.running) < most
 
     def release(self, episode_id: str) -> None:
         """The episode is over; forget where it was. Unknown ids are no error."""

@@ -10,6 +10,7 @@ from loop_formats.ids import (
     rollout_id,
     search_id,
     share_id,
+    task_of,
     training_id,
 )
 
@@ -81,3 +82,8 @@ def test_another_protocol_is_another_evaluation():
 
 def test_a_rollouts_id_names_collection_task_index_and_attempt():
     assert rollout_id("demo-i0007", "692c77d_1", 3, 0) == "demo-i0007/692c77d_1/3.0"
+
+
+@pytest.mark.parametrize(("known", "task"), [("c-i0001/a/b/3.0", "c-i0001/a/b"), ("my-agent", "")])
+def test_the_rollouts_of_a_task_share_the_beginning_of_their_ids(known, task):
+    assert task_of(known) == task

@@ -111,6 +111,22 @@ async def test_room_decides_and_not_the_turn(setup):
     assert (await setup.generate("new")).server == full.name
 
 
+@pytest.mark.parametrize(
+    ("load", "episodes", "apart"),
+    [({}, 8, 0), ({"num_requests_waiting": 1.0}, 2, 1), ({"kv_cache_usage_perc": 0.95}, 2, 1), ({}, 10, 2)],
+)
+async def test_a_tasks_rollouts_go_to_one_server_while_it_has_room(setup, load, episodes, apart):
+    """Of 8 sequences, with a second server that is empty throughout."""
+    home = setup.group.servers[0]
+    assert (await setup.generate("c-i0001/a/b/0.0")).server == home.name
+    setup.fakes[0].load_metrics |= load
+    await wait_until(lambda: (home.load.waiting, home.load.kv_usage) == tuple(setup.fakes[0].load_metrics.values())[1:])
+    went = [(await setup.generate(f"c-i0001/a/b/{index}.0")).server for index in range(1, episodes)]
+    assert went.count(setup.other(home.name)) == apart
+    other_collection = (await setup.generate("c-i0002/a/b/0.0")).server
+    assert other_collection == setup.other(home.name), "another version has nothing cached, and there is most room"
+
+
 async def test_released_episode_gives_its_place_back(setup):
     for name in "abc":
         await setup.generate(name)

@@ -6,7 +6,8 @@ Measured here, each with the class that runs in production:
 
 - ``record``: bytes of a rollout of --tokens tokens in the log, tokens a second written (JSON, log, fsync) by a rollout
   node and read (JSON, checks) by the trainer's rank 0, which reads the rollouts of all nodes by itself;
-- ``collector``: starts and ends of episodes a second, with 40, 320 and 1280 tasks x 6 in one collection.
+- ``collector``: starts and ends of episodes a second, with 40, 320 and 1280 tasks x 6 in one collection, and the power
+  of the tasks by which the time of all of them grows.
 
 From these, an iteration of 240 rollouts for each rollout node at 2, 8 and 64 nodes, half of them rollout nodes:
 ``queue_bytes`` (all rollouts), ``read_seconds`` (rank 0), ``adapter_bytes`` (one version of Qwen2.5-32B's adapter, rank
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import tempfile
 import time
@@ -31,6 +33,7 @@ VOCABULARY = 151_936
 ROLLOUTS_PER_NODE = 240
 ADAPTER_BYTES = 134_217_728 * 2
 CLUSTERS = (2, 8, 64)
+COLLECTIONS = (40, 320, 1280)
 
 
 def made_up_rollout(tokens: int, turns: int = 40, sampled_share: float = 0.2) -> Rollout:
@@ -112,13 +115,17 @@ def main() -> None:
 
     def add(case: str, metric: str, value: float, unit: str) -> None:
         rows.append({"case": f"ours {case}", "metric": metric, "value": value, "unit": unit})
-        print(f"{case:28}{metric:28}{value:18,.1f} {unit}")
+        print(f"{case:28}{metric:28}{value:18,.2f} {unit}")
 
     record = measure_record(options.tokens, options.rollouts)
     for metric, value in record.items():
         add(f"record_{options.tokens}_tokens", metric, value, "B" if metric == "bytes_per_token" else "tokens/s")
-    for tasks in (40, 320, 1280):
-        add(f"collector_{tasks}_tasks", "events_per_second", measure_collector(tasks), "1/s")
+    rates = {tasks: max(measure_collector(tasks) for _ in range(3)) for tasks in COLLECTIONS}
+    for tasks, rate in rates.items():
+        add(f"collector_{tasks}_tasks", "events_per_second", rate, "1/s")
+    few, most = min(rates), max(rates)
+    exponent = 1 + math.log(rates[few] / rates[most]) / math.log(most / few)
+    add(f"collector_{few}_to_{most}_tasks", "time_exponent", exponent, "")
     for nodes in CLUSTERS:
         rollout_nodes = nodes // 2
         tokens = rollout_nodes * ROLLOUTS_PER_NODE * options.tokens

@@ -7,6 +7,7 @@ this same class.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -51,12 +52,21 @@ class MissingRollout:
 @dataclass
 class _ItemState:
     item: CollectionItem
-    waiting: deque[EpisodeKey]
+    place: int
+    """Among the items of the request."""
+    waiting: deque[EpisodeKey] = field(default_factory=deque)
     running: int = 0
     finished: int = 0
     gone: int = 0
     failures: int = 0
     draws: Counter[int] = field(default_factory=Counter)
+    lacks: bool = True
+    """Whether it has fewer rollouts than its floor."""
+
+    @property
+    def due(self) -> tuple[int, int]:
+        """The smaller, the sooner an episode of it starts."""
+        return self.finished + self.running, self.place
 
 
 class Collector:
@@ -88,7 +98,7 @@ class Collector:
         self.request = request
         self._asked_for, self._wanted, self._most_lost = request.episodes, request.floor_total, request.most_lost
         self._first_attempt = opened_before * request.attempts
-        self._items = [_ItemState(item, deque()) for item in request.items()]
+        self._items = [_ItemState(item, place) for place, item in enumerate(request.items())]
         self._item_of = {(state.item.task_id, index): state for state in self._items for index in state.item.indices}
         self._refused: dict[EpisodeKey, str] = {}
         self.lost: list[LostRollout] = []
@@ -102,6 +112,11 @@ class Collector:
             else:
                 state.waiting.append(EpisodeKey(task_id, index, self._first_attempt))
         self._finished = sum(state.finished for state in self._items)
+        self._due: list[tuple[int, int]] = []
+        """A heap of :attr:`_ItemState.due`; what an item was before its last change counts no more."""
+        self._lacking = len(self._items)
+        for state in self._items:
+            self._note(state)
         self._running: set[EpisodeKey] = set()
         self.failures: Counter[str] = Counter()
         self.dropped = 0
@@ -144,24 +159,24 @@ class Collector:
         if self.outcome is not None:
             return None
         total_reached = self._finished >= self._floor_total
-        best: _ItemState | None = None
-        for state in self._items:
-            if not state.waiting or (total_reached and state.finished >= self._floor(state)):
+        while self._due:
+            due = heapq.heappop(self._due)
+            state = self._items[due[1]]
+            if due != state.due or not state.waiting or (total_reached and not state.lacks):
                 continue
-            if best is None or state.finished + state.running < best.finished + best.running:
-                best = state
-        if best is None:
-            return None
-        key = best.waiting.popleft()
-        best.running += 1
-        self._running.add(key)
-        return key
+            key = state.waiting.popleft()
+            state.running += 1
+            self._running.add(key)
+            self._note(state)
+            return key
+        return None
 
     def finished(self, key: EpisodeKey) -> None:
         """The episode's rollout is on disk. Counted even after the end, if it was written when the end came."""
         state = self._leave(key)
         state.finished += 1
         self._finished += 1
+        self._note(state)
         if self.outcome is None:
             self._update_outcome()
 
@@ -177,8 +192,10 @@ class Collector:
             state.draws[key.index] += reason in REDRAWN
             if reason != REQUEST_REFUSED and self.attempts_before(key) + 1 < self.request.attempts:
                 state.waiting.appendleft(EpisodeKey(key.task_id, key.index, key.attempt + 1))
+                self._note(state)
                 return False
         self._note_gone(key, gone)
+        self._note(state)
         if self.outcome is None:
             self._update_outcome()
         return True
@@ -228,8 +245,13 @@ class Collector:
     def _floor_total(self) -> int:
         return min(self._wanted, self._possible)
 
-    def _floor(self, state: _ItemState) -> int:
-        return min(self.request.floor_per_task, len(state.item.indices) - state.gone)
+    def _note(self, state: _ItemState) -> None:
+        """A rollout of it began, ended or is gone."""
+        if state.waiting:
+            heapq.heappush(self._due, state.due)
+        if state.lacks and state.finished >= min(self.request.floor_per_task, len(state.item.indices) - state.gone):
+            state.lacks = False
+            self._lacking -= 1
 
     def _item(self, key: EpisodeKey) -> _ItemState:
         return self._item_of[key.task_id, key.index]
@@ -252,5 +274,5 @@ class Collector:
             self.stop("failed", too_many_lost(self.lost, self.request))
         elif self._finished == self._possible:
             self.outcome = "complete"
-        elif self._finished >= self._floor_total and all(state.finished >= self._floor(state) for state in self._items):
+        elif self._finished >= self._floor_total and not self._lacking:
             self.outcome = "early_stop"

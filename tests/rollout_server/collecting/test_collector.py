@@ -1,4 +1,5 @@
 import random
+import sys
 from collections import Counter
 
 import pytest
@@ -330,6 +331,28 @@ def test_what_was_gone_before_a_restart_is_not_started_again():
     after = Collector(branched(points=3, rollouts=1), [], 1, gone)
     assert [key.index for key in start_all(after)] == [2]
     assert (after.refused, after.lost) == (before.refused, before.lost)
+
+
+@pytest.mark.fault("each start and end of an episode looks at all tasks of its collection")
+def test_what_is_due_is_known_without_a_look_at_all_tasks():
+    def lines_per_event(tasks):
+        collector, lines = Collector(make_request(tasks)), 0
+
+        def count(_frame, _event, _argument):
+            nonlocal lines
+            lines += 1
+            return count
+
+        before = sys.gettrace()
+        sys.settrace(count)
+        try:
+            for key in start_all(collector):
+                collector.finished(key)
+        finally:
+            sys.settrace(before)
+        return lines / tasks
+
+    assert lines_per_event(400) < 1.2 * lines_per_event(20)
 
 
 @pytest.mark.slow

@@ -263,9 +263,9 @@ class CollectionEnd:
     ``reason`` is "complete" (all that could be had), "early_stop" (the floors were reached), "failed" (too many were
     lost, or the disk is full: ``error`` says it) or "cancelled". ``dropped`` episodes were aborted after sampling
     ``dropped_tokens``; ``failures`` counts failed attempts by reason and ``failures_by_task`` by task, where there were
-    any; ``seconds`` is since the collection was last opened. No floor counts a rollout that is lost or refused:
-    ``lost`` are those whose attempts all failed, ``refused`` says of each branch that was refused, by the rollout id it
-    would have had, in what the world answered otherwise.
+    any; ``seconds`` is since the collection was last opened, ``dropped_seconds`` what each dropped episode had run. No
+    floor counts a rollout that is lost or refused: ``lost`` are those whose attempts all failed, ``refused`` says of
+    each branch that was refused, by the rollout id it would have had, in what the world answered otherwise.
     """
 
     reason: str
@@ -278,6 +278,7 @@ class CollectionEnd:
     failures_by_task: dict[str, int] = dataclasses.field(default_factory=dict)
     refused: dict[str, str] = dataclasses.field(default_factory=dict)
     lost: list[LostRollout] = dataclasses.field(default_factory=list)
+    dropped_seconds: list[float] = dataclasses.field(default_factory=list)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> CollectionEnd:

@@ -67,8 +67,10 @@ def _build_app(node: Node, token: str) -> web.Application:
             web.get("/v1/status", status),
             web.get("/v1/tasks", tasks),
             web.get("/v1/environment", environment),
+            web.get("/v1/collections", collections),
             web.post("/v1/collections", start_collection),
             web.get("/v1/collections/{id}/rollouts", stream_rollouts),
+            web.post("/v1/collections/{id}/end", end_collection),
             web.delete("/v1/collections/{id}", cancel_collection),
             web.post("/v1/episodes", take_episode),
             web.post("/v1/servers/sleep", sleep_servers),
@@ -183,6 +185,20 @@ async def start_collection(request: web.Request) -> web.Response:
     collection = CollectionRequest.from_dict(read_json(await read_body(request)))
     run = await request.app[NODE].start_collection(collection)
     return web.json_response({"id": run.request.id, "state": run.state})
+
+
+async def collections(request: web.Request) -> web.Response:
+    return web.json_response({"collections": request.app[NODE].collections()})
+
+
+async def end_collection(request: web.Request) -> web.Response:
+    """End it with what it has, as early stop does, if every task has reached its floor."""
+    run = await request.app[NODE].collection(request.match_info["id"])
+    if not run.end_early():
+        raise RequestError(
+            409, f"collection {run.request.id} has a task below its floor of {run.request.floor_per_task}"
+        )
+    return web.json_response({"id": run.request.id, "state": run.collector.outcome})
 
 
 async def cancel_collection(request: web.Request) -> web.Response:

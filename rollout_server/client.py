@@ -173,6 +173,15 @@ class RolloutClient:
         """Start it, or find it again; returns its state."""
         return self._call("POST", "/v1/collections", json=request.to_dict())["state"]
 
+    def collections(self) -> list[dict[str, Any]]:
+        """The id, state, progress and ``seconds`` of each collection that is open, or ended not long ago."""
+        return self._call("GET", "/v1/collections")["collections"]
+
+    def end_early(self, collection_id: str) -> str:
+        """Have what runs dropped and the rest delivered, where every task has reached its floor; returns how the
+        collection ends, or has ended. Raises RolloutNodeError, 409, where one has not."""
+        return self._call("POST", f"/v1/collections/{quote(collection_id)}/end")["state"]
+
     def cancel(self, collection_id: str) -> str:
         """Abort what runs; what is finished stays on the node's disk. Returns how the collection ends, or has ended."""
         return self._call("DELETE", f"/v1/collections/{quote(collection_id)}")["state"]

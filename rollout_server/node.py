@@ -44,8 +44,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_OPEN_COLLECTIONS = 64
-COLLECTIONS_SHOWN = 20
+MAX_OPEN_COLLECTIONS = 1024
+"""Each may be one group of a stream."""
+COLLECTIONS_KEPT, COLLECTIONS_SHOWN = 200, 20
+"""In memory of those that have ended, and in the status."""
 RETRIED = ("failed", "cancelled")
 """Ends after which asking for the collection again takes it up again."""
 STOP_DEADLINE_S = 90.0
@@ -239,11 +241,12 @@ class Node:
             "environment": asdict(self.pool.status()),
             "router": asdict(self.router.counters),
             "servers": self.servers.status(),
-            "collections": [
-                {"id": run.request.id, "state": run.state, **asdict(run.collector.progress())}
-                for run in list(self._runs.values())[-COLLECTIONS_SHOWN:]
-            ],
+            "collections": self.collections()[-COLLECTIONS_SHOWN:],
         }
+
+    def collections(self) -> list[dict[str, Any]]:
+        """What is known of each collection that is open, or ended not long ago, in the order of their openings."""
+        return [run.facts() for run in self._runs.values()]
 
     def tasks(self, split: str) -> list[str]:
         try:
@@ -337,7 +340,7 @@ class Node:
     def _forget_ended(self) -> None:
         """Keep the newest collections that have ended; the others are on disk, and a request with branches is large."""
         ended = [name for name, run in self._runs.items() if run.idle and not (run.unwritten or run.unheld)]
-        for name in ended[:-COLLECTIONS_SHOWN]:
+        for name in ended[:-COLLECTIONS_KEPT]:
             del self._runs[name]
 
     def _check(self, request: CollectionRequest) -> str | None:

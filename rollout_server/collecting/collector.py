@@ -205,6 +205,12 @@ class Collector:
         self._leave(key)
         self.dropped += 1
 
+    def end_early(self) -> bool:
+        """End where all floors of the tasks are reached; returns whether it has ended, this way or another."""
+        if not self._lacking:
+            self.stop("early_stop")
+        return self.outcome is not None
+
     def stop(self, outcome: str, error: str | None = None) -> None:
         """End from outside: "cancelled", or "failed" with the reason."""
         if self.outcome is None:

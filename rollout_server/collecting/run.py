@@ -178,6 +178,7 @@ def _stored_grade(fields: Mapping[str, Any]) -> Grade:
 class _Running:
     episode: Attempt
     task: asyncio.Task[None]
+    since: float
     delivering: bool = False
     aborted: bool = False
     """Whether it was this collection that cancelled its task."""
@@ -215,6 +216,7 @@ class CollectionRun:
     on_idle: Callable[[], None]
     end: CollectionEnd | None = None
     dropped_tokens: int = 0
+    dropped_seconds: list[float] = field(default_factory=list)
     unwritten: list[str] = field(default_factory=list)
     """Finished rollouts that the disk would not take; written when the collection is asked for again."""
     unheld: list[str] = field(default_factory=list)
@@ -231,6 +233,7 @@ class CollectionRun:
         self._write_lock = asyncio.Lock()
         self._ending: asyncio.Task[None] | None = None
         self._started = time.monotonic()
+        self._launched: float | None = None
         if self.end is None:
             self._settle()
         else:
@@ -246,6 +249,11 @@ class CollectionRun:
         """Slots in use, those of aborted episodes that are still closing their worlds included."""
         return len(self._running)
 
+    def facts(self) -> dict[str, Any]:
+        """Its id, state and progress, and the seconds since its first episode started: 0 before, or once it is over."""
+        seconds = 0.0 if self._launched is None or self.end is not None else time.monotonic() - self._launched
+        return {"id": self.request.id, "state": self.state, "seconds": seconds, **asdict(self.collector.progress())}
+
     @property
     def idle(self) -> bool:
         """It has ended and none of its episodes is left."""
@@ -256,9 +264,17 @@ class CollectionRun:
         draw, start = self.collector.draw(key), self.collector.start_of(key)
         episode = self.new_attempt(key, draw, self.request, self.pinned_model, start)
         task = asyncio.create_task(self._run(episode), name=episode.rollout_id)
-        self._running[key] = _Running(episode, task)
+        now = time.monotonic()
+        self._launched = self._launched or now
+        self._running[key] = _Running(episode, task, now)
         # Not a finally of _run, whose body is never entered where the task is cancelled before its first step.
         task.add_done_callback(lambda _: self._leave(key))
+
+    def end_early(self) -> bool:
+        """Drop what runs where every task has reached its floor; returns whether it has ended, or will now."""
+        ended = self.collector.end_early()
+        self._settle()
+        return ended
 
     async def cancel(self) -> None:
         """Stop; what runs is dropped, what is finished stays. What an ended one has lost is attempted anew when it is
@@ -416,6 +432,7 @@ class CollectionRun:
             if not entry.delivering and key in self.collector.running:
                 self.collector.drop(key)
                 self.dropped_tokens += entry.episode.sampled_tokens
+                self.dropped_seconds.append(time.monotonic() - entry.since)
                 self.services.metrics.dropped(entry.episode.sampled_tokens)
                 entry.abort()
         if not any(entry.delivering for entry in self._running.values()):
@@ -441,6 +458,7 @@ class CollectionRun:
             failures_by_task=self.collector.failures_by_task,
             refused=self.collector.refused,
             lost=list(self.collector.lost),
+            dropped_seconds=self.dropped_seconds,
         )
         if warning := failures_warning(end.finished, end.failures, end.failures_by_task):
             logger.warning("collection %s: %s", self.request.id, warning)

@@ -140,6 +140,28 @@ async def test_early_stop_aborts_and_counts_the_rest(running):
     await wait_until(lambda: running.vllm.aborted >= 2)
 
 
+async def test_a_collection_is_ended_early_once_every_task_has_its_floor(running):
+    """Whoever asked says when; what ran until then is told, and what was given up by how long it had run."""
+    floor_is_there = False
+    running.vllm.answers = lambda body: floor_is_there or "/0." in body["request_id"]
+    running.vllm.delay = lambda body: 600.0 if "/3." in body["request_id"] else 0.01
+    await running.call(running.client.start_collection, counter_request(min_rollouts_per_task=2))
+    await wait_until(lambda: running.node.collections()[0]["finished"] == 3)
+    with pytest.raises(RolloutNodeError, match="c1 has a task below its floor of 2") as refused:
+        await running.call(running.client.end_early, "c1")
+    assert refused.value.status == 409
+    (row,) = await running.call(running.client.collections)
+    assert (row["id"], row["state"], row["lost"]) == ("c1", "running", 0)
+    assert row["seconds"] > 0
+    floor_is_there = True
+    await wait_until(lambda: running.node.collections()[0]["finished"] == 9)
+    assert await running.call(running.client.end_early, "c1") == "early_stop"
+    rollouts, end = await running.call(read_all, running.client, "c1")
+    assert (len(rollouts), end.reason, end.dropped, len(end.dropped_seconds)) == (9, "early_stop", 3, 3)
+    assert min(end.dropped_seconds) > 0
+    assert await running.call(running.client.end_early, "c1") == "early_stop"
+
+
 async def test_single_failures_are_recorded_and_replaced(running):
     """Every first attempt of one task's rollouts meets a poisoned log-prob."""
     asked = Counter()

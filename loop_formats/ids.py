@@ -2,6 +2,7 @@
 
 <run>-i0007-<10 hex digits>  the rollouts that iteration 7 trains on; the digits hash the request and the adapter
 <run>-i0007-r2-<10 hex digits>  the tasks asked for in a second round, in place of those without signal (refill)
+<run>-i0007-g123-<10 hex digits>  group 123 of a stream, asked for in iteration 7
 <run>-i0007-dev-<10 hex digits>  the dev tasks, by the policy as it is after iteration 7
 <collection>-1of2            the share of the first of two rollout nodes
 eval-<name>-<10 hex digits>  one score of an evaluation; the digits are a hash of its protocol
@@ -19,7 +20,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-_ITERATION = re.compile(r"(.+)-i(\d+)(?:-(dev|r\d+))?(?:-[0-9a-f]{10})?(?:-(\d+of\d+))?")
+_ITERATION = re.compile(r"(.+)-i(\d+)(?:-(dev|[rg]\d+))?(?:-[0-9a-f]{10})?(?:-(\d+of\d+))?")
 _BRANCH = re.compile(r"branch-(.+)-[0-9a-f]{10}(?:-\d+of\d+)?")
 _EVALUATION = re.compile(r"(eval-(.+)-[0-9a-f]{10})(?:-[0-9a-f]{8})?(?:-\d+of\d+)?")
 
@@ -31,12 +32,14 @@ MAX_BRANCHED = 90
 class CollectionName:
     """The parts of a collection's id. ``name`` is that of the run or evaluation, or of the collection that was
     branched; ``iteration`` is None outside training; ``refill`` is the round in which it replaces tasks of its
-    iteration, 0 of the iteration's first; ``share`` is "1of2" of what the first of two nodes collected for it.
-    ``score`` is the id of an evaluation's score, also where some of its rollouts were asked for by themselves."""
+    iteration, 0 of the iteration's first; ``group`` is the number of a stream's group; ``share`` is "1of2" of what the
+    first of two nodes collected for it. ``score`` is the id of an evaluation's score, also where some of its rollouts
+    were asked for by themselves."""
 
     name: str
     iteration: int | None = None
     refill: int = 0
+    group: int | None = None
     dev: bool = False
     evaluation: bool = False
     branch: bool = False
@@ -63,6 +66,11 @@ def training_id(run: str, iteration: int, protocol: str, refill: int = 0) -> str
     """Of a collection that an iteration trains on; ``protocol`` is all that its rollouts depend on, as text."""
     round_ = f"-r{refill}" if refill else ""
     return f"{run}-i{iteration:04d}{round_}-{_hash(protocol, 10)}"
+
+
+def group_id(run: str, iteration: int, protocol: str, group: int) -> str:
+    """Of a group of a stream that was asked for in an iteration; ``protocol`` as in :func:`training_id`."""
+    return f"{run}-i{iteration:04d}-g{group}-{_hash(protocol, 10)}"
 
 
 def dev_id(run: str, iteration: int, protocol: str) -> str:
@@ -102,9 +110,9 @@ def parse_collection_id(collection_id: str) -> CollectionName:
     if found := _EVALUATION.fullmatch(collection_id):
         return CollectionName(found[2], evaluation=True, score=found[1])
     if found := _ITERATION.fullmatch(collection_id):
-        dev = found[3] == "dev"
-        refill = 0 if dev or found[3] is None else int(found[3][1:])
-        return CollectionName(found[1], int(found[2]), refill, dev=dev, share=found[4])
+        kind, number = (found[3] or "")[:1], (found[3] or "")[1:]
+        refill, group = int(number) if kind == "r" else 0, int(number) if kind == "g" else None
+        return CollectionName(found[1], int(found[2]), refill, group, dev=kind == "d", share=found[4])
     return CollectionName(collection_id)
 
 

@@ -15,6 +15,8 @@ ENVIRONMENT_FILE = "environment.json"
 FOLDERS_ABOVE = 3
 """A log lies in ``<run>/node/collections``."""
 
+STREAM_FILE = "stream.jsonl"
+"""What a run with ``collection.stream`` opened and took (:mod:`loop_recipes.rollouts.stream`)."""
 TOKEN_STATISTICS = "token_statistics"
 """Their folder in a run's."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,7 @@ from loop_recipes.run.metrics import (
 
 if TYPE_CHECKING:
     from loop_recipes.engine.frozen_weights import FrozenWeights
+    from loop_recipes.rollouts.stream import Stream
 
 log = utils.get_logger("INFO")
 
@@ -95,6 +97,8 @@ class LoopAppWorldRecipe(TrainingRecipe):
     errors = (*TrainingRecipe.errors, *SOURCE_ERRORS)
     length_key = "collection.limits.max_context"
     _config: LoopConfig
+    _stream: Stream
+    """On rank 0, where iterations take groups of one."""
 
     def __init__(self, cfg: DictConfig) -> None:
         config = read_config(cfg, LoopConfig)
@@ -119,6 +123,8 @@ class LoopAppWorldRecipe(TrainingRecipe):
         self._adapter_digest = ""
         # Versions that the node may still serve, but this run has no use for.
         self._forgotten: list[int] = []
+        # The newest version that the node samples from.
+        self._served_version = 0
         # What the run rests on beside its model, by digests, as it is now.
         self._environment_identity: dict[str, str] = {}
 
@@ -200,10 +206,26 @@ class LoopAppWorldRecipe(TrainingRecipe):
             credit.check_tasks(conf.collection.tasks or tasks)
         if checkpoint is not None:
             self._restore(checkpoint)
+        if self._streams:
+            on_main_rank(lambda: self._open_stream(checkpoint.state if checkpoint else None))
         on_main_rank(self._open_run_files)
         # Published by a run that died before it saved; the same number may soon mean other weights.
         for version in [version for version in served if version > self._policy_version]:
             self._source.retire(version)
+
+    @property
+    def _streams(self) -> bool:
+        """Whether iterations take groups of a stream; those of stored logs are made of groups already."""
+        return self._config.collection.stream and self._config.rollout_node.replay is None
+
+    def _open_stream(self, state: Mapping[str, Any] | None) -> None:
+        from loop_recipes.rollouts.stream import Stream  # which few runs need
+
+        before = state and state.get("stream")
+        conf = self._config.collection
+        self._stream = Stream(conf, self._plan, self._output_dir, self._iterations_done, before)
+        if state is not None and state.get("fingerprint") != self._fingerprint:
+            self._stream.give_up()
 
     def _restore(self, checkpoint: TrainingState) -> None:
         state = checkpoint.state
@@ -236,18 +258,27 @@ class LoopAppWorldRecipe(TrainingRecipe):
         """
         conf = self._config
         started = time.perf_counter()
-        seconds_publishing = self._publish(self._learner.versions.versions)
+        versions = self._learner.versions.versions
+        if self._streams and conf.collection.mode == "latest":
+            used = {self._policy_version, self._unscored and self._unscored.policy_version}
+            versions = [version for version in versions if version in used]
+        seconds_publishing = self._publish(versions)
         self._score()
         utils.log_rank_zero(log, SUMMARY_WORDS)
         for iteration in range(self._iterations_done + 1, conf.max_iterations + 1):
-            request = self._pending or self._plan.training(iteration, self._policy_version, self._adapter_digest)
-            self._pending = None
-            collected, refilled = self._collect(request, iteration)
+            oldest = self._policy_version - conf.collection.max_policy_lag
+            if self._streams:
+                awaited = f"the groups of iteration {iteration}"
+                collected, told = self._take(iteration)
+            else:
+                request = self._pending or self._plan.training(iteration, self._policy_version, self._adapter_digest)
+                self._pending, awaited = None, request.id
+                collected, told = self._collect(request, iteration)
+                # What was asked for ahead is taken even where a resumed run's config allows no lag any more.
+                oldest = min(request.policy_version, oldest)
             if collected is None:
-                return self._end(f"stopped while waiting for {request.id}; {self._what_goes_on()} goes on with it")
+                return self._end(f"stopped while waiting for {awaited}; {self._what_goes_on()} goes on with it")
             self._check_grader()
-            # What was asked for ahead is taken even where a resumed run's config allows no lag any more.
-            oldest = min(request.policy_version, self._policy_version - conf.collection.max_policy_lag)
             check_versions(collected.rollouts, oldest, self._policy_version)
             check_broken(collected.rollouts, conf.collection.max_broken_share)
             for credit in self._method.credit.values():
@@ -257,12 +288,12 @@ class LoopAppWorldRecipe(TrainingRecipe):
             self._unscored = self._plan.evaluation(iteration - 1, self._policy_version, self._adapter_digest)
             if self._unscored is not None and not conf.takes_turns:
                 self._source.start(self._unscored)
-            if conf.collection.max_policy_lag and iteration < conf.max_iterations:
+            if conf.collection.max_policy_lag and iteration < conf.max_iterations and not self._streams:
                 self._pending = self._plan.training(iteration + 1, self._policy_version, self._adapter_digest)
                 self._source.start(self._pending)
             self._begin_turn()
             metrics = self.update(collected.rollouts, iteration)
-            metrics |= collected.metrics() | refilled
+            metrics |= {**collected.metrics(), **told}
             metrics["seconds_publishing"] = seconds_publishing
             metrics["seconds"] = time.perf_counter() - started
             started = time.perf_counter()
@@ -274,20 +305,38 @@ class LoopAppWorldRecipe(TrainingRecipe):
             self._score()
             while self._forgotten:
                 self._source.retire(self._forgotten.pop())
-            seconds_publishing = self._publish([self._policy_version] if metrics["steps"] else [])
+            seconds_publishing = self._publish([self._policy_version] if self._is_due(iteration) else [])
             asked = "asked to" if any_rank(bool(self._stop)) else None
             reason = asked or conf.stop.reason(self._idle_iterations, metrics.get("approx_kl", 0.0))
             if metrics["gap_verdict"] == "broken" and conf.rollout_node.replay is None:
                 reason = reason or BROKEN_GAP
             if reason and iteration < conf.max_iterations:
                 return self._end(f"stopped after iteration {iteration}: {reason}")
+        if self._streams:
+            self._source.ask(lambda source: self._stream.close(source))
         self._unscored = self._plan.evaluation(conf.max_iterations, self._policy_version, self._adapter_digest)
         self._score()
         if self._unscored is not None:
             return self._end(f"stopped while waiting for {self._unscored.id}; resume_from_checkpoint=True waits for it")
         self._end(None)
 
-    def _collect(self, request: CollectionRequest, iteration: int) -> tuple[Collected | None, dict[str, int]]:
+    def _take(self, iteration: int) -> tuple[Collected | None, Mapping[str, float]]:
+        """The rollouts of the groups that an iteration takes of the stream, and what to tell of it; None when the run
+        was asked to stop meanwhile."""
+        words = iteration, self._policy_version, self._served_version, self._adapter_digest
+        collected = self._source.collect_by(lambda source: self._stream.take(source, *words))
+        if collected is None:
+            return None, {}
+        return collected, on_main_rank(lambda: self._stream.figures(collected, self._policy_version))
+
+    def _is_due(self, iteration: int) -> bool:
+        """Whether the newest version is to be served now: the node, or a score on the way, samples from it next."""
+        every = self._config.dev_evaluation.every
+        scored = bool(every) and iteration % every == 0
+        ahead = self._policy_version - self._served_version
+        return ahead > 0 and (scored or ahead >= self._config.collection.publish_every)
+
+    def _collect(self, request: CollectionRequest, iteration: int) -> tuple[Collected | None, Mapping[str, float]]:
         """The iteration's rollouts, those that replace groups without signal included, and what to tell of these; None
         when the run was asked to stop meanwhile. Why it is exact: :mod:`loop_recipes.rollouts.plan`."""
         conf, asked = self._config, [request]
@@ -367,7 +416,8 @@ class LoopAppWorldRecipe(TrainingRecipe):
             "idle_iterations": self._idle_iterations,
             "pending": None if self._pending is None else self._pending.to_dict(),
             "unscored": None if self._unscored is None else self._unscored.to_dict(),
-            "sampler": self._plan.state_dict(),
+            "sampler": on_main_rank(self._plan.state_dict) if self._streams else self._plan.state_dict(),
+            "stream": self._streams and on_main_rank(lambda: self._stream.state_dict()),
             "canary": self._canary,
             "base_gap": self._base_gap,
             "best": self._best,
@@ -416,7 +466,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
             adapter = self._learner.versions.full(version)
             digest = self._source.publish(version, partial(self._learner.export, version, adapter), proof)
             if version == self._policy_version:
-                self._adapter_digest = digest
+                self._adapter_digest, self._served_version = digest, version
         return time.perf_counter() - started
 
     def _forget_versions(self) -> None:

@@ -18,7 +18,15 @@ from support.counter_node import TOKEN, local_node
 from support.deaths import Killed
 from support.rank_records import records
 from support.ranks import on_ranks
-from support.refilled_runs import DULL, TOKEN_ENV, Disk, train_refilled, train_refilled_recorded
+from support.refilled_runs import (
+    DULL,
+    TOKEN_ENV,
+    Disk,
+    Killed,
+    adapters,
+    train_refilled,
+    train_refilled_recorded,
+)
 from support.small_runs import config_over, replay_config, train
 from support.waiting import DEADLINE_S
 
@@ -37,10 +45,6 @@ def run(config, tmp_path):
         return train_refilled(config, tmp_path / name, disk, collection, nodes, at, end)
 
     return trained
-
-
-def adapters(folder):
-    return {file.parent.name: file.read_bytes() for file in sorted(folder.glob("policies/*/adapter_model.safetensors"))}
 
 
 def told(folder):

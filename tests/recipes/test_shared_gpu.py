@@ -196,6 +196,10 @@ def test_turns_leave_no_room_for_lag(tmp_path):
     cfg.collection.max_policy_lag = 1
     with pytest.raises(ConfigError, match=r"collection\.max_policy_lag must be 0 with node.servers.share: trainer"):
         read_config(cfg, LoopConfig)
+    cfg.collection.max_policy_lag, cfg.collection.stream = 0, True
+    with pytest.raises(ConfigError, match=r"collection\.stream must be false with node.servers.share: trainer"):
+        read_config(cfg, LoopConfig)
+    cfg.collection.max_policy_lag, cfg.collection.stream = 1, False
     cfg.node.servers.share = None
     assert read_config(cfg, LoopConfig).collection.max_policy_lag == 1
 

@@ -35,6 +35,15 @@ STEPS = ("update", "_log", "save_checkpoint")
 """What the recipe does with a collection, each of which is a moment before it begins."""
 
 
+class Killed(BaseException):
+    """As the end of a process: nothing that would tidy up catches it."""
+
+
+def adapters(folder: Path) -> dict[str, bytes]:
+    """What a run has exported."""
+    return {file.parent.name: file.read_bytes() for file in sorted(folder.glob("policies/*/adapter_model.safetensors"))}
+
+
 @dataclass
 class Disk:
     """What nodes keep: the rollouts of each collection, from which early stop has cut what chance would have it cut;
@@ -48,11 +57,14 @@ class Disk:
             chance = random.Random(f"{self.seed}/{request.seed}/{request.tasks}")
             kept = chance.choices([2, 3, 4], k=len(request.tasks))
             parts = zip(request.tasks, kept, strict=True)
-            self.collections[request.id] = [_rollout(request, task, n) for task, count in parts for n in range(count)]
+            self.collections[request.id] = [
+                made_up_rollout(request, task, n) for task, count in parts for n in range(count)
+            ]
         return self.collections[request.id]
 
 
-def _rollout(request: CollectionRequest, task: str, index: int) -> Rollout:
+def made_up_rollout(request: CollectionRequest, task: str, index: int) -> Rollout:
+    """What a node plays."""
     reward = (index % 2) if task not in DULL else float(DULL.index(task) < 2)
     seed = zlib.crc32(f"{request.seed}/{task}/{index}".encode())
     return stored_rollout(request.id, task, index, request.policy_version, float(reward), 300, seed)
@@ -116,6 +128,7 @@ def train_refilled(
     nodes: int = 1,
     at: int | None = None,
     end: Callable[[], None] = lambda: None,
+    kind: type[Node] = Node,
 ) -> list[str]:
     """The recipe of a config of :func:`support.small_runs.replay_config`, on nodes with this disk, from its last
     checkpoint; returns the moments that it reached. ``TOKEN_ENV`` has to be set."""
@@ -127,7 +140,7 @@ def train_refilled(
     cfg.resume_from_checkpoint = True
     cfg.collection = OmegaConf.merge(cfg.collection, collection)
     moments = Moments(at, end)
-    node = Node(logs, disk, moments, output_dir / "stop")
+    node = kind(logs, disk, moments, output_dir / "stop")
     urls = [f"http://node{number}:1" for number in range(nodes)]
     source = node if nodes == 1 else SeveralNodes(lambda url, stop: node, urls, lambda: False)
     with ExitStack() as changed:

@@ -102,10 +102,18 @@ class CollectionConfig:
     environments: dict[str, EnvironmentPartConfig] = field(default_factory=dict)
     """By name, the environments of a mixture: their shares and horizons. One that is not named has a share of 1. Empty
     draws from the tasks of all environments alike."""
-    max_policy_lag: Literal[0, 1] = 0
-    """1 collects the next iteration while this one is trained on."""
-    policy_mode: Literal["pinned", "latest"] = "pinned"
-    """``pinned`` samples a whole episode from one policy version, ``latest`` takes the newest one at every turn."""
+    stream: bool = False
+    """Keeps the node at work on groups (a task's rollouts) without an end; an iteration takes the first
+    ``tasks_per_iteration`` that are whole, and the others go on (docs/training.md)."""
+    max_policy_lag: NonNegativeInt = 0
+    """1 collects the next iteration while this one is trained on. In a stream, the most versions that a rollout's turn
+    may be behind the newest; no group starts that would be older."""
+    publish_every: PositiveInt = 1
+    """Updates from one version that the node serves to the next, in a stream: each empties the prefix cache of what
+    runs."""
+    policy_mode: Literal["pinned", "latest"] | None = None
+    """``pinned`` samples a whole episode from one policy version, ``latest`` takes the newest one at every turn; null
+    is ``latest`` in a stream, else ``pinned``."""
     deadline_s: PositiveFloat = 7200.0
     """Seconds until a collection must have ended."""
     max_lost_share: Annotated[float, Field(ge=0, lt=0.5)] = 0.25
@@ -126,6 +134,26 @@ class CollectionConfig:
         require(2 <= least <= most, f"min_rollouts_per_task is {least}; it must be {allowed}, by rollouts_per_task")
         distinct = self.tasks is None or len(set(self.tasks)) == len(self.tasks)
         require(distinct, "tasks must be distinct")
+        if not self.stream:
+            require(
+                self.max_policy_lag <= 1, f"max_policy_lag must be 0 or 1, not {self.max_policy_lag}, but in a stream"
+            )
+            require(self.publish_every == 1, "publish_every must be 1 without stream: true")
+            return
+        refused = {"refill_budget": 1, "rest_iterations": 0}
+        for key, value in refused.items():
+            require(
+                getattr(self, key) == value, f"{key} must be {value} with stream: true, whose groups are not rounds"
+            )
+        least = self.publish_every - 1
+        require(
+            self.max_policy_lag >= least, f"max_policy_lag must be at least {least} with publish_every: {least + 1}"
+        )
+
+    @property
+    def mode(self) -> Literal["pinned", "latest"]:
+        """``policy_mode``, or what it is by default."""
+        return self.policy_mode or ("latest" if self.stream else "pinned")
 
     @property
     def depends_on_signal(self) -> bool:
@@ -375,6 +403,8 @@ class LoopConfig(LearnerConfig, WithNode):
             not (self.takes_turns and self.collection.max_policy_lag),
             "collection.max_policy_lag must be 0 with node.servers.share: trainer: nothing is sampled during an update",
         )
+        if self.collection.stream:
+            self._check_stream()
         for name in self.credit:  # which names a file of checkpoints too
             fit = re.fullmatch("[a-z_]+", name) and name not in ("optimizer", "rng")
             require(fit, f"credit: {name} is no name; take small letters and _, but not optimizer or rng")
@@ -383,6 +413,17 @@ class LoopConfig(LearnerConfig, WithNode):
             require(self.collection.refill_budget == 1, "collection.refill_budget must be 1 with rollout_node.replay")
         if self.rollout_node.launch:
             self._check_child()
+
+    def _check_stream(self) -> None:
+        conf = self.collection
+        require(not self.takes_turns, "collection.stream must be false with node.servers.share: trainer: servers sleep")
+        url = self.rollout_node.url
+        require(url is None or "," not in url, "collection.stream takes one node: give rollout_node.url one address")
+        least = conf.max_policy_lag + 2
+        if conf.mode == "pinned" and self.rollout_node.launch:
+            held = self.child.servers.max_loras
+            why = f"for policy_mode: pinned in a stream of max_policy_lag {conf.max_policy_lag}"
+            require(held >= least, f"node.servers.max_loras is {held}; {why} it must be at least {least}")
 
     def _check_child(self) -> None:
         served, limits = self.child.model, self.collection.limits

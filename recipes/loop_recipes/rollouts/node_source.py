@@ -159,6 +159,20 @@ class NodeSource:
         assert stream.end is not None, "the stream is over"
         return Collected(list(rollouts.values()), stream.end, running_time.now() - started)
 
+    def collections(self) -> dict[str, dict[str, Any]]:
+        """What the node says of each collection that is open, or ended not long ago, by its id.
+
+        Raises:
+            StopRequested: see the class.
+        """
+        if self._stop_requested():
+            raise StopRequested
+        return {each["id"]: each for each in self._client.collections()}
+
+    def end_early(self, request: CollectionRequest) -> None:
+        """Have a collection end with what it has; every task must have reached its floor."""
+        self._client.end_early(request.id)
+
     def cancel(self, request: CollectionRequest) -> None:
         """Have what a collection lost attempted anew when it is asked for again."""
         self._client.cancel(request.id)

@@ -24,7 +24,7 @@ from typing import Any
 
 from agent_environments.description import DEFAULT_DESCRIPTION, Description
 from loop_formats.collection_request import CollectionRequest, Sampling
-from loop_formats.ids import dev_id, id_part, parse_collection_id, training_id
+from loop_formats.ids import dev_id, group_id, id_part, parse_collection_id, training_id
 from loop_formats.run_files import write_whole
 from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import raised_as
@@ -88,6 +88,8 @@ class CollectionPlan:
                 environment.check_environments(self._evaluation.environment_turns, dev_tasks)
         self._rests_until: dict[str, int] = {}
         """Of each task that rests, the first iteration that may take it again."""
+        self._drawn: list[str] = []
+        """Tasks of a stream that were drawn with others, and are next."""
 
     def _new_sampler(self, tasks: Sequence[str]) -> TaskSampler | MixedTaskSampler:
         conf = self._config
@@ -115,21 +117,38 @@ class CollectionPlan:
     def training(self, iteration: int, policy_version: int, adapter: str) -> CollectionRequest:
         """The next tasks under the given version, whose adapter has the digest ``adapter``; every call draws, so call
         it once per iteration, in order."""
+        request = self._request(self._sampler.next(self._resting(iteration)), iteration, policy_version)
+        request = self.with_loss_limit(request)
+        return replace(request, id=training_id(self._name, iteration, self._protocol(request, adapter)))
+
+    def _request(self, tasks: list[str], iteration: int, policy_version: int) -> CollectionRequest:
         conf = self._config
-        request = CollectionRequest(
+        return CollectionRequest(
             id="unnamed",
-            tasks=self._sampler.next(self._resting(iteration)),
+            tasks=tasks,
             rollouts_per_task=conf.rollouts_per_task,
             policy_version=policy_version,
             min_rollouts_per_task=conf.min_rollouts_per_task,
             min_rollouts_fraction=conf.min_rollouts_fraction,
             seed=self._seed + iteration,
-            policy_mode=conf.policy_mode,
+            policy_mode=conf.mode,
             limits=replace(conf.limits, max_turns=self.horizon(iteration)),
             environment_turns=self.environment_horizons(iteration),
         )
-        request = self.with_loss_limit(request)
-        return replace(request, id=training_id(self._name, iteration, self._protocol(request, adapter)))
+
+    def group(self, number: int, iteration: int, policy_version: int, adapter: str) -> CollectionRequest:
+        """The next task of a stream, whose group has the ``number``, as :meth:`training` asks for many. It is waited
+        for until whoever asked ends it, and may be lost."""
+        task = self.next_task(iteration)
+        request = replace(
+            self._request([task], iteration, policy_version), seed=self._seed + number, min_rollouts_fraction=1.0
+        )
+        return replace(request, id=group_id(self._name, iteration, self._protocol(request, adapter), number))
+
+    def next_task(self, iteration: int) -> str:
+        """Draw the next task of a stream."""
+        self._drawn = self._drawn or self._sampler.next(self._resting(iteration))
+        return self._drawn.pop(0)
 
     def refill(
         self, asked: Sequence[CollectionRequest], with_signal: Collection[str], lost: int, version: int, adapter: str
@@ -200,7 +219,7 @@ class CollectionPlan:
         return json.dumps([request.protocol(), adapter, self._fingerprint], sort_keys=True)
 
     def state_dict(self) -> dict[str, Any]:
-        return self._sampler.state_dict() | {"rests_until": self._rests_until}
+        return self._sampler.state_dict() | {"rests_until": self._rests_until, "drawn": list(self._drawn)}
 
     def load_state_dict(self, state: dict[str, Any], accept_changes: bool = False) -> None:
         """Go on drawing where a saved state left off; with ``accept_changes`` begin to draw anew where that is of other
@@ -212,6 +231,7 @@ class CollectionPlan:
         try:
             self._sampler.load_state_dict(state)
             self._rests_until = dict(state["rests_until"])
+            self._drawn = list(state.get("drawn", ()))
         except ValueError as error:
             if not accept_changes:
                 cure = "give the config the run was started with, or go on knowingly with accept_changes=True"

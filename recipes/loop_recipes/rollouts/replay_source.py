@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from agent_environments.description import Description
 from loop_formats.collection_request import CollectionEnd, CollectionRequest
 from loop_formats.ids import parse_collection_id
 from loop_formats.rollout import MOST_IDS, Rollout, by_episode
-from loop_formats.run_files import only_logs, read_rollouts
-from loop_formats.run_folder import read_description
+from loop_formats.run_files import only_logs, read_lines, read_rollouts
+from loop_formats.run_folder import FOLDERS_ABOVE, STREAM_FILE, read_description
 from loop_formats.schema import ConfigError, require
 from loop_plumbing.breakage import raised_as
 from loop_recipes.rollouts.source import Collected, NoRollouts
@@ -21,7 +21,8 @@ from loop_recipes.rollouts.source import Collected, NoRollouts
 
 class ReplaySource:
     """Rollouts from the logs in a folder, one log per iteration in the order of their names, or several where groups
-    were refilled; asks no node.
+    were refilled; asks no node. Of a stream's groups, an iteration has those that it took by ``stream.jsonl``, which
+    lies in the folder or in one above it.
 
     For reproducing or profiling updates. The rollouts carry the versions of the run that made them, so a replay trains
     as that run did only if it starts from the same adapter.
@@ -42,6 +43,10 @@ class ReplaySource:
         def whose(log: Path) -> tuple[str, int | None] | Path:
             return (names[log].name, names[log].iteration) if names[log].is_training else log
 
+        if any(name.group is not None for name in names.values()):
+            logs = {log.stem: log for log in self._logs}
+            self._iterations = [[logs[group] for group in groups] for groups in _taken(folder, logs)]
+            return
         self._iterations = [list(group) for _, group in groupby(self._logs, whose)]
         for log, following in (pair for logs in self._iterations for pair in pairwise(logs)):
             if names[log].refill == names[following].refill:
@@ -103,3 +108,27 @@ class ReplaySource:
         if any(rollout.text_only for rollout in rollouts):
             raise ConfigError(f"rollout_node.replay: {log} holds rollouts of text alone, which cannot be trained on")
         return rollouts
+
+
+def _taken(folder: Path, logs: Collection[str]) -> list[list[str]]:
+    """The groups that each iteration of a stream took.
+
+    Raises:
+        ConfigError: nothing says so, or one of them has no log.
+    """
+    path = folder.resolve()
+    files = [each / STREAM_FILE for each in (path, *path.parents[:FOLDERS_ABOVE])]
+    file = next((each for each in files if each.is_file()), None)
+    require(
+        file, f"rollout_node.replay: {folder} holds the groups of a stream; lay its run's {STREAM_FILE} beside them"
+    )
+    assert file is not None, "it is required"
+    taken: dict[int, list[str]] = {}
+    for line in read_lines(file):
+        match line.record:
+            case {"taken": {"group": str(group), "iteration": int(iteration)}}:
+                require(
+                    group in logs, f"rollout_node.replay: {file}:{line.number} names {group}, of which there is no log"
+                )
+                taken.setdefault(iteration, []).append(group)
+    return [taken[iteration] for iteration in sorted(taken)]

@@ -84,20 +84,24 @@ class SharedSource:
         """
         return on_main_rank(lambda: collect(self._source, request), Collected.pack, Collected.unpack)
 
-    def ask(self, work: Callable[[CollectionSource], Any]) -> Any:
+    def collect_by(self, work: Callable[[Any], Collected]) -> Collected | None:
+        """As :meth:`collect`, of rollouts that ``work`` gets from the source."""
+        return on_main_rank(lambda: self._unless_stopped(work), Collected.pack, Collected.unpack)
+
+    def ask(self, work: Callable[[Any], Any]) -> Any:
         """Have ``work`` done with the source on rank 0; None when the run was asked to stop meanwhile.
 
         Args:
             work: what it returns must be JSON-able where there are other ranks.
         """
 
-        def unless_stopped() -> Any:
-            try:
-                return work(self._source)
-            except StopRequested:
-                return None
+        return on_main_rank(lambda: self._unless_stopped(work))
 
-        return on_main_rank(unless_stopped)
+    def _unless_stopped(self, work: Callable[[Any], Any]) -> Any:
+        try:
+            return work(self._source)
+        except StopRequested:
+            return None
 
     def close(self) -> None:
         """Release what this rank holds, without asking the others; a node that was launched is stopped."""

@@ -104,6 +104,7 @@ def merge_ends(ends: Sequence[CollectionEnd]) -> CollectionEnd:
         failures_by_task=dict(by_task),
         refused={rollout_id: why for end in ends for rollout_id, why in end.refused.items()},
         lost=[lost for end in ends for lost in end.lost],
+        dropped_seconds=[seconds for end in ends for seconds in end.dropped_seconds],
         seconds=max(end.seconds for end in ends),
     )
 
@@ -161,26 +162,33 @@ def collect(source: CollectionSource, request: CollectionRequest) -> Collected |
             "resume_from_checkpoint=True, or raise collection.max_lost_share"
         )
         raise CollectionFailed(f"{error}; {cure}", error.end) from error
+    name = parse_collection_id(request.id)
+    first = name.iteration == 1 and not name.refill
+    tell_of(collected, f"collection {request.id}", request.episodes, source, first)
+    return collected
+
+
+def tell_of(collected: Collected, which: str, asked: int, source: CollectionSource, first: bool) -> None:
+    """Log what is wrong with rollouts to train on, of ``asked`` ones; of a run's ``first``, also what makes it
+    hopeless."""
     end, rollouts = collected.end, len(by_episode(collected.rollouts))
     if end.lost:
-        logger.warning("collection %s goes on with what it has: %s", request.id, losses(end.lost, request.episodes))
+        logger.warning("%s goes on with what it has: %s", which, losses(end.lost, asked))
     if warning := failures_warning(end.finished, end.failures, end.failures_by_task):
-        logger.warning("collection %s: %s", request.id, warning)
+        logger.warning("%s: %s", which, warning)
     ungradable = collected.metrics()["ungradable_rollouts"]
     if ungradable > RARE_FAILURES * rollouts:
         logger.warning(
-            "collection %s: %d of %d rollouts ended in a state that could not be graded, and count as reward 0",
-            request.id,
+            "%s: %d of %d rollouts ended in a state that could not be graded, and count as reward 0",
+            which,
             ungradable,
             rollouts,
         )
     lines = broken_lines(collected.rollouts)
-    name = parse_collection_id(request.id)
-    if name.iteration == 1 and not name.refill:
+    if first:
         lines += hopeless_lines(collected.rollouts, source.description())
     for line in lines:
-        logger.warning("collection %s: %s", request.id, line)
-    return collected
+        logger.warning("%s: %s", which, line)
 
 
 def read_what_there_is(source: CollectionSource, request: CollectionRequest) -> list[Rollout]:

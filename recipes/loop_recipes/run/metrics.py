@@ -40,6 +40,15 @@ METRICS: dict[str, str] = {
     "iteration": "number of the iteration, from 1: one collection and one update",
     "policy_version": "version of the policy after the update; it is raised only if a step was taken",
     "policy_lag": "versions between the oldest token trained on and the policy that the update started from",
+    "lag_mean": "mean over rollouts of the versions between their oldest token and that policy; only of a stream",
+    "lag_p90": "its 90th percentile; only of a stream",
+    "open_groups": "groups that were collected or waited when the iteration had its own; only of a stream",
+    "queued_groups": "of them, those that had not begun; only of a stream",
+    **{
+        f"given_up_quarter_{number}": f"episodes cut off after {seconds} of its rollouts' seconds; only of a stream"
+        for number, seconds in enumerate(("the first quarter", "the second", "the third", "three quarters"), 1)
+    },
+    "reprefilled_tokens": "prompt tokens that were computed again as a new version took over; only of a stream",
     "dataset": "name of the dataset the tasks are of",
     "rollouts": "finished episodes that were delivered; each is one rollout, unless its agent left several sequences",
     "sequences": "mean sequences per episode: 1 unless the agent rewrites its history (docs/your_own_task.md), it is "
@@ -118,6 +127,7 @@ METRICS: dict[str, str] = {
     "gap_verdict": "ok, drift or broken; none when nothing was kept",
     "seconds_collecting": "on the rollout node: from the first episode to the end of the collection",
     "seconds_waiting": "the trainer had nothing to do but wait for rollouts",
+    "seconds_paced": "the node had no group to begin, since one would have been too old; only of a stream",
     "seconds_recomputing": "old (and reference) log-probs",
     "seconds_updating": "forward, backward and optimizer steps",
     "seconds_publishing": "exporting the adapter that this iteration was sampled with, and having the servers load it; "

@@ -1,0 +1,149 @@
+"""Which groups of a stream start, which end early, and which an iteration takes: no clock, no I/O.
+
+A group is the rollouts of a task that was drawn once. The node works on groups in the order in which they were opened,
+and waits for no iteration. An iteration takes the first ``tasks`` groups that are whole; the others go on, and are
+taken later. Nothing gets too old: no more groups are open than the iterations to which they can still go will take, and
+where those that an iteration leaves would be too many for one to come, it takes of these first, whole or at their
+floor.
+
+The simulation of ``benchmarks/scheduling.py`` drives this same class.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+LONG = 5.0
+"""A group that has run for so many times an episode's median is not waited for once it has reached its floor."""
+ENOUGH, REMEMBERED = 20, 500
+"""Episodes by which the median is known, and the last ones that it is of."""
+
+
+@dataclass
+class Group:
+    """A group that is open: it was neither taken nor lost.
+
+    Attributes:
+        number: of the group in its run, from 0.
+        oldest: no turn of it was sampled by an older version.
+        finished, lost: rollouts.
+        seconds: since its first episode started; 0 before.
+        ended: nothing of it runs or will.
+    """
+
+    number: int
+    oldest: int
+    finished: int = 0
+    lost: int = 0
+    seconds: float = 0.0
+    ended: bool = False
+
+
+@dataclass
+class GroupStream:
+    """The open groups of a run.
+
+    Args:
+        tasks: groups that an iteration takes.
+        rollouts: of a group. ``floor`` of them are enough where it is not waited for any longer, and the share
+            ``fraction`` of all that an iteration takes.
+        lag: the most versions that a turn may be behind the newest when it is taken.
+        every: updates from one version that is served to the next.
+        pinned: whether a group is sampled by the version that stood when it was opened.
+    """
+
+    tasks: int
+    rollouts: int
+    floor: int
+    fraction: float
+    lag: int
+    every: int = 1
+    pinned: bool = False
+    opened: int = 0
+    groups: dict[int, Group] = field(default_factory=dict)
+    durations: list[float] = field(default_factory=list)
+
+    def due(self, updating: bool = False) -> int:
+        """How many groups to open now: so many that an iteration's tasks wait, if they can still be used.
+
+        Args:
+            updating: whether an iteration has taken its groups, and its version is still to come.
+        """
+        waiting = sum(not group.seconds and not group.ended for group in self.groups.values())
+        return max(0, min(self.tasks - waiting, self.most_open(updating) - len(self.groups)))
+
+    def most_open(self, updating: bool = False) -> int:
+        """Groups that can all be used before they are too old, at ``tasks`` an iteration."""
+        return (self.lag - self.every + 2 - updating) * self.tasks
+
+    def open(self, version: int) -> int:
+        """Note that a group is opened while ``version`` is the newest that is served; returns its number."""
+        number, self.opened = self.opened, self.opened + 1
+        self.groups[number] = Group(number, version)
+        return number
+
+    def note(self, seen: Iterable[Group], version: int) -> None:
+        """Take over what the node says of open groups while ``version`` is the newest that is served."""
+        for now in seen:
+            waits = not now.seconds and not now.finished and not now.ended
+            now.oldest = version if waits and not self.pinned else self.groups[now.number].oldest
+            self.groups[now.number] = now
+
+    def late(self) -> list[Group]:
+        """The groups to end now: they run for long, and have reached their floor."""
+        if len(self.durations) < ENOUGH:
+            return []
+        most = LONG * statistics.median(self.durations)
+        return [group for group in self.groups.values() if not group.ended and group.seconds > most and self._at(group)]
+
+    def choose(self, version: int, taken: Collection[int] = ()) -> list[Group] | None:
+        """What an iteration takes, while ``version`` is the newest; None where it waits for more.
+
+        Args:
+            taken: the groups that it has taken already, in a process that died.
+        """
+        due = self._due_now(version)
+        usable = [group for number, group in self.groups.items() if group.ended or number in due or number in taken]
+        order = sorted(usable, key=lambda each: (each.number not in taken, each.number not in due, each.number))
+        chosen = order[: self.tasks]
+        wanted = self.fraction * sum(self.rollouts - group.lost for group in chosen)
+        enough = sum(group.finished for group in chosen) >= math.ceil(wanted - 1e-9)
+        there = all(group.ended for group in chosen) or (enough and all(map(self._at, chosen)))
+        return chosen if len(chosen) == self.tasks and there else None
+
+    def _due_now(self, version: int) -> set[int]:
+        """The groups that cannot be left for later: of those that are too old after some iteration, no more are left
+        than the iterations up to it take."""
+        due: set[int] = set()
+        for later in range(self.lag + 1):
+            until = [group for group in self.groups.values() if group.oldest + self.lag <= version + later]
+            left = sorted(
+                (group for group in until if group.number not in due),
+                key=lambda group: (not group.ended, not self._at(group), -group.finished, group.number),
+            )
+            due |= {group.number for group in left[: max(0, len(until) - later * self.tasks - len(due))]}
+        return due
+
+    def take(self, groups: Sequence[Group], durations: Iterable[float] = ()) -> None:
+        """Note that groups are taken, or lost, and the seconds of their episodes."""
+        self.durations = [*self.durations, *durations][-REMEMBERED:]
+        for group in groups:
+            del self.groups[group.number]
+
+    def _at(self, group: Group) -> bool:
+        """Whether a group has reached its floor."""
+        return group.ended or group.finished >= min(self.floor, self.rollouts - group.lost)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        groups = [vars(group) for group in self.groups.values()]
+        return {"opened": self.opened, "groups": groups, "durations": self.durations}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self.opened, self.durations = int(state["opened"]), list(state["durations"])
+        self.groups = {fields["number"]: Group(**fields) for fields in state["groups"]}

@@ -10,9 +10,9 @@ iterations of 40 tasks x 6 rollouts, with ``max_policy_lag: 1``, and with ``stre
 turns for --rounds.
 
 ``kept_per_hour`` are rollouts that were trained on, over the seconds of the run's lines but the first, in which vLLM
-compiles; ``kept_per_hour_ratio`` is that of the stream over that of lag 1. ``cores_share`` is the processor time of all
-of the run's processes, their start included, over that of all cores while it lasted: near 1 it is the cores that are
-measured. ``policy_lag`` is the largest of the lines', ``dropped_share`` is of episodes that were cut off, of all.
+compiles; ``kept_per_hour_ratio`` is that of the stream over that of lag 1. ``cores_used`` is the processor time of all
+of the run's processes, their start included, over the seconds that it lasted: near the machine's cores it is these that
+are measured. ``policy_lag`` is the largest of the lines', ``dropped_share`` is of episodes that were cut off, of all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import asyncio
 import contextlib
 import json
 import math
-import os
 import random
 import statistics
 import subprocess
@@ -131,7 +130,7 @@ def train(mode: str, folder: Path, args: argparse.Namespace) -> dict[str, float]
     counted = lines[1:]
     return {
         "kept_per_hour": sum(line["rollouts"] for line in counted) / sum(line["seconds"] for line in counted) * 3600,
-        "cores_share": sum(used.values()) / wall / len(os.sched_getaffinity(0)),
+        "cores_used": sum(used.values()) / wall,
         "policy_lag": max(line["policy_lag"] for line in lines),
         "dropped_rollouts": sum(line["dropped_rollouts"] for line in lines)
         / sum(line["all_rollouts"] for line in lines),

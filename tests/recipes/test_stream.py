@@ -22,6 +22,7 @@ from loop_formats.rollout import Rollout
 from loop_formats.run_files import read_lines, write_rollouts
 from loop_formats.run_folder import STREAM_FILE, read_metrics
 from loop_formats.schema import ConfigError
+from loop_recipes.algorithm import scoring
 from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.engine.checkpoint import latest_checkpoint
 from loop_recipes.rollouts import stream as stream_module
@@ -325,7 +326,7 @@ def loss_by_hand(rollouts, policies, newest):
 
 
 @pytest.mark.parametrize("lag", [0, 1, 4])
-def test_the_step_on_mixed_versions_is_the_one_by_hand_in_float64(run, config, tmp_path, lag):
+def test_the_step_on_mixed_versions_is_the_one_by_hand_in_float64(run, config, tmp_path, monkeypatch, lag):
     disk, last = StreamDisk(), 4
     run("run", disk, max_policy_lag=lag)
     changes = {
@@ -333,7 +334,10 @@ def test_the_step_on_mixed_versions_is_the_one_by_hand_in_float64(run, config, t
         "update": {"minibatch_rollouts": None, "micro_batch_tokens": 600, "clip_grad_norm": None},
         "loss": {"_component_": "loop_recipes.algorithm.losses.ClippedPolicyLoss", "level": "token", "eps": EPS},
     }
+    cut, until = [], scoring._until
+    monkeypatch.setattr(scoring, "_until", lambda *of: cut.append(until(*of).tokens < of[0].tokens) or until(*of))
     again = replayed(config, tmp_path / "run", disk, changes, max_policy_lag=lag)
+    assert any(cut) == (lag > 0), "the tokens after those of an older version are not computed for it"
     folders = [again / f"policies/policy-v{version:04d}" for version in range(last + 1)]
     policies = []
     for folder in folders[:last]:

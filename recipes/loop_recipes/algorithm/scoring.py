@@ -44,7 +44,8 @@ class Scorer:
     ) -> tuple[list[ScoredSample], dict[str, float]]:
         """Return the samples with each token's log-prob under the version that sampled it, and metrics.
 
-        Dropout is off and the adapter of each version is put in for its tokens only. Each token's entropy, and as a
+        Dropout is off and the adapter of each version is put in for its tokens only, which are computed up to its last
+        one in each rollout. Each token's entropy, and as a
         metric its mean, comes out of the same pass, if the config asks for it.
 
         Args:
@@ -56,9 +57,10 @@ class Scorer:
         """
         needed = sorted({int(v) for sample in samples for v in sample.policy_versions.unique()})
         compute = self._unless_stopped(self._logprobs_and_entropy if self._config.exact_entropy else self._logprobs)
+        sampled = {sample.rollout_id: len(sample.policy_versions) for sample in samples}
         old: dict[str, Tensor] = {}
         for other in needed:
-            of_version = [sample for sample in samples if bool((sample.policy_versions == other).any())]
+            of_version = [_until(sample, other) for sample in samples if bool((sample.policy_versions == other).any())]
             if other == version:
                 computed = self.per_token(of_version, compute)
             else:
@@ -66,7 +68,8 @@ class Scorer:
                     computed = self.per_token(of_version, compute)
             for sample in of_version:
                 mine, values = sample.policy_versions == other, computed[sample.rollout_id]
-                old.setdefault(sample.rollout_id, torch.zeros_like(values))[mine] = values[mine]
+                all_of = values.new_zeros(sampled[sample.rollout_id], *values.shape[1:])
+                old.setdefault(sample.rollout_id, all_of)[: len(mine)][mine] = values[mine]
         metrics, entropies = {}, dict[str, Tensor]()
         if self._config.exact_entropy and samples:
             entropies = {rollout_id: values[:, 1] for rollout_id, values in old.items()}
@@ -127,3 +130,11 @@ class Scorer:
             computed = compute(batch).cpu()
             parts |= batch.split(computed) if self._batches.is_leader else {}
         return of_all_ranks(parts, samples, computed)
+
+
+def _until(sample: Sample, version: int) -> Sample:
+    """Cut after the last token that ``version`` sampled, where another went on."""
+    of_version = sample.policy_versions == version
+    if of_version[-1]:
+        return sample
+    return sample.beginning(int(sample.mask.nonzero()[of_version][-1]) + 1)

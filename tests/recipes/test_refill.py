@@ -22,7 +22,6 @@ from support.refilled_runs import (
     DULL,
     TOKEN_ENV,
     Disk,
-    Killed,
     adapters,
     train_refilled,
     train_refilled_recorded,

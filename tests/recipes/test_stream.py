@@ -31,7 +31,8 @@ from loop_recipes.run.metrics import METRICS
 from loop_recipes.run.stop_request import StopRequested
 from rollout_server.client import CollectionFailed
 from support.counter_node import TOKEN, local_node
-from support.refilled_runs import TOKEN_ENV, Killed, Node, adapters, made_up_rollout, train_refilled
+from support.deaths import Killed
+from support.refilled_runs import TOKEN_ENV, Node, adapters, made_up_rollout, train_refilled
 from support.small_runs import config_over, replay_config, train
 from support.waiting import DEADLINE_S
 

@@ -35,10 +35,6 @@ STEPS = ("update", "_log", "save_checkpoint")
 """What the recipe does with a collection, each of which is a moment before it begins."""
 
 
-class Killed(BaseException):
-    """As the end of a process: nothing that would tidy up catches it."""
-
-
 def adapters(folder: Path) -> dict[str, bytes]:
     """What a run has exported."""
     return {file.parent.name: file.read_bytes() for file in sorted(folder.glob("policies/*/adapter_model.safetensors"))}

@@ -51,6 +51,7 @@ ASKED_FOR = {
     "loop_recipes.plan.host_memory",
     "loop_recipes.rollouts.replay_source",
     "loop_recipes.rollouts.several_nodes",
+    "loop_recipes.rollouts.stream",
     "model_families.weights.four_bits",
     "rollout_server.collecting.compaction",
     "rollout_server.display",

@@ -13,6 +13,7 @@ from typing import Any
 from loop_formats.run_files import to_json, whole_file
 from loop_viewer.app import STATIC
 from loop_viewer.run_data import RunData
+from loop_viewer.sound_lines import first_of
 
 _REFERENCE = re.compile(r'<link rel="stylesheet" href="/static/([\w./-]+)">|<script src="/static/([\w./-]+)"></script>')
 
@@ -29,7 +30,7 @@ def write_export(run: RunData, file: Path, collections: list[str] | None = None,
             are all that were trained on in it.
 
     Raises:
-        ValueError: there is no such collection.
+        ValueError: there is no such collection, or one of its lines is damaged.
         ExportTooLarge: it would exceed ``max_megabytes``.
     """
     overview = run.overview()
@@ -78,6 +79,8 @@ def _parts(run: RunData, overview: dict[str, Any], collections: list[str]) -> It
     yield _data("run", overview)
     for collection in collections:
         summaries = run.summaries(collection)
+        if damage := run.damage(collection):
+            raise ValueError(first_of(damage))
         yield _data(f"collection/{collection}", summaries)
         for entry in summaries:
             yield _data(f"rollout/{collection}/{entry['cursor']}", run.rollout(collection, entry["cursor"]))

@@ -7,10 +7,8 @@ summary stay in memory, so a run of many gigabytes can be looked at.
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from itertools import chain, compress, takewhile
@@ -24,11 +22,11 @@ from agent_environments.description import Description
 from agent_environments.tool_calls import ToolCall, parse_tool_calls
 from loop_formats.ids import parse_collection_id
 from loop_formats.places import METRICS_FILE, run_meant
-from loop_formats.run_files import DAMAGE_CURE, find_logs, node_address, read_lines, to_json, whole_lines, write_whole
-from loop_formats.run_folder import FOLDERS_ABOVE, TOKEN_STATISTICS, read_description, read_metrics, statistics_files
-from loop_formats.turn_values import read_turn_values, values_file
-from loop_plumbing.breakage import error_line
+from loop_formats.run_files import find_logs, node_address, to_json, write_whole
+from loop_formats.run_folder import FOLDERS_ABOVE, TOKEN_STATISTICS, read_description, statistics_files
+from loop_formats.turn_values import TurnValue, values_file
 from loop_viewer.run_head import ListedCollection, run_head
+from loop_viewer.sound_lines import UNREADABLE, damage_of, first_of, json_object, sound_lines
 from loop_viewer.summaries import KINDS, group_of, kind_of, name_of, read_listed, summary_of, totals
 
 
@@ -43,6 +41,7 @@ TokenizerReader = Callable[[Path], Decodes]
 """Reads the tokenizer of a model's folder; raises ValueError where it holds none."""
 MAX_CALLS = 300
 READ_AT_ONCE_BYTES = 20_000_000
+MOST = 1e300
 MAX_NOTE_CHARACTERS = 10_000
 
 
@@ -50,7 +49,7 @@ MAX_NOTE_CHARACTERS = 10_000
 class _Indexed:
     """One log: places of its lines, their summaries, and how far it has been read.
 
-    ``inode`` is that of the file when it was found.
+    ``inode`` is that of the file when it was found; ``damage`` names the lines that cannot be read.
     """
 
     path: Path
@@ -60,6 +59,7 @@ class _Indexed:
     summaries: list[dict[str, Any]] = field(default_factory=list)
     read_to: int = 0
     lines: int = 0
+    damage: list[str] = field(default_factory=list)
     threads: dict[tuple[int, ...], list[dict[str, Any]]] = field(default_factory=dict)
     """See :meth:`RunData.rollout`, by the cursors; kept, because a page asks for each sequence of an episode."""
 
@@ -96,9 +96,16 @@ class RunData:
             raise ValueError(f"{path} does not exist{run_meant(path)}")
         self._logs: dict[str, _Indexed] = {}
         self._environment = read_description(self.path)
-        if not self._find_logs() and not self.metrics():
-            raise ValueError(f"{path} holds no run: neither collections/*.jsonl nor metrics.jsonl{run_meant(path)}")
-        if self.path.is_file() and not any("rollout_id" in line.record for line in read_lines(self.path)):
+        damage: list[str] = []
+        if not self._find_logs() and not read_numbers(self.path, damage):
+            nothing = f"{path} holds no run: neither collections/*.jsonl nor metrics.jsonl{run_meant(path)}"
+            raise ValueError(first_of(damage) if damage else nothing)
+        ids = (
+            sound_lines(self.path, "rollout", lambda text: json_object(text)["rollout_id"], [])
+            if path.is_file()
+            else ()
+        )
+        if path.is_file() and not any(found is not None for _, found in ids):
             raise ValueError(f"{path} is no log of rollouts")
         folder = model or self._model_folder()
         known = folder is not None and (model is not None or (folder / "tokenizer.json").is_file())
@@ -120,19 +127,22 @@ class RunData:
         iteration are of its rollouts alone, not of several nodes' shares or rounds; nor was the iteration collected
         again, by a run that went back to an earlier checkpoint. ``no_text`` of the whole says why tokens are shown as
         numbers; "" where they are not. ``node_runs``: a node is running that can go on with a rollout. ``head``:
-        see :func:`run_head`. ``shown_once`` says which collections several runs have, of which one is shown; "" where
+        see :func:`run_head`. ``damage`` of a collection and of the whole name the lines that cannot be read, which are
+        left out. ``shown_once`` says which collections several runs have, of which one is shown; "" where
         there is none.
 
         Raises:
-            ValueError: the folder is gone, or a line that must be read is damaged.
+            ValueError: the folder is gone.
         """
         self._find_logs()
         if not self.path.exists():
             raise ValueError(f"{self.path} does not exist any more")
         collections = self._collections(0)
-        metrics = self.metrics()
+        damage: list[str] = []
+        metrics = read_numbers(self.path, damage)
         return {
             "name": self.name,
+            "damage": damage,
             "head": run_head(self.path, collections, metrics),
             "collections": collections,
             "metrics": metrics,
@@ -144,7 +154,7 @@ class RunData:
     def head(self) -> dict[str, Any]:
         """What :func:`run_head` says; only logs that it may speak of are read."""
         self._find_logs()
-        metrics = self.metrics()
+        metrics = read_numbers(self.path, [])
         return run_head(self.path, self._collections(metrics[-1]["iteration"] if metrics else 0), metrics)
 
     def _collections(self, done: int) -> list[dict[str, Any]]:
@@ -161,8 +171,11 @@ class RunData:
             size = log.path.stat().st_size
             if size - log.read_to <= READ_AT_ONCE_BYTES:
                 self._read_on(log)
+            listed = ListedCollection.of(log.path)
             collections.append(
                 {
+                    **asdict(listed),
+                    "damage": [*log.damage, *listed.damage],
                     "id": name,
                     "name": names[name] if alike[names[name]] == 1 else name,
                     "iteration": parsed.iteration,
@@ -170,15 +183,10 @@ class RunData:
                     "kind": kind_of(parsed),
                     "bytes": size,
                     "totals": totals(log.summaries),
-                    **asdict(ListedCollection.of(log.path)),
                 }
             )
         collections.sort(key=lambda item: (KINDS.index(item["kind"]), item["iteration"] or 0, item["id"]))
         return collections
-
-    def metrics(self) -> list[dict[str, Any]]:
-        """See :func:`read_numbers`."""
-        return read_numbers(self.path)
 
     def summaries(self, collection: str) -> list[dict[str, Any]]:
         """One entry per rollout, in the order of the log; an episode of several sequences has one for each.
@@ -209,6 +217,14 @@ class RunData:
             result.append({**entry, "advantage": advantage, "gap": own["gap"] if own else None, "note": note})
         return result
 
+    def damage(self, collection: str) -> list[str]:
+        """Name the lines that cannot be read, among those that were read until now.
+
+        Raises:
+            KeyError: no such collection.
+        """
+        return self._logs[collection].damage
+
     def rollout(self, collection: str, cursor: int) -> dict[str, Any]:
         """The ``cursor``-th rollout (from 1) with what the page shows of it.
 
@@ -224,8 +240,10 @@ class RunData:
         """
         path, line = self.stored(collection, cursor)
         record = json.loads(line)
-        with _as_rollout(path, cursor):
+        try:
             return self._shown(collection, cursor, record)
+        except UNREADABLE as error:
+            raise ValueError(damage_of(path, cursor, "rollout", error)) from error
 
     def _shown(self, collection: str, cursor: int, record: dict[str, Any]) -> dict[str, Any]:
         texts: dict[str, int] = {}
@@ -314,11 +332,11 @@ class RunData:
         self._read_on(log)
         wanted, notes = text.casefold(), self.notes()
         found = []
-        for line in whole_lines(log.path):
+        for line, rollout in sound_lines(log.path, "rollout", read_listed, log.damage):
             if line.number > log.lines:
                 break
-            with _as_rollout(log.path, line.number):
-                rollout = read_listed(line.text)
+            if rollout is None:
+                continue
             texts = [f"{message.content}\n{message.reasoning}" for message in rollout.messages]
             texts += [rollout.task_id, rollout.rollout_id, notes.get(rollout.rollout_id, "")]
             if any(wanted in text.casefold() for text in texts):
@@ -338,11 +356,11 @@ class RunData:
         return bool(self._logs)
 
     def _read_on(self, log: _Indexed) -> None:
-        for line in whole_lines(log.path, log.read_to, log.lines + 1):
-            with _as_rollout(log.path, line.number):
-                log.summaries.append(summary_of(read_listed(line.text), line.number))
-            log.offsets[line.number] = line.start
+        for line, rollout in sound_lines(log.path, "rollout", read_listed, log.damage, log.read_to, log.lines + 1):
             log.read_to, log.lines = line.end, line.number
+            if rollout is not None:
+                log.summaries.append(summary_of(rollout, line.number))
+                log.offsets[line.number] = line.start
 
     def _thread(self, collection: str, cursor: int, record: dict[str, Any]) -> list[dict[str, Any]]:
         """The sequences of the episode of ``record``, in order, as far as they are in the log."""
@@ -371,7 +389,9 @@ class RunData:
         return {**branch_of, "collection": collection, "cursor": cursor}
 
     def _turn_values(self, collection: str, record: dict[str, Any]) -> list[dict[str, Any] | None] | None:
-        values = read_turn_values(values_file(self.path, collection))
+        file = values_file(self.path, collection)
+        read = sound_lines(file, "turn's value", _turn_value, self._logs[collection].damage) if file.is_file() else ()
+        values = (value for _, value in read if value is not None)
         known = {value.turn: asdict(value) for value in values if value.rollout_id == record["rollout_id"]}
         before = (record["branch_of"] or {"turns": 0})["turns"]
         return [known.get(before + place) for place in range(len(record["turns"]))] if known else None
@@ -379,7 +399,10 @@ class RunData:
     def _statistics(self, collection: str) -> dict[str, dict[str, Any]]:
         files = statistics_files(self.path / TOKEN_STATISTICS, collection)
         found = tuple((file, file.stat().st_mtime_ns) for file in files)
-        return _read_statistics(found, self._logs[collection].path) if found else {}
+        log = self._logs[collection]
+        statistics, damage = _read_statistics(found, log.path) if found else ({}, [])
+        log.damage += [said for said in damage if said not in log.damage]
+        return statistics
 
     def _model_folder(self) -> Path | None:
         """Return the model's folder by the nearest ``rollout_node.yaml``, which lies above the node's folder."""
@@ -397,24 +420,38 @@ class RunData:
         return self._tokenizer.decode([token], skip_special_tokens=False)
 
 
-def read_numbers(run: Path) -> list[dict[str, Any]]:
+def read_numbers(run: Path, damage: list[str]) -> list[dict[str, Any]]:
     """The lines of a run's metrics.jsonl, where there is one; None for a number that is not finite, such as the ratio
-    of a rollout that is all but impossible now, which a browser's JSON does not know. Raises ValueError for a damaged
-    line; names it."""
-    lines = read_metrics(run) if (run / METRICS_FILE).is_file() else []
-    return [
-        {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()}
-        for line in lines
-    ]
+    of a rollout that is all but impossible now, or that is beyond all floats: a browser's JSON knows neither. Lines
+    that cannot be read are left out, and named in ``damage``."""
+    file = run / METRICS_FILE
+    lines = sound_lines(file, "line of metrics", _numbers, damage) if file.is_file() else ()
+    return [line for _, line in lines if line is not None]
 
 
-@contextmanager
-def _as_rollout(path: Path, number: int) -> Iterator[None]:
-    """Read line ``number``, which is any JSON until it was read; raises ValueError, which names the line."""
-    try:
-        yield
-    except (LookupError, TypeError, AttributeError, ArithmeticError, ValueError) as error:
-        raise ValueError(f"{path}, line {number}, is no rollout: {error_line(error)}; {DAMAGE_CURE}") from error
+def _numbers(text: bytes) -> dict[str, Any]:
+    line = json_object(text)
+    if not isinstance(line.get("iteration"), int):
+        raise ValueError("it has no iteration")
+    finite = {key: not isinstance(value, int | float) or abs(value) < MOST for key, value in line.items()}
+    return {key: value if finite[key] else None for key, value in line.items()}
+
+
+def _turn_value(text: bytes) -> TurnValue:
+    return TurnValue(**json_object(text))
+
+
+def _statistic(text: bytes) -> dict[str, Any]:
+    """A line of token statistics, with all that is read of it."""
+    record = json_object(text)
+    learner = [float(value) for value in record["old_logprobs"]]
+    return {
+        **{key: record[key] for key in ("rollout_id", "ratios", "clipped")},
+        "advantage": float(record["advantage"]),
+        "old_logprobs": learner,
+        "advantages": record.get("advantages", [record["advantage"]] * len(learner)),
+        "entropies": record.get("entropies"),
+    }
 
 
 def _threads(records: Iterable[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -483,24 +520,18 @@ def _no_text(model: Path | None) -> str:
 
 
 @lru_cache(maxsize=4)
-def _read_statistics(files: tuple[tuple[Path, int], ...], log: Path) -> dict[str, dict[str, Any]]:
-    """Rollout id -> its token statistics and its largest gap to the sampler; times of change renew the cache."""
-    logprobs = {
-        rollout.rollout_id: list(compress(rollout.sampler_logprobs, rollout.mask))
-        for rollout in (read_listed(line.text) for line in whole_lines(log))
-    }
+def _read_statistics(files: tuple[tuple[Path, int], ...], log: Path) -> tuple[dict[str, dict[str, Any]], Sequence[str]]:
+    """Rollout id -> its token statistics and its largest gap to the sampler, and what cannot be read; times of change
+    renew the cache."""
+    damage: list[str] = []
+    rollouts = (rollout for _, rollout in sound_lines(log, "rollout", read_listed, []) if rollout is not None)
+    logprobs = {each.rollout_id: list(compress(each.sampler_logprobs, each.mask)) for each in rollouts}
     result = {}
-    for record in (line.record for file, _ in files for line in read_lines(file)):
-        learner = record["old_logprobs"]
-        sampler = logprobs.get(record["rollout_id"], [])
-        gap = max((abs(a - b) for a, b in zip(learner, sampler, strict=False)), default=None)
-        result[record["rollout_id"]] = {
-            "advantage": record["advantage"],
-            "old_logprobs": learner,
-            "ratios": record["ratios"],
-            "clipped": record["clipped"],
-            "advantages": record.get("advantages", [record["advantage"]] * len(learner)),
-            "entropies": record.get("entropies"),
-            "gap": gap,
-        }
-    return result
+    for file, _ in files:
+        for _line, record in sound_lines(file, "rollout's token statistics", _statistic, damage):
+            if record is None:
+                continue
+            sampler = logprobs.get(record["rollout_id"], [])
+            gaps = (abs(a - b) for a, b in zip(record["old_logprobs"], sampler, strict=False))
+            result[record["rollout_id"]] = {**record, "gap": max(gaps, default=None)}
+    return result, damage

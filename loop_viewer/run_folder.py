@@ -8,11 +8,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loop_formats.folder_lock import is_locked
 from loop_formats.places import METRICS_FILE, distinct_names, run_meant
 from loop_formats.run_files import COLLECTIONS
 from loop_viewer.run_data import RunData, TokenizerReader, read_numbers
-from loop_viewer.run_head import CONFIG, NODE_CONFIG, REPORT, RUN_LOCK, run_head
+from loop_viewer.run_head import CONFIG, NODE_CONFIG, REPORT, is_at_work, run_head
 
 DEEPEST = 3
 """Folders below the one that is asked for, in which runs are looked for."""
@@ -112,12 +111,12 @@ class RunFolder:
         found = {}
         for name, path in self.runs().items():
             if name in names and "error" not in self._row(name, path):
-                found[name] = [{key: line[key] for key in wanted & line.keys()} for line in read_numbers(path)]
+                found[name] = [{key: line[key] for key in wanted & line.keys()} for line in read_numbers(path, [])]
         return found
 
     def _row(self, name: str, path: Path) -> dict[str, Any]:
         reports = (path / REPORT, path / EVALUATION / REPORT)
-        runs = is_locked(path, RUN_LOCK) if path.is_dir() else False
+        runs = is_at_work(path)
         stamp = (
             runs,
             *(_stamp(file) for file in (*(path / each for each in (METRICS_FILE, CONFIG, NODE_CONFIG)), *reports)),
@@ -126,11 +125,13 @@ class RunFolder:
         if known is not None and known[0] == stamp and not runs:
             return dict(known[1])
         try:
-            lines = read_numbers(path)
+            damage: list[str] = []
+            lines = read_numbers(path, damage)
             # What waits to be collected or trained on is of interest while somebody works on it.
             head = self.run(name).head() if runs else run_head(path, (), lines)
             row = {
                 **head,
+                "damage": damage,
                 "iterations": lines[-1]["iteration"] if lines else None,
                 **{key: _last(lines, key) for key in SHOWN},
                 **_held_out(reports),

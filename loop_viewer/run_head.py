@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 
 from loop_formats.folder_lock import is_locked
-from loop_formats.run_files import meta_path, read_lines
+from loop_formats.run_files import meta_path
+from loop_viewer.sound_lines import json_object, sound_lines
 
 RUN_LOCK = "run.lock"
 _SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -23,21 +24,23 @@ class ListedCollection:
     """What a collection's meta file says of it.
 
     ``wanted`` are the rollouts that were asked for; ``ended`` says whether no more of them will come; ``failures`` are
-    the failed attempts, {task: {reason: count}}.
+    the failed attempts, {task: {reason: count}}; ``damage`` names the lines that cannot be read.
     """
 
     wanted: int
     ended: bool
     failures: dict[str, dict[str, int]]
+    damage: Sequence[str] = ()
 
     @classmethod
     def of(cls, log: Path) -> ListedCollection:
         """Read the file beside ``log``; without one, the collection has ended and nothing failed."""
         meta = meta_path(log.parent, log.stem)
         failures: dict[str, dict[str, int]] = {}
+        damage: list[str] = []
         wanted, ended = 0, not meta.is_file()
-        for line in read_lines(meta) if meta.is_file() else ():
-            match line.record:
+        for _, record in () if ended else sound_lines(meta, "fact of a collection", json_object, damage):
+            match record:
                 case {"request": {"tasks": list(tasks), "rollouts_per_task": int(each), **further}}:
                     branches = further.get("branches")
                     wanted = each * len(branches if isinstance(branches, list) and branches else tasks)
@@ -46,7 +49,7 @@ class ListedCollection:
                     counts[reason] = counts.get(reason, 0) + 1
                 case {"end": _}:
                     ended = True
-        return cls(wanted, ended, failures)
+        return cls(wanted, ended, failures, tuple(damage))
 
 
 def run_head(
@@ -59,42 +62,60 @@ def run_head(
         collections: as :meth:`RunData.overview` lists them.
         lines: of metrics.jsonl.
 
-    ``runs`` says whether a process works on the folder now, and only then ``seconds_left`` is a number: those of the
-    last iteration, for each that is left.
+    ``runs`` says whether a process works on the folder now, or scores what it trained. Only while it trains
+    ``seconds_left`` is a number: the seconds of the last iteration, for each that is left.
     """
     config = _yaml(folder / CONFIG)
-    runs = is_locked(folder, RUN_LOCK)
+    trains, scores = is_locked(folder, RUN_LOCK), _scores(folder)
     model = _part(config, "model", "path") or _part(_yaml(folder / NODE_CONFIG), "model", "path")
     parts = [_part(config, name, "_component_").rpartition(".")[2] for name in ("advantage", "loss")]
     last, total = lines[-1] if lines else {}, config.get("max_iterations")
     left = None
-    if runs and isinstance(total, int) and isinstance(last.get("seconds"), int | float):
+    if trains and isinstance(total, int) and isinstance(last.get("seconds"), int | float):
         left = last["seconds"] * max(0, total - last["iteration"])
     return {
         "model": Path(model).name,
         "algorithm": ", ".join(filter(None, parts)),
         "dataset": str(last.get("dataset", "")),
-        "state": _state(runs, (folder / REPORT).is_file(), total, last.get("iteration", 0), collections),
-        "runs": runs,
+        "state": _state(trains, scores, (folder / REPORT).is_file(), total, last.get("iteration", 0), collections),
+        "runs": trains or scores,
         "seconds_left": left,
     }
 
 
-def _state(runs: bool, reported: bool, total: object, done: int, collections: Sequence[Mapping[str, Any]]) -> str:
+def is_at_work(folder: Path) -> bool:
+    """Whether a process trains in the folder, or evaluates in it or in a folder within it."""
+    return is_locked(folder, RUN_LOCK) or _scores(folder)
+
+
+def _scores(run: Path) -> bool:
+    """Whether what was trained is being evaluated, in a folder of the run's."""
+    return any(is_locked(lock.parent, RUN_LOCK) for lock in run.glob(f"*/{RUN_LOCK}"))
+
+
+def _state(
+    trains: bool, scores: bool, reported: bool, total: object, done: int, collections: Sequence[Mapping[str, Any]]
+) -> str:
     """Return what is going on, in a few words."""
     of = f" of {total}" if isinstance(total, int) else ""
-    if not runs:
+    if not trains and not scores:
         if reported or (done and done == total):
-            return "ended"
+            left = [item["name"] for item in collections if item["kind"] == "evaluation" and not item["ended"]]
+            return f"scoring stopped: {left[-1]}" if left and not reported else "ended"
         return f"stopped after iteration {done}{of}" if done else "not running"
     # A collection that a run left behind when it went back to a checkpoint is of an iteration that is done.
-    coming = [item for item in collections if item["kind"] != "training" or item["iteration"] > done]
-    open_ = [item for item in coming if not item["ended"] and item["kind"] != "continuation"]
+    at_work = {"evaluation": scores or not of, "continuation": False}
+    mine = [item for item in collections if at_work.get(item["kind"], trains)]
+    coming = [item for item in mine if item["kind"] != "training" or item["iteration"] > done]
+    open_ = [item for item in coming if not item["ended"]]
     if open_:
         item = open_[-1]
+        doing = f"{item['name']}: {'scoring' if item['kind'] == 'evaluation' else 'collecting'}"
         if item["totals"] is None and item["bytes"]:  # too large to be read for a number
-            return f"{item['name']}: collecting"
-        return f"{item['name']}: collecting {item['totals']['rollouts'] if item['totals'] else 0}/{item['wanted']}"
+            return doing
+        return f"{doing} {item['totals']['rollouts'] if item['totals'] else 0}/{item['wanted']}"
+    if not trains:
+        return "scoring"
     if any(item["kind"] == "training" for item in coming):
         return f"iteration {done + 1}{of}: updating"
     return f"iteration {done + 1}{of}: begins" if isinstance(total, int) else "at work"

@@ -8,6 +8,7 @@ from typing import Any
 from loop_plumbing.sanitize import sanitize
 from loop_viewer.run_data import RunData
 from loop_viewer.run_folder import RunFolder
+from loop_viewer.sound_lines import first_of
 
 
 def text_lines(shown: RunData | RunFolder, task: str = "") -> Iterator[str]:
@@ -15,7 +16,8 @@ def text_lines(shown: RunData | RunFolder, task: str = "") -> Iterator[str]:
     Of several runs, one line each.
 
     Raises:
-        ValueError: no collection has a rollout of ``task``, or there are several runs.
+        ValueError: no collection has a rollout of ``task``, or there are several runs; or, after all other lines, there
+            are damaged ones, which it names.
     """
     if isinstance(shown, RunFolder):
         if task:
@@ -23,10 +25,13 @@ def text_lines(shown: RunData | RunFolder, task: str = "") -> Iterator[str]:
         yield from map(_run, shown.overview()["runs"])
         return
     run, found = shown, False
-    for item in run.overview()["collections"]:
+    overview = run.overview()
+    damage = overview["damage"]
+    for item in overview["collections"]:
         name = item["id"]
         entries = [entry for entry in run.summaries(name) if task in ("", entry["task"])]
         first = [entry for entry in entries if entry["segment"] == 0]
+        damage += run.damage(name)
         if not first:
             continue
         found = True
@@ -41,6 +46,8 @@ def text_lines(shown: RunData | RunFolder, task: str = "") -> Iterator[str]:
         for name_of_task, group in sorted(tasks.items()):
             yield f"{sanitize(name_of_task)}: {_figures(group)}"
             yield f"    {sanitize(group[0]['asks'], 72)}"
+    if damage:
+        raise ValueError(first_of(damage))
     if not task and not found:
         yield "no rollout has ended yet"
     if task and not found:

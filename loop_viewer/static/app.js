@@ -134,7 +134,7 @@ function App() {
     ${run.shown_once && html`<p class="quiet">${run.shown_once}</p>`}
     <main>
       ${address.page === "run" && html`<${RunPage} run=${run} />`}
-      ${address.page === "collection" && html`<${CollectionPage} ...${common} failures=${item ? item.failures : {}} />`}
+      ${address.page === "collection" && html`<${CollectionPage} ...${common} failures=${item ? item.failures : {}} damage=${item?.damage} />`}
       ${address.page === "task" && html`<${TaskPage} ...${common} />`}
       ${address.page === "everywhere" && html`<${EverywherePage} key=${address.task} task=${address.task} run=${run} />`}
       ${address.page === "beside" && html`<${BesidePage} ...${common} run=${run} />`}

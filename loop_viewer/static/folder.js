@@ -84,7 +84,7 @@ function FolderPage({ folder }) {
 function RunRow({ row, columns, place, ticked, tick }) {
   const first = html`<td><input type="checkbox" checked=${ticked} aria-label=${`draw ${row.name}`} onChange=${(event) => tick(row.name, event.target.checked)} />
     <span class="swatch" style=${{ background: ticked ? colourOf(place) : "none" }}></span>
-    <a class="stop" href=${pathOf(row.name)}><bdi>${row.name}</bdi></a></td>`;
+    <a class="stop" href=${pathOf(row.name)}><bdi>${row.name}</bdi></a>${row.damage?.length > 0 && html` <span class="error" title=${row.damage[0]}>${row.damage.length} damaged lines left out</span>`}</td>`;
   if (row.error) return html`<tr>${first}<td colspan=${columns.length - 1} class="error"><bdi>${row.error}</bdi></td></tr>`;
   return html`<tr>${first}${columns.slice(1).map((column) => {
     const { of, number } = COLUMNS[column];

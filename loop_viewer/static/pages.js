@@ -10,6 +10,14 @@ const attemptsByTask = (failures) =>
     .map(([task, reasons]) => `${task}: ${Object.entries(reasons).map(([reason, count]) => `${reason} ${count}`).join(", ")}`)
     .join("\n");
 
+const NAMED_LINES = 5;
+/** The lines that cannot be read and are left out. */
+function Damage({ damage = [] }) {
+  const more = damage.length - NAMED_LINES;
+  return html`${damage.slice(0, NAMED_LINES).map((said) => html`<p class="error">left out: <bdi>${said}</bdi></p>`)}
+    ${more > 0 && html`<p class="error">and ${more} more lines</p>`}`;
+}
+
 const duration = (seconds) => (seconds < 90 ? `${Math.round(seconds)} s` : seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`);
 
 /** What is trained, how, and how far it is. */
@@ -40,6 +48,7 @@ function RunPage({ run }) {
   };
   return html`<section>
     <${Head} head=${head} />
+    <${Damage} damage=${run.damage} />
     ${metrics.length > 0 &&
     html`<div class="curves">${CURVES.map((curve) => html`<${Curve} ...${curve} metrics=${metrics} open=${open} />`)}</div>`}
     <div class="lists">${Object.entries(LISTS).map(([title, kinds]) => {
@@ -58,7 +67,8 @@ function CollectionTable({ items, figures }) {
         const line = figures(item);
         const count = line ? line.rollouts : "–";
         return html`<tr key=${item.id}>
-          <td><a class="stop" href=${link("c", item.id)} title=${item.id}><bdi>${item.name}</bdi></a></td>
+          <td><a class="stop" href=${link("c", item.id)} title=${item.id}><bdi>${item.name}</bdi></a>${
+            item.damage.length > 0 && html` <span class="error" title=${item.damage[0]}>${item.damage.length} damaged lines left out</span>`}</td>
           <td>${fixed(line && line.reward)}</td>
           <td>${line ? percent(line.success) : "–"}</td>
           <td>${count}${!item.ended && item.wanted > 0 && html`<span class="quiet"> of ${item.wanted}, not ended</span>`}</td>
@@ -137,7 +147,7 @@ function readFilters() {
   return { ...chosenFilters };
 }
 
-function CollectionPage({ collection, stamp, failures }) {
+function CollectionPage({ collection, stamp, failures, damage }) {
   const [settings, setSettings] = useState(readFilters);
   const set = (change) => {
     setSettings({ ...Object.assign(chosenFilters, change) });
@@ -185,6 +195,7 @@ function CollectionPage({ collection, stamp, failures }) {
         }} /></label>
       <span class="quiet" id="shown">${entries.length} of ${all.length} rollouts${found.loading && settings.text ? " …" : ""}</span>
     </div>
+    <${Damage} damage=${damage} />
     ${order ? html`<${RolloutList} collection=${collection} entries=${[...entries].sort(order)} order=${settings.order} onOrder=${(value) => set({ order: value })} />`
       : html`<${TaskTable} collection=${collection} entries=${entries} failures=${failures} />`}
   </section>`;
@@ -243,7 +254,7 @@ function RolloutList({ collection, entries, order, onOrder }) {
 /** The calls of the rollouts as rows of chips: how much the attempts at one task differ. */
 function CallSequences({ group, collection }) {
   const loaded = useLoaded(
-    () => Promise.all(group.map(async ({ cursors }) => (await Promise.all(cursors.map((cursor) => api.rollout(collection, cursor)))).flatMap(({ calls }) => calls))),
+    () => Promise.all(group.map(async ({ cursors }) => (await Promise.all(cursors.map((cursor) => api.rollout(collection, cursor).catch(() => ({ calls: [] }))))).flatMap(({ calls }) => calls))),
     [collection, group.flatMap(({ cursors }) => cursors).join()],
   );
   if (!loaded.value || loaded.value.length !== group.length) return html`<p class="quiet">${loaded.error || "reading the calls …"}</p>`;

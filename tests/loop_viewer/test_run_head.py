@@ -1,5 +1,6 @@
 """What the head of a run's page says of it: nothing that is not so."""
 
+import contextlib
 import json
 import shutil
 
@@ -79,6 +80,32 @@ def test_a_run_at_work_says_what_it_does(folder, collections, state):
         collection(folder, name, *told)
     with lock_folder(folder, "run.lock", "run", "output_dir"):
         assert (head(folder)["state"], head(folder)["runs"]) == (state, True)
+
+
+@pytest.mark.fault("the page called a run ended while it was being scored, or scored while it trained again")
+@pytest.mark.parametrize(
+    ("locked", "total", "told", "state"),
+    [
+        (["evaluation"], 2, {"eval-after-0123456789": [request(10, 4)]}, "after: scoring 2/40"),
+        (["evaluation"], 2, {"eval-after-0123456789": [request(10, 4), ENDED]}, "scoring"),
+        (["evaluation"], 2, {}, "scoring"),
+        (["evaluation"], 4, {"demo-i0003": [request(10, 3)]}, "scoring"),
+        ([""], 4, {"eval-after-0123456789": [request(10, 4)]}, "iteration 3 of 4: begins"),
+        ([], 2, {"eval-after-0123456789": [request(10, 4)]}, "scoring stopped: after"),
+        ([], 2, {"eval-after-0123456789": [request(10, 4), ENDED]}, "ended"),
+    ],
+)
+def test_scoring_is_a_state_of_its_own(folder, locked, total, told, state):
+    text = (folder / "config.yaml").read_text().replace("max_iterations: 4", f"max_iterations: {total}")
+    (folder / "config.yaml").write_text(text)
+    (folder / "evaluation").mkdir()
+    for name, lines in told.items():
+        collection(folder, name, *lines)
+    with contextlib.ExitStack() as stack:
+        for name in locked:
+            stack.enter_context(lock_folder(folder / name, "run.lock", "run", "output_dir"))
+        assert (head(folder)["state"], head(folder)["runs"]) == (state, bool(locked))
+        assert head(folder)["seconds_left"] is None
 
 
 def test_time_left_is_told_of_a_run_at_work_alone(folder):

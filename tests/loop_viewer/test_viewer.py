@@ -370,6 +370,46 @@ def test_a_line_that_is_no_rollout_is_named_in_one_line(run_folder, tmp_path, ca
     assert not (tmp_path / "x.html").exists()
 
 
+BAD_LINES = (b"{", b"[" * 100_000, b"\0" * 9, b"NaN", b"[7]", b'"text"', b'{"rollout_id": 3}', b"\xff")
+FILES_OF_LINES = {
+    "log": "node/collections/demo-i0001.jsonl",
+    "facts": "node/collections/demo-i0001.meta.jsonl",
+    "statistics": "token_statistics/demo-i0001.jsonl",
+    "metrics": "metrics.jsonl",
+}
+
+
+@pytest.mark.fault("one bad line of a run's files made the whole run's page that error")
+@pytest.mark.parametrize("which", FILES_OF_LINES)
+async def test_a_bad_line_costs_one_line_and_is_named(run_folder, tmp_path, capsys, which):
+    folder = shutil.copytree(run_folder, tmp_path / "demo")
+    whole = opened(folder)
+    listed, rows = whole.overview(), whole.summaries("demo-i0001")
+    file = folder / FILES_OF_LINES[which]
+    for line in BAD_LINES:
+        before = file.read_bytes()
+        file.write_bytes(line + b"\n" + before)
+        damaged = opened(folder)
+        entries = damaged.summaries("demo-i0001")
+        assert [entry["id"] for entry in entries] == [entry["id"] for entry in rows]
+        assert [entry["advantage"] for entry in entries] == [entry["advantage"] for entry in rows]
+        assert damaged.search("demo-i0001", "step 2")
+        assert damaged.rollout("demo-i0001", entries[-1]["cursor"])["rollout_id"] == rows[-1]["id"]
+        overview = damaged.overview()
+        assert [item["failures"] for item in overview["collections"]] == [
+            item["failures"] for item in listed["collections"]
+        ]
+        assert overview["metrics"] == listed["metrics"]
+        named = overview["damage"] + overview["collections"][0]["damage"]
+        an_unknown_fact = which == "facts" and line == b'{"rollout_id": 3}'
+        assert [f"{file}, line 1, is no " in said for said in named] == [True] * (not an_unknown_fact), line
+        if which in ("log", "metrics"):
+            assert main([str(folder), "--text"]) == 1
+            told = capsys.readouterr()
+            assert (told.out.count(": 24 rollouts"), told.err.count("\n")) == (2, 1)
+        file.write_bytes(before)
+
+
 def test_damage_within_a_line_is_named_with_its_cure(run_folder, tmp_path, capsys):
     lines = (run_folder / "node/collections/demo-i0001.jsonl").read_bytes().splitlines(keepends=True)
     log = tmp_path / "demo-i0001.jsonl"

@@ -56,7 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"written: {parsed.export} ({size / 1e6:.1f} MB)")
             return 0
         if parsed.text is not None:
-            print(*text_lines(shown, parsed.text), sep="\n")
+            for line in text_lines(shown, parsed.text):
+                print(line)
             return 0
         web.run_app(
             build_app(shown, continuation),

@@ -14,6 +14,7 @@ from loop_formats.run_files import to_json
 from loop_plumbing.http_server import BadBody, read_agents_json
 from loop_viewer.run_data import RunData
 from loop_viewer.run_folder import RunFolder
+from loop_viewer.summaries import columns, episodes
 
 
 class CannotContinue(RuntimeError):
@@ -110,7 +111,8 @@ class _Routes:
         return await self._answer(lambda: {**self._run(request).overview(), "folder": folder})
 
     async def summaries(self, request: web.Request) -> web.Response:
-        return await self._answer(lambda: self._run(request).summaries(request.match_info["collection"]))
+        collection = request.match_info["collection"]
+        return await self._answer(lambda: columns(episodes(self._run(request).summaries(collection))))
 
     async def rollout(self, request: web.Request) -> web.Response:
         return await self._answer(lambda: self._run(request).rollout(*_place(request)))

@@ -14,6 +14,7 @@ from loop_formats.run_files import to_json, whole_file
 from loop_viewer.app import STATIC
 from loop_viewer.run_data import RunData
 from loop_viewer.sound_lines import first_of
+from loop_viewer.summaries import columns, episodes
 
 _REFERENCE = re.compile(r'<link rel="stylesheet" href="/static/([\w./-]+)">|<script src="/static/([\w./-]+)"></script>')
 
@@ -81,7 +82,7 @@ def _parts(run: RunData, overview: dict[str, Any], collections: list[str]) -> It
         summaries = run.summaries(collection)
         if damage := run.damage(collection):
             raise ValueError(first_of(damage))
-        yield _data(f"collection/{collection}", summaries)
+        yield _data(f"collection/{collection}", columns(episodes(summaries)))
         for entry in summaries:
             yield _data(f"rollout/{collection}/{entry['cursor']}", run.rollout(collection, entry["cursor"]))
     yield "".join(f"<script>{script}</script>\n" for script in scripts)

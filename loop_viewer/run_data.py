@@ -185,8 +185,7 @@ class RunData:
                     "totals": totals(log.summaries),
                 }
             )
-        collections.sort(key=lambda item: (KINDS.index(item["kind"]), item["iteration"] or 0, item["id"]))
-        return collections
+        return sorted(collections, key=_place_in_list)
 
     def summaries(self, collection: str) -> list[dict[str, Any]]:
         """One entry per rollout, in the order of the log; an episode of several sequences has one for each.
@@ -418,6 +417,12 @@ class RunData:
         if self._tokenizer is None:
             return f"‹{token}›"
         return self._tokenizer.decode([token], skip_special_tokens=False)
+
+
+def _place_in_list(item: Mapping[str, Any]) -> tuple[int, int, float, str]:
+    """Return the key of a collection: evaluations stand in the order of their beginning."""
+    began = item["began"] if item["kind"] == "evaluation" else 0.0
+    return KINDS.index(item["kind"]), item["iteration"] or 0, began, item["id"]
 
 
 def read_numbers(run: Path, damage: list[str]) -> list[dict[str, Any]]:

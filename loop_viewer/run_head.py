@@ -24,13 +24,15 @@ class ListedCollection:
     """What a collection's meta file says of it.
 
     ``wanted`` are the rollouts that were asked for; ``ended`` says whether no more of them will come; ``failures`` are
-    the failed attempts, {task: {reason: count}}; ``damage`` names the lines that cannot be read.
+    the failed attempts, {task: {reason: count}}; ``began`` is the time of its first opening, 0 where nobody wrote it;
+    ``damage`` names the lines that cannot be read.
     """
 
     wanted: int
     ended: bool
     failures: dict[str, dict[str, int]]
     damage: Sequence[str] = ()
+    began: float = 0.0
 
     @classmethod
     def of(cls, log: Path) -> ListedCollection:
@@ -38,7 +40,7 @@ class ListedCollection:
         meta = meta_path(log.parent, log.stem)
         failures: dict[str, dict[str, int]] = {}
         damage: list[str] = []
-        wanted, ended = 0, not meta.is_file()
+        wanted, ended, began = 0, not meta.is_file(), 0.0
         for _, record in () if ended else sound_lines(meta, "fact of a collection", json_object, damage):
             match record:
                 case {"request": {"tasks": list(tasks), "rollouts_per_task": int(each), **further}}:
@@ -47,9 +49,11 @@ class ListedCollection:
                 case {"failure": {"task_id": str(task), "reason": str(reason)}}:
                     counts = failures.setdefault(task, {})
                     counts[reason] = counts.get(reason, 0) + 1
+                case {"opened": _, "at": int() | float() as at}:
+                    began = began or at
                 case {"end": _}:
                     ended = True
-        return cls(wanted, ended, failures, tuple(damage))
+        return cls(wanted, ended, failures, tuple(damage), began)
 
 
 def run_head(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import takewhile
@@ -136,6 +137,44 @@ def group_of(entry: dict[str, Any]) -> tuple[Any, ...]:
     continue."""
     origin = entry["branch_of"]
     return (entry["task"], *((origin["rollout_id"], origin["turns"]) if origin else ()))
+
+
+def episodes(summaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one entry for each episode: its first sequence's, with the turns, tokens and so on of all, and their
+    ``cursors``."""
+    found: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for entry in summaries:
+        found[entry["episode"]].append(entry)
+    return [_whole(sequences) for sequences in found.values()]
+
+
+def _whole(sequences: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    sums = {key: sum(entry[key] for entry in sequences) for key in ("turns", "messages", "tokens", "failed_turns")}
+    sampled = max(sum(entry["sampled"] for entry in sequences), 1)
+    return {
+        **sequences[0],
+        **sums,
+        "cursors": [entry["cursor"] for entry in sequences],
+        "gap": max((entry["gap"] for entry in sequences if entry["gap"] is not None), default=None),
+        "mean_logprob": sum(entry["mean_logprob"] * entry["sampled"] for entry in sequences) / sampled,
+    }
+
+
+TEXTS = ("task", "end_reason", "tampered", "ungradable", "note", "asks")
+NUMBERS = ("reward", "success", "advantage", "gap", "mean_logprob")
+COUNTS = ("index", "segments", "turns", "messages", "tokens", "failed_turns", "cursors")
+
+
+def columns(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return {"columns", "named", "texts"} of what the page lists: a column's values in the order of ``entries``, those
+    of the columns ``named`` as places in ``texts``. A browser reads twenty thousand rows in a tenth of the time."""
+    texts: dict[str, int] = {}
+    named = {
+        key: [None if entry[key] is None else texts.setdefault(entry[key], len(texts)) for entry in entries]
+        for key in TEXTS
+    }
+    plain = {key: [entry[key] for entry in entries] for key in (*NUMBERS, *COUNTS)}
+    return {"columns": named | plain, "named": TEXTS, "texts": list(texts)}
 
 
 def totals(summaries: list[dict[str, Any]]) -> dict[str, float] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,7 +44,7 @@ def text_lines(shown: RunData | RunFolder, task: str = "") -> Iterator[str]:
         tasks: dict[str, list[dict[str, Any]]] = {}
         for entry in first:
             tasks.setdefault(entry["task"], []).append(entry)
-        for name_of_task, group in sorted(tasks.items()):
+        for name_of_task, group in sorted(tasks.items(), key=lambda item: _natural(item[0])):
             yield f"{sanitize(name_of_task)}: {_figures(group)}"
             yield f"    {sanitize(group[0]['asks'], 72)}"
     if damage:
@@ -52,6 +53,12 @@ def text_lines(shown: RunData | RunFolder, task: str = "") -> Iterator[str]:
         yield "no rollout has ended yet"
     if task and not found:
         raise ValueError(f"{run.path} holds no rollout of task {task!r}; --text alone lists the tasks")
+
+
+def _natural(name: str) -> list[str | tuple[int, str]]:
+    """Return a key by which task10 comes after task2."""
+    parts = enumerate(re.split("0*([0-9]+)", name))
+    return [(len(part), part) if place % 2 else part for place, part in parts]
 
 
 def _run(row: dict[str, Any]) -> str:

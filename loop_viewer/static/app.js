@@ -34,7 +34,7 @@ const KEYS = [
   ["j / k", "next, previous item; scroll in a conversation"],
   ["Enter", "open the focused item"],
   ["u", "up: to the task, the collection, the run, the folder"],
-  ["[ / ]", "previous, next rollout of the task"],
+  ["[ / ]", "previous, next rollout of the list, as it is filtered and ordered"],
   ["1 / 2", "conversation, tokens"],
   ["← →", "previous, next token"],
   ["↑ ↓", "previous, next turn (tokens)"],
@@ -46,20 +46,20 @@ const KEYS = [
 ];
 
 function Help({ onClose }) {
-  return html`<div class="help" onClick=${onClose}>
-    <div>
-      <h2>Keys</h2>
-      <dl>${KEYS.map(([key, meaning]) => html`<dt><kbd>${key}</kbd></dt><dd>${meaning}</dd>`)}</dl>
-      <button onClick=${onClose}>close</button>
-    </div>
-  </div>`;
+  const dialog = useRef(null);
+  useEffect(() => dialog.current.showModal(), []);
+  return html`<dialog class="help" ref=${dialog} onClose=${onClose} onClick=${onClose} aria-labelledby="keys">
+    <h2 id="keys">Keys</h2>
+    <dl>${KEYS.map(([key, meaning]) => html`<dt><kbd>${key}</kbd></dt><dd>${meaning}</dd>`)}</dl>
+    <button onClick=${onClose}>close</button>
+  </dialog>`;
 }
 
 function Crumbs({ address, run, shown }) {
   const { page, collection } = address;
   const item = run.collections.find((entry) => entry.id === collection);
   const name = item ? item.name : collection;
-  return html`<nav class="crumbs">
+  return html`<nav class="crumbs" aria-label="path">
     ${run.folder && html`<a href=${TO_FOLDER}><bdi>${run.folder}</bdi></a> › `}<a href="#/"><bdi>${run.name}</bdi></a>
     ${collection && html` › <a href=${link("c", collection)}><bdi>${name}</bdi></a>`}
     ${page === "task" && html` › <bdi>${address.task}</bdi>`}
@@ -105,25 +105,43 @@ function App() {
     return () => clearTimeout(timer);
   }, []);
 
-  useKeys({
-    "?": () => setHelp((old) => !old),
-    Escape: () => setHelp(false),
+  useKeys({ "?": () => setHelp((old) => !old) });
+
+  const heading = useRef(null);
+  useEffect(() => {
+    const path = [...document.querySelectorAll(".crumbs")].flatMap((crumbs) => crumbs.textContent.split(" › "));
+    const title = [...(address.view === "tokens" ? ["tokens"] : []), ...path.map((part) => part.trim()).reverse()].join(" – ");
+    if (path.length) document.title = heading.current.textContent = title;
   });
+  // Whoever reads by ear or by keys is at the beginning of the new page, and hears what it is.
+  const place = location.hash.split("?")[0];
+  const before = useRef(place);
+  useEffect(() => {
+    if (before.current !== place) heading.current?.focus({ preventScroll: true });
+    before.current = place;
+  }, [place]);
+  useEffect(() => {
+    let opened = [];
+    const open = () => (opened = [...document.querySelectorAll("details:not([open])")]).forEach((each) => (each.open = true));
+    const close = () => opened.forEach((each) => (each.open = false));
+    addEventListener("beforeprint", open);
+    addEventListener("afterprint", close);
+    return () => (removeEventListener("beforeprint", open), removeEventListener("afterprint", close));
+  }, []);
 
   if (!run) return html`<p class="quiet">${trouble || "loading …"}</p>`;
-  document.title = `${run.name} – rollouts`;
   if (run.runs) {
     const live = run.runs.filter((row) => row.runs).length;
     return html`<header>
-        <nav class="crumbs"><a href="#/"><bdi>${run.name}</bdi></a></nav>
+        <nav class="crumbs" aria-label="path"><a href="#/"><bdi>${run.name}</bdi></a></nav>
         <span class=${`state ${live ? "live" : ""}`}>${trouble || `${run.runs.length} runs, ${live || "none"} at work`}</span>
         <button onClick=${() => setHelp(true)} aria-label="keys">?</button>
       </header>
-      <main><${FolderPage} folder=${run} /></main>
+      <main><h1 class="hidden" tabindex="-1" ref=${heading}></h1><${FolderPage} folder=${run} /></main>
       ${help && html`<${Help} onClose=${() => setHelp(false)} />`}`;
   }
   const item = run.collections.find((entry) => entry.id === address.collection);
-  const common = { ...address, stamp: item ? item.bytes : 0, key: address.collection };
+  const common = { ...address, stamp: item ? `${item.bytes} ${run.metrics.length}` : "", key: address.collection };
   const live = run.head.runs && !isExport && !trouble;
   return html`<header>
       <${Crumbs} address=${address} run=${run} shown=${shown} />
@@ -133,6 +151,7 @@ function App() {
     ${run.no_text && html`<p class="quiet" id="no-text">${run.no_text}</p>`}
     ${run.shown_once && html`<p class="quiet">${run.shown_once}</p>`}
     <main>
+      <h1 class="hidden" tabindex="-1" ref=${heading}></h1>
       ${address.page === "run" && html`<${RunPage} run=${run} />`}
       ${address.page === "collection" && html`<${CollectionPage} ...${common} failures=${item ? item.failures : {}} damage=${item?.damage} />`}
       ${address.page === "task" && html`<${TaskPage} ...${common} />`}

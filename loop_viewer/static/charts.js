@@ -20,6 +20,10 @@ const dashOf = (place) => DASHES[Math.floor(place / COLOURS.length) % DASHES.len
 /** Whether a metric is there for some iterations only; any other gap is an iteration without it. */
 const hasGaps = (key) => key.startsWith("dev_");
 
+/** What a scale spans at least: less is how numbers are rounded, and would look like a rise or a fall. */
+const LEAST_SPAN = 1e-6;
+const spanOf = (plot, low, high) => (high - low < LEAST_SPAN && low <= LEAST_SPAN && high >= -LEAST_SPAN ? [Math.min(0, low), Math.max(LEAST_SPAN, high)] : uPlot.rangeNum(low, high, 0.1, true));
+
 const exponents = (plot, ticks) => ticks.map((tick) => (tick ? tick.toExponential(1) : "0"));
 
 /** The value of a metric by iteration: {iteration: number}. */
@@ -32,6 +36,13 @@ function valuesOf(metrics, key) {
     }
   }
   return found;
+}
+
+/** A line in words, for whoever does not see it. */
+function saidOf({ label, values }) {
+  const all = [...values];
+  const told = [all[0], all.at(-1)].map(([iteration, value]) => `${value.toPrecision(3)} at iteration ${iteration}`);
+  return `${label} from ${told.join(" to ")}`;
 }
 
 /** Lines by iteration. Each of `series` is {label, values: {iteration: number}, gaps, dash}; `gaps`: a line crosses an
@@ -50,7 +61,7 @@ function Chart({ title, series, from, small, stamp, open, height = CURVE_HEIGHT 
       title,
       width: holder.current.clientWidth || 300,
       height,
-      scales: { x: { time: false }, ...(from ? { y: { range: from } } : {}) },
+      scales: { x: { time: false }, y: { range: from ?? spanOf } },
       axes: [{ ...axis, label: "iteration", labelSize: 16, labelFont: "11px system-ui", size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500] }, { ...axis, size: 56, ...(small ? { values: exponents } : {}) }],
       series: [
         { label: "iteration", value: (plot, value) => value ?? "–" },
@@ -78,7 +89,8 @@ function Chart({ title, series, from, small, stamp, open, height = CURVE_HEIGHT 
       plot.destroy();
     };
   }, [stamp]);
-  return series.some(({ values }) => values.size) && html`<div class="curve" ref=${holder}></div>`;
+  const drawn = series.filter(({ values }) => values.size);
+  return drawn.length > 0 && html`<figure class="curve"><figcaption class="hidden">${title}: ${drawn.map(saidOf).join("; ")}</figcaption><div ref=${holder}></div></figure>`;
 }
 
 /** One of the charts of a run. */

@@ -60,9 +60,10 @@ function withControls(text) {
 
 /** Text of any length: the beginning at once, the rest on request. */
 function LongText({ text, className }) {
-  const [shown, setShown] = useState(FIRST_CHARACTERS);
+  const [asked, setShown] = useState(FIRST_CHARACTERS);
+  const shown = usePrinting() ? text.length : asked;
   const left = text.length - shown;
-  return html`<pre class=${`text ${className || ""}`}>${withControls(text.slice(0, shown))}</pre>
+  return html`<pre class=${`text ${className || ""}`} tabindex=${className === "output" ? 0 : undefined}>${withControls(text.slice(0, shown))}</pre>
     ${left > 0 &&
     html`<button class="more" onClick=${() => setShown(shown + MORE_CHARACTERS)}>
       show ${Math.min(left, MORE_CHARACTERS).toLocaleString()} of ${left.toLocaleString()} more characters
@@ -133,14 +134,18 @@ function TurnStrip({ rollout }) {
     const { turn } = readQuery();
     if (turn) scrollToTurn(turn);
   }, [rollout]);
-  return html`<div class="strip" aria-label="turns by seconds">${rollout.turns.map((turn, place) => {
-    const state = turn.failed ? "red" : turn.finish_reason === "length" ? "amber" : "";
+  // Where most turns are cut, the colour would say nothing.
+  const isCut = (turn) => turn.finish_reason === "length";
+  const rare = rollout.turns.filter(isCut).length <= Math.max(1, rollout.turns.length / 2);
+  return html`<div class="strip" role="group" aria-label="turns by seconds">${rollout.turns.map((turn, place) => {
+    const state = turn.failed ? "red" : isCut(turn) && rare ? "amber" : "";
+    const title = `turn ${before + place + 1}${turn.failed ? ", failed" : ""}${isCut(turn) ? ", cut off" : ""}: ${turnSeconds(turn)}`;
     const goTo = () => {
       writeQuery({ turn: before + place + 1 });
       scrollToTurn(before + place + 1);
     };
     return html`<button class=${state} style=${{ flexGrow: turn.sampling_seconds + turn.environment_seconds }}
-      title=${`turn ${before + place + 1}: ${turnSeconds(turn)}`} onClick=${goTo}>${before + place + 1}</button>`;
+      title=${title} aria-label=${title} onClick=${goTo}>${before + place + 1}</button>`;
   })}</div>`;
 }
 
@@ -200,8 +205,8 @@ function BesidePage({ collection, cursor, other, run }) {
   const steps = loaded.value.map(stepsOf);
   const rows = [...Array(Math.max(...steps.map((each) => each.length))).keys()];
   return html`<section class="beside">
-    ${loaded.value.map((each) => html`<h3><a class="stop" href=${link("c", each.collection, "r", each.cursor)}><bdi>${each.task_id} / ${each.index}</bdi></a>${" "}
-      <span class="quiet"><bdi>${nameOf(each.collection)}</bdi>, reward ${fixed(each.reward)}, ${each.turns.length} turns, ${each.end_reason}</span></h3>`)}
+    ${loaded.value.map((each) => html`<h2><a class="stop" href=${link("c", each.collection, "r", each.cursor)}><bdi>${each.task_id} / ${each.index}</bdi></a>${" "}
+      <span class="quiet"><bdi>${nameOf(each.collection)}</bdi>, reward ${fixed(each.reward)}, ${each.turns.length} turns, ${each.end_reason}</span></h2>`)}
     ${rows.flatMap((row) => [0, 1].map((side) => {
       const [own, its] = [steps[side][row], steps[1 - side][row]];
       return html`<div class=${`turn ${own && its && own.action === its.action && own.output === its.output ? "same" : ""}`}>
@@ -227,7 +232,7 @@ function Thread({ rollout, above = [] }) {
   if (!others.value) return html`<p class="quiet">reading the other sequences …</p>`;
   const known = (place) => new Set(others.value.slice(0, place).flatMap(({ messages }) => messages.map(({ content }) => content)));
   return others.value.map(
-    (each, place) => html`${place > 0 && html`<h4 class="sequence">sequence ${place + 1} begins here: ${thread[place].begins}</h4>`}
+    (each, place) => html`${place > 0 && html`<h2 class="sequence">sequence ${place + 1} begins here: ${thread[place].begins}</h2>`}
       <${Conversation} rollout=${each} shared=${place ? thread[place].shared : begun} earlier=${thread[place].turns} known=${known(place)} />`,
   );
 }

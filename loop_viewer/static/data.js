@@ -26,11 +26,36 @@ async function fetchData(name, url) {
   return answerOf(fetch(url));
 }
 
+const KEPT = 6;
+const kept = new Map();
+
+/** What `load` gave for `key` before, or gives now: a list is read once for the pages that need it. */
+function once(key, load) {
+  if (!kept.has(key)) {
+    if (kept.size === KEPT) kept.delete(kept.keys().next().value);
+    const loading = load();
+    kept.set(key, loading);
+    loading.catch(() => kept.delete(key));
+  }
+  return kept.get(key);
+}
+
+/** The episodes of a collection as rows, from their columns. */
+function rowsOf({ columns, named, texts }) {
+  const keys = Object.keys(columns);
+  return columns.cursors.map((cursors, place) => {
+    const row = { cursor: cursors[0] };
+    for (const key of keys) row[key] = columns[key][place];
+    for (const key of named) row[key] = texts[row[key]] ?? null;
+    return row;
+  });
+}
+
 /** Addresses are relative: those of a run in a folder begin with its own. */
 const api = {
   run: () => fetchData("run", "api/run"),
   curves: (quantity, names) => fetchData("", `api/curves/${quantity}?${new URLSearchParams(names.map((name) => ["run", name]))}`),
-  summaries: (id) => fetchData(`collection/${id}`, `api/collections/${encodeURIComponent(id)}`),
+  summaries: async (id) => rowsOf(await fetchData(`collection/${id}`, `api/collections/${encodeURIComponent(id)}`)),
   rollout: (id, cursor) =>
     fetchData(`rollout/${id}/${cursor}`, `api/collections/${encodeURIComponent(id)}/rollouts/${cursor}`),
   branch: (id, cursor, turn) =>
@@ -57,9 +82,10 @@ const api = {
     const wanted = text.toLowerCase();
     const found = [];
     for (const entry of await api.summaries(id)) {
-      const rollout = await api.rollout(id, entry.cursor);
-      const ids = `${rollout.task_id}\n${rollout.rollout_id}\n${entry.note}`.toLowerCase();
-      if (ids.includes(wanted) || rollout.messages.some((message) => `${message.content}\n${message.reasoning ?? ""}`.toLowerCase().includes(wanted))) found.push(entry.cursor);
+      for (const rollout of await Promise.all(entry.cursors.map((cursor) => api.rollout(id, cursor)))) {
+        const ids = `${rollout.task_id}\n${rollout.rollout_id}\n${entry.note}`.toLowerCase();
+        if (ids.includes(wanted) || rollout.messages.some((message) => `${message.content}\n${message.reasoning ?? ""}`.toLowerCase().includes(wanted))) found.push(rollout.cursor);
+      }
     }
     return found;
   },
@@ -104,6 +130,7 @@ function useKeys(handlers) {
   latest.current = handlers;
   useLayoutEffect(() => {
     const onKey = (event) => {
+      if (document.querySelector("dialog") && event.key !== "?") return;
       if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
       const handler = latest.current[event.key];
       if (handler) {
@@ -114,6 +141,92 @@ function useKeys(handlers) {
     addEventListener("keydown", onKey);
     return () => removeEventListener("keydown", onKey);
   }, []);
+}
+
+const collator = new Intl.Collator(undefined, { numeric: true });
+
+/** Rows by a column, numbers from high to low and texts from a to z, or the other way round; those without it last. */
+function sortedRows(rows, { of, number }, backwards) {
+  const isThere = (row) => (of(row) ?? "") !== "";
+  const compare = number ? (a, b) => of(b) - of(a) : (a, b) => collator.compare(of(a), of(b));
+  const there = rows.filter(isThere).sort((a, b) => (backwards ? -1 : 1) * compare(a, b));
+  return [...there, ...rows.filter((row) => !isThere(row))];
+}
+
+/** A row's value of a column, as it is written. */
+function written({ of, number }, row) {
+  const value = of(row) ?? "";
+  return value === "" ? "–" : number ? number(value) : value;
+}
+
+/** The head of a table that is ordered by a click on a column's name; a second click turns the order round. */
+function Headings({ columns, order, backwards, onOrder }) {
+  return html`<thead><tr>${Object.entries(columns).map(([name, { number, heading = name, further }]) => html`<th scope="col" class=${further ?? ""}
+    aria-sort=${order !== name ? undefined : Boolean(number) === Boolean(backwards) ? "ascending" : "descending"}>
+    <button onClick=${() => onOrder({ order: name, backwards: order === name && !backwards ? "1" : "" })}>${heading}</button></th>`)}</tr></thead>`;
+}
+
+/** Whether the page is being printed: then nothing of it is left out. */
+function usePrinting() {
+  const [printing, setPrinting] = useState(false);
+  useLayoutEffect(() => {
+    const listeners = { beforeprint: () => setPrinting(true), afterprint: () => setPrinting(false) };
+    for (const [name, listener] of Object.entries(listeners)) addEventListener(name, listener);
+    return () => Object.entries(listeners).forEach(([name, listener]) => removeEventListener(name, listener));
+  }, []);
+  return printing;
+}
+
+/**
+ * Which chunks of a long list are near the screen, by what their `data-chunk` says. The others are not in the document;
+ * each keeps its height while it is away. `first` is one that is drawn at once; `inputs` change with the chunks.
+ */
+function useNear(list, inputs, margin, first = 0) {
+  const [near, setNear] = useState(() => new Set([0, first]));
+  const heights = useRef(new Map());
+  const printing = usePrinting();
+  useEffect(() => {
+    const observer = new IntersectionObserver(
+      (entries) => {
+        setNear((old) => {
+          const next = new Set(old);
+          for (const entry of entries) {
+            const start = Number(entry.target.dataset.chunk);
+            if (entry.isIntersecting) next.add(start);
+            else if (next.delete(start)) heights.current.set(start, entry.boundingClientRect.height);
+          }
+          return next;
+        });
+      },
+      { rootMargin: `${margin}px 0px` },
+    );
+    for (const chunk of list.current.querySelectorAll("[data-chunk]")) observer.observe(chunk);
+    return () => observer.disconnect();
+  }, inputs);
+  return {
+    near,
+    has: (start) => printing || near.has(start),
+    add: (start) => setNear((old) => new Set(old).add(start)),
+    height: (start, expected) => `${heights.current.get(start) ?? expected}px`,
+  };
+}
+
+const ROWS = 20;
+const ROWS_MARGIN = 600;
+
+/** A table of any length under `children`, its head; `row` draws one of `rows`, about `height` pixels high. */
+function LongTable({ rows, row, height, className, children }) {
+  const table = useRef(null);
+  const chunks = useNear(table, [rows], ROWS_MARGIN);
+  const starts = [...Array(Math.ceil(rows.length / ROWS)).keys()].map((place) => place * ROWS);
+  return html`<table class=${className} ref=${table} aria-rowcount=${rows.length + 1}>
+    ${children}
+    ${starts.map((start) => {
+      const part = rows.slice(start, start + ROWS);
+      return html`<tbody key=${start} data-chunk=${start}>${
+        chunks.has(start) ? part.map(row) : html`<tr style=${{ height: chunks.height(start, part.length * height) }}></tr>`}</tbody>`;
+    })}
+  </table>`;
 }
 
 /** What follows ? in the address, as {name: value}. */

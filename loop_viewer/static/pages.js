@@ -90,13 +90,22 @@ const FILTERS = {
   ungradable: (entry) => Boolean(entry.ungradable),
   "with a note": (entry) => Boolean(entry.note),
 };
-const ORDERS = {
-  "by task": null,
-  longest: (a, b) => b.tokens - a.tokens,
-  "most turns": (a, b) => b.turns - a.turns,
-  "highest gap": (a, b) => (b.gap ?? -1) - (a.gap ?? -1),
-  "least likely": (a, b) => a.mean_logprob - b.mean_logprob,
-  "lowest reward": (a, b) => a.reward - b.reward,
+/** Columns of the list of tasks, and of that of rollouts: what a row says, and how it is written. */
+const TASK_COLUMNS = {
+  task: { of: ({ task }) => task },
+  "mean reward": { of: ({ mean }) => mean, number: fixed },
+  "failed attempts": { of: ({ failed }) => failed, number: String, further: "attempts" },
+};
+const ROLLOUT_COLUMNS = {
+  rollout: { of: ({ task, index }) => `${task} / ${index}` },
+  reward: { of: ({ reward }) => reward, number: fixed },
+  advantage: { of: ({ advantage }) => advantage, number: signed },
+  turns: { of: ({ turns }) => turns, number: String },
+  tokens: { of: ({ tokens }) => tokens, number: (value) => value.toLocaleString() },
+  gap: { of: ({ gap }) => gap, number: (value) => value.toExponential(1) },
+  "log-prob": { of: ({ mean_logprob: value }) => value, number: fixed },
+  end: { of: ({ end_reason: value }) => value },
+  asks: { of: ({ asks }) => asks, further: "asks" },
 };
 
 function Choice({ label, options, value, onChange }) {
@@ -107,44 +116,57 @@ function Choice({ label, options, value, onChange }) {
   </label>`;
 }
 
-/** One entry for each episode: its first sequence's, with the turns, tokens and calls of all. */
-function byEpisode(entries) {
-  const found = new Map();
-  for (const entry of entries) found.set(entry.episode, [...(found.get(entry.episode) || []), entry]);
-  return [...found.values()].map((sequences) => {
-    const sum = (key) => sequences.reduce((total, entry) => total + entry[key], 0);
-    return {
-      ...sequences[0],
-      cursors: sequences.map((entry) => entry.cursor),
-      turns: sum("turns"),
-      messages: sum("messages"),
-      tokens: sum("tokens"),
-      failed_turns: sum("failed_turns"),
-      gap: Math.max(...sequences.map((entry) => entry.gap ?? -1)) < 0 ? null : Math.max(...sequences.map((entry) => entry.gap ?? -1)),
-      mean_logprob: sequences.reduce((total, entry) => total + entry.mean_logprob * entry.sampled, 0) / Math.max(sum("sampled"), 1),
-    };
-  });
-}
-
-function RolloutCell({ collection, entry }) {
+function RolloutCell({ collection, entry, here }) {
   const state = entry.success ? "solved" : entry.end_reason === "completed" ? "missed" : "over";
-  const title = `${entry.id}\n${entry.note && `${entry.note}\n`}${entry.end_reason}, reward ${fixed(entry.reward)}, advantage ${signed(entry.advantage)}`;
-  return html`<a class=${`cell stop ${state}`} href=${link("c", collection, "r", entry.cursor)} title=${title}>
+  const title = `${entry.task} / ${entry.index}: ${entry.success ? "solved, " : ""}${entry.end_reason}, reward ${fixed(entry.reward)}, ${entry.turns} turns, advantage ${signed(entry.advantage)}`;
+  return html`<a class=${`cell stop ${state}`} href=${link("c", collection, "r", entry.cursor)} aria-current=${here && "page"}
+    aria-label=${title} title=${entry.note ? `${title}\n${entry.note}` : title}>
     <b>${entry.success ? "✓" : percent(entry.reward)}${entry.note && " ✎"}</b>
     <span class="quiet">${entry.turns}t ${signed(entry.advantage)}</span>
   </a>`;
 }
 
 const SEARCH_AFTER_MS = 200;
-const chosenFilters = { filter: "all", order: "by task", text: "" };
+const chosenFilters = { filter: "all", order: "task", backwards: "", text: "" };
 
 /** The filters of the address, which wins, or those chosen last; unknown names are left out. */
 function readFilters() {
-  const { filter, order, text } = readQuery();
+  const { filter, order, backwards = "", text } = readQuery();
   if (Object.hasOwn(FILTERS, filter)) chosenFilters.filter = filter;
-  if (Object.hasOwn(ORDERS, order)) chosenFilters.order = order;
+  if (Object.hasOwn(TASK_COLUMNS, order) || Object.hasOwn(ROLLOUT_COLUMNS, order)) Object.assign(chosenFilters, { order, backwards });
   if (text !== undefined) chosenFilters.text = text;
   return { ...chosenFilters };
+}
+
+/** Tasks with their rollouts among `entries`, and what a list says of them. */
+function tasksOf(entries, failures) {
+  const tasks = new Map();
+  for (const entry of entries) {
+    if (!tasks.has(entry.task)) tasks.set(entry.task, []);
+    tasks.get(entry.task).push(entry);
+  }
+  return [...tasks].map(([task, group]) => ({
+    task,
+    group: group.sort((a, b) => a.index - b.index),
+    mean: group.reduce((sum, entry) => sum + entry.reward, 0) / group.length,
+    failed: countFailures([failures[task] || {}]),
+  }));
+}
+
+/** `all` rollouts of a collection; of these, filtered and in the order of the list, the `entries`, and by task the `tasks`. */
+function useListing(collection, stamp, { filter, order, backwards, text }, failures = {}) {
+  const key = `${collection} ${stamp}`;
+  const all = useLoaded(() => once(key, () => api.summaries(collection)), [key]);
+  const found = useLoaded(async () => (text ? new Set(await once(`${key} ${text}`, () => api.search(collection, text))) : null), [key, text]);
+  const shown = useMemo(() => {
+    const entries = (all.value ?? []).filter(
+      (entry) => FILTERS[filter](entry) && (!found.value || entry.cursors.some((cursor) => found.value.has(cursor))),
+    );
+    if (Object.hasOwn(ROLLOUT_COLUMNS, order)) return { entries: sortedRows(entries, ROLLOUT_COLUMNS[order], backwards) };
+    const tasks = sortedRows(tasksOf(entries, failures), TASK_COLUMNS[order], backwards);
+    return { entries: tasks.flatMap(({ group }) => group), tasks };
+  }, [all.value, found.value, filter, order, backwards]);
+  return { all: all.value, ...shown, searching: found.loading && text, error: all.error || found.error };
 }
 
 function CollectionPage({ collection, stamp, failures, damage }) {
@@ -158,11 +180,7 @@ function CollectionPage({ collection, stamp, failures, damage }) {
     clearTimeout(typing.current);
     typing.current = setTimeout(() => set({ text }), SEARCH_AFTER_MS);
   };
-  const summaries = useLoaded(() => api.summaries(collection), [collection, stamp]);
-  const found = useLoaded(
-    async () => (settings.text ? new Set(await api.search(collection, settings.text)) : null),
-    [collection, settings.text, stamp],
-  );
+  const { all, entries, tasks, searching, error } = useListing(collection, stamp, settings, failures);
   const search = useRef(null);
   const cycle = () => {
     const names = Object.keys(FILTERS);
@@ -175,17 +193,13 @@ function CollectionPage({ collection, stamp, failures, damage }) {
     k: () => moveFocus(-1),
     u: () => (location.hash = "#/"),
   });
-  if (summaries.error) return html`<p class="error">${summaries.error}</p>`;
-  if (!summaries.value) return html`<p class="quiet">reading the log …</p>`;
-  const all = byEpisode(summaries.value);
-  const entries = all.filter(
-    (entry) => FILTERS[settings.filter](entry) && (!found.value || entry.cursors.some((cursor) => found.value.has(cursor))),
-  );
-  const order = ORDERS[settings.order];
+  if (error) return html`<p class="error">${error}</p>`;
+  if (!all) return html`<p class="quiet">reading the log …</p>`;
   return html`<section>
     <div class="filters">
       <${Choice} label="show" options=${Object.keys(FILTERS)} value=${settings.filter} onChange=${(filter) => set({ filter })} />
-      <${Choice} label="order" options=${Object.keys(ORDERS)} value=${settings.order} onChange=${(value) => set({ order: value })} />
+      <${Choice} label="order" options=${Object.keys({ ...TASK_COLUMNS, ...ROLLOUT_COLUMNS })} value=${settings.order} onChange=${(order) => set({ order, backwards: "" })} />
+      <button aria-pressed=${Boolean(settings.backwards)} onClick=${() => set({ backwards: settings.backwards ? "" : "1" })}>turned round</button>
       <label>text <input type="search" ref=${search} value=${settings.text}
         onInput=${(event) => type(event.target.value)}
         onKeyDown=${(event) => {
@@ -193,62 +207,39 @@ function CollectionPage({ collection, stamp, failures, damage }) {
           event.preventDefault(); // which would empty the field
           event.target.blur();
         }} /></label>
-      <span class="quiet" id="shown">${entries.length} of ${all.length} rollouts${found.loading && settings.text ? " …" : ""}</span>
+      <span class="quiet" id="shown">${entries.length} of ${all.length} rollouts${searching ? " …" : ""}</span>
     </div>
     <${Damage} damage=${damage} />
-    ${order ? html`<${RolloutList} collection=${collection} entries=${[...entries].sort(order)} order=${settings.order} onOrder=${(value) => set({ order: value })} />`
-      : html`<${TaskTable} collection=${collection} entries=${entries} failures=${failures} />`}
+    ${tasks ? html`<${TaskTable} collection=${collection} tasks=${tasks} failures=${failures} settings=${settings} onOrder=${set} />`
+      : html`<${RolloutList} collection=${collection} entries=${entries} settings=${settings} onOrder=${set} />`}
   </section>`;
 }
 
-function TaskTable({ collection, entries, failures }) {
-  const tasks = new Map();
-  for (const entry of entries) tasks.set(entry.task, [...(tasks.get(entry.task) || []), entry]);
-  return html`<table class="wide tasks">
-    <thead><tr><th>task</th><th>mean reward</th><th class="attempts">failed attempts</th><th>rollouts: reward or ✓, turns, advantage</th></tr></thead>
-    <tbody>
-      ${[...tasks].sort(([a], [b]) => (a < b ? -1 : 1)).map(([task, group]) => {
-        const mean = group.reduce((sum, entry) => sum + entry.reward, 0) / group.length;
-        return html`<tr key=${task}>
-          <td class="asks"><a class="stop" href=${link("c", collection, "t", task)}><bdi>${task}</bdi></a>
-            <div class="quiet" title=${group[0].asks}><bdi>${group[0].asks}</bdi></div></td>
-          <td>${fixed(mean)}</td>
-          <td class="attempts" title=${attemptsByTask({ [task]: failures[task] || {} })}>${countFailures([failures[task] || {}])}</td>
-          <td><div class="cells">${group
-            .sort((a, b) => a.index - b.index)
-            .map((entry) => html`<${RolloutCell} key=${entry.cursor} collection=${collection} entry=${entry} />`)}</div></td>
-        </tr>`;
-      })}
-    </tbody>
-  </table>`;
+const TASK_HEIGHT = 54;
+const ROLLOUT_HEIGHT = 30;
+
+function TaskTable({ collection, tasks, failures, settings, onOrder }) {
+  const row = ({ task, group, mean, failed }) => html`<tr key=${task}>
+    <td class="asks"><a class="stop" href=${link("c", collection, "t", task)}><bdi>${task}</bdi></a>
+      <div class="quiet" title=${group[0].asks}><bdi>${group[0].asks}</bdi></div></td>
+    <td>${fixed(mean)}</td>
+    <td class="attempts" title=${attemptsByTask({ [task]: failures[task] || {} })}>${failed}</td>
+    <td><div class="cells">${group.map((entry) => html`<${RolloutCell} key=${entry.cursor} collection=${collection} entry=${entry} />`)}</div></td>
+  </tr>`;
+  const columns = { ...TASK_COLUMNS, rollout: { heading: "rollouts: reward or ✓, turns, advantage" } };
+  return html`<${LongTable} rows=${tasks} row=${row} height=${TASK_HEIGHT} className="wide tasks">
+    <${Headings} columns=${columns} order=${settings.order} backwards=${settings.backwards} onOrder=${onOrder} /><//>`;
 }
 
-/** Column of the list -> the order that a click on it chooses. */
-const ORDER_OF = { reward: "lowest reward", turns: "most turns", tokens: "longest", gap: "highest gap", "log-prob": "least likely" };
-
-function RolloutList({ collection, entries, order, onOrder }) {
-  return html`<table class="wide">
-    <thead><tr>
-      ${["rollout", "reward", "advantage", "turns", "tokens", "gap", "log-prob", "end", "asks"].map((name) => html`<th class=${name === "asks" ? "further" : ""}>${
-        ORDER_OF[name] ? html`<button aria-pressed=${ORDER_OF[name] === order} title=${ORDER_OF[name]} onClick=${() => onOrder(ORDER_OF[name])}>${name}</button>` : name
-      }</th>`)}
-    </tr></thead>
-    <tbody>
-      ${entries.map(
-        (entry) => html`<tr key=${entry.cursor}>
-          <td><a class="stop" href=${link("c", collection, "r", entry.cursor)}><bdi>${entry.task} / ${entry.index}</bdi></a></td>
-          <td>${fixed(entry.reward)}${entry.success ? " ✓" : ""}</td>
-          <td>${signed(entry.advantage)}</td>
-          <td>${entry.turns}</td>
-          <td>${entry.tokens.toLocaleString()}</td>
-          <td>${entry.gap === null ? "–" : entry.gap.toExponential(1)}</td>
-          <td>${fixed(entry.mean_logprob)}</td>
-          <td>${entry.end_reason}</td>
-          <td class="asks further"><div class="quiet" title=${entry.asks}><bdi>${entry.asks}</bdi></div></td>
-        </tr>`,
-      )}
-    </tbody>
-  </table>`;
+function RolloutList({ collection, entries, settings, onOrder }) {
+  const columns = Object.entries(ROLLOUT_COLUMNS).slice(1, -1);
+  const row = (entry) => html`<tr key=${entry.cursor}>
+    <td><a class="stop" href=${link("c", collection, "r", entry.cursor)}><bdi>${entry.task} / ${entry.index}</bdi></a></td>
+    ${columns.map(([name, column]) => html`<td>${written(column, entry)}${name === "reward" && entry.success && " ✓"}</td>`)}
+    <td class="asks"><div class="quiet" title=${entry.asks}><bdi>${entry.asks}</bdi></div></td>
+  </tr>`;
+  return html`<${LongTable} rows=${entries} row=${row} height=${ROLLOUT_HEIGHT} className="wide">
+    <${Headings} columns=${ROLLOUT_COLUMNS} order=${settings.order} backwards=${settings.backwards} onOrder=${onOrder} /><//>`;
 }
 
 /** The calls of the rollouts as rows of chips: how much the attempts at one task differ. */
@@ -258,6 +249,7 @@ function CallSequences({ group, collection }) {
     [collection, group.flatMap(({ cursors }) => cursors).join()],
   );
   if (!loaded.value || loaded.value.length !== group.length) return html`<p class="quiet">${loaded.error || "reading the calls …"}</p>`;
+  if (!loaded.value.some((calls) => calls.length)) return null; // a task that is answered, not acted on
   const unique = new Set(loaded.value.map((calls) => JSON.stringify(calls))).size;
   const apps = [...new Set(loaded.value.flatMap((calls) => calls.map((call) => call.split(".")[0])))].sort();
   return html`<details open class="calls">
@@ -274,12 +266,15 @@ function CallSequences({ group, collection }) {
   </details>`;
 }
 
+/** The rollouts of a task. */
+const siblingsOf = (entries, task) => entries.filter((entry) => entry.task === task).sort((a, b) => a.index - b.index);
+
 function TaskPage({ collection, task, stamp }) {
-  const summaries = useLoaded(() => api.summaries(collection), [collection, stamp]);
+  const { all, error } = useListing(collection, stamp, chosenFilters);
   useKeys({ j: () => moveFocus(1), k: () => moveFocus(-1), u: () => (location.hash = link("c", collection)) });
-  if (summaries.error) return html`<p class="error">${summaries.error}</p>`;
-  if (!summaries.value) return html`<p class="quiet">reading the log …</p>`;
-  const group = byEpisode(summaries.value.filter((entry) => entry.task === task)).sort((a, b) => a.index - b.index);
+  if (error) return html`<p class="error">${error}</p>`;
+  if (!all) return html`<p class="quiet">reading the log …</p>`;
+  const group = siblingsOf(all, task);
   return html`<section>
     <p class="facts"><a href=${link("everywhere", task)}>this task ${EVERYWHERE}</a></p>
     ${group.length > 0 && html`<${TaskColumns} collection=${collection} group=${group} />`}
@@ -305,7 +300,7 @@ const EVERYWHERE = "in all iterations and evaluations";
 function EverywherePage({ task, run }) {
   const { collections } = run;
   const loaded = useLoaded(
-    () => Promise.all(collections.map(async (item) => ({ ...item, group: byEpisode((await api.summaries(item.id)).filter((entry) => entry.task === task)) }))),
+    () => Promise.all(collections.map(async (item) => ({ ...item, group: siblingsOf(await api.summaries(item.id), task) }))),
     [collections.map(({ id, bytes }) => `${id} ${bytes}`).join()],
   );
   const ticked = useRef([]);
@@ -325,7 +320,7 @@ function EverywherePage({ task, run }) {
       <tbody>${rows.map(({ id, name, group }) => html`<tr key=${id}>
         <td><a class="stop" href=${link("c", id, "t", task)}><bdi>${name}</bdi></a></td>
         <td>${fixed(group.reduce((sum, entry) => sum + entry.reward, 0) / group.length)}</td>
-        <td><div class="cells">${group.sort((a, b) => a.index - b.index).map((entry) => html`<span class="both" key=${entry.cursor}>
+        <td><div class="cells">${group.map((entry) => html`<span class="both" key=${entry.cursor}>
           <input type="checkbox" aria-label=${`${name}, rollout ${entry.index}: beside`} onChange=${(event) => tick([id, entry.cursor], event.target.checked)} />
           <${RolloutCell} collection=${id} entry=${entry} /></span>`)}</div></td>
       </tr>`)}</tbody>
@@ -336,7 +331,7 @@ function EverywherePage({ task, run }) {
 function Column({ collection, entry, opening }) {
   const loaded = useLoaded(() => api.rollout(collection, entry.cursor), [collection, entry.cursor]);
   return html`<article class="column">
-    <h3><${RolloutCell} collection=${collection} entry=${entry} /> rollout ${entry.index}</h3>
+    <h2><${RolloutCell} collection=${collection} entry=${entry} /> rollout ${entry.index}</h2>
     ${loaded.error && html`<p class="error">${loaded.error}</p>`}
     ${loaded.value &&
     html`<${Requirements} requirements=${loaded.value.requirements} /><${Thread} rollout=${loaded.value} above=${opening} />`}
@@ -353,14 +348,14 @@ function Origin({ origin }) {
 /** What readers wrote of a rollout; words such as #wrong are its labels, which the search finds. */
 function Note({ collection, cursor, note }) {
   const [text, setText] = useState(note);
-  const [kept, setKept] = useState(note);
+  const [saved, setSaved] = useState(note);
   const [error, setError] = useState("");
   if (isExport) return note && html`<p class="note"><span class="quiet">note</span> ${withControls(note)}</p>`;
-  const save = () => api.note(collection, cursor, text).then(() => (setKept(text), setError("")), (failure) => setError(failure.message));
+  const save = () => api.note(collection, cursor, text).then(() => (kept.clear(), setSaved(text), setError("")), (failure) => setError(failure.message));
   return html`<details class="note" open=${Boolean(note)}>
     <summary>note</summary>
     <textarea aria-label="note" rows="2" value=${text} placeholder="what is seen here; #labels" onInput=${(event) => setText(event.target.value)}></textarea>
-    <button disabled=${text === kept} onClick=${save}>${text === kept && text ? "kept" : "keep"}</button>
+    <button disabled=${text === saved} onClick=${save}>${text === saved && text ? "kept" : "keep"}</button>
     ${error && html`<span class="error"><bdi>${error}</bdi></span>`}
   </details>`;
 }
@@ -377,15 +372,17 @@ function Program({ program }) {
 
 function RolloutPage({ collection, cursor, view, stamp, onShown }) {
   const loaded = useLoaded(() => api.rollout(collection, cursor), [collection, cursor]);
-  const summaries = useLoaded(() => api.summaries(collection), [collection, stamp]);
+  const { all = [], entries, searching, error } = useListing(collection, stamp, chosenFilters);
   const rollout = loaded.value;
-  const own = summaries.value && byEpisode(summaries.value).find((entry) => entry.cursors.includes(cursor));
-  const group = own ? byEpisode(summaries.value.filter((entry) => entry.task === own.task)).sort((a, b) => a.index - b.index) : [];
+  const isHere = (entry) => entry.cursors.includes(cursor);
+  const own = all.find(isHere);
+  const group = own ? siblingsOf(all, own.task) : [];
+  const listed = entries.some(isHere) ? entries : group;
   // The address may be ahead of what is drawn, when keys follow one another quickly.
   const show = (name) => (location.hash = link("c", collection, "r", readAddress().cursor, name));
   const step = (by) => {
     const here = readAddress();
-    const next = group[group.findIndex((entry) => entry.cursors.includes(here.cursor)) + by];
+    const next = listed[listed.findIndex((entry) => entry.cursors.includes(here.cursor)) + by];
     if (next) location.hash = link("c", collection, "r", next.cursor, here.view);
   };
   useKeys({
@@ -401,9 +398,9 @@ function RolloutPage({ collection, cursor, view, stamp, onShown }) {
   useEffect(() => own && onShown({ cursor, task: own.task, index: own.index }), [own?.task, own?.index, cursor]);
   const shown = useRef(null);
   useEffect(() => markFound(shown.current, chosenFilters.text));
-  if (loaded.error || summaries.error) return html`<p class="error">${loaded.error || summaries.error}</p>`;
+  if (loaded.error || error) return html`<p class="error">${loaded.error || error}</p>`;
   // Drawn when its neighbours are known too, so that no key is pressed in vain on a page that looks complete.
-  if (!rollout || rollout.cursor !== cursor || !own) return html`<p class="quiet">reading the rollout …</p>`;
+  if (!rollout || rollout.cursor !== cursor || !own || searching) return html`<p class="quiet">reading the rollout …</p>`;
   const facts = {
     reward: fixed(rollout.reward),
     advantage: signed(own.advantage),
@@ -417,10 +414,9 @@ function RolloutPage({ collection, cursor, view, stamp, onShown }) {
   };
   return html`<section ref=${shown}>
     <div class="siblings">${group.map(
-      (entry) => html`<span class=${entry.cursors.includes(cursor) ? "here" : ""}>
-        <${RolloutCell} collection=${collection} entry=${entry} />
-      </span>`,
+      (entry) => html`<span class=${isHere(entry) ? "here" : ""}><${RolloutCell} collection=${collection} entry=${entry} here=${isHere(entry)} /></span>`,
     )}</div>
+    <p class="quiet" id="place">${listed.findIndex(isHere) + 1} of ${listed.length} ${listed === group ? "of this task" : "listed"}</p>
     <p class="facts"><span class="fact"><span class="quiet">task</span> <a href=${link("c", collection, "t", rollout.task_id)}>
       <bdi>${rollout.task_id}</bdi></a></span>${Object.entries(facts).map(
       ([name, value]) => html`<span class="fact"><span class="quiet">${name}</span> ${value}</span>`,
@@ -428,7 +424,7 @@ function RolloutPage({ collection, cursor, view, stamp, onShown }) {
     <p class="facts">
       ${group.length > 1 && html`<label>beside${" "}<select onChange=${(event) => (location.hash = link("beside", collection, cursor, collection, event.target.value))}>
         <option value="">another rollout</option>
-        ${group.filter((entry) => !entry.cursors.includes(cursor)).map((entry) => html`<option value=${entry.cursor}>${entry.index}, reward ${fixed(entry.reward)}</option>`)}
+        ${group.filter((entry) => !isHere(entry)).map((entry) => html`<option value=${entry.cursor}>${entry.index}, reward ${fixed(entry.reward)}</option>`)}
       </select></label>`}
       ${navigator.clipboard && html`<button id="copy" onClick=${() => navigator.clipboard.writeText(JSON.stringify(rollout, null, 1))}>copy as JSON</button>`}
     </p>
@@ -440,14 +436,14 @@ function RolloutPage({ collection, cursor, view, stamp, onShown }) {
     <${Note} key=${own.cursor} collection=${collection} cursor=${own.cursor} note=${own.note} />
     <${Requirements} requirements=${rollout.requirements} />
     <${TurnStrip} rollout=${rollout} />
-    <nav class="tabs">
+    <nav class="tabs" aria-label="views">
       ${["conversation", "tokens"].map(
-        (name) => html`<a class=${`stop ${view === name ? "here" : ""}`} href=${link("c", collection, "r", cursor, name)}>${name}</a>`,
+        (name) => html`<a class="stop" aria-current=${view === name && "page"} href=${link("c", collection, "r", cursor, name)}>${name}</a>`,
       )}
     </nav>
     ${view === "tokens" && rollout.thread.length > 1 &&
-    html`<nav class="tabs">sequences ${rollout.thread.map(
-      (each, place) => html`<a class=${`stop ${each.cursor === cursor ? "here" : ""}`} href=${link("c", collection, "r", each.cursor, view)}>${place + 1}</a>`,
+    html`<nav class="tabs" aria-label="sequences">sequences ${rollout.thread.map(
+      (each, place) => html`<a class="stop" aria-current=${each.cursor === cursor && "page"} href=${link("c", collection, "r", each.cursor, view)}>${place + 1}</a>`,
     )}</nav>`}
     ${view === "tokens" ? html`<${Tokens} key=${cursor} rollout=${rollout} />` : html`<${Thread} rollout=${rollout} />`}
   </section>`;

@@ -1,8 +1,9 @@
 // A rollout token by token. A hundred thousand tokens are a few hundred chunks, of which only those near the screen are in
-// the document; each keeps its height while it is away.
+// the document.
 "use strict";
 
 const CHUNK = 400;
+const CHUNKS_MARGIN = 1200;
 const ADDRESS_AFTER_MS = 300;
 
 const SHADES = ["s0", "s1", "s2", "s3", "s4"];
@@ -86,7 +87,7 @@ class Chunk extends Component {
   }
 
   render({ start, end, mounted, height, details, colouring }) {
-    const style = mounted ? {} : { height: `${height}px` };
+    const style = mounted ? {} : { height };
     const spans = [];
     for (let i = start; mounted && i < end; i++) {
       const token = details(i);
@@ -128,7 +129,8 @@ function Tokens({ rollout }) {
   const chunkOf = (i) => Math.floor(i / CHUNK) * CHUNK;
   const asked = useMemo(readQuery, []);
   const [chosen, setChosen] = useState(() => (/^\d+$/.test(asked.token) && Number(asked.token) <= size ? Number(asked.token) - 1 : -1));
-  const [near, setNear] = useState(() => new Set([0, Math.max(0, chunkOf(chosen))]));
+  const list = useRef(null);
+  const chunks = useNear(list, [rollout], CHUNKS_MARGIN, Math.max(0, chunkOf(chosen)));
   const choices = Object.keys(COLOURINGS).filter((name) => !COLOURINGS[name].needs || rollout[COLOURINGS[name].needs]);
   const [colouring, setColouring] = useState(choices.includes(asked.colour) ? asked.colour : "log-prob");
   useEffect(() => {
@@ -137,40 +139,19 @@ function Tokens({ rollout }) {
     const timer = setTimeout(() => writeQuery({ colour: colouring, token: chosen < 0 ? "" : chosen + 1 }), ADDRESS_AFTER_MS);
     return () => clearTimeout(timer);
   }, [chosen, colouring]);
-  const heights = useRef(new Map());
-  const list = useRef(null);
-
-  useEffect(() => {
-    const observer = new IntersectionObserver(
-      (entries) => {
-        setNear((old) => {
-          const next = new Set(old);
-          for (const entry of entries) {
-            const start = Number(entry.target.dataset.chunk);
-            if (entry.isIntersecting) next.add(start);
-            else if (next.delete(start)) heights.current.set(start, entry.boundingClientRect.height);
-          }
-          return next;
-        });
-      },
-      { rootMargin: "1200px 0px" },
-    );
-    for (const chunk of list.current.children) observer.observe(chunk);
-    return () => observer.disconnect();
-  }, [rollout]);
 
   useEffect(() => {
     document.querySelector(".token.chosen")?.classList.remove("chosen");
     if (chosen < 0) return;
     const element = document.getElementById(`t${chosen}`);
     if (!element) {
-      setNear((old) => new Set(old).add(chunkOf(chosen)));
+      chunks.add(chunkOf(chosen));
       list.current.querySelector(`[data-chunk="${chunkOf(chosen)}"]`)?.scrollIntoView({ block: "center" });
       return;
     }
     element.classList.add("chosen");
     element.scrollIntoView({ block: "nearest" });
-  }, [chosen, near]);
+  }, [chosen, chunks.near]);
 
   // Keys may repeat faster than the page is drawn, so each one starts from where the one before it went.
   const go = (from) => setChosen((old) => Math.min(size - 1, Math.max(0, from(old))));
@@ -185,10 +166,10 @@ function Tokens({ rollout }) {
     Escape: () => setChosen(-1),
   });
 
-  const chunks = [];
+  const drawn = [];
   for (let start = 0; start < size; start += CHUNK) {
     const end = Math.min(size, start + CHUNK);
-    chunks.push(
+    drawn.push(
       html`<${Chunk}
         key=${start}
         rollout=${rollout}
@@ -196,8 +177,8 @@ function Tokens({ rollout }) {
         end=${end}
         details=${details}
         colouring=${colouring}
-        mounted=${near.has(start)}
-        height=${heights.current.get(start) || (end - start) * 1.2}
+        mounted=${chunks.has(start)}
+        height=${chunks.height(start, (end - start) * 1.2)}
       />`,
     );
   }
@@ -209,8 +190,8 @@ function Tokens({ rollout }) {
       ${COLOURINGS[colouring].says.map((words, i) => html`<span class=${`token ${(COLOURINGS[colouring].shades ?? SHADES)[i]}`}>${words}</span>`)}
       ${rollout.clipped && html`<span class="token s0 clipped">clipped</span>`}
     </p>
-    <div class="tokens" ref=${list} onClick=${(event) => event.target.dataset.i && setChosen(Number(event.target.dataset.i))}>
-      ${chunks}
+    <div class="tokens" ref=${list} tabindex="0" role="group" aria-label="tokens: left and right choose one" onClick=${(event) => event.target.dataset.i && setChosen(Number(event.target.dataset.i))}>
+      ${drawn}
     </div>
   </div>`;
 }

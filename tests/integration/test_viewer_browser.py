@@ -8,12 +8,13 @@ import json
 import re
 import shutil
 
+import pytest
 from aiohttp import web
 
 from loop_viewer.export import write_export
 from support.browser import IN_A_BROWSER, open_page, true_in
 from support.viewer_pages import says, screenshot, show
-from support.viewer_run import opened, write_run
+from support.viewer_run import LONG_TOKENS, opened, write_run
 
 pytestmark = IN_A_BROWSER
 
@@ -38,7 +39,7 @@ async def test_addresses_typed_by_hand_leave_no_page_empty(run_folder, viewing):
             await show(page, address, words, ready="main *")
             await says(page, "main", text)
     async with viewing(run_folder.parent) as (page, address):
-        await show(page, address, "?sort=toString", ready="#runs")
+        await show(page, address, "?order=toString", ready="#runs")
 
 
 async def test_from_the_run_to_a_token_by_keyboard(run_folder, viewing):
@@ -117,13 +118,17 @@ async def test_filters_orders_and_search(run_folder, viewing):
         assert await page.locator(".cell.solved").count() == 0
         which, ordering = page.locator("select").nth(0), page.locator("select").nth(1)
         await which.select_option("all")
-        await ordering.select_option("lowest reward")
+        await ordering.select_option("reward")
+        best = max(entries, key=lambda entry: entry["reward"])["cursor"]
+        await true_in(page, f"document.querySelector('tbody a')?.getAttribute('href') === '#/c/demo-i0001/r/{best}'")
+        await page.get_by_role("button", name="reward", exact=True).click()
         worst = min(entries, key=lambda entry: entry["reward"])["cursor"]
         await true_in(page, f"document.querySelector('tbody a')?.getAttribute('href') === '#/c/demo-i0001/r/{worst}'")
         most = max(entry["tokens"] for entry in entries)
-        await page.get_by_role("button", name="tokens").click()
+        await page.get_by_role("button", name="tokens", exact=True).click()
         await true_in(page, f"document.querySelector('tbody tr').cells[4].innerText === '{most:,}'")
-        await ordering.select_option("lowest reward")
+        await ordering.select_option("reward")
+        await page.get_by_role("button", name="turned round").click()
         await page.keyboard.press("/")
         await page.keyboard.type("step 2")
         found = len(opened(run_folder).search("demo-i0001", "step 2"))
@@ -131,7 +136,9 @@ async def test_filters_orders_and_search(run_folder, viewing):
         await true_in(page, f"document.getElementById('shown').innerText === '{found} of 24 rollouts'")
         await page.keyboard.press("Escape")
         assert await page.input_value("input[type=search]") == "step 2", "what was typed is gone"
-        await true_in(page, "location.hash.includes('text=step+2') && location.hash.includes('order=lowest+reward')")
+        await true_in(
+            page, "location.hash.includes('text=step+2') && location.hash.includes('order=reward&backwards=1')"
+        )
         await page.reload()
         await true_in(page, f"document.getElementById('shown')?.innerText === '{found} of 24 rollouts'")
         assert await page.input_value("input[type=search]") == "step 2"
@@ -139,6 +146,49 @@ async def test_filters_orders_and_search(run_folder, viewing):
         await true_in(page, "CSS.highlights.get('found')?.size > 0")
         marked = "[...CSS.highlights.get('found')].every(range => range.toString().toLowerCase() === 'step 2')"
         await true_in(page, marked)
+
+
+@pytest.mark.fault("from a list of solved rollouts the key ] led to one that was not solved, or not in the list")
+async def test_keys_follow_the_list_as_it_is_filtered_and_ordered(run_folder, viewing):
+    """Across tasks, and each page has a title of its own, which also has the focus."""
+    solved = [entry for entry in opened(run_folder).summaries("demo-i0001") if entry["success"]]
+    wanted = [entry["cursor"] for entry in sorted(solved, key=lambda entry: -entry["tokens"])]
+    assert len({entry["task"] for entry in solved}) > 1
+    async with viewing(run_folder) as (page, address):
+        await show(page, address, "c/demo-i0001?filter=solved&order=tokens", "tbody a")
+        titles = {await page.title()}
+        await page.locator("tbody a").first.click()
+        for place, cursor in enumerate(wanted, start=1):
+            await true_in(page, f"location.hash.startsWith('#/c/demo-i0001/r/{cursor}')")
+            await says(page, "#place", f"{place} of {len(wanted)} listed")
+            await true_in(page, "document.activeElement.tagName === 'H1' && document.title.startsWith('rollout')")
+            titles.add(await page.title())
+            await page.keyboard.press("]")
+    assert len(titles) == 1 + len(wanted), titles
+
+
+@pytest.mark.fault("a printed page left out rollouts, turns and tokens without a word")
+async def test_a_printed_page_leaves_nothing_out(run_folder, tmp_path, viewing):
+    """A task's page has each rollout on the paper, a list each row, and a rollout of many tokens each of them."""
+    folder = write_run(tmp_path / "many", iterations=1, tasks=80, per_task=2)
+    async with viewing(folder) as (page, address):
+        await show(page, address, "c/demo-i0001?order=tokens", "tbody a")
+        assert await page.locator("tbody a").count() < 160
+        await page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        await true_in(page, "document.querySelectorAll('tbody a').length === 162")
+        await page.evaluate("dispatchEvent(new Event('afterprint'))")
+        await true_in(page, "document.querySelectorAll('tbody a').length < 160")
+    async with viewing(run_folder) as (page, address):
+        await show(page, address, "c/demo-i0001/t/task0_1", ".column:last-child .output")
+        await page.emulate_media(media="print")
+        right = "[...document.querySelectorAll('.column')].map(each => each.getBoundingClientRect().right)"
+        assert all(edge <= 1280 for edge in await page.evaluate(right))
+        assert await page.evaluate("document.querySelector('.columns').scrollWidth <= innerWidth")
+        await page.emulate_media(media="screen")
+        await show(page, address, "c/demo-i0003/r/26/tokens", ".tokens .token")
+        assert await page.locator(".tokens .token").count() < LONG_TOKENS
+        await page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        await true_in(page, f"document.querySelectorAll('.tokens .token').length === {LONG_TOKENS}")
 
 
 async def test_a_run_in_training_is_followed(run_folder, tmp_path, viewing):

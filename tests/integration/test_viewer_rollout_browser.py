@@ -231,7 +231,7 @@ async def test_an_episode_of_several_sequences(tmp_path, viewing):
         await says(page, ".conversation .assistant.replayed", "not sampled by the policy")
         await says(page, ".error", "its program was refused 2 times: 400 too long <b>")
         await show(page, address, f"c/demo-i0001/r/{count}/tokens", ".token")
-        assert await page.locator(".tabs .here").last.inner_text() == str(count)
+        assert await page.locator('.tabs [aria-current="page"]').last.inner_text() == str(count)
 
 
 async def test_without_a_node_nothing_can_be_gone_on_from(run_folder, viewing):

@@ -211,7 +211,7 @@ async def test_numbers_that_no_browser_can_read_are_left_open(run_folder, tmp_pa
         for path in ("run", "collections/demo-i0002", *(f"collections/demo-i0002/rollouts/{n}" for n in (1, 2))):
             text = await (await client.get(f"/api/{path}")).text()
             answers[path] = json.loads(text, parse_constant=refused)
-    assert answers["collections/demo-i0002"][0]["reward"] is None
+    assert answers["collections/demo-i0002"]["columns"]["reward"][0] is None
     assert answers["collections/demo-i0002/rollouts/2"]["logprobs"][-1] is None
     assert answers["run"]["metrics"][-1]["environments"] == {"game": {"wins": None}}
     write_export(run, tmp_path / "page.html", ["demo-i0002"])

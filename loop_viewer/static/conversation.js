@@ -192,29 +192,61 @@ function Marked({ text, other }) {
 const stepsOf = ({ messages, turns }) =>
   turns.map(({ message }) => ({ action: messages[message]?.content, output: messages[message + 1] && withoutReminder(messages[message + 1].content).trimEnd() }));
 
+/** Rows of places in two lists of turns: turns of one text stand beside each other, what is between them in order. */
+function aligned(a, b) {
+  const same = (i, j) => i < a.length && j < b.length && a[i].action === b[j].action;
+  const left = [...Array(a.length + 2)].map(() => new Uint32Array(b.length + 2)); // how many can still be matched
+  for (let i = a.length - 1; i >= 0; i--) {
+    for (let j = b.length - 1; j >= 0; j--) left[i][j] = same(i, j) ? left[i + 1][j + 1] + 1 : Math.max(left[i + 1][j], left[i][j + 1]);
+  }
+  const rows = [];
+  let between = [[], []];
+  const close = () => {
+    for (let k = 0; k < Math.max(between[0].length, between[1].length); k++) rows.push([between[0][k], between[1][k]]);
+    between = [[], []];
+  };
+  for (let i = 0, j = 0; i < a.length || j < b.length; ) {
+    if (same(i, j)) {
+      close();
+      rows.push([i++, j++]);
+    } else if (j === b.length || (i < a.length && left[i + 1][j] >= left[i][j + 1])) between[0].push(i++);
+    else between[1].push(j++);
+  }
+  close();
+  return rows;
+}
+
 /** Two rollouts turn by turn, with the lines marked in which they differ. */
 function BesidePage({ collection, cursor, other, run }) {
   const nameOf = (id) => run.collections.find((item) => item.id === id)?.name ?? id;
   const loaded = useLoaded(
-    () => Promise.all([api.rollout(collection, cursor), api.rollout(other.collection, other.cursor)]),
+    () =>
+      Promise.all([{ collection, cursor }, other].map(async (each) => {
+        const { advantage } = (await api.summaries(each.collection)).find(({ cursors }) => cursors.includes(each.cursor)) ?? {};
+        return { ...(await api.rollout(each.collection, each.cursor)), advantage };
+      })),
     [collection, cursor, other.collection, other.cursor],
   );
   useKeys({ u: () => (location.hash = link("c", collection, "r", cursor)), j: () => moveFocus(1), k: () => moveFocus(-1) });
   if (loaded.error) return html`<p class="error">${loaded.error}</p>`;
   if (!loaded.value) return html`<p class="quiet">reading the rollouts …</p>`;
   const steps = loaded.value.map(stepsOf);
-  const rows = [...Array(Math.max(...steps.map((each) => each.length))).keys()];
-  return html`<section class="beside">
+  const [first] = loaded.value;
+  return html`<section>
+    <${Opening} folded=${[]} task=${first.messages[openingOf(first) - 1]} />
+    <div class="beside">
     ${loaded.value.map((each) => html`<h2><a class="stop" href=${link("c", each.collection, "r", each.cursor)}><bdi>${each.task_id} / ${each.index}</bdi></a>${" "}
-      <span class="quiet"><bdi>${nameOf(each.collection)}</bdi>, reward ${fixed(each.reward)}, ${each.turns.length} turns, ${each.end_reason}</span></h2>`)}
-    ${rows.flatMap((row) => [0, 1].map((side) => {
-      const [own, its] = [steps[side][row], steps[1 - side][row]];
+      <span class="quiet"><bdi>${nameOf(each.collection)}</bdi>, reward ${fixed(each.reward)}, advantage ${signed(each.advantage)}, ${each.turns.length} turns, ${each.end_reason}</span></h2>`)}
+    ${loaded.value.map(({ requirements }) => html`<${Requirements} requirements=${requirements} />`)}
+    ${aligned(...steps).flatMap((places) => [0, 1].map((side) => {
+      const [own, its] = [steps[side][places[side]], steps[1 - side][places[1 - side]]];
       return html`<div class=${`turn ${own && its && own.action === its.action && own.output === its.output ? "same" : ""}`}>
-        <div class="role">turn ${row + 1}</div>
+        <div class="role">${own && `turn ${places[side] + 1}`}</div>
         <${Marked} text=${own?.action} other=${its?.action} />
         ${own?.output !== undefined && html`<div class="output"><${Marked} text=${own.output} other=${its?.output} /></div>`}
       </div>`;
     }))}
+    </div>
   </section>`;
 }
 

@@ -267,5 +267,10 @@ async def test_two_rollouts_stand_beside_each_other(run_folder, tmp_path, viewin
         assert "As a reminder" not in await page.inner_text(".beside")
         assert await page.locator(".beside .same").count() == 2 * (len(first["turns"]) - 1)
         await screenshot(page, "beside")
+        # One that looked something up first has one turn more, and nothing else is marked.
+        turns = "[{action: 'look', output: 'x'}, {action: 'a', output: 'y'}, {action: 'b', output: 'z'}]"
+        assert await page.evaluate(f"aligned({turns}, {turns}.slice(1))") == [[0, None], [1, 0], [2, 1]]
+        assert await page.evaluate(f"aligned({turns}.slice(0, 2), {turns}.slice(2))") == [[0, 0], [1, None]]
+        assert await page.evaluate(f"aligned([], {turns}.slice(2))") == [[None, 0]]
         await page.keyboard.press("u")
         await true_in(page, "location.hash === '#/c/two/r/1'")

@@ -241,7 +241,7 @@ function BesidePage({ collection, cursor, other, run }) {
     ${aligned(...steps).flatMap((places) => [0, 1].map((side) => {
       const [own, its] = [steps[side][places[side]], steps[1 - side][places[1 - side]]];
       return html`<div class=${`turn ${own && its && own.action === its.action && own.output === its.output ? "same" : ""}`}>
-        <div class="role">${own && `turn ${places[side] + 1}`}</div>
+        <div class="role">rollout ${loaded.value[side].index}${own && `, turn ${places[side] + 1}`}</div>
         <${Marked} text=${own?.action} other=${its?.action} />
         ${own?.output !== undefined && html`<div class="output"><${Marked} text=${own.output} other=${its?.output} /></div>`}
       </div>`;

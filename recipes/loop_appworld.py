@@ -39,7 +39,7 @@ from loop_recipes.engine.diagnostics import (
 )
 from loop_recipes.engine.model import check_context, vocabulary
 from loop_recipes.engine.process_group import any_rank, leave, on_main_rank
-from loop_recipes.engine.samples import episodes, return_of, training_samples
+from loop_recipes.engine.samples import episodes, training_samples
 from loop_recipes.rollouts.broken import check_broken
 from loop_recipes.rollouts.open import open_source
 from loop_recipes.rollouts.plan import CollectionPlan, run_name
@@ -401,7 +401,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
         self._iterations_done = iteration
         environment = self._environment
         means = rollout_metrics(rollouts) | environment_metrics(rollouts, environment)
-        groups = groups_by_solved((r.task_id, r.success, return_of(r, conf.update)) for r in grouped if r.segment == 0)
+        groups = groups_by_solved((r.task_id, r.success, conf.update.return_of(r)) for r in grouped if r.segment == 0)
         return means | behavior_metrics(rollouts, environment) | metrics | signal_figures(groups)
 
     @property

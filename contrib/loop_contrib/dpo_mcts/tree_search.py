@@ -24,8 +24,7 @@ from loop_formats.collection_request import CollectionRequest
 from loop_formats.ids import branch_id
 from loop_formats.rollout import Rollout
 from loop_formats.schema import require
-from loop_recipes.config.loop_config import UpdateConfig
-from loop_recipes.engine.samples import AS_GRADED, return_of
+from loop_recipes.config.loop_config import AS_GRADED, UpdateConfig
 from loop_recipes.rollouts.branching import HowToSample, branch_requests
 from loop_recipes.rollouts.source import CollectionSource, NoRollouts, read_what_there_is
 
@@ -82,7 +81,7 @@ class TreeSearch:
             for rollout in self._collect(source, self._first_request()):
                 known[rollout.rollout_id] = rollout
                 tree = trees[rollout.task_id]
-                tree.add(tree.root, rollout.rollout_id, turns_of(rollout), return_of(rollout, self.paid))
+                tree.add(tree.root, rollout.rollout_id, turns_of(rollout), self.paid.return_of(rollout))
             if not known:
                 raise NoRollouts("every first rollout is lost; the warnings say why")
             for tree in trees.values():
@@ -114,7 +113,7 @@ class TreeSearch:
         for rollout in self._collect(source, *branch_requests(branches, how)):
             known[rollout.rollout_id] = rollout
             state = waiting.pop(rollout.task_id)
-            trees[rollout.task_id].add(state, rollout.rollout_id, turns_of(rollout), return_of(rollout, self.paid))
+            trees[rollout.task_id].add(state, rollout.rollout_id, turns_of(rollout), self.paid.return_of(rollout))
         for state in waiting.values():
             state.closed = True
 

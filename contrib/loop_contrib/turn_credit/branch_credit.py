@@ -17,7 +17,6 @@ from loop_formats.collection_request import CollectionRequest, losses
 from loop_formats.rollout import Rollout
 from loop_plumbing import running_time
 from loop_recipes.config.loop_config import UpdateConfig
-from loop_recipes.engine.samples import return_of
 from loop_recipes.rollouts.branching import BRANCHES_OF_A_REQUEST, HowToSample, branch_requests, read_continuations
 from loop_recipes.rollouts.source import CollectionSource
 from rollout_server.client import CollectionFailed
@@ -43,7 +42,7 @@ def with_unequal_returns(rollouts: Sequence[Rollout], paid: UpdateConfig) -> lis
     """Return the rollouts of tasks whose rollouts differ in return; all others have an advantage of 0."""
     returns: defaultdict[str, set[float]] = defaultdict(set)
     for rollout in rollouts:
-        returns[rollout.task_id].add(return_of(rollout, paid))
+        returns[rollout.task_id].add(paid.return_of(rollout))
     return [rollout for rollout in rollouts if len(returns[rollout.task_id]) > 1]
 
 
@@ -113,12 +112,10 @@ def branch_credits(
 
     def value(rollout: Rollout, turn: int) -> float | None:
         found = played.get((rollout.rollout_id, turn))
-        return statistics.fmean(return_of(each, paid) for each in found) if found else None
+        return statistics.fmean(paid.return_of(each) for each in found) if found else None
 
     return {
-        rollout.rollout_id: value_changes(
-            [value(rollout, turn) for turn in _numbers(rollout)], return_of(rollout, paid)
-        )
+        rollout.rollout_id: value_changes([value(rollout, turn) for turn in _numbers(rollout)], paid.return_of(rollout))
         for rollout in fit
         if any(played.get((rollout.rollout_id, turn)) for turn in _numbers(rollout))
     }

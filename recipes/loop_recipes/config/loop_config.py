@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, P
 from pydantic.dataclasses import dataclass
 
 from loop_formats.collection_request import Limits, check_temperature
+from loop_formats.rollout import Rollout
 from loop_formats.schema import STRICT, ConfigError, Seed, Some, fields_of, from_mapping, require
 from loop_plumbing.urls import url_problem
 from loop_recipes.config.rollout_node import RolloutNodeConfig, WithNode, read_token
@@ -202,6 +203,15 @@ class UpdateConfig:
     token_statistics: bool = False
     """Keeps each token's log-prob, ratio and clip of every update for `loop view`, about 25 bytes each; 8 more hold its
     entropy with ``exact_entropy``, and 6 its advantage where it has one of its own, as with a critic."""
+
+    def return_of(self, rollout: Rollout) -> float:
+        """Return what is learned from, in [0, 1]: of what the grader said the part that these keys take."""
+        if self.unfinished_return == "zero" and rollout.end_reason != "completed":
+            return 0.0
+        return rollout.reward if self.episode_return == "reward" else float(rollout.success)
+
+
+AS_GRADED = UpdateConfig()
 
 
 @dataclass(frozen=True, config=STRICT)

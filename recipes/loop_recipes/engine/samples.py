@@ -20,16 +20,7 @@ from torch import Tensor
 
 from loop_formats.rollout import Rollout
 from loop_formats.schema import require
-from loop_recipes.config.loop_config import UpdateConfig
-
-AS_GRADED = UpdateConfig()
-
-
-def return_of(rollout: Rollout, config: UpdateConfig) -> float:
-    """The return that is learned from, in [0, 1]: of what the grader said the part that ``config`` takes."""
-    if config.unfinished_return == "zero" and rollout.end_reason != "completed":
-        return 0.0
-    return rollout.reward if config.episode_return == "reward" else float(rollout.success)
+from loop_recipes.config.loop_config import AS_GRADED, UpdateConfig
 
 
 @dataclass(frozen=True)
@@ -94,7 +85,7 @@ class Sample:
             turn_ids=turn_ids,
             sampler_logprobs=torch.tensor(rollout.sampler_logprobs, dtype=torch.float32)[mask],
             policy_versions=versions[mask],
-            reward=return_of(rollout, config),
+            reward=config.return_of(rollout),
             collection_id=rollout.collection_id,
             episode_id=rollout.episode_id,
             segment=rollout.segment,

@@ -42,6 +42,7 @@ CHOICES = {
 ENDPOINT = ["rollout_server.endpoint.endpoint", "rollout_server.endpoint.routes"]
 ASKED_FOR = {
     *ENDPOINT,
+    "loop_recipes.config.sft_config",
     "loop_recipes.engine.flash_attention",
     "loop_recipes.engine.frozen_weights",
     "loop_recipes.engine.general_decoder",
@@ -52,6 +53,8 @@ ASKED_FOR = {
     "loop_recipes.rollouts.replay_source",
     "loop_recipes.rollouts.several_nodes",
     "loop_recipes.rollouts.stream",
+    "loop_recipes.run.tracker",
+    "loop_recipes.run.trackers",
     "model_families.weights.four_bits",
     "rollout_server.collecting.compaction",
     "rollout_server.display",

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from loop_formats.run_files import read_lines
-from loop_recipes.run.metrics import points
+from loop_recipes.run.tracker import points
 from support.small_runs import replay_config
 from support.texts import texts_beside
 

@@ -45,7 +45,6 @@ from loop_recipes.engine.sequence_parallel import Part
 from loop_recipes.engine.sharding import full_tensors, place_model, sharding_mesh
 from loop_recipes.run.metrics import RunMetrics
 from loop_recipes.run.starts import record_start
-from loop_recipes.run.trackers import Trackers
 from model_families.stored_weights import weights_digest
 from rollout_server.config import as_config
 
@@ -134,13 +133,17 @@ class Learner:
         on_main_rank(lambda: self._open_trackers(0 if checkpoint is None else checkpoint.state["iteration"]))
 
     def _open_trackers(self, after_iteration: int) -> None:
-        self._trackers = Trackers(
-            self.conf.tracker,
-            self.conf.metric_logger,
-            output_dir=self._output_dir,
-            config=as_config(keys_to_keep(self.conf)),
-            after_iteration=after_iteration,
-        )
+        self._trackers = None
+        if self.conf.tracker or self.conf.metric_logger:
+            from loop_recipes.run.trackers import Trackers  # most runs have none
+
+            self._trackers = Trackers(
+                self.conf.tracker,
+                self.conf.metric_logger,
+                output_dir=self._output_dir,
+                config=as_config(keys_to_keep(self.conf)),
+                after_iteration=after_iteration,
+            )
 
     def open_metrics(self, after_iteration: int, figures: Sequence[BehaviorFigure] = ()) -> RunMetrics:
         """The run's metrics with the trackers of its config, which is written to ``config.yaml``, and to

@@ -38,7 +38,6 @@ from loop_recipes.engine.process_group import (
 from loop_recipes.paths import typed
 from loop_recipes.run.fingerprint import compare, model_identity
 from loop_recipes.run.stop_request import StopRequest, StopRequested
-from loop_recipes.run.tracker import named_tracker
 from loop_recipes.terminal import folded
 from model_families.own_tokenizer import differing_ids
 
@@ -64,7 +63,9 @@ class TrainingRecipe:
     _learner: Learner
 
     def __init__(self, config: LearnerConfig) -> None:
-        if launched_rank() == 0:
+        if launched_rank() == 0 and config.tracker:
+            from loop_recipes.run.tracker import named_tracker  # most runs have none
+
             for name in config.tracker:
                 named_tracker(name).check()
         self._config = config

@@ -1,4 +1,4 @@
-"""The numbers of a run: documented keys, one JSON line per iteration, and the points that trackers are told.
+"""The numbers of a run: documented keys, and one JSON line per iteration.
 
 Figures of behaviour are an environment's own (:mod:`agent_environments.description`).
 
@@ -12,9 +12,9 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_environments.description import DEFAULT_DESCRIPTION, Behavior, Description, episode_counts
 from loop_formats.rollout import Rollout, by_episode, sequence_texts
@@ -22,8 +22,9 @@ from loop_formats.run_files import append_to, to_json, write_whole, writing
 from loop_formats.run_folder import read_metrics
 from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import error_line
-from loop_recipes.run.tracker import Point
-from loop_recipes.run.trackers import Trackers
+
+if TYPE_CHECKING:
+    from loop_recipes.run.trackers import Trackers
 
 logger = logging.getLogger(__name__)
 
@@ -160,36 +161,12 @@ of a credit, which say it themselves. A number that is not finite stands there a
 MACHINE_KEYS = ("tokens_per_second", "model_flops_utilization", "peak_memory_gib")
 
 
-def points(lines: Iterable[Mapping[str, Any]]) -> list[Point]:
-    """The lines' numbers by flat names, as trackers are told them: an iteration's own, then the dev scores in its line.
-
-    A line that gets dev scores later leaves the points before them as they are.
-    """
-    found, seconds = [], 0.0
-    for line in lines:
-        numbers = {key: value for key, value in line.items() if isinstance(value, int | float)}
-        parts = {**line.get("environments", {}), **line.get("stated", {}), "endpoint": line.get("endpoint", {})}
-        for name, figures in parts.items():
-            numbers |= {f"{name}/{key}": value for key, value in figures.items() if value is not None}
-        seconds += numbers.get("seconds", numbers.get("seconds_updating", 0.0))
-        scores = [_taken(numbers, beginning) for beginning in ("earlier_dev_", "dev_")]
-        found.append(Point(line["iteration"], seconds, numbers))
-        for score in filter(None, scores):
-            dev = {f"dev_{key}": value for key, value in score.items()}
-            found.append(Point(int(score["iteration"]), seconds, dev))
-    return found
-
-
-def _taken(numbers: dict[str, float], beginning: str) -> dict[str, float]:
-    """Take what begins so out of ``numbers``, without that beginning."""
-    keys = [key for key in numbers if key.startswith(beginning)]
-    return {key.removeprefix(beginning): numbers.pop(key) for key in keys}
-
-
 class RunMetrics:
     """Appends one line per iteration to ``metrics.jsonl`` and has trackers told its numbers."""
 
-    def __init__(self, path: Path, trackers: Trackers, after_iteration: int, more_keys: Collection[str] = ()) -> None:
+    def __init__(
+        self, path: Path, trackers: Trackers | None, after_iteration: int, more_keys: Collection[str] = ()
+    ) -> None:
         """Lines of iterations after ``after_iteration`` (of a run that died before its checkpoint) are removed.
 
         Args:
@@ -236,11 +213,13 @@ class RunMetrics:
     def tell(self) -> None:
         """Have the trackers told what they have not been told. What a run that died would not have again must not be
         told: call it when the checkpoint is saved."""
-        self._trackers.tell(points(self._lines))
+        if self._trackers is not None:
+            self._trackers.tell(self._lines)
 
     def close(self) -> None:
         """Have the trackers told the rest and closed. Raises nothing."""
-        self._trackers.close()
+        if self._trackers is not None:
+            self._trackers.close()
 
     def _write_all(self) -> None:
         with writing(self._path):

@@ -1,14 +1,14 @@
-"""A tracker, as a run tells it its figures, and the trackers that a config names by a word.
+"""A tracker, the points that a run tells it, and the trackers that a config names by a word.
 
 A client is imported when its tracker is chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from omegaconf import DictConfig
 
@@ -46,6 +46,32 @@ class TrackerState:
     points: int = 0
     iteration: int = 0
     back_to: int = 0
+
+
+def points(lines: Iterable[Mapping[str, Any]]) -> list[Point]:
+    """The lines' numbers by flat names, as trackers are told them: an iteration's own, then the dev scores in its line.
+
+    A line that gets dev scores later leaves the points before them as they are.
+    """
+    found, seconds = [], 0.0
+    for line in lines:
+        numbers = {key: value for key, value in line.items() if isinstance(value, int | float)}
+        parts = {**line.get("environments", {}), **line.get("stated", {}), "endpoint": line.get("endpoint", {})}
+        for name, figures in parts.items():
+            numbers |= {f"{name}/{key}": value for key, value in figures.items() if value is not None}
+        seconds += numbers.get("seconds", numbers.get("seconds_updating", 0.0))
+        scores = [_taken(numbers, beginning) for beginning in ("earlier_dev_", "dev_")]
+        found.append(Point(line["iteration"], seconds, numbers))
+        for score in filter(None, scores):
+            dev = {f"dev_{key}": value for key, value in score.items()}
+            found.append(Point(int(score["iteration"]), seconds, dev))
+    return found
+
+
+def _taken(numbers: dict[str, float], beginning: str) -> dict[str, float]:
+    """Take what begins so out of ``numbers``, without that beginning."""
+    keys = [key for key in numbers if key.startswith(beginning)]
+    return {key.removeprefix(beginning): numbers.pop(key) for key in keys}
 
 
 class Tracker(Protocol):

@@ -21,7 +21,7 @@ from loop_formats.run_files import write_whole
 from loop_formats.schema import ConfigError
 from loop_plumbing import running_time
 from loop_plumbing.breakage import error_line
-from loop_recipes.run.tracker import Point, Tracker, TrackerState, named_tracker
+from loop_recipes.run.tracker import Point, Tracker, TrackerState, named_tracker, points
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ CLOSING_S = 30.0
 
 
 class Trackers:
-    """The trackers of a run.
+    """The trackers of a run that has some.
 
     Args:
         names: keys of :data:`~loop_recipes.run.tracker.TRACKERS`.
@@ -72,10 +72,15 @@ class Trackers:
         for follower in self._followers:
             follower.check_opening(deadline - running_time.now())
 
-    def tell(self, points: Sequence[Point]) -> None:
-        """Have every tracker told all points of the run that it has not been told; does not wait for that."""
+    def tell(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Have every tracker told all points of the run that it has not been told; does not wait for that.
+
+        Args:
+            lines: the run's, of metrics.jsonl.
+        """
+        told = points(lines)
         for follower in self._followers:
-            follower.tell(points)
+            follower.tell(told)
 
     def close(self) -> None:
         """Have the trackers told the rest and closed, in :data:`CLOSING_S` at most. Raises nothing."""

@@ -13,7 +13,8 @@ from loop_formats.rollout import by_episode
 from loop_formats.run_files import read_rollouts
 from loop_formats.run_folder import write_description
 from loop_recipes.evaluation.scores import TaskResult
-from loop_recipes.run.metrics import METRICS, behavior_metrics, points, rollout_metrics
+from loop_recipes.run.metrics import METRICS, behavior_metrics, rollout_metrics
+from loop_recipes.run.tracker import points
 from loop_viewer.run_data import RunData
 from support import rollouts as records
 from support.small_runs import in_sequences, replay_config, train, write_logs

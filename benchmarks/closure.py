@@ -47,6 +47,7 @@ ASKED_FOR = {
     "loop_recipes.engine.frozen_weights",
     "loop_recipes.engine.general_decoder",
     "loop_recipes.engine.general_probe",
+    "loop_recipes.engine.gpu_check",
     "loop_recipes.engine.packed_weights",
     "loop_recipes.evaluation.dev_scores",
     "loop_recipes.plan.host_memory",
@@ -56,11 +57,13 @@ ASKED_FOR = {
     "loop_recipes.run.tracker",
     "loop_recipes.run.trackers",
     "model_families.weights.four_bits",
+    "model_families.weights.hub_fetch",
+    "model_families.weights.published",
     "rollout_server.collecting.compaction",
     "rollout_server.display",
 }
-"""Modules that a function imports where a config, or the kind of a model, asks for them. That a task of one's own loads
-none of them is asserted by tests/integration/test_own_task.py."""
+"""Modules that a function imports where a config, a machine, the kind of a model, or an error asks for them. That a
+task of one's own loads none of them is asserted by tests/integration/test_own_task.py."""
 CONFIGS = "recipes/configs"
 TRAINER = ["loop_appworld", f"{CONFIGS}/machines/tiny_cpu.yaml"]
 SCORES = ["eval_appworld", f"{CONFIGS}/eval/base.yaml"]

@@ -53,6 +53,11 @@ def raised_as(kind: Callable[[str], Exception], before: str = "", *kinds: type[E
         raise kind(f"{before}{error}") from error
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of the error's message; its kind where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def last_line(error: BaseException) -> str:
     """Return the last line of the error's traceback, whatever its own ``__str__`` does."""
     return "".join(traceback.format_exception_only(error)).strip()

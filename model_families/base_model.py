@@ -28,7 +28,6 @@ from model_families.families.general_model import (
     takes_lora,
     text_config,
 )
-from model_families.weights.published import what_stands_there
 from model_families.weights.weight_files import weight_files
 from model_families.weights.weight_names import EMBEDDING, HEAD
 
@@ -135,6 +134,8 @@ class BaseModel:
             ]
             decoder = architecture.endswith(_GENERATES) and not config.get("is_encoder_decoder")
         except (FileNotFoundError, NotADirectoryError) as error:
+            from model_families.weights.published import what_stands_there  # for those alone who have no model there
+
             raise ValueError(f"{folder} {what_stands_there(folder)}") from error
         except (OSError, AttributeError, TypeError, KeyError, ValueError, RecursionError) as error:
             raise ValueError(f"{file} cannot be read as a model's configuration: {error!r}") from error

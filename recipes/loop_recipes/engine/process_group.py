@@ -27,7 +27,6 @@ from torch import Tensor
 from loop_formats.schema import ConfigError
 from loop_plumbing.process_guard import PR_SET_PDEATHSIG, set_process_control
 from loop_plumbing.start import launched
-from loop_recipes.engine.device_check import check_ranks
 from loop_recipes.run.stop_request import StopRequested
 
 STEP_TIMEOUT_S = 900.0
@@ -57,6 +56,8 @@ def init_process_group(device: torch.device, waiting_timeout_s: float) -> None:
     backend = "gloo" if device.type == "cpu" else f"{device.type}:nccl,cpu:gloo"
     timeout = timedelta(seconds=STEP_TIMEOUT_S)
     if dist.is_torchelastic_launched():
+        from loop_recipes.engine.gpu_check import check_ranks  # one process has no others
+
         set_process_control(PR_SET_PDEATHSIG, signal.SIGTERM)  # torchrun that is killed does not end its ranks
         dist.init_process_group(backend, timeout=timeout)
         _waiting = dist.new_group(backend="gloo", timeout=timedelta(seconds=waiting_timeout_s))

@@ -6,14 +6,9 @@ import pytest
 import torch
 
 from loop_formats.schema import ConfigError
-from loop_recipes.engine import device_check
-from loop_recipes.engine.device_check import (
-    check_capability,
-    check_count,
-    check_matmul,
-    check_starts,
-    training_device,
-)
+from loop_recipes.engine import device_check, gpu_check
+from loop_recipes.engine.device_check import check_matmul, training_device
+from loop_recipes.engine.gpu_check import check_capability, check_count, check_starts
 from support.device_ranks import wait_in_vain
 from support.ranks import on_ranks
 
@@ -55,21 +50,21 @@ def test_a_cpu_build_says_how_to_get_the_other():
 @pytest.mark.slow
 @pytest.mark.parametrize("own", [None, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
 def test_the_allocator_is_set_before_anything_is_on_the_gpu_unless_a_user_did(monkeypatch, own):
-    for name in device_check.ALLOCATOR_VARIABLES:
+    for name in gpu_check.ALLOCATOR_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     if own:
         monkeypatch.setenv(own, "max_split_size_mb:512")
     called = []
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(device_check, "check_starts", lambda _: None)
-    monkeypatch.setattr(device_check, "check_count", lambda *_: None)
+    monkeypatch.setattr(gpu_check, "check_starts", lambda _: None)
+    monkeypatch.setattr(gpu_check, "check_count", lambda *_: None)
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", called.append)
     monkeypatch.setattr("torchtune.utils.get_device", lambda name: called.append(name) or torch.device(name))
     monkeypatch.setattr(device_check, "check_matmul", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     training_device("cuda")
     assert called == ["cuda"] if own else ["expandable_segments:True,pinned_max_round_threshold_mb:1", "cuda"]
-    assert not any(name in os.environ for name in device_check.ALLOCATOR_VARIABLES if name != own), "for this process"
+    assert not any(name in os.environ for name in gpu_check.ALLOCATOR_VARIABLES if name != own), "for this process"
 
 
 @pytest.mark.slow

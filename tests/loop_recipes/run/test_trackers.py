@@ -239,6 +239,6 @@ def test_tensorboard_has_every_point_once_after_a_kill_and_a_resume(tmp_path, mo
 
 
 def test_a_run_without_trackers_imports_no_client():
-    program = "import sys, loop_appworld; print(*sys.modules)"
+    program = "import sys, loop_recipes.algorithm.training_recipe; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not any(name.startswith("loop_recipes.run.tracker") for name in done.stdout.split())

@@ -15,7 +15,7 @@ from loop_recipes.config import loop_config
 from loop_recipes.config.files import compose, pin_models
 from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.own_task.training import check_model
-from model_families.weights import hub
+from model_families.weights import hub_fetch
 from model_families.weights.hub import is_hub_name, local_path, model_folder, pinned
 from support.model_folders import qwen2
 from support.texts import texts_beside
@@ -222,7 +222,7 @@ def test_a_config_that_names_none_is_one_line_that_names_the_key(here):
 
 @pytest.mark.parametrize(("files", "needed"), TABLES["one_set_of_weights_and_what_is_beside_it_is_needed"])
 def test_one_set_of_weights_and_what_is_beside_it_is_needed(files, needed):
-    assert list(hub._needed(files)) == (files if needed is None else needed)
+    assert list(hub_fetch._needed(files)) == (files if needed is None else needed)
 
 
 def closed_port(here, cache, monkeypatch):

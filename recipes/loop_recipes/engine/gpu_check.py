@@ -1,0 +1,108 @@
+"""Whether this machine's GPUs can train, and the ranks of a job can talk to each other.
+
+What is wrong is one line that names it and the cure.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from loop_formats.schema import ConfigError, require
+from loop_plumbing.breakage import first_line
+from rollout_server.inference.command import EXACT_PINNED
+
+OLDEST_CAPABILITY = (8, 0)
+ALL_REDUCE_DEADLINE_S = 120.0
+"""For the ranks' first collective, in which NCCL connects them."""
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+ALLOCATOR = f"expandable_segments:True,{EXACT_PINNED}"
+
+
+def set_allocator() -> None:
+    """Micro-batches differ in length, so without this the allocator's memory falls to pieces, and pinned memory is
+    rounded up to powers of two; one's own setting holds.
+
+    In this process alone: a launched rollout node does not inherit it, and vLLM must not have it all.
+    """
+    if not any(os.environ.get(name) for name in ALLOCATOR_VARIABLES):
+        torch._C._accelerator_setAllocatorSettings(ALLOCATOR)
+
+
+def check_starts(start: Callable[[], None]) -> None:
+    """Whether torch can begin to use CUDA; what is wrong with a driver, torch says itself.
+
+    Args:
+        start: ``torch.cuda.init``.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    try:
+        start()
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device: CUDA cannot be used: {first_line(error)}; look at nvidia-smi") from error
+
+
+def check_count(found: int, ranks: int) -> None:
+    """Whether each rank of this machine has a GPU.
+
+    Raises:
+        ConfigError: there are fewer GPUs than ranks.
+    """
+    require(found > 0, "device: torch finds no GPU; look at nvidia-smi, and at CUDA_VISIBLE_DEVICES if it is set")
+    require(
+        found >= ranks,
+        f"device: {ranks} ranks on this machine need as many GPUs, and torch finds {found}; lower --nproc_per_node, or "
+        "look at CUDA_VISIBLE_DEVICES",
+    )
+
+
+def check_capability(found: tuple[int, int]) -> None:
+    """Whether a GPU has what trainer and vLLM need: bf16, and flash attention for packed rows.
+
+    Raises:
+        ConfigError: its compute capability is below 8.0.
+    """
+    require(
+        found >= OLDEST_CAPABILITY,
+        f"device: this GPU has compute capability {found[0]}.{found[1]}; bf16 and flash attention need 8.0 (A100, L4, "
+        "RTX 30 or newer)",
+    )
+
+
+def check_ranks(device: torch.device, deadline_s: float = ALL_REDUCE_DEADLINE_S) -> None:
+    """Whether the ranks of a job can add up a number over their devices; every rank must call it.
+
+    Raises:
+        ConfigError: not within ``deadline_s``, or the sum is wrong.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    ranks, backend = dist.get_world_size(), dist.get_backend_config()
+    ones = torch.ones(1, device=device)
+    problem = f"{ranks} ranks could not add up a number over {device.type} ({backend}) in {deadline_s:.0f} s"
+    cure = "look for a rank that has ended; NCCL_DEBUG=INFO and NCCL_SOCKET_IFNAME show and choose the network"
+    ended: queue.Queue[float | RuntimeError] = queue.Queue()
+
+    def add_up() -> None:
+        try:
+            dist.all_reduce(ones)
+            ended.put(ones.item())
+        except RuntimeError as error:
+            ended.put(error)
+
+    # Ranks connect inside the call, which waits for them as long as the whole group's time-out.
+    threading.Thread(target=add_up, daemon=True).start()
+    try:
+        total = ended.get(timeout=deadline_s)
+    except queue.Empty:
+        raise ConfigError(f"{problem}; {cure}") from None
+    if isinstance(total, RuntimeError):
+        raise ConfigError(f"{problem}: {first_line(total)}; {cure}") from total
+    require(total == ranks, f"{ranks} ranks added up to {total:g} over {device.type} ({backend}); {cure}")

@@ -41,8 +41,11 @@ from rollout_server.client import RolloutClient, TaskList
 from rollout_server.config import as_written
 from support.configs import files_read_once  # noqa: F401 - a fixture for all tests here
 from support.random_policy import write_tokenizer
+from support.texts import texts_beside
 from support.tool_modules import PRODUCTS, write
 from support.viewer_run import ordinary
+
+TABLES = texts_beside(__file__)
 
 CHECKOUT = Path(__file__).parents[1]
 PAGES = sorted(page for place in ("docs/**/*.md", "*.md", "*/README.md") for page in CHECKOUT.glob(place))
@@ -209,15 +212,7 @@ def test_a_config_is_read_and_its_environment_takes_its_options(block, tmp_path,
         assert pool.tasks(str(scored.split))
 
 
-NO_KEYS = {
-    "key=value": "the pattern of them all",
-    "machine=NAME": "the pattern of one",
-    "merge=fp32": "of loop export",
-    "max_characters=2048": "of @tool",
-    "terminal=True": "of @tool",
-    "weight=0": "of @reward",
-    "trust_remote_code=True": "of transformers",
-}
+NO_KEYS = TABLES["no_keys"]
 """What looks like a key in a sentence and is none, and what it is."""
 
 

@@ -26,10 +26,7 @@ from support.tool_modules import SUMS
 
 TABLES = texts_beside(__file__)
 
-TOLD = {
-    "tools": [{"role": "system", "content": "Call a tool: <tool_call>"}],
-    "code": [{"role": "user", "content": "?"}],
-}
+TOLD = TABLES["told"]
 
 
 class Silent:

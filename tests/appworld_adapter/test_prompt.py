@@ -5,6 +5,9 @@ import pytest
 
 from appworld_adapter import prompt as prompt_module
 from appworld_adapter.prompt import Prompt, TaskCard, task_lines
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 GOLDEN = Path(__file__).parent / "golden"
 CARD = TaskCard(
@@ -60,14 +63,7 @@ def test_card_is_read_from_the_specification(tmp_path):
     assert TaskCard.load(tmp_path, "abc_1") == CARD
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("stray\n=== user\nhello\n", "before the first"),
-        ("=== robot\nhello\n", "'robot' is not a role"),
-        ("=== user\n{{password}}\n", "unknown fields password"),
-    ],
-)
+@pytest.mark.parametrize(("text", "complaint"), TABLES["bad_templates_are_named"])
 def test_bad_templates_are_named(tmp_path, monkeypatch, text, complaint):
     monkeypatch.setattr(prompt_module, "PROMPT_FOLDER", tmp_path)
     (tmp_path / "bad.txt").write_text(text)

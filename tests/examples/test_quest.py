@@ -3,6 +3,9 @@
 import pytest
 
 from support.experiment_scripts import load_script
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 quest = load_script("examples/quest.py")
 
@@ -20,16 +23,7 @@ def play(task: dict, things: str) -> tuple[float, list[str | None]]:
     return quest.half_for_the_key(game), answers
 
 
-@pytest.mark.parametrize(
-    ("things", "reward", "turns"),
-    [
-        ("key chest", 1.0, 2),
-        ("chest cat key nothing chest", 1.0, 5),
-        ("key cat", 0.5, 5),
-        ("chest", 0.0, 5),
-        ("nothing", 0.0, 5),
-    ],
-)
+@pytest.mark.parametrize(("things", "reward", "turns"), TABLES["a_game"])
 def test_a_game(things, reward, turns):
     for task in quest.TASKS:
         earned, answers = play(task, things)

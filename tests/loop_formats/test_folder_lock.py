@@ -11,15 +11,11 @@ import pytest
 
 from loop_formats.folder_lock import is_locked, lock_folder, lock_run
 from loop_formats.schema import ConfigError
+from support.texts import texts_beside
 
-HOLDER = """
-import sys, time
-from pathlib import Path
-from loop_formats.folder_lock import lock_run
-lock = lock_run(Path(sys.argv[1]))
-print("held", flush=True)
-time.sleep(3600)
-"""
+TABLES = texts_beside(__file__)
+
+HOLDER = TABLES["holder"]
 
 
 @pytest.mark.slow

@@ -468,17 +468,7 @@ def test_a_disk_that_is_full_or_broken_is_no_such_file_system(tmp_path, monkeypa
 
 
 @pytest.mark.fault("the same file, model, adapter or run in another place is taken for another")
-@pytest.mark.parametrize(
-    ("changed", "same"),
-    [
-        ({"base_model_name_or_path": "/elsewhere/snapshots/0123"}, True),
-        ({"base_model_name_or_path": None, "revision": "main", "peft_version": "9"}, True),
-        ({"r": 1}, False),
-        ({"lora_alpha": 3}, False),
-        ({"target_modules": ["q_proj"]}, False),
-        ({"use_rslora": True}, False),
-    ],
-)
+@pytest.mark.parametrize(("changed", "same"), TABLES["an_adapter_is_known_by_what_it_does_wherever_its_base_lies"])
 def test_an_adapter_is_known_by_what_it_does_wherever_its_base_lies(tmp_path, changed, same):
     settings = {"base_model_name_or_path": "/models/a", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "o"]}
     digests = []

@@ -15,13 +15,7 @@ from support.texts import texts_beside
 TABLES = texts_beside(__file__)
 
 CONNECTION = Connection("http://127.0.0.1:1/v1", "sk-1", "c1.t_1.0", "c1", 0, 8)
-REPORTS = """
-import json, os, pathlib, sys
-home = pathlib.Path.home()
-said = {"words": sys.argv[1:], "config": (home / ".writer/config").read_text(), "files": sorted(os.listdir("."))}
-said |= {"mode": oct((home / ".writer/config").stat().st_mode), "variables": [os.environ["MODEL"], os.environ["MORE"]]}
-pathlib.Path("said.json").write_text(json.dumps(said))
-"""
+REPORTS = TABLES["reports"]
 GRADE = ["{python}", "-c", "print('{\"reward\": 1}')"]
 
 

@@ -10,6 +10,9 @@ from agent_environments.harness.pool import HarnessPool
 from agent_environments.harness.program import program_environment
 from agent_environments.program_protocol import Connection
 from support.episodes import begun_episode
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 CONNECTION = Connection("http://127.0.0.1:1/v1", "sk-1", "c1.t_1.0", "c1", 0, 8)
 OWN = ("HOME", "TMPDIR", "TMP", "TEMP", *XDG)
@@ -138,19 +141,7 @@ async def test_whatever_a_program_leaves_is_graded_and_removed(deep_folder, monk
 
 @pytest.mark.attack
 @pytest.mark.fault("what an agent leaves cannot be looked at or removed, and its episode is void")
-@pytest.mark.parametrize(
-    "does",
-    [
-        "os.chmod('.', 0)",
-        "os.chmod(here, 0); os.chmod(own, 0)",
-        "os.rmdir(here)",
-        "os.rmdir(here); os.symlink(answers, here)",
-        "os.rename(own, own + 'x')",
-        "os.rename(own, own + 'x'); os.symlink(answers, own)",
-        "os.rename(here, here + 'x'); open(here, 'w')",
-        "os.rename(here, here + 'x'); os.mkfifo(here)",
-    ],
-)
+@pytest.mark.parametrize("does", TABLES["the_folder_that_is_graded_is_the_programs_and_no_link"])
 async def test_the_folder_that_is_graded_is_the_programs_and_no_link(tmp_path, monkeypatch, does):
     answers = tmp_path / "answers/episode"
     answers.mkdir(parents=True)

@@ -15,6 +15,10 @@ sys.path.insert(0, str(SANDBOX_FOLDER))
 
 import syscalls
 
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
+
 ALLOW = 0x7FFF0000
 KILL_PROCESS = 0x80000000
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -62,21 +66,7 @@ KNOWN = {
     "rt_sigaction": (13, 134), "rt_sigreturn": (15, 139), "getdents64": (217, 61),
     "clock_nanosleep": (230, 115), "exit_group": (231, 94), "getrandom": (318, 278),
 }  # fmt: skip
-OTHERS = {
-    # asked about a path
-    "newfstatat": (262, 79), "fstat": (5, 80), "readlinkat": (267, 78), "faccessat": (269, 48), "chdir": (80, 49),
-    "statfs": (137, 43), "getxattr": (191, 8), "inotify_add_watch": (254, 27),
-    # processes, signals, memory of others
-    "clone": (56, 220), "execve": (59, 221), "kill": (62, 129), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
-    "ptrace": (101, 117), "process_vm_readv": (310, 270), "prctl": (157, 167), "setrlimit": (160, 164),
-    # System V IPC (messages, semaphores, shared memory), message queues, timers
-    "shmget": (29, 194), "shmctl": (31, 195), "shmat": (30, 196), "semget": (64, 190), "semctl": (66, 191),
-    "semop": (65, 193), "msgget": (68, 186), "msgctl": (71, 187), "msgrcv": (70, 188), "msgsnd": (69, 189),
-    "mq_open": (240, 180), "timer_create": (222, 107), "timerfd_create": (283, 85), "flock": (73, 32),
-    # changes to files
-    "fchmod": (91, 52), "fchmodat": (268, 53), "setxattr": (188, 5), "fsetxattr": (190, 7), "unlinkat": (263, 35),
-    "socket": (41, 198), "pipe2": (293, 59), "memfd_create": (319, 279), "mount": (165, 40), "bpf": (321, 280),
-}  # fmt: skip
+OTHERS = TABLES["others"]
 NEW = {
     "io_uring_setup": 425, "clone3": 435, "openat2": 437, "faccessat2": 439, "futex_wait": 455, "setxattrat": 463,
     "getxattrat": 464, "removexattrat": 466, "open_tree_attr": 467, "file_getattr": 468, "file_setattr": 469,

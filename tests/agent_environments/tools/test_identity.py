@@ -38,17 +38,7 @@ def written(folder, **changed):
 
 
 @pytest.mark.parametrize(
-    ("name", "before", "after", "same"),
-    [
-        ("tasks.py", "== target", "!= target", False),
-        ("tasks.py", "  # whatever its case", "", False),
-        ("helper.py", "lower()", "upper()", False),
-        ("deep.py", "strip()", "lstrip()", False),
-        ("parts/more.py", "True", "False", False),
-        ("parts/__init__.py", "", "import os", False),
-        ("other.py", "raise SystemExit", "pass", True),
-        ("deep.py", "return", "print 3; return", False),  # is of another Python
-    ],
+    ("name", "before", "after", "same"), TABLES["the_code_is_the_file_and_what_it_imports_from_its_folder"]
 )
 def test_the_code_is_the_file_and_what_it_imports_from_its_folder(tmp_path, name, before, after, same):
     first = code_digest(written(tmp_path / "a"))

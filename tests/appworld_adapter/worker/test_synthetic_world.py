@@ -14,25 +14,15 @@ from agent_environments.extraction import code_blocks
 from appworld_adapter import flaws
 from appworld_adapter.behavior import AppWorldBehavior
 from appworld_adapter.worker.synthetic import evaluation_program, people
+from support.texts import texts_beside
 from support.waiting import COMMAND_S
+
+TABLES = texts_beside(__file__)
 
 GENERATOR = Path(people.__file__).with_name("generate.py")
 
-TURNS = [
-    {"thought": "I look up the account passwords.", "code": "print(apis.supervisor.show_account_passwords())"},
-    {"thought": "I log in to phone.", "code": "phone_token = apis.phone.login(username='555', password='mirotaku')"},
-    {"thought": "I look for the alarm.", "code": "print(apis.phone.show_alarms(access_token=phone_token))"},
-    {"thought": "I move it.", "code": "apis.phone.update_alarm(alarm_id=10, time='10:10', access_token=phone_token)"},
-    {"thought": "The task is done.", "code": "apis.supervisor.complete_task()"},
-]
-DEMONSTRATION = {
-    "roles": ["passwords", "login", "lookup", "act", "complete"],
-    "slips": [
-        {"turn": 1, "value": "mirotaku", "wrong": ["sebido"], "found": False},
-        {"turn": 3, "value": 10, "wrong": [11], "found": True},
-        {"turn": 3, "value": "10:10", "wrong": ["09:00"], "found": False},
-    ],
-}
+TURNS = TABLES["turns"]
+DEMONSTRATION = TABLES["demonstration"]
 
 
 def test_people_are_distinct_and_stay_in_their_pool():
@@ -144,17 +134,7 @@ def graded(requirements, changes, status=None, answer="<<NOT_GIVEN>>", expected=
     return [recorder.passed[requirement["text"]] for requirement in requirements]
 
 
-PAYMENT = [
-    {"kind": "only", "text": "only", "allowed": {"venmo.Transaction": {"added": 1}}},
-    {"kind": "added", "text": "made", "model": "venmo.Transaction", "fields": {"sender_id": 1}, "reported": False},
-    {
-        "kind": "added",
-        "text": "right",
-        "model": "venmo.Transaction",
-        "fields": {"sender_id": 1, "amount": 12},
-        "reported": True,
-    },
-]
+PAYMENT = TABLES["payment"]
 
 
 def transaction(amount, sender_id=1):

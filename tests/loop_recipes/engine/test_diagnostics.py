@@ -17,7 +17,10 @@ from support import tiny_models
 from support.families import section
 from support.random_policy import reference_logprobs
 from support.small_runs import replay_config, set_up
+from support.texts import texts_beside
 from support.tiny_models import write_random
+
+TABLES = texts_beside(__file__)
 
 
 def test_each_new_version_comes_with_the_log_probs_of_its_own_weights(tmp_path, monkeypatch):
@@ -60,23 +63,7 @@ def _apart(nats):
     return [scored(sample, sample.sampler_logprobs - nats)]
 
 
-@pytest.mark.parametrize(
-    ("gap", "base", "verdict"),
-    [
-        (0.13, None, "drift"),  # nothing to compare with: the config's thresholds
-        (0.13, 0.13, "ok"),  # a small model's own rounding
-        (0.25, 0.13, "ok"),
-        (0.27, 0.13, "drift"),
-        (0.49, 0.13, "drift"),  # 8 * 0.13 is over what the config calls broken
-        (0.51, 0.13, "broken"),
-        (0.09, 0.001, "ok"),  # what the config calls ok is never called worse
-        (0.11, 0.001, "broken"),
-        (0.2, 0.03, "drift"),  # a large model's, whose rounding is small
-        (0.25, 0.03, "broken"),
-        (0.6, 0.6, "broken"),  # a wrong base model is no excuse for itself
-        (0.1, 0.0, "ok"),
-    ],
-)
+@pytest.mark.parametrize(("gap", "base", "verdict"), TABLES["a_gap_of_half_precision_is_compared_with_the_bases_own"])
 def test_a_gap_of_half_precision_is_compared_with_the_bases_own(gap, base, verdict):
     found = gap_metrics(_apart(gap - 1e-6), BF16, base)
     assert found["gap_verdict"] == verdict
@@ -86,19 +73,7 @@ def test_a_gap_of_half_precision_is_compared_with_the_bases_own(gap, base, verdi
 
 
 @pytest.mark.fault("a mixture of experts in half precision is called broken for tokens whose experts change")
-@pytest.mark.parametrize(
-    ("kind", "half", "share", "base", "verdict"),
-    [
-        ("qwen3_moe", True, 0.05, None, "ok"),  # of the tokens; they are 1.3 nats apart
-        ("qwen3_moe", True, 0.05, 0.06, "ok"),
-        ("gpt_oss", True, 0.05, None, "ok"),
-        ("gpt_oss", True, 0.2, None, "drift"),
-        ("gpt_oss", True, 1.0, None, "broken"),
-        ("gpt_oss", True, 0.2, 0.01, "broken"),
-        ("gpt_oss", False, 0.05, None, "broken"),
-        ("smollm3", True, 0.05, None, "broken"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "half", "share", "base", "verdict"), TABLES["a_mixture_is_judged_by_the_mean"])
 def test_a_mixture_is_judged_by_the_mean(kind, half, share, base, verdict, tmp_path):
     judged = judged_gap(_built(kind, tmp_path), half)
     [sample] = _apart(1.3)

@@ -20,6 +20,9 @@ from support import random_policy
 from support.families import PUBLISHED, WORDS, section, small, write_model
 from support.learner_cases import tiny_lora_model
 from support.small_runs import base_weights, model_section, random_adapter
+from support.texts import texts_beside
+
+TABLES = texts_beside(__file__)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -172,14 +175,7 @@ def test_one_model_built_by_torchtune_and_from_its_folder_is_the_same(tmp_path):
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"rope_base": 20_000}, r"has other rotary positions \(base 1e\+06, scaling default \{\}\) where the config"),
-        ({"norm_eps": 1e-5}, r"has norm_eps 1e-05 \(1e-06\) where the config.json in \S+ has what stands in brackets"),
-        ({"num_heads": 14, "num_kv_heads": 2}, r"has heads 14 \(28\), kv_heads 2 \(4\), head_width 16 \(8\) where"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), TABLES["what_no_shape_tells_is_compared_with_the_config"])
 def test_what_no_shape_tells_is_compared_with_the_config(tmp_path, change, said):
     conf = torchtunes("Qwen2.5-7B", write_model(tmp_path, small("Qwen2.5-7B")))
     conf.model |= change

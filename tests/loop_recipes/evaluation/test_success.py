@@ -3,17 +3,11 @@
 import pytest
 
 from loop_recipes.evaluation.success import group_success, run_success
+from support.texts import texts_beside
 
-SUCCESSES = {
-    "aaa_1": True,
-    "aaa_2": True,
-    "aaa_3": True,
-    "bbb_1": True,
-    "bbb_2": False,
-    "ccc_1": False,
-    "ccc_2": True,
-    "ccc_3": True,
-}
+TABLES = texts_beside(__file__)
+
+SUCCESSES = TABLES["successes"]
 
 
 def test_success_counts_tasks_and_group_success_whole_groups():

@@ -245,10 +245,7 @@ def test_what_is_shared_names_the_model_and_no_path_of_this_machine(tmp_path, me
 @SHARED
 @pytest.mark.fault("export copied files that a model's folder links to, from anywhere on the machine")
 @pytest.mark.parametrize("merge", [None, "bf16"])
-@pytest.mark.parametrize(
-    "name",
-    ["LICENSE", "README.md", "vocab.json", "chat_template.jinja", "additional_chat_templates/x.jinja", "a folder"],
-)
+@pytest.mark.parametrize("name", TABLES["nothing_is_read_or_shared_by_a_link"])
 def test_nothing_is_read_or_shared_by_a_link(tmp_path, name, merge):
     run, secret = write_run(tmp_path), tmp_path / "secret"
     secret.mkdir()

@@ -199,8 +199,7 @@ def test_tasks_are_spread_evenly():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "answered"),
-    [('{"ad": {"a": 1, "b": 2}}', "ad"), ('{"add": {"a": 1}}', "b"), ('{"divide": {"by": 0}}', "ZeroDivisionError")],
+    ("wrong", "answered"), TEXTS["a_call_of_solve_that_is_refused_is_told_although_the_reward_is_1"]
 )
 def test_a_call_of_solve_that_is_refused_is_told_although_the_reward_is_1(tmp_path, wrong, answered):
     divide = '\n@tool\ndef divide(by: int) -> float:\n    """Divide."""\n    return 1 / by\n'

@@ -82,25 +82,7 @@ def test_a_value_of_another_type_is_one_line_before_anything_starts(products, wo
     assert [*products.parent.glob("run/*")] == [*products.parent.glob("run/.*")] == []
 
 
-HERE = {
-    None: "give --model FOLDER or --model OWNER/NAME of the Hugging Face hub: `make smollm2` makes",
-    "weights": "weights holds no weights: neither model.safetensors nor pytorch_model.bin, nor an index of one",
-    "M/model.safetensors": "is a file; give its folder, M",
-    "M/q4.gguf": "is GGUF, which is not read; give the model as it was published, in safetensors",
-    "https://huggingface.co/Qwen/Qwen3-0.6B": "is an address; the model's name on the hub is Qwen/Qwen3-0.6B: give",
-    "hf.co/Qwen/Qwen3-0.6B/tree/main": "is an address; the model's name on the hub is Qwen/Qwen3-0.6B: give",
-    "s3://bucket/model": "is an address of no hub; give a folder here, or the model's name on the hub",
-    "git@hf.co:Qwen/Qwen3": "is an address of no hub; give a folder here",
-    "qwen3:0.6b": "is a name of Ollama's; give the model's name on the hub, OWNER/NAME",
-    "models": "holds no config.json, and folders within do; give one of models/A, models/B",
-    "torchtunes": "holds no config.json, and folders within do; give one of torchtunes/epoch_0",
-    "models/SmolLM2-135M-Instruct": "holds no config.json; `make smollm2` makes it, or download it: tune download Hugg",
-    "models/Qwen3-8B": "holds no config.json; download it: tune download Qwen/Qwen3-8B --output-dir models/Qwen3-8B",
-    "adapter": "holds an adapter; give its base model, and it as initial_adapter",
-    "run": "is the folder of a run; `loop export run merge=bf16` makes a model of its policy",
-    "nosuch": "holds no config.json; download it (tune download), or make it (`make smollm2`, `make warm-start`)",
-    "tokens": 'no tokenizer.json in tokens: write it once: `python -c "from transformers import AutoTokenizer as T',
-}
+HERE = TABLES["here"]
 FILES = ["M/config.json", "M/model.safetensors", "M/q4.gguf", "models/A/config.json", "models/B/config.json"]
 FILES += ["torchtunes/epoch_0/config.json", "adapter/adapter_config.json", "run/config.yaml", "tokens/config.json"]
 FILES += ["tokens/model.safetensors", "tokens/tokenizer_config.json", "weights/config.json"]

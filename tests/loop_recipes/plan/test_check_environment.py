@@ -10,23 +10,15 @@ from loop_formats.schema import ConfigError
 from loop_recipes.config.preflight import tasks_ahead
 from loop_recipes.plan import job_check
 from loop_recipes.plan.report import Problem, Report, ReportRow
+from support.texts import texts_beside
 from support.tool_modules import PRODUCTS, SUMS, write
+
+TABLES = texts_beside(__file__)
 
 TRAIN = SimpleNamespace(collection=SimpleNamespace(tasks=None, split="train"))
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        (None, None),
-        (
-            ("@tool\ndef add", "import sys; sys.exit(3)\n\n\n@tool\ndef add"),
-            "mine.py cannot be imported: SystemExit: 3 (",
-        ),
-        (("@reward", ""), "there is no reward: write a function with @reward"),
-        ("gone", "mine.py cannot be imported: FileNotFoundError"),
-    ],
-)
+@pytest.mark.parametrize(("change", "problem"), TABLES["a_module_of_tools_is_looked_at"])
 def test_a_module_of_tools_is_looked_at(tmp_path, change, problem):
     source = SUMS if change in (None, "gone") else SUMS.replace(*change)
     module = write(tmp_path, source)
@@ -89,13 +81,7 @@ def test_an_agent_is_looked_for_before_any_model_starts(tmp_path, options, max_c
 
 
 @pytest.mark.parametrize(
-    ("wanted", "split", "problems"),
-    [
-        (None, "train", ()),
-        (["product2"], "nosuch", ()),
-        (None, "paper_train", ("collection.split: no split 'paper_train'; there are train",)),
-        (["product1"], "train", ("collection.tasks: no task 'product1'",)),
-    ],
+    ("wanted", "split", "problems"), TABLES["a_split_that_a_file_of_functions_has_not_is_told_before_it_is_opened"]
 )
 def test_a_split_that_a_file_of_functions_has_not_is_told_before_it_is_opened(tmp_path, wanted, split, problems):
     (tmp_path / "mine.py").write_text(PRODUCTS)

@@ -133,27 +133,7 @@ def test_overrides_are_those_of_tune_run(check_32b):
     assert code.startswith("loop check: 'seed' is not understood; ")
 
 
-CONFIGS = {
-    "tiny_cpu": "tiny",
-    "tiny_gpu": "tiny",
-    "gpu": "smollm2",
-    "qwen2_5_1_5b_one_gpu": "1_5b",
-    "qwen2_5_7b_one_gpu": "7b",
-    "qwen2_5_7b": "7b",
-    "qwen2_5_32b": "32b",
-    "qwen2_5_32b_one_node": "32b",
-    "qwen3_4b_one_gpu": "qwen3_4b",
-    "qwen3_4b_24gb": "qwen3_4b",
-    "qwen2_5_7b_24gb": "7b",
-    "qwen3_8b": "qwen3_8b",
-    "qwen3_14b": "qwen3_14b",
-    "qwen3_32b": "qwen3_32b",
-    "qwen3_5_4b_one_gpu": "qwen3_5_4b",
-    "qwen3_5_9b": "qwen3_5_9b",
-    "qwen3_6_27b": "qwen3_6_27b",
-    "qwen3_30b_a3b": "qwen3_30b_a3b",
-    "gpt_oss_20b": "gpt_oss_20b",
-}
+CONFIGS = TABLES["configs"]
 ANYWHERE = set(itertools.product((1, 2, 3), (1, 2, 4, 8)))
 ONE_NODE = {(1, gpus) for gpus in (1, 2, 4, 8)}
 EIGHT_GPUS = {(1, 8), (2, 8), (3, 8)}
@@ -169,14 +149,7 @@ SOUND = {  # nodes and GPUs of a node on which a config needs no change
 }
 
 
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ("qwen3_6_27b", ["preset=draco_outcome", "--nodes", 1]),
-        ("qwen3_14b", ["preset=canopy", "--nodes", 1]),
-        ("tiny_cpu", ["preset=canopy"]),
-    ],
-)
+@pytest.mark.parametrize(("config", "words"), TABLES["the_recipes_after_loop_can_be_planned"])
 def test_the_recipes_after_loop_can_be_planned(check_config, config, words):
     code, shown, problems = check_config(
         config, CONFIGS.get(config, "tiny"), "collection.tasks_per_iteration=10", *words
@@ -199,10 +172,7 @@ def test_any_number_of_gpus_and_nodes_gets_an_answer(check_config, config):
     assert sound == SOUND[config]
 
 
-@pytest.mark.parametrize(
-    ("config", "gpu_gib", "gpus"),
-    [("gpu", 7.5, 1), ("qwen2_5_1_5b_one_gpu", 23.5, 1)],
-)
+@pytest.mark.parametrize(("config", "gpu_gib", "gpus"), TABLES["a_trainer_and_a_server_share_one_gpu"])
 def test_a_trainer_and_a_server_share_one_gpu(check_config, config, gpu_gib, gpus):
     words = ("--nodes", "1", "--gpus", gpus, "--gpu-memory", gpu_gib)
     code, shown, problems = check_config(config, CONFIGS[config], *words)
@@ -215,10 +185,7 @@ def test_a_trainer_and_a_server_share_one_gpu(check_config, config, gpu_gib, gpu
     assert "of the GPU that they share: lower servers.kv_cache_bytes" in problems[0]
 
 
-@pytest.mark.parametrize(
-    ("config", "ranks", "swap_s"),
-    [("qwen2_5_32b_one_node", 8, 1.6), ("qwen2_5_7b_one_gpu", 1, 1.8), ("qwen3_4b_one_gpu", 1, 1.0)],
-)
+@pytest.mark.parametrize(("config", "ranks", "swap_s"), TABLES["a_config_in_turns_uses_what_a_divided_one_leaves"])
 def test_a_config_in_turns_uses_what_a_divided_one_leaves(check_config, config, ranks, swap_s):
     """By its own command for GPUs that are divided for good, which fits too, with less room for episodes."""
     code, shown, problems = check_config(config, CONFIGS[config])
@@ -329,15 +296,7 @@ def test_a_job_is_planned_before_its_weights_are_fetched(check_config, capsys, c
 
 @pytest.mark.fault("hours of an update are those of dense layers on H100s, whatever the model and the card")
 @pytest.mark.parametrize(
-    ("config", "gib", "card", "about", "minutes"),
-    [
-        ("qwen3_4b_one_gpu", 79, "H100", "", (18, 19)),
-        ("qwen3_4b_24gb", 24, "RTX 4090", "about ", (14, 15)),
-        ("qwen3_5_4b_one_gpu", 79, "H100", "about ", (28, 29)),
-        ("gpt_oss_20b", 79, "H100", "about ", (5.9, 6.1)),
-        ("qwen3_30b_a3b", 141, "H200", "about ", (13, 14)),
-        ("qwen2_5_32b", 180, "B200", "about ", (11, 12)),
-    ],
+    ("config", "gib", "card", "about", "minutes"), TABLES["an_update_takes_what_its_layers_and_the_card_make_of_it"]
 )
 def test_an_update_takes_what_its_layers_and_the_card_make_of_it(check_config, config, gib, card, about, minutes):
     _, shown, _ = check_config(config, CONFIGS[config], "--gpu-memory", str(gib))
@@ -549,16 +508,7 @@ def test_a_config_without_a_node_to_launch_is_refused(capsys, tmp_path):
 
 
 @pytest.mark.fault("a config of one GPU is checked for sixteen")
-@pytest.mark.parametrize(
-    ("gpus", "expected"),
-    [
-        ([[0]], (1, 1)),
-        ([[4], [5], [6], [7]], (1, 8)),
-        ([[4, 5, 6, 7]], (1, 8)),
-        ([[0, 1, 2, 3], [4, 5, 6, 7]], (2, 8)),
-        (None, (2, 8)),
-    ],
-)
+@pytest.mark.parametrize(("gpus", "expected"), TABLES["a_config_is_checked_on_the_machines_that_it_is_meant_for"])
 def test_a_config_is_checked_on_the_machines_that_it_is_meant_for(gpus, expected):
     from loop_recipes.plan.report import usual_machines
     from rollout_server.config import ServersConfig

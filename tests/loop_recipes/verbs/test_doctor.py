@@ -6,16 +6,11 @@ import pytest
 
 from loop_recipes.plots.curves import main as plot
 from loop_recipes.verbs.doctor import RULES, findings, main
+from support.texts import texts_beside
 
-SOUND = {
-    "groups": 8,
-    "groups_without_signal": 2,
-    "gap_verdict": "ok",
-    "gap_p99": 1e-5,
-    "completed": 0.9,
-    "tool_calls_bad": 0.05,
-    "tool_calls_failed": 0.2,
-}
+TABLES = texts_beside(__file__)
+
+SOUND = TABLES["sound"]
 
 
 def run(**changes):
@@ -71,17 +66,7 @@ def test_a_run_that_has_just_begun_has_no_findings(lines):
     assert findings(lines) == []
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"cut_in_thinking": 0.4},
-        {"cut_turns": 0.77},
-        {"reward": 0.99, "success": 0.99, "groups_without_signal": 8},
-        {"gap_verdict": "drift"},
-        {"dev_success": 0.2},
-        {"completed": 0.1, "cut_in_thinking": 0.0},
-    ],
-)
+@pytest.mark.parametrize("changes", TABLES["other_faults_of_the_same_kinds"])
 def test_other_faults_of_the_same_kinds(changes):
     assert len(findings(run(**changes))) == 1
 

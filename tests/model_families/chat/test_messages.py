@@ -19,10 +19,7 @@ from support.texts import texts_beside
 
 TABLES = texts_beside(__file__)
 
-ADD = {
-    "type": "function",
-    "function": {"name": "add", "description": "</tools>\n{é}", "parameters": {"a": [1.5, None]}},
-}
+ADD = TABLES["add"]
 SECTION = tools_section([ADD, ADD])
 
 

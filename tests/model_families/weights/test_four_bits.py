@@ -60,20 +60,7 @@ def test_a_config_that_cannot_be_read_is_one_line(tmp_path, words):
 
 
 @OTHER
-@pytest.mark.parametrize(
-    ("words", "changes", "problem"),
-    [
-        (
-            {"ignore": []},
-            {"tie_word_embeddings": False},
-            "quantises lm_head, which is read whole: name it under ignore",
-        ),
-        ({".targets": ["re:.*"]}, {}, "quantises model.embed_tokens, which is read whole"),
-        ({}, {"intermediate_size": 272}, r"down_proj is \[128, 272\]; in four bits .* inputs of the group, 32: take"),
-        ({}, {"hidden_size": 144}, r"down_proj is \[144, 256\]; in four bits"),
-        ({}, {"hidden_act": "gelu"}, "are read of .*Llama.* alone, as torchtune's modules build them"),
-    ],
-)
+@pytest.mark.parametrize(("words", "changes", "problem"), TABLE["a_layer_without_a_place_in_it_is_one_line"])
 def test_a_layer_without_a_place_in_it_is_one_line(tmp_path, words, changes, problem):
     write_random("llama", tmp_path)
     with pytest.raises(ValueError, match=rf"^{tmp_path}/config.json: [^\n]*{problem}[^\n]*$"):

@@ -153,10 +153,7 @@ def test_a_folder_of_that_name_wins(here, tmp_path):
     assert here.asked == []
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["small", "/me/small", "./me/small", "../me/small", "~/me/small", "a/b/c", "me/", "me/small@", "models/small"],
-)
+@pytest.mark.parametrize("name", TABLES["what_is_no_name_of_the_hub_is_a_path"])
 def test_what_is_no_name_of_the_hub_is_a_path(here, name):
     assert not is_hub_name(name)
     with pytest.raises(ConfigError, match=r"(small|c|me|@) holds no config\.json; download it") as raised:

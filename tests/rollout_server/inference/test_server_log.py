@@ -10,10 +10,7 @@ from support.texts import texts_beside
 TEXTS = texts_beside(__file__)
 BAD_OPTION = TEXTS["bad_option"]
 ENGINE_START = TEXTS["engine_start"]
-KILLED = """\
-(EngineCore pid=11) INFO 11-25 22:09:19 [core.py:1] Using 4 threads
-(APIServer pid=9) ERROR 11-25 22:09:19 [core_client.py:6] Engine core proc EngineCore died unexpectedly, shutting down
-(APIServer pid=9) vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue."""
+KILLED = TEXTS["killed"]
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,11 @@
 """What is read out of a vLLM server's Prometheus text."""
 
 from rollout_server.inference.server_metrics import Load, adapters_at_work, parse_load
+from support.texts import texts_beside
 
-METRICS = """# HELP vllm:num_requests_running x
-vllm:num_requests_running{engine="0",model_name="base"} 3.0
-vllm:num_requests_running{engine="1",model_name="base"} 2.0
-vllm:num_requests_waiting{engine="0",model_name="base"} 1.0
-vllm:kv_cache_usage_perc{engine="0",model_name="base"} 8.5e-02
-vllm:generation_tokens_total{engine="0",model_name="base"} 1.2e+06
-vllm:lora_requests_info{max_lora="2",running_lora_adapters="",waiting_lora_adapters=""} 1.7952617832324977e+09
-vllm:lora_requests_info{max_lora="2",running_lora_adapters="a,b",waiting_lora_adapters="c"} 1.795261781327502e+09
-"""
+TABLES = texts_beside(__file__)
+
+METRICS = TABLES["metrics"]
 
 
 def test_metrics_are_read():

@@ -85,10 +85,7 @@ async def test_tasks_are_held_out_each_for_itself(opened):
 
 
 @pytest.mark.fault("an answer that the environment was charged with")
-@pytest.mark.parametrize(
-    ("dataset", "said"),
-    [("sums", "raise"), ("sums", "eval 1e999"), ("boxes", "null"), ("boxes", "nan")],
-)
+@pytest.mark.parametrize(("dataset", "said"), TABLES["a_score_that_raises_on_an_answer_is_a_wrong_answer"])
 async def test_a_score_that_raises_on_an_answer_is_a_wrong_answer(opened, dataset, said):
     pool = await opened(dataset=dataset)
     _, result, grade = await answered(pool, f"{dataset}_0", f"<answer>{said}</answer>")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
-from agent_environments.protocol import Environment, EnvironmentPool
+from agent_environments.protocol import Environment
 
 Figures = Mapping[str, Mapping[str, float]]
 """``rewards`` and ``metrics`` of a :class:`~agent_environments.protocol.Grade`, each by name."""
@@ -106,15 +106,3 @@ class ProgramEnvironment(Environment, Protocol):
 
     def finish(self, reward: float | None, figures: Figures = MappingProxyType({})) -> None:
         """End the episode, because the program says so, with the reward and the figures that it states."""
-
-
-@runtime_checkable
-class ProgramPool(EnvironmentPool, Protocol):
-    """A pool that lends :class:`ProgramEnvironment`."""
-
-    @property
-    def runs_elsewhere(self) -> bool:
-        """Whether the programs are started by others, who take an episode for each."""
-
-    async def take(self, task_id: str | None, timeout_s: float) -> Offer | None:
-        """The oldest episode that waits for a program, of one task or of any; None if none comes in time."""

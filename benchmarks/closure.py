@@ -42,6 +42,7 @@ CHOICES = {
 ENDPOINT = ["rollout_server.endpoint.endpoint", "rollout_server.endpoint.routes"]
 ASKED_FOR = {
     *ENDPOINT,
+    "agent_environments.tools.group",
     "loop_recipes.config.sft_config",
     "loop_recipes.engine.flash_attention",
     "loop_recipes.engine.frozen_weights",
@@ -51,6 +52,7 @@ ASKED_FOR = {
     "loop_recipes.engine.packed_weights",
     "loop_recipes.evaluation.dev_scores",
     "loop_recipes.plan.host_memory",
+    "loop_recipes.rollouts.mixed_tasks",
     "loop_recipes.rollouts.replay_source",
     "loop_recipes.rollouts.several_nodes",
     "loop_recipes.rollouts.stream",

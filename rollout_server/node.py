@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent_environments.description import Description, description_of
-from agent_environments.program_protocol import Offer, ProgramPool
+from agent_environments.program_pool import ProgramPool
 from agent_environments.protocol import UnknownTask, create_pool
 from loop_formats.branch import Branch, BranchStart
 from loop_formats.collection_request import CollectionRequest, is_collection_id
@@ -40,6 +40,7 @@ from rollout_server.metrics import NodeMetrics
 from rollout_server.policies.store import PolicyStore, UnknownPolicy
 
 if TYPE_CHECKING:
+    from agent_environments.program_protocol import Offer
     from rollout_server.endpoint.endpoint import Endpoint
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,10 @@ from agent_environments.protocol import (
 )
 from agent_environments.tool_calls import parse_tool_calls, tools_section
 from agent_environments.tools.answer import NO_CALL, CallAnswer, answer, shown_together
-from agent_environments.tools.group import JUDGE_PATIENCE_S, grade_of, group_grades, seen_of
 from agent_environments.tools.identity import digest, identity
 from agent_environments.tools.instances import InstancePool, Lease
 from agent_environments.tools.module import ToolModule, load_module
-from agent_environments.tools.reward import Reward, together
+from agent_environments.tools.reward import JUDGE_PATIENCE_S, Reward, grade_of, together
 from agent_environments.tools.right_answers import field_answers
 from agent_environments.tools.tool import DEADLINE_S, CodeSession, packed
 from loop_plumbing import running_time
@@ -151,9 +150,10 @@ class ToolEnvironment:
             return ungradable
         if not self._module.grades_groups:
             return replace(together(grades), broke=_first_break(grades))
-        seen = seen_of(self._answer, self._trajectory, grades)
+        from agent_environments.tools.group import group_grades  # most rewards see an episode alone
+
         process = await self._lease.process()
-        [grade] = await group_grades(process, self._module.rewards, self._task_id, [seen])
+        [grade] = await group_grades(process, self._module.rewards, self._task_id, [self._seen(grades)])
         return replace(grade, broke=_first_break(grades) or grade.broke)
 
     async def grade_member(self) -> Member:
@@ -161,8 +161,12 @@ class ToolEnvironment:
         grades, ungradable = await self._own_grades()
         if ungradable is not None:
             return Member(ungradable)
-        seen = seen_of(self._answer, self._trajectory, grades)
-        return Member(Grade(0.0, False, broke=_first_break(grades)), seen)
+        return Member(Grade(0.0, False, broke=_first_break(grades)), self._seen(grades))
+
+    def _seen(self, own: Sequence[tuple[Reward, Grade]]) -> dict[str, Any]:
+        """The episode, with what its own rewards gave, as rewards that see a group want it: plain data."""
+        grades = {reward.name: asdict(grade) for reward, grade in own}
+        return {"answer": self._answer, "trajectory": list(self._trajectory), "own": grades}
 
     async def _own_grades(self) -> tuple[list[tuple[Reward, Grade]], Grade | None]:
         """What each reward of an episode by itself gives; and the grade, where one that counts, or that a reward of the
@@ -358,6 +362,8 @@ class ToolPool:
 
     async def grade_group(self, task_id: str, seen: Sequence[Mapping[str, Any]]) -> list[Grade]:
         """The grades of a task's episodes, in a process that none of them ran in."""
+        from agent_environments.tools.group import group_grades  # most rewards see an episode alone
+
         lease = await self._instances.acquire()
         try:
             return await group_grades(await lease.process(), self.module.rewards, task_id, seen)

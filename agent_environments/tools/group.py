@@ -4,33 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
-from agent_environments.protocol import Broke, Grade, Requirement
-from agent_environments.tools.reward import Reward, together
+from agent_environments.protocol import Broke, Grade
+from agent_environments.tools.reward import JUDGE_PATIENCE_S, Reward, grade_of, together
 from loop_plumbing import running_time
 from loop_plumbing.breakage import Raised, error_line
 from loop_plumbing.deadline import DeadlinePassed
 from loop_plumbing.forked_process import ForkedProcess, ProcessEnded
 
 logger = logging.getLogger(__name__)
-
-JUDGE_PATIENCE_S = 2700.0
-"""For all that the rewards of an episode, or of a group, ask a judge; with a reward's own time less than the protocol
-has for a grade."""
-
-
-def seen_of(
-    answer: str, trajectory: Sequence[Mapping[str, str]], own: Sequence[tuple[Reward, Grade]]
-) -> dict[str, Any]:
-    """An episode as :func:`group_grades` wants it: plain data.
-
-    Args:
-        own: what its own rewards gave.
-    """
-    grades = {reward.name: asdict(grade) for reward, grade in own}
-    return {"answer": answer, "trajectory": list(trajectory), "own": grades}
 
 
 async def group_grades(
@@ -44,7 +28,7 @@ async def group_grades(
     Args:
         process: has imported the module.
         rewards: all of the module.
-        seen: by :func:`seen_of`.
+        seen: each with its ``answer``, ``trajectory`` and ``own`` grades by reward, as a process sent them.
     """
     own = [{name: grade_of(fields) for name, fields in member["own"].items()} for member in seen]
     members = [
@@ -108,12 +92,6 @@ async def _each_given(
             raise
     rest = iter(await ask([member for member, why in zip(members, broke, strict=True) if why is None]))
     return [next(rest) if why is None else Grade.of_ungradable(why.what, why) for why in broke]
-
-
-def grade_of(fields: Mapping[str, Any]) -> Grade:
-    """The grade that a process has sent; whether its values may stand in a grade is not looked at."""
-    requirements = tuple(Requirement(**each) for each in fields["requirements"])
-    return Grade(**{**fields, "requirements": requirements, "broke": None, "tools": ()})
 
 
 def _stated(grades: Mapping[str, Grade]) -> dict[str, float]:

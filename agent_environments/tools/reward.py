@@ -10,13 +10,16 @@ from dataclasses import replace
 from typing import Any, overload
 
 from agent_environments.plain_values import plain_grade, scalar
-from agent_environments.protocol import Broke, Grade
+from agent_environments.protocol import Broke, Grade, Requirement
 from agent_environments.scale import Scale
 from agent_environments.tools.function_tool import callable_of, name_of, parameters_of
 from loop_plumbing import deadline
 from loop_plumbing.breakage import Raised, error_line, raised_as
 from loop_plumbing.names import did_you_mean, explained, similar_names
 
+JUDGE_PATIENCE_S = 2700.0
+"""For all that the rewards of an episode, or of a group, ask a judge; with a reward's own time less than the protocol
+has for a grade."""
 OWN_NAMES = {
     "answer": "what the agent answered",
     "trajectory": "the episode's messages",
@@ -268,3 +271,9 @@ def reward(
     """
     make = functools.partial(Reward, weight=weight, name=name, scale=scale, group=group, deadline_s=deadline_s)
     return make if function is None else make(function)
+
+
+def grade_of(fields: Mapping[str, Any]) -> Grade:
+    """The grade that a process has sent; whether its values may stand in a grade is not looked at."""
+    requirements = tuple(Requirement(**each) for each in fields["requirements"])
+    return Grade(**{**fields, "requirements": requirements, "broke": None, "tools": ()})

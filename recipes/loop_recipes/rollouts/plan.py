@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_environments.description import DEFAULT_DESCRIPTION, Description
 from loop_formats.collection_request import CollectionRequest, Sampling
@@ -29,7 +29,10 @@ from loop_formats.run_files import write_whole
 from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import raised_as
 from loop_recipes.config.loop_config import HorizonStage, LoopConfig
-from loop_recipes.rollouts.task_sampler import MixedTaskSampler, TaskSampler, UniformTaskSampler
+from loop_recipes.rollouts.task_sampler import TaskSampler, UniformTaskSampler
+
+if TYPE_CHECKING:
+    from loop_recipes.rollouts.mixed_tasks import MixedTaskSampler
 
 
 def run_name(config: LoopConfig, output_dir: Path) -> str:
@@ -96,6 +99,8 @@ class CollectionPlan:
         kind = UniformTaskSampler if conf.task_order == "uniform" else TaskSampler
         if not conf.environments:
             return kind(tasks, conf.tasks_per_iteration, self._seed, self._environment)
+        from loop_recipes.rollouts.mixed_tasks import MixedTaskSampler  # most runs have one environment
+
         shares = {name: part.share for name, part in conf.environments.items()}
         return MixedTaskSampler(tasks, conf.tasks_per_iteration, self._seed, shares, kind, self._environment)
 

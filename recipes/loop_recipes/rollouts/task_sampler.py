@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from agent_environments.description import DEFAULT_DESCRIPTION, Description
-from loop_plumbing.breakage import raised_as
 
 NOBODY: Mapping[str, int] = MappingProxyType({})
 
@@ -115,71 +113,3 @@ class UniformTaskSampler(TaskSampler):
         self._queue = []
         free = [task for task in self._tasks if task not in taken and task not in resting]
         return random.Random(f"{self._seed}/uniform/{self._pass}").sample(free, min(count, len(free)))
-
-
-class MixedTaskSampler:
-    """A sampler for each environment of a mixture; every iteration has the same number of tasks of each.
-
-    Args:
-        shares: environment -> its share relative to the others; 1 where an environment is not named.
-        kind: the sampler within an environment.
-        environment: the mixture.
-
-    Raises:
-        ValueError: a share of an environment that has no tasks, or one too small or too large for an iteration's tasks.
-    """
-
-    def __init__(
-        self,
-        tasks: Sequence[str],
-        tasks_per_iteration: int,
-        seed: int,
-        shares: Mapping[str, float],
-        kind: type[TaskSampler] = TaskSampler,
-        environment: Description = DEFAULT_DESCRIPTION,
-    ) -> None:
-        self._environment = environment
-        by_environment: dict[str, list[str]] = defaultdict(list)
-        for task in sorted(tasks):
-            by_environment[environment.environment_of(task)].append(task)
-        with raised_as(ValueError, "environments."):
-            environment.check_environments(shares, tasks)
-        weights = {name: shares.get(name, 1.0) for name in by_environment}
-        self._samplers: dict[str, TaskSampler] = {}
-        for name, count in apportion(tasks_per_iteration, weights).items():
-            with raised_as(ValueError, f"environment {name}: "):
-                self._samplers[name] = kind(by_environment[name], count, seed, environment)
-
-    def next(self, resting: Mapping[str, int] = NOBODY) -> list[str]:
-        """As :meth:`TaskSampler.next`."""
-        return [task for sampler in self._samplers.values() for task in sampler.next(resting)]
-
-    def replacements(self, of: Sequence[str], taken: Collection[str], resting: Collection[str]) -> list[str]:
-        """As :meth:`TaskSampler.replacements`, each of the same environment as the task that it replaces."""
-        of_each: dict[str, list[str]] = {name: [] for name in self._samplers}
-        for task in of:
-            of_each[self._environment.environment_of(task)].append(task)
-        found = (self._samplers[name].replacements(tasks, taken, resting) for name, tasks in of_each.items() if tasks)
-        return [task for tasks in found for task in tasks]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Plain data; with it a sampler of the same tasks continues exactly here."""
-        return {"environments": {name: sampler.state_dict() for name, sampler in self._samplers.items()}}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state_dict`; raises ValueError if it is of other tasks or another seed."""
-        environments = state.get("environments", {})
-        if environments.keys() != self._samplers.keys():
-            raise ValueError("the sampler's state is of other environments than the config now gives")
-        for name, sampler in self._samplers.items():
-            sampler.load_state_dict(environments[name])
-
-
-def apportion(total: int, weights: Mapping[str, float]) -> dict[str, int]:
-    """``total`` divided in proportion to ``weights``, in whole numbers (largest remainders first; ties by name)."""
-    exact = {name: total * weight / sum(weights.values()) for name, weight in weights.items()}
-    counts = {name: math.floor(part) for name, part in exact.items()}
-    by_remainder = sorted(exact, key=lambda name: (counts[name] - exact[name], name))
-    for name in by_remainder[: total - sum(counts.values())]:
-        counts[name] += 1
-    return counts

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_environments.description import environment_of
-from loop_recipes.rollouts.task_sampler import MixedTaskSampler, TaskSampler, UniformTaskSampler, apportion
+from loop_recipes.rollouts.mixed_tasks import MixedTaskSampler, apportion
+from loop_recipes.rollouts.task_sampler import TaskSampler, UniformTaskSampler
 
 task_sets = st.sets(st.integers(0, 40), min_size=1, max_size=20).map(lambda ids: [f"s{number}_1" for number in ids])
 

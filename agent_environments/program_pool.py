@@ -1,0 +1,23 @@
+"""The pool of environments whose agent is a program (:mod:`agent_environments.program_protocol`), by which a node tells
+it from others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from agent_environments.protocol import EnvironmentPool
+
+if TYPE_CHECKING:
+    from agent_environments.program_protocol import Offer
+
+
+@runtime_checkable
+class ProgramPool(EnvironmentPool, Protocol):
+    """A pool that lends :class:`~agent_environments.program_protocol.ProgramEnvironment`."""
+
+    @property
+    def runs_elsewhere(self) -> bool:
+        """Whether the programs are started by others, who take an episode for each."""
+
+    async def take(self, task_id: str | None, timeout_s: float) -> Offer | None:
+        """The oldest episode that waits for a program, of one task or of any; None if none comes in time."""

@@ -16,12 +16,18 @@ from model_families.families import qwen2
 from rollout_server.config import NodeConfig
 from support.families import PUBLISHED, write_config
 from support.processes import IMPORT_PATH
-from support.texts import texts_beside
 from support.waiting import COMMAND_S
 
-TABLES = texts_beside(__file__)
-
-QWEN2_5_32B = TABLES["qwen2_5_32b"]
+QWEN2_5_32B = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "num_hidden_layers": 64,
+    "hidden_size": 5120,
+    "intermediate_size": 27648,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "vocab_size": 152064,
+    "tie_word_embeddings": False,
+}
 
 
 @pytest.fixture
@@ -90,7 +96,15 @@ def test_a_server_on_four_gpus_holds_about_twenty_full_episodes_and_on_one_none(
     assert "raise servers.tensor_parallel_size" in plan_rollout_server(shape, _node(1), gpu_gib=79.0).over
 
 
-TURNS = TABLES["turns"]
+TURNS = {  # model, GPU's GiB, ranks, tokens, KV cache in GiB: parameters without norms and biases, and what fits
+    "Qwen2.5-1.5B": (24.0, 1, 16_384, 5, 1_543_569_408, (True, True)),
+    "Qwen2.5-7B": (24.0, 1, 8_192, 1, 7_615_283_200, (True, True)),
+    "Qwen2.5-7B, more cache": (24.0, 1, 8_192, 2, 7_615_283_200, (False, True)),
+    "Qwen2.5-7B, longer rows": (24.0, 1, 16_384, 1, 7_615_283_200, (True, False)),
+    "Qwen3-4B": (24.0, 1, 8_192, 4, 4_022_272_000, (True, True)),
+    "Qwen2.5-14B": (48.0, 1, 8_192, 8, 14_769_192_960, (True, True)),
+    "Qwen2.5-32B": (79.0, 8, 32_768, 40, 32_762_757_120, (True, True)),
+}
 
 
 @pytest.mark.parametrize("name", TURNS)
@@ -126,7 +140,11 @@ def _qwen2(layers, width, inner, heads, keys, words, tied):
     return BaseModel.of_family(sizes, qwen2.FAMILY)
 
 
-SHAPES = TABLES["shapes"]
+SHAPES = {  # torchtune's builder: its sizes, but for the number of layers, and ranks
+    "lora_qwen2_5_1_5b_instruct": (28, (1536, 8960, 12, 2, 151_936, True), 1),
+    "lora_qwen2_5_7b_instruct": (28, (3584, 18_944, 28, 4, 152_064, False), 1),
+    "lora_qwen2_5_32b_instruct": (64, (5120, 27_648, 40, 8, 152_064, False), 8),
+}
 
 
 def counted(cases):

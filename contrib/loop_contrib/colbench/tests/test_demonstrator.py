@@ -16,13 +16,19 @@ from loop_recipes.config.files import compose
 from loop_recipes.warm_start.demonstration import Demonstration, collect
 from rollout_server.config import EnvironmentConfig
 from support.adapter_support import word_spans
-from support.texts import texts_beside
 from warm_start_appworld import WarmStartRecipe
 
-TABLES = texts_beside(__file__)
-
 ENVIRONMENT = EnvironmentConfig("colbench")
-CAREFUL = TABLES["careful"]
+CAREFUL = (
+    ("What is the field called?", "The field is called value."),
+    ("What is the limit?", "The limit is 10."),
+    ("What does a missing value count as?", "A missing value counts as 100."),
+    (
+        "The field is called value, so field: value. The limit is 10, so limit: 10. I guess default: 100.\n"
+        'large = [row.get("value", 100) for row in rows if value > 10]',
+        "",
+    ),
+)
 OPENING = (Message("system", "You have 10 messages."), Message("user", "Add up my value."))
 
 

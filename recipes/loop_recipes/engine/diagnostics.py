@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -147,32 +146,6 @@ def _looks(length: int, window: int | None) -> float:
 def peak_memory_gib(device: torch.device) -> float:
     """Peak memory of this rank's device so far; 0 where it is not counted."""
     return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0
-
-
-def out_of_memory(
-    error: torch.OutOfMemoryError,
-    micro_batch_tokens: int,
-    device: torch.device,
-    then: str = "collection.limits.max_context",
-) -> str:
-    """The line for a rank whose device has no memory left, with what lowers its need: ``update.micro_batch_tokens``,
-    and the key ``then``."""
-    free = re.search(r"Tried to allocate [^.]*\.\d+ \w+", str(error))
-    return (
-        f"out of memory on {device} of rank {get_world_size_and_rank()[1]}, in micro-batches of up to "
-        f"{micro_batch_tokens} tokens, peak {peak_memory_gib(device):.1f} GiB{_held_by_others(device)}"
-        f"{f' ({free[0]})' if free else ''}: lower update.micro_batch_tokens, then {then}; "
-        "`loop check` shows what takes how much"
-    )
-
-
-def _held_by_others(device: torch.device) -> str:
-    """The memory of the device that is not this trainer's: where others fill it, no key of its config helps."""
-    if device.type != "cuda":
-        return ""
-    free, total = torch.cuda.mem_get_info(device)
-    others = total - free - torch.cuda.memory_reserved(device)
-    return f" of {total / 2**30:.1f}, of which CUDA and other programs hold {others / 2**30:.1f}"
 
 
 def stress(

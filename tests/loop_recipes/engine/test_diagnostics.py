@@ -8,7 +8,8 @@ from omegaconf import OmegaConf
 
 from loop_appworld import LoopAppWorldRecipe
 from loop_recipes.config.loop_config import GapConfig
-from loop_recipes.engine.diagnostics import CANARY_TOKENS, flops_metrics, gap_metrics, judged_gap, out_of_memory
+from loop_recipes.engine.diagnostics import CANARY_TOKENS, flops_metrics, gap_metrics, judged_gap
+from loop_recipes.engine.memory_error import out_of_memory
 from loop_recipes.engine.model import meta_model
 from loop_recipes.engine.samples import made_up, scored
 from loop_recipes.rollouts.replay_source import ReplaySource

@@ -90,8 +90,8 @@ def test_a_split_that_a_file_of_functions_has_not_is_told_before_it_is_opened(tm
     limits = SimpleNamespace(max_context=1000)
     collection = SimpleNamespace(tasks=wanted, split=split, limits=limits, tasks_per_iteration=1, rollouts_per_task=2)
     report = Report.of(job_check._dataset(SimpleNamespace(collection=collection), node))
-    assert (report.problems, report.unopened) == (problems, False)
-    assert any(" tasks of " in line for line in report.lines) == (problems == ())
+    assert (list(report.problems), report.unopened) == (problems, False)
+    assert any(" tasks of " in line for line in report.lines) == (problems == [])
 
 
 def test_a_world_that_has_to_be_opened_is_not_said_to_be_sound():

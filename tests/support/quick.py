@@ -60,6 +60,8 @@ class QuickRules:
 
     def __init__(self, with_torch: bool) -> None:
         self.closed = SLOW_IMPORTS if with_torch else SLOW_IMPORTS | {"torch"}
+        if with_torch:
+            import torch  # noqa: F401 - its CUDA build asks ldconfig when it is imported, from 2.15 on
         self.collecting = True
         self.broken = ""
         self.began = 0.0

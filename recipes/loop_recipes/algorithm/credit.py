@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,12 @@ from loop_formats.rollout import Rollout
 from loop_formats.schema import NotNegative, Positive
 from loop_recipes.algorithm.advantages import Advantage, PairingAdvantage, TokenAdvantage
 from loop_recipes.algorithm.method_plan import MethodPlan
-from loop_recipes.algorithm.scoring import Scorer
 from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.engine.batching import StepBatch
 from loop_recipes.engine.samples import CreditedSample, Sample, ScoredSample, credited, episodes
+
+if TYPE_CHECKING:  # it imports torchtune, which takes seconds
+    from loop_recipes.algorithm.scoring import Scorer
 
 
 class CreditFailed(RuntimeError):

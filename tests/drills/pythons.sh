@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Drill: the trainer on the Pythons that pyproject.toml names, with the newest packages of its ranges; its node is on 3.11.
+#
+#     bash tests/drills/pythons.sh          # 3.12 and 3.13; or those named, by version or path
+#
+# Prints what was tried with what; ends with 0 if all of it passed. LOGS=FOLDER keeps the output of what failed.
+. "$(dirname "$0")/trainer_set.sh"
+[ $# -gt 0 ] || set -- 3.12 3.13
+for python; do
+  version=$("$("$uv" python find --quiet "$python")" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+  try_set "$version" "$python" highest
+done
+exit $wrong

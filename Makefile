@@ -14,7 +14,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
-# The GPU's and the engine's requirements also resolve for 3.12 and 3.13, but only 3.11 has been run.
+# Only 3.11 has run vLLM and the engine; the trainer alone runs on 3.12 and 3.13 too (docs/operations.md).
 PYTHON ?= 3.11
 WORLD ?= worlds/synthetic
 RUN ?= runs/demo

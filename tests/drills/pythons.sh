@@ -7,7 +7,7 @@
 . "$(dirname "$0")/trainer_set.sh"
 [ $# -gt 0 ] || set -- 3.12 3.13
 for python; do
-  version=$("$("$uv" python find --quiet "$python")" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+  version=$("$("$uv" python find "$python" 2>/dev/null)" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
   try_set "$version" "$python" highest
 done
 exit $wrong

@@ -9,6 +9,7 @@ NODE=${NODE:-$checkout/.venv/bin}
 # What is computed by torch and transformers against a second way of computing it.
 EXACT="tests/loop_recipes/engine/test_logprobs.py tests/loop_recipes/engine/test_general_decoder.py
   tests/loop_recipes/engine/test_shared_prefixes.py tests/loop_recipes/engine/test_peft_export.py"
+QUICK="not slow and not integration and not slurm and not drill"
 SHOWN="torch torchao peft transformers huggingface-hub omegaconf jinja2"
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -17,13 +18,16 @@ unset PYTHONPATH
 wrong=0
 row() { printf '%-10s %-22s %s\n' "$set" "$1" "$2"; }
 
-# check NAME COMMAND...: a row with the last line that the command said; its output is kept if it failed.
+# What a log comes to: pytest's count or the update's gap to the sampler, else the last line.
+result() { grep -E '^[0-9]+ (passed|failed)|^iteration .* gap ' "$1" | tail -1 | grep . || tail -1 "$1"; }
+
+# check NAME COMMAND...: a row with what its output comes to, which is kept in LOGS if it failed.
 check() {
   local log=$folder/$set.${1// /_}.log
   if (cd "$place" && "${@:2}") >"$log" 2>&1; then
-    row "$1" "yes  $(tail -1 "$log")"
+    row "$1" "yes  $(result "$log")"
   else
-    row "$1" "NO   $(tail -1 "$log")"
+    row "$1" "NO   $(result "$log")"
     wrong=1
     [ -z "${LOGS:-}" ] || cp "$log" "$LOGS"
   fi
@@ -69,9 +73,10 @@ try_set() {
   check "installed" install "$2" "$3"
   [ -x "$bin/loop" ] || return 0
   row "Python" "$("$bin/python" -V | cut -d' ' -f2)"
-  row "packages" "$("$uv" pip freeze --python "$bin/python" | grep -E "^(${SHOWN// /|})==" | tr '\n' ' ')"
-  check "quick, pure" tests --quick pure $(cd "$checkout" && make -pn | sed -n 's/^QUICK_pure := //p')
-  check "quick, torch" tests --quick torch $(cd "$checkout" && make -pn | sed -n 's/^QUICK_torch := //p')
+  row "packages" "$("$uv" pip freeze --python "$bin/python" 2>/dev/null | grep -E "^(${SHOWN// /|})==" | tr '\n' ' ')"
+  # Those of `make quick`, without its bound on seconds, which is for the packages of requirements/.
+  check "unit tests, pure" tests -m "$QUICK" $(cd "$checkout" && make -pn | sed -n 's/^QUICK_pure := //p')
+  check "unit tests, torch" tests -m "$QUICK" $(cd "$checkout" && make -pn | sed -n 's/^QUICK_torch := //p')
   check "exactness" tests $EXACT
   check "loop try" "$bin/loop" try "$checkout/examples/quest/quest.py"
   check "loop train" train

@@ -83,7 +83,7 @@ class Behavior(Protocol):
     figures: Sequence[BehaviorFigure]
 
     def concerns(self, messages: Messages) -> bool:
-        """Whether there is anything to count in a conversation that begins so."""
+        """Return whether there is anything to count in a conversation that begins so."""
 
     def counts(self, turns: Sequence[AgentTurn]) -> dict[str, int]:
         """The counts of one episode, by the names that the figures use."""
@@ -174,7 +174,7 @@ class Description:
         """The inverse of ``dataclasses.asdict``; keys it does not know are ignored.
 
         Raises:
-            ValueError: the data is no description.
+            ValueError: the data is not a description.
         """
         with raised_as(ValueError, "not a description of an environment: ", TypeError, AttributeError):
             values = {known.name: data[known.name] for known in fields(cls) if known.name in data}
@@ -246,7 +246,7 @@ class Description:
         return replace(self, behavior=tuple(dict.fromkeys([*self.behavior, *paths])), environments=members)
 
     def check_environments(self, names: Iterable[str], task_ids: Sequence[str]) -> None:
-        """Raise ValueError for the first of ``names`` that is no environment of these tasks."""
+        """Raise ValueError for the first of ``names`` that is not an environment of these tasks."""
         known = sorted(set(map(self.environment_of, task_ids)))
         for name in names:
             if name not in known:
@@ -328,7 +328,7 @@ def trust_environment(section: Mapping[str, Any]) -> None:
 
 def _may_be_imported(path: str) -> bool:
     """Whether the project, an installed package or the reader names this counter. A description is data, which anybody
-    may have written: that it names a counter is no reason to import it."""
+    may have written: that it names a counter is not a reason to import it."""
     return path in {*OWN_BEHAVIOR, *plug_ins("behavior").values()} or is_trusted(path)
 
 

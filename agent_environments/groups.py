@@ -28,7 +28,7 @@ TRIES = 3
 class Member:
     """An episode of a group. ``seen`` is what its pool wants to know of it to grade the group, as JSON holds it.
 
-    Without it the episode is no member: its ``grade`` is the last word, as of a state that cannot be graded. With it
+    Without it the episode is not a member: its ``grade`` is the last word, as of a state that cannot be graded. With it
     the grade holds only what broke in the episode, which tools were called, and what a program stated.
     """
 
@@ -49,7 +49,7 @@ class PoolOfGroups(EnvironmentPool, Protocol):
     """The further interface of a pool that may grade all rollouts of a task at once."""
 
     def grades_groups(self, task_id: str) -> bool:
-        """Whether it does so with this task."""
+        """Return whether it does so with this task."""
 
     async def grade_group(self, task_id: str, seen: Sequence[Mapping[str, Any]]) -> list[Grade]:
         """The grade of each member of a group, in their order.
@@ -60,7 +60,7 @@ class PoolOfGroups(EnvironmentPool, Protocol):
 
 
 def grades_groups(pool: EnvironmentPool, task_id: str) -> bool:
-    """Whether a pool grades the rollouts of a task together."""
+    """Return whether a pool grades the rollouts of a task together."""
     return isinstance(pool, PoolOfGroups) and pool.grades_groups(task_id)
 
 

@@ -47,7 +47,7 @@ class Loss(StrEnum):
     KILLED = "killed"
     """Its process got a SIGKILL, as from a kernel without memory. It counts if its neighbours live."""
     CUT = "cut"
-    """The connection ended, or carried what is no answer. It counts if its neighbours live."""
+    """The connection ended, or carried what is not an answer. It counts if its neighbours live."""
     NO_ROOM = "no_room"
     """Its state found no room on the disk. It counts if its neighbours live."""
     GONE = "gone"
@@ -91,7 +91,7 @@ class Losses:
         self._lately.append((running_time.now(), whose))
 
     def alone(self, whose: object, at: float) -> bool:
-        """Whether nobody else lost a world at about that time."""
+        """Return whether nobody else lost a world at about that time."""
         return not any(abs(when - at) <= NEAR_S and other != whose for when, other in self._lately)
 
     async def pause(self, seconds: float) -> None:

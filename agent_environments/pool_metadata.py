@@ -52,7 +52,7 @@ def solutions_of(name: str, root: Path, split: str, prompt: str, token_spans: To
 
 
 def keeps_states(name: str) -> bool:
-    """Whether an environment can keep the final states of its episodes."""
+    """Return whether an environment can keep the final states of its episodes."""
     return hasattr(pool_class(name), "keeping_states")
 
 

@@ -32,7 +32,7 @@ def words(key: str, value: Any) -> list[str]:
     """A list of words, whole numbers among them as text.
 
     Raises:
-        ValueError: it is one text, or something that is no word; names ``key`` and the cure.
+        ValueError: it is one text, or something that is not a word; names ``key`` and the cure.
     """
     if isinstance(value, str):
         raise ValueError(f"{key} must be a list of words: write {json.dumps(shlex.split(value))}, not {value!r}")
@@ -45,7 +45,7 @@ def variables(key: str, value: Any) -> dict[str, str]:
     """Environment variables, whole numbers among them as text.
 
     Raises:
-        ValueError: it is no mapping of such values; names ``key`` and the cure.
+        ValueError: it is not a mapping of such values; names ``key`` and the cure.
     """
     if not isinstance(value, Mapping):
         raise ValueError(f"{key} must be a mapping of names to texts, not {value!r}")
@@ -59,7 +59,7 @@ def inherited() -> dict[str, str]:
 
 
 def _names_a_user(name: str, value: str) -> bool:
-    """Whether it is an address, such as a proxy's, with a user or a password in it: either may be a key."""
+    """Return whether it is an address, such as a proxy's, with a user or a password in it: either may be a key."""
     if "://" not in value and not name.lower().endswith("_proxy"):
         return False
     try:

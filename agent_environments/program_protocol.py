@@ -63,7 +63,7 @@ class SideCalls:
     by_base: bool = False
 
     def hold(self, model: str, system: str, tools: Set[str]) -> bool:
-        """Whether a call is one of these."""
+        """Return whether a call is one of these."""
         return (
             self.model in (None, model)
             and (self.system is None or system.lstrip().startswith(self.system.lstrip()))

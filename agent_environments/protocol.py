@@ -86,7 +86,7 @@ class StepResult:
     executed code raised, ``empty_action`` that the action held no code at all. The observation ends with ``reminder``,
     which is left there by whoever cuts it. ``broke`` says that the environment itself failed over the action, ``tools``
     which tools it called. ``reward`` is what the action earned by itself, where the environment says so: any finite
-    number, beside the grade, which it is no part of.
+    number, beside the grade, which it is not a part of.
     """
 
     observation: str

@@ -54,7 +54,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class BadCall:
-    """A ``<tool_call>`` block that is no call: what stands in it, and what is wrong with it."""
+    """A ``<tool_call>`` block that is not a call: what stands in it, and what is wrong with it."""
 
     text: str
     error: str

@@ -74,7 +74,7 @@ def solution_turns(source: str) -> list[SolutionTurn]:
 
     Raises:
         ValueError: there is no such function.
-        SyntaxError: it is no Python.
+        SyntaxError: it is not Python.
     """
     module = ast.parse(source)
     function = next((n for n in module.body if isinstance(n, ast.FunctionDef) and n.name == "solution"), None)

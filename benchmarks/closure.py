@@ -77,7 +77,7 @@ SCORED = f"{OWN_TASK}, and scoring"
 
 
 class Unresolved(Exception):
-    """A name of the project's own that is no module."""
+    """A name of the project's own that is not a module."""
 
 
 def ways_in(source: Source) -> dict[str, list[str]]:
@@ -140,7 +140,7 @@ class Source:
             ways: modules, and YAMLs by their paths in the checkout.
 
         Raises:
-            Unresolved: one of them, or what a module imports of the project, is no module.
+            Unresolved: one of them, or what a module imports of the project, is not a module.
         """
         loaded: set[str] = set()
         waiting = [(name, way) for way in ways if way.endswith(".yaml") for name in self._components(way)]

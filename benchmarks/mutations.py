@@ -135,7 +135,7 @@ class Outcome:
 
 
 def is_call(node: ast.AST) -> bool:
-    """Whether a statement is a call, awaited or not."""
+    """Return whether a statement is a call, awaited or not."""
     value = node.value if isinstance(node, ast.Expr) else None
     return isinstance(value.value if isinstance(value, ast.Await) else value, ast.Call)
 
@@ -229,7 +229,7 @@ def mutated(mutation: Mutation, checkout: Path) -> str | None:
 
 
 def imports(file: Path, module: str) -> bool:
-    """Whether a test file imports a module at its top or in a function."""
+    """Return whether a test file imports a module at its top or in a function."""
     package, _, name = module.rpartition(".")
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import) and any(alias.name == module for alias in node.names):

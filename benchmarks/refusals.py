@@ -50,7 +50,7 @@ PRINTED = "printed"
 HEARS = {"capsys", "capfd", "caplog"}
 OF_AN_ERROR = {"value", "err", "stderr", "text", "messages", "readouterr"}
 PATTERN_GAPS = r"\\[dwsSWDb]|\{[^{}]*\}|\(\?:|\[[^\]]*\][+*]?|\.[*+]\??|(?<!\\)[()|^$]"
-"""What is no literal part of a regular expression, or is computed in an f-string."""
+"""What is not a literal part of a regular expression, or is computed in an f-string."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Today:
             self.files.append((names, [re.sub(r"\\(.)", r"\1", text) for text in texts]))
 
     def expects(self, refusal: Refusal) -> bool:
-        """Whether one file names the type, and one of its texts holds all parts."""
+        """Return whether one file names the type, and one of its texts holds all parts."""
         parts = re.compile(".*".join(map(re.escape, refusal.parts)), re.DOTALL)
         return any(refusal.kind in names and any(map(parts.search, texts)) for names, texts in self.files)
 

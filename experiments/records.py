@@ -134,7 +134,7 @@ def of_budget(file: Path, record: Record, budget: int) -> Record:
 
 
 def came_from_elsewhere(file: Path, name: str, seed: int, budget: int, made_in: Path) -> bool:
-    """Whether there is a record, but nothing of the run on this machine: it is then taken as it is.
+    """Return whether there is a record, but nothing of the run on this machine: it is then taken as it is.
 
     Raises:
         ConfigError: the record is of another budget.

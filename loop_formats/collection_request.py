@@ -309,7 +309,7 @@ def by_count(reasons: Iterable[str]) -> str:
 
 
 def is_collection_id(text: str) -> bool:
-    """Whether a collection may be called that; the id names its files, of which ``<id>.meta.jsonl`` is one."""
+    """Return whether a collection may be called that; the id names its files, of which ``<id>.meta.jsonl`` is one."""
     return _ID.fullmatch(text) is not None and not text.endswith(".meta")
 
 

@@ -65,7 +65,7 @@ logger = logging.getLogger(__name__)
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether the folder holds both files of a PEFT adapter; what is in them is not looked at."""
+    """Return whether the folder holds both files of a PEFT adapter; what is in them is not looked at."""
     return all((folder / name).is_file() for name in ADAPTER_FILES)
 
 
@@ -179,7 +179,7 @@ class WholeLine:
 
 
 def is_blank(line: bytes) -> bool:
-    """Whether the line of a file of JSON lines has been set aside."""
+    """Return whether the line of a file of JSON lines has been set aside."""
     return not line.strip()
 
 
@@ -205,7 +205,7 @@ def read_lines(path: Path) -> Iterator[Line]:
     """The whole lines of a file of JSON objects, which may be written to meanwhile.
 
     Raises:
-        ValueError: a whole line is no JSON object; names file and line.
+        ValueError: a whole line is not JSON object; names file and line.
     """
     for line in whole_lines(path):
         try:
@@ -221,7 +221,7 @@ def read_rollouts(log: Path, vocabulary: int = MOST_IDS) -> list[Rollout]:
     """The rollouts of a collection's log, validated, for a model of ``vocabulary`` token ids.
 
     Raises:
-        ValueError: a whole line is no rollout; names file and line.
+        ValueError: a whole line is not a rollout; names file and line.
     """
     rollouts = []
     for line in read_lines(log):

@@ -47,7 +47,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The iterations of a run, in order, from its folder or its metrics.jsonl; the run may still be writing.
 
     Raises:
-        ValueError: there is no such file, or a whole line of it is no iteration's; names the line.
+        ValueError: there is no such file, or a whole line of it is not an iteration's; names the line.
     """
     file = path / METRICS_FILE if path.is_dir() else path
     if not file.is_file() or file.suffix != ".jsonl":

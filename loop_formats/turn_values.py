@@ -57,7 +57,7 @@ def read_turn_values(file: Path) -> list[TurnValue]:
     """All lines of a file, none where there is no file.
 
     Raises:
-        ValueError: a line that is no turn's value; names the file.
+        ValueError: a line that is not a turn's value; names the file.
     """
     with raised_as(ValueError, f"{file} holds a line that is no turn's value: ", TypeError):
         return [TurnValue(**line.record) for line in read_lines(file)] if file.is_file() else []

@@ -419,7 +419,7 @@ class ForkedProcess:
 
         Raises:
             DeadlinePassed: it took longer and could not be interrupted; the process was ended.
-            ProcessEnded: the process ended, or sent what is no answer and was ended.
+            ProcessEnded: the process ended, or sent what is not an answer and was ended.
             away: the server ended.
         """
         try:
@@ -432,7 +432,7 @@ class ForkedProcess:
         """Send a request and return its answer, however long it takes.
 
         Raises:
-            ProcessEnded: the process ended, or sent what is no answer and was ended.
+            ProcessEnded: the process ended, or sent what is not an answer and was ended.
             away: the server ended.
         """
         with contextlib.suppress(OSError):  # it has ended, which is seen where its answer is read

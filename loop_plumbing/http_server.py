@@ -187,7 +187,7 @@ class _ServedConnection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The answer to what is no HTTP, or to a request that met a defect of ours."""
+        """The answer to what is not HTTP, or to a request that met a defect of ours."""
         if isinstance(exc, ContentEncodingError):  # of a library that is not here, such as zstd's
             answer = refusal(415, "the Content-Encoding of the body is not read here: send it plain, or gzipped")
         elif status < 500:

@@ -52,7 +52,7 @@ def json_lines(file: Path) -> Iterator[tuple[int, Any]]:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is in another encoding, or a line is no JSON; names file and line.
+        ValueError: it is in another encoding, or a line is not JSON; names file and line.
     """
     with open_text(file) as opened:
         for number, line in enumerate(opened, 1):  # not splitlines: a text in JSON may hold other ends of lines

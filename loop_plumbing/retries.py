@@ -30,7 +30,7 @@ def pauses(first_s: float) -> Iterator[float]:
 
 def asked_to_wait(retry_after: str | None, otherwise_s: float) -> float:
     """Seconds that a ``Retry-After`` header asks for, at most :data:`LONGEST_PAUSE_S`. Its dates are not read, and 0
-    is no wish: a service that is always busy would be asked without a pause."""
+    is not a wish: a service that is always busy would be asked without a pause."""
     try:
         wanted_s = float(retry_after or otherwise_s)
     except ValueError:

@@ -19,7 +19,7 @@ def trust_module(name: str) -> None:
 
 
 def is_trusted(name: str) -> bool:
-    """Whether the package of ``name`` is one that the config or the reader has named."""
+    """Return whether the package of ``name`` is one that the config or the reader has named."""
     return _package(name) in {*_named, *map(_package, os.environ.get(VARIABLE, "").split(","))} - {""}
 
 

@@ -343,7 +343,7 @@ class RunData:
         return found
 
     def _find_logs(self) -> bool:
-        """Whether there are logs; what was read of those that are gone, or were begun anew, is forgotten."""
+        """Return whether there are logs; what was read of those that are gone, or were begun anew, is forgotten."""
         there: dict[str, Path] = {}
         again = []
         for file in chain.from_iterable(map(find_logs, self._within)):

@@ -23,7 +23,7 @@ SHOWN = ("reward", "success", "dev_success")
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is a run, an evaluation or a node's, and no folder around some of them."""
+    """Return whether a folder is a run, an evaluation or a node's, and no folder around some of them."""
     return (
         (path / METRICS_FILE).is_file()
         or (path / COLLECTIONS).is_dir()

@@ -88,12 +88,12 @@ def run_head(
 
 
 def is_at_work(folder: Path) -> bool:
-    """Whether a process trains in the folder, or evaluates in it or in a folder within it."""
+    """Return whether a process trains in the folder, or evaluates in it or in a folder within it."""
     return is_locked(folder, RUN_LOCK) or _scores(folder)
 
 
 def _scores(run: Path) -> bool:
-    """Whether what was trained is being evaluated, in a folder of the run's."""
+    """Return whether what was trained is being evaluated, in a folder of the run's."""
     return any(is_locked(lock.parent, RUN_LOCK) for lock in run.glob(f"*/{RUN_LOCK}"))
 
 

@@ -89,7 +89,7 @@ class EvalAppWorldRecipe:
           paired differences between policies with a permutation test.
         - **Resumable.** The same command goes on where it was stopped; finished rollouts are never repeated.
         - **Losses.** A rollout that is lost is played again at the end, then named beside the score with what it could
-          have made of it; it is no failure. Where everything is lost there is no score.
+          have made of it; it is not a failure. Where everything is lost there is no score.
 
     Args:
         cfg (DictConfig): the recipe's YAML merged with the command line; the keys are those of

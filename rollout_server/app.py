@@ -132,7 +132,7 @@ def _authentication(token: str, exempt: Set[str], not_served: Callable[[web.Requ
             return await handler(request)
         given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         if not hmac.compare_digest(given, expected):
-            if resource is None:  # an agent's, perhaps; which paths there are is no secret
+            if resource is None:  # an agent's, perhaps; which paths there are is not a secret
                 return not_served(request)
             raise RequestError(401, "missing or wrong bearer token; send 'Authorization: Bearer <token>'")
         trust_client(request)

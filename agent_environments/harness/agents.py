@@ -105,7 +105,7 @@ class TaskFiles:
         """What the agent of a task is told.
 
         Raises:
-            FileNotFoundError: the task has none. ValueError: it is no text that a program can be started with.
+            FileNotFoundError: the task has none. ValueError: it is not a text that a program can be started with.
         """
         file = self.of(task_id) / PROMPT
         if not file.is_file():

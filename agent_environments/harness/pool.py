@@ -340,7 +340,7 @@ class HarnessPool:
         return self._splits.get(task_id)
 
     def grades_groups(self, task_id: str) -> bool:
-        """Whether the world does so."""
+        """Return whether the world does so."""
         return self._world is not None and grades_groups(self._world, task_id)
 
     async def grade_group(self, task_id: str, seen: Sequence[Mapping[str, Any]]) -> list[Grade]:

@@ -136,7 +136,7 @@ def play_episodes(
 
 
 def _may_pass(error: httpx.HTTPError) -> bool:
-    """Whether the node may answer later: it is not there, or is starting."""
+    """Return whether the node may answer later: it is not there, or is starting."""
     starting = httpx.codes.SERVICE_UNAVAILABLE
     return not isinstance(error, httpx.HTTPStatusError) or error.response.status_code == starting
 

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 GRADE_PATIENCE_S = 900.0
 """For a grade, and the step before it. Less than the protocol's own deadline for grades, after which a state is
-ungradable: that the machine gives no grade is no state's doing."""
+ungradable: that the machine gives no grade is not a state's doing."""
 CLOSE_TIMEOUT_S = 120.0
 STEP_BROKE = FAILURE_HEAD + " The world broke while it ran this command. The episode is over."
 
@@ -66,7 +66,7 @@ class EpisodeHost(Protocol):
         """An episode has left this line."""
 
     async def answers(self) -> bool:
-        """Whether the other side answers anybody; asked where one command is not answered in time."""
+        """Return whether the other side answers anybody; asked where one command is not answered in time."""
 
     def opening(self, answer: dict[str, Any]) -> list[Message]:
         """The messages that open an episode, of the answer to "start"."""

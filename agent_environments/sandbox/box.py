@@ -128,7 +128,7 @@ def _working(commands: Sequence[list[str]]) -> list[str]:
 
 
 def below(path: str, folders: Iterable[str]) -> bool:
-    """Whether a path lies below one of the folders."""
+    """Return whether a path lies below one of the folders."""
     return any(path.startswith(folder.rstrip("/") + "/") for folder in folders)
 
 

@@ -213,7 +213,7 @@ def probe() -> str:
 
 
 def _cannot_escape() -> bool:
-    """Whether the walls really hold: tries one way through each."""
+    """Return whether the walls really hold: tries one way through each."""
     import socket
 
     parent = os.getppid()

@@ -32,7 +32,7 @@ class ToolBehavior:
     )
 
     def concerns(self, messages: Messages) -> bool:
-        """Whether the policy was offered tools in its system message."""
+        """Return whether the policy was offered tools in its system message."""
         return bool(messages) and messages[0]["role"] == "system" and CALL_OPENS in messages[0]["content"]
 
     def counts(self, turns: Sequence[AgentTurn]) -> dict[str, int]:

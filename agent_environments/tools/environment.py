@@ -357,7 +357,7 @@ class ToolPool:
         return ToolEnvironment(self.module, lease, None if self._code is None else self._code.session(), *self._cut)
 
     def grades_groups(self, task_id: str) -> bool:
-        """Whether a reward of the module sees a group."""
+        """Return whether a reward of the module sees a group."""
         return self.module.grades_groups
 
     async def grade_group(self, task_id: str, seen: Sequence[Mapping[str, Any]]) -> list[Grade]:

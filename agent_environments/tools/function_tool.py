@@ -219,7 +219,7 @@ def callable_of(function: Any) -> Callable[..., Any]:
     """Return what is called for a decorated function: of a static method, the function itself.
 
     Raises:
-        ValueError: it is no function, or gives its result piece by piece.
+        ValueError: it is not a function, or gives its result piece by piece.
     """
     found = function.__func__ if isinstance(function, staticmethod) else function
     if not callable(found) or isinstance(found, type):

@@ -40,7 +40,7 @@ DEADLINE_S, LONGEST_S = 600.0, 3000.0
 
 
 class NoGrade(ValueError):
-    """A reward returned what is no grade; ``place`` is its own file and line."""
+    """A reward returned what is not a grade; ``place`` is its own file and line."""
 
     def __init__(self, message: str, place: str) -> None:
         super().__init__(message)

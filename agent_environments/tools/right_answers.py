@@ -67,7 +67,7 @@ def written(turn: object) -> str:
     """Return a turn's text: as it is, or the calls that it makes.
 
     Raises:
-        ValueError: it is no turn.
+        ValueError: it is not a turn.
     """
     if isinstance(turn, str):
         return turn

@@ -34,7 +34,7 @@ class TaskTable:
         named: what the ids of tasks without one begin with, before their numbers; the name of their split unless given.
 
     Raises:
-        ValueError: no tasks, one that is no mapping, a bad id or group, or an id that is there twice.
+        ValueError: no tasks, one that is not a mapping, a bad id or group, or an id that is there twice.
     """
 
     def __init__(self, splits: Mapping[str, Iterable[Mapping[str, Any]]], named: str | None = None) -> None:
@@ -107,7 +107,7 @@ def read_tasks(source: object) -> TaskTable:
     """Tasks from what a config or a module names: a list of mappings, the path of a JSONL file, or either by split.
 
     Raises:
-        ValueError: no such file, a line that is no JSON object, or anything :class:`TaskTable` refuses.
+        ValueError: no such file, a line that is not JSON object, or anything :class:`TaskTable` refuses.
     """
     if source is None:
         raise ValueError("there are no TASKS: write a list of mappings, each with its question")

@@ -99,7 +99,7 @@ class CodeSession(ABC):
 
 
 def is_path_within(name: object) -> bool:
-    """Whether it is the path of a file within a folder."""
+    """Return whether it is the path of a file within a folder."""
     return isinstance(name, str) and bool(name) and not {"", ".", ".."} & set(name.split("/")) and "\0" not in name
 
 

@@ -75,7 +75,7 @@ class ForkedWorld:
         process.ended.add_done_callback(self._ended)
 
     def _ended(self, ended: asyncio.Future[int | None]) -> None:
-        if self._waits and not self._process.killed:  # between two programs that is no program's doing
+        if self._waits and not self._process.killed:  # between two programs that is not a program's doing
             self._losses.note(self)
 
     async def execute(self, code: str) -> Execution:

@@ -74,7 +74,7 @@ class Channel:
 
 
 def readable(channel: Channel) -> bool:
-    """Whether ``channel`` has at least part of a message, or has been closed by its peer."""
+    """Return whether ``channel`` has at least part of a message, or has been closed by its peer."""
     poller = _poll()
     poller.register(channel.descriptor, select.POLLIN | select.POLLHUP)
     return bool(channel.has_pending or poller.poll(0))

@@ -221,7 +221,7 @@ def _unsaved(error: BaseException) -> dict[str, Any]:
 
 
 def _no_room(error: BaseException) -> bool:
-    """Whether the disk is full. A state that is too large by itself is EFBIG."""
+    """Return whether the disk is full. A state that is too large by itself is EFBIG."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 

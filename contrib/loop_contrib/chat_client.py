@@ -84,7 +84,7 @@ class Completion:
 
 
 class _RetryableError(Exception):
-    """Worth another try. ``odd``: it answered, and it was no completion; ``silent``: it did not answer in time."""
+    """Worth another try. ``odd``: it answered, and it was not a completion; ``silent``: it did not answer in time."""
 
     def __init__(
         self,

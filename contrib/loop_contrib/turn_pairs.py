@@ -71,7 +71,7 @@ def read_pairs(path: Path) -> list[TurnPair]:
     """The pairs of a file, each two turns once.
 
     Raises:
-        ValueError: a whole line is no pair; names the file.
+        ValueError: a whole line is not a pair; names the file.
     """
     with raised_as(ValueError, f"{path} holds a line that is no pair: ", TypeError):
         pairs = [TurnPair(**line.record) for line in read_lines(path)]
@@ -99,7 +99,7 @@ class PairBuffer:
     the file is opened again.
 
     Raises:
-        ValueError: a whole line is no pair; names the file.
+        ValueError: a whole line is not a pair; names the file.
     """
 
     def __init__(self, path: Path) -> None:

@@ -134,6 +134,6 @@ def _renamed(stored: Mapping[str, Any], control: Container[str]) -> dict[str, An
 
 
 def _makes(pair: str | Sequence[str], control: Container[str]) -> bool:
-    """Whether a merge makes a control token of text, or takes one for a part of a word."""
+    """Return whether a merge makes a control token of text, or takes one for a part of a word."""
     left, right = pair.split(" ", 1) if isinstance(pair, str) else pair
     return left + right in control or left in control or right in control

@@ -80,7 +80,7 @@ def results_by_call(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
 
 
 def spoken_message(text: str, with_tools: bool, reasoning: str = "") -> ChatMessage:
-    """Return an assistant's text with its calls apart. A turn with a block that is no call becomes text alone."""
+    """Return an assistant's text with its calls apart. A turn with a block that is not a call becomes text alone."""
     calls = parse_tool_calls(text) if with_tools else []
     sound = tuple(call for call in calls if isinstance(call, ToolCall))
     if not calls or any(isinstance(call, BadCall) for call in calls):

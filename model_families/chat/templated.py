@@ -229,7 +229,7 @@ class Templated(ChatFormat):
         raise ValueError("no control token ends a call")
 
     def _keeps_thinking(self, role: ObservationRole) -> bool:
-        """Whether the template keeps a turn's thinking before a message in ``role``."""
+        """Return whether the template keeps a turn's thinking before a message in ``role``."""
         thought = ChatMessage("assistant", ANSWER, reasoning=RULE)
         try:
             return RULE in self._text([ChatMessage("user", ASKED), thought, ChatMessage(role, MORE)])
@@ -388,7 +388,7 @@ class Templated(ChatFormat):
             if self.thinking is not None and not self._channel and not reasoning:
                 reasoning, content, _ = split_thought(content)
             message = spoken_message(content, with_tools, reasoning)
-        if self._one_call and len(message.calls) > 1:  # as the policy wrote them, which is no form of the template's
+        if self._one_call and len(message.calls) > 1:  # as the policy wrote them, which is not a form of the template's
             [(_, text)] = as_texts([message], ())
             message = ChatMessage("assistant", text, reasoning=message.reasoning)
         reasoning = "" if self.thinking is None else shield(message.reasoning)

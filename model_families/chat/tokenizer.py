@@ -65,7 +65,7 @@ class TextTokens:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def overfill(self, texts: Iterable[str], most: int) -> bool:
-        """Whether ``texts`` together have more than ``most`` tokens, if that is so for sure.
+        """Return whether ``texts`` together have more than ``most`` tokens, if that is so for sure.
 
         Ask before encoding what somebody else sends: the cost of asking grows with ``most`` and not with the texts, and
         what passes is not much longer than ``most`` tokens are.

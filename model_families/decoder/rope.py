@@ -70,7 +70,7 @@ class ScaledRope(Qwen2RotaryPositionalEmbeddings):
 
 
 def turns_neighbours(rope: nn.Module | None) -> bool:
-    """Whether a decoder's rotary positions turn neighbouring channels, as torchtune's Llama does.
+    """Return whether a decoder's rotary positions turn neighbouring channels, as torchtune's Llama does.
 
     Raises:
         ValueError: they are of a kind of which that is not known.

@@ -54,7 +54,7 @@ def shapes_on_disk(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def is_mxfp4(name: str) -> bool:
-    """Whether a weight of this name holds the blocks of one in MXFP4."""
+    """Return whether a weight of this name holds the blocks of one in MXFP4."""
     return name.endswith(f"_proj{_BLOCKS}")
 
 
@@ -65,12 +65,12 @@ def layer_of(name: str) -> int | None:
 
 
 def is_expert(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a weight of this name is of routed experts: of one of them, or of all of a layer's together."""
+    """Return whether a weight of this name is of routed experts: of one of them, or of all of a layer's together."""
     return ".experts." in name or (len(shape) == 3 and "conv" not in name and layer_of(name) is not None)
 
 
 def is_of_tower(name: str) -> bool:
-    """Whether a weight or module of this name is of what reads pictures or sound, or predicts further tokens."""
+    """Return whether a weight or module of this name is of what reads pictures or sound, or predicts further tokens."""
     return any(tower in name for tower in TOWERS)
 
 

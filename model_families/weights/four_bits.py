@@ -140,7 +140,7 @@ def read_four_bits(settings: Mapping[str, Any], weights: Mapping[str, tuple[int,
 
 
 def _meant(targets: Collection[str], weight: str, kind: str | None = None) -> bool:
-    """Whether targets, names or patterns of layers or their ``kind``, mean the layer of this weight."""
+    """Return whether targets, names or patterns of layers or their ``kind``, mean the layer of this weight."""
     module = weight.removesuffix(".weight")
     return any(
         target in (kind, module) or (target.startswith("re:") and re.match(target[3:], module)) for target in targets

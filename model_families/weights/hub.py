@@ -69,6 +69,6 @@ def model_folder(name: str) -> Path:
         return Path(name).expanduser()
     found = _NAME.fullmatch(name)
     assert found is not None
-    from model_families.weights.hub_fetch import fetched  # for those alone whose model is no folder
+    from model_families.weights.hub_fetch import fetched  # for those alone whose model is not a folder
 
     return fetched(found["id"], found["revision"])

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
     os.environ.setdefault(TYPED, f"loop {verb}")
     try:
         status = load(verbs[verb][2])(words[len(verb.split()) :])
-        sys.stdout.flush()  # here, and not at the interpreter's end, a closed pipe is no failure
+        sys.stdout.flush()  # here, and not at the interpreter's end, a closed pipe is not a failure
         return status
     except KeyboardInterrupt:
         print(f"loop {verb}: stopped", file=sys.stderr)

@@ -76,7 +76,7 @@ class _RegistryFinder(importlib.abc.MetaPathFinder):
 
 
 def starts_again(command: list[str], at_start: bytes) -> bool:
-    """Whether this process is a run of ours whose OpenMP threads spin while they wait.
+    """Return whether this process is a run of ours whose OpenMP threads spin while they wait.
 
     Args:
         command: how the process was started: interpreter, program, arguments.
@@ -88,7 +88,7 @@ def starts_again(command: list[str], at_start: bytes) -> bool:
 
 
 def is_our_run(command: list[str]) -> bool:
-    """Whether a process that was started by ``command`` is a `tune run` of a recipe of ours."""
+    """Return whether a process that was started by ``command`` is a `tune run` of a recipe of ours."""
     return [Path(word).name for word in command[1:3]] == ["tune", "run"] and not RECIPES.keys().isdisjoint(command[3:])
 
 

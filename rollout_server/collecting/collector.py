@@ -130,7 +130,7 @@ class Collector:
         return tuple(self._item(key).item.indices)
 
     def is_whole(self, key: EpisodeKey) -> bool:
-        """Whether every rollout of its group is there, or gone."""
+        """Return whether every rollout of its group is there, or gone."""
         state = self._item(key)
         return state.finished + state.gone == len(state.item.indices)
 

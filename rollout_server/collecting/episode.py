@@ -96,7 +96,7 @@ class Episode(Attempt):
 
     async def _play(self, environment: GuardedEnvironment) -> str:
         opening = await self._start_world(environment)
-        # Without a turn there is nothing to judge the agent by: the attempt has failed, it is no short episode.
+        # Without a turn there is nothing to judge the agent by: the attempt has failed, it is not a short episode.
         try:
             return await self._converse(environment, opening)
         except ContextFull as error:

@@ -42,7 +42,7 @@ def read_messages(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping
     """The messages of a chat request that offers ``tools``.
 
     Raises:
-        BadMessages: no message, an unknown role, content that is no text, or tools that cannot be written.
+        BadMessages: no message, an unknown role, content that is not a text, or tools that cannot be written.
     """
     if not messages:
         raise BadMessages("messages must hold at least one message")
@@ -125,7 +125,7 @@ def _is_thought(part: object) -> bool:
 
 
 def _told(part: Mapping[str, Any], where: str, loadable: Mapping[str, Mapping[str, Any]], nested: bool) -> str | None:
-    """A part that is no text as the policy is told of it; None for a text, and for what is no part.
+    """A part that is not a text as the policy is told of it; None for a text, and for what is not a part.
 
     A document in a document (``nested``) is left out: they would nest without end.
     """

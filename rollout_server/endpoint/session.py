@@ -266,7 +266,7 @@ class Session:
         return answer
 
     def _side_rule(self, asked: Asked) -> SideCalls | None:
-        """The rule by which a call is no part of the task; None for one that is."""
+        """The rule by which a call is not a part of the task; None for one that is."""
         if not self._side_calls or asked.text is not None:
             return None
         system = "\n".join(message.content for message in asked.messages if message.role == "system")
@@ -274,7 +274,7 @@ class Session:
         return next((rule for rule in self._side_calls if rule.hold(asked.model, system, tools)), None)
 
     async def _answer_aside(self, asked: Asked, rule: SideCalls, prompt: PromptTokens) -> Answer:
-        """Answer a call that is no turn, and is trained on by nobody: what fails in it does not end the attempt."""
+        """Answer a call that is not a turn, and is trained on by nobody: what fails in it does not end the attempt."""
         numbers = range(self._side_begun, self._side_begun + asked.choices)
         if numbers.stop > SIDE_CALLS_PER_TURN * self._limits.max_turns:
             raise ApiError(400, "too_many_side_calls", f"the episode has had {self._side_begun} calls aside")

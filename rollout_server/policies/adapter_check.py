@@ -128,7 +128,7 @@ def other_base(folder: Path, base_model: str) -> str | None:
 
 
 def all_finite(data: bytes | bytearray, dtype: str) -> bool:
-    """Whether no element of a tensor's bytes is a NaN or an infinity; ``dtype`` is a key of :data:`FLOATS`."""
+    """Return whether no element of a tensor's bytes is a NaN or an infinity; ``dtype`` is a key of :data:`FLOATS`."""
     view, exponent = FLOATS[dtype]
     return not bool(np.any((np.frombuffer(data, dtype=view) & exponent) == exponent))
 

@@ -13,7 +13,7 @@ from rollout_server.policies.adapter_check import AdapterError
 NEARER = 4.0
 CERTAIN, SHARE = 5.0, 0.1
 LARGEST = 2.0**31
-"""Of the numbers in a canary: ids, positions and nats are far smaller, and what is larger is no float for sure."""
+"""Of the numbers in a canary: ids, positions and nats are far smaller, and what is larger is not a float for sure."""
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def test_every_count_of_a_rollout():
     lines = "print(apis.api_docs.show_api_doc(app='x'))\ny = apis.api_docs.show_api_doc (1)"
     assert behavior["turns"] == 3
     assert behavior["code_characters"] == len(lines) + len("dummy = 1") + len("apis.x.a()") + len("apis.x.b(")
-    assert behavior["multiple_cell_turns"] == 1  # the json fence of the second turn is no code cell
+    assert behavior["multiple_cell_turns"] == 1  # the json fence of the second turn is not a code cell
     assert behavior["failed_turns"] == 1
     assert (behavior["failed_calls"], behavior["recovered_calls"]) == (1, 0)
     assert behavior["show_api_doc_calls"] == 2

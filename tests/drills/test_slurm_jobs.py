@@ -307,7 +307,7 @@ def test_scancel_leaves_nothing_behind_and_the_same_line_goes_on(jobs, cluster):
 
 
 def test_the_time_limit_without_a_warning_leaves_nothing_behind(jobs):
-    # CONT in place of USR1 is no warning. Slurm looks at limits once in a while, and counts in minutes.
+    # CONT in place of USR1 is not a warning. Slurm looks at limits once in a while, and counts in minutes.
     job, run = jobs.train(
         "limit", "max_iterations=1000", options=("--time=4", "--signal=B:CONT@10"), LOOP_SAVE_TIMEOUT="60"
     )

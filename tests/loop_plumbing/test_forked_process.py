@@ -1,4 +1,4 @@
-"""The fork machine: servers that are slow, hang, die or do not start, and processes that send what is no answer."""
+"""The fork machine: servers that are slow, hang, die or do not start, and processes that send what is not an answer."""
 
 import asyncio
 import contextlib

@@ -26,7 +26,7 @@ def load_experiment(name: str) -> ModuleType:
 
 
 def load_script(path: str) -> ModuleType:
-    """A script of the checkout, which is no package, as a module of its own; it finds those beside it."""
+    """A script of the checkout, which is not a package, as a module of its own; it finds those beside it."""
     file = FOLDER.parent / path
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))

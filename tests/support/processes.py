@@ -22,7 +22,7 @@ def write_program(file: Path, script: str) -> Path:
 
 
 def alive(pid: int) -> bool:
-    """Whether it is there and not a zombie."""
+    """Return whether it is there and not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -30,7 +30,7 @@ def alive(pid: int) -> bool:
 
 
 def exists(pid: int | str) -> bool:
-    """Whether it is there, be it as a zombie."""
+    """Return whether it is there, be it as a zombie."""
     return Path(f"/proc/{pid}").exists()
 
 
@@ -64,7 +64,7 @@ def episode_processes(server: int) -> list[int]:
 
 
 def busy(pids: list[int]) -> bool:
-    """Whether one of them is on a processor or waits for one."""
+    """Return whether one of them is on a processor or waits for one."""
     for pid in pids:
         with contextlib.suppress(OSError):
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "R":

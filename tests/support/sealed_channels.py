@@ -34,7 +34,7 @@ def library_pages() -> list[int]:
 
 
 def hear() -> bool:
-    """Whether somebody woke us; returns as soon as we may not even wait."""
+    """Return whether somebody woke us; returns as soon as we may not even wait."""
     pages = library_pages()
     half_a_second = (ctypes.c_long * 2)(0, 500_000_000)
     print("ready", flush=True)

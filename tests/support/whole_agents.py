@@ -282,7 +282,7 @@ async def play(
             calls = script(found.group() if found else ".")
             tool = next((call[0] for call in calls if not isinstance(call, str)), "")
             said: Any = "A short title"
-            if f'"{tool}"' in prompt or not tool:  # else it is no part of the work, such as a title
+            if f'"{tool}"' in prompt or not tool:  # else it is not a part of the work, such as a title
                 said = calls[min(len(answered), len(calls) - 1)]
                 answered.append(said)
             if not isinstance(said, str):

@@ -179,7 +179,7 @@ def up_to_date(root: Path, wanted: dict[str, Any]) -> bool:
 
 
 def may_be_replaced(root: Path) -> bool:
-    """Whether nothing but an earlier synthetic world is lost with ``root``."""
+    """Return whether nothing but an earlier synthetic world is lost with ``root``."""
     if not root.exists():
         return True
     try:

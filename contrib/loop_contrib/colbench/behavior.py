@@ -23,7 +23,7 @@ class QuestionBehavior:
     )
 
     def concerns(self, messages: Messages) -> bool:
-        """Whether the policy was told how it gives its answer in ColBench."""
+        """Return whether the policy was told how it gives its answer in ColBench."""
         return bool(messages) and messages[0]["role"] == "system" and ANSWER_MARK in messages[0]["content"]
 
     def counts(self, turns: Sequence[AgentTurn]) -> dict[str, int]:

@@ -98,7 +98,7 @@ def prompt(task: ColBenchTask, dialogue: Sequence[Message]) -> str:
 
 
 def shows_code(said: str, reference: str) -> bool:
-    """Whether an answer holds a fence or a whole line of the reference, be it spaced in another way."""
+    """Return whether an answer holds a fence or a whole line of the reference, be it spaced in another way."""
     squeezed = "".join(said.split())
     lines = ("".join(line.split()) for line in reference.splitlines())
     return "```" in said or any(len(line) >= 10 and line in squeezed for line in lines)

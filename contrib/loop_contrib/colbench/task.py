@@ -46,7 +46,7 @@ class ColBenchTask:
 
     @classmethod
     def from_json(cls, task_id: str, data: Mapping[str, Any]) -> ColBenchTask:
-        """Of a line's object; raises KeyError, TypeError or ValueError where it is no task."""
+        """Of a line's object; raises KeyError, TypeError or ValueError where it is not a task."""
         tests = data["test_cases"]
         calls = tuple(tests.values() if isinstance(tests, Mapping) else tests)
         texts = (data["problem_description"], data["ground_truth"], data.get("guess", ""), *calls)

@@ -140,7 +140,7 @@ class Gemini(Dialect):
         return {"error": {"code": error.status, "message": str(error), "status": status, "details": reason}}
 
     def failure(self, error: ApiError) -> bytes:
-        """Its clients look for an error that is no event."""
+        """Its clients look for an error that is not an event."""
         return json.dumps(self.refusal(error)).encode()
 
     def counted(self, tokens: int) -> dict[str, Any]:

@@ -295,7 +295,7 @@ class OpenEnvLine(ServiceLine):
                     self._refused = self._pool.crowded = True
                 if self._answer is not None and not self._answer.done():
                     self._answer.set_result(text)
-        except (aiohttp.ClientError, OSError, TypeError, ValueError) as error:  # TypeError: a frame that is no text
+        except (aiohttp.ClientError, OSError, TypeError, ValueError) as error:  # TypeError: a frame that is not a text
             if not self._cut:
                 self._cut = True
                 self._ended()

@@ -139,7 +139,7 @@ class ServicePool(RemotePool):
         raise NotImplementedError
 
     async def request(self, method: str, path: str, **arguments: Any) -> Any:
-        """One HTTP request; raises WorldLost (``CUT``) for whatever is no answer in JSON with status 200."""
+        """One HTTP request; raises WorldLost (``CUT``) for whatever is not an answer in JSON with status 200."""
         try:
             async with self.http.request(method, self.url + path, **arguments) as response:
                 if response.status in (404, 405, 501):
@@ -188,7 +188,7 @@ class ServicePool(RemotePool):
 
     def grade_of(self, reward: float | None, done: bool) -> dict[str, Any]:
         """Return the grade of a service that has rewards and no grades: what the episode earned, on the scale; 0 before
-        there is any. An episode that it has ended without a reward is ungradable: that is no 0 like any other.
+        there is any. An episode that it has ended without a reward is ungradable: that is not a 0 like any other.
         """
         if reward is None:
             why = {"ungradable": "the service ended the episode without any reward"} if done else {}
@@ -230,7 +230,7 @@ class ServicePool(RemotePool):
         return line
 
     async def answers(self) -> bool:
-        """Whether the service still gives sessions, or has none left to give."""
+        """Return whether the service still gives sessions, or has none left to give."""
         try:
             async with asyncio.timeout(PROBE_S):
                 line = await self._connect()
@@ -307,7 +307,7 @@ thing by one of them."""
 
 
 def is_ours(observation: Mapping[str, Any]) -> bool:
-    """Whether a service of ours sent it, with messages and grades of its own."""
+    """Return whether a service of ours sent it, with messages and grades of its own."""
     return observation.keys() >= set(OF_OURS)
 
 

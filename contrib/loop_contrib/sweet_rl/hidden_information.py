@@ -1,7 +1,7 @@
 """The facts of a task that only its grader may know: a reference solution, the code that a human has in mind.
 
 A critic may see it in training (SWEET-RL, arXiv 2503.15478, section 4); no prompt holds it. The trainer builds what
-knows it, from the dataset: it is no part of the environment that an agent talks to.
+knows it, from the dataset: it is not a part of the environment that an agent talks to.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class ValuedRollout:
         return continuation_request([Branch.of(self.rollout, self.turns)], self.how)
 
     def missing(self, known: Sequence[TurnValue]) -> bool:
-        """Whether a turn has no value of this version from as many continuations."""
+        """Return whether a turn has no value of this version from as many continuations."""
         asked = self.how.continuations
         there = {
             (value.rollout_id, value.turn)

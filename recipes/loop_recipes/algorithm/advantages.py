@@ -79,7 +79,7 @@ class StdNormalized:
         leave_one_out: the baseline is the mean of the group's other returns, which makes every advantage n/(n-1) times
             as large. LOOP's section 4.2 says so of GRPO and RwNorm, and its authors' code does so; the caption of its
             Table 1 and GRPO's paper have the group's own mean.
-        floor: keeps groups without any spread at 0 instead of 0/0; it is no smoothing term.
+        floor: keeps groups without any spread at 0 instead of 0/0; it is not a smoothing term.
     """
 
     leave_one_out: bool = False

@@ -296,7 +296,7 @@ def _config_of(folder: Path, recipe: str) -> str:
 
 
 def _file_meant(name: str, stem: str, folder: Path, known: Mapping[str, Path], prefix: str = "") -> str:
-    """The cure for a name, spelt ``stem`` where it is one of ``known``, that is no file in ``folder`` either."""
+    """The cure for a name, spelt ``stem`` where it is one of ``known``, that is not a file in ``folder`` either."""
     there_are = f"there are: {', '.join(f'{prefix}{one}' for one in known)}, or give a YAML file"
     no_file = f"there is no such file in {(folder / name).absolute().parent}"
     return nearest(stem, list(known), no_file if name.endswith((".yaml", ".yml")) else there_are)
@@ -306,7 +306,7 @@ def with_words(tree: Tree, words: Iterable[str]) -> Tree:
     """``tree`` with the words of a command line over it, as torchtune merges them.
 
     Raises:
-        ConfigError: a word leaves out a key that is not there, or gives a value that is no YAML.
+        ConfigError: a word leaves out a key that is not there, or gives a value that is not YAML.
     """
     result = tree
     for word in words:

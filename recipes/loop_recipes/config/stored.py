@@ -91,7 +91,7 @@ def _is_trusted_elsewhere(name: str) -> bool:
 
 
 def _belongs(name: object, key: str) -> bool:
-    """Whether a component is a class, or makes a schedule or a model, of those that stand under a key."""
+    """Return whether a component is a class, or makes a schedule or a model, of those that stand under a key."""
     environments = {f"{path.partition('.')[0]}." for path in ENVIRONMENTS.values()}
     begin = (*_PLACES.get(key, (_METHOD, *environments)), *(f"{package}." for package in packages()))
     if not isinstance(name, str) or not name.startswith(begin):

@@ -57,12 +57,12 @@ def enable_cuda_layers(model: TransformerDecoder) -> None:
 
 
 def on_cuda(x: Tensor) -> bool:
-    """Whether layers compute as CUDA wants it; replaced where that is looked at without a GPU."""
+    """Return whether layers compute as CUDA wants it; replaced where that is looked at without a GPU."""
     return x.is_cuda
 
 
 def in_one_call(x: Tensor) -> bool:
-    """Whether attention of a packed row of such numbers is one call of ``varlen_attn``."""
+    """Return whether attention of a packed row of such numbers is one call of ``varlen_attn``."""
     return VARLEN and on_cuda(x) and x.dtype in HALF
 
 

@@ -53,7 +53,7 @@ def takes_segments(mixer: nn.Module) -> None:
 
 
 def takes_bounds(mixer: nn.Module, x: Tensor) -> bool:
-    """Whether the mixer computes each document of the :data:`whole_row` ``x`` by itself."""
+    """Return whether the mixer computes each document of the :data:`whole_row` ``x`` by itself."""
     functions = (getattr(sys.modules[type(mixer).__module__], name, None) for name in _OURS)
     if not (on_cuda(x) and all(hasattr(function, "reference") for function in functions)):
         return False

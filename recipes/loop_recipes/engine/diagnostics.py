@@ -34,7 +34,7 @@ def gap_limits(thresholds: GapConfig, base_gap: float | None) -> GapConfig:
     adapter, or its B is zero), so the first iteration's gap is the base's own, over thousands of tokens. A later gap
     is ok up to ``DRIFTS`` times that: sharper or flatter policies move it by less. Above ``BREAKS`` times it the
     servers compute something else than the learner. Both stay within the thresholds of the config: what it calls ok
-    is never called worse, and what it calls broken never better, so a wrong base model is no excuse for itself.
+    is never called worse, and what it calls broken never better, so a wrong base model is not an excuse for itself.
 
     Args:
         base_gap: of the first iteration, in nats; None in float32, where two right programs agree

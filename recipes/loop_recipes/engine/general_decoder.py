@@ -52,7 +52,7 @@ class GeneralDecoder(nn.Module):
         base: the description of its folder.
 
     Raises:
-        ValueError: its decoder is no list of layers below an embedding, or its head has a bias.
+        ValueError: its decoder is not a list of layers below an embedding, or its head has a bias.
     """
 
     head: Head

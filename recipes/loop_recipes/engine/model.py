@@ -247,7 +247,7 @@ def check_adapter(model: nn.Module, adapter: Mapping[str, Tensor], alpha: float,
 
 
 def drops_out(model: nn.Module) -> bool:
-    """Whether a training pass leaves something out at random."""
+    """Return whether a training pass leaves something out at random."""
     return any(
         (isinstance(module, nn.Dropout) and module.p > 0)
         or (isinstance(module, MultiHeadAttention) and module.attn_dropout > 0)

@@ -66,7 +66,7 @@ def write_empty_adapter(folder: Path, base_model: str) -> Path:
     """Write an adapter that changes nothing (B = 0), under which a rollout node serves its base model exactly.
 
     Raises:
-        ValueError: ``base_model`` is no folder with a config.json that can be read.
+        ValueError: ``base_model`` is not a folder with a config.json that can be read.
     """
     base = BaseModel.read(base_model)
     shapes = base.adapter_shapes(base.lora_modules[:1], rank=1)  # which every node takes

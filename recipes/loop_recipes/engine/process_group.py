@@ -78,7 +78,7 @@ def launched_rank() -> int:
 
 
 def single_process() -> bool:
-    """Whether there is no other rank."""
+    """Return whether there is no other rank."""
     return not dist.is_initialized() or dist.get_world_size() == 1
 
 

@@ -123,7 +123,7 @@ class ResultStore:
     ...TaskResult}, and before the first of a key {"key", "fingerprint", "policy", "sampling"}.
 
     Lines are kept whatever the config becomes; only attempts that the cells ask for are used. A lost rollout is only
-    counted, and a line that is no result is ignored: starting the evaluation again plays those again.
+    counted, and a line that is not a result is ignored: starting the evaluation again plays those again.
     """
 
     def __init__(self, path: Path) -> None:

@@ -220,7 +220,7 @@ def find_policies(config: EvalConfig) -> list[PolicyUnderTest]:
     """The policies of the config, patterns expanded, in order.
 
     Raises:
-        ConfigError: a folder that is no adapter, a pattern without a match, a name twice.
+        ConfigError: a folder that is not an adapter, a pattern without a match, a name twice.
     """
     found: list[PolicyUnderTest] = []
     for number, policy in enumerate(config.policies):
@@ -255,7 +255,7 @@ def find_policies(config: EvalConfig) -> list[PolicyUnderTest]:
 
 
 def _best_of_evaluation(folder: Path, key: str) -> tuple[Path, str]:
-    """The adapter that an evaluation found best, and how; the folder itself, and "", if it is no evaluation."""
+    """The adapter that an evaluation found best, and how; the folder itself, and "", if it is not an evaluation."""
     if not (folder / "report.json").is_file():
         return folder, ""
     try:

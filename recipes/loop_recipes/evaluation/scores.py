@@ -99,7 +99,7 @@ class TaskResult:
         """The inverse of :meth:`to_dict`; keys it does not know are ignored.
 
         Raises:
-            TypeError: the data is no result.
+            TypeError: the data is not a result.
         """
         if not isinstance(data.get("behavior"), dict | None):
             raise TypeError("behavior holds no counts")

@@ -162,7 +162,7 @@ def config_of_run(run: Path) -> tuple[dict[str, Any], LearnerConfig]:
     """The config.yaml of a training run as it is stored, and what all recipes with a learner share of it.
 
     Raises:
-        ConfigError: there is none, or it is no config of a training run.
+        ConfigError: there is none, or it is not a config of a training run.
     """
     file = run / "config.yaml"
     require(file.is_file(), f"{run} is no folder of a training run: it holds no config.yaml{run_meant(run)}")

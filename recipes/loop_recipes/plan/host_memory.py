@@ -59,7 +59,7 @@ def _left(folder: Path, version: int) -> Available | None:
         most = int((folder / limit).read_text(encoding="ascii"))
         now = int((folder / used).read_text(encoding="ascii"))
         stat = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
-    except (OSError, ValueError):  # "max" is no number
+    except (OSError, ValueError):  # "max" is not a number
         return None
     held = now - sum(int(stat.get(key, 0)) for key in droppable)
     return Available((most - held) / GIB, f"the limit in {folder / limit}")

@@ -150,7 +150,7 @@ def read_chats(file: Path, vocabulary: int) -> Iterator[Chat]:
         vocabulary: ids that it may hold are below that.
 
     Raises:
-        ValueError: it cannot be read, or a record is no conversation; names file, line and field.
+        ValueError: it cannot be read, or a record is not a conversation; names file, line and field.
     """
     for place, given in _records(file):
         record = _fields(given)

@@ -315,7 +315,7 @@ def _record(chat: Chat) -> Iterator[dict[str, str]]:
 
 
 def _as_written(chat: Chat, tokens: ChatFormat) -> bool:
-    """Whether the ids of a conversation that has some are those of its texts."""
+    """Return whether the ids of a conversation that has some are those of its texts."""
     try:
         written = [ids for ids, _ in _sequences(chat, tokens)]
     except ValueError:

@@ -135,7 +135,7 @@ class GroupStream:
             del self.groups[group.number]
 
     def _at(self, group: Group) -> bool:
-        """Whether a group has reached its floor."""
+        """Return whether a group has reached its floor."""
         return group.ended or group.finished >= min(self.floor, self.rollouts - group.lost)
 
     def state_dict(self) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class ReplaySource:
 
         Raises:
             NoRollouts: there is no log left.
-            ConfigError: a line of it is no rollout that can be trained on; names the file.
+            ConfigError: a line of it is not a rollout that can be trained on; names the file.
         """
         number = parse_collection_id(request.id).iteration or 0
         there = len(self._iterations)

@@ -164,7 +164,7 @@ class SeveralNodes:
         with ThreadPoolExecutor(len(self._nodes)) as threads:
             jobs = [threads.submit(guarded, *words) for words in zip(self._nodes, *arguments, strict=False)]
         errors = [error for job in jobs if (error := job.exception()) is not None]
-        # The others were told to stop waiting because of it: what they raised is no reason.
+        # The others were told to stop waiting because of it: what they raised is not a reason.
         for error in sorted(errors, key=lambda error: isinstance(error, StopRequested)):
             raise error
         return [job.result() for job in jobs]

@@ -62,7 +62,7 @@ class SharedSource:
         return on_main_rank(exported_and_published)
 
     def retire(self, version: int) -> None:
-        """Stop serving ``version``; one that is not served is no error."""
+        """Stop serving ``version``; one that is not served is not an error."""
         on_main_rank(lambda: self._source.retire(version))
 
     def sleep(self) -> None:

@@ -129,7 +129,7 @@ class CollectionSource(Protocol):
         """Serve the PEFT adapter in ``folder`` as ``version``; ``canary`` is what the node compares log-probs with."""
 
     def retire(self, version: int) -> None:
-        """Stop serving ``version``; one that is not served is no error."""
+        """Stop serving ``version``; one that is not served is not an error."""
 
     def sleep(self) -> None:
         """Have GPUs that are shared with the trainer free for it."""

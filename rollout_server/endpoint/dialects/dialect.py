@@ -63,7 +63,7 @@ class RequestBody(BaseModel):
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
-        """Raises BadBody, or ApiError (400) for what is no request."""
+        """Raises BadBody, or ApiError (400) for what is not a request."""
         try:
             return cls.model_validate(read_agents_json(body))
         except ValidationError as error:
@@ -93,8 +93,8 @@ class Dialect(ABC):
         """The call that a request makes.
 
         Raises:
-            BadBody: it is no JSON.
-            ApiError: it is no request, or asks for what the policy cannot do.
+            BadBody: it is not JSON.
+            ApiError: it is not a request, or asks for what the policy cannot do.
         """
         try:
             asked = self._read(body, recall)

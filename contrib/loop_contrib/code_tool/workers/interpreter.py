@@ -33,7 +33,7 @@ def python(ask: int, done: int) -> None:
     vars(main)["__builtins__"] = builtins
     sys.modules["__main__"] = main
     sys.argv[:], sys.path[:0], sys.dont_write_bytecode = [""], [""], True
-    # Opened anew, as what was opened here before was no pipe; by lines, so that it stands before later errors.
+    # Opened anew, as what was opened here before was not a pipe; by lines, so that it stands before later errors.
     sys.stdout = sys.__stdout__ = os.fdopen(1, "w", 1, closefd=False)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)  # type: ignore[misc]
     signal.signal(signal.SIGINT, signal.default_int_handler)

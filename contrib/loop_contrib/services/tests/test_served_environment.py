@@ -41,7 +41,7 @@ async def serve(monkeypatch):
 
 
 async def recorded(policy, root, environment, request, speak=None, **changes):
-    """Rollout id -> all of the rollout that is no time and no place."""
+    """Rollout id -> all of the rollout that is not a time and no place."""
     async with local_node(policy, root, environment=environment, **changes) as local:
         local.vllm.speak = speak or local.vllm.speak
         found, end = await local.collect(request)

@@ -85,7 +85,7 @@ def score(dataset, answer: str | None, entry) -> float:
 
 
 def pays(dataset, answer: str | None, entry, least: float = 1.0) -> bool:
-    """Whether an answer has a score, of at least ``least``."""
+    """Return whether an answer has a score, of at least ``least``."""
     try:
         return score(dataset, answer, entry) >= least
     except Exception:
@@ -93,7 +93,7 @@ def pays(dataset, answer: str | None, entry, least: float = 1.0) -> bool:
 
 
 def has_scores(dataset, entry) -> bool:
-    """Whether the right answer is scored as one, or where the entry has none, whether any answer has a score."""
+    """Return whether the right answer is scored as one, or where the entry has none, whether any answer has a score."""
     if entry["answer"] is not None:
         return pays(dataset, entry["answer"], entry)
     return any(pays(dataset, said, entry, -math.inf) for said in NONSENSE)

@@ -46,7 +46,7 @@ class ScienceWorldEpisode(WorkerEpisode):
     def step(self, command: str) -> Step:
         observation = self._server.step(command).strip()
         over = self._server.getCompleted() or self._server.getScore() < 0
-        # The second is its answer to what is no number where it asked for one.
+        # The second is its answer to what is not a number where it asked for one.
         failed = observation.startswith(("No known action", "Unknown action"))
         return Step(observation, done=bool(over), failed=failed)
 

@@ -13,7 +13,7 @@ Without a user there is telecom in solo mode: the agent has the provider's tools
 ends with ``done``. The score is the official one, 0 or 1: the agent has called ``done``, all assertions on the end
 state hold, and where a task's basis is its actions too, the agent has made each of them. Three things differ from the
 official run: the ticket is the user message, so that the system message is the same for all tasks; calls before
-``done`` in one turn are carried out; a turn without a call is no end.
+``done`` in one turn are carried out; a turn without a call is not an end.
 
 Tasks are ``airline_<n>`` and ``retail_<n>`` by the package's number; one of telecom is named after its kind of issue
 and its place in the package's list. The splits are the package's.

@@ -110,7 +110,7 @@ class Worker:
             return {"ok": operations[request["op"]](request)}
         except Exception as error:  # of the world, which may be any: the client decides what it means
             if killed_child():
-                os.kill(os.getpid(), signal.SIGKILL)  # this is no error of the world's, but the machine's doing
+                os.kill(os.getpid(), signal.SIGKILL)  # this is not an error of the world's, but the machine's doing
             return {"error": f"{type(error).__name__}: {error}"[:1000]}
 
     def _tasks(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class Worker:
 
 
 def killed_child() -> bool:
-    """Whether a child, such as a Java machine, got a SIGKILL. It is seen a moment after its pipes have ended."""
+    """Return whether a child, such as a Java machine, got a SIGKILL. It is seen a moment after its pipes have ended."""
     give_up = time.monotonic() + CHILD_DEATH_SHOWS_S
     while True:
         try:

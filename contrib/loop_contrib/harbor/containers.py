@@ -1,0 +1,315 @@
+"""Containers by the command line of podman or docker: images, containers, a shell that is kept open, files out and in.
+
+What ends a container, or takes its files out, is asked of the host and never of a program in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import secrets
+import shlex
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import time
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from agent_environments.protocol import EnvironmentCrashed
+from loop_contrib.harbor.tasks import HarborTask, check_artifact
+
+INSTALL = {"podman": "apt-get install podman", "docker": "install docker.io, and start its daemon"}
+NOT_YET = ("singularity", "ssh")
+NAMED = "loop-harbor"
+CALL_S = 300.0
+"""For a call that does not run the task's own programs."""
+PROCESSES = 512
+MOST_FILES = 100_000
+
+logger = logging.getLogger(__name__)
+
+
+class TooLong(EnvironmentCrashed):
+    """A command was still running at its deadline."""
+
+
+class Unusable(Exception):
+    """What an agent left is more than is taken, or cannot be unpacked."""
+
+
+class Containers:
+    """Whatever ``backend`` does here, under names that say whose process owns them."""
+
+    def __init__(self, backend: str) -> None:
+        if backend in NOT_YET:
+            raise ValueError(f"backend: {backend} is not supported yet: podman or docker")
+        if backend not in INSTALL:
+            raise ValueError(f"backend is {backend!r}; it must be podman or docker")
+        self.client = backend
+        self._own = f"{NAMED}-{os.getpid()}-{_began(os.getpid())}"
+        self._numbers = itertools.count()
+
+    def find(self) -> None:
+        """Raises FileNotFoundError where the client is not installed."""
+        if shutil.which(self.client) is None:
+            raise FileNotFoundError(f"there is no {self.client} here: {INSTALL[self.client]}")
+
+    async def open(self) -> None:
+        """Look for the back end, and remove the containers of processes that are gone.
+
+        Raises:
+            FileNotFoundError: it is not installed.
+            EnvironmentCrashed: it does not work, such as a client without a daemon; one line.
+        """
+        self.find()
+        code, _, said = await self.call("info")
+        if code:
+            raise EnvironmentCrashed(f"{self.client} does not work here: {_last(said)} ({INSTALL[self.client]})")
+        for name in await self._named(NAMED):
+            owner, began = name.split("-")[2:4]
+            if _began(int(owner)) != began:
+                await self.remove(name)
+
+    async def close(self) -> None:
+        """Remove what this process has left."""
+        for name in await self._named(self._own):
+            await self.remove(name)
+
+    async def _named(self, start: str) -> list[str]:
+        listed = await self.must("ps", "-a", "--filter", f"name={start}-", "--format", "{{.Names}}")
+        return [name for name in listed.split() if name.startswith(f"{start}-")]
+
+    async def image(self, task: HarborTask) -> str:
+        """The image of a task, which is pulled or built where it is not there.
+
+        Raises:
+            EnvironmentCrashed: it cannot be had; the last line of what the back end says.
+        """
+        name = task.image or f"localhost/{NAMED}:{task.digest('environment')}"
+        if (await self.call("image", "inspect", name))[0]:
+            how = ["pull", name] if task.image else ["build", "-t", name, str(task.folder / "environment")]
+            logger.info("task %s: %s %s", task.id, self.client, shlex.join(how))
+            began = time.monotonic()
+            code, _, said = await self.call(*how, limit_s=task.build_s)
+            if code:
+                raise EnvironmentCrashed(f"task {task.id}: its image {name} cannot be had: {_last(said)}")
+            logger.info("task %s: its image is there after %.0f s", task.id, time.monotonic() - began)
+        return name
+
+    async def workdir(self, task: HarborTask, image: str) -> str:
+        """Return the folder that a task is worked on in.
+
+        Raises:
+            ValueError: no artifacts are named, and the folder holds what is not the agent's.
+        """
+        said = await self.must("image", "inspect", "-f", "{{.Config.WorkingDir}}", image)
+        folder = task.workdir or said.strip() or "/"
+        if not task.artifacts:
+            try:
+                check_artifact(folder)
+            except ValueError as error:
+                raise ValueError(f"{task.folder / 'task.toml'}: {error}, or set WORKDIR in its Dockerfile") from error
+        return folder
+
+    async def begin(self, task: HarborTask, image: str, workdir: str) -> str:
+        """Start a container of a task, in which nothing runs; returns its name."""
+        name = f"{self._own}-{next(self._numbers)}-{secrets.token_hex(3)}"
+        limits = [f"--memory={task.memory_mb}m", f"--cpus={task.cpus:g}", f"--pids-limit={PROCESSES}"]
+        kept = ["--init", "--stop-timeout=0", f"--label={NAMED}"]
+        if task.workdir is not None:
+            kept.append(f"--workdir={workdir}")
+        if self.client == "podman":
+            kept.append("--http-proxy=false")  # else the host's variables come in, which may hold a password
+        network = [] if task.network else ["--network=none"]
+        given = [f"--env={key}={value}" for key, value in task.variables.items()]
+        await self.must(
+            "run", "-d", f"--name={name}", *kept, *limits, *network, *given, "--entrypoint=sleep", image, "infinity"
+        )
+        loose = task.folder / "environment"
+        if task.image and not (loose / "Dockerfile").exists() and loose.is_dir():
+            await self.must("cp", f"{loose}/.", f"{name}:{workdir}")
+        return name
+
+    async def is_running(self, name: str) -> bool:
+        """Raises EnvironmentCrashed where the container is gone: nothing in it can remove it."""
+        return (await self.must("inspect", "-f", "{{.State.Status}}", name)).strip() == "running"
+
+    async def end_processes(self, name: str) -> None:
+        """End all that runs in a container, from outside; its files stay. One that does not begin again stays ended."""
+        await self.call("restart", name)
+
+    async def stop(self, name: str) -> None:
+        """End a container; its files can still be taken out."""
+        await self.must("stop", name)
+
+    async def remove(self, name: str) -> None:
+        """End a container and remove its files; nothing where there is none."""
+        await self.call("rm", "-f", name)
+
+    async def must(self, *words: str) -> str:
+        """What a call prints.
+
+        Raises:
+            EnvironmentCrashed: it failed.
+        """
+        code, said, error = await self.call(*words)
+        if code:
+            raise EnvironmentCrashed(f"{self.client} {words[0]}: {_last(error)}")
+        return said
+
+    async def call(self, *words: str, limit_s: float = CALL_S) -> tuple[int, str, str]:
+        """Exit status, output and errors of a call.
+
+        Raises:
+            TooLong: it takes longer than ``limit_s``.
+        """
+        process = await asyncio.create_subprocess_exec(self.client, *words, stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
+        try:
+            async with asyncio.timeout(limit_s):
+                out, error = await process.communicate()
+        except TimeoutError:
+            raise TooLong(f"{self.client} {words[0]} takes longer than {limit_s:g} s") from None
+        finally:
+            await _end(process)
+        return int(process.returncode or 0), out.decode(errors="replace"), error.decode(errors="replace")
+
+    async def take(self, name: str, path: str, most_bytes: int) -> IO[bytes] | None:
+        """What stands at a path of a container that has ended, as a tar file whose top is ``path``; None: nothing.
+
+        Raises:
+            Unusable: it holds more than ``most_bytes``, or more than :data:`MOST_FILES` files.
+        """
+        return await asyncio.to_thread(self._take, name, path, most_bytes)
+
+    def _take(self, name: str, path: str, most_bytes: int) -> IO[bytes] | None:
+        taken = tempfile.TemporaryFile()  # noqa: SIM115  (whoever asked closes it)
+        room, count = most_bytes, 0
+        with subprocess.Popen([self.client, "cp", f"{name}:{path}", "-"], stdout=PIPE, stderr=subprocess.DEVNULL) as cp:
+            try:
+                with (
+                    tarfile.open(fileobj=cp.stdout, mode="r|") as given,
+                    tarfile.open(fileobj=taken, mode="w", format=tarfile.PAX_FORMAT) as kept,
+                ):
+                    for member in given:
+                        room, count = room - member.size, count + 1
+                        if room < 0 or count > MOST_FILES:
+                            raise Unusable(f"{path} holds more than {most_bytes >> 20} MiB or {MOST_FILES} files")
+                        if member.isreg() or member.isdir() or member.issym() or member.islnk():
+                            kept.addfile(_under(path, member), given.extractfile(member) if member.isreg() else None)
+            except tarfile.ReadError:
+                taken.close()
+                return None
+            except BaseException:
+                taken.close()
+                raise
+            finally:
+                cp.kill()
+        taken.seek(0)
+        return taken
+
+    async def give(self, name: str, files: IO[bytes]) -> None:
+        """Unpack what :meth:`take` has taken, in another container.
+
+        Raises:
+            Unusable: it cannot be unpacked there.
+        """
+        words = [self.client, "cp", "-", f"{name}:/"]
+        done = await asyncio.to_thread(subprocess.run, words, stdin=files, capture_output=True)
+        if done.returncode:
+            raise Unusable(f"what it left cannot be unpacked: {_last(done.stderr.decode(errors='replace'))}")
+
+
+def _under(path: str, member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """A member with its names below ``path``: where that is a link, the back end names what it leads to."""
+
+    def moved(name: str) -> str:
+        return f"{path.lstrip('/')}/{name.partition('/')[2]}".rstrip("/")
+
+    member.name, member.mode, member.pax_headers = moved(member.name), member.mode & 0o777, {}
+    if member.islnk():
+        member.linkname = moved(member.linkname)
+    return member
+
+
+class Shell:
+    """A bash in a container, which keeps its folder and its variables from one command to the next."""
+
+    def __init__(self, process: Process, max_characters: int) -> None:
+        self._process = process
+        self._half = max_characters // 2
+
+    @classmethod
+    async def begin(cls, client: str, name: str, user: str | None, max_characters: int) -> Shell:
+        """Start one; whether the container has a bash is seen at the first command."""
+        words = ["exec", "-i", *([] if user is None else ["-u", user]), name, "bash", "--noprofile", "--norc"]
+        shell = cls(
+            await asyncio.create_subprocess_exec(client, *words, stdin=PIPE, stdout=PIPE, stderr=DEVNULL),
+            max_characters,
+        )
+        shell._write("exec 2>&1")
+        return shell
+
+    def _write(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n".encode("utf-8", "replace"))
+
+    async def run(self, command: str, limit_s: float) -> tuple[str, str | None]:
+        """Beginning and end of what a command prints, and its exit status; None where the shell has ended.
+
+        Raises:
+            TooLong: at the deadline; what runs is not ended. Its text is what was printed until then.
+        """
+        mark = f"\n{secrets.token_hex(16)} ".encode()
+        self._write(f"eval {shlex.quote(command)} </dev/null; printf '\\n%s %s\\n' {mark.decode().strip()} $?")
+        head, tail, cut = b"", b"", 0
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(limit_s):
+                while read := await self._process.stdout.read(65536):
+                    room = self._half - len(head)
+                    head, tail = head + read[:room], tail + read[room:]
+                    printed, found, after = (head + tail).rpartition(mark)
+                    status, ends, _ = after.partition(b"\n")
+                    if found and ends:
+                        return _shown(printed[: self._half], printed[self._half :], cut, self._half), status.decode()
+                    over = max(0, len(tail) - self._half - 100)
+                    cut, tail = cut + over, tail[over:]
+        except TimeoutError:
+            raise TooLong(_shown(head, tail, cut, self._half)) from None
+        return _shown(head, tail, cut, self._half), None
+
+    async def close(self) -> None:
+        """End the client; what runs in the container ends with the container."""
+        await _end(self._process)
+
+
+async def _end(process: Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()
+
+
+def _shown(head: bytes, tail: bytes, cut: int, half: int) -> str:
+    cut += max(0, len(tail) - half)
+    mark = f"\n[... {cut} bytes are not shown ...]\n".encode() if cut else b""
+    return (head + mark + tail[-half:]).decode(errors="replace")
+
+
+def _began(process: int) -> str:
+    """When a process began, in ticks; "" where there is none."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
+def _last(said: str) -> str:
+    lines: Sequence[str] = said.strip().splitlines() or ["it says nothing"]
+    return lines[-1][:300]

@@ -1,0 +1,373 @@
+"""Harbor's tasks behind the environment protocol: a shell in a container, and a grade in another one.
+
+The tests of a task never run where its agent was. Its container is stopped from outside, what the task names as
+artifacts is taken out of it, and a fresh container of the same image gets these and the tests. So a process, a program
+or a file that the agent leaves elsewhere changes no grade. A container that has ended while its agent had the word is a
+grade of 0, because its agent can end it; one that is gone, which no agent can bring about, is a repeated attempt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import tarfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO
+
+from agent_environments.description import TOOLS_BEHAVIOR, Description
+from agent_environments.program_config import variables as environment_variables
+from agent_environments.protocol import (
+    EnvironmentCrashed,
+    Grade,
+    Message,
+    PoolStatus,
+    StepResult,
+    TokenSpans,
+    ToolUse,
+    UnknownTask,
+)
+from agent_environments.slots import Slots
+from agent_environments.tool_calls import BadCall, ToolCall, parse_tool_calls, render_tool_call, tools_section
+from agent_environments.tools.answer import BAD_CALL, FAILED, UNKNOWN_TOOL, WRONG_ARGUMENTS, shown_together
+from agent_environments.tools.identity import digest
+from agent_environments.tools.tasks import TaskTable
+from loop_contrib.harbor.containers import Containers, Shell, TooLong, Unusable
+from loop_contrib.harbor.tasks import HarborTask, read_folder
+from loop_plumbing.sanitize import printable
+
+INSTRUCTIONS = (
+    "You work in a Linux container by its shell. When the task is done, write a message without a call: it ends the "
+    "episode, and what you have left in {workdir} is tested."
+)
+SHELL = "shell"
+_VERDICT_BYTES = 64 << 20
+_PREPARE = (
+    'mkdir -p /tests /logs/verifier /logs/agent /logs/artifacts; chmod "$0" /tests /logs/verifier; rm -rf -- "$@"'
+)
+_TEST = 'mkdir -p "$0"; cd "$0"; chmod +x /tests/test.sh; /tests/test.sh >/logs/verifier/test-stdout.txt 2>&1'
+
+
+def schema(deadline_s: float) -> dict[str, object]:
+    """The tool as the policy is told of it."""
+    about = (
+        "Run commands of bash, and read what they print, and an exit status that is not 0. Folder and variables stay "
+        f"from one call to the next. A call may take {deadline_s:g} s; then all that runs is ended, and files stay."
+    )
+    command = {"type": "string", "description": "Commands of bash; they have no standard input."}
+    parameters = {"type": "object", "properties": {"command": command}, "required": ["command"]}
+    return {"type": "function", "function": {"name": SHELL, "description": about, "parameters": parameters}}
+
+
+def reward_of(files: Mapping[str, bytes]) -> dict[str, float]:
+    """The rewards that tests have written, ``reward`` among them.
+
+    Args:
+        files: of ``/logs/verifier``, by name: ``reward.json`` is a mapping of numbers and is used first, ``reward.txt``
+            is one number.
+
+    Raises:
+        ValueError: neither says a reward from 0 to 1.
+    """
+    if "reward.json" in files:
+        told = json.loads(files["reward.json"])
+        if not isinstance(told, dict) or not all(type(value) in (int, float) for value in told.values()):
+            raise ValueError("reward.json is not a mapping of numbers")
+        if "reward" not in told and len(told) != 1:
+            raise ValueError(f"reward.json has no 'reward': it has {', '.join(told) or 'nothing'}"[:300])
+        rewards = {"reward": told.get("reward", next(iter(told.values()))), **told}
+    elif "reward.txt" in files:
+        rewards = {"reward": float(files["reward.txt"].decode())}
+    else:
+        raise ValueError("the tests wrote neither reward.txt nor reward.json")
+    if not all(map(math.isfinite, rewards.values())) or not 0.0 <= rewards["reward"] <= 1.0:
+        raise ValueError(f"the tests wrote the reward {rewards['reward']!r:.50}, which is not from 0 to 1")
+    return {name: float(value) for name, value in rewards.items()}
+
+
+class HarborEnvironment:
+    """One episode: the agent's container with its shell, and the grader's once it has ended."""
+
+    def __init__(self, pool: HarborPool) -> None:
+        self._pool = pool
+        self._containers = pool.containers
+        self._task: HarborTask | None = None
+        self._names: list[str] = []
+        self._shell: Shell | None = None
+        self._left_s = 0.0
+        self._closed = False
+
+    async def _begin(self, task: HarborTask) -> str:
+        image, workdir = self._pool.images[task.id]
+        self._names.append(await self._containers.begin(task, image, workdir))
+        return self._names[-1]
+
+    async def start(self, task_id: str) -> list[Message]:
+        """Start the container, and its shell.
+
+        Raises:
+            EnvironmentCrashed: the back end does not give them.
+        """
+        task = self._pool.task(task_id)
+        await self._begin(task)
+        self._task, self._left_s = task, task.agent_s
+        if (await self._run("true", task))[1]:
+            raise EnvironmentCrashed(f"task {task_id}: there is no shell in its container")
+        instructions = INSTRUCTIONS.format(workdir=", ".join(self._pool.artifacts(task)))
+        tools = tools_section([schema(self._pool.deadline_s)])
+        return [Message("system", f"{instructions}\n\n{tools}"), Message("user", task.instruction)]
+
+    async def step(self, action: str) -> StepResult:
+        """Run the turn's calls, one after the other; a turn without one ends the episode.
+
+        Raises:
+            EnvironmentCrashed: the episode was not started, or its container is gone.
+        """
+        if self._task is None:
+            raise EnvironmentCrashed("the episode was not started")
+        calls = parse_tool_calls(action)
+        texts, uses, failed, over = [], [], False, not calls
+        for call in calls:
+            if (command := _command(call)) is None:
+                texts.append(_mistake(call))
+                failed = True
+                continue
+            text, wrong = await self._run(command, self._task)
+            over = self._left_s <= 0.0 or (bool(wrong) and not await self._containers.is_running(self._names[0]))
+            texts.append(f"{FAILED}{wrong}\n{text}".strip() if wrong else text)
+            uses.append(ToolUse(SHELL, 1, int(bool(wrong)), wrong))
+            failed = failed or bool(wrong)
+            if over:
+                break
+        shown = shown_together(texts, *self._pool.cut) if texts else ""
+        return StepResult(printable(shown), done=over, failed=failed, tools=tuple(uses))
+
+    async def _run(self, command: str, task: HarborTask) -> tuple[str, str]:
+        """What a command prints, and what became of the shell, "" where it goes on."""
+        name, pool = self._names[0], self._pool
+        if self._shell is None:
+            self._shell = await Shell.begin(self._containers.client, name, task.user, pool.max_characters)
+        limit_s, began = min(pool.deadline_s, self._left_s), time.monotonic()
+        try:
+            text, status = await self._shell.run(command, limit_s)
+            wrong = "" if status is not None else "the shell has ended; files stay"
+        except TooLong as error:
+            text, status, wrong = str(error), None, f"it took longer than {limit_s:g} s, and all that ran is ended"
+            await self._containers.end_processes(name)
+        self._left_s -= time.monotonic() - began
+        if status is None:
+            await self._shell.close()
+            self._shell = None
+        elif status != "0":
+            text = f"{text}\n[exit status {status}]".lstrip()
+        return text or ("" if wrong else "(nothing was printed)"), wrong
+
+    async def grade(self) -> Grade:
+        """The reward of the task's tests, in a fresh container; 0 where they give none.
+
+        Raises:
+            EnvironmentCrashed: the episode was not started; the agent's container is gone, or the back end gives none.
+        """
+        if self._task is None:
+            raise EnvironmentCrashed("nothing to grade: the episode was never started")
+        task, containers, agent = self._task, self._containers, self._names[0]
+        if not await containers.is_running(agent):
+            return Grade.of_ungradable("the agent ended its container")
+        await containers.stop(agent)
+        with contextlib.ExitStack() as opened:
+            try:
+                left = []
+                for path in self._pool.artifacts(task):
+                    if (taken := await containers.take(agent, path, self._pool.artifacts_mb << 20)) is not None:
+                        left.append(opened.enter_context(taken))
+                rewards = await self._tested(task, left)
+            except (Unusable, ValueError, RecursionError) as error:
+                return Grade.of_ungradable(str(error))
+        reward = rewards["reward"]
+        return Grade(reward, reward == 1.0, rewards=rewards)
+
+    async def _tested(self, task: HarborTask, left: Sequence[IO[bytes]]) -> dict[str, float]:
+        """What the tests write; raises ValueError where they write no reward, Unusable where they have no end."""
+        containers, workdir = self._containers, self._pool.images[task.id][1]
+        grader = await self._begin(task)
+        mode = "700" if task.verifier_user is None else "777"
+        as_root = ("exec", "-u", "0", "-w", "/", grader, "bash", "-c")
+        await containers.must(*as_root, _PREPARE, mode, *self._pool.artifacts(task))
+        for files in left:
+            await containers.give(grader, files)
+        await containers.must("cp", f"{task.folder / 'tests'}/.", f"{grader}:/tests")
+        given = [f"--env={name}={value}" for name, value in task.verifier_variables.items()]
+        user = [] if task.verifier_user is None else ["-u", task.verifier_user]
+        test = ("exec", "-w", "/", *given, *user, grader, "bash", "-c", _TEST, workdir)
+        try:
+            await containers.call(*test, limit_s=task.verifier_s)
+        except TooLong:
+            raise Unusable(f"its tests took longer than {task.verifier_s:g} s") from None
+        await containers.stop(grader)
+        written = _files(await containers.take(grader, "/logs/verifier", _VERDICT_BYTES))
+        try:
+            return reward_of(written)
+        except ValueError as error:
+            lines = written.get("test-stdout.txt", b"").decode(errors="replace").strip().splitlines()
+            raise ValueError(f"{error}" + (f"; they end with {lines[-1]!r:.200}" if lines else "")) from error
+
+    async def close(self) -> None:
+        """End the shell and remove the containers."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._shell is not None:
+                await self._shell.close()
+            for name in self._names:
+                await self._containers.remove(name)
+        finally:
+            self._pool.release()
+
+
+def _command(call: ToolCall | BadCall) -> str | None:
+    """The command of a call; None where it is not one of the shell."""
+    if isinstance(call, BadCall) or call.name != SHELL or call.arguments.keys() != {"command"}:
+        return None
+    command = call.arguments["command"]
+    return command if isinstance(command, str) and "\0" not in command else None
+
+
+def _mistake(call: ToolCall | BadCall) -> str:
+    if isinstance(call, BadCall):
+        return f"{BAD_CALL}{call.error}"
+    if call.name != SHELL:
+        return f"{UNKNOWN_TOOL}{call.name!r:.100}; there is {SHELL}"
+    return f"{WRONG_ARGUMENTS}{SHELL}: it takes one argument, command, a text"
+
+
+def _files(taken: IO[bytes] | None) -> dict[str, bytes]:
+    """The plain files in the top of a tar file."""
+
+    def found() -> Iterator[tuple[str, bytes]]:
+        with tarfile.open(fileobj=taken) as members:
+            for member in members:
+                if member.isreg() and (content := members.extractfile(member)) is not None:
+                    yield member.name.rpartition("/")[2], content.read()
+
+    if taken is None:
+        return {}
+    with taken:
+        return dict(found())
+
+
+class HarborPool:
+    """Lends :class:`HarborEnvironment`.
+
+    Args:
+        tasks: a folder that is a task in Harbor's form, or that holds some; or one for each split.
+        backend: ``podman`` or ``docker``.
+        variables: what ``${NAME}`` in the tasks' files stands for; nothing of this machine is read.
+        held_out: of the tasks of one folder, so many are split ``held_out`` and no longer ``train``.
+        deadline_s: for one command of the agent.
+        max_characters: of what a command prints: its beginning and its end.
+        observation_max_tokens: the results of a turn's calls together.
+        artifacts_mb: that an agent may leave to be graded.
+        max_worlds: episodes at a time, each with a container, and one more while it is graded.
+
+    Raises:
+        ValueError: a task, or an option, is wrong; one line.
+    """
+
+    def __init__(
+        self,
+        token_spans: TokenSpans,
+        tasks: str | Mapping[str, str],
+        backend: str = "podman",
+        variables: Mapping[str, str] | None = None,
+        held_out: int | None = None,
+        deadline_s: float = 120.0,
+        max_characters: int = 8000,
+        observation_max_tokens: int = 3000,
+        artifacts_mb: int = 256,
+        max_worlds: int = 8,
+    ) -> None:
+        if min(deadline_s, max_characters, observation_max_tokens, artifacts_mb, max_worlds) <= 0:
+            raise ValueError(
+                "deadline_s, max_characters, observation_max_tokens, artifacts_mb and max_worlds must be above 0"
+            )
+        self.containers = Containers(backend)
+        self._table: TaskTable = read_folder(tasks, environment_variables("variables", variables or {}))
+        if held_out is not None:
+            self._table.hold_out(held_out)
+        self.dataset = "harbor"
+        all_tasks = {row["id"]: row["task"].digest() for row in self._table.all()}
+        self.description = Description(behavior=(TOOLS_BEHAVIOR,), identity={"tasks": digest(all_tasks)})
+        self.images: dict[str, tuple[str, str]] = {}
+        """Image and working folder of each task."""
+        self.deadline_s, self.max_characters, self.artifacts_mb = deadline_s, max_characters, artifacts_mb
+        self.cut = (observation_max_tokens, token_spans)
+        self._slots = Slots(max_worlds)
+
+    async def open(self) -> None:
+        """Look for the back end, remove what others left, and make the images that are not there.
+
+        Raises:
+            FileNotFoundError, EnvironmentCrashed, ValueError: as :class:`~loop_contrib.harbor.containers.Containers`.
+        """
+        await self.containers.open()
+        for row in self._table.all():
+            task: HarborTask = row["task"]
+            image = await self.containers.image(task)
+            self.images[task.id] = (image, await self.containers.workdir(task, image))
+
+    def splits(self) -> list[str]:
+        return self._table.splits
+
+    def tasks(self, split: str) -> list[str]:
+        return self._table.split(split)
+
+    def check_tasks(self, task_ids: Sequence[str]) -> None:
+        for task_id in task_ids:
+            self.task(task_id)
+
+    def preflight(self, split: str | Sequence[str]) -> list[str]:
+        """As every pool's that knows its tasks before it is opened; raises FileNotFoundError without a back end."""
+        self.containers.find()
+        if isinstance(split, str):
+            return self.tasks(split)
+        self.check_tasks(split)
+        return list(split)
+
+    def task(self, task_id: str) -> HarborTask:
+        """Raises UnknownTask."""
+        found: HarborTask = self._table[task_id]["task"]
+        return found
+
+    def artifacts(self, task: HarborTask) -> Sequence[str]:
+        """The paths that are graded."""
+        return task.artifacts or (self.images[task.id][1],)
+
+    async def expert(self, task_id: str) -> list[str]:
+        """The commands of the task's own solution; raises UnknownTask where it has none that a shell can be given."""
+        try:
+            return self.task(task_id).solution()
+        except (FileNotFoundError, UnicodeDecodeError) as error:
+            raise UnknownTask(f"task {task_id}: {error}") from error
+
+    def message(self, command: str) -> str:
+        """The turn of an agent that gives this command."""
+        return render_tool_call(ToolCall(SHELL, {"command": command}))
+
+    async def acquire(self, episode_id: str) -> HarborEnvironment:
+        await self._slots.take()
+        return HarborEnvironment(self)
+
+    def release(self) -> None:
+        """Called once by an environment that closes."""
+        self._slots.give_back()
+
+    def status(self) -> PoolStatus:
+        return PoolStatus(self._slots.taken, self._slots.waiting)
+
+    async def close(self) -> None:
+        """Refuse who waits, and remove all containers of this process."""
+        self._slots.close()
+        with contextlib.suppress(FileNotFoundError, EnvironmentCrashed):  # where it never opened
+            await self.containers.close()

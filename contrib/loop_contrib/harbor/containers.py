@@ -30,6 +30,7 @@ NOT_YET = ("singularity", "ssh")
 NAMED = "loop-harbor"
 CALL_S = 300.0
 """For a call that does not run the task's own programs."""
+END_S = 10.0
 PROCESSES = 512
 MOST_FILES = 100_000
 
@@ -293,7 +294,9 @@ class Shell:
 async def _end(process: Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.kill()
-    await process.wait()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(END_S):
+            await process.communicate()  # while its output is not read to its end, it counts as running
 
 
 def _shown(head: bytes, tail: bytes, cut: int, half: int) -> str:

@@ -151,6 +151,7 @@ class HarborEnvironment:
         limit_s, began = min(pool.deadline_s, self._left_s), time.monotonic()
         try:
             text, status = await self._shell.run(command, limit_s)
+            text = text.removesuffix("\n")
             wrong = "" if status is not None else "the shell has ended; files stay"
         except TooLong as error:
             text, status, wrong = str(error), None, f"it took longer than {limit_s:g} s, and all that ran is ended"

@@ -143,12 +143,22 @@ class Containers:
         return (await self.must("inspect", "-f", "{{.State.Status}}", name)).strip() == "running"
 
     async def end_processes(self, name: str) -> None:
-        """End all that runs in a container, from outside; its files stay. One that does not begin again stays ended."""
+        """End all that runs in a container, from outside; its files stay. One that does not begin again stays ended.
+
+        A shell in it must be closed before: while nobody reads what it prints, podman does not see it end.
+        """
         await self.call("restart", name)
 
     async def stop(self, name: str) -> None:
-        """End a container; its files can still be taken out."""
-        await self.must("stop", name)
+        """End a container; its files can still be taken out.
+
+        Raises:
+            Unusable: it does not end, and is still there.
+            EnvironmentCrashed: it is gone.
+        """
+        code, _, said = await self.call("stop", name)
+        if code and await self.is_running(name):
+            raise Unusable(f"its container does not end: {_last(said)}")
 
     async def remove(self, name: str) -> None:
         """End a container and remove its files; nothing where there is none."""

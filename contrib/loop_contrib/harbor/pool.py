@@ -155,6 +155,7 @@ class HarborEnvironment:
             wrong = "" if status is not None else "the shell has ended; files stay"
         except TooLong as error:
             text, status, wrong = str(error), None, f"it took longer than {limit_s:g} s, and all that ran is ended"
+            await self._shell.close()
             await self._containers.end_processes(name)
         self._left_s -= time.monotonic() - began
         if status is None:
@@ -175,9 +176,11 @@ class HarborEnvironment:
         task, containers, agent = self._task, self._containers, self._names[0]
         if not await containers.is_running(agent):
             return Grade.of_ungradable("the agent ended its container")
-        await containers.stop(agent)
+        if self._shell is not None:
+            await self._shell.close()
         with contextlib.ExitStack() as opened:
             try:
+                await containers.stop(agent)
                 left = []
                 for path in self._pool.artifacts(task):
                     if (taken := await containers.take(agent, path, self._pool.artifacts_mb << 20)) is not None:

@@ -147,7 +147,7 @@ async def test_who_ends_a_container_decides_between_a_grade_and_another_attempt(
         with pytest.raises(EnvironmentCrashed, match="no such container"):
             await played(pool, "rm -rf ../../*")
         with pytest.raises(EnvironmentCrashed, match="so it says"):
-            await played(pool, "true", before_grade=lambda: (podman / "broken").write_text("stop"))
+            await played(pool, "true", before_grade=lambda: (podman / "broken").write_text("inspect"))
 
 
 async def test_what_is_left_is_bounded_and_a_link_leads_nowhere(harbor):

@@ -181,7 +181,14 @@ class Containers:
         Raises:
             TooLong: it takes longer than ``limit_s``.
         """
-        process = await asyncio.create_subprocess_exec(self.client, *words, stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
+        process = await asyncio.create_subprocess_exec(
+            self.client,
+            *words,
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=PIPE,
+            cwd=tempfile.gettempdir(),  # podman leaves a file `oom` there where a container has no more memory
+        )
         try:
             async with asyncio.timeout(limit_s):
                 out, error = await process.communicate()

@@ -78,7 +78,7 @@ try_set() {
   check "unit tests, pure" tests -m "$QUICK" $(cd "$checkout" && make -pn | sed -n 's/^QUICK_pure := //p')
   check "unit tests, torch" tests -m "$QUICK" $(cd "$checkout" && make -pn | sed -n 's/^QUICK_torch := //p')
   check "exactness" tests $EXACT
-  check "loop try" "$bin/loop" try "$checkout/examples/quest/quest.py"
+  check "loop try" "$bin/loop" try "$checkout/examples/quest.py"
   check "loop train" train
   rm -rf "$place"
 }

@@ -304,7 +304,8 @@ def write_figures(curves: Sequence[Curve], output: Path, window: int = 5, title:
     for name, make in FIGURES.items():
         figure = make(curves, window)
         if title is not None:
-            figure.suptitle("\n".join([title, *figure.get_suptitle().split("\n")[1:]]))
+            notes = figure.get_suptitle().split("\n")[1:]
+            figure.suptitle("\n".join([title, *notes]), fontsize=10, x=0.01, ha="left")
         written += save(figure, output, name)
     return written
 

@@ -460,6 +460,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.cpu_rehearsal:
         args.size, args.device = "tiny", "cpu"
+    if args.day or args.cpu_rehearsal:
+        sys.exit(run_day(args))
     size, device = SIZES[args.size], torch.device(args.device)
     rows = Rows(args.json, machine(device.type))
     if args.case:
@@ -467,8 +469,6 @@ def main() -> None:
         print(json.dumps(figures))
         rows.add(args.case, figures)
         return
-    if args.day or args.cpu_rehearsal:
-        sys.exit(run_day(args))
 
     print(machine(device.type))
     for part, commands in cases(size, args).items():

@@ -58,7 +58,8 @@ async def test_from_the_run_to_a_token_by_keyboard(run_folder, viewing):
         await true_in(page, "document.querySelectorAll('.column .code').length > 6")
         assert await page.locator(".column").count() == 6
         assert "different orders in 6 rollouts" in await page.inner_text("main")
-        assert (await page.inner_text("main")).count("do what is asked") == 1  # all rollouts begin with it
+        # All rollouts begin with it.
+        await true_in(page, "document.querySelector('main').innerText.split('do what is asked').length === 2")
         second = "[...document.querySelectorAll('[data-turn=\"2\"]')].map(each => each.getBoundingClientRect().top)"
         assert len(set(await page.evaluate(second))) == 1  # a turn stands in one row
         ids = await page.evaluate("[...document.querySelectorAll('[id]')].map(each => each.id)")

@@ -94,7 +94,7 @@ def test_the_viewer_shows_what_a_run_kept(tmp_path):
     (tmp_path / "run/node").mkdir()
     (tmp_path / "logs").rename(tmp_path / "run/node/collections")
     run = opened(tmp_path / "run", tmp_path / "base")
-    (metrics,) = run.metrics()
+    (metrics,) = run.overview()["metrics"]
     (collection,) = run.overview()["collections"]
     entries = run.summaries(collection["id"])
     shown = [run.rollout(collection["id"], entry["cursor"]) for entry in entries if entry["gap"] is not None]

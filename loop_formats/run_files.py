@@ -205,7 +205,7 @@ def read_lines(path: Path) -> Iterator[Line]:
     """The whole lines of a file of JSON objects, which may be written to meanwhile.
 
     Raises:
-        ValueError: a whole line is not JSON object; names file and line.
+        ValueError: a whole line is not a JSON object; names file and line.
     """
     for line in whole_lines(path):
         try:

@@ -6,7 +6,7 @@ stored conversation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,11 +50,8 @@ async def answer(call: ToolCall | BadCall, tools: Mapping[str, Tool], lease: Lea
     Raises:
         EnvironmentTimeout: a stateful tool took too long; its instance may be half changed.
     """
-    if isinstance(call, BadCall):
-        return _mistake(f"{BAD_CALL}{call.error}")
-    tool = tools.get(call.name)
-    if tool is None:
-        return _mistake(f"{UNKNOWN_TOOL}{call.name!r}; there are {', '.join(tools)}")
+    if isinstance(call, BadCall) or (tool := tools.get(call.name)) is None:
+        return _mistake(mistake_of(call, tools))
     try:
         result = await _call(tool, call.arguments, lease)
     except WrongArguments as error:
@@ -67,6 +64,13 @@ async def answer(call: ToolCall | BadCall, tools: Mapping[str, Tool], lease: Lea
         return _failure(tool, str(error), str(error), over=lease.holds_instance)
     ended_with = printable(result) if tool.terminal else None
     return CallAnswer(_shown(result, tool.max_characters), ended_with=ended_with, use=ToolUse(tool.name, 1, 0))
+
+
+def mistake_of(call: ToolCall | BadCall, tools: Iterable[str]) -> str:
+    """Say what is wrong with a call that is none, or of no tool that there is."""
+    if isinstance(call, BadCall):
+        return f"{BAD_CALL}{call.error}"
+    return f"{UNKNOWN_TOOL}{call.name!r}; there are {', '.join(tools)}"
 
 
 async def _call(tool: Tool, arguments: Mapping[str, Any], lease: Lease) -> str:

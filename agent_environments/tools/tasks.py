@@ -107,7 +107,7 @@ def read_tasks(source: object) -> TaskTable:
     """Tasks from what a config or a module names: a list of mappings, the path of a JSONL file, or either by split.
 
     Raises:
-        ValueError: no such file, a line that is not JSON object, or anything :class:`TaskTable` refuses.
+        ValueError: no such file, a line that is not a JSON object, or anything :class:`TaskTable` refuses.
     """
     if source is None:
         raise ValueError("there are no TASKS: write a list of mappings, each with its question")

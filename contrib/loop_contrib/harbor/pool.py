@@ -30,7 +30,7 @@ from agent_environments.protocol import (
 )
 from agent_environments.slots import Slots
 from agent_environments.tool_calls import BadCall, ToolCall, parse_tool_calls, render_tool_call, tools_section
-from agent_environments.tools.answer import BAD_CALL, FAILED, UNKNOWN_TOOL, WRONG_ARGUMENTS, shown_together
+from agent_environments.tools.answer import FAILED, WRONG_ARGUMENTS, mistake_of, shown_together
 from agent_environments.tools.identity import digest
 from agent_environments.tools.tasks import TaskTable
 from loop_contrib.harbor.containers import Containers, Shell, TooLong, Unusable
@@ -239,10 +239,8 @@ def _command(call: ToolCall | BadCall) -> str | None:
 
 
 def _mistake(call: ToolCall | BadCall) -> str:
-    if isinstance(call, BadCall):
-        return f"{BAD_CALL}{call.error}"
-    if call.name != SHELL:
-        return f"{UNKNOWN_TOOL}{call.name!r:.100}; there is {SHELL}"
+    if isinstance(call, BadCall) or call.name != SHELL:
+        return mistake_of(call, [SHELL])[:500]
     return f"{WRONG_ARGUMENTS}{SHELL}: it takes one argument, command, a text"
 
 

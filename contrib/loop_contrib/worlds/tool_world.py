@@ -19,7 +19,7 @@ from agent_environments.tool_calls import (
     render_tool_call,
     tools_section,
 )
-from agent_environments.tools.answer import BAD_CALL, FAILED, NO_CALL, UNKNOWN_TOOL, shown_together
+from agent_environments.tools.answer import FAILED, NO_CALL, mistake_of, shown_together
 from loop_contrib.worlds.pool import WorldPool
 from loop_plumbing.sanitize import printable
 
@@ -51,10 +51,8 @@ class ToolWorldPool(WorldPool):
         return json.dumps([self._item(call) for call in calls]) if calls else None
 
     def _item(self, call: ToolCall | BadCall) -> dict[str, Any]:
-        if isinstance(call, BadCall):
-            return {"mistake": f"{BAD_CALL}{call.error}"}
-        if call.name not in self.tool_names:
-            return {"mistake": f"{UNKNOWN_TOOL}{call.name!r}; there are {', '.join(self.tool_names)}"}
+        if isinstance(call, BadCall) or call.name not in self.tool_names:
+            return {"mistake": mistake_of(call, self.tool_names)}
         return {"name": call.name, "arguments": call.arguments}
 
     def message(self, command: str) -> str:

@@ -15,6 +15,8 @@ from loop_recipes.run.group_signal import Groups, coverage, groups_by_solved, si
 
 PARTS = {"never": 0.0, "up to a quarter": 0.25, "a half": 0.5, "three quarters": 0.75, "nearly always": 1 - 1e-9}
 ALWAYS = "always"
+MOST_GROUPS = 10**9
+"""That a line of a file may tell of."""
 
 
 def together(every: Iterable[Any]) -> Groups:
@@ -25,6 +27,8 @@ def together(every: Iterable[Any]) -> Groups:
         if named is None or int(named[1]) > int(named[2]) or not isinstance(counts, Mapping):
             continue
         if counts.keys() != {"groups", "with_signal"} or not all(type(each) is int for each in counts.values()):
+            continue
+        if not 0 <= counts["with_signal"] <= counts["groups"] <= MOST_GROUPS or not counts["groups"]:
             continue
         known = found.setdefault(key, dict.fromkeys(counts, 0))
         found[key] = {name: known[name] + count for name, count in counts.items()}

@@ -6,6 +6,7 @@ Of n rollouts of a task that is solved with probability p, some are solved and s
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
@@ -34,15 +35,19 @@ def solved_rate(key: str) -> float:
 
 def coverage(groups: Groups, size: int) -> float:
     """The share of the groups that would have signal by success if they were of so many rollouts."""
-    rates = [solved_rate(key) for key, each in groups.items() for _ in range(each["groups"])]
-    return sum(1.0 - rate**size - (1.0 - rate) ** size for rate in rates) / len(rates)
+    rates = [(solved_rate(key), each["groups"]) for key, each in groups.items()]
+    covered = sum(count * (1.0 - rate**size - (1.0 - rate) ** size) for rate, count in rates)
+    return covered / sum(count for _, count in rates)
 
 
 def signal_figures(groups: Groups) -> dict[str, Any]:
     """The metrics of an iteration's groups, with the smallest size that would give four of five of them signal, of
     tasks solved sometimes."""
     sometimes = {key: each for key, each in groups.items() if 0.0 < solved_rate(key) < 1.0}
-    size = 2
-    while sometimes and coverage(sometimes, size) < 0.8:
-        size += 1
-    return {"groups_by_solved": groups} | ({"enough_rollouts": size} if sometimes else {})
+    if not sometimes:
+        return {"groups_by_solved": groups}
+    sizes = range(2, 1 << 40)  # beyond it, the rarest task of a file of others has signal
+    return {
+        "groups_by_solved": groups,
+        "enough_rollouts": sizes[bisect.bisect_left(sizes, 0.8, key=lambda size: coverage(sometimes, size))],
+    }

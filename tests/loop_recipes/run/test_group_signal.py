@@ -44,6 +44,13 @@ def test_the_coverage_is_the_share_of_draws_that_do_not_end_alike(solved, size):
         assert signal_figures(found)["enough_rollouts"] == 32
 
 
+@pytest.mark.fault("a count in a metrics file of others kept `loop doctor` busy for ever")
+def test_a_large_count_or_a_rare_task_takes_no_time():
+    found = together([{"1/999999": {"groups": 10**9, "with_signal": 1}, "1/2": {"groups": 10**400, "with_signal": 0}}])
+    assert found.keys() == {"1/999999"}
+    assert signal_figures(found)["enough_rollouts"] == pytest.approx(1.609e6, rel=1e-3)  # log(0.2) / log(1 - p)
+
+
 def test_a_task_never_or_always_solved_foretells_nothing():
     found = groups([0, 0], [1, 1])
     assert signal_figures(found).keys() == {"groups_by_solved"}

@@ -37,8 +37,10 @@ CHOICES = {
     "loop_contrib.verbs",
     "loop_recipes",
     "rollout_server.endpoint.dialects",
+    "loop_recipes.own_task.play",
 }
-"""Modules whose strings are tables: of verbs, counters of behaviour, environments, lazy attributes and dialects."""
+"""Modules whose strings are tables: of verbs, counters of behaviour, environments, lazy attributes, dialects and
+loggers."""
 ENDPOINT = ["rollout_server.endpoint.endpoint", "rollout_server.endpoint.routes"]
 ASKED_FOR = {
     *ENDPOINT,

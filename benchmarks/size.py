@@ -5,9 +5,10 @@
 BASE is a commit, or its name. Lines are all lines of a file, blank ones and comments too. Packages are those of
 benchmarks/closure.py, so contrib and the recipes are in them; tests are the Python files in folders called ``tests``,
 drills included. A class name has two meanings where two modules have a class of that name; nested and private ones
-count. A circle is a largest set of modules that import each other, in functions and under TYPE_CHECKING too. Data are
-printed without a cap. Ends with 1 where a number is above its cap in tests/size.toml, as tests/test_size.py does; only
-tests/integration/test_own_task.py counts what a real run loads.
+count. A circle is a largest set of modules that import each other, in functions and under TYPE_CHECKING too. The
+habits of writing are those of benchmarks/habits.py, which lists their places. Data are printed without a cap. Ends
+with 1 where a number is above its cap in tests/size.toml, as tests/test_size.py does; what a real run loads is counted
+by tests/integration/test_own_task.py alone.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import networkx
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
 
+from benchmarks import habits  # noqa: E402
 from benchmarks.closure import OWN_TASK, SCORED, Source, Unresolved, ways_in  # noqa: E402
 
 CAPS = ROOT / "tests/size.toml"
@@ -67,6 +69,7 @@ def sizes(root: Path) -> dict[str, float | None]:
         "tests_per_package_line": round(of_tests / packages, 3),
         "class_names_with_two_meanings": len(twins(source)),
         "circles_of_imports": len(circles(source)),
+        **{name: len(found) for name, found in habits.places(source).items()},
         "lines_of_data_in_packages": _lines(data - tests),
         "lines_of_data_in_tests": _lines(data & tests),
     }

@@ -6,13 +6,14 @@ from benchmarks import size
 
 FILES = {
     "one/__init__.py": "",
-    "one/a.py": "def late():\n    from one import b\n\n\nclass Same:\n    class _Nested:\n        pass\n",
-    "one/b.py": "if TYPE_CHECKING:\n    import one.a\n\n\nclass _Nested:\n    pass\n",
+    "one/a.py": "def found():\n    from one import b\n\n\nclass Same:\n    class _Nested:\n        pass\n",
+    "one/b.py": "# Of it: it is no X.\n# One.\nif TYPE_CHECKING:\n    import one.a\n\n\nclass _Nested:\n    pass\n",
     "one/tests/test_a.py": "class Same:\n    pass\n",
     "one/tests/data.json": "{}\n",
     "contrib/two/__init__.py": "import one.a\n",
     "contrib/two/page.css": "a {}\nb {}\n",
     "tests/test_b.py": "assert True\n",
+    "README.md": "# What is\n\n- What is it?\n- What `is no` game is\n  read. There is no longer\n  one.\n",
 }
 
 
@@ -31,12 +32,16 @@ def test_what_is_counted(tmp_path, monkeypatch):
     assert found == {
         "own_task_estimated": None,
         "own_task_and_scoring_estimated": None,
-        "package_lines": 14,
-        "package_lines_without_contrib": 13,
+        "package_lines": 16,
+        "package_lines_without_contrib": 15,
         "test_lines": 3,
-        "tests_per_package_line": 0.214,
+        "tests_per_package_line": 0.188,
         "class_names_with_two_meanings": 1,
         "circles_of_imports": 1,
+        "openings_without_a_noun": 1,
+        "denied_nouns": 1,
+        "vague_names": 1,
+        "clauses_as_subjects": 1,
         "lines_of_data_in_packages": 2,
         "lines_of_data_in_tests": 1,
     }

@@ -28,7 +28,7 @@ CLAUSE_AS_SUBJECT = re.compile(
     r"(?:What|Who|Whoever|One who|Those that|Those who)\s[^.:?!|]*[.:|]",
     re.MULTILINE,
 )
-"""A question ends with another sign, so it does not match."""
+"""A question ends with another sign, so it does not match; a caption such as "What this costs:" does."""
 
 
 def places(source: Source) -> dict[str, list[str]]:

@@ -30,8 +30,8 @@ import networkx
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
 
-from benchmarks import habits  # noqa: E402
 from benchmarks.closure import OWN_TASK, SCORED, Source, Unresolved, ways_in  # noqa: E402
+from benchmarks.habits import places  # noqa: E402
 
 CAPS = ROOT / "tests/size.toml"
 DATA = {".yaml", ".json", ".jinja", ".js", ".css", ".html"}
@@ -69,7 +69,7 @@ def sizes(root: Path) -> dict[str, float | None]:
         "tests_per_package_line": round(of_tests / packages, 3),
         "class_names_with_two_meanings": len(twins(source)),
         "circles_of_imports": len(circles(source)),
-        **{name: len(found) for name, found in habits.places(source).items()},
+        **{name: len(found) for name, found in places(source).items()},
         "lines_of_data_in_packages": _lines(data - tests),
         "lines_of_data_in_tests": _lines(data & tests),
     }

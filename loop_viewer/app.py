@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from loop_formats.run_files import to_json
-from loop_plumbing.http_server import BadBody, read_agents_json
+from loop_plumbing.http_server import BadBody, read_agents_json, read_body
 from loop_viewer.run_data import RunData
 from loop_viewer.run_folder import RunFolder
 from loop_viewer.summaries import columns, episodes
@@ -137,7 +137,7 @@ class _Routes:
         if request.content_type != "application/json":
             return _no_json()
         try:
-            said = read_agents_json(await request.read())
+            said = read_agents_json(await read_body(request))
         except BadBody:
             said = None
         match said:

@@ -435,6 +435,8 @@ async def test_a_note_stays_beside_the_run_and_is_found(run_folder, tmp_path):
         assert (await client.post(path, data='{"note": "x"}', headers={"Content-Type": "text/plain"})).status == 415
         assert (await client.post(path, json={"note": "x" * 10_001})).status == 500
         assert (await client.post(path.replace("/3/", "/99/"), json={"note": "x"})).status == 404
+        packed = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+        assert (await client.post(path, data="not gzipped", headers=packed)).status == 400
     run = opened(folder)
     noted = [entry for entry in run.summaries("demo-i0001") if entry["note"]]
     assert [(entry["cursor"], entry["note"]) for entry in noted] == [(3, "gave up early #wrong <b>\ud83d")]

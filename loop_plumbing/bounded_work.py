@@ -32,13 +32,14 @@ def bounded(cpu_s: float, memory_bytes: int) -> Iterator[None]:
     Raises:
         TooMuch: it took more of either.
     """
-    thread, over = threading.get_ident(), threading.Event()
+    thread, over, late = threading.get_ident(), threading.Event(), threading.Event()
     clock = time.pthread_getcpuclockid(thread)
     until = time.clock_gettime(clock) + cpu_s
 
     def watch() -> None:
         while not over.wait(max(until - time.clock_gettime(clock), 0.01)):
             if time.clock_gettime(clock) >= until:
+                late.set()
                 return _raise_in(thread, _Late)
 
     watcher = threading.Thread(target=watch, daemon=True)
@@ -53,7 +54,8 @@ def bounded(cpu_s: float, memory_bytes: int) -> Iterator[None]:
                 finally:
                     over.set()
                     watcher.join()
-                    _raise_in(thread, None)
+                    if late.is_set():
+                        _take_back(thread)
             finally:  # it is late once at most, in the lines before
                 resource.setrlimit(resource.RLIMIT_DATA, usual)
     except _Late:
@@ -62,9 +64,20 @@ def bounded(cpu_s: float, memory_bytes: int) -> Iterator[None]:
         raise TooMuch(f"takes more than {memory_bytes >> 20:,} MiB of memory") from None
 
 
-def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
-    """Have a thread raise this at its next step in Python; with None, nothing that it was to raise."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), kind and ctypes.py_object(kind))
+def _raise_in(thread: int, kind: type[BaseException]) -> None:
+    """Have a thread raise this at its next step in Python, in place of what it was to raise."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
+
+
+def _take_back(thread: int) -> None:
+    """Leave nothing for this thread to raise. It raises and catches one more: after a None in its place, CPython 3.11
+    looks for it before every step of the process from then on, and a debugger's first step never ends."""
+    try:
+        _raise_in(thread, _Late)
+        while True:
+            pass
+    except _Late:
+        pass
 
 
 def _lower(memory_bytes: int, soft: int, hard: int) -> None:

@@ -3,9 +3,12 @@ on as it was."""
 
 import json
 import resource
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -71,3 +74,18 @@ def test_bounds_within_each_other_and_of_threads_at_once(opened):
 def test_only_time_of_the_processor_counts(opened):
     with bounded_work.bounded(0.2, 1 << 30):
         time.sleep(0.5)
+
+
+@pytest.mark.parametrize("seconds", [10.0, 0.0], ids=["in time", "late"])
+def test_a_debugger_steps_through_what_comes_after(seconds):
+    code = f"""
+import contextlib, sys, time
+from loop_plumbing.bounded_work import TooMuch, bounded
+with contextlib.suppress(TooMuch), bounded({seconds}, 1 << 30):
+    until = time.monotonic() + 0.5
+    while time.monotonic() < until: pass
+def steps(frame, event, argument): return steps
+sys.settrace(steps)
+contextlib.suppress(ValueError)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=Path(__file__).parents[3])

@@ -143,7 +143,6 @@ test: setup world $(if $(filter cpu,$(BUILDS)),.triton/.installed) ## lint, unit
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
-	.venv/bin/python benchmarks/closure.py && .venv/bin/python benchmarks/size.py
 ifeq ($(BUILDS),gpu)
 	.venv/bin/python -m pytest -q $(THREE_WORKERS) -m "not integration and not slurm and not drill" $(TESTS)
 	.venv/bin/python -m pytest -q tests/integration/test_cce_kernels.py

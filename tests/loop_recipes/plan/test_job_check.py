@@ -514,7 +514,7 @@ def test_a_config_is_checked_on_the_machines_that_it_is_meant_for(gpus, expected
     from rollout_server.config import ServersConfig
 
     servers = ServersConfig(count=len(gpus or [0]), tensor_parallel_size=len((gpus or [[0]])[0]), gpus=gpus)
-    assert usual_machines(servers) == expected
+    assert list(usual_machines(servers)) == expected
 
 
 def test_a_model_is_compared_with_transformers_on_demand(tmp_path):

@@ -27,24 +27,24 @@ class AgentTurn:
 
     @property
     def failed(self) -> bool:
-        """Whether the environment answered with an execution error."""
+        """Return whether the environment answered with an execution error."""
         return self.observation is not None and self.observation.startswith(FAILURE_HEAD)
 
 
 def agent_turns(messages: Sequence[Mapping[str, str]], places: Sequence[int]) -> list[AgentTurn]:
-    """The agent's turns with their observations.
+    """Return the agent's turns with their observations.
 
     Args:
         messages: the whole conversation, opening messages included, as {"role", "content"}.
         places: for each turn, which of the messages it is.
 
     Raises:
-        ValueError: there is no assistant message at such a place.
+        ValueError: one of the places has no assistant message.
     """
     turns = []
     for place in places:
         if not (0 <= place < len(messages) and messages[place]["role"] == "assistant"):
-            raise ValueError(f"message {place} is no assistant message")
+            raise ValueError(f"message {place} is not an assistant message")
         answer = messages[place + 1] if place + 1 < len(messages) else None
         observation = answer["content"] if answer is not None and answer["role"] == "user" else None
         turns.append(AgentTurn(messages[place]["content"], observation))

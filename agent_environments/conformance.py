@@ -103,11 +103,11 @@ async def _check_names(pool: EnvironmentPool) -> None:
             call()
         except UnknownTask:
             continue
-        raise NotConforming("an unknown split or task is no UnknownTask")
+        raise NotConforming("an unknown split or task must raise UnknownTask")
 
 
 async def _play(pool: EnvironmentPool, task_id: str, actions: Sequence[str]) -> Grade:
-    """The grade of an episode; whatever the actions are, only running out of time may cut it short."""
+    """Return the grade of an episode; whatever the actions are, only running out of time may cut it short."""
     environment = await pool.acquire("conformance")
     try:
         _check_messages(await environment.start(task_id))

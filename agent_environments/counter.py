@@ -40,7 +40,7 @@ TARGETS: dict[str, dict[str, int]] = {
 
 
 class CounterEnvironment:
-    """One episode with one counter."""
+    """An episode with one counter."""
 
     def __init__(self, pool: CounterPool) -> None:
         self._pool = pool
@@ -65,13 +65,13 @@ class CounterEnvironment:
         code = extract_code(action)
         output, failed = self._run(code)
         reminder = None if self._finished else self._reminder
-        shown = observation(output, reminder, self._pool.observation_max_tokens, self._pool.token_spans)
+        text = observation(output, reminder, self._pool.observation_max_tokens, self._pool.token_spans)
         return StepResult(
-            shown, done=self._finished, failed=failed, empty_action=not code, reminder=reminder_end(reminder)
+            text, done=self._finished, failed=failed, empty_action=not code, reminder=reminder_end(reminder)
         )
 
     def _run(self, code: str) -> tuple[str, bool]:
-        """Output, and whether a call failed; the first failing call ends the program."""
+        """Return the output, and whether a call failed; the first failing call ends the program."""
         if not code:
             return "No code available to execute.", False
         lines: list[str] = []
@@ -111,7 +111,7 @@ class CounterEnvironment:
 
 
 def _calls(code: str) -> list[tuple[str, list[int]]]:
-    """The calls of a program that is nothing but calls of names with integers; anything else is a ValueError."""
+    """Return the calls of a program that is nothing but calls of names with integers; anything else is a ValueError."""
     calls: list[tuple[str, list[int]]] = []
     for statement in ast.parse(code).body:
         call = statement.value if isinstance(statement, ast.Expr) else None
@@ -164,5 +164,5 @@ class CounterPool:
         return PoolStatus(self._slots.taken, self._slots.waiting)
 
     async def close(self) -> None:
-        """Refuse who waits for a place."""
+        """Refuse the episodes that wait for a slot."""
         self._slots.close()

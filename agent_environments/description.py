@@ -1,9 +1,8 @@
-"""Describes an environment to whoever trains on its rollouts, scores them or looks at them, as plain data.
+"""Describes an environment, as plain data, to the programs that train on its rollouts, score them or show them.
 
 The frame knows no environment by name: how tasks are grouped, what scores are called and which figures of behaviour
-there are is said here. A pool says it in its attribute ``description``, a :class:`Description`; a pool without it has
-the defaults. The node serves it (``GET /v1/environment``), so whoever asks needs no world, and a run keeps it in its
-folder.
+there are stands here. A pool has it as its attribute ``description``, a :class:`Description`; a pool without it has the
+defaults. The node serves it (``GET /v1/environment``), so a client needs no world, and a run keeps it in its folder.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Counts = Mapping[str, int]
 
 NUMBERED = r"(.+)_\d+"
 """Group pattern of worlds that name their tasks ``<group>_<n>`` themselves, as AppWorld does. An id that a user chose,
-such as ``math_1``, says nothing of groups."""
+such as ``math_1``, does not name a group."""
 LONGEST_GROUPED = 1000
 """Characters of a task's id; a longer one is a group of its own."""
 MOST_REPEATS = 2
@@ -64,7 +63,7 @@ class BehaviorFigure:
             object.__setattr__(self, "key", self.name)
 
     def value(self, episodes: Sequence[Counts]) -> float | None:
-        """The figure over the counts of some episodes; None where it is not defined."""
+        """Return the figure over the counts of some episodes; None where it is not defined."""
         counted = [counts for counts in episodes if self.of in counts]
         if not counted:
             return None
@@ -86,10 +85,10 @@ class Behavior(Protocol):
         """Return whether there is anything to count in a conversation that begins so."""
 
     def counts(self, turns: Sequence[AgentTurn]) -> dict[str, int]:
-        """The counts of one episode, by the names that the figures use."""
+        """Return the counts of one episode, by the names that the figures use."""
 
     def calls(self, turns: Sequence[AgentTurn]) -> list[str]:
-        """The calls that an agent made, in order: the sequence by which rollouts of one task are compared."""
+        """Return the calls that an agent made, in order: the sequence by which rollouts of one task are compared."""
 
 
 Sequences = Sequence[tuple[Messages, Sequence[AgentTurn]]]
@@ -97,25 +96,25 @@ Sequences = Sequence[tuple[Messages, Sequence[AgentTurn]]]
 
 
 def episode_counts(behavior: Behavior, sequences: Sequences) -> dict[str, int]:
-    """The counts of an episode; {} where none of its sequences is of concern."""
+    """Return the counts of an episode; {} where none of its sequences is of concern."""
     concerned = [turns for messages, turns in sequences if behavior.concerns(messages)]
     return behavior.counts([turn for turns in concerned for turn in turns]) if concerned else {}
 
 
 def _check_pattern(pattern: str) -> None:
-    shown = f"group_pattern {pattern!r:.100}"
+    label = f"group_pattern {pattern!r:.100}"
     try:
         repeats = _repeats(pattern.removeprefix("^").removesuffix("$"))
         groups = 0 if repeats is None else re.compile(pattern).groups
     except (re.error, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ValueError(f"{shown} is no regular expression: {error}") from error
+        raise ValueError(f"{label} is not a regular expression: {error}") from error
     if repeats is None or repeats > MOST_REPEATS:
         raise ValueError(
-            f"{shown} may take for ever on some id: give characters, classes and groups, of which at most "
+            f"{label} may take for ever on some id: give characters, classes and groups, of which at most "
             f"{MOST_REPEATS} characters or classes are repeated, such as {NUMBERED}, or say the groups in task_groups"
         )
     if not groups:
-        raise ValueError(f"{shown} has no group that names a task's group")
+        raise ValueError(f"{label} has no group that names a task's group")
 
 
 def _repeats(pattern: str) -> int | None:
@@ -151,7 +150,7 @@ class Description:
             :func:`agent_environments.tools.identity.identity`.
 
     Raises:
-        ValueError: ``group_pattern`` is no such regular expression with a group.
+        ValueError: ``group_pattern`` is not such a regular expression with a group.
     """
 
     name: str = ""
@@ -171,7 +170,7 @@ class Description:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Description:
-        """The inverse of ``dataclasses.asdict``; keys it does not know are ignored.
+        """Return the inverse of ``dataclasses.asdict``; keys it does not know are ignored.
 
         Raises:
             ValueError: the data is not a description.
@@ -185,7 +184,7 @@ class Description:
 
     @property
     def grouped(self) -> bool:
-        """Whether a group may have several tasks."""
+        """Return whether a group may have several tasks."""
         members = (self.environments or {}).values()
         return self.group_pattern is not None or bool(self.task_groups) or any(member.grouped for member in members)
 
@@ -197,38 +196,38 @@ class Description:
         return {**self.identity, **within}
 
     def environment_of(self, task_id: str) -> str:
-        """The name of a task's environment in a mixture; "" for any other task."""
+        """Return the name of a task's environment in a mixture; "" for any other task."""
         name = environment_of(task_id)
         return name if self.environments is None or name in self.environments else ""
 
     def group_of(self, task_id: str) -> str:
-        """The group of a task; a task's own id where it is its own group."""
+        """Return the group of a task; a task's own id where it is its own group."""
         description, prefix = self._member(task_id)
         own = task_id.removeprefix(prefix)
         if own in description.task_groups:
             return prefix + description.task_groups[own]
-        found = None
+        match = None
         if description.group_pattern is not None and len(own) <= LONGEST_GROUPED:
-            found = re.fullmatch(description.group_pattern, own, re.DOTALL)
-        return prefix + (found[1] or own) if found else task_id
+            match = re.fullmatch(description.group_pattern, own, re.DOTALL)
+        return prefix + (match[1] or own) if match else task_id
 
     def solved(self, task_id: str, success: bool, end_reason: str | None) -> bool:
-        """Whether an episode counts as solved: the grader says so, and the agent ended it itself (LOOP, appendix D)."""
+        """Return whether an episode is solved: the grader says so, and the agent ended it itself (LOOP, appendix D)."""
         return success and (end_reason == "completed" or self._member(task_id)[0].unfinished_solves)
 
     def behaviors(self, task_id: str) -> list[Behavior]:
-        """The counters of behaviour that concern a task's episodes, as far as this machine has them."""
+        """Return the counters of behaviour that concern a task's episodes, as far as this machine has them."""
         return [behavior for path in self._member(task_id)[0].behavior if (behavior := _behavior(path)) is not None]
 
     def counts(self, task_id: str, sequences: Sequences) -> dict[str, int]:
-        """All counts of an episode of this task."""
+        """Return all counts of an episode of this task."""
         counts: dict[str, int] = {}
         for behavior in self.behaviors(task_id):
             counts |= episode_counts(behavior, sequences)
         return counts
 
     def calls(self, task_id: str, messages: Messages, turns: Sequence[AgentTurn]) -> list[str]:
-        """The calls of an episode of this task, in order."""
+        """Return the calls of an episode of this task, in order."""
         concerned = [behavior for behavior in self.behaviors(task_id) if behavior.concerns(messages)]
         return [call for turn in turns for behavior in concerned for call in behavior.calls([turn])]
 
@@ -239,7 +238,7 @@ class Description:
         return [figure for behavior in behaviors for figure in behavior.figures]
 
     def with_behavior(self, *paths: str) -> Description:
-        """The same with further figures, in all environments of a mixture."""
+        """Return the same with further figures, in all environments of a mixture."""
         members = self.environments
         if members is not None:
             members = {name: member.with_behavior(*paths) for name, member in members.items()}
@@ -250,16 +249,16 @@ class Description:
         known = sorted(set(map(self.environment_of, task_ids)))
         for name in names:
             if name not in known:
-                there = ", ".join(found or "none" for found in known)
+                there = ", ".join(environment or "none" for environment in known)
                 raise ValueError(f"{name} has no tasks; there are tasks of {there}")
 
     def _member(self, task_id: str) -> tuple[Description, str]:
-        """The description of a task's environment, and what stands before the task's id there."""
+        """Return the description of a task's environment, and what stands before the task's id there."""
         name = environment_of(task_id)
         if not self.environments or name not in self.environments:
             return self, ""
-        found, prefix = self.environments[name]._member(task_id.removeprefix(f"{name}/"))
-        return found, f"{name}/{prefix}"
+        description, prefix = self.environments[name]._member(task_id.removeprefix(f"{name}/"))
+        return description, f"{name}/{prefix}"
 
     def _all_behavior(self) -> list[str]:
         within = [path for member in (self.environments or {}).values() for path in member._all_behavior()]
@@ -274,11 +273,11 @@ OWN_BEHAVIOR = ("appworld_adapter.behavior:AppWorldBehavior", TOOLS_BEHAVIOR)
 DEFAULT_DESCRIPTION = Description(
     groups="groups of tasks", group_pattern=NUMBERED, behavior=(TOOLS_BEHAVIOR,), environments=None
 )
-"""What stands for a folder of rollouts that says nothing of its environment."""
+"""The description of a folder of rollouts that holds none of its environment."""
 
 
 def environment_of(task_id: str) -> str:
-    """The name in front of the id of a mixture's task; "" for an id without a slash.
+    """Return the name in front of the id of a mixture's task; "" for an id without a slash.
 
     What follows it may hold a slash too: the environment may be a mixture itself, or a service's.
     """
@@ -287,7 +286,7 @@ def environment_of(task_id: str) -> str:
 
 
 def description_of(name: str, pool: object) -> Description:
-    """The description of an environment, under the name that a config gives it.
+    """Return the description of an environment, under the name that a config gives it.
 
     Args:
         pool: whose attribute ``description`` it is; need not be open.
@@ -327,26 +326,26 @@ def trust_environment(section: Mapping[str, Any]) -> None:
 
 
 def _may_be_imported(path: str) -> bool:
-    """Whether the project, an installed package or the reader names this counter. A description is data, which anybody
-    may have written: that it names a counter is not a reason to import it."""
+    """Return whether the project, an installed package or the reader names this counter. A description is data, which
+    anybody may have written: that it names a counter is not a reason to import it."""
     return path in {*OWN_BEHAVIOR, *plug_ins("behavior").values()} or is_trusted(path)
 
 
 @lru_cache(maxsize=64)
 def _behavior(path: str) -> Behavior | None:
-    """Built from ``module:Class``; None where that may not be imported, or this machine does not have it, which is said
-    once."""
+    """Build a counter from ``module:Class``; None, with one warning, where it may not be imported or is not installed
+    here."""
     module, _, attribute = path.partition(":")
     if not _may_be_imported(path):
-        shown = sanitize(path, 200)
+        safe_path = sanitize(path, 200)
         cure = f"if you trust it, set {VARIABLE}={sanitize(module, 200)}"
-        logger.warning("the figures of %s are left out: only a file of the run names it; %s", shown, cure)
+        logger.warning("the figures of %s are left out: only a file of the run names it; %s", safe_path, cure)
         return None
     try:
-        found: Any = getattr(importlib.import_module(module), attribute)
-        if not inspect.isclass(found) or not all(hasattr(found, name) for name in _BEHAVIOR_HAS):
-            raise TypeError(f"{path} is no class of counters")
-        return cast(Behavior, found())
+        counter: Any = getattr(importlib.import_module(module), attribute)
+        if not inspect.isclass(counter) or not all(hasattr(counter, name) for name in _BEHAVIOR_HAS):
+            raise TypeError(f"{path} is not a class of counters")
+        return cast(Behavior, counter())
     except (Exception, SystemExit) as error:
         logger.warning("the figures of %s cannot be had here, and are left out: %s", path, error_line(error))
         return None

@@ -16,7 +16,7 @@ _CLOSING = re.compile(r"^[ \t]*```|```[ \t]*$", re.MULTILINE)
 
 
 def code_blocks(action: str) -> list[str]:
-    """The fenced python blocks of ``action``, in order; a last block without its closing fence counts."""
+    """Return the fenced python blocks of ``action``, in order; a last block without its closing fence counts."""
     blocks: list[str] = []
     position = 0
     while opening := _OPENING.search(action, position):
@@ -33,7 +33,7 @@ def code_blocks(action: str) -> list[str]:
 
 
 def extract_code(action: str) -> str:
-    """One program from all blocks of ``action``; "" if there are none.
+    """Join all blocks of ``action`` to one program; "" if it has no blocks.
 
     Several blocks run as one concatenated program: one observation, and the first exception ends it.
     """

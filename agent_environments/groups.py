@@ -1,7 +1,7 @@
-"""Rewards that see all rollouts of a task at once: what an environment and its pool say for them, and who asks.
+"""Rewards that see all rollouts of a task at once: the interfaces of an environment and a pool, and their caller.
 
 An environment by itself grades an episode as a group of one. Only a collection has groups: there each member is graded
-but for what it earns beside the others, and that is given when all are there.
+first without the rewards of the group, and these follow when all members have ended.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ logger = logging.getLogger(__name__)
 
 DEADLINE_S = 3600.0
 TRIES = 3
-"""To grade a group, where what grades it dies by no doing of the agents'."""
+"""Attempts at grading a group whose grader dies by no fault of the agents."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """An episode of a group. ``seen`` is what its pool wants to know of it to grade the group, as JSON holds it.
+    """An episode of a group. ``group_input`` holds, as JSON can, the data from which its pool grades the group.
 
     Without it the episode is not a member: its ``grade`` is the last word, as of a state that cannot be graded. With it
     the grade holds only what broke in the episode, which tools were called, and what a program stated.
     """
 
     grade: Grade
-    seen: Mapping[str, Any] | None = None
+    group_input: Mapping[str, Any] | None = None
 
 
 @runtime_checkable
@@ -41,7 +41,7 @@ class GroupedEnvironment(Environment, Protocol):
     """The further interface of an environment whose episodes may be graded beside others of their task."""
 
     async def grade_member(self) -> Member:
-        """In place of :meth:`~agent_environments.protocol.Environment.grade`, where the pool grades groups."""
+        """Grade as :meth:`~agent_environments.protocol.Environment.grade` does, where the pool grades groups."""
 
 
 @runtime_checkable
@@ -51,11 +51,11 @@ class PoolOfGroups(EnvironmentPool, Protocol):
     def grades_groups(self, task_id: str) -> bool:
         """Return whether it does so with this task."""
 
-    async def grade_group(self, task_id: str, seen: Sequence[Mapping[str, Any]]) -> list[Grade]:
-        """The grade of each member of a group, in their order.
+    async def grade_group(self, task_id: str, inputs: Sequence[Mapping[str, Any]]) -> list[Grade]:
+        """Return the grade of each member of a group, in their order.
 
         Raises:
-            EnvironmentCrashed: there is nothing that grades; it may be asked again.
+            EnvironmentCrashed: no process can grade; the call may be repeated.
         """
 
 
@@ -64,14 +64,14 @@ def grades_groups(pool: EnvironmentPool, task_id: str) -> bool:
     return isinstance(pool, PoolOfGroups) and pool.grades_groups(task_id)
 
 
-async def grade_group(pool: EnvironmentPool, task_id: str, seen: Sequence[Mapping[str, Any]]) -> list[Grade]:
-    """The grade of each member of a group; where there is none for whatever reason, all are ungradable, and say why."""
+async def grade_group(pool: EnvironmentPool, task_id: str, inputs: Sequence[Mapping[str, Any]]) -> list[Grade]:
+    """Grade each member of a group; where grading fails for any reason, all are ungradable, and say why."""
 
     async def graded() -> list[Grade]:
         assert isinstance(pool, PoolOfGroups), "its members were graded as such"
-        grades = [plain_grade(grade) for grade in await pool.grade_group(task_id, seen)]
-        if len(grades) != len(seen):
-            raise ValueError(f"a group of {len(seen)} was given {len(grades)} grades")
+        grades = [plain_grade(grade) for grade in await pool.grade_group(task_id, inputs)]
+        if len(grades) != len(inputs):
+            raise ValueError(f"a group of {len(inputs)} was given {len(grades)} grades")
         return grades
 
     what = ""
@@ -87,4 +87,4 @@ async def grade_group(pool: EnvironmentPool, task_id: str, seen: Sequence[Mappin
             what = error_line(raised.error)
             if not isinstance(raised.error, EnvironmentCrashed):
                 break
-    return [Grade.of_ungradable(what, Broke("grade", what))] * len(seen)
+    return [Grade.of_ungradable(what, Broke("grade", what))] * len(inputs)

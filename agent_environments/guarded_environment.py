@@ -34,7 +34,7 @@ STEP_BROKE = FAILURE_HEAD + " Traceback:\nThe environment broke while it ran thi
 
 
 class GuardedEnvironment:
-    """An :class:`Environment` around another one, ``inner``: of errors the protocol's own alone, of values plain ones.
+    """An :class:`Environment` around ``inner``: it raises only the protocol's errors, and returns plain values.
 
     Out of ``start`` an unforeseen exception is the environment's fault: the agent has had no turn yet. After that the
     agent may be behind it, whether it acted or not: out of ``step`` it ends the episode, out of ``grade`` it makes the
@@ -72,8 +72,8 @@ class GuardedEnvironment:
             if isinstance(error, EnvironmentCrashed | EnvironmentTimeout):
                 raise error from None
             if isinstance(error, TimeoutError):
-                said = last_line(error).partition(": ")[2]
-                raise EnvironmentTimeout(said or "a step took too long") from error
+                message = last_line(error).partition(": ")[2]
+                raise EnvironmentTimeout(message or "a step took too long") from error
             logger.error("the environment broke in a step: it ends the episode, which is graded", exc_info=error)
             result = StepResult(STEP_BROKE, done=True, failed=True, broke=Broke("step", error_line(error)))
         self._note(result)
@@ -86,7 +86,7 @@ class GuardedEnvironment:
         return (await self._graded(graded)).grade
 
     async def grade_member(self) -> Member:
-        """As :meth:`grade`, of an episode that is graded beside others."""
+        """Grade as :meth:`grade` does, an episode that is graded beside others."""
 
         async def graded() -> Member:
             assert isinstance(self.inner, GroupedEnvironment), "its pool grades groups"

@@ -25,12 +25,12 @@ from loop_plumbing.agent_timeout import paused_agent_timeout
 from loop_plumbing.forked_process import ProcessEnded
 
 LOSSES_PER_COMMAND = 5
-"""Losses that count, over one command. Where chance alone cuts one request in a hundred, one in 10^10 gets there."""
+"""Losses that count, over one command. Where chance alone cuts a request in a hundred, one in 10^10 loses so many."""
 PAUSE_S = 1.0
-"""Before a world is asked for again, the second time that it is lost; twice as long each time after that."""
+"""Seconds before a world is requested again, the second time that it is lost; twice as long each time after that."""
 LONGEST_PAUSE_S = 15.0
 NEAR_S = 5.0
-"""Losses of two worlds within this time have one cause. An event loop with much to do sees them that far apart."""
+"""Seconds within which the losses of two worlds have one cause: a busy event loop may notice them that far apart."""
 EARLY_LOSSES = 2
 """Losses over one command that are evidence for its neighbours. Later ones are not: else the episodes of many agents
 that have their worlds lost on purpose, and together, would excuse each other for ever."""
@@ -87,7 +87,7 @@ class Losses:
         self._closed = asyncio.Event()
 
     def note(self, whose: object) -> None:
-        """A world was lost, and not by a command: what others lose at this time is the machine's doing too."""
+        """Note a world that was lost, and not by a command: the machine causes other losses at this time too."""
         self._lately.append((running_time.now(), whose))
 
     def alone(self, whose: object, at: float) -> bool:
@@ -103,12 +103,12 @@ class Losses:
         raise EnvironmentCrashed("the pool is closed")
 
     def close(self) -> None:
-        """Nothing is waited for any more. May be called twice."""
+        """End all pauses at once. May be called twice."""
         self._closed.set()
 
 
 class Recovery:
-    """One request of an episode, made again as often as a world is lost over it.
+    """A request of an episode, which is repeated as often as a world is lost over it.
 
     Args:
         losses: those of its pool.
@@ -124,22 +124,22 @@ class Recovery:
         self._began = 0.0
         self._ended: list[str] = []
         self._doubtful: list[tuple[float, str]] = []
-        """When, and how, worlds were lost that count unless neighbours were lost too."""
+        """Times and causes of the losses that count unless neighbours were lost too."""
 
     @property
     def under_way(self) -> bool:
-        """Whether a world was lost."""
+        """Return whether a world was lost."""
         return self._times > 0
 
     @property
     def suspect(self) -> bool:
-        """Whether more was lost than one chance takes: a world that ended by itself, or two over the same command, and
-        these alone.
+        """Return whether more was lost than one chance takes: a world that ended by itself, or two over the same
+        command, and these alone.
         """
         return bool(self._ended) or len(self._against()) > 1
 
     def _against(self) -> list[str]:
-        """The losses that count."""
+        """Return the losses that count."""
         return self._ended + [why for at, why in self._doubtful if self._losses.alone(self._whose, at)]
 
     async def run(self, once: Callable[[], Awaitable[T]]) -> T:

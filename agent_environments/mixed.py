@@ -6,8 +6,7 @@
         sums: {name: tools, module: my_tools.py}
         craft: {name: textcraft, python: .venv-worlds/bin/python, splits: {dev: test}}
 
-What an environment's share of an iteration is, and how many turns its episodes take, is the trainer's to say
-(``collection.environments``).
+The trainer sets an environment's share of an iteration and the turns of its episodes (``collection.environments``).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 
 class MixedEnvironment:
-    """One episode, in whichever environment its task is of."""
+    """An episode in the environment of its task."""
 
     def __init__(self, pool: MixedPool, episode_id: str) -> None:
         self._pool = pool
@@ -46,12 +45,12 @@ class MixedEnvironment:
         self._environment: Environment | None = None
 
     async def take_place(self, task_id: str) -> None:
-        """Wait for a place in the task's own environment."""
+        """Wait for a slot in the task's own environment."""
         member, _ = self._pool.find(task_id)
         self._environment = await member.acquire(self._episode_id)
 
     async def start(self, task_id: str) -> list[Message]:
-        """Takes a place first, if it has none."""
+        """Take a slot first, unless the episode has one."""
         if self._environment is None:
             await self.take_place(task_id)
         return await self._started.start(self._pool.find(task_id)[1])
@@ -63,7 +62,7 @@ class MixedEnvironment:
         return await self._started.grade()
 
     async def grade_member(self) -> Member:
-        """Asked for where the task's own pool grades groups."""
+        """Grade in a group, where the task's own pool grades groups."""
         assert isinstance(self._started, GroupedEnvironment), "its pool grades groups"
         return await self._started.grade_member()
 
@@ -100,7 +99,7 @@ class MixedPool:
             if "name" not in section:
                 raise ValueError(f"environments.{name}: missing key 'name'")
             if is_harness(section["name"]):
-                raise ValueError(f"environments.{name}: a harness is no part of a mixture; its world may be one")
+                raise ValueError(f"environments.{name}: a harness cannot be part of a mixture; its world may be one")
             with raised_as(ValueError, f"environments.{name}: "):
                 options = dict(section)
                 self._splits[name] = options.pop("splits", None) or {}
@@ -109,7 +108,7 @@ class MixedPool:
 
     @property
     def description(self) -> Description:
-        """Each environment's own; the scores are called as theirs are where these agree."""
+        """The description of each environment; scores have the environments' names for them where these agree."""
         members = {name: description_of(self._names[name], pool) for name, pool in self._pools.items()}
         words = {(member.score, member.group_score, member.groups) for member in members.values()}
         score, group_score, groups = words.pop() if len(words) == 1 else ("success", "group success", "groups of tasks")
@@ -128,18 +127,18 @@ class MixedPool:
             raise failures.exceptions[0] from None
 
     def tasks(self, split: str) -> list[str]:
-        found: list[str] = []
+        task_ids: list[str] = []
         for name, pool in self._pools.items():
             own_split = self._splits[name].get(split, split)
             if own_split is None:
                 continue
             try:
-                found += [f"{name}/{task_id}" for task_id in pool.tasks(own_split)]
+                task_ids += [f"{name}/{task_id}" for task_id in pool.tasks(own_split)]
             except UnknownTask as error:
                 raise UnknownTask(f"environment {name}: {error}; say what it calls it in splits") from error
-        if not found:
+        if not task_ids:
             raise UnknownTask(f"no environment has tasks of split {split!r}")
-        return found
+        return task_ids
 
     def check_tasks(self, task_ids: Sequence[str]) -> None:
         for task_id in task_ids:
@@ -147,7 +146,7 @@ class MixedPool:
             pool.check_tasks([own_id])
 
     def find(self, task_id: str) -> tuple[EnvironmentPool, str]:
-        """The pool of a task's environment, and the task's id there."""
+        """Return the pool of a task's environment, and the task's id there."""
         name = environment_of(task_id)
         if name not in self._pools:
             raise UnknownTask(f"no task {task_id!r}: ids begin with {', '.join(f'{known}/' for known in self._pools)}")
@@ -157,18 +156,18 @@ class MixedPool:
         """Return whether the task's own pool does so."""
         return grades_groups(*self.find(task_id))
 
-    async def grade_group(self, task_id: str, seen: Sequence[Mapping[str, Any]]) -> list[Grade]:
-        """The grades of the task's own pool."""
+    async def grade_group(self, task_id: str, inputs: Sequence[Mapping[str, Any]]) -> list[Grade]:
+        """Return the grades of the task's own pool."""
         pool, own_id = self.find(task_id)
         assert isinstance(pool, PoolOfGroups), "it grades groups"
-        return await pool.grade_group(own_id, seen)
+        return await pool.grade_group(own_id, inputs)
 
     async def acquire(self, episode_id: str) -> MixedEnvironment:
-        """At once: which environment is wanted is known when the episode starts, and there it waits its turn."""
+        """Return at once: the episode's start names the environment, and the episode waits its turn there."""
         return MixedEnvironment(self, episode_id)
 
     async def acquire_for(self, episode_id: str, task_id: str) -> MixedEnvironment:
-        """With a place in the task's own environment, once there is one."""
+        """Return an environment that has a slot in the task's own environment, once one is free."""
         environment = MixedEnvironment(self, episode_id)
         await environment.take_place(task_id)
         return environment

@@ -1,4 +1,4 @@
-"""The text that the policy is shown after its code has run: output, cut to a number of tokens, then a reminder."""
+"""The text that the policy reads after its code has run: output, cut to a number of tokens, then a reminder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def truncate(output: str, max_tokens: int, token_spans: TokenSpans) -> str:
 
 
 def observation(output: str, reminder: str | None, max_tokens: int, token_spans: TokenSpans) -> str:
-    """The content of the next user message.
+    """Return the content of the next user message.
 
     ``reminder`` is the task's own lines (:func:`appworld_adapter.prompt.task_lines`); it is added after truncation,
     so it is never cut. The last observation of an episode has none. ``output`` may be any string.

@@ -1,8 +1,8 @@
 """Rebuilds the values that an environment hands over from plain Python values.
 
 A grade that was computed with numpy holds numpy's booleans, which JSON cannot write; one that was computed carelessly
-holds NaN, a list in place of a text, or says success of a reward of 0. Found only when the episode is written down,
-that would void it, and an agent could bring it about. Here it is made plain, or refused while it can still be told.
+holds NaN, a list in place of a text, or success with a reward of 0. If the error came up only when the episode is
+written, it would void the episode, and an agent could cause it. So values are made plain, or refused, here.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from agent_environments.protocol import Broke, Grade, Message, Requirement, Role
 from loop_plumbing.sanitize import printable, sanitize
 
 MOST_ITEMS = 1000
-"""Of each kind in a grade: an agent's words may be in any of them, and each sequence's record has them all."""
+"""Items of each kind in a grade: any of them may hold an agent's words, and each sequence's record has them all."""
 MOST_CHARACTERS = 1000
-"""Of a name, a reason or a requirement in a grade."""
+"""Characters of a name, a reason or a requirement in a grade."""
 
 
 def plain_messages(messages: Any) -> list[Message]:
-    """The opening of an episode.
+    """Return the opening of an episode in plain values.
 
     Raises:
-        ValueError: it is none; names what is wrong with it.
+        ValueError: it is not an opening; names the fault.
     """
-    found = [_instance("an opening message", message, Message) for message in _sequence("the opening", messages)]
-    for message in found:
+    opening = [_instance("an opening message", message, Message) for message in _sequence("the opening", messages)]
+    for message in opening:
         if message.role not in get_args(Role):
             raise ValueError(f"the role of an opening message is one of {', '.join(get_args(Role))}")
-    return [Message(message.role, _text("an opening message", message.content)) for message in found]
+    return [Message(message.role, _text("an opening message", message.content)) for message in opening]
 
 
 def plain_result(result: Any) -> StepResult:
-    """The answer to an action.
+    """Return the answer to an action in plain values.
 
     Raises:
-        ValueError: it is none; names the field.
+        ValueError: it is not a StepResult; names the field.
     """
     _instance("what step returned", result, StepResult)
     return StepResult(
@@ -58,10 +58,10 @@ def plain_result(result: Any) -> StepResult:
 
 
 def plain_grade(grade: Any) -> Grade:
-    """The grade of an episode. A state that is ungradable is worth 0, whatever the grade says besides.
+    """Return the grade of an episode. A state that is ungradable is worth 0, whatever the grade says besides.
 
     Raises:
-        ValueError: it is none, or contradicts itself (success of a reward of 0, or with a requirement that was not
+        ValueError: it is not a Grade, or contradicts itself (success of a reward of 0, or with a requirement not
             met); names the field.
     """
     _instance("what grade returned", grade, Grade)
@@ -96,7 +96,7 @@ def _requirement(item: Any) -> Requirement:
 
 def _instance(name: str, value: Any, kind: type) -> Any:
     if not isinstance(value, kind):
-        raise ValueError(f"{name} is no {kind.__name__} but of type {type(value).__name__}")
+        raise ValueError(f"{name} must be of type {kind.__name__}, and is of type {type(value).__name__}")
     return value
 
 
@@ -107,7 +107,7 @@ def _sequence(name: str, value: Any) -> Sequence[Any]:
 
 
 def scalar(value: Any) -> Any:
-    """A number or a boolean of numpy's or torch's, a decimal or a fraction as Python's own; anything else as it is."""
+    """Return a number or truth value of numpy or torch, a decimal or fraction as Python's; anything else unchanged."""
     if isinstance(value, Decimal | Fraction):
         return float(value)
     try:
@@ -117,13 +117,13 @@ def scalar(value: Any) -> Any:
 
 
 def _number(name: str, value: Any, low: float, high: float) -> float:
-    """Nor is NaN one, or anything infinite."""
+    """Return a finite number within the bounds; raises ValueError for any other value, NaN included."""
     number = scalar(value)
     real = isinstance(number, numbers.Real)
     if not real or not math.isfinite(number) or not low <= float(number) <= high:
-        shown = repr(float(number)) if real else f"of type {type(value).__name__}"
-        wanted = "no finite number" if math.isinf(low) else f"no number in [{low:g}, {high:g}]"
-        raise ValueError(f"{name} is {shown}, which is {wanted}")
+        description = repr(float(number)) if real else f"of type {type(value).__name__}"
+        wanted = "not a finite number" if math.isinf(low) else f"not a number in [{low:g}, {high:g}]"
+        raise ValueError(f"{name} is {description}, which is {wanted}")
     return float(number)
 
 
@@ -143,12 +143,12 @@ def _truth(name: str, value: Any) -> bool:
 
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{name} is no text but of type {type(value).__name__}")
+        raise ValueError(f"{name} is not a text but of type {type(value).__name__}")
     return printable(value)
 
 
 def _short(name: str, value: Any) -> str:
-    """What a person reads of a grade, be it on a terminal."""
+    """Return a text of a grade as a person may read it, on a terminal too."""
     return sanitize(_text(name, value), MOST_CHARACTERS)
 
 

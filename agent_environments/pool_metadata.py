@@ -11,15 +11,15 @@ from agent_environments.protocol import Message, TokenSpans, pool_class
 
 
 def packages_of(name: str, config: Mapping[str, Any]) -> dict[str, str]:
-    """Versions of the packages that an environment plays with elsewhere: ``packages(config)`` of its pool's class."""
+    """Return versions of the packages that an environment plays with elsewhere: its class's ``packages(config)``."""
     packages = getattr(pool_class(name), "packages", None)
     return {} if packages is None else dict(packages(config))
 
 
 def difficulties_of(name: str, root: Path, task_ids: Sequence[str]) -> dict[str, int]:
-    """Difficulty of each task of the dataset in ``root``: ``difficulties(root, task_ids)`` of its pool's class.
+    """Return the difficulty of each task of the dataset in ``root``: the class's ``difficulties(root, task_ids)``.
 
-    {} where the environment has none, or the dataset comes without.
+    {} where the environment or the dataset has no difficulties.
     """
     difficulties = getattr(pool_class(name), "difficulties", None) if name else None
     return {} if difficulties is None else dict(difficulties(root, task_ids))
@@ -35,8 +35,8 @@ class Solution:
 
 
 def solutions_of(name: str, root: Path, split: str, prompt: str, token_spans: TokenSpans) -> tuple[str, list[Solution]]:
-    """Name of the dataset in ``root``, and the reference solutions of a split: ``solutions(root, split, prompt,
-    token_spans)`` of the pool's class.
+    """Return the name of the dataset in ``root`` and the reference solutions of a split: ``solutions(root, split,
+    prompt, token_spans)`` of the pool's class.
 
     Args:
         prompt: the one that policies are served with.
@@ -47,8 +47,8 @@ def solutions_of(name: str, root: Path, split: str, prompt: str, token_spans: To
     solutions = getattr(pool_class(name), "solutions", None)
     if solutions is None:
         raise ValueError(f"environment {name!r} has no reference solutions")
-    dataset, found = solutions(root, split, prompt, token_spans)
-    return dataset, list(found)
+    dataset, episodes = solutions(root, split, prompt, token_spans)
+    return dataset, list(episodes)
 
 
 def keeps_states(name: str) -> bool:
@@ -57,14 +57,14 @@ def keeps_states(name: str) -> bool:
 
 
 def keeping_states(name: str, config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The options with which final states are kept in ``folder``: ``keeping_states(config, folder)`` of a class that
+    """Return the options that keep final states in ``folder``: ``keeping_states(config, folder)`` of a class that
     :func:`keeps_states`."""
     keep: Any = pool_class(name)
     return dict(keep.keeping_states(config, folder))
 
 
 class MissingState(RuntimeError):
-    """The final state of an episode is not where the node was told to keep it."""
+    """The final state of an episode is not in the folder where the node should keep it."""
 
 
 @dataclass(frozen=True)
@@ -87,15 +87,15 @@ class FinishedRuns:
     states: Sequence[FinalState]
 
 
-def write_states(name: str, config: Mapping[str, Any], runs: FinishedRuns, kept: Path, folder: Path) -> list[str]:
-    """Write final states in the environment's own layout below ``folder``: ``write_states(config, runs, kept, folder)``
-    of a class that has ``keeping_states``. Returns lines to print, such as the commands that read what was written.
+def write_states(name: str, config: Mapping[str, Any], runs: FinishedRuns, states: Path, folder: Path) -> list[str]:
+    """Write final states in the environment's own layout below ``folder``: ``write_states(config, runs, states,
+    folder)`` of a class with ``keeping_states``. Returns lines to print, such as commands that read the files.
 
     Args:
-        kept: the folder of :func:`keeping_states`.
+        states: the folder of :func:`keeping_states`.
 
     Raises:
         MissingState: a state was not kept.
     """
     write: Any = pool_class(name)
-    return list(write.write_states(config, runs, kept, folder))
+    return list(write.write_states(config, runs, states, folder))

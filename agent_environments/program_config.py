@@ -29,7 +29,7 @@ environment gives a program what else it needs."""
 
 
 def words(key: str, value: Any) -> list[str]:
-    """A list of words, whole numbers among them as text.
+    """Return a list of words, whole numbers among them as text.
 
     Raises:
         ValueError: it is one text, or something that is not a word; names ``key`` and the cure.
@@ -42,7 +42,7 @@ def words(key: str, value: Any) -> list[str]:
 
 
 def variables(key: str, value: Any) -> dict[str, str]:
-    """Environment variables, whole numbers among them as text.
+    """Return environment variables, whole numbers among them as text.
 
     Raises:
         ValueError: it is not a mapping of such values; names ``key`` and the cure.
@@ -53,7 +53,7 @@ def variables(key: str, value: Any) -> dict[str, str]:
 
 
 def inherited() -> dict[str, str]:
-    """The variables of this process that a program inherits: those of :data:`INHERITED`, without users' keys."""
+    """Return the variables of this process that a program inherits: those of :data:`INHERITED`, without users' keys."""
     named = {name: os.environ[name] for name in os.environ if name in INHERITED}
     return {name: value for name, value in named.items() if not _names_a_user(name, value)}
 
@@ -70,6 +70,6 @@ def _names_a_user(name: str, value: str) -> bool:
 
 def _text(key: str, value: Any) -> str:
     if not isinstance(value, str | int) or isinstance(value, bool):
-        # Of 1.1 and True nobody knows whether 1.10 and YES were meant.
+        # YAML may have read 1.10 as 1.1, and YES as True: nobody knows which was meant.
         raise ValueError(f"{key} holds {value!r}, which is not a text: put quotes around what is meant")
     return str(value)

@@ -17,7 +17,7 @@ class ProgramPool(EnvironmentPool, Protocol):
 
     @property
     def runs_elsewhere(self) -> bool:
-        """Whether the programs are started by others, who take an episode for each."""
+        """Return whether other machines start the programs, and take an episode for each."""
 
     async def take(self, task_id: str | None, timeout_s: float) -> Offer | None:
-        """The oldest episode that waits for a program, of one task or of any; None if none comes in time."""
+        """Return the oldest episode that waits for a program, of one task or of any; None if none comes in time."""

@@ -1,4 +1,4 @@
-"""The further protocol of environments whose agent is a program: the node tells it where the policy answers, and waits
+"""The further protocol of environments whose agent is a program: the node gives it the policy's address, and waits
 until it ends."""
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Ended:
 
 @dataclass(frozen=True)
 class SideCalls:
-    """A rule for calls of a program that are no part of its task, such as for a title or a commit message.
+    """A rule for calls of a program that do not belong to its task, such as for a title or a commit message.
 
-    They are answered, but are no turns, and nothing is trained on them. A call is one of these if all hold that are
-    given: the ``model`` that it names, a text that its ``system`` prompt begins with (further on may stand what the
-    policy wrote into a file), the names of exactly the ``tools`` that it offers. A call that goes on from a turn is a
-    turn, whatever holds. ``by_base``: the base model answers it, not the policy.
+    They are answered, but do not count as turns, and nothing is trained on them. A call is one of these if all stated
+    conditions hold: the ``model`` that it names, a text that its ``system`` prompt begins with (the policy may have
+    written what follows), the names of exactly the ``tools`` that it offers. A call that continues from a turn is
+    always a turn. ``by_base``: the base model answers it, not the policy.
     """
 
     model: str | None = None
@@ -84,24 +84,24 @@ class Offer(Protocol):
 
 @runtime_checkable
 class ProgramEnvironment(Environment, Protocol):
-    """One episode of a program: ``start``, then ``run``, with ``step`` while it runs if there is a world; ``grade``."""
+    """An episode of a program: ``start``, then ``run``, with ``step`` while it runs if there is a world; ``grade``."""
 
     @property
     def has_world(self) -> bool:
-        """Whether there is a world of ours to act in."""
+        """Return whether there is a world of ours to act in."""
 
     @property
     def side_calls(self) -> Sequence[SideCalls]:
-        """The rules for calls that are no part of the task; the first that holds counts."""
+        """The rules for calls that do not belong to the task; the first that holds counts."""
 
     @property
     def grades_itself(self) -> bool:
-        """Whether the episode is worth what is said in :meth:`run`, which is left its time then."""
+        """Return whether the program states the episode's reward in :meth:`run`, which then keeps its whole time."""
 
     async def run(self, connection: Connection) -> Ended | None:
-        """Until the program has ended, or has said that the episode is over; None for one that runs elsewhere.
+        """Run until the program has ended, or has ended the episode; None for a program that runs elsewhere.
 
-        To end the program, cancel the task that this runs in: it may still return what is known of its end.
+        To end the program, cancel the task that this runs in: it may still return how the program ended.
         """
 
     def finish(self, reward: float | None, figures: Figures = MappingProxyType({})) -> None:

@@ -40,7 +40,7 @@ TokenSpans = Callable[[str], Sequence[tuple[int, int]]]
 
 @dataclass(frozen=True)
 class Message:
-    """One chat message as the policy sees it."""
+    """A chat message as the policy sees it."""
 
     role: Role
     content: str
@@ -48,7 +48,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Broke:
-    """A fault in an environment itself, whoever brought it about; an agent's own code that failed is none.
+    """A fault in an environment itself, whatever caused it; an agent's own code that failed does not count.
 
     ``where`` is "step", "grade", "reward NAME", or "node" for what the node itself broke over after a turn; ``what`` is
     the last line of the exception, with the user's own file and line.
@@ -68,7 +68,7 @@ class ToolUse:
     """The use of one tool: how often it was called with arguments that it takes, how many of these calls raised, and
     what (one of them).
 
-    A tool that raises has broken nothing: the agent is told, and goes on. One that always raises is no use to it.
+    A tool that raises breaks nothing: the agent reads the error and goes on. A tool that always raises is useless.
     """
 
     tool: str
@@ -101,7 +101,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Requirement:
-    """One test of a task's evaluation. ``no_op_pass`` marks those that doing nothing already passes."""
+    """A test of a task's evaluation. ``no_op_pass`` marks those that doing nothing already passes."""
 
     text: str
     passed: bool
@@ -110,7 +110,7 @@ class Requirement:
 
 @dataclass(frozen=True)
 class Grade:
-    """The grader's verdict: ``reward`` in [0, 1] is the fraction of requirements passed, ``success`` that all did.
+    """The grader's verdict: ``reward`` in [0, 1] is the fraction of requirements passed, ``success``: all passed.
 
     ``tampered`` names what the grader found changed behind the world's own interfaces; ``ungradable`` says why the
     state could not be graded. The reward is then zero, and ``success`` false. ``broke`` is the first thing that
@@ -131,7 +131,7 @@ class Grade:
 
     @classmethod
     def of_ungradable(cls, why: str, broke: Broke | None = None) -> Grade:
-        """The grade of a state that cannot be graded: no more than doing nothing is worth in any environment."""
+        """Return the grade of a state that cannot be graded: no more than doing nothing is worth in any environment."""
         return cls(reward=0.0, success=False, ungradable=why, broke=broke)
 
 
@@ -164,7 +164,7 @@ class EnvironmentTimeout(EnvironmentFault):
 
 @runtime_checkable
 class Environment(Protocol):
-    """One episode in one world. Calls come one at a time: start, step ..., grade, close."""
+    """An episode in one world. Calls come one at a time: start, step ..., grade, close."""
 
     async def start(self, task_id: str) -> list[Message]:
         """Bring up the world of ``task_id`` and return the messages that open the episode."""
@@ -213,16 +213,16 @@ class EnvironmentPool(Protocol):
         """Start what the environments need; raises one clear error when that is not there."""
 
     def tasks(self, split: str) -> list[str]:
-        """Task ids of a split, in the dataset's order; raises UnknownTask (naming the splits there are)."""
+        """Return the task ids of a split, in the dataset's order; raises UnknownTask, which names the known splits."""
 
     def check_tasks(self, task_ids: Sequence[str]) -> None:
         """Raise UnknownTask for the first id that is not in the dataset."""
 
     async def acquire(self, episode_id: str) -> Environment:
-        """An environment for one episode; waits its turn (first come, first served) while all slots are taken."""
+        """Return an environment for one episode; waits (first come, first served) while all slots are taken."""
 
     def status(self) -> PoolStatus:
-        """Counters for the node's metrics page."""
+        """Return counters for the node's metrics page."""
 
     async def close(self) -> None:
         """End every world and child process."""
@@ -241,8 +241,8 @@ class PoolWithPreflight(Protocol):
     """The further interface of a pool that knows its tasks before it is opened."""
 
     def preflight(self, split: str | Sequence[str]) -> list[str] | None:
-        """The tasks of a split, or the given ones, if this machine has what the pool needs; None where it has, but the
-        tasks are known only once the pool is open.
+        """Return the tasks of a split, or the given ones, if this machine has what the pool needs; None where it has,
+        but only an open pool knows the tasks.
 
         Raises:
             ValueError, FileNotFoundError: something is missing; names it and the cure. UnknownTask: no such task.
@@ -255,7 +255,7 @@ class PoolWithLeastContext(Protocol):
 
     @property
     def least_context(self) -> int:
-        """How many tokens of context an episode needs at least; 0 where that is not known."""
+        """Tokens of context that an episode needs at least; 0 where that is not known."""
 
 
 @runtime_checkable
@@ -263,11 +263,11 @@ class PoolWithSplits(Protocol):
     """The further interface of a pool that knows the names of its splits before it is opened."""
 
     def splits(self) -> list[str]:
-        """The names, in order."""
+        """Return the names, in order."""
 
 
 def tasks_of_split(splits: Mapping[str, Collection[str]], split: str) -> list[str]:
-    """The task ids of one of ``splits``; raises UnknownTask where there is no such split, or it is empty."""
+    """Return the task ids of one of ``splits``; raises UnknownTask where there is no such split, or it is empty."""
     if split not in splits:
         raise UnknownTask(f"no split {split!r}; there are {', '.join(splits)}")
     if not splits[split]:
@@ -276,8 +276,8 @@ def tasks_of_split(splits: Mapping[str, Collection[str]], split: str) -> list[st
 
 
 async def acquire(pool: EnvironmentPool, episode_id: str, task_id: str) -> Environment:
-    """An environment for an episode of this task. Once it is there the episode waits for nobody, so a deadline that
-    begins then is all the episode's own.
+    """Return an environment for an episode of this task. From then on the episode waits for no other, so a deadline
+    that begins then is all the episode's own.
     """
     if isinstance(pool, PoolByTask):
         return await pool.acquire_for(episode_id, task_id)
@@ -296,8 +296,8 @@ group ``torchtune_loop.environments``."""
 
 
 def is_harness(name: str) -> bool:
-    """Whether this is the name of an environment whose agent is a program: ``is_harness`` is true in its class. Only a
-    node plays one: others would play its world without its program."""
+    """Return whether this names an environment whose agent is a program (its class has ``is_harness = True``). Only a
+    node plays one: other callers would play its world without its program."""
     if name in ENVIRONMENTS or name not in plug_ins("environments"):
         return ENVIRONMENTS.get(name, name) == ENVIRONMENTS["harness"]
     try:
@@ -335,18 +335,18 @@ def pool_class(name: str) -> Callable[..., EnvironmentPool]:
         raise ValueError(f"unknown environment {name!r}; {cure}")
     module, _, attribute = target.partition(":")
     try:
-        found = import_module(module)
+        loaded = import_module(module)
     except (Exception, SystemExit) as error:
         raise ValueError(f"environment {name!r} cannot be imported: {error_line(error)}") from error
-    if not hasattr(found, attribute):
+    if not hasattr(loaded, attribute):
         raise ValueError(f"environment {name!r} cannot be imported: {module} has no {attribute!r}")
-    return getattr(found, attribute)
+    return getattr(loaded, attribute)
 
 
 def import_module(name: str) -> ModuleType:
-    """Import a module that a config names; the working folder is looked in last, and only for one found nowhere else.
+    """Import a module that a config names; Python searches the working folder last, for modules that are nowhere else.
 
-    A file there that is called like a module of Python's, such as ``email.py``, takes nobody's place so.
+    So a file there with the name of a module of Python's, such as ``email.py``, does not take that module's place.
     """
     if importlib.util.find_spec(name.partition(".")[0]) is None and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())

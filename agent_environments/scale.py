@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 ROUNDING = 1e-9
-"""Of a sum of weights, as a share of the scale."""
+"""The rounding error of a sum of weights, as a share of the scale."""
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class Scale:
     """The lowest and the highest reward that there can be; the highest is success.
 
     Raises:
-        ValueError: there is nothing between them.
+        ValueError: the lowest is not below the highest, or one is infinite.
     """
 
     low: float = 0.0
@@ -25,16 +25,16 @@ class Scale:
             raise ValueError(f"a scale is [lowest, highest], two numbers, not [{self.low!r}, {self.high!r}]")
 
     @classmethod
-    def of(cls, given: Sequence[float] | None) -> Scale:
-        """From a config; None is [0, 1]. Raises ValueError."""
-        if given is None:
+    def of(cls, limits: Sequence[float] | None) -> Scale:
+        """Read a scale from a config; None is [0, 1]. Raises ValueError."""
+        if limits is None:
             return cls()
-        if not isinstance(given, list | tuple) or len(given) != 2 or not all(map(_is_number, given)):
-            raise ValueError(f"a scale is [lowest, highest], two numbers, not {given!r}")
-        return cls(*map(float, given))
+        if not isinstance(limits, list | tuple) or len(limits) != 2 or not all(map(_is_number, limits)):
+            raise ValueError(f"a scale is [lowest, highest], two numbers, not {limits!r}")
+        return cls(*map(float, limits))
 
     def share(self, reward: float) -> float:
-        """The reward in [0, 1].
+        """Return the reward in [0, 1].
 
         Raises:
             ValueError: it is not on the scale.

@@ -20,7 +20,7 @@ class Slots:
         self._closed = False
 
     async def take(self) -> None:
-        """Raises EnvironmentCrashed if the pool is closed, or closes meanwhile."""
+        """Wait for a slot; raises EnvironmentCrashed if the pool is closed, or closes meanwhile."""
         self.waiting += 1
         try:
             await self._free.acquire()
@@ -36,7 +36,7 @@ class Slots:
         self._free.release()
 
     def close(self) -> None:
-        """Refuse who waits, and who comes. May be called twice."""
+        """Refuse all waiting and later callers. May be called twice."""
         if not self._closed:
             self._closed = True
             self._free.release()

@@ -5,8 +5,8 @@ Qwen2.5 was trained) and reads ``<tool_response>`` blocks in a user message. All
 message, to the letter what the template would put between ``<|im_start|>role\\n`` and ``<|im_end|>``. A text made here
 has the tokens that the model has seen in its own training.
 
-What the policy writes may be anything. A block that is no call is a :class:`BadCall`, never an exception: the policy is
-told what is wrong with it, and may try again.
+The policy may write anything. A block that is not a call is a :class:`BadCall`, never an exception: the policy reads
+the fault, and may try again.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any, NoReturn
 
 CALL_OPENS = "<tool_call>"
 CALL_CLOSES = "</tool_call>"
-MOST_LEVELS = 100
-"""Of objects and lists within each other in a call's arguments. What is deeper can be read, but hardly be written
-again: Python's JSON gives up at its limit of recursion, and that depends on who calls."""
+MAX_NESTING_LEVELS = 100
+"""Levels of objects and lists within each other in a call's arguments. Deeper ones can be read, but Python's JSON may
+fail to write them: its recursion limit depends on the caller."""
 NESTED_TOO_DEEPLY = "nested too deeply"
 
 _SECTION = """\
@@ -46,7 +46,7 @@ _RESULT_MARK = re.compile(r"<(/?)tool_response>")
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call as the policy wrote it; whether there is such a tool, and whether it takes these, is not yet known."""
+    """A call as the policy wrote it; its tool may not exist, or may not take these arguments."""
 
     name: str
     arguments: dict[str, Any]
@@ -72,7 +72,7 @@ def tools_section(schemas: Sequence[Mapping[str, Any]]) -> str:
 
 
 def split_tools_section(content: str) -> tuple[str | None, list[dict[str, Any]]]:
-    """A system message's own text, None if it has none, and the tools that :func:`tools_section` offers in it."""
+    """Split a system message into its own text, None without one, and the tools that :func:`tools_section` offers."""
     before, opens, after = content.partition(_SECTION_OPENS)
     if not opens or not after.endswith(_SECTION_CLOSES):
         return content, []
@@ -86,9 +86,9 @@ def split_tools_section(content: str) -> tuple[str | None, list[dict[str, Any]]]
 
 
 def parse_tool_calls(text: str) -> list[ToolCall | BadCall]:
-    """The calls in an assistant message, in order; text before, between and after them is the policy's thought.
+    """Return the calls in an assistant message, in order; text before, between and after them is the policy's thought.
 
-    A last block without ``</tool_call>`` counts if its JSON is whole. A missing ``arguments`` is no arguments.
+    A last block without ``</tool_call>`` counts if its JSON is whole. A missing ``arguments`` stands for ``{}``.
     """
     calls: list[ToolCall | BadCall] = []
     position = 0
@@ -108,13 +108,13 @@ def parse_tool_calls(text: str) -> list[ToolCall | BadCall]:
 
 
 def render_tool_call(call: ToolCall) -> str:
-    """One call as the policy should write it; a newline stands between it and what is before it in the message."""
+    """Return a call as the policy should write it; a newline separates it from the text before it in the message."""
     # The template puts the name in as it is.
     return f'{CALL_OPENS}\n{{"name": "{call.name}", "arguments": {_json(call.arguments)}}}\n{CALL_CLOSES}'
 
 
 def render_tool_response(*contents: str) -> str:
-    """The user message that answers a turn: the results of its calls, in their order.
+    """Return the user message that answers a turn: the results of its calls, in their order.
 
     The marks themselves, in a result, get a blank: no tool can write the result of another one.
     """
@@ -122,7 +122,7 @@ def render_tool_response(*contents: str) -> str:
 
 
 def split_tool_responses(text: str) -> list[str] | None:
-    """The results that :func:`render_tool_response` has put into ``text``; None if it is another text."""
+    """Return the results that :func:`render_tool_response` has put into ``text``; None if it is another text."""
     head, foot, between = "<tool_response>\n", "\n</tool_response>", "\n</tool_response>\n<tool_response>\n"
     if not (text.startswith(head) and text.endswith(foot) and len(text) >= len(head) + len(foot)):
         return None
@@ -139,14 +139,14 @@ def _json(value: object) -> str:
 
 
 def _read(text: str, start: int) -> tuple[ToolCall, int]:
-    """The call whose JSON begins at ``start``, and where it ends. A string in it may hold ``</tool_call>``."""
+    """Return the call whose JSON begins at ``start``, and where it ends. A string in it may hold ``</tool_call>``."""
     value, end = STRICT_JSON.raw_decode(text, _skip_space(text, start))
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError('a call is an object with "name" and "arguments"')
     arguments = value.get("arguments", {})
     if not isinstance(arguments, dict):
         raise ValueError('"arguments" must be an object')
-    if _deeper(arguments, MOST_LEVELS):
+    if _deeper(arguments, MAX_NESTING_LEVELS):
         raise ValueError(NESTED_TOO_DEEPLY)
     return ToolCall(value["name"], arguments), end
 

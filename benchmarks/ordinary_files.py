@@ -139,7 +139,7 @@ FILES = {
     "uuid_ids": said("binary"),
     "pandas_rows": Expected(lambda task: [f"In {task['country']}."]),
     "several_rewards": said("word"),
-    "question_list": Expected(refused="has a 'question' that is no text"),
+    "question_list": Expected(refused="has a 'question' that is not a text"),
     "mcp_files": Expected(lambda task: [call("read_note", number=1), call("answer", text=task["note"])], mcp=NOTES),
 }
 

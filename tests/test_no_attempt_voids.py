@@ -139,7 +139,7 @@ async def test_the_uses_of_tools_are_added_up(scripted):
 
 
 async def test_before_the_first_step_it_is_the_environments_fault(scripted):
-    with pytest.raises(EnvironmentCrashed, match=r"broke as it started .*: ValueError: an opening message is no text"):
+    with pytest.raises(EnvironmentCrashed, match=r"as it started .*: ValueError: an opening message is not a text"):
         await scripted.start("broken")
 
 

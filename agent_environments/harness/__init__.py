@@ -1,1 +1,1 @@
-"""Environments whose agent is a program of its own, which asks a chat endpoint for what the policy says."""
+"""Environments whose agent is a program of its own, which gets the policy's answers from a chat endpoint."""

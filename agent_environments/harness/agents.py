@@ -1,4 +1,4 @@
-"""Whole agents by name: how somebody else's program is started so that the policy answers it.
+"""Whole agents by name: how to start a third party's program so that the policy answers it.
 
 A package adds one by an entry point of the group ``torchtune_loop.agents``, which names an :class:`Agent`.
 """
@@ -18,15 +18,15 @@ from loop_plumbing.names import did_you_mean, similar_names
 from loop_plumbing.plug_ins import load, plug_ins
 
 PROMPT = "prompt.md"
-"""The file of a task's folder that holds what the agent is told."""
-LONGEST_PROMPT = (128 << 10) - 64
-"""Bytes of a prompt: Linux gives no program a longer word (MAX_ARG_STRLEN), and an option stands before it."""
+"""The file of a task's folder that holds the agent's prompt."""
+MAX_PROMPT_BYTES = (128 << 10) - 64
+"""Linux passes no longer argument to a program (MAX_ARG_STRLEN), and an option stands before the prompt."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """How one episode's program is started: the words of its command, the first of which is the program; environment
-    variables; and files that it reads, by their paths in its home."""
+    """The start of an episode's program: its command line, the program first; environment variables; and files that it
+    reads, by their paths in its home."""
 
     command: Sequence[str]
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Agent:
 
     ``program`` is its name on PATH, or a path from the folder in which the node starts; ``install`` is the command that
     installs the version that was tried. ``least_context`` is how many tokens of context hold its first prompt and some
-    work. ``start(connection, prompt)`` says how an episode begins, without the program itself.
+    work. ``start(connection, prompt)`` returns how an episode starts, without the program itself.
     """
 
     program: str
@@ -49,7 +49,7 @@ class Agent:
 
 
 def find_agent(name: str) -> Agent:
-    """The agent of this name.
+    """Return the agent of this name.
 
     Raises:
         ValueError: no installed package has it, or it cannot be imported; names the nearest, and all.
@@ -68,10 +68,10 @@ def find_agent(name: str) -> Agent:
 
 
 def require_installed(name: str, agent: Agent, program: str, path: str | None) -> None:
-    """Check that the agent's program is there.
+    """Check that the agent's program is installed.
 
     Raises:
-        FileNotFoundError: it is not; says which command installs it.
+        FileNotFoundError: it is not; names the command that installs it.
     """
     if shutil.which(program, path=path) is None:
         raise FileNotFoundError(
@@ -87,10 +87,10 @@ class TaskFiles:
         self.root = Path(root).expanduser().absolute()
 
     def of(self, task_id: str) -> Path:
-        """The folder of a task.
+        """Return the folder of a task.
 
         Raises:
-            FileNotFoundError: there is none below the root; names it.
+            FileNotFoundError: it is not below the root; names it.
         """
         below = Path(task_id)
         if below.is_absolute() or ".." in below.parts or not (self.root / below).is_dir():
@@ -98,25 +98,25 @@ class TaskFiles:
         return self.root / below
 
     def copy(self, task_id: str, folder: Path) -> None:
-        """Copy the files of a task into ``folder``, which is there."""
+        """Copy the files of a task into ``folder``, which must exist."""
         copy_tree(self.of(task_id), folder)
 
     def prompt(self, task_id: str) -> str:
-        """What the agent of a task is told.
+        """Return the prompt of a task's agent.
 
         Raises:
-            FileNotFoundError: the task has none. ValueError: it is not a text that a program can be started with.
+            FileNotFoundError: the task has none. ValueError: it is not a text that can be a program's argument.
         """
         file = self.of(task_id) / PROMPT
         if not file.is_file():
             raise FileNotFoundError(f"harness: task_files: there is no {file}, which tells the agent its task")
-        said = file.read_bytes()
-        with raised_as(ValueError, f"harness: task_files: {file} is no UTF-8 text: ", UnicodeDecodeError):
-            text = said.decode()
-        if not text.strip() or "\0" in text or len(said) > LONGEST_PROMPT:
+        content = file.read_bytes()
+        with raised_as(ValueError, f"harness: task_files: {file} is not UTF-8 text: ", UnicodeDecodeError):
+            text = content.decode()
+        if not text.strip() or "\0" in text or len(content) > MAX_PROMPT_BYTES:
             raise ValueError(
-                f"harness: task_files: {file} must be a text of 1 to {LONGEST_PROMPT} bytes without NULs, and has "
-                f"{len(said)} bytes: put what is longer into a file beside it"
+                f"harness: task_files: {file} must be a text of 1 to {MAX_PROMPT_BYTES} bytes without NULs, and has "
+                f"{len(content)} bytes: put what is longer into a file beside it"
             )
         return text
 

@@ -7,7 +7,7 @@ import openai
 
 
 def play() -> None:
-    """One episode: OPENAI_BASE_URL and OPENAI_API_KEY come from the node."""
+    """Play an episode: OPENAI_BASE_URL and OPENAI_API_KEY come from the node."""
     client = openai.OpenAI(timeout=600.0)
     world = httpx.Client(
         base_url=os.environ["OPENAI_BASE_URL"],
@@ -22,9 +22,9 @@ def play() -> None:
             if error.code in ("episode_over", "context_length_exceeded"):
                 return  # a limit of turns, time or context: what was done until now is graded
             raise
-        said = answer.choices[0].message.content
-        messages.append({"role": "assistant", "content": said})
-        result = world.post("/episode/step", json={"action": said}).raise_for_status().json()
+        text = answer.choices[0].message.content
+        messages.append({"role": "assistant", "content": text})
+        result = world.post("/episode/step", json={"action": text}).raise_for_status().json()
         if result["done"]:
             return
         messages.append({"role": "user", "content": result["observation"]})

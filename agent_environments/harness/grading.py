@@ -1,4 +1,4 @@
-"""Who grades what a program did: the world it acted in, a command, or the program's own word."""
+"""Graders of a program's episode: the world it acted in, a command, or the program's own word."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agent_environments.harness.program import run_program
-from agent_environments.harness.words import found, require_program, require_script
+from agent_environments.harness.words import require_program, require_script, resolved
 from agent_environments.protocol import Environment, Grade
 from loop_plumbing.written_tree import open_folder
 
@@ -20,7 +20,7 @@ GRADE_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class EndedEpisode:
-    """What a grader may look at: the task, the folder that the program had, its world, and the reward it stated."""
+    """An episode as its grader gets it: the task, the program's folder, its world, and the reward it stated."""
 
     task_id: str
     folder: Path
@@ -34,7 +34,7 @@ class Grader(Protocol):
     takes_word: bool
 
     def check(self) -> None:
-        """Raise FileNotFoundError where the grader is not there."""
+        """Raise FileNotFoundError where the grader is missing."""
 
     async def grade(self, episode: EndedEpisode) -> Grade:
         """Return the grade of an episode whose program has ended."""
@@ -46,7 +46,7 @@ class GradedByWorld:
     takes_word = False
 
     def check(self) -> None:
-        """The world checks itself when it opens."""
+        """Do nothing: the world checks itself when it opens."""
 
     async def grade(self, episode: EndedEpisode) -> Grade:
         """Return the world's grade."""
@@ -60,7 +60,7 @@ class GradedByWord:
     takes_word = True
 
     def check(self) -> None:
-        """There is nothing to look for."""
+        """Do nothing: a word needs no grader."""
 
     async def grade(self, episode: EndedEpisode) -> Grade:
         """Return the reward that the program stated; an episode without one cannot be graded."""
@@ -77,7 +77,7 @@ class GradedByCommand:
 
     def __init__(self, command: Sequence[str]) -> None:
         self._here = Path.cwd()
-        program, *rest = found(command)
+        program, *rest = resolved(command)
         self._command = [os.path.abspath(shutil.which(program) or program), *rest]
 
     def check(self) -> None:

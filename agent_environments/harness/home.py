@@ -1,7 +1,7 @@
-"""The home that an episode's program has of its own: what it keeps of keys, settings and sessions is no other's.
+"""The home that an episode's program has of its own: its keys, settings and sessions stay apart from others'.
 
-Agents write into their home what they then read again: a key, a login, the session to go on from. Two that shared one
-played with each other's key.
+Agents write into their home what they then read again: a key, a login, the session to go on from. Two agents in one
+home played with each other's key.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ XDG = {
 """Folders of a home by the variables that name them, caches and what is installed among them: the node may have them
 elsewhere."""
 INSTALLED = {"PYENV_ROOT": ".pyenv", "RUSTUP_HOME": ".rustup", "VOLTA_HOME": ".volta"}
-"""Where programs that a user has installed look for themselves: that is still the node's home."""
+"""Folders in which a user's installed programs find themselves: they stay in the node's home."""
 
 
 def make_home(folder: Path, template: Path | None) -> None:
@@ -47,7 +47,7 @@ def make_home(folder: Path, template: Path | None) -> None:
 
 
 def _user_base() -> Path:
-    """The folder of packages that the node's user has installed: an episode's programs import them, and add none."""
+    """Return the folder of packages that the node's user has installed: an episode's programs import, and add none."""
     return Path(os.environ.get("PYTHONUSERBASE") or os.path.join(os.environ.get("HOME") or "/nonexistent", ".local"))
 
 
@@ -78,7 +78,7 @@ def copy_tree(source: Path, folder: Path, within: Sequence[Path] = ()) -> None:
 
 
 def home_variables(folder: Path) -> dict[str, str]:
-    """The variables by which a program finds the home that :func:`make_home` has made in ``folder``."""
+    """Return the variables by which a program finds the home that :func:`make_home` has made in ``folder``."""
     home, temporary = folder / HOME, str(folder / TEMPORARY)
     usual = os.environ.get("HOME", "")
     installed = {

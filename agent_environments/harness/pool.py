@@ -1,11 +1,10 @@
 """An environment whose episode is a program: the agent is somebody's own, unmodified.
 
-The program is told where the policy answers (``OPENAI_BASE_URL``, ``OPENAI_API_KEY``, and the same for Anthropic's
-clients) and its task (``TASK_ID``). Its
-tools are its own affair; or it acts in a world of ours, which the node opens for it and serves over HTTP. An agent that
-an installed package knows is started by its name. An episode
-ends when the program does, when it says so, or at its deadline. What it did is graded by the world's grader or by a
-command of its own, never by the program, unless the config says that its word is taken.
+The program gets the address of the policy (``OPENAI_BASE_URL``, ``OPENAI_API_KEY``, and the same for Anthropic's
+clients) and its task (``TASK_ID``). It has tools of its own, or acts in a world of ours, which the node opens for it
+and serves over HTTP. An agent that an installed package knows is started by its name. An episode ends when the program
+does, when the program says so, or at its deadline. The world's grader or a command grades it, and never the program,
+unless the config accepts the program's reward.
 
 Without a command the program runs elsewhere: it opens an episode over HTTP, and closes it.
 """
@@ -28,7 +27,7 @@ from agent_environments.harness.home import HOME, home_variables, make_home
 from agent_environments.harness.program import run_program
 from agent_environments.harness.side_calls import read_side_calls
 from agent_environments.harness.starting import AgentStarter, CommandStarter, Starter
-from agent_environments.harness.words import found
+from agent_environments.harness.words import resolved
 from agent_environments.program_config import variables as environment_variables
 from agent_environments.program_config import words
 from agent_environments.program_protocol import Connection, Ended, Figures, Offer, SideCalls
@@ -68,7 +67,7 @@ class _EpisodeOffer:
 
 
 class HarnessEnvironment:
-    """One episode of a program: ``start``, then ``run``, with ``step`` while it runs if there is a world; ``grade``."""
+    """An episode of a program: ``start``, then ``run``, with ``step`` while it runs if there is a world; ``grade``."""
 
     def __init__(self, pool: HarnessPool, episode_id: str, world: Environment | None) -> None:
         self._pool = pool
@@ -84,7 +83,7 @@ class HarnessEnvironment:
         self._closed = False
 
     async def start(self, task_id: str) -> list[Message]:
-        """The opening of the world, where there is one."""
+        """Return the opening of the world, where there is one."""
         self._task_id = task_id
         if self._pool.starter is not None:
             await asyncio.to_thread(make_home, self._own, self._pool.home_template)
@@ -93,7 +92,7 @@ class HarnessEnvironment:
         return [] if self._world is None else await self._world.start(task_id)
 
     async def run(self, connection: Connection) -> Ended | None:
-        """Until the program has ended, or has said that the episode is over; None for one that runs elsewhere."""
+        """Run until the program has ended, or has ended the episode; None for a program that runs elsewhere."""
         starter = self._pool.starter
         if starter is None:
             split = self._pool.split_of(self._task_id)
@@ -109,7 +108,7 @@ class HarnessEnvironment:
         try:
             await asyncio.wait([program, finished], return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait([program], timeout=LEAVE_S)
-        except asyncio.CancelledError:  # who ends the program wants its last words
+        except asyncio.CancelledError:  # the canceller still wants the program's last output
             if own := asyncio.current_task():
                 own.uncancel()
         finally:
@@ -129,12 +128,12 @@ class HarnessEnvironment:
 
     @property
     def grades_itself(self) -> bool:
-        """Whether the program's word is its reward."""
+        """Return whether the program's word is its reward."""
         return self._pool.grader.takes_word
 
     @property
     def has_world(self) -> bool:
-        """Whether there is a world of ours to act in."""
+        """Return whether there is a world of ours to act in."""
         return self._world is not None
 
     async def step(self, action: str) -> StepResult:
@@ -147,19 +146,19 @@ class HarnessEnvironment:
         return result
 
     def finish(self, reward: float | None, figures: Figures = MappingProxyType({})) -> None:
-        """The program says that it is done; its own reward counts only where the config says so."""
+        """End the episode, because the program says so; its own reward counts only where the config accepts it."""
         self._figures = figures
         if self._pool.grader.takes_word and reward is not None:
             self._stated = reward
         self._finished.set()
 
     async def grade(self) -> Grade:
-        """The grader's verdict; what the program states has no name that the grader's own figures have."""
+        """Return the grader's verdict with the program's figures; of two of one name the grader's stands."""
         ended = EndedEpisode(self._task_id, self._folder, self._world, self._stated)
         return self._with_figures(await self._pool.grader.grade(ended))
 
     async def grade_member(self) -> Member:
-        """The world's, with what the program states."""
+        """Grade as the world does, with the figures that the program states."""
         assert isinstance(self._world, GroupedEnvironment), "its pool grades groups"
         member = await self._world.grade_member()
         return replace(member, grade=self._with_figures(member.grade))
@@ -197,20 +196,20 @@ class HarnessPool:
     """Programs, at most ``max_worlds`` at a time.
 
     Args:
-        command: of the program; ``{python}`` is this interpreter, a relative path of a file that is there is made
-            absolute. Without it, and without ``agent``, it runs elsewhere.
+        command: starts the program; ``{python}`` is this interpreter, and relative paths of existing files become
+            absolute. Without it, and without ``agent``, the program runs elsewhere.
         agent: in its place, the name of an agent that an installed package knows how to start.
         agent_program: where that agent's program is, if it is not where it is usually found.
         task_files: a folder with a folder for each task, which is copied into the one that the program starts in; an
-            agent that is started by its name is told the ``prompt.md`` there.
+            agent that is started by its name gets the ``prompt.md`` there.
         world: ``name`` and options of an environment of ours that it acts in.
-        tasks: task ids by split, where there is no world.
-        dataset: the name printed with every score, where there is no world.
-        grade_command: prints ``{"reward": ...}`` in its last line, where there is no world. It runs after the program
-            where the node was started, with the program's folder as ``EPISODE_FOLDER``.
-        accept_reward: the program's own reward is taken, where there is no other.
+        tasks: task ids by split, without a world.
+        dataset: the name printed with every score, without a world.
+        grade_command: prints ``{"reward": ...}`` in its last line, without a world. It runs after the program where
+            the node was started, with the program's folder as ``EPISODE_FOLDER``.
+        accept_reward: the program's own reward counts, where nothing else grades.
         variables: more environment variables of the program.
-        prefix: a command that it is run under, such as a sandbox.
+        prefix: a command under which the program runs, such as a sandbox.
         home_template: a folder that is copied into the home that each episode's program has of its own.
         side_calls: rules for calls that are answered and not trained on, each the fields of a
             :class:`~agent_environments.program_protocol.SideCalls`.
@@ -254,7 +253,7 @@ class HarnessPool:
         if agent is not None and self.task_files is not None:
             self.starter = AgentStarter(agent, agent_program, before, self.task_files)
         elif command is not None:
-            self.starter = CommandStarter([*before, *found(words("harness: command", command))], self.task_files)
+            self.starter = CommandStarter([*before, *resolved(words("harness: command", command))], self.task_files)
         self.grader: Grader = GradedByWorld() if world is not None else GradedByWord()
         if grade_command is not None:
             self.grader = GradedByCommand(words("harness: grade_command", grade_command))
@@ -277,7 +276,7 @@ class HarnessPool:
 
     @property
     def description(self) -> Description:
-        """The world's own, if there is one; and the program may have tools of its own."""
+        """The world's description, or an empty one; with the figures of tool calls, which the program may make."""
         own = Description() if self._world is None else description_of(self._world_name, self._world)
         return own.with_behavior(TOOLS_BEHAVIOR)
 
@@ -290,8 +289,8 @@ class HarnessPool:
         """Open the world.
 
         Raises:
-            FileNotFoundError, ValueError: there is no such program, no template of its home, or a task has no files;
-                else every episode would be lost over it, or be worth nothing.
+            FileNotFoundError, ValueError: the program, the template of its home or a task's files are missing; every
+                episode would be lost, or be worth nothing.
         """
         await asyncio.to_thread(self._check_machine)
         if self._world is not None:
@@ -299,7 +298,7 @@ class HarnessPool:
             self.dataset = self._world.dataset
 
     def preflight(self, split: str | Sequence[str]) -> list[str] | None:
-        """As :class:`~agent_environments.protocol.PoolWithPreflight` says; None for a world that has to be opened."""
+        """Check as :class:`~agent_environments.protocol.PoolWithPreflight`; None for a world that must be opened."""
         self._check_machine()
         if self._world is not None:
             return self._world.preflight(split) if isinstance(self._world, PoolWithPreflight) else None
@@ -336,28 +335,28 @@ class HarnessPool:
                 raise UnknownTask(f"no task {task_id!r} in dataset {self.dataset}")
 
     def split_of(self, task_id: str) -> str | None:
-        """The split that a task is known from; None for one of a world that was not asked for its tasks."""
+        """Return the split that lists a task; None for a task of a world before its tasks were read."""
         return self._splits.get(task_id)
 
     def grades_groups(self, task_id: str) -> bool:
         """Return whether the world does so."""
         return self._world is not None and grades_groups(self._world, task_id)
 
-    async def grade_group(self, task_id: str, seen: Sequence[Mapping[str, Any]]) -> list[Grade]:
-        """The grades of the world."""
+    async def grade_group(self, task_id: str, inputs: Sequence[Mapping[str, Any]]) -> list[Grade]:
+        """Return the grades of the world."""
         assert isinstance(self._world, PoolOfGroups), "it grades groups"
-        return await self._world.grade_group(task_id, seen)
+        return await self._world.grade_group(task_id, inputs)
 
     @property
     def runs_elsewhere(self) -> bool:
-        """Whether others start the programs."""
+        """Return whether others start the programs."""
         return self.starter is None
 
     async def acquire(self, episode_id: str) -> HarnessEnvironment:
         return await self._acquire(episode_id, lambda world: world.acquire(episode_id))
 
     async def acquire_for(self, episode_id: str, task_id: str) -> HarnessEnvironment:
-        """Of a world that is a mixture, a place in the task's own environment."""
+        """Acquire as :meth:`acquire`; where the world is a mixture, a slot in the task's own environment."""
         return await self._acquire(episode_id, lambda world: acquire(world, episode_id, task_id))
 
     async def _acquire(
@@ -378,7 +377,7 @@ class HarnessPool:
         self._slots.give_back()
 
     async def offer(self, offer: Offer, finished: asyncio.Event) -> None:
-        """Have a program elsewhere take the episode; returns once it has finished it."""
+        """Let a program elsewhere take the episode; return once the program has finished it."""
         self.offer_again(offer)
         try:
             await finished.wait()
@@ -387,12 +386,12 @@ class HarnessPool:
                 self._offers.remove(offer)
 
     def offer_again(self, offer: Offer) -> None:
-        """Put it at the end of those that wait."""
+        """Put an episode at the end of the waiting ones."""
         self._offers.append(offer)
         self._offered.set()
 
     async def take(self, task_id: str | None, timeout_s: float) -> Offer | None:
-        """The oldest episode that waits for a program, of one task or of any; None if none comes in time."""
+        """Return the oldest episode that waits for a program, of one task or of any; None if none comes in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 while True:

@@ -1,4 +1,4 @@
-"""One command with a deadline, and nothing of it left behind."""
+"""Runs a command with a deadline, and leaves none of its processes behind."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from loop_plumbing import process_guard
 GRACE_S = 2.0
 STOP_S = GRACE_S + process_guard.KILL_DEADLINE_S + 5.0
 KEPT_OUTPUT = 4096
-LONGEST_ANSWER = 16 << 20
-"""Bytes of the last line of a command's standard output that are its answer."""
+MAX_ANSWER_BYTES = 16 << 20
+"""The bytes of a command's standard output that are kept: its last line is the answer."""
 READ_AT_ONCE = 1 << 16
 NO_PROXY = ("no_proxy", "NO_PROXY")
 """Programs read one or the other."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _LINE_ENDS = re.compile(r"[\r\n]|\x1b\[[0-9;?]*[A-Za-z]")
-"""What a line may end with, a progress bar's too, which begins its line again and colours it."""
+"""The ends of a line, a progress bar's too, which begins its line again and colours it."""
 READ_REST_S = 2.0
-"""How long after the end of a command its last output is read, if a process that it left holds the pipe open."""
+"""Seconds after a command's end in which its last output is read, if a process that it left holds the pipe open."""
 
 
 async def run_program(
@@ -41,20 +41,20 @@ async def run_program(
     """Run a command below a process guard: all of it ends when this returns, is cancelled, or this process dies.
 
     Args:
-        variables: added to those that a program inherits of this process. The host of ``OPENAI_BASE_URL`` is
-            reached without a proxy.
-        folder: where it starts.
-        timeout_s: after which it is ended; None waits.
-        answers: its standard output is an answer, and kept apart from its standard error.
-        stop: once it is set, the command is ended.
+        variables: added to those that a program inherits from this process. The host of ``OPENAI_BASE_URL`` needs no
+            proxy.
+        folder: the command's working folder.
+        timeout_s: seconds after which the command is ended; None waits.
+        answers: the standard output is an answer, and kept apart from the standard error.
+        stop: an event that ends the command.
 
     Raises:
         OSError: it cannot be started.
     """
     guard = [sys.executable, "-I", process_guard.__file__, str(os.getpid()), str(GRACE_S), *command]
     with contextlib.ExitStack() as unread:
-        printed = _Kept(KEPT_OUTPUT, unread)
-        answer = _Kept(LONGEST_ANSWER, unread) if answers else printed
+        printed = _OutputTail(KEPT_OUTPUT, unread)
+        answer = _OutputTail(MAX_ANSWER_BYTES, unread) if answers else printed
         try:
             process = await asyncio.create_subprocess_exec(
                 *guard,
@@ -66,10 +66,10 @@ async def run_program(
                 start_new_session=True,
             )
         finally:
-            for kept in {printed, answer}:
-                os.close(kept.write_end)
+            for pipe in {printed, answer}:
+                os.close(pipe.write_end)
         unread.pop_all()
-    reading = [asyncio.create_task(kept.read()) for kept in {printed, answer}]
+    reading = [asyncio.create_task(pipe.read()) for pipe in {printed, answer}]
     waits = [asyncio.create_task(waited) for waited in (process.wait(), *([stop.wait()] if stop else []))]
     try:
         await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -87,11 +87,11 @@ async def run_program(
     return Ended(status, printed.text or last[-KEPT_OUTPUT:], last)
 
 
-class _Kept:
-    """A pipe, of what is written to which the last bytes are kept.
+class _OutputTail:
+    """A pipe that keeps the last bytes written to it.
 
-    It is one of our own: asyncio waits for the end of those that it makes, and a process that has got away from the
-    guard may hold one open for ever.
+    asyncio's own pipes will not do: it waits for their end, and a process that has escaped the guard may hold one open
+    for ever.
     """
 
     def __init__(self, most: int, unread: contextlib.ExitStack) -> None:
@@ -132,14 +132,14 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def program_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a program: what it may inherit of this process's, and ``variables``."""
+    """Return the environment of a program: the variables that it may inherit from this process, and ``variables``."""
     return _past_proxies({**inherited(), **variables})
 
 
 def _past_proxies(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables, with the node's host and loopback among the hosts that no proxy of the internet is asked for."""
+    """Return the variables, with the node's host and loopback among the hosts that programs reach without a proxy."""
     node = urlsplit(variables.get("OPENAI_BASE_URL", "")).hostname
     direct = [*LOOPBACK, *([node] if node else [])]
-    given = next((variables[name] for name in NO_PROXY if name in variables), "")
-    hosts = given if given.strip() == "*" else ",".join([*filter(None, [given]), *direct])
+    unproxied = next((variables[name] for name in NO_PROXY if name in variables), "")
+    hosts = unproxied if unproxied.strip() == "*" else ",".join([*filter(None, [unproxied]), *direct])
     return {**variables, **dict.fromkeys(NO_PROXY, hosts)}

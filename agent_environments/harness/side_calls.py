@@ -1,4 +1,4 @@
-"""Reads the rules by which a program's calls are no part of its task."""
+"""Reads the rules for calls of a program that do not belong to its task."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agent_environments.program_protocol import SideCalls
 
 
 def read_side_calls(key: str, value: Any) -> tuple[SideCalls, ...]:
-    """The rules for calls that are not trained on.
+    """Return the rules for calls that are not trained on.
 
     Raises:
         ValueError: a rule has no condition, or a key or a value that there is not; names ``key`` and the cure.

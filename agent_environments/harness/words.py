@@ -11,16 +11,16 @@ from pathlib import Path
 
 from loop_plumbing.names import did_you_mean, similar_names
 
-# A command must not be refused for a word that only looks like a file: few programs are looked at.
+# Only few programs are checked: a word that merely looks like a file must not refuse a command.
 INTERPRETER = re.compile(r"(ba|da|z)?sh|python[\d.]*|node|perl|ruby")
-"""Programs whose first word is the file that they run."""
+"""Programs whose first argument is the file that they run."""
 RUNNERS = ("env", "ionice", "nice", "nohup", "setsid", "stdbuf", "time", "timeout")
 """Programs that run another one in the same folder."""
 FLAGS = re.compile("-[bBdEIiOPqsSuvx]+")
-"""Options of these that are followed by the file all the same."""
+"""Options of these programs that do not take the file's place."""
 
 
-def found(command: Sequence[str]) -> list[str]:
+def resolved(command: Sequence[str]) -> list[str]:
     """Return the command with ``{python}`` as this interpreter and files as absolute paths."""
 
     def is_path(word: str, is_program: bool) -> bool:

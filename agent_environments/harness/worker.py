@@ -1,4 +1,4 @@
-"""A program elsewhere that plays a node's episodes: take one, play it, say what it was worth, take the next.
+"""A program elsewhere that plays a node's episodes: take one, play it, state its reward, take the next.
 
 from agent_environments.harness.worker import play_episodes
 
@@ -25,17 +25,17 @@ from loop_plumbing.secret import read_secret
 logger = logging.getLogger(__name__)
 
 WAIT_S = 30.0
-"""Seconds that the node is asked to wait for an episode, each time."""
+"""Seconds that each request lets the node wait for an episode."""
 ANSWER_S = 60.0
 RECONNECT_S = 300.0
-"""Seconds without an answer of the node after which it is given up: it may be started again meanwhile."""
+"""Seconds without an answer after which the worker gives up on the node, which may restart meanwhile."""
 PAUSE_S = 1.0
 TOKEN_VARIABLE = "ROLLOUT_SERVER_TOKEN"
 
 
 @dataclass(frozen=True)
 class AgentEpisode:
-    """One episode to play; ``base_url`` and ``api_key`` are those of OpenAI's clients.
+    """An episode to play; ``base_url`` and ``api_key`` are those of OpenAI's clients.
 
     ``split`` is None where the node does not know it, ``policy_version`` where each turn is sampled from the newest.
     """
@@ -62,21 +62,21 @@ class AgentEpisode:
             metrics: other figures by name, for the record.
 
         Raises:
-            httpx.HTTPStatusError: the episode is over already, or a figure is none.
+            httpx.HTTPStatusError: the episode is over already, or a figure is not a number.
         """
-        given = {"reward": reward, "rewards": rewards, "metrics": metrics}
-        said = {name: value for name, value in given.items() if value is not None}
-        _post(f"{self.base_url}/episode/finish", said, self.api_key, ANSWER_S)
+        result = {"reward": reward, "rewards": rewards, "metrics": metrics}
+        stated = {name: value for name, value in result.items() if value is not None}
+        _post(f"{self.base_url}/episode/finish", stated, self.api_key, ANSWER_S)
 
 
 def take_episode(node_url: str, token: str | None = None, wait_s: float = WAIT_S) -> AgentEpisode | None:
-    """The oldest episode that waits; None if none came within ``wait_s`` (60 at most).
+    """Return the oldest episode that waits; None if none came within ``wait_s`` (60 at most).
 
     Args:
         token: the node's secret; None reads :data:`TOKEN_VARIABLE`.
 
     Raises:
-        ValueError: there is no secret.
+        ValueError: the secret is missing.
         httpx.HTTPError: the node cannot be reached, or refuses.
     """
     secret = read_secret(TOKEN_VARIABLE) if token is None else token
@@ -85,8 +85,8 @@ def take_episode(node_url: str, token: str | None = None, wait_s: float = WAIT_S
     answer = _post(f"{node_url}/v1/episodes", {"wait_s": wait_s}, secret, wait_s + ANSWER_S)
     if answer.status_code == httpx.codes.NO_CONTENT:
         return None
-    said = answer.json()
-    return AgentEpisode(**{field.name: said[field.name] for field in fields(AgentEpisode)})
+    answer_fields = answer.json()
+    return AgentEpisode(**{field.name: answer_fields[field.name] for field in fields(AgentEpisode)})
 
 
 def play_episodes(
@@ -102,7 +102,7 @@ def play_episodes(
             raises ends without a reward, as one whose agent failed.
 
     Raises:
-        ValueError: there is no secret.
+        ValueError: the secret is missing.
         httpx.HTTPError: the node refuses, or did not answer for :data:`RECONNECT_S`.
     """
     running_time.tick()

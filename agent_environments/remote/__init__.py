@@ -1,1 +1,1 @@
-"""Episodes that are played elsewhere: what worlds under another interpreter and environments behind a service share."""
+"""Episodes that are played elsewhere: the code shared by worlds under another interpreter and environment services."""

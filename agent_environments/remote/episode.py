@@ -1,4 +1,4 @@
-"""One episode at the end of a line: deadlines, and bringing back a world whose line was lost."""
+"""An episode at the end of a line: its deadlines, and bringing back a world whose line was lost."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from loop_plumbing.breakage import raised_as
 logger = logging.getLogger(__name__)
 
 GRADE_PATIENCE_S = 900.0
-"""For a grade, and the step before it. Less than the protocol's own deadline for grades, after which a state is
-ungradable: that the machine gives no grade is not a state's doing."""
+"""Seconds for a grade and the step before it: less than the protocol's deadline for grades, after which a state is
+ungradable, because a machine that gives no grade is not the state's fault."""
 CLOSE_TIMEOUT_S = 120.0
 STEP_BROKE = FAILURE_HEAD + " The world broke while it ran this command. The episode is over."
 
@@ -56,38 +56,38 @@ class EpisodeHost(Protocol):
     losses: Losses
     replays: int
     no_command: str
-    """What the agent is told after a message without a command."""
+    """The observation after a message without a command."""
 
     def check_tasks(self, task_ids: list[str]) -> None: ...
     async def lease(self) -> WorldLine:
-        """A line to where there is room for one more episode; raises WorldLost (``REFUSED``) if there is none now."""
+        """Return a line to a place with room for one more episode; raises WorldLost (``REFUSED``) if all are full."""
 
     async def give_back(self, line: WorldLine) -> None:
-        """An episode has left this line."""
+        """Free the place of an episode that has left this line."""
 
     async def answers(self) -> bool:
-        """Return whether the other side answers anybody; asked where one command is not answered in time."""
+        """Return whether the other side answers any request; called where one command gets no answer in time."""
 
     def opening(self, answer: dict[str, Any]) -> list[Message]:
-        """The messages that open an episode, of the answer to "start"."""
+        """Return the messages that open an episode, from the answer to "start"."""
 
     def command(self, message: str) -> str | None:
-        """Return the part of an assistant message that is sent; None: it has no command, and the agent is told
-        :attr:`no_command`."""
+        """Return the part of an assistant message that is sent; None for one without a command, which
+        :attr:`no_command` answers."""
 
-    def shown(self, observation: str) -> str:
-        """Return the text that the agent is shown for the observation in an answer to "step"."""
+    def observation_text(self, observation: str) -> str:
+        """Return the text that the agent reads for the observation in an answer to "step"."""
 
     def release(self, environment: RemoteEnvironment) -> None: ...
 
 
 class RemoteEnvironment:
-    """One episode.
+    """An episode.
 
     A line that is lost is replaced, and the episode's commands are run again on the new one: the observations must be
     the same. :mod:`agent_environments.lost_worlds` says which losses count against a command. An agent cannot undo
-    what it did: a command over which too many are lost, or one that takes too long, ends the episode, and what cannot
-    be had any more is ungradable.
+    its actions: a command over which too many worlds are lost, or that takes too long, ends the episode, and a state
+    that is lost for good is ungradable.
     """
 
     def __init__(self, pool: EpisodeHost) -> None:
@@ -98,16 +98,16 @@ class RemoteEnvironment:
         self._task_id: str | None = None
         self._opening = b""
         self._history: list[tuple[str, bytes]] = []
-        """Commands, and digests of what answered them, as of the opening."""
+        """Commands with the digests of their answers."""
         self._over = False
         self._ungradable: str | None = None
         self._recovery = Recovery(pool.losses, self, self._rules.start_timeout_s)
-        """Of what is asked, or was asked last."""
+        """The recovery of the current, or the last, request."""
         self._running: asyncio.Task[StepResult] | None = None
         self._closed = False
 
     async def start(self, task_id: str) -> list[Message]:
-        """Raises UnknownTask; EnvironmentCrashed if it cannot be started anywhere."""
+        """Start the episode; raises UnknownTask, or EnvironmentCrashed if no place can start it."""
         self._pool.check_tasks([task_id])
         self._task_id = task_id
         with raised_as(EnvironmentCrashed, f"the world cannot start {task_id}: ", CommandsDoing, RequestFailed):
@@ -120,7 +120,7 @@ class RemoteEnvironment:
         return self._recovery
 
     async def _start_on_a_line(self) -> dict[str, Any]:
-        """A world that is lost while it starts has nothing of this episode yet, so it is none that was to be had."""
+        """Start on a new line. A world that is lost meanwhile counts as refused: it holds nothing of this episode."""
         await self._leave()
         self._line = await self._pool.lease()
         try:
@@ -139,7 +139,7 @@ class RemoteEnvironment:
 
         Raises:
             EnvironmentTimeout: it took too long; the episode is over.
-            EnvironmentCrashed: the worlds died by no doing of this episode's.
+            EnvironmentCrashed: the worlds died by no fault of this episode.
         """
         if self._task_id is None or self._over:
             raise EnvironmentCrashed("this episode has no world: it was not started, or has ended")
@@ -169,14 +169,14 @@ class RemoteEnvironment:
         empty = answer.get("empty_action", False)
         text, reminder = answer["observation"], answer.get("reminder", "")
         output = text.removesuffix(reminder)
-        kept = text[len(output) :]  # "" where it does not end so
-        shown = self._pool.shown(output) + kept
+        ending = text[len(output) :]  # "" where it does not end so
+        observation = self._pool.observation_text(output) + ending
         return StepResult(
-            shown,
+            observation,
             answer["done"],
             failed=answer["failed"],
             empty_action=empty,
-            reminder=kept,
+            reminder=ending,
             reward=answer.get("turn_reward"),
         )
 
@@ -184,12 +184,12 @@ class RemoteEnvironment:
         self._over, self._ungradable = True, ungradable
 
     async def _ask(self, deadline_s: float, op: str, **fields: Any) -> dict[str, Any]:
-        """The answer of the episode's world, which is brought back where that is needed.
+        """Return the answer of the episode's world, which is brought back where that is needed.
 
         Raises:
-            RequestFailed, LineStuck: as it says.
-            CommandsDoing: the world died too often by this request's doing, or did once and comes back as another.
-            EnvironmentCrashed: the same, but by no doing of this episode's.
+            RequestFailed, LineStuck: the world refused the request, or did not answer in time.
+            CommandsDoing: this request lost too many worlds, or lost one that comes back as another.
+            EnvironmentCrashed: the same, but by no fault of this episode.
         """
         recovery = self._recovering()
 
@@ -231,7 +231,7 @@ class RemoteEnvironment:
         except (RequestFailed, LineStuck) as error:
             if isinstance(error, RequestFailed) and error.reason == EnvironmentCrashed.reason:
                 raise WorldLost(str(error), Loss.REFUSED) from error
-            # it lived through this before
+            # the lost world had survived this command
             raise _Diverged(f"the world fails in the replay: {error}") from error
         if not same:
             raise _Diverged("its world answers differently in the replay")
@@ -243,10 +243,10 @@ class RemoteEnvironment:
         return self._line
 
     async def grade(self) -> Grade:
-        """The world's own score of the state reached so far.
+        """Return the world's own score of the state reached so far.
 
         Raises:
-            EnvironmentCrashed: the episode was never started, or its world was lost by no doing of the agent's.
+            EnvironmentCrashed: the episode was never started, or its world was lost by no fault of the agent.
         """
         if self._task_id is None:
             raise EnvironmentCrashed("nothing to grade: the episode was never started")
@@ -264,7 +264,7 @@ class RemoteEnvironment:
         return Grade.of_ungradable(self._ungradable or "no grade")
 
     async def _last_step(self) -> None:
-        """Return when it has ended; raises EnvironmentCrashed if it did, though nobody waited for it."""
+        """Wait until the last step has ended; raises the EnvironmentCrashed that nobody awaited."""
         if self._running is None:
             return
         await asyncio.wait([self._running])
@@ -298,7 +298,7 @@ def _digest(answer: dict[str, Any]) -> bytes:
 
 
 def _grade(answer: dict[str, Any]) -> Grade:
-    """A world's grade; :func:`~agent_environments.plain_values.plain_grade` looks at its values, and bounds it."""
+    """Return a world's grade; :func:`~agent_environments.plain_values.plain_grade` checks and bounds it later."""
     broke = answer.get("broke")
     return Grade(
         float(answer["reward"]),

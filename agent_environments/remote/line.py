@@ -1,4 +1,4 @@
-"""A line to where an episode is played: one request at a time, each with a deadline."""
+"""A line to the place where an episode is played: one request at a time, each with a deadline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class LineStuck(Exception):
 
 
 class RequestFailed(Exception):
-    """The other side lives, and says what went wrong. ``reason`` is that of an ``EnvironmentFault``, if it gave one."""
+    """The other side lives, and reports an error. ``reason`` is that of an ``EnvironmentFault``, if it gave one."""
 
     def __init__(self, message: str, reason: str | None = None) -> None:
         super().__init__(message)
@@ -24,7 +24,7 @@ class RequestFailed(Exception):
 
 
 class WorldLine:
-    """:meth:`call` may be awaited by several at once; they take their turns."""
+    """A line; several callers may await :meth:`call` at once, and take their turns."""
 
     def __init__(self, losses: Losses) -> None:
         self._losses = losses
@@ -33,7 +33,7 @@ class WorldLine:
 
     @property
     def alive(self) -> bool:
-        """Whether a request may be sent."""
+        """Return whether a request may be sent."""
         raise NotImplementedError
 
     async def _round_trip(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,20 +41,20 @@ class WorldLine:
         raise NotImplementedError
 
     def kill(self) -> None:
-        """Cut the line, and with it what happens at the other side, at once."""
+        """Cut the line at once, and with it all that runs at the other side."""
         raise NotImplementedError
 
     async def last_words(self) -> str:
-        """Return what the other side said when it ended; empty where it says nothing then."""
+        """Return the last output of the other side when it ended; "" where it has none."""
         return ""
 
     @property
     def busy(self) -> bool:
-        """Whether a request is being answered."""
+        """Return whether a request is being answered."""
         return self._turn.locked()
 
     def _ended(self) -> None:
-        """To be called where it is seen that the other side ended. Between two requests that is no command's doing."""
+        """Note that the other side ended. Between two requests no command is the cause."""
         if not self._turn.locked():
             self._losses.note(self)
 
@@ -64,7 +64,7 @@ class WorldLine:
         A caller that is cancelled leaves the request to its end, so the next one finds the line in order.
 
         Raises:
-            WorldLost, LineStuck: there is no line any more.
+            WorldLost, LineStuck: the line is cut.
             RequestFailed: the world raised.
         """
         exchange = asyncio.create_task(self._exchange(deadline_s, {"op": op, **fields}))
@@ -75,7 +75,7 @@ class WorldLine:
     def _forget(self, exchange: asyncio.Task[dict[str, Any]]) -> None:
         self._exchanges.discard(exchange)
         if not exchange.cancelled():
-            exchange.exception()  # its caller may be gone: nobody is left to be told
+            exchange.exception()  # its caller may be gone, and nobody else would retrieve it
 
     async def _exchange(self, deadline_s: float, request: Mapping[str, Any]) -> dict[str, Any]:
         async with self._in_turn():
@@ -102,12 +102,12 @@ class WorldLine:
             self._turn.release()
 
     async def _in_time(self, deadline_s: float, request: Mapping[str, Any]) -> dict[str, Any]:
-        """:meth:`_round_trip`; raises TimeoutError if it takes too long."""
+        """Run :meth:`_round_trip`; raises TimeoutError if it takes too long."""
         async with asyncio.timeout(deadline_s):
             return await self._round_trip(request)
 
     async def hang_up(self) -> None:
-        """Cut the line, and return when nothing of it is under way."""
+        """Cut the line, and return when no request is under way."""
         self.kill()
         for exchange in self._exchanges:
             exchange.cancel()

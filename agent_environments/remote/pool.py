@@ -57,8 +57,8 @@ class RemotePool(EpisodeHost):
     async def answers(self) -> bool:
         return True
 
-    def shown(self, observation: str) -> str:
-        """An observation cut to what the policy may see of it."""
+    def observation_text(self, observation: str) -> str:
+        """Return an observation cut to the tokens that the policy may see."""
         return cut_observation(observation, None, self.rules.observation_max_tokens, self.rules.token_spans)
 
     async def _close_lines(self) -> None:
@@ -84,16 +84,16 @@ class RemotePool(EpisodeHost):
         return environment
 
     def _environment(self) -> RemoteEnvironment:
-        """An episode that nobody has started yet."""
+        """Return an episode that nobody has started yet."""
         return RemoteEnvironment(self)
 
     def release(self, environment: RemoteEnvironment) -> None:
-        """Called once by an environment that closes."""
+        """Give back the slot of an environment that closes, which calls this once."""
         self._open.discard(environment)
         self._slots.give_back()
 
     def status(self) -> PoolStatus:
-        """Counters for the node's metrics page."""
+        """Return counters for the node's metrics page."""
         losses = dict(self.losses.counts)
         return PoolStatus(len(self._open), self._slots.waiting, self._restarts, self._details(), losses)
 

@@ -22,7 +22,7 @@ class BoundedText(io.StringIO):
 
 
 def shortened(text: str, most: int) -> str:
-    """Beginning and end of a text, together ``most`` characters."""
+    """Return the beginning and the end of a text, together ``most`` characters."""
     if len(text) <= most:
         return text
     room = max(0, most - len(NOT_SHOWN))

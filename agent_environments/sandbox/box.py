@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 
 PROGRAM = "/run/program"
-"""In the box: the folder with the files of its first process."""
+"""The folder with the files of the first process, inside the box."""
 PACKAGES = "/run/packages"
 OLDEST = (0, 8)
 TRIAL_S = 60.0
@@ -44,23 +44,23 @@ class NoBox(Exception):
     """No box can be made here; the message says why."""
 
 
-def system_arguments(shown: Iterable[str]) -> list[str]:
-    """Show these paths, where they exist, and what the system's root links to them."""
-    found: list[str] = []
-    for path in dict.fromkeys([*_LINKED, *shown]):
+def system_arguments(paths: Iterable[str]) -> list[str]:
+    """Return bubblewrap's arguments that show these paths, where they exist, and the root's links to them."""
+    arguments: list[str] = []
+    for path in dict.fromkeys([*_LINKED, *paths]):
         if os.path.islink(path) and path in _LINKED:
-            found += ["--symlink", os.readlink(path), path]
+            arguments += ["--symlink", os.readlink(path), path]
         elif os.path.exists(path):
-            found += ["--ro-bind", path, path]
-    return found
+            arguments += ["--ro-bind", path, path]
+    return arguments
 
 
 def box_command(program: str, packages: Mapping[str, str], hidden: Sequence[str], words: Sequence[str]) -> list[str]:
-    """The command that runs ``keeper.py`` of the folder ``program`` in a box, under this interpreter, with ``words``.
+    """Return the command that runs ``keeper.py`` of the folder ``program`` with ``words``, under this Python in a box.
 
     Args:
-        packages: what of the interpreter's packages is shown: name in a folder of packages -> path.
-        hidden: folders that are never shown, such as those that the node imports from.
+        packages: the interpreter's packages to show: name in a folder of packages -> path.
+        hidden: folders that the box never shows, such as those that the node imports from.
 
     Raises:
         NoBox: bubblewrap is missing, old or setuid, or does not work here.
@@ -68,10 +68,10 @@ def box_command(program: str, packages: Mapping[str, str], hidden: Sequence[str]
     """
     bwrap = _bubblewrap()
     python = os.path.realpath(sys.executable)
-    shown = _outermost([*_SHOWN, python, f"{sys.base_prefix}/lib", sysconfig.get_path("stdlib")])
-    beside = [path for folder in shown for path in glob.glob(f"{folder}/python*/*-packages")]
-    covered = _outermost([path for path in [*beside, *hidden] if os.path.isdir(path) and below(path, shown)])
-    inside = system_arguments(shown)
+    visible = _outermost([*_SHOWN, python, f"{sys.base_prefix}/lib", sysconfig.get_path("stdlib")])
+    beside = [path for folder in visible for path in glob.glob(f"{folder}/python*/*-packages")]
+    covered = _outermost([path for path in [*beside, *hidden] if os.path.isdir(path) and below(path, visible)])
+    inside = system_arguments(visible)
     for path in covered:
         inside += ["--tmpfs", path, "--remount-ro", path]
     for name, path in packages.items():
@@ -87,10 +87,10 @@ def box_command(program: str, packages: Mapping[str, str], hidden: Sequence[str]
     command += ["--", python, f"{PROGRAM}/keeper.py", *words]
     if os.getuid() != 0:
         return _working([command])
-    # As real root the kernel bounds no number of processes, so another user it is: who may not reach what lies in
-    # root's home, but for what root itself has shown before.
+    # The kernel bounds no number of processes for real root, so the box belongs to another user, who reaches nothing in
+    # root's home but the files that root itself has shown before.
     other = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--", *command]
-    reached = [*shown, program, *packages.values(), "/run"]
+    reached = [*visible, program, *packages.values(), "/run"]
     above = {str(parent) for path in reached for parent in PurePath(path).parents} - {"/"}
     before = [bwrap, "--die-with-parent", *(word for path in sorted(above) for word in ("--dir", path))]
     before += [*system_arguments([*reached, "/etc"]), "--bind", "/proc", "/proc", "--dev-bind", "/dev", "/dev", "--"]
@@ -102,16 +102,16 @@ def _bubblewrap() -> str:
     if program is None:
         raise NoBox("bubblewrap is not installed (apt-get install bubblewrap)")
     if os.stat(program).st_mode & stat.S_ISUID:
-        raise NoBox(f"{program} is setuid, and may do more than who calls it")
-    said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=TRIAL_S).stdout
-    version = tuple(map(int, re.findall(r"\d+", said)[:2]))
+        raise NoBox(f"{program} is setuid, and may do more than its caller")
+    version_text = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=TRIAL_S).stdout
+    version = tuple(map(int, re.findall(r"\d+", version_text)[:2]))
     if version < OLDEST:
-        raise NoBox(f"{said.strip() or program} is older than {'.'.join(map(str, OLDEST))}")
+        raise NoBox(f"{version_text.strip() or program} is older than {'.'.join(map(str, OLDEST))}")
     return program
 
 
 def _working(commands: Sequence[list[str]]) -> list[str]:
-    """The first that runs its trial, without a way to an owner; raises NoBox where none does."""
+    """Return the first command that runs its trial, without a connection to an owner; raises NoBox if all fail."""
     why = ""
     for command in commands:
         try:
@@ -133,5 +133,5 @@ def below(path: str, folders: Iterable[str]) -> bool:
 
 
 def _outermost(paths: Sequence[str]) -> list[str]:
-    """Without those that lie below another one."""
+    """Return the paths that do not lie below another one."""
     return [path for path in dict.fromkeys(paths) if not below(path, paths)]

@@ -1,4 +1,4 @@
-"""Keeps what an agent runs from one call to the next, and its folder; it is out of the agent's reach.
+"""Keeps an agent's processes and folder from one call to the next; it is out of the agent's reach.
 
 It is the first process of a box (box.py), which ends with it, or stands before one sealed interpreter (sandbox.py). It
 alone holds the way to the owner. While no call is made, nothing of the agent's runs: all is stopped, and what does not
@@ -35,28 +35,28 @@ MOST_FILES = 1000
 PROCESSES = 64
 USER = 65534
 LOOK_S = 0.05
-"""Between two looks at what is used while a call is made."""
+"""Seconds between two checks of the used memory and files during a call."""
 IDLE_LOOK_S = 1.0
 GRACE_S = 2.0
-"""For a call that was interrupted at its deadline; then all is ended."""
+"""Seconds that a call has to end after the interrupt at its deadline; then all processes are killed."""
 STOP_S = 2.0
-"""The longest wait between two looks at whether all has stopped; it is tried for three times as long."""
+"""The longest wait between two checks that all processes have stopped; the checks take three times as long."""
 INTERPRETER_BYTES = 32 << 20
-"""Of memory, which each session needs for itself."""
+"""Memory that each session needs for itself."""
 PIECE_BYTES = 16 << 20
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_BIND = 1, 2, 4, 32, 4096
 _CLONE_NEWUSER = 0x10000000
 
 Play = Callable[[int, int], None]
-"""What a kept process does: reads from the first descriptor, and after each text writes a line to the second: the word
-that came with the text, which no earlier call could know, and as JSON the text of an error, or a status."""
+"""The loop of an agent's process: it reads from the first descriptor, and after each text writes a line to the second:
+the word that came with the text, which no earlier call could know, and as JSON the text of an error, or a status."""
 
 
 def put(root: str, path: str, content: bytes | None) -> None:
     """Write a file below a folder that an agent has written, or remove it; no link is followed.
 
     Raises:
-        OSError: what lies there does not let it.
+        OSError: a file or folder in its place prevents it.
     """
     *above, name = path.split("/")
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -76,8 +76,8 @@ def put(root: str, path: str, content: bytes | None) -> None:
         os.close(folder)
 
 
-class Kept:
-    """A process of the agent's, in a session of its own, which prints to ``printed``."""
+class AgentProcess:
+    """A process of the agent's code, in a session of its own, which prints to ``printed``."""
 
     def __init__(self, play: Play, walls: Callable[[], None], printed: int) -> None:
         ask, self.ask = os.pipe()
@@ -106,9 +106,9 @@ class Keeper:
 
     Args:
         limits: ``deadline_s``, ``memory_mb``, ``folder_mb`` and ``max_characters``.
-        kinds: what each kind of kept process does, and what it reads for a word and a text.
-        walls: taken by each of them before it runs anything.
-        folder: of the files.
+        kinds: by kind of process, its loop, and a function from a word and a text to the bytes that it reads.
+        walls: drops the rights of each process before it runs anything.
+        folder: the folder of the files.
     """
 
     def __init__(
@@ -122,9 +122,9 @@ class Keeper:
         self._ended: dict[int, int] = {}
         self._over = False
         self._boxed = os.getpid() == 1
-        self._kept: dict[str, Kept] = {}
-        self._said, self._printed = os.pipe()
-        os.set_blocking(self._said, False)
+        self._sessions: dict[str, AgentProcess] = {}
+        self._output, self._printed = os.pipe()
+        os.set_blocking(self._output, False)
         self._left: list[dict[str, str]] = []
 
     def serve(self, connection: int) -> None:
@@ -140,7 +140,7 @@ class Keeper:
                     rest = rest[os.write(connection, rest) :]
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to one request."""
+        """Return the answer to one request."""
         if "run" in request:
             return self._run(request["run"], request["text"])
         if "piece" in request:
@@ -157,24 +157,24 @@ class Keeper:
 
     def _run(self, kind: str, text: str) -> dict[str, Any]:
         play, read_for = self._kinds[kind]
-        if kind not in self._kept:
-            self._kept[kind] = Kept(play, self._walls, self._printed)
-        kept = self._kept[kind]
+        if kind not in self._sessions:
+            self._sessions[kind] = AgentProcess(play, self._walls, self._printed)
+        session = self._sessions[kind]
         self._signal(signal.SIGCONT)
-        word = os.urandom(8).hex()  # what an earlier call, or code that pretends to be over, answers has another one
+        word = os.urandom(8).hex()  # an answer of an earlier call, or of code that pretends to be over, lacks it
         asked, done, printed = memoryview(read_for(word, text)), b"", bytearray()
         most, gone, late = self._limits["max_characters"], "", ""
         until, look = time.monotonic() + self._limits["deadline_s"], 0.0
         while not gone and b"\n" not in (answer := done.partition(word.encode())[2]):
-            ready, writable, _ = select.select([self._said, kept.done], [kept.ask] if asked else [], [], LOOK_S)
+            ready, writable, _ = select.select([self._output, session.done], [session.ask] if asked else [], [], LOOK_S)
             if writable:
                 with contextlib.suppress(BrokenPipeError):
-                    asked = asked[os.write(kept.ask, asked[:4096]) :]
-            if kept.done in ready:
-                part = os.read(kept.done, 1 << 16)
-                done += part
-                if not part or len(done) > 16 * most + (1 << 16):
-                    gone = self._how_it_ended(kept)
+                    asked = asked[os.write(session.ask, asked[:4096]) :]
+            if session.done in ready:
+                data = os.read(session.done, 1 << 16)
+                done += data
+                if not data or len(done) > 16 * most + (1 << 16):
+                    gone = self._how_it_ended(session)
             self._read(printed)
             now = time.monotonic()
             if now > look:
@@ -185,8 +185,8 @@ class Keeper:
             elif now > until:
                 late, until = f"the code took longer than {self._limits['deadline_s']:g} s", now + GRACE_S
                 with contextlib.suppress(ProcessLookupError):
-                    if kept.pid not in self._ended:
-                        os.killpg(kept.pid, signal.SIGINT)
+                    if session.pid not in self._ended:
+                        os.killpg(session.pid, signal.SIGINT)
         gone = gone or self._passed() or ("" if self._freeze() else "it does not let itself be stopped")
         if gone:
             self._end_all()
@@ -198,23 +198,23 @@ class Keeper:
         return {"output": output, "gone": gone, "over": self._over}
 
     def _read(self, printed: bytearray) -> None:
-        """Read what was printed, and drop the middle of what is too much."""
+        """Read what was printed, and drop the middle of too long an output."""
         room = 4 * self._limits["max_characters"]
         with contextlib.suppress(BlockingIOError):
-            printed += os.read(self._said, 1 << 16)
+            printed += os.read(self._output, 1 << 16)
         if len(printed) > 4 * room:
             del printed[room:-room]
 
-    def _how_it_ended(self, kept: Kept) -> str:
+    def _how_it_ended(self, session: AgentProcess) -> str:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(kept.pid, signal.SIGKILL)  # it has closed what it answers on, be it that it goes on
+            os.kill(session.pid, signal.SIGKILL)  # it has closed its answers' pipe, and may still run
         with contextlib.suppress(ChildProcessError):
-            self._ended[kept.pid] = os.waitpid(kept.pid, 0)[1]
-        status = os.waitstatus_to_exitcode(self._ended[kept.pid])
+            self._ended[session.pid] = os.waitpid(session.pid, 0)[1]
+        status = os.waitstatus_to_exitcode(self._ended[session.pid])
         return f"its process ended with {f'status {status}' if status >= 0 else f'signal {-status}'}"
 
     def _reap(self, how: int = os.WNOHANG) -> None:
-        """Collect what has ended; with 0, wait until everything has."""
+        """Collect processes that have ended; with 0, wait until all have."""
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, how))[0]:
                 self._ended[ended[0]] = ended[1]
@@ -229,7 +229,7 @@ class Keeper:
             room -= size
             name = os.fsencode(written.path).decode(errors="backslashreplace")
             with contextlib.suppress(OSError):
-                if not written.about.st_mode & stat.S_IRUSR:  # whoever wrote it may have closed it
+                if not written.about.st_mode & stat.S_IRUSR:  # its writer may have made it unreadable
                     os.chmod(written.name, 0o600, dir_fd=written.folder)
                 file = os.open(written.name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=written.folder)
                 with os.fdopen(file, "rb") as opened:
@@ -239,7 +239,7 @@ class Keeper:
 
     def _processes(self) -> list[int]:
         if not self._boxed:
-            return [kept.pid for kept in self._kept.values() if kept.pid not in self._ended]
+            return [session.pid for session in self._sessions.values() if session.pid not in self._ended]
         return [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and entry != "1"]
 
     def _signal(self, number: int) -> None:
@@ -248,7 +248,7 @@ class Keeper:
                 os.kill(pid, number)
 
     def _freeze(self) -> bool:
-        """Stop all that runs; end it, and return False, where something does not stop however long it is given."""
+        """Stop all processes; where one does not stop in time, kill all and return False."""
         wait = 0.0001
         while wait < STOP_S:
             self._signal(signal.SIGSTOP)
@@ -262,29 +262,29 @@ class Keeper:
     def _end_all(self) -> None:
         self._signal(signal.SIGKILL)
         self._reap(0)
-        for kept in self._kept.values():
-            os.close(kept.ask)
-            os.close(kept.done)
-        self._kept.clear()
+        for session in self._sessions.values():
+            os.close(session.ask)
+            os.close(session.done)
+        self._sessions.clear()
 
     def _passed(self) -> str:
-        """What is used beyond its bound; "" where nothing is."""
+        """Return the bound that memory or files have passed; "" where they are within their bounds."""
         if not self._boxed:
-            seen = [written.about.st_size for written in written_tree.walk(self._folder)]
-            self._over = len(seen) > MOST_FILES or sum(seen) > self._limits["folder_mb"] << 20
+            sizes = [written.about.st_size for written in written_tree.walk(self._folder)]
+            self._over = len(sizes) > MOST_FILES or sum(sizes) > self._limits["folder_mb"] << 20
             words = f"its files are more than {MOST_FILES}, or take more than {self._limits['folder_mb']} MiB"
             return words if self._over else ""
-        most = (self._limits["memory_mb"] << 20) + INTERPRETER_BYTES * len(self._kept)
+        most = (self._limits["memory_mb"] << 20) + INTERPRETER_BYTES * len(self._sessions)
         much = sum(map(_memory, self._processes())) > most
         return f"its processes together took more than {self._limits['memory_mb']} MiB of memory" if much else ""
 
 
 def _error(answer: bytes) -> str:
     with contextlib.suppress(ValueError, RecursionError):
-        said = json.loads(answer.partition(b"\n")[0])
-        if isinstance(said, str):
-            return said
-        return f"exit status {said}\n" if said else ""
+        outcome = json.loads(answer.partition(b"\n")[0])
+        if isinstance(outcome, str):
+            return outcome
+        return f"exit status {outcome}\n" if outcome else ""
     return ""
 
 
@@ -301,7 +301,7 @@ def _state(pid: int) -> str:
 
 
 def _memory(pid: int) -> int:
-    """Bytes, of shared pages its share."""
+    """Return a process's memory in bytes, with its share of shared pages."""
     return int((_of_process(pid, "smaps_rollup").partition("\nPss:")[2] or "0").split()[0]) * 1024
 
 
@@ -311,7 +311,7 @@ def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -
 
 
 def furnish(folder_mb: int) -> None:
-    """Mount what a box may write to, of one size and number of files together, and close the rest."""
+    """Mount the folders that a box may write to, with one bound on size and files, and make the rest read-only."""
     options = f"size={folder_mb}m,nr_inodes={MOST_FILES},mode=755"
     _mount("files", "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, options)
     for name in (FOLDER, "/dev/shm", "/tmp"):  # the last one hides the others' place
@@ -329,7 +329,7 @@ def furnish(folder_mb: int) -> None:
 
 
 def walls_of_a_box(memory_mb: int) -> Callable[[], None]:
-    """What a process gives up that runs an agent's code in a box: it stays another user's, of no rights."""
+    """Return the function by which a process of an agent's code in a box drops its rights and becomes another user."""
     program = syscalls.filter_program(syscalls.refused_in_a_box(os.uname().machine), listed_only=False)
 
     def take() -> None:
@@ -355,7 +355,7 @@ def main() -> None:
     sandbox.undumpable()
     import interpreter
 
-    del sys.path[0]  # code of agents has no use for it
+    del sys.path[0]  # agents' code does not need it
     keeper = Keeper(limits, interpreter.KINDS, walls_of_a_box(limits["memory_mb"]), FOLDER)
     if len(sys.argv) > 2:
         keeper.serve(int(sys.argv[2]))

@@ -34,17 +34,17 @@ libc = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 24, 38
 _SECCOMP_MODE_FILTER = 2
 WRITING_ABI = 3
-"""Of Landlock, from which on (Linux 6.2) it refuses to cut a file short that may not be written to."""
+"""The version of Landlock (Linux 6.2) from which on it refuses to truncate a file that may not be written."""
 WRITING_MISSING = "a folder to write to needs a kernel from Linux 6.2 on, with Landlock"
 _READ = (1 << 2) | (1 << 3)
 """Landlock's rights to read a file, and to list a folder."""
 _WRITE = (1 << 1) | (1 << 4) | (1 << 5) | (1 << 7) | (1 << 8) | (1 << 13) | (1 << 14)
-"""To write and to cut a file, to make and remove files and folders, to move them between folders. No links, devices,
-sockets or pipes."""
+"""Landlock's rights to write and truncate a file, to make and remove files and folders, to move them between folders.
+No links, devices, sockets or pipes."""
 
 
 def check(result: int, what: str) -> int:
-    """The result of a call of the C library; raises OSError, which names ``what``, where it failed."""
+    """Return the result of a call of the C library; raises OSError, which names ``what``, where it failed."""
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{what}: {os.strerror(code)}")
@@ -64,10 +64,10 @@ def undumpable(closed: bool = True) -> None:
     check(libc.prctl(_PR_SET_DUMPABLE, int(not closed), 0, 0, 0), "PR_SET_DUMPABLE")
 
 
-def close_descriptors_except(kept: set[int]) -> None:
+def close_descriptors_except(descriptors: set[int]) -> None:
     """Close every other descriptor this process has inherited."""
     first = 0
-    for descriptor in sorted(kept):
+    for descriptor in sorted(descriptors):
         if first < descriptor:  # CPython 3.11 closes everything when asked to close the empty range before 0
             os.closerange(first, descriptor)
         first = descriptor + 1
@@ -75,7 +75,7 @@ def close_descriptors_except(kept: set[int]) -> None:
 
 
 def silence(descriptors: Sequence[int]) -> None:
-    """Let each be /dev/null, opened for this process alone: an open file has an owner, flags and locks to share."""
+    """Replace each by a /dev/null of this process alone: processes share the owner, flags and locks of an open file."""
     for descriptor in descriptors:
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, descriptor)
@@ -83,7 +83,7 @@ def silence(descriptors: Sequence[int]) -> None:
 
 
 def confine(settings: dict[str, Any]) -> None:
-    """Give up, for good, what ``settings["level"]`` says; raises OSError if the kernel refuses.
+    """Drop, for good, the rights that ``settings["level"]`` excludes; raises OSError if the kernel refuses.
 
     ``settings["folder"]``, if there is one, may be read and written at "seccomp", with files of ``file_bytes`` at most.
     """
@@ -103,14 +103,14 @@ def confine(settings: dict[str, Any]) -> None:
 
 
 def limit_memory(memory_mb: int) -> None:
-    """Bound what this process may have mapped to so much more than it has now."""
+    """Bound this process's mapped memory to so much more than it has now."""
     with open("/proc/self/statm") as file:
         inherited = int(file.read().split()[0]) * resource.getpagesize()
     lower({resource.RLIMIT_AS: inherited + memory_mb * 2**20})
 
 
 def limit_files(size: int) -> None:
-    """Bound what this process may write to one file, in bytes; Python has the write fail with EFBIG."""
+    """Bound the size of a file that this process writes, in bytes; in Python the write fails with EFBIG."""
     lower({resource.RLIMIT_FSIZE: size})
 
 
@@ -129,7 +129,7 @@ def _limit_resources(memory_mb: int, file_bytes: int) -> None:
 
 
 def lower(limits: dict[int, int]) -> None:
-    """Bound resources, by their numbers in :mod:`resource`, or keep what is lower already."""
+    """Bound resources, by their numbers in :mod:`resource`, or keep bounds that are lower already."""
     for kind, value in limits.items():
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -137,17 +137,17 @@ def lower(limits: dict[int, int]) -> None:
 
 
 def give_up_rights() -> None:
-    """Have no capabilities, and gain no rights by what is executed."""
+    """Drop all capabilities, and gain no rights by executing programs."""
     for capability in range(64):
         if libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
-            break  # EPERM: there were none to drop; EINVAL: past the last one
+            break  # EPERM: the process has no capabilities; EINVAL: past the last one
     header = struct.pack("Ii", 0x20080522, 0)  # version 3, this process
     check(libc.capset(header, bytes(24)), "capset")
     check(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "PR_SET_NO_NEW_PRIVS")
 
 
 def landlock_abi() -> int:
-    """Version of the kernel's Landlock, 0 where there is none."""
+    """Return the version of the kernel's Landlock, 0 without Landlock."""
     return max(0, libc.syscall(syscalls.LANDLOCK_CREATE_RULESET, None, 0, 1))
 
 
@@ -188,15 +188,15 @@ def _install_filter(may_open: bool, has_folder: bool) -> None:
 
 
 def install_filter(program: bytes) -> None:
-    """Have the kernel look at every system call by a program of :func:`syscalls.filter_program`."""
+    """Have the kernel filter every system call by a program of :func:`syscalls.filter_program`."""
     instructions = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(instructions))
     check(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header, 0, 0), "PR_SET_SECCOMP")
 
 
 def probe() -> str:
-    """The strongest level this machine lets a process enter, tried in a child: its name, never "bubblewrap"."""
-    import socket  # noqa: F401 - what is sealed imports nothing any more
+    """Return the strongest level this machine lets a process enter, tried in a child: its name, never "bubblewrap"."""
+    import socket  # noqa: F401 - a sealed process imports nothing any more
 
     for level in ("seccomp", "rlimits"):
         pid = os.fork()

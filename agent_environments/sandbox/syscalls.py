@@ -47,7 +47,7 @@ _CALLS_OF_A_FOLDER = {
     "ftruncate": (77, 46), "mkdir": (83, None), "mkdirat": (258, 34), "rmdir": (84, None), "unlink": (87, None),
     "unlinkat": (263, 35), "rename": (82, None), "renameat": (264, 38), "renameat2": (316, 276),
 }  # fmt: skip
-"""What else a process may call that has a folder to write to. Landlock refuses each of them outside of that folder."""
+"""Further calls of a process that has a folder to write to. Landlock refuses each of them outside of that folder."""
 
 _X32 = 0x40000000
 _REFUSED_IN_A_BOX = {
@@ -58,9 +58,9 @@ _REFUSED_IN_A_BOX = {
     "inotify_init1": (294, 26), "fanotify_init": (300, 262), "inotify_init": (253, 26),
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "msgget": (68, 186),
 }  # fmt: skip
-"""What a program in a box does without: namespaces (of clone3 the C library makes a clone, whose flags can be seen),
-much of the kernel's surface, what works or wakes a process that is stopped, what tells who opens a file that all boxes
-show, and memory that no process has."""
+"""Calls that a program in a box does without: of namespaces (for clone3 the C library falls back on clone, whose flags
+the filter sees), much of the kernel's surface, calls that act for or wake a stopped process, that reveal who opens a
+file that all boxes share, and that allocate memory outside any process."""
 
 
 class OneOf(NamedTuple):
@@ -103,7 +103,7 @@ _PRIVATE_FUTEXES = (
 # MAP_STACK and MAP_FIXED_NOREPLACE. Not among them: the bit of MAP_SHARED and MAP_SHARED_VALIDATE.
 _PRIVATE_MAPPING = 0x2 | 0x10 | 0x20 | 0x40 | 0x100 | 0x800 | 0x4000 | 0x8000 | 0x20000 | 0x100000
 # MADV_NORMAL, MADV_DONTNEED, MADV_FREE, MADV_HUGEPAGE and MADV_NOHUGEPAGE, of an allocator. Not MADV_PAGEOUT, which
-# empties the page cache of a library: whoever reads it next sees by the clock that it was emptied.
+# empties the page cache of a library: the next reader sees by the clock that it was emptied.
 _ADVICE = (0, 4, 8, 14, 15)
 # The flags of clone for namespaces: time, mount, cgroup, uts, ipc, user, pid, network.
 _CLONE_NEW = 0x80 | 0x20000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
@@ -120,7 +120,7 @@ class SyscallTable(NamedTuple):
 
 
 def table(architecture: str, may_open: bool, has_folder: bool = False) -> SyscallTable:
-    """Raises KeyError for an architecture that nobody has written down.
+    """Return the filter's table; raises KeyError for an architecture that is not listed.
 
     Args:
         may_open: whether Landlock holds.
@@ -148,8 +148,8 @@ def table(architecture: str, may_open: bool, has_folder: bool = False) -> Syscal
 
 
 def refused_in_a_box(architecture: str) -> SyscallTable:
-    """What a program in a box may not call, or not so; raises KeyError for an architecture that nobody has written
-    down."""
+    """Return the calls, or their arguments, that a program in a box may not make; raises KeyError for an architecture
+    that is not listed."""
     audit_arch, column = _AUDIT_ARCH[architecture], _ARCHITECTURES.index(architecture)
     refused: dict[int, tuple[Condition, ...] | None] = {each[column]: None for each in _REFUSED_IN_A_BOX.values()}
     refused[(56, 220)[column]] = (Within(0, 0xFFFFFFFF & ~_CLONE_NEW),)
@@ -158,11 +158,11 @@ def refused_in_a_box(architecture: str) -> SyscallTable:
 
 
 def number(architecture: str, name: str) -> int:
-    """Raises KeyError for a call that is not on the list."""
-    found = _CALLS[name][_ARCHITECTURES.index(architecture)]
-    if found is None:
+    """Return the number of a call; raises KeyError for a call that is not on the list."""
+    value = _CALLS[name][_ARCHITECTURES.index(architecture)]
+    if value is None:
         raise KeyError(name)
-    return found
+    return value
 
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _GIVE = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -172,7 +172,7 @@ _Instruction = tuple[int, int, int, int]
 
 
 def filter_program(allowed: SyscallTable, listed_only: bool = True) -> bytes:
-    """BPF over ``struct seccomp_data {int nr; u32 arch; u64 ip; u64 args[6]}``, little-endian.
+    """Return BPF over ``struct seccomp_data {int nr; u32 arch; u64 ip; u64 args[6]}``, little-endian.
 
     Unlisted calls pass, or with ``listed_only`` fail: with ENOSYS where callers know what to do then, with EPERM below.
     A listed call fails where an argument is not as it should be.
@@ -202,7 +202,7 @@ def _step(code: int, k: int, if_true: int = 0, if_false: int = 0) -> _Instructio
 
 
 def _check(condition: Condition) -> list[_Instruction]:
-    """Fails the call, or goes on behind the last instruction."""
+    """Return instructions that fail the call, or go on behind the last instruction."""
     low = 16 + 8 * condition.index
     if isinstance(condition, Within):
         refused = 0xFFFFFFFF & ~condition.bits

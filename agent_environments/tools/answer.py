@@ -45,7 +45,7 @@ class CallAnswer:
 
 
 async def answer(call: ToolCall | BadCall, tools: Mapping[str, Tool], lease: Lease) -> CallAnswer:
-    """Make a call and say what came of it.
+    """Make a call and return its result, or the error, as the agent's answer.
 
     Raises:
         EnvironmentTimeout: a stateful tool took too long; its instance may be half changed.
@@ -63,11 +63,11 @@ async def answer(call: ToolCall | BadCall, tools: Mapping[str, Tool], lease: Lea
     except ProcessEnded as error:
         return _failure(tool, str(error), str(error), over=lease.holds_instance)
     ended_with = printable(result) if tool.terminal else None
-    return CallAnswer(_shown(result, tool.max_characters), ended_with=ended_with, use=ToolUse(tool.name, 1, 0))
+    return CallAnswer(_cut_text(result, tool.max_characters), ended_with=ended_with, use=ToolUse(tool.name, 1, 0))
 
 
 def mistake_of(call: ToolCall | BadCall, tools: Iterable[str]) -> str:
-    """Say what is wrong with a call that is none, or of no tool that there is."""
+    """Return the error text for a malformed call, or for a call of an unknown tool."""
     if isinstance(call, BadCall):
         return f"{BAD_CALL}{call.error}"
     return f"{UNKNOWN_TOOL}{call.name!r}; there are {', '.join(tools)}"
@@ -81,26 +81,26 @@ async def _call(tool: Tool, arguments: Mapping[str, Any], lease: Lease) -> str:
         return await tool.call(arguments, process)
 
 
-def shown_together(results: Sequence[str], max_tokens: int, token_spans: TokenSpans) -> str:
-    """The observation that answers the calls of a turn: their results in order, cut together to so many tokens."""
+def joined_results(results: Sequence[str], max_tokens: int, token_spans: TokenSpans) -> str:
+    """Join the results of a turn's calls, in order, to one observation of at most so many tokens."""
     whole = render_tool_response(*results)
     cut = truncate(whole, max_tokens, token_spans)
     if cut == whole:
         return whole
-    is_open = cut.rfind(_OPENS) > cut.rfind(_CLOSES)  # what is not cut off is read as what it was
+    is_open = cut.rfind(_OPENS) > cut.rfind(_CLOSES)  # an open mark is closed, so that the rest reads as a result
     return f"{cut}\n{_CLOSES}" if is_open else cut
 
 
 def _mistake(text: str) -> CallAnswer:
-    return CallAnswer(_shown(text, 500), failed=True)
+    return CallAnswer(_cut_text(text, 500), failed=True)
 
 
-def _failure(tool: Tool, shown: str, what: str, over: bool = False) -> CallAnswer:
+def _failure(tool: Tool, text: str, what: str, over: bool = False) -> CallAnswer:
     """Return the answer to a call that failed: the text for the policy, and ``what`` for the record."""
     use = ToolUse(tool.name, 1, 1, printable(what))
-    return CallAnswer(_shown(f"{FAILED}{shown}", tool.max_characters), failed=True, over=over, use=use)
+    return CallAnswer(_cut_text(f"{FAILED}{text}", tool.max_characters), failed=True, over=over, use=use)
 
 
-def _shown(text: str, max_characters: int) -> str:
+def _cut_text(text: str, max_characters: int) -> str:
     text = printable(text)
     return text if len(text) <= max_characters else text[:max_characters] + CUT

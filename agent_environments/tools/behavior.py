@@ -36,7 +36,7 @@ class ToolBehavior:
         return bool(messages) and messages[0]["role"] == "system" and CALL_OPENS in messages[0]["content"]
 
     def counts(self, turns: Sequence[AgentTurn]) -> dict[str, int]:
-        """The counts of one episode."""
+        """Return the counts of one episode."""
         calls = [parse_tool_calls(turn.text) for turn in turns]
         observations = [turn.observation for turn in turns if turn.observation is not None]
 
@@ -54,6 +54,6 @@ class ToolBehavior:
         }
 
     def calls(self, turns: Sequence[AgentTurn]) -> list[str]:
-        """The names of the tools that an agent called."""
+        """Return the names of the tools that an agent called."""
         calls = [call for turn in turns for call in parse_tool_calls(turn.text)]
         return [call.name for call in calls if not isinstance(call, BadCall)]

@@ -27,7 +27,7 @@ from agent_environments.protocol import (
     TokenSpans,
 )
 from agent_environments.tool_calls import parse_tool_calls, tools_section
-from agent_environments.tools.answer import NO_CALL, CallAnswer, answer, shown_together
+from agent_environments.tools.answer import NO_CALL, CallAnswer, answer, joined_results
 from agent_environments.tools.identity import digest, identity
 from agent_environments.tools.instances import InstancePool, Lease
 from agent_environments.tools.module import ToolModule, load_module
@@ -46,16 +46,16 @@ logger = logging.getLogger(__name__)
 
 _PROGRAM = """
 import json, socket, sys
-told = json.loads(sys.stdin.readline())
-sys.path[:] = told["path"]
+config = json.loads(sys.stdin.readline())
+sys.path[:] = config["path"]
 from agent_environments.tools.forked import serve
 from loop_plumbing import running_time
-serve(told, socket.socket(fileno=int(sys.argv[1])))
+serve(config, socket.socket(fileno=int(sys.argv[1])))
 """
 
 
 class ToolEnvironment:
-    """One episode: the agent calls tools, or says something, until it has an answer.
+    """An episode: the agent calls tools, or writes text, until it has an answer.
 
     A turn's calls are made one by one, in order, and answered together. A terminal tool ends the episode. A turn
     without a call is answered by the module's reply, which ends the episode or not. Without a reply it ends the
@@ -81,13 +81,13 @@ class ToolEnvironment:
     async def start(self, task_id: str) -> list[Message]:
         module = self._module
         self._task_id = task_id
-        shown = [str(module.tasks[task_id].get("question", ""))]
+        question = [str(module.tasks[task_id].get("question", ""))]
         if self._code is not None:
             self._code.give(module.tasks[task_id].get("files", {}))
         if module.instance_class is not None:
-            shown.append(await self._lease.reset(task_id))
+            question.append(await self._lease.reset(task_id))
         tools = tools_section([tool.schema for tool in module.tools.values()]) if module.tools else ""
-        opening = [Message("system", _paragraphs([module.instructions, tools])), Message("user", _paragraphs(shown))]
+        opening = [Message("system", _paragraphs([module.instructions, tools])), Message("user", _paragraphs(question))]
         messages = [message for message in opening if message.content or message.role == "user"]
         self._trajectory = [{"role": message.role, "content": message.content} for message in messages]
         return messages
@@ -96,7 +96,7 @@ class ToolEnvironment:
         self._note("assistant", action)
         calls = parse_tool_calls(action) if self._module.tools else []
         if not calls:
-            return await self._said(action)
+            return await self._reply(action)
         answers: list[CallAnswer] = []
         for call in calls:
             answers.append(await answer(call, self._tools, self._lease))
@@ -104,7 +104,7 @@ class ToolEnvironment:
             self._answer = last.ended_with or ""
             if last.over or last.ended_with is not None:
                 break
-        observation = shown_together([item.text for item in answers], **self._cut)
+        observation = joined_results([item.text for item in answers], **self._cut)
         self._note("user", observation)
         return StepResult(
             observation,
@@ -113,17 +113,17 @@ class ToolEnvironment:
             tools=tuple(item.use for item in answers if item.use is not None),
         )
 
-    async def right_turn(self, said: str) -> str | None:
-        """The next of the turns that the module's ``solve`` gives for this task, after an answer; None after the last.
+    async def right_turn(self, answer: str) -> str | None:
+        """Return the next turn of the module's ``solve`` for this task, after an answer; None after the last.
 
         Raises:
             Raised, DeadlinePassed, ProcessEnded: of ``solve``.
         """
         process = await self._lease.process()
-        turn: str | None = await process.ask("solve", DEADLINE_S, task_id=self._task_id, said=said)
+        turn: str | None = await process.ask("solve", DEADLINE_S, task_id=self._task_id, answer=answer)
         return turn
 
-    async def _said(self, text: str) -> StepResult:
+    async def _reply(self, text: str) -> StepResult:
         """Answer a turn without a call."""
         if not self._ends_by_tool:
             self._answer = as_answer(text)
@@ -131,12 +131,12 @@ class ToolEnvironment:
         if reply is not None:
             process = await self._lease.process()
             with self._lease.at_work(f"reply {reply.name}"):
-                said = await process.ask("reply", DEADLINE_S, text=text)
+                reply_text = await process.ask("reply", DEADLINE_S, text=text)
         else:
-            said = NO_CALL if self._ends_by_tool else None
-        if said is None:
+            reply_text = NO_CALL if self._ends_by_tool else None
+        if reply_text is None:
             return StepResult("", done=True)
-        observation = truncate(printable(said), **self._cut)
+        observation = truncate(printable(reply_text), **self._cut)
         self._note("user", observation)
         return StepResult(observation, done=False, empty_action=reply is None)
 
@@ -144,7 +144,7 @@ class ToolEnvironment:
         self._trajectory.append({"role": role, "content": content})
 
     async def grade(self) -> Grade:
-        """The grade; a reward that sees a group sees this episode alone."""
+        """Return the grade; a reward that sees a group sees this episode alone."""
         grades, ungradable = await self._own_grades()
         if ungradable is not None:
             return ungradable
@@ -153,32 +153,32 @@ class ToolEnvironment:
         from agent_environments.tools.group import group_grades  # most rewards see an episode alone
 
         process = await self._lease.process()
-        [grade] = await group_grades(process, self._module.rewards, self._task_id, [self._seen(grades)])
+        [grade] = await group_grades(process, self._module.rewards, self._task_id, [self._group_input(grades)])
         return replace(grade, broke=_first_break(grades) or grade.broke)
 
     async def grade_member(self) -> Member:
-        """What the episode is to the rewards that see a group, with what the others give."""
+        """Return the episode as rewards of a group need it, with the grades of the other rewards."""
         grades, ungradable = await self._own_grades()
         if ungradable is not None:
             return Member(ungradable)
-        return Member(Grade(0.0, False, broke=_first_break(grades)), self._seen(grades))
+        return Member(Grade(0.0, False, broke=_first_break(grades)), self._group_input(grades))
 
-    def _seen(self, own: Sequence[tuple[Reward, Grade]]) -> dict[str, Any]:
-        """The episode, with what its own rewards gave, as rewards that see a group want it: plain data."""
+    def _group_input(self, own: Sequence[tuple[Reward, Grade]]) -> dict[str, Any]:
+        """Return the episode, with the grades of its own rewards, as plain data for the rewards that see a group."""
         grades = {reward.name: asdict(grade) for reward, grade in own}
         return {"answer": self._answer, "trajectory": list(self._trajectory), "own": grades}
 
     async def _own_grades(self) -> tuple[list[tuple[Reward, Grade]], Grade | None]:
-        """What each reward of an episode by itself gives; and the grade, where one that counts, or that a reward of the
-        group looks at, gives none."""
-        looked_at = any(each.takes_rewards for each in self._module.rewards)
+        """Return the grade of each reward that sees the episode alone; and the episode's grade, if one of them that
+        counts, or that a reward of the group reads, is ungradable."""
+        read_by_group = any(each.takes_rewards for each in self._module.rewards)
         self._judge_until = running_time.now() + JUDGE_PATIENCE_S
         grades: list[tuple[Reward, Grade]] = []
         for reward in self._module.rewards:
             if reward.group:
                 continue
             grade = await self._graded_by(reward)
-            if grade.ungradable is not None and (looked_at or reward.weight > 0.0):
+            if grade.ungradable is not None and (read_by_group or reward.weight > 0.0):
                 return grades, grade
             grades.append((reward, grade))
         return grades, None
@@ -218,8 +218,8 @@ def as_answer(text: str) -> str:
     return text if text.startswith(("  ", "\t")) else text.lstrip()
 
 
-def _paragraphs(parts: Sequence[str]) -> str:
-    return "\n\n".join(part for part in parts if part)
+def _paragraphs(paragraphs: Sequence[str]) -> str:
+    return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
 
 
 class ToolPool:
@@ -238,9 +238,9 @@ class ToolPool:
         judge: the model that rewards may ask, the arguments of :class:`~loop_contrib.chat_model.ChatEndpoint`.
         code: ``python`` or ``shell``: the agent may run code in a box of its own; or the options of
             :class:`~loop_contrib.code_tool.python_tool.CodeLimits`.
-        variables: of the processes of the module's functions, beside those that every program inherits; other variables
-            of the node, which may be keys, are not there.
-        held_out: of tasks that come without a split, so many groups are split ``held_out`` and no longer ``train``.
+        variables: variables for the processes of the module's functions, beside those that every program inherits;
+            other variables of the node, which may be keys, are not there.
+        held_out: how many groups of the tasks without a split form the split ``held_out`` and leave ``train``.
 
     Raises:
         ValueError: anything wrong with the module or the tasks; one line.
@@ -289,18 +289,18 @@ class ToolPool:
         self.dataset = dataset or self.module.name
         self._identity = identity(module, self.module.tasks.all())
         self._describe()
-        told = {"module": module, "tasks": tasks, "deadline_s": instance_deadline_s, "mcp": bool(mcp)}
-        told["judge"] = None if judge is None else dict(judge)
+        config = {"module": module, "tasks": tasks, "deadline_s": instance_deadline_s, "mcp": bool(mcp)}
+        config["judge"] = None if judge is None else dict(judge)
         # An episode has a folder of its own, from where other paths would lead elsewhere.
-        told["path"] = [*map(os.path.abspath, sys.path)]
+        config["path"] = [*map(os.path.abspath, sys.path)]
         command = (sys.executable, "-P", "-c", _PROGRAM)
-        server = ForkServer("tool", command, told, EnvironmentCrashed, self._variables)
+        server = ForkServer("tool", command, config, EnvironmentCrashed, self._variables)
         self._instances = InstancePool(server, self.module, max_worlds, instance_deadline_s)
         self._cut = (observation_max_tokens, token_spans)
         self._servers = _mcp_servers(mcp) if mcp else []
 
     def _join_code(self, code: Any) -> None:
-        """Offer the tools, and look at the files that tasks give it."""
+        """Offer the tools of the agent's code, and check the files that tasks give it."""
         self.module = self.module.with_tools(code.session().tools)
         for task in self.module.tasks.all():
             with raised_as(ValueError, f"task {task['id']}: "):
@@ -312,27 +312,27 @@ class ToolPool:
         for server in self._servers:
             self.module = self.module.with_tools(await server.open())
         self._describe()
-        if unseen := self._unseen(r"""(?<=["'])\w+(?=["'])""", self._source):
-            logger.warning("%s: %s", self.module.name, unseen)
+        if warning := self._hidden_variable(r"""(?<=["'])\w+(?=["'])""", self._source):
+            logger.warning("%s: %s", self.module.name, warning)
         try:
             await self._instances.open()
         except EnvironmentCrashed as error:
-            unseen = self._unseen(r"\w+", str(error))
-            raise EnvironmentCrashed(f"{error}; {unseen}") if unseen else error from None
+            warning = self._hidden_variable(r"\w+", str(error))
+            raise EnvironmentCrashed(f"{error}; {warning}") if warning else error from None
 
     def _describe(self) -> None:
-        """Say which tasks form a group, and what scores rest on: code, tasks, and the tools as the agent is told."""
-        shown = [tool.schema for tool in self.module.tools.values()]
+        """Describe the groups of tasks, and the identity of scores: digests of code, tasks, and tool schemas."""
+        schemas = [tool.schema for tool in self.module.tools.values()]
         groups = self.module.tasks.groups
         self.description = replace(
             self.description,
             groups="groups of tasks" if groups else "tasks",
             task_groups=groups,
-            identity={**self._identity, "tools": digest(shown)},
+            identity={**self._identity, "tools": digest(schemas)},
         )
 
-    def _unseen(self, pattern: str, text: str) -> str | None:
-        """A line on the first word of a text that is a variable of the node and not of the module's processes."""
+    def _hidden_variable(self, pattern: str, text: str) -> str | None:
+        """Return a line on the first word of a text that is the node's variable and not the module's processes'."""
         hidden = os.environ.keys() - self._variables.keys()
         name = next((word for word in re.findall(pattern, text) if word in hidden), None)
         cure = f"set node.environment.variables.{name}='${{oc.env:{name}}}'"
@@ -345,7 +345,7 @@ class ToolPool:
         return self.module.tasks.split(split)
 
     def field_answers(self, task_id: str) -> list[tuple[str, str]]:
-        """The fields of a task that may be its right answer, each with the turn of an agent that gives it."""
+        """Return the fields of a task that may be its right answer, each with the turn of an agent that gives it."""
         return field_answers(self.module.rewards, self.module.tools.values(), self.module.tasks[task_id])
 
     def check_tasks(self, task_ids: Sequence[str]) -> None:
@@ -360,13 +360,13 @@ class ToolPool:
         """Return whether a reward of the module sees a group."""
         return self.module.grades_groups
 
-    async def grade_group(self, task_id: str, seen: Sequence[Mapping[str, Any]]) -> list[Grade]:
-        """The grades of a task's episodes, in a process that none of them ran in."""
+    async def grade_group(self, task_id: str, inputs: Sequence[Mapping[str, Any]]) -> list[Grade]:
+        """Return the grades of a task's episodes, in a process that none of them ran in."""
         from agent_environments.tools.group import group_grades  # most rewards see an episode alone
 
         lease = await self._instances.acquire()
         try:
-            return await group_grades(await lease.process(), self.module.rewards, task_id, seen)
+            return await group_grades(await lease.process(), self.module.rewards, task_id, inputs)
         finally:
             await lease.end()
 

@@ -1,4 +1,4 @@
-"""The fork server of a user's module, which imports it once; and what runs in the process of an episode."""
+"""The fork server of a user's module, which imports it once; and the calls that the process of an episode answers."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from loop_plumbing import deadline, fork_server
 from loop_plumbing.plug_ins import load_part
 
 REHEARSALS = 40
-"""Calls after which Python adapts nothing any more."""
+"""Calls after which Python's interpreter has adapted its code."""
 
 
 class RewardJudge(Protocol):
-    """What rewards may ask: a call with a text gives its answer."""
+    """The model that rewards may ask: a call with a text returns its answer."""
 
     def answer_within(self, seconds: float) -> None: ...
 
@@ -51,8 +51,8 @@ class ToolCalls:
 
     Args:
         deadline_s: for making, resetting and closing an instance.
-        judge: what rewards may ask.
-        instance: that of a class that is made before the fork.
+        judge: the model that rewards may ask.
+        instance: the instance of a class that is made before the fork.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ToolCalls:
         self._solving: Solving | None = None
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to one request, whose ``op`` is the name of one of the methods below."""
+        """Return the answer to one request, whose ``op`` is the name of one of the methods below."""
         arguments = {name: value for name, value in request.items() if name != "op"}
         try:
             return {"result": getattr(self, request["op"])(**arguments)}
@@ -89,7 +89,7 @@ class ToolCalls:
         return " (an episode has a folder of its own: begin the path with Path(__file__).parent)"
 
     def digests(self) -> dict[str, str]:
-        """A digest for each task."""
+        """Return a digest for each task."""
         return digests(self._module)
 
     def make(self) -> None:
@@ -98,50 +98,50 @@ class ToolCalls:
         self._instance = deadline.call(self._module.instance_class, {}, self._deadline_s)
 
     def reset(self, task_id: str) -> str:
-        """Put the instance into the task's first state; what it has to show."""
+        """Put the instance into the task's first state; return the text that it shows, "" for nothing."""
         # A copy of its own: what it changes in there must not reach the reward, or another episode.
         task = copy.deepcopy(self._module.tasks[task_id])
         reset = functools.partial(self._instance.reset, task)  # whatever it calls its parameter
-        shown = deadline.call(reset, {}, self._deadline_s)
-        return "" if shown is None else as_text(shown)
+        result = deadline.call(reset, {}, self._deadline_s)
+        return "" if result is None else as_text(result)
 
     def call(
         self, tool: str, arguments: dict[str, Any], code_folder: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """The result of a tool, as text, what nobody is shown of a long one left out; and what it changed of the files
-        of the agent's code."""
-        found = self._module.tools[tool]
-        assert isinstance(found, FunctionTool), "the node asks others itself"
+        """Return the result of a tool as text, cut to the characters that the agent reads, and the changed files of
+        the agent's code."""
+        function = self._module.tools[tool]
+        assert isinstance(function, FunctionTool), "the node asks others itself"
         before = unpacked(code_folder or {})
         after = dict(before)
-        text = found.run(arguments, self._instance, after)
+        text = function.run(arguments, self._instance, after)
         changed = {name: after.get(name) for name in {**before, **after} if before.get(name) != after.get(name)}
         for name, content in changed.items():
             if not isinstance(content, bytes | None) or not is_path_within(name):
                 raise ToolError(f"code_folder[{name!r}] must be bytes, by a path within the folder")
-        text = text if found.terminal else text[: found.max_characters + 1]
+        text = text if function.terminal else text[: function.max_characters + 1]
         return {"text": text, "changed": packed(changed)}
 
     def check(self, schema: dict[str, Any], arguments: dict[str, Any], within_s: float) -> None:
         """Check the arguments of an MCP server's tool, which the node calls itself."""
-        from agent_environments.tools.schema_check import check_arguments  # and its package: most need none
+        from agent_environments.tools.schema_check import check_arguments  # most modules need no such package
 
-        given = {"schema": schema, "arguments": arguments}
-        deadline.call(check_arguments, given, within_s, through=(WrongArguments,))
+        values = {"schema": schema, "arguments": arguments}
+        deadline.call(check_arguments, values, within_s, through=(WrongArguments,))
 
     def reply(self, text: str) -> str | None:
         """Answer the text of a turn; None ends the episode."""
         assert self._module.reply is not None, "the node asks for one that is there"
         return self._module.reply.run(text, self._instance)
 
-    def solve(self, task_id: str, said: str) -> str | None:
-        """The next of the turns that the module itself calls right, after an answer; None after the last."""
-        assert self._module.solve is not None, "the asker knows whether there is one"
+    def solve(self, task_id: str, answer: str) -> str | None:
+        """Return the next turn of the module's own solution, after an answer; None after the last."""
+        assert self._module.solve is not None, "the caller has checked that the module has one"
         if self._solving is None:
             task = copy.deepcopy(self._module.tasks[task_id])
-            given = deadline.call(functools.partial(self._module.solve, task), {}, DEADLINE_S)
-            self._solving = Solving(given)
-        turn: str | None = deadline.call(self._solving.next, {"said": said}, DEADLINE_S, through=(ValueError,))
+            turns = deadline.call(functools.partial(self._module.solve, task), {}, DEADLINE_S)
+            self._solving = Solving(turns)
+        turn: str | None = deadline.call(self._solving.next, {"answer": answer}, DEADLINE_S, through=(ValueError,))
         return turn
 
     def grade(
@@ -153,7 +153,7 @@ class ToolCalls:
         judge_s: float,
         code_folder: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """The fields of the grade that the reward of this name gives.
+        """Return the fields of the grade that the reward of this name gives.
 
         Args:
             judge_s: seconds that a judge has to answer.
@@ -169,7 +169,7 @@ class ToolCalls:
     def grade_group(
         self, reward: str, task_id: str, members: list[dict[str, Any]], judge_s: float
     ) -> list[dict[str, Any]]:
-        """The fields of the grades that the reward of this name gives the episodes of a group, in their order.
+        """Return the fields of the grades that the reward of this name gives the episodes of a group, in their order.
 
         Args:
             members: ``answer``, ``trajectory`` and ``rewards`` of each.
@@ -186,16 +186,16 @@ class ToolCalls:
         return [_fields(grade, self._reward(reward)) for grade in grades]
 
     def _task(self, task_id: str) -> dict[str, Any]:
-        """A copy of its own: what a reward changes in there is no other's."""
+        """Return a copy of the task, so that a reward's changes to it reach no other."""
         return copy.deepcopy(dict(self._module.tasks[task_id]))
 
     def _reward(self, name: str) -> Reward:
-        (found,) = (each for each in self._module.rewards if each.name == name)
-        return found
+        (match,) = (each for each in self._module.rewards if each.name == name)
+        return match
 
     @contextlib.contextmanager
     def _judging(self, seconds: float) -> Iterator[None]:
-        """While a reward may ask the judge; raises what the judge has to say of its failures."""
+        """Let a reward ask the judge meanwhile; raises the judge's failures at the end."""
         if self._judge is not None:
             self._judge.answer_within(seconds)
         try:
@@ -210,26 +210,26 @@ class ToolCalls:
 
 
 def _fields(grade: Grade, given_by: Reward) -> dict[str, Any]:
-    """Return the fields of a grade; what no JSON can hold is refused here, as it is for every environment."""
+    """Return the fields of a grade; values that JSON cannot hold are refused, as for every environment."""
     try:
         return asdict(plain_grade(grade))
     except ValueError as error:
-        raise NoGrade(f"reward {given_by.name} returned what is no grade: {error}", given_by.place) from error
+        raise NoGrade(f"reward {given_by.name} returned an invalid grade: {error}", given_by.place) from error
 
 
 def digests(module: ToolModule) -> dict[str, str]:
-    """A digest for each task, by id."""
+    """Return a digest for each task, by id."""
     return {str(task["id"]): tasks_digest([task]) for task in module.tasks.all()}
 
 
-def _is_async(part: object) -> bool:
-    return inspect.iscoroutinefunction(getattr(part, "function", part))
+def _is_async(decorated: object) -> bool:
+    return inspect.iscoroutinefunction(getattr(decorated, "function", decorated))
 
 
 def _rehearse() -> None:
-    """Answer a few calls of a module of no one's, as an episode asks them.
+    """Answer a few calls of an empty module, as an episode makes them.
 
-    Python adapts its code to what runs in it. What it has adapted before the fork it does not adapt in each process, in
+    Python adapts its code to the calls that run in it. If it does so before the fork, no process has to do it again in
     pages of memory that are copied for that: 1 ms of an episode.
     """
 
@@ -254,16 +254,16 @@ def _rehearse() -> None:
         fork_server.answers(lambda: calls.answer)(theirs)
 
 
-def serve(told: Mapping[str, Any], control: socket.socket) -> None:
-    """Import the module that ``told`` names, and fork until the owner hangs up."""
+def serve(config: Mapping[str, Any], control: socket.socket) -> None:
+    """Import the module that ``config`` names, and fork until the owner hangs up."""
 
     def prepare() -> fork_server.Prepared:
-        module = load_module(told["module"], told["tasks"], alone=True)
+        module = load_module(config["module"], config["tasks"], alone=True)
         judge = None
-        if told["judge"] is not None:
+        if config["judge"] is not None:
             # And its HTTP client: other modules need none.
-            judge = load_part("judge")(told["judge"])  # connects at its first text, in the process that asks
-        if told["mcp"]:
+            judge = load_part("judge")(config["judge"])  # connects at its first text, in the process that asks
+        if config["mcp"]:
             importlib.import_module("agent_environments.tools.schema_check")  # once, and not in each process
         if any(map(_is_async, (*module.tools.values(), *module.rewards, module.reply, module.solve))):
             importlib.import_module("asyncio")
@@ -271,8 +271,8 @@ def serve(told: Mapping[str, Any], control: socket.socket) -> None:
         _rehearse()
         kind = module.instance_class
         forkable = getattr(kind, "forkable", False)
-        instance = deadline.call(kind, {}, told["deadline_s"]) if kind is not None and forkable else None
-        calls = ToolCalls(module, told["deadline_s"], judge, instance)
+        instance = deadline.call(kind, {}, config["deadline_s"]) if kind is not None and forkable else None
+        calls = ToolCalls(module, config["deadline_s"], judge, instance)
         ready = {
             "tasks": tasks_digest(module.tasks.all()),
             "makes": kind is not None and instance is None,

@@ -39,16 +39,16 @@ from loop_plumbing.names import explained
 if TYPE_CHECKING:
     from loop_plumbing.forked_process import ForkedProcess
 
-_TOLD_ELSEWHERE = re.compile(
+_DOCSTRING_SECTIONS = re.compile(
     r"^(?:Args|Arguments|Parameters|Params|Attributes|Returns?|Yields?|Raises|Exceptions):[ ]*\n(?:[ ].*\n|\n)+"
     r"|^(?:Other )?(?:Parameters|Attributes|Returns|Yields|Raises)\n-{3,}\n"
     r"(?:(?!.+\n-{3})(?:[*\w]+(?:, *[*\w]+)*(?: :.*)?\n|.*[^:\n]\n(?=[ ])|[ ].*\n|\n))*"
     r"|^[:@](?:param|type|arg|key|return|rtype|raise|yield|var)[^\n:]*:.*\n(?:[ ].*\n)*\n*",
     re.MULTILINE,
 )
-"""The parts of a docstring on parameters, which the schema has, and on results: Google's, NumPy's and Sphinx's form."""
+"""Sections of a docstring on parameters, which the schema has, and on results: Google's, NumPy's and Sphinx's form."""
 CODE_FOLDER = "code_folder"
-"""The parameter that is the files of the agent's code."""
+"""The parameter that gets the files of the agent's code."""
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -72,7 +72,7 @@ class OwnFunction:
         return types.MethodType(self.function, instance) if instance is not None and self.stateful else self
 
     def bound(self, instance: Any) -> Callable[..., Any]:
-        """The function, or the method of ``instance``."""
+        """Return the function, or the method of ``instance``."""
         return types.MethodType(self.function, instance) if self.stateful else self.function
 
 
@@ -100,9 +100,9 @@ class FunctionTool(OwnFunction, Tool):
             doc = docstring_parser.parse(whole)
         except Exception:  # it raises IndexError, among others, over colons in odd places
             doc = docstring_parser.Docstring()
-        told = [(name, param.description) for param in doc.params for name in param.arg_name.split(",")]
-        self._told = {name.strip().lstrip("*"): text for name, text in told}
-        own = _TOLD_ELSEWHERE.sub("", f"{whole}\n").strip() or whole.strip()
+        descriptions = [(name, param.description) for param in doc.params for name in param.arg_name.split(",")]
+        self._parameter_descriptions = {name.strip().lstrip("*"): text for name, text in descriptions}
+        own = _DOCSTRING_SECTIONS.sub("", f"{whole}\n").strip() or whole.strip()
         self.description = own if description is None else description
 
     @functools.cached_property
@@ -126,11 +126,11 @@ class FunctionTool(OwnFunction, Tool):
                 raise ValueError(f"tool {self.name}: parameter {parameter.name} needs a type hint")
             default = ... if parameter.default is parameter.empty else parameter.default
             hint = hints[parameter.name]
-            said = _said_of(hint, default) or self._told.get(parameter.name)
+            text = _description_of(hint, default) or self._parameter_descriptions.get(parameter.name)
             try:
-                field: Any = Annotated[hint, Field(alias=parameter.name, description=said)]
+                field: Any = Annotated[hint, Field(alias=parameter.name, description=text)]
             except Exception as error:  # a value, such as ... or 3
-                raise ValueError(f"tool {self.name}: parameter {parameter.name}: {hint!r} is no type") from error
+                raise ValueError(f"tool {self.name}: parameter {parameter.name}: {hint!r} is not a type") from error
             fields[f"field{len(fields)}"] = field if default is ... else (field, default)
         try:
             return create_model(self.name, __config__=ConfigDict(extra="forbid", allow_inf_nan=False), **fields)
@@ -154,7 +154,7 @@ class FunctionTool(OwnFunction, Tool):
         return schema
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments as the function wants them.
+        """Return the arguments as the function wants them.
 
         Raises:
             WrongArguments: it does not take them.
@@ -163,7 +163,7 @@ class FunctionTool(OwnFunction, Tool):
             checked = self._model.model_validate(dict(arguments))
         except ValidationError as error:
             raise WrongArguments(_complaints(error)) from error
-        # What was not passed keeps the default of the function itself, where that is a value.
+        # An argument that was not passed keeps the default of the function itself, where that is a value.
         values = zip(self._parameters(), self._model.model_fields, strict=True)
         passed = {
             parameter.name: getattr(checked, name)
@@ -196,14 +196,14 @@ class FunctionTool(OwnFunction, Tool):
         return str(called["text"])
 
     def run(self, arguments: Mapping[str, Any], instance: Any, code_folder: dict[str, Any] | None = None) -> str:
-        """Check the arguments and make the call, here and now; the result as text.
+        """Check the arguments and make the call in this process; return the result as text.
 
         Args:
             code_folder: the files of the agent's code by name, which the function may change.
 
         Raises:
-            WrongArguments, Raised, DeadlinePassed: as they are called.
-            ToolError: the result is nothing that can be shown.
+            WrongArguments, Raised, DeadlinePassed: the arguments are wrong, or the function raised or took too long.
+            ToolError: the result cannot be shown.
         """
         checked = deadline.call(self.check, {"arguments": arguments}, self.deadline_s, through=(WrongArguments,))
         if self.takes_code_folder:
@@ -216,17 +216,17 @@ class FunctionTool(OwnFunction, Tool):
 
 
 def callable_of(function: Any) -> Callable[..., Any]:
-    """Return what is called for a decorated function: of a static method, the function itself.
+    """Return the function that a call of a decorated one runs: for a static method, the function itself.
 
     Raises:
-        ValueError: it is not a function, or gives its result piece by piece.
+        ValueError: it is not a function, or it yields.
     """
-    found = function.__func__ if isinstance(function, staticmethod) else function
-    if not callable(found) or isinstance(found, type):
-        raise ValueError(f"{found!r} is no function; the decorator stands in front of `def`")
-    if inspect.isasyncgenfunction(_written(found)[0]):
-        raise ValueError(f"{name_of(found)} yields; let it return its result whole")
-    return found
+    called = function.__func__ if isinstance(function, staticmethod) else function
+    if not callable(called) or isinstance(called, type):
+        raise ValueError(f"{called!r} is not a function; the decorator stands in front of `def`")
+    if inspect.isasyncgenfunction(_written(called)[0]):
+        raise ValueError(f"{name_of(called)} yields; let it return its result whole")
+    return called
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -236,9 +236,9 @@ def name_of(function: Callable[..., Any]) -> str:
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Return the parameters of a function but those that a partial has given a value already."""
-    given = function.keywords if isinstance(function, functools.partial) else {}
+    bound = function.keywords if isinstance(function, functools.partial) else {}
     parameters = inspect.signature(function).parameters
-    return {name: parameter for name, parameter in parameters.items() if name not in given}
+    return {name: parameter for name, parameter in parameters.items() if name not in bound}
 
 
 def _written(function: Any) -> tuple[Callable[..., Any], str, str]:
@@ -251,8 +251,8 @@ def _written(function: Any) -> tuple[Callable[..., Any], str, str]:
     return kind.__call__, kind.__name__, kind.__call__.__doc__ or kind.__doc__ or ""
 
 
-def _said_of(hint: Any, default: Any) -> str | None:
-    """Return what a type hint or a default says of its parameter: pydantic's Field, a text, or typing's Doc."""
+def _description_of(hint: Any, default: Any) -> str | None:
+    """Return a parameter's description in its type hint or default: pydantic's Field, a text, or typing's Doc."""
     field = FieldInfo.from_annotation(hint) if default is ... else FieldInfo.from_annotated_attribute(hint, default)
     if field.description is not None:
         return field.description
@@ -261,19 +261,19 @@ def _said_of(hint: Any, default: Any) -> str | None:
 
 
 class _Untitled(GenerateJsonSchema):
-    """Without titles, which only repeat the names and cost tokens."""
+    """Writes a schema without titles, which only repeat the names and cost tokens."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
 
 def _finite(value: Any) -> bool:
-    """Whether an argument holds neither NaN nor infinity, but as a default; pydantic does not ask it of the user's own
-    models, nor of Any."""
+    """Return whether an argument holds neither NaN nor infinity, defaults aside; pydantic does not check the user's own
+    models, nor Any."""
     if isinstance(value, BaseModel):
         value = [getattr(value, name) for name in value.model_fields_set]
-    elif is_dataclass(value):  # which does not know what it was given
-        value = [given for each in fields(value) if (given := getattr(value, each.name)) is not each.default]
+    elif is_dataclass(value):  # a dataclass does not know which fields were passed
+        value = [item for each in fields(value) if (item := getattr(value, each.name)) is not each.default]
     elif isinstance(value, Mapping):
         value = value.values()
     if isinstance(value, Collection) and not isinstance(value, str | bytes):
@@ -311,15 +311,15 @@ def tool(
     max_characters: int = MAX_CHARACTERS,
     deadline_s: float = DEADLINE_S,
 ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
-    """Makes a tool of a function, sync or async; of a method, a tool that works on the episode's own instance.
+    """Make a tool of a function, sync or async; of a method, a tool that works on the episode's own instance.
 
     Args:
         name: the function's own name, unless given.
         description: the docstring but for parameters, results and errors, unless given.
         terminal: a call that succeeds ends the episode; its result is the answer that the reward judges.
-        max_characters: of the result; what is longer is cut.
-        deadline_s: for a call. Of a stateless tool, a call that takes longer is told to the policy; of a stateful one
-            it ends the episode, because the instance may still be changing.
+        max_characters: the length at which a result is cut.
+        deadline_s: seconds for a call. A stateless tool that takes longer gives the policy an error; a stateful one
+            ends the episode, because the instance may still be changing.
     """
 
     def decorate(function: Callable[..., Any]) -> FunctionTool:

@@ -18,25 +18,25 @@ logger = logging.getLogger(__name__)
 
 
 async def group_grades(
-    process: ForkedProcess, rewards: Sequence[Reward], task_id: str, seen: Sequence[Mapping[str, Any]]
+    process: ForkedProcess, rewards: Sequence[Reward], task_id: str, inputs: Sequence[Mapping[str, Any]]
 ) -> list[Grade]:
-    """The grade of each episode of a group, from its own rewards and those of the group.
+    """Return the grade of each episode of a group, from its own rewards and those of the group.
 
-    A reward of the group that raises, or gives no list of one for each, grades none of them; but where it raises over
-    an episode alone, or gives it something else than a number, only that one.
+    A reward of the group that raises, or does not return a value for each, grades none of them. Where it raises over
+    one episode alone, or returns something else than a number for it, only that episode has no grade.
 
     Args:
-        process: has imported the module.
-        rewards: all of the module.
-        seen: each with its ``answer``, ``trajectory`` and ``own`` grades by reward, as a process sent them.
+        process: a process that has imported the module.
+        rewards: all rewards of the module.
+        inputs: each with its ``answer``, ``trajectory`` and ``own`` grades by reward, as a process sent them.
     """
-    own = [{name: grade_of(fields) for name, fields in member["own"].items()} for member in seen]
+    own = [{name: grade_of(fields) for name, fields in member["own"].items()} for member in inputs]
     members = [
         {"answer": member["answer"], "trajectory": member["trajectory"], "rewards": _stated(grades)}
-        for member, grades in zip(seen, own, strict=True)
+        for member, grades in zip(inputs, own, strict=True)
     ]
     until = running_time.now() + JUDGE_PATIENCE_S
-    given: list[dict[str, Grade]] = [{} for _ in seen]
+    graded: list[dict[str, Grade]] = [{} for _ in inputs]
     for reward in (each for each in rewards if each.group):
         judge_s = max(0.0, until - running_time.now()) if reward.takes_judge else 0.0
         asked = {"reward": reward.name, "task_id": task_id, "judge_s": judge_s}
@@ -49,16 +49,16 @@ async def group_grades(
             return [replace(grade_of(each), broke=each["broke"] and Broke(**each["broke"])) for each in answered]
 
         try:
-            grades = await _each_given(ask, members, reward.name)
+            grades = await _grades_of_each(ask, members, reward.name)
         except (Raised, DeadlinePassed, ProcessEnded, ValueError) as error:
             what = error_line(error)
             logger.error("reward %s grades no group: %s", reward.name, what)
-            grades = [Grade.of_ungradable(what, Broke(f"reward {reward.name}", what))] * len(seen)
+            grades = [Grade.of_ungradable(what, Broke(f"reward {reward.name}", what))] * len(inputs)
             if reward.weight > 0.0:
                 return grades
         for number, grade in enumerate(grades):
-            given[number][reward.name] = grade
-    every = [{**mine, **theirs} for mine, theirs in zip(own, given, strict=True)]
+            graded[number][reward.name] = grade
+    every = [{**mine, **theirs} for mine, theirs in zip(own, graded, strict=True)]
     return [
         replace(
             together([(reward, grades[reward.name]) for reward in rewards]),
@@ -68,15 +68,15 @@ async def group_grades(
     ]
 
 
-async def _each_given(
+async def _grades_of_each(
     ask: Callable[[Sequence[Mapping[str, Any]]], Awaitable[list[Grade]]],
     members: Sequence[Mapping[str, Any]],
     name: str,
 ) -> list[Grade]:
-    """What a reward gives each of a group. One over which it raises alone is ungradable, and no member of the group.
+    """Return a reward's grade of each episode. One over which it raises alone is ungradable and leaves the group.
 
     Raises:
-        Raised, DeadlinePassed, ProcessEnded: of the reward, without these too.
+        Raised, DeadlinePassed, ProcessEnded: the reward fails without these episodes too.
     """
     try:
         return await ask(members)
@@ -95,7 +95,7 @@ async def _each_given(
 
 
 def _stated(grades: Mapping[str, Grade]) -> dict[str, float]:
-    """What each reward of an episode gave, as it gave it; one that gave none is left out."""
+    """Return the number that each reward of an episode returned; a reward without a grade is left out."""
     return {
         name: {**grade.rewards, **grade.metrics}.get(name, grade.reward)
         for name, grade in grades.items()

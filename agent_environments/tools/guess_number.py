@@ -5,12 +5,12 @@ import re
 from agent_environments.tools import reply, reward
 
 GUESSES = 5
-"""Halving what is left finds every number."""
+"""Halving the range finds every number in so many guesses."""
 
 
 class Game:
     def reset(self, task):
-        """Begin the game of a task; called before each episode. What it returns follows the question."""
+        """Begin the game of a task; called before each episode. A text that it returns follows the question."""
         self.number = task["number"]
         self.left = GUESSES
         self.found = False
@@ -19,8 +19,8 @@ class Game:
     def guess(self, text: str) -> str | None:
         """Answer a turn of the agent, whose first number is its guess; None ends the episode."""
         self.left -= 1
-        said = re.search(r"\d{1,4}", text)
-        number = int(said[0]) if said else None
+        match = re.search(r"\d{1,4}", text)
+        number = int(match[0]) if match else None
         self.found = number == self.number
         if self.found or self.left == 0:
             return None
@@ -28,7 +28,7 @@ class Game:
             return "Say a number."
         return "Higher." if number < self.number else "Lower."
 
-    # What the agent should call by name, with arguments that are checked, is a tool:
+    # An action that the agent calls by name, with checked arguments, is a tool:
     #
     # @tool
     # def guess(self, number: int) -> str:
@@ -42,7 +42,7 @@ def found(instance: Game) -> bool:
 
 
 def solve(task):
-    """Give the right turns of a task: `loop try` and `loop train` look whether they earn 1."""
+    """Give the right turns of a task: `loop try` and `loop train` check that they earn 1."""
     return [str(task["number"])]
 
 

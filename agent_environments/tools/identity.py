@@ -17,15 +17,15 @@ _INSTALLED = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "p
 
 
 def identity(module: str, tasks: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return what a score in this environment rests on, as digests (16 hexadecimal digits).
+    """Return digests (16 hexadecimal digits) of the code and the tasks on which a score in this environment depends.
 
     Args:
         module: path of a Python file, or a dotted module path, as a config names it.
         tasks: all tasks; their order does not matter.
 
     Returns:
-        ``code``: of the module's file and of the files that it imports from its own folder;
-        ``tasks``: of the tasks, every field included.
+        ``code``: the digest of the module's file and of the files that it imports from its own folder;
+        ``tasks``: the digest of the tasks, every field included.
 
     Raises:
         ValueError: there is no such module.
@@ -61,7 +61,7 @@ def _imports(source: bytes) -> set[str]:
     """Return the modules and packages that some code imports by absolute names, in its functions too."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
-    except (SyntaxError, ValueError):  # a neighbour for another Python, whose import somebody guards
+    except (SyntaxError, ValueError):  # a neighbour for another Python, whose import is guarded
         return set()
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
@@ -69,7 +69,7 @@ def _imports(source: bytes) -> set[str]:
 
 
 def _place_of(module: str) -> tuple[Path, Path, set[str]]:
-    """Return a module's file, the folder that its imports are looked up in, and the package that it is of, if any."""
+    """Return a module's file, the folder in which its imports are searched, and the package that it is of, if any."""
     if module.endswith(".py"):
         file = Path(module).resolve()
         return file, file.parent, set()

@@ -23,12 +23,12 @@ from loop_plumbing.forked_process import ForkedProcess, ForkServer, ProcessEnded
 
 logger = logging.getLogger(__name__)
 
-SLOW_S = 0.5
-"""To make an instance, above which its cost is told."""
+SLOW_INSTANCE_S = 0.5
+"""Seconds for making an instance, above which a warning states them."""
 
 
-def _said(error: Exception) -> str:
-    """Return what an error says, and of one in the user's own code also where."""
+def _message_of(error: Exception) -> str:
+    """Return an error's message, with file and line where the user's own code raised it."""
     return error_line(error) if isinstance(error, Raised) else str(error)
 
 
@@ -40,15 +40,15 @@ class Lease:
         self._process = process
         self._ended = False
         self.lost = False
-        """Whether the instance that the episode had is gone, with its process."""
+        """True once the instance that the episode had is gone, with its process."""
         self.holds_instance = False
-        """Whether the process holds what an episode cannot go on without."""
+        """True once the process holds an instance, without which the episode cannot go on."""
 
     async def process(self) -> ForkedProcess:
-        """The episode's process, once it makes no other call; where it has ended, a new one.
+        """Return the episode's process, once it makes no other call; where it has ended, a new one.
 
         Raises:
-            EnvironmentCrashed: there is none.
+            EnvironmentCrashed: no process can be forked.
         """
         await self._process.idle()
         if not self._process.alive:
@@ -57,21 +57,21 @@ class Lease:
         return self._process
 
     async def reset(self, task_id: str) -> str:
-        """Put the instance into the task's first state; returns what it has to show, "" for nothing.
+        """Put the instance into the task's first state; return the text that it shows, "" for nothing.
 
         Raises:
-            EnvironmentCrashed: it could not; another instance may.
+            EnvironmentCrashed: the reset failed; that of another instance may succeed.
         """
         try:
-            shown: str = await (await self.process()).ask("reset", self._pool.deadline_s, task_id=task_id)
+            text: str = await (await self.process()).ask("reset", self._pool.deadline_s, task_id=task_id)
         except (Raised, DeadlinePassed, ProcessEnded) as error:
-            raise EnvironmentCrashed(f"the instance's reset failed on task {task_id}: {_said(error)}") from error
+            raise EnvironmentCrashed(f"the instance's reset failed on task {task_id}: {_message_of(error)}") from error
         self.holds_instance = True
-        return shown
+        return text
 
     @contextlib.contextmanager
     def at_work(self, what: str) -> Iterator[None]:
-        """While ``what`` works on the instance, which is half changed where that takes too long.
+        """Let ``what`` work on the instance meanwhile; if it takes too long, the instance stays half changed.
 
         Raises:
             EnvironmentTimeout: it took too long, or the instance is gone.
@@ -94,11 +94,11 @@ class InstancePool:
     """A process, and an instance, for each of ``size`` episodes at a time.
 
     Args:
-        server: forks them.
-        module: as this process has imported it. The server's import must have given the same tasks: a question would
-            come from one draw of them, and what the reward compares with from another.
-        size: how many episodes there are at a time.
-        deadline_s: for making, resetting and closing an instance. ``close()`` is called where it has one.
+        server: forks the processes.
+        module: as this process has imported it. The server's import must have given the same tasks, or a question
+            would come from one draw of them, and the reward's right answer from another.
+        size: the number of episodes at a time.
+        deadline_s: seconds for making, resetting and closing an instance. ``close()`` is called if it has that method.
     """
 
     def __init__(self, server: ForkServer, module: ToolModule, size: int, deadline_s: float) -> None:
@@ -112,17 +112,17 @@ class InstancePool:
         self._slots = Slots(size)
 
     def status(self) -> PoolStatus:
-        """How many episodes have a process, how many wait for one, and how many processes were replaced."""
+        """Return how many episodes have a process, how many wait for one, and how many processes were replaced."""
         return PoolStatus(open_worlds=self._slots.taken, waiting=self._slots.waiting, restarts=self._replaced)
 
     async def open(self) -> None:
-        """Start the server, and make an instance, to know that it can be made.
+        """Start the server, and make an instance, to check that it can be made.
 
         Raises:
-            EnvironmentCrashed: it cannot, or another import of the module gives other tasks.
+            EnvironmentCrashed: making it fails, or another import of the module gives other tasks.
         """
         process = await self._fork()
-        if process.ready["makes"] and self._made_in_s > SLOW_S:
+        if process.ready["makes"] and self._made_in_s > SLOW_INSTANCE_S:
             logger.warning(
                 "an instance of %s takes %.1f s to make, in each episode: write forkable = True in its class where one "
                 "that is made before the fork does as well",
@@ -131,7 +131,7 @@ class InstancePool:
         await self._end(process)
 
     async def acquire(self) -> Lease:
-        """A process of its own for an episode; waits its turn while all places are taken.
+        """Return a process of its own for an episode; waits its turn while all places are taken.
 
         Raises:
             EnvironmentCrashed: it could not be made; or the pool is closed.
@@ -144,7 +144,7 @@ class InstancePool:
             raise
 
     async def fork_again(self) -> ForkedProcess:
-        """A process in the place of one that has ended.
+        """Return a process in the place of one that has ended.
 
         Raises:
             EnvironmentCrashed: it could not be made.
@@ -160,7 +160,7 @@ class InstancePool:
             self._slots.give_back()
 
     async def close(self) -> None:
-        """Refuse who waits, and end every process."""
+        """Refuse waiting episodes, and end every process."""
         self._slots.close()
         await self._server.close()
 
@@ -176,12 +176,12 @@ class InstancePool:
         except BaseException as error:
             process.kill()
             if isinstance(error, Raised | DeadlinePassed | ProcessEnded):
-                raise EnvironmentCrashed(f"an instance could not be made: {_said(error)}") from error
+                raise EnvironmentCrashed(f"an instance could not be made: {_message_of(error)}") from error
             raise
         return process
 
     def _difference(self, theirs: dict[str, str]) -> str:
-        """Say in one line which task is another in the server's import."""
+        """Return one line that names a task which differs in the server's import."""
         ours = digests(self._module)
         different = [task for task in ours if theirs.get(task) != ours[task]] or sorted(theirs.keys() - ours)
         return (
@@ -195,6 +195,6 @@ class InstancePool:
                 process.interrupt()
                 await process.ask("close", self.deadline_s)
         except (Raised, DeadlinePassed, ProcessEnded, EnvironmentCrashed) as error:
-            logger.warning("closing an instance failed: %s", _said(error))
+            logger.warning("closing an instance failed: %s", _message_of(error))
         finally:
             process.kill()

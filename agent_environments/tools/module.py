@@ -1,4 +1,4 @@
-"""A user's module: what stands in it that an environment is made of."""
+"""A user's module: the tools, reply, rewards and tasks that make it an environment."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class ToolModule:
     """The parts of a tool environment.
 
     Attributes:
-        name: the dataset's, unless a config gives it another.
-        instance_class: of the instances that stateful tools, or the reply, work on; None if there are none.
+        name: the dataset's name, unless a config gives it another.
+        instance_class: the class of the instances that stateful tools, or the reply, work on; None without such.
         reply: answers a turn without a call; None if such a turn is the answer, or a mistake.
         instructions: the beginning of the system message.
-        solve: gives the right turns of a task; None if the file says nothing of them.
+        solve: gives the right turns of a task; None if the file has no such function.
     """
 
     name: str
@@ -49,7 +49,7 @@ class ToolModule:
 
     @property
     def moves(self) -> str:
-        """Say in a line what an agent does here."""
+        """A line on an agent's possible actions."""
         ends_by_tool = any(tool.terminal for tool in self.tools.values())
         text = f"answered by {self.reply.name}" if self.reply else "a mistake" if ends_by_tool else "the answer"
         calls = f"calls of {', '.join(self.tools)}; a turn without one is " if self.tools else "its text is "
@@ -57,17 +57,17 @@ class ToolModule:
 
     @property
     def grades_groups(self) -> bool:
-        """Whether a reward sees all episodes of a task at once."""
+        """Return whether a reward sees all episodes of a task at once."""
         return any(reward.group for reward in self.rewards)
 
     @property
     def reading_code_folder(self) -> list[str]:
-        """What takes the files of the agent's code."""
+        """The tools and rewards that take the files of the agent's code."""
         tools = [f"tool {each.name}" for each in self.tools.values() if each.takes_code_folder]
         return [*tools, *(f"reward {each.name}" for each in self.rewards if each.takes_code_folder)]
 
     def with_tools(self, more: Sequence[Tool]) -> ToolModule:
-        """The same with tools from elsewhere; raises ValueError for two of one name."""
+        """Return the same with tools from elsewhere; raises ValueError for two of one name."""
         return replace(self, tools=_by_name([*self.tools.values(), *more]))
 
 
@@ -99,7 +99,7 @@ def _import(name: str, file: Path | None) -> ModuleType:
         sys.modules[spec.name] = module  # where type hints are looked up
         spec.loader.exec_module(module)
         return module
-    except (Exception, SystemExit) as error:  # of a main() that nobody guarded, or of argparse
+    except (Exception, SystemExit) as error:  # SystemExit comes from an unguarded main(), or from argparse
         raise ValueError(f"module {name} cannot be imported: {error_line(error)}{_cure(error)}") from error
 
 
@@ -112,7 +112,7 @@ def _cure(error: BaseException) -> str:
 
 
 def _parts(module: ModuleType, tasks: object) -> ToolModule:
-    here = _found({id(value): value for value in vars(module).values()}.values())
+    here = _unwrapped({id(value): value for value in vars(module).values()}.values())
     classes = [value for value in here if isinstance(value, type) and _methods(value)]
     instance_class = _one(classes, "class with tools or a reply")
     rewards = _rewards([value for value in here if isinstance(value, Reward)])
@@ -122,7 +122,7 @@ def _parts(module: ModuleType, tasks: object) -> ToolModule:
             raise ValueError(f"class {instance_class.__name__} has tools or a reply, but no method reset(task)")
         moves += _methods(instance_class)
     elif stateful := [move.name for move in moves if move.stateful]:
-        raise ValueError(f"{stateful[0]} takes self, but is no method of a class")
+        raise ValueError(f"{stateful[0]} takes self, but is not a method of a class")
     table = read_tasks(getattr(module, "TASKS", None) if tasks is None else tasks)
     for task in table.all():
         with raised_as(ValueError, f"task {task['id']} "):
@@ -146,42 +146,42 @@ def _check_question(task: Mapping[str, Any], optional: bool) -> None:
         if not optional:
             raise ValueError("has no 'question', the user's message")
     elif not isinstance(task["question"], str):
-        raise ValueError(f"has a 'question' that is no text, the user's message, but {task['question']!r:.80}")
+        raise ValueError(f"has a 'question' that is not a text, the user's message, but {task['question']!r:.80}")
 
 
 def _methods(owner: type) -> list[Tool | Reply]:
-    """The tools and the reply of a class, inherited ones first."""
+    """Return the tools and the reply of a class, inherited ones first."""
     attributes: dict[str, Any] = {}
     for base in reversed(owner.__mro__):
         attributes |= vars(base)
-    return [value for value in _found(attributes.values()) if isinstance(value, Tool | Reply)]
+    return [value for value in _unwrapped(attributes.values()) if isinstance(value, Tool | Reply)]
 
 
-def _found(values: Iterable[Any]) -> list[Any]:
-    """The values, static methods as functions; raises ValueError for a part that another decorator hides."""
+def _unwrapped(values: Iterable[Any]) -> list[Any]:
+    """Return the values, static methods as functions; raises ValueError for a tool that another decorator hides."""
     ours: tuple[type[Any], ...] = (Tool, Reply, Reward)
-    found = [value.__func__ if isinstance(value, staticmethod) else value for value in values]
-    for value in found:
+    unwrapped = [value.__func__ if isinstance(value, staticmethod) else value for value in values]
+    for value in unwrapped:
         inner = value.__func__ if isinstance(value, classmethod) else inspect.getattr_static(value, "__wrapped__", None)
-        if isinstance(inner, ours) and inner not in found:
+        if isinstance(inner, ours) and inner not in unwrapped:
             cure = "make it @staticmethod" if isinstance(value, classmethod) else "put ours above it"
             raise ValueError(f"{inner.__name__} is hidden by the decorator {type(value).__name__} above ours: {cure}")
-    return found
+    return unwrapped
 
 
-def _rewards(found: list[Reward]) -> tuple[Reward, ...]:
-    if not any(reward.weight for reward in found):
-        raise ValueError("there is no reward: write a function with @reward" + (", of some weight" if found else ""))
-    names = [reward.name for reward in found]
+def _rewards(rewards: list[Reward]) -> tuple[Reward, ...]:
+    if not any(reward.weight for reward in rewards):
+        raise ValueError("there is no reward: write a function with @reward" + (", of some weight" if rewards else ""))
+    names = [reward.name for reward in rewards]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"there are two rewards {twice!r}: give one another name")
-    return tuple(found)
+    return tuple(rewards)
 
 
-def _one(found: list[Any], what: str) -> Any:
-    if len(found) > 1:
-        raise ValueError(f"there is more than one {what}: {', '.join(item.__name__ for item in found)}")
-    return found[0] if found else None
+def _one(items: list[Any], what: str) -> Any:
+    if len(items) > 1:
+        raise ValueError(f"there is more than one {what}: {', '.join(item.__name__ for item in items)}")
+    return items[0] if items else None
 
 
 def _by_name(tools: Sequence[Tool]) -> dict[str, Tool]:
@@ -190,7 +190,7 @@ def _by_name(tools: Sequence[Tool]) -> dict[str, Tool]:
         if each.name in by_name:
             raise ValueError(f"there are two tools {each.name!r}")
         if not each.description:
-            raise ValueError(f"tool {each.name} has no docstring: the policy is told what stands there")
+            raise ValueError(f"tool {each.name} has no docstring: the policy reads it")
         assert each.schema, "a signature that no schema can say is an error now, not in an episode"
         by_name[each.name] = each
     return by_name

@@ -1,11 +1,11 @@
-"""A user's file as a module, which imports its neighbours, the modules beside it, and nobody else does.
+"""A user's file as a module, which alone can import its neighbours, the modules beside it.
 
 Python does so for a script by putting its folder in front of the search path, where a neighbour ``email.py`` takes the
 place of the standard library's for every package that is imported later, and a ``helper.py`` of one file that of
 another. Here a neighbour is found while its own file is imported, and it never takes the place of the standard library.
 
-The file's own module is one below this module, under which the processes find it that a tool starts anew (``spawn``,
-``forkserver``): they are told the name of a function and of its module, and import that.
+The file's own module is a submodule of this one, so that processes which a tool starts anew (``spawn``,
+``forkserver``) find it: they get the name of a function and of its module, and import that.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ FOLDER = "LOOP_FOLDER_OF_TOOLS"
 class _FromSource(importlib.machinery.SourceFileLoader):
     """Compiles a file anew each time.
 
-    Bytecode is told apart by the second in which its source was written and by its size, so that of a grader which was
-    mended at once, at the same length, the old one would be run.
+    Python recognizes bytecode by the second in which its source was written and by its size, so it would run the old
+    code of a grader that was mended within the same second at the same length.
     """
 
     def path_stats(self, path: str) -> dict[str, float]:
@@ -36,7 +36,7 @@ class _FromSource(importlib.machinery.SourceFileLoader):
 
 
 def spec_of(file: Path) -> importlib.machinery.ModuleSpec:
-    """The spec of a user's file, whose name ends in .py."""
+    """Return the spec of a user's file, whose name ends in .py."""
     name = f"{__name__}.{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file, loader=_FromSource(name, str(file)))
     assert spec is not None, "the name ends in .py"
@@ -66,11 +66,11 @@ class _Neighbours:
 
 @contextlib.contextmanager
 def neighbours_of(file: Path, stay: bool = False) -> Iterator[None]:
-    """While it is open, the neighbours of ``file`` can be imported; its modules are forgotten at the end.
+    """Let the neighbours of ``file`` be imported meanwhile; their modules are forgotten at the end.
 
     Args:
-        stay: for good, in a process that serves this file alone: its functions may import them when they are called,
-            and so may the processes that it starts.
+        stay: keep them importable, in a process that serves this file alone: its functions may import them when they
+            are called, and so may the processes that it starts.
     """
     folder = file.parent
     finder = _Neighbours(folder)
@@ -81,7 +81,7 @@ def neighbours_of(file: Path, stay: bool = False) -> Iterator[None]:
         for name, module in sys.modules.items()
         if name.split(".")[0] in taken and not _lies_in(module, folder)
     }
-    for name in others:  # of another file's folder, or installed: not what this file means by the name
+    for name in others:  # modules of another file's folder, or installed ones, are not meant by the name
         del sys.modules[name]
     before = set(sys.modules)
     sys.meta_path.insert(0, finder)

@@ -1,4 +1,4 @@
-"""``@reply``: what answers the text of a turn, where an agent's moves are words and no calls."""
+"""``@reply``: a function that answers the text of a turn, where an agent writes words instead of tool calls."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ class Reply(OwnFunction):
             raise ValueError(f"reply {self.name} must take one parameter, the text of a turn")
 
     def run(self, text: str, instance: Any) -> str | None:
-        """Answer the text of a turn, here and now; None ends the episode.
+        """Answer the text of a turn in this process; None ends the episode.
 
         Raises:
-            Raised, DeadlinePassed: of the function.
-            ToolError: the result is nothing that can be shown.
+            Raised, DeadlinePassed: the function raised, or took too long.
+            ToolError: the result cannot be shown.
         """
-        said = deadline.call(functools.partial(self.bound(instance), text), {}, DEADLINE_S)
-        if said is None:
+        answer = deadline.call(functools.partial(self.bound(instance), text), {}, DEADLINE_S)
+        if answer is None:
             return None
         try:
-            return str(deadline.call(as_text, {"result": said}, DEADLINE_S, through=(ValueError,)))
+            return str(deadline.call(as_text, {"result": answer}, DEADLINE_S, through=(ValueError,)))
         except ValueError as error:
             raise ToolError(f"its result cannot be shown: {error}") from error
 
 
 @explained
 def reply(function: Callable[..., Any]) -> Reply:
-    """Makes a reply of a function, sync or async; of a method, one that works on the episode's own instance.
+    """Make a reply of a function, sync or async; of a method, one that works on the episode's own instance.
 
     It takes the text of a turn that calls no tool, and returns what the agent reads next. None ends the episode.
     """

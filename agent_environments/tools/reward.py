@@ -18,8 +18,8 @@ from loop_plumbing.breakage import Raised, error_line, raised_as
 from loop_plumbing.names import did_you_mean, explained, similar_names
 
 JUDGE_PATIENCE_S = 2700.0
-"""For all that the rewards of an episode, or of a group, ask a judge; with a reward's own time less than the protocol
-has for a grade."""
+"""Seconds for all questions of an episode's, or a group's, rewards to a judge; with a reward's own time less than the
+protocol's for a grade."""
 OWN_NAMES = {
     "answer": "what the agent answered",
     "trajectory": "the episode's messages",
@@ -27,16 +27,16 @@ OWN_NAMES = {
     "judge": "the model that it may ask",
     "code_folder": "the files that the agent's code left",
 }
-"""Parameters that are filled from the episode, and what each is; all others from the task's fields."""
+"""Parameters that the episode fills, with the meaning of each; the task's fields fill all others."""
 GROUP_NAMES = {
     "answers": "what the agents answered",
     "trajectories": "the episodes' messages",
     "rewards": "what the other rewards gave each",
     "judge": OWN_NAMES["judge"],
 }
-"""The same of a reward that sees the whole group."""
+"""The same parameters for a reward that sees the whole group."""
 DEADLINE_S, LONGEST_S = 600.0, 3000.0
-"""For a call, without what a judge takes, unless the reward says otherwise; and the longest that it may say."""
+"""Seconds for a call without a judge's time, unless the reward says otherwise; and the most that it may say."""
 
 
 class NoGrade(ValueError):
@@ -85,22 +85,22 @@ class Reward:
 
     @property
     def takes_instance(self) -> bool:
-        """Whether it is given the instance that the episode's tools worked on."""
+        """Return whether it takes the instance that the episode's tools worked on."""
         return "instance" in self._parameters
 
     @property
     def takes_judge(self) -> bool:
-        """Whether it asks the model that the config names."""
+        """Return whether it asks the model that the config names."""
         return "judge" in self._parameters
 
     @property
     def takes_code_folder(self) -> bool:
-        """Whether it reads the files that the agent's code left."""
+        """Return whether it reads the files that the agent's code left."""
         return "code_folder" in self._parameters
 
     @property
     def takes_rewards(self) -> bool:
-        """Whether it sees what the other rewards gave each of a group."""
+        """Return whether it takes the numbers of the other rewards for each episode of a group."""
         return self.group and "rewards" in self._parameters
 
     @property
@@ -132,14 +132,14 @@ class Reward:
                 raise ValueError(f"has no field {name!r}, which reward {self.name} asks for beside {own}{cure}")
 
     def grade(self, task: Mapping[str, Any], **episode: Any) -> Grade:
-        """The grade of an episode, computed here and now.
+        """Return the grade of an episode, computed in this process.
 
         Args:
             task: the task's fields.
             episode: a value for each of :data:`OWN_NAMES`.
 
         Raises:
-            Raised, DeadlinePassed: of the function.
+            Raised, DeadlinePassed: the function raised, or took too long.
             NoGrade: it returned something else than a number on its scale, True, False or a Grade. One that weighs
                 nothing may return any finite number.
         """
@@ -150,7 +150,7 @@ class Reward:
             raise NoGrade(str(error), self.place) from error
 
     def grade_group(self, task: Mapping[str, Any], **episodes: Any) -> list[Grade]:
-        """The grade of each episode of a group, computed here and now.
+        """Return the grade of each episode of a group, computed in this process.
 
         Args:
             task: the task's fields.
@@ -160,8 +160,8 @@ class Reward:
         ``broke``.
 
         Raises:
-            Raised, DeadlinePassed: of the function.
-            NoGrade: it returned something else than a list of one for each.
+            Raised, DeadlinePassed: the function raised, or took too long.
+            NoGrade: it returned something else than a list of a value for each.
         """
         size = len(episodes["answers"])
         result = self._called({**task, **episodes})
@@ -187,9 +187,9 @@ class Reward:
         if isinstance(result, Grade):
             return result
         result = scalar(result)
-        no_number = f"reward {self.name} returned {result!r}, which is no number"
+        wrong = f"reward {self.name} returned {result!r}, which is not a number"
         if not isinstance(result, int | float) or (not math.isfinite(result) and self.weight == 0.0):
-            raise ValueError(no_number)
+            raise ValueError(wrong)
         stated = {self.name: float(result)}
         if self.weight == 0.0:
             return Grade(0.0, False, metrics=stated)
@@ -198,12 +198,12 @@ class Reward:
         except ValueError as error:
             plain = not self.scaled and math.isfinite(result)
             cure = "; one on another scale says so: @reward(scale=(LOW, HIGH))" if plain else ""
-            raise ValueError(f"{no_number} from {self._scale.low:g} to {self._scale.high:g}{cure}") from error
+            raise ValueError(f"{wrong} from {self._scale.low:g} to {self._scale.high:g}{cure}") from error
         return Grade(share, share == 1.0, rewards=stated)
 
 
 def together(grades: Sequence[tuple[Reward, Grade]]) -> Grade:
-    """The grade of an episode from those of its rewards: their mean by weights, success if all say so.
+    """Return the grade of an episode from those of its rewards: their mean by weights, success if all say so.
 
     One reward alone is its own grade, which names no parts unless the number that it returned was on another scale.
     """
@@ -250,7 +250,7 @@ def reward(
     group: bool = False,
     deadline_s: float = DEADLINE_S,
 ) -> Reward | Callable[[Callable[..., Any]], Reward]:
-    """Makes a reward of a function, sync or async.
+    """Make a reward of a function, sync or async.
 
     Its parameters are filled by name: ``answer`` (what the terminal tool returned, or the text of the turn that called
     no tool; "" if there was neither), ``trajectory`` (the episode's messages, a list of {"role", "content"}),
@@ -261,8 +261,8 @@ def reward(
     It returns a number in [0, 1], where 1 is success; True or False; or a :class:`~agent_environments.protocol.Grade`.
 
     Args:
-        weight: of several rewards, whose mean by weights is the episode's; 0: it is a metric only.
-        name: in the record; the function's own unless given.
+        weight: its weight in the mean of several rewards, which is the episode's; 0: it is a metric only.
+        name: its name in the record; the function's own unless given.
         scale: the lowest and the highest number that it returns, where these are not 0 and 1.
         group: it sees all rollouts of the task at once, and returns a list with such a number for each. Its parameters
             are ``answers``, ``trajectories``, ``rewards`` (of each the numbers of the other rewards, by name),
@@ -274,6 +274,6 @@ def reward(
 
 
 def grade_of(fields: Mapping[str, Any]) -> Grade:
-    """The grade that a process has sent; whether its values may stand in a grade is not looked at."""
+    """Return the grade that a process has sent; its values are not checked."""
     requirements = tuple(Requirement(**each) for each in fields["requirements"])
     return Grade(**{**fields, "requirements": requirements, "broke": None, "tools": ()})

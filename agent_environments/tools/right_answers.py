@@ -1,4 +1,4 @@
-"""What a file of functions itself calls right, as the turns of an agent: to see that its rewards know it.
+"""The right answers of a file of functions, as the turns of an agent: to check that its rewards accept them.
 
 The turns come from the file's function ``solve(task)``. Without one, each field of the task that a reward reads is
 tried as the answer.
@@ -31,30 +31,30 @@ def solver_of(value: object) -> Callable[[Any], Any] | None:
 
 
 class Solving:
-    """The turns of one task's ``solve``: given whole, or one by one by a generator, which is sent what it was answered.
+    """The turns of a task's ``solve``: a list, or one by one from a generator, which gets the observation of each.
 
     Args:
-        given: what ``solve`` returned: a turn, several in a list, or a generator of turns.
+        turns: the result of ``solve``: a turn, several in a list, or a generator of turns.
 
     Raises:
-        ValueError: it gives anything else.
+        ValueError: it returned anything else.
     """
 
-    def __init__(self, given: object) -> None:
-        self._generator = cast("Generator[Any, str, Any]", given) if inspect.isgenerator(given) else None
-        whole = [given] if isinstance(given, str | Mapping) else given
+    def __init__(self, turns: object) -> None:
+        self._generator = cast("Generator[Any, str, Any]", turns) if inspect.isgenerator(turns) else None
+        whole = [turns] if isinstance(turns, str | Mapping) else turns
         if self._generator is None and not isinstance(whole, list | tuple):
-            raise ValueError(f"solve gives {given!r:.80}; {_TURN}, and several stand in a list")
+            raise ValueError(f"solve gives {turns!r:.80}; {_TURN}, and several stand in a list")
         self._turns: Iterator[Any] = iter(()) if self._generator is not None else iter(whole)  # type: ignore[call-overload]
         self._begun = False
 
-    def next(self, said: str) -> str | None:
-        """Return the next turn's text, once the turn before was answered with ``said``; None after the last."""
+    def next(self, answer: str) -> str | None:
+        """Return the next turn's text, after the ``answer`` to the one before; None after the last turn."""
         try:
             if self._generator is None:
                 turn = next(self._turns)
             elif self._begun:
-                turn = self._generator.send(said)
+                turn = self._generator.send(answer)
             else:
                 self._begun = True
                 turn = next(self._generator)

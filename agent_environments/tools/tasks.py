@@ -19,11 +19,11 @@ from loop_plumbing.json_lines import json_lines
 
 Task = dict[str, Any]
 SPLIT = "train"
-"""Of tasks that come without a split."""
+"""The split of tasks that come without one."""
 ALONE = "task"
-"""What their ids begin with: the split would say of one that is held out that it is trained on."""
+"""The beginning of their ids; that of the split would claim that held out tasks are trained on."""
 HELD_OUT = "held_out"
-"""Of those that are set aside from tasks without a split."""
+"""The split of tasks that are set aside from tasks without a split."""
 
 
 class TaskTable:
@@ -31,10 +31,10 @@ class TaskTable:
 
     Args:
         splits: split -> tasks. An id that is a whole number or a UUID is known by its text.
-        named: what the ids of tasks without one begin with, before their numbers; the name of their split unless given.
+        named: the beginning of the ids of tasks without one, before their numbers; their split's name unless given.
 
     Raises:
-        ValueError: no tasks, one that is not a mapping, a bad id or group, or an id that is there twice.
+        ValueError: no tasks, one that is not a mapping, a bad id or group, or two tasks of one id.
     """
 
     def __init__(self, splits: Mapping[str, Iterable[Mapping[str, Any]]], named: str | None = None) -> None:
@@ -50,13 +50,13 @@ class TaskTable:
     def _add(self, task: Mapping[str, Any], default_id: str) -> str:
         if not isinstance(task, Mapping):
             raise ValueError(f"task {default_id} must be a mapping, not {task!r}")
-        given = task.get("id", default_id)
-        task_id = _name(given)
+        stated = task.get("id", default_id)
+        task_id = _name(stated)
         if not task_id:
-            raise ValueError(f"task id {given!r} must be text, or a whole number")
+            raise ValueError(f"task id {stated!r} must be text, or a whole number")
         if task_id in self._tasks:
             raise ValueError(f"there are two tasks {task_id!r}")
-        self._tasks[task_id] = {**task, "id": given}
+        self._tasks[task_id] = {**task, "id": stated}
         if (group := task.get("group")) is not None:
             if not (name := _name(group)):
                 raise ValueError(
@@ -67,7 +67,7 @@ class TaskTable:
         return task_id
 
     def group_of(self, task_id: str) -> str:
-        """The group of a task; its own id unless it states one."""
+        """Return the group of a task; its own id unless it states one."""
         return self.groups.get(task_id, task_id)
 
     @property
@@ -76,7 +76,7 @@ class TaskTable:
         return list(self._splits)
 
     def hold_out(self, groups: int) -> None:
-        """Make so many groups of tasks the split :data:`HELD_OUT`. The same tasks always give the same split.
+        """Move so many groups of tasks to the split :data:`HELD_OUT`. The same tasks always give the same split.
 
         Raises:
             ValueError: there is another split than :data:`SPLIT`, or no group would be left in it.
@@ -91,7 +91,7 @@ class TaskTable:
             self._splits[split] = [task_id for task_id in self._tasks if (self.group_of(task_id) in held_out) == inside]
 
     def split(self, name: str) -> list[str]:
-        """Task ids; raises UnknownTask for a split that there is not, or that is empty."""
+        """Return a split's task ids; raises UnknownTask for a split that is unknown or empty."""
         return tasks_of_split(self._splits, name)
 
     def __getitem__(self, task_id: str) -> Task:
@@ -104,7 +104,7 @@ class TaskTable:
 
 
 def read_tasks(source: object) -> TaskTable:
-    """Tasks from what a config or a module names: a list of mappings, the path of a JSONL file, or either by split.
+    """Read tasks from a config's or a module's value: a list of mappings, the path of a JSONL file, or either by split.
 
     Raises:
         ValueError: no such file, a line that is not a JSON object, or anything :class:`TaskTable` refuses.
@@ -122,10 +122,10 @@ def read_tasks(source: object) -> TaskTable:
         if isinstance(tasks, str | os.PathLike) and os.path.isfile(tasks):
             tasks = _read_file(Path(tasks))
         elif isinstance(tasks, str | bytes | Mapping | os.PathLike) or not isinstance(tasks, Iterable):
-            no_file = ", which is no file" if isinstance(tasks, str | os.PathLike) else ""
+            missing = ", which is not a file" if isinstance(tasks, str | os.PathLike) else ""
             raise ValueError(
                 "TASKS is a mapping, so each value is a list, or the path of a JSONL file, with the tasks of a split; "
-                f"that of {split!r} is {tasks!r:.80}{no_file}; for one task write TASKS = [{{...}}]"
+                f"that of {split!r} is {tasks!r:.80}{missing}; for one task write TASKS = [{{...}}]"
             )
         by_split[str(split)] = tasks
     return TaskTable(by_split)
@@ -137,7 +137,7 @@ def _read_file(file: Path) -> list[Task]:
 
 
 def _name(value: object) -> str:
-    """Return the text of an id or of a group's name; "" for what is none."""
+    """Return the text of an id or of a group's name; "" for any other value."""
     if isinstance(value, str):
         return value
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)

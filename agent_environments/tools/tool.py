@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from loop_plumbing.forked_process import ForkedProcess
 
 MAX_CHARACTERS = 2048
-"""Of a result, unless the tool says otherwise; AgentFly's figure."""
+"""Characters of a result, unless the tool says otherwise; AgentFly's figure."""
 DEADLINE_S = 30.0
-"""For a call, unless the tool says otherwise."""
+"""Seconds for a call, unless the tool says otherwise."""
 
 
 class ToolError(Exception):
@@ -32,13 +32,13 @@ class Tool(ABC):
     """A tool that the policy can call.
 
     Attributes:
-        name: what the policy calls it by.
-        description: what the policy is told of it.
+        name: the name by which the policy calls it.
+        description: the policy's documentation of it.
         parameters: JSON schema of its arguments, ``{"type": "object", "properties", "required"}``.
         terminal: a call that succeeds ends the episode, and its result is the episode's answer.
         stateful: it works on the episode's own instance.
-        max_characters: of its result; what is longer is cut.
-        deadline_s: for one call.
+        max_characters: the length at which its result is cut.
+        deadline_s: seconds for a call.
         takes_code_folder: it reads and changes the files of the agent's code.
     """
 
@@ -56,23 +56,23 @@ class Tool(ABC):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """In the form of OpenAI's API, which chat templates take."""
+        """The schema in the form of OpenAI's API, which chat templates take."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
     def in_folder(self, session: CodeSession) -> Tool:
-        """The tool for an episode in which the agent's code has this session."""
+        """Return the tool for an episode in which the agent's code has this session."""
         return self
 
     @abstractmethod
     async def call(self, arguments: Mapping[str, Any], process: ForkedProcess) -> str:
-        """The result of a call, as text; ``process`` is the episode's own.
+        """Return the result of a call, as text; ``process`` is the episode's own.
 
         Raises:
-            WrongArguments: it does not take these; nothing was called.
-            ToolError: it failed.
-            DeadlinePassed: it took longer than :attr:`deadline_s`.
-            ProcessEnded: it ended its process.
+            WrongArguments: the tool does not take these; nothing was called.
+            ToolError: the tool failed.
+            DeadlinePassed: the call took longer than :attr:`deadline_s`.
+            ProcessEnded: the tool ended its process.
         """
 
 
@@ -83,42 +83,42 @@ class CodeSession(ABC):
 
     @abstractmethod
     def give(self, files: Mapping[str, str]) -> None:
-        """Begin with these: name -> text."""
+        """Begin with these files: name -> text."""
 
     @abstractmethod
     async def left_files(self) -> dict[str, bytes]:
-        """The files that it left, by name."""
+        """Return the files that it left, by name."""
 
     @abstractmethod
     async def change(self, files: Mapping[str, bytes | None]) -> None:
-        """Write these, or remove them; raises ToolError where something else is in their place, or no room."""
+        """Write these files, or remove them; raises ToolError where something else is in their place, or no room."""
 
     @abstractmethod
     async def close(self) -> None:
-        """End it; may be called twice."""
+        """End the session; may be called twice."""
 
 
 def is_path_within(name: object) -> bool:
-    """Return whether it is the path of a file within a folder."""
+    """Return whether a value is the path of a file within a folder."""
     return isinstance(name, str) and bool(name) and not {"", ".", ".."} & set(name.split("/")) and "\0" not in name
 
 
 def packed(files: Mapping[str, bytes | None]) -> dict[str, str | None]:
-    """Files as JSON holds them; None is one that is no longer there."""
+    """Return files as JSON holds them; None stands for a removed file."""
     return {name: None if content is None else base64.b64encode(content).decode() for name, content in files.items()}
 
 
 def unpacked(files: Mapping[str, str | None]) -> dict[str, Any]:
-    """What :func:`packed` has packed."""
+    """Return the files that :func:`packed` has packed."""
     return {name: None if text is None else base64.b64decode(text) for name, text in files.items()}
 
 
 def as_text(result: object) -> str:
-    """A tool's result as the policy reads it: text as it is, None as "done", anything else as JSON or, where JSON has
-    only a text for it (a date, a path, a name of an enumeration), as that text.
+    """Return a tool's result as the policy reads it: text as it is, None as "done", anything else as JSON or, where
+    JSON has only a text for it (a date, a path, a name of an enumeration), as that text.
 
     Raises:
-        ValueError: it is nothing that can be read, such as an object without a text of its own.
+        ValueError: it cannot be read, such as an object without a text of its own.
     """
     if result is None:
         return "done"
@@ -140,11 +140,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple | range):
         return [_plain(each) for each in value]
     if isinstance(value, set | frozenset):
-        found = [_plain(each) for each in value]
+        items = [_plain(each) for each in value]
         try:
-            return sorted(found)
-        except TypeError:  # of several kinds: in whatever order, but always the same
-            return sorted(found, key=repr)
+            return sorted(items)
+        except TypeError:  # items of several kinds: in any order, but always the same
+            return sorted(items, key=repr)
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     if hasattr(value, "dtype") and callable(listed := getattr(value, "tolist", None)):

@@ -26,5 +26,5 @@ def test_what_others_wrote_in_the_agents_name_is_no_turn():
 
 def test_bad_input_is_named():
     for place in (-1, 5, 9):
-        with pytest.raises(ValueError, match=f"message {place} is no assistant message"):
+        with pytest.raises(ValueError, match=f"message {place} is not an assistant message"):
             agent_turns(MESSAGES, [place])

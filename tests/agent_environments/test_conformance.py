@@ -77,7 +77,7 @@ class KeepsItsPlace(CounterEnvironment):
         (CallsItACrash, r"step\(.*EnvironmentCrashed.*the agent voids its episode"),
         (CannotGrade, r"grade\(\) raises OverflowError"),
         (PaysForIt, "an ungradable state is worth 0.5"),
-        (PaysWithoutMeasure, r"Grade.reward is nan, which is no number in \[0, 1\]"),
+        (PaysWithoutMeasure, r"Grade.reward is nan, which is not a number in \[0, 1\]"),
         (KeepsItsPlace, "worlds are still open"),
     ],
 )

@@ -104,7 +104,7 @@ def test_a_task_of_no_mixture_has_no_environment():
         ({}, "environments must name at least one"),
         ({"a/b": COUNTER_SECTION}, "environment 'a/b' must be called by"),
         ({"a": {"max_worlds": 2}}, "environments.a: missing key 'name'"),
-        ({"a": {"name": "harness", **HARNESS}}, "environments.a: a harness is no part of a mixture"),
+        ({"a": {"name": "harness", **HARNESS}}, "environments.a: a harness cannot be part of a mixture"),
         ({"a": {"name": "nowhere"}}, "environments.a: unknown environment 'nowhere'"),
         ({"a": {"name": "counter", "max": 2}}, "environments.a: environment 'counter' was given options"),
     ],

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_environments.tool_calls import (
-    MOST_LEVELS,
+    MAX_NESTING_LEVELS,
     BadCall,
     ToolCall,
     parse_tool_calls,
@@ -92,7 +92,7 @@ def test_any_text_is_read(text):
         json.dumps(call.arguments if isinstance(call, ToolCall) else call.error)
 
 
-@pytest.mark.parametrize("levels", [MOST_LEVELS + 1, 980, 100_000])
+@pytest.mark.parametrize("levels", [MAX_NESTING_LEVELS + 1, 980, 100_000])
 def test_what_can_hardly_be_written_again_is_no_call(levels):
     """Else the answer that holds it breaks wherever it is next written as JSON."""
 
@@ -103,4 +103,4 @@ def test_what_can_hardly_be_written_again_is_no_call(levels):
     [bad] = call(levels)
     assert isinstance(bad, BadCall)
     assert bad.error == "nested too deeply"
-    assert isinstance(call(MOST_LEVELS - 1)[0], ToolCall)
+    assert isinstance(call(MAX_NESTING_LEVELS - 1)[0], ToolCall)

@@ -30,7 +30,7 @@ from agent_environments.protocol import (
 )
 from agent_environments.slots import Slots
 from agent_environments.tool_calls import BadCall, ToolCall, parse_tool_calls, render_tool_call, tools_section
-from agent_environments.tools.answer import FAILED, WRONG_ARGUMENTS, mistake_of, shown_together
+from agent_environments.tools.answer import FAILED, WRONG_ARGUMENTS, joined_results, mistake_of
 from agent_environments.tools.identity import digest
 from agent_environments.tools.tasks import TaskTable
 from loop_contrib.harbor.containers import Containers, Shell, TooLong, Unusable
@@ -140,7 +140,7 @@ class HarborEnvironment:
             failed = failed or bool(wrong)
             if over:
                 break
-        shown = shown_together(texts, *self._pool.cut) if texts else ""
+        shown = joined_results(texts, *self._pool.cut) if texts else ""
         return StepResult(printable(shown), done=over, failed=failed, tools=tuple(uses))
 
     async def _run(self, command: str, task: HarborTask) -> tuple[str, str]:

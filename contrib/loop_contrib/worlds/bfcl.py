@@ -40,8 +40,8 @@ class BfclPool(ToolWorldPool):
     def message(self, command: str) -> str:
         return super().message(command) or ANSWER
 
-    def shown(self, observation: str) -> str:
+    def observation_text(self, observation: str) -> str:
         said = json.loads(observation)
         if not isinstance(said, str):
-            return super().shown(observation)
+            return super().observation_text(observation)
         return truncate(printable(said), self.rules.observation_max_tokens, self.rules.token_spans)

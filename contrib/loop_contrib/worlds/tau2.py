@@ -147,13 +147,13 @@ class Tau2Pool(ToolWorldPool):
         calls = super().message(json.dumps([item for item in items if "text" not in item]))
         return "\n".join([*(item["text"] for item in items if "text" in item), *([calls] if calls else [])])
 
-    def shown(self, observation: str) -> str:
-        return super().shown(observation) if self._user is None else observation
+    def observation_text(self, observation: str) -> str:
+        return super().observation_text(observation) if self._user is None else observation
 
     def said(self, answered: dict[str, str] | list[dict[str, str]]) -> str:
         """The text that the agent is shown for a result of its turn, or for what the user says."""
         if isinstance(answered, list):
-            return super().shown(json.dumps(answered))
+            return super().observation_text(json.dumps(answered))
         return truncate(printable(answered["says"]), self.rules.observation_max_tokens, self.rules.token_spans)
 
     async def _close_lines(self) -> None:

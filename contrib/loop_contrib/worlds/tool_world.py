@@ -19,7 +19,7 @@ from agent_environments.tool_calls import (
     render_tool_call,
     tools_section,
 )
-from agent_environments.tools.answer import FAILED, NO_CALL, mistake_of, shown_together
+from agent_environments.tools.answer import FAILED, NO_CALL, joined_results, mistake_of
 from loop_contrib.worlds.pool import WorldPool
 from loop_plumbing.sanitize import printable
 
@@ -58,9 +58,9 @@ class ToolWorldPool(WorldPool):
     def message(self, command: str) -> str:
         return "\n".join(render_tool_call(ToolCall(call["name"], call["arguments"])) for call in json.loads(command))
 
-    def shown(self, observation: str) -> str:
+    def observation_text(self, observation: str) -> str:
         results = [printable(_text(item)) for item in json.loads(observation)]
-        return shown_together(results, self.rules.observation_max_tokens, self.rules.token_spans)
+        return joined_results(results, self.rules.observation_max_tokens, self.rules.token_spans)
 
 
 def _text(item: dict[str, str]) -> str:

@@ -44,7 +44,7 @@ class _PoolWithExpert(Protocol):
 
 
 class _SolvedEnvironment(Protocol):
-    async def right_turn(self, said: str) -> str | None: ...
+    async def right_turn(self, answer: str) -> str | None: ...
 
 
 @dataclass

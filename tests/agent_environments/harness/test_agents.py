@@ -96,7 +96,7 @@ def test_what_this_machine_lacks_is_told_before_anything_starts(tasks, options, 
         (b"", "must be a text of 1 to "),
         (b" \n", "must be a text of 1 to "),
         (b"a\0b", "without NULs"),
-        (b"\xff", "is no UTF-8 text"),
+        (b"\xff", "is not UTF-8 text"),
         (b"x" * (128 << 10), "and has 131072 bytes: put what is longer into a file"),
     ],
 )
@@ -111,7 +111,7 @@ async def test_a_prompt_that_cannot_be_told_is_refused(tasks, prompt, why):
 
 
 async def test_the_longest_prompt_is_told(tasks):
-    (tasks / "t_1/prompt.md").write_bytes(b"x" * agents.LONGEST_PROMPT)
+    (tasks / "t_1/prompt.md").write_bytes(b"x" * agents.MAX_PROMPT_BYTES)
     async with begun_episode(pool(tasks), "t_1") as environment:
         assert (await environment.run(CONNECTION)).status == 0
 

@@ -179,7 +179,7 @@ async def test_several_rewards_make_the_grade_each_with_its_own_figure(tmp_path)
         assert (grade.rewards, grade.metrics) == ({"near": 9.0, "right": 0.0}, {"calls": 1.0, "broken": 0.5})
         _, _, grade = await play(pool, "sum_1", "I do not know.")  # no answer; 42 is 42 off, and below the scale
         assert (grade.reward, grade.broke.where) == (0.0, "reward near")
-        assert "reward near returned -32, which is no number from 0 to 10" in grade.ungradable
+        assert "reward near returned -32, which is not a number from 0 to 10" in grade.ungradable
         _, _, grade = await play(pool, "sum_1", call("answer", value=36))
         assert grade.reward == 0.2
 

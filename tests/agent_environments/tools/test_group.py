@@ -51,7 +51,7 @@ async def graded(pool, answers, task="t_1"):
     await pool.open()
     try:
         members = [await member(pool, answer, task) for answer in answers]
-        grades = await grade_group(pool, task, [each.seen for each in members])
+        grades = await grade_group(pool, task, [each.group_input for each in members])
     finally:
         await pool.close()
     return [grade.reward for grade in grades], grades
@@ -118,10 +118,10 @@ async def test_an_answer_that_breaks_a_reward_of_the_group_costs_its_own_rollout
     pool = pool_of(tmp_path, *([length] if "rewards" in body else []), odd)
     await pool.open()
     members = [await member(pool, answer) for answer in ("42", "", "42")]
-    seen = [each.seen for each in members if each.seen is not None]
-    grades = await grade_group(pool, "t_1", seen)
+    inputs = [each.group_input for each in members if each.group_input is not None]
+    grades = await grade_group(pool, "t_1", inputs)
     await pool.close()
-    lost = members[1].grade if len(seen) == 2 else grades.pop(1)
+    lost = members[1].grade if len(inputs) == 2 else grades.pop(1)
     assert (why in lost.ungradable, lost.broke is not None, lost.reward) == (True, True, 0.0)
     assert [(grade.ungradable, grade.broke) for grade in grades] == [(None, None)] * 2
 
@@ -129,7 +129,7 @@ async def test_an_answer_that_breaks_a_reward_of_the_group_costs_its_own_rollout
 async def test_an_episode_that_cannot_be_graded_is_no_member(tmp_path):
     async with open_pool(pool_of(tmp_path, RIGHT.replace("return", "assert answer; return"), MAJORITY)) as pool:
         found = [await member(pool, answer) for answer in ("42", "", "41")]
-    assert [each.seen is None for each in found] == [False, True, False]
+    assert [each.group_input is None for each in found] == [False, True, False]
     assert found[1].grade.broke.where == "reward right"
 
 
@@ -153,9 +153,9 @@ async def test_the_pool_of_a_mixture_and_of_a_harness_ask_their_own(tmp_path):
     async with begun_episode(harness, "t_1") as played:
         await played.step("a")
         played.finish(None, {"metrics": {"steps": 3.0}})
-        seen = await played.grade_member()
-    assert seen.grade.metrics == {"steps": 3.0}
-    assert (await grade_group(harness, "t_1", [seen.seen] * 2))[0].reward == 0.0
+        ended = await played.grade_member()
+    assert ended.grade.metrics == {"steps": 3.0}
+    assert (await grade_group(harness, "t_1", [ended.group_input] * 2))[0].reward == 0.0
     await harness.close()
 
 

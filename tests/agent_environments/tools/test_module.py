@@ -68,7 +68,7 @@ def test_a_module_that_is_not_there_and_a_method_outside_a_class(tmp_path):
     with pytest.raises(ValueError, match=r"module nowhere\.py cannot be imported: FileNotFoundError"):
         load_module("nowhere.py")
     source = SUMS.replace("def add(a: int,", "def add(self, a: int,")
-    with pytest.raises(ValueError, match="add takes self, but is no method of a class"):
+    with pytest.raises(ValueError, match="add takes self, but is not a method of a class"):
         load_module(write(tmp_path, source))
 
 
@@ -114,13 +114,13 @@ def test_tasks_from_jsonl(tmp_path):
         ("nowhere.jsonl", "tasks cannot be read: .*nowhere.jsonl"),
         (
             {"question": "What?", "answer": "4"},
-            r"^TASKS is a mapping, so .* that of 'question' is 'What\?', which is no file; for one task write TASKS = ",
+            r"^TASKS is a mapping, so .* that of 'question' is 'What\?', which is not a file; for one task write TASKS",
         ),
         ({"number": 7, "word": "x"}, "TASKS is a mapping, so .* that of 'number' is 7; for one task write"),
         ({"a": {"question": "What?"}}, "TASKS is a mapping, so .* that of 'a' is {'question': 'What"),
         ({"train": [{}], "dev": None}, "that of 'dev' is None; for one task write"),
-        ({"train": "nowhere.jsonl"}, "that of 'train' is 'nowhere.jsonl', which is no file"),
-        ({"train": Path("nowhere.jsonl")}, "that of 'train' is .*nowhere.jsonl.*, which is no file"),
+        ({"train": "nowhere.jsonl"}, "that of 'train' is 'nowhere.jsonl', which is not a file"),
+        ({"train": Path("nowhere.jsonl")}, "that of 'train' is .*nowhere.jsonl.*, which is not a file"),
         (Path("nowhere.jsonl"), "tasks cannot be read: nowhere.jsonl: "),
     ],
 )
@@ -176,7 +176,7 @@ def test_what_a_reward_may_return(alarm):
 
     assert own.grade(task, **EPISODE) == Grade(0.5, True)
     for bad in ("1", 2.0, float("nan"), None):
-        with pytest.raises(ValueError, match="which is no number"):
+        with pytest.raises(ValueError, match="which is not a number"):
             reward(lambda bad=bad: bad).grade(task, **EPISODE)
     with pytest.raises(Raised, match="ZeroDivisionError"):
         reward(lambda target: target / 0).grade(task, **EPISODE)
@@ -201,7 +201,7 @@ def test_several_rewards_are_their_mean_by_weights_each_with_its_own_figure(alar
     assert (grade.rewards, grade.metrics) == ({"right": 1.0, "manners": 0.0}, {"characters": 17.0})
     alone = together([(polite, polite.grade({}, **EPISODE))])
     assert (alone.reward, alone.rewards) == (0.5, {"manners": 0.0})
-    with pytest.raises(ValueError, match="reward high returned 2, which is no number from -1 to 1"):
+    with pytest.raises(ValueError, match="reward high returned 2, which is not a number from -1 to 1"):
         reward(scale=(-1, 1), name="high")(lambda: 2).grade({}, **EPISODE)
 
 

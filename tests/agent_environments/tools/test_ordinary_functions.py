@@ -123,7 +123,7 @@ def test_a_reward_may_be_a_number_of_any_package(alarm, value, worth):
 
 @pytest.mark.parametrize("value", [np.array([0.5, 0.5]), torch.zeros(2), np.float32("nan"), Decimal(2), "1"])
 def test_a_reward_that_is_several_numbers_or_none_is_refused(alarm, value):
-    with pytest.raises(ValueError, match="which is no number"):
+    with pytest.raises(ValueError, match="which is not a number"):
         reward(lambda: value).grade({})
 
 
@@ -326,7 +326,7 @@ def test_rewards_and_replies_may_be_partials_and_objects(alarm):
 @pytest.mark.fault("callables that are no plain functions")
 @pytest.mark.parametrize("wrong", [Silent, 3, "f", property(double)])
 def test_what_is_no_function_is_one_line(wrong):
-    with pytest.raises(ValueError, match="is no function"):
+    with pytest.raises(ValueError, match="is not a function"):
         tool(wrong)
 
 

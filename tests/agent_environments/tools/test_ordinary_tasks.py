@@ -132,9 +132,9 @@ GAME = TABLES["game"]
 @pytest.mark.fault("a question that is no text")
 @pytest.mark.parametrize("question", ["['a', 'b']", "None", "3", "{'role': 'user'}"])
 def test_a_question_that_is_no_text_is_refused(tmp_path, question):
-    with pytest.raises(ValueError, match="task task1 has a 'question' that is no text"):
+    with pytest.raises(ValueError, match="task task1 has a 'question' that is not a text"):
         load_module(write(tmp_path, GAME % question))
-    with pytest.raises(ValueError, match="task task1 has a 'question' that is no text"):
+    with pytest.raises(ValueError, match="task task1 has a 'question' that is not a text"):
         load_module(write(tmp_path, REWARD.format("answer") + f'TASKS = [{{"question": {question}}}]'))
 
 

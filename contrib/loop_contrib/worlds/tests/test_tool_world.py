@@ -55,7 +55,7 @@ def test_what_is_no_call_is_answered_and_counted(pool):
     call, bad, unknown = json.loads(pool.command(turn))
     assert call == {"name": "look", "arguments": {}}
     pool = Pool(word_spans, "python")
-    shown = pool.shown(json.dumps([{"error": "it is dark"}, bad, unknown]))
+    shown = pool.observation_text(json.dumps([{"error": "it is dark"}, bad, unknown]))
     assert shown.count("<tool_response>\nError: ") == 3
     assert "'jump'; there are look, done" in shown
     counted = ToolBehavior().counts([AgentTurn(turn, shown)])
@@ -65,11 +65,11 @@ def test_what_is_no_call_is_answered_and_counted(pool):
 def test_the_results_of_a_turn_are_cut_together():
     pool = Pool(word_spans, "python", observation_max_tokens=25)
     results = [{"result": "one"}, {"result": "two\n" * 20}, {"result": "three"}]
-    shown = pool.shown(json.dumps(results))
+    shown = pool.observation_text(json.dumps(results))
     assert shown.startswith("<tool_response>\none\n</tool_response>\n<tool_response>\ntwo\ntwo")
     assert shown.endswith("not fully shown.\n</tool_response>")
     assert "three" not in shown
-    assert pool.shown(json.dumps(results[:1])) == "<tool_response>\none\n</tool_response>"
+    assert pool.observation_text(json.dumps(results[:1])) == "<tool_response>\none\n</tool_response>"
 
 
 async def test_a_turn_without_a_call_is_told_so(pool):

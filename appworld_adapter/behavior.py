@@ -1,15 +1,14 @@
 """The behaviour metrics of the LOOP paper's appendix A.1, and API-call sequences, over any set of rollouts.
 
-Input is text only: the agent's turns (:mod:`agent_environments.agent_turns`) in one episode, with what answered them.
+Input is text only: the agent's turns (:mod:`agent_environments.agent_turns`) in one episode, with their observations.
 Where an episode has several sequences, these are the turns of all of them, so that a call which failed in one and
-succeeds in another has recovered. What the paper leaves open is decided here once:
+succeeds in another has recovered. This file decides the points that the paper leaves open:
 
 - A turn counts in "number of turns" when the environment answered it ("agent submissions followed by environment
   responses"); the per-turn shares divide by that number and only look at those turns. Counts of text (code
   characters, `show_api_doc`, assume, dummy) look at every agent turn, answered or not.
-- A code block is what the adapter runs as one (agent_environments.extraction): fenced, marked python or py, a last
-  block that was cut off before its closing fence included; the line breaks at its two ends are not counted as
-  characters.
+- A code block is a text that the adapter runs as one (agent_environments.extraction): fenced, marked python or py, a
+  last block that was cut off before its closing fence included; line breaks at its two ends do not count as characters.
 - An endpoint is attempted where a block names `apis.<app>.<api>`, whether it is called on the spot or handed on.
 - Strings are counted as the paper writes them: lower case, `assumed` once, `assumes` as an occurrence of `assume`.
 """
@@ -33,12 +32,12 @@ def _figure(name: str, title: str, of: str, **how: Any) -> BehaviorFigure:
 
 
 def _per_turn(name: str, title: str, of: str) -> BehaviorFigure:
-    """Return a share of the turns that were answered, 0 where there are none."""
+    """Return a share of the turns that were answered, 0 without such turns."""
     return _figure(name, title, of, per="turns", empty=0.0)
 
 
 class AppWorldBehavior:
-    """Counts what the figures of appendix A.1 are made of."""
+    """Counts the quantities of the figures of appendix A.1."""
 
     name = "code"
     figures = (
@@ -60,11 +59,11 @@ class AppWorldBehavior:
     )
 
     def concerns(self, messages: Messages) -> bool:
-        """Any conversation may hold code."""
+        """Return True: any conversation may hold code."""
         return True
 
     def counts(self, turns: Sequence[AgentTurn]) -> dict[str, int]:
-        """The counts of one episode."""
+        """Return the counts of one episode."""
         answered = [turn for turn in turns if turn.observation is not None]
         failed, recovered = give_up_counts(answered)
         return {
@@ -80,12 +79,12 @@ class AppWorldBehavior:
         }
 
     def calls(self, turns: Sequence[AgentTurn]) -> list[str]:
-        """The endpoints an agent named, ``app.api``, in order, with repetitions."""
+        """Return the endpoints an agent named, ``app.api``, in order, with repetitions."""
         return [call for turn in turns for call in _endpoints(turn)]
 
 
 def give_up_counts(turns: Iterable[AgentTurn]) -> tuple[int, int]:
-    """(failed, recovered) of one rollout, appendix A.1's steps 3(a) to 3(d).
+    """Count (failed, recovered) of one rollout, appendix A.1's steps 3(a) to 3(d).
 
     A turn whose execution failed adds the endpoints it attempted to the set of failed ones, and ``failed`` counts
     those newly added; any other turn removes its endpoints from the set, and ``recovered`` counts those removed. An
@@ -105,5 +104,5 @@ def give_up_counts(turns: Iterable[AgentTurn]) -> tuple[int, int]:
 
 
 def _endpoints(turn: AgentTurn) -> list[str]:
-    """``app.api`` as named in its blocks, in order, with repetitions."""
+    """Return each ``app.api`` that the turn's blocks name, in order, with repetitions."""
     return [f"{app}.{api}" for block in turn.blocks for app, api in _ENDPOINT.findall(block)]

@@ -24,23 +24,23 @@ PAPER_TRAIN_SCENARIOS = (
 """The 24 scenarios (72 tasks, difficulty 1 and 2) of AppWorld's train split that the LOOP paper trains on."""
 
 LONGEST_NAME = 255
-"""Bytes of a file's name. Asking for a longer one is an error of the file system, not an answer."""
+"""Bytes of a file's name; for a longer one the file system raises an error."""
 
 UNNAMED_DATASET = "unknown (no dataset.json)"
 
 PAPER_TRAIN_SPLIT = "paper_train"
-"""Name under which :func:`load_split` gives the tasks of :data:`PAPER_TRAIN_SCENARIOS` that a dataset holds."""
+"""The split by which :func:`load_split` returns the tasks of :data:`PAPER_TRAIN_SCENARIOS` that a dataset holds."""
 
 
 def scenario_of(task_id: str) -> str:
-    """``<scenario>`` of ``<scenario>_<n>``; a task with any other id, as other environments have, is a scenario of its
-    own."""
+    """Return ``<scenario>`` of ``<scenario>_<n>``; a task with any other id, as other environments have, is a scenario
+    of its own."""
     scenario, _, number = task_id.rpartition("_")
     return scenario if scenario and number.isdecimal() else task_id
 
 
 def dataset_name(root: str | Path) -> str:
-    """The name printed with every score: that of ``dataset.json`` beside ``data/``.
+    """Return the name printed with every score: that of ``dataset.json`` beside ``data/``.
 
     AppWorld's own data comes without that file: a dataset without it is "appworld" if it holds AppWorld's training
     scenarios, else :data:`UNNAMED_DATASET`.
@@ -61,7 +61,7 @@ def dataset_name(root: str | Path) -> str:
 
 
 def load_split(root: str | Path, split: str | Sequence[str]) -> list[str]:
-    """Task ids of a split, in the dataset's order.
+    """Return the task ids of a split, in the dataset's order.
 
     Args:
         root: folder that holds ``data/``.
@@ -94,7 +94,7 @@ def load_split(root: str | Path, split: str | Sequence[str]) -> list[str]:
             raise UnknownTask(f"dataset {dataset_name(root)} holds none of the paper's training scenarios")
     else:
         listing = data / "datasets" / f"{split}.txt"
-        # Looked up among the names: a path, a NUL or thousands of letters reach no file system.
+        # Compared with the names: a path, a NUL or thousands of letters never reach the file system.
         names = sorted(path.stem for path in (data / "datasets").glob("*.txt"))
         if split not in names:
             raise UnknownTask(f"no split {split!r} in dataset {dataset_name(root)}; there are {', '.join(names)}")
@@ -106,7 +106,7 @@ def load_split(root: str | Path, split: str | Sequence[str]) -> list[str]:
 
 
 def difficulty_of(root: str | Path, task_id: str) -> int:
-    """Difficulty (1, 2 or 3) from the task's metadata, which is part of its ground truth."""
+    """Return the difficulty (1, 2 or 3) from the task's metadata, which is part of its ground truth."""
     check_tasks(root, [task_id])
     metadata = _data_folder(root) / "tasks" / task_id / "ground_truth" / "metadata.json"
     return int(json.loads(metadata.read_text(encoding="utf-8"))["difficulty"])

@@ -1,13 +1,13 @@
 """Deliberate flaws for demonstrations: reference turns made as wrong as a careless agent would make them.
 
-Pure standard library, so that whoever builds supervised data can import it without the engine:
+Pure standard library, so that programs which build supervised data can import it without the engine:
 
     turns = json.loads((ground_truth / "turns.json").read_text())
     demonstration = json.loads((ground_truth / "demonstration.json").read_text())
     rng = random.Random(0)
     flawed = flawed_turns(turns, demonstration, rng, rng.choice(possible_flaws(demonstration)))
 
-The result is meant to be executed like the reference turns, in order; an agent that errs and goes on is part of it.
+The caller executes the result in order, like the reference turns, also after a turn that fails.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ end in an error and in giving up, which is its ``give_up_rate``; ``corrected_err
 
 CORRECTED_ERROR = "corrected_error"
 CORRECTABLE = ("placeholder_password", "several_cells", "guessed_interface")
-"""After their error the reference solution can still be taken up."""
+"""Flaws after whose error the agent can still go on with the reference solution."""
 
 PLACEHOLDER_PASSWORD = "password123"
 GIVING_UP: Turn = {"thought": "It does not work, so I stop.", "code": "apis.supervisor.complete_task()"}
 NEXT_CELL = "\n```\n```python\n"
-"""Between two cells that one turn runs: in the turn's ``code``, which the caller puts into one fenced block."""
+"""The text between two cells of a turn's ``code``, which the caller puts into one fenced block."""
 GUESSED_PARAMETER = "data"
 ASSUMED = ((r"\d{1,9}", "1"), (r"\d+", "5550000000"), (r".*@.*", "someone@example.com"), (r".*", "someone"))
-"""What an agent assumes instead of looking it up, by the shape of the right value."""
+"""Values that an agent assumes instead of looking them up, by the shape of the right value."""
 
 
 def flawed_turns(turns: Sequence[Turn], demonstration: Mapping[str, Any], rng: random.Random, flaw: str) -> list[Turn]:
-    """A copy of ``turns`` with ``flaw``, one of :func:`possible_flaws`; ``rng`` draws its particulars.
+    """Return a copy of ``turns`` with ``flaw``, one of :func:`possible_flaws`; ``rng`` draws its particulars.
 
     ``demonstration`` is the content of the task's demonstration.json. Raises ValueError when the task does not allow
     the flaw. The result differs from ``turns`` and, but for :data:`CORRECTED_ERROR`, never solves the task.
@@ -81,13 +81,13 @@ def flawed_turns(turns: Sequence[Turn], demonstration: Mapping[str, Any], rng: r
 
 
 def possible_flaws(demonstration: Mapping[str, Any]) -> list[str]:
-    """The flaws that the task's reference solution leaves room for; never empty."""
+    """Return the flaws that the task's reference solution leaves room for; never empty."""
     roles = demonstration["roles"]
     slipping = {roles[slip["turn"]] for slip in demonstration["slips"]}
     possible = {
         "placeholder_password": "login" in roles,
         "several_cells": "login" in roles,
-        "assumed_value": bool(_found_slips(demonstration)),
+        "assumed_value": bool(_looked_up_slips(demonstration)),
         "guessed_interface": "docs" in roles,
         "corrected_error": "login" in roles or "docs" in roles,
         "wrong_value": "act" in slipping,
@@ -99,14 +99,14 @@ def possible_flaws(demonstration: Mapping[str, Any]) -> list[str]:
 
 
 def _placeholder_password(turns: list[Turn], demonstration: Mapping[str, Any]) -> list[Turn]:
-    """The passwords are not looked up; the first log-in fails, and the agent gives up."""
+    """Leave out the look-up of passwords; the first log-in fails, and the agent gives up."""
     first = _log_in_with_placeholder(turns, demonstration)
     turns[first]["thought"] = turns[first]["thought"].removesuffix(".") + " with a dummy password."
     return [*_without(turns[:first], demonstration["roles"], "passwords"), turns[first], dict(GIVING_UP)]
 
 
 def _several_cells(turns: list[Turn], demonstration: Mapping[str, Any]) -> list[Turn]:
-    """Look-up and log-in stand in one turn, so that the password is written before it was seen; then as above."""
+    """Put look-up and log-in into one turn, which writes the password before reading it; the agent gives up."""
     first = _log_in_with_placeholder(turns, demonstration)
     look_up, log_in = turns[first - 1], turns[first]
     both = {"thought": look_up["thought"], "code": look_up["code"] + NEXT_CELL + log_in["code"]}
@@ -114,22 +114,22 @@ def _several_cells(turns: list[Turn], demonstration: Mapping[str, Any]) -> list[
 
 
 def _log_in_with_placeholder(turns: Sequence[Turn], demonstration: Mapping[str, Any]) -> int:
-    """Puts the placeholder into the first log-in and returns which turn that is; the turn before looks it up."""
+    """Put the placeholder into the first log-in and return the index of its turn; the turn before looks it up."""
     first: int = demonstration["roles"].index("login")
     password = next(slip["value"] for slip in demonstration["slips"] if slip["turn"] == first)
     _replace(turns[first], password, PLACEHOLDER_PASSWORD)
     return first
 
 
-def _found_slips(demonstration: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The slips of values that a look-up found for the deed or the answer."""
+def _looked_up_slips(demonstration: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the slips of values that a look-up gave for the deed or the answer."""
     roles = demonstration["roles"]
     return [slip for slip in demonstration["slips"] if slip["found"] and roles[slip["turn"]] in ("act", "complete")]
 
 
 def _assumed_value(turns: list[Turn], demonstration: Mapping[str, Any], rng: random.Random) -> list[Turn]:
-    """Nothing is looked up but passwords; the deed is done with an assumed value, fails, and the agent gives up."""
-    slip = rng.choice(_found_slips(demonstration))
+    """Leave out look-ups other than passwords; the deed with an assumed value fails, and the agent gives up."""
+    slip = rng.choice(_looked_up_slips(demonstration))
     number, value = slip["turn"], slip["value"]
     assumed = next(assumed for shape, assumed in ASSUMED if re.fullmatch(shape, str(value)))
     assumed = type(value)(assumed)
@@ -142,14 +142,14 @@ def _assumed_value(turns: list[Turn], demonstration: Mapping[str, Any], rng: ran
 
 
 def _guessed_interface(turns: list[Turn], roles: Sequence[str]) -> list[Turn]:
-    """The documentation is not read; the deed's first parameter gets another name, and the agent gives up."""
+    """Leave out the documentation; the deed's first parameter gets another name, and the agent gives up."""
     act = roles.index("act")
     turns[act]["code"] = re.sub(r"(apis\.\w+\.\w+\()\w+=", rf"\1{GUESSED_PARAMETER}=", turns[act]["code"], count=1)
     return [*_without(turns[:act], roles, "docs"), turns[act], dict(GIVING_UP)]
 
 
 def _corrected_error(turns: list[Turn], demonstration: Mapping[str, Any], rng: random.Random) -> list[Turn]:
-    """One of :data:`CORRECTABLE`; the agent does not give up after its error, but does what it had left out."""
+    """Make one of :data:`CORRECTABLE`; after its error the agent does not give up, but makes up the omitted turns."""
     roles = demonstration["roles"]
     flaw = rng.choice([flaw for flaw in possible_flaws(demonstration) if flaw in CORRECTABLE])
     flawed = flawed_turns(turns, demonstration, rng, flaw)
@@ -159,14 +159,14 @@ def _corrected_error(turns: list[Turn], demonstration: Mapping[str, Any], rng: r
 
 
 def _without(turns: Sequence[Turn], roles: Sequence[str], role: str) -> list[Turn]:
-    """The first turns of a solution, those with ``role`` left out."""
+    """Return the first turns of a solution, those with ``role`` left out."""
     return [turn for turn, its_role in zip(turns, roles, strict=False) if its_role != role]
 
 
 def _replace(turn: Turn, value: Any, wrong: Any) -> None:
-    """Puts ``wrong`` where the literal ``value`` stands in the code, and in the thought.
+    """Put ``wrong`` in place of the literal ``value`` in the code, and in the thought.
 
-    Not where its digits stand within another number or a time of day.
+    Its digits within another number or a time of day stay.
     """
     code = turn["code"]
     starts = [0]

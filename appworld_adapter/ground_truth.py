@@ -19,7 +19,7 @@ from loop_plumbing.breakage import raised_as
 STRINGS = (tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", None))
 """Kinds of tokens that hold the text of strings; those of f-strings are tokens of their own from Python 3.12 on."""
 EXECUTION_SUCCESSFUL = "Execution successful."
-"""What every turn of a ground truth is answered with."""
+"""The observation of every turn of a ground truth."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class SolutionTurn:
 
 
 def load_solution(root: str | Path, task_id: str) -> list[SolutionTurn]:
-    """The turns of a task's ``ground_truth/solution.py`` in a dataset of AppWorld's layout.
+    """Return the turns of a task's ``ground_truth/solution.py`` in a dataset of AppWorld's layout.
 
     Raises:
-        UnknownTask: the dataset has no solution of that task; those of the test splits come without.
+        UnknownTask: the dataset has no solution of that task, as for all tasks of the test splits.
         ValueError: the file holds no function ``solution``; names it.
     """
     file = Path(root) / "data" / "tasks" / task_id / "ground_truth" / "solution.py"
@@ -70,11 +70,11 @@ class ReferenceSolutions:
 
 
 def solution_turns(source: str) -> list[SolutionTurn]:
-    """The turns of the function ``solution`` in a program; imports above it are turns before its own.
+    """Return the turns of the function ``solution`` in a program; imports above it are turns before its own.
 
     Raises:
-        ValueError: there is no such function.
-        SyntaxError: it is not Python.
+        ValueError: the program has no such function.
+        SyntaxError: the program is not Python.
     """
     module = ast.parse(source)
     function = next((n for n in module.body if isinstance(n, ast.FunctionDef) and n.name == "solution"), None)
@@ -83,18 +83,18 @@ def solution_turns(source: str) -> list[SolutionTurn]:
     imports = [node for node in module.body if isinstance(node, ast.Import | ast.ImportFrom)]
     lines = source.split("\n")  # as the tokenizer counts them; splitlines also splits within strings
     comments, strings = _comments(source), _lines_in_strings(source)
-    turns, seen = [], 0
+    turns, last_line = [], 0
     body = function.body if ast.get_docstring(function) is None else function.body[1:]
     for node in [*imports, *body]:
         end = node.end_lineno or node.lineno
-        thought = [text for line, (_, text) in sorted(comments.items()) if seen < line <= end]
+        thought = [text for line, (_, text) in sorted(comments.items()) if last_line < line <= end]
         turns.append(SolutionTurn("\n".join(thought), _code(lines[node.lineno - 1 : end], node, comments, strings)))
-        seen = end
+        last_line = end
     return turns
 
 
 def _comments(source: str) -> dict[int, tuple[int, str]]:
-    """By line (from 1): the column where its comment starts, and the text behind the #."""
+    """Return by line (from 1) the column where its comment starts, and the text behind the #."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     return {
         token.start[0]: (token.start[1], token.string.lstrip("#").strip())
@@ -104,7 +104,7 @@ def _comments(source: str) -> dict[int, tuple[int, str]]:
 
 
 def _lines_in_strings(source: str) -> tuple[set[int], set[int]]:
-    """The lines (from 1) that begin within a string, and those that end within one."""
+    """Return the lines (from 1) that begin within a string, and those that end within one."""
     begin: set[int] = set()
     end: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -117,9 +117,9 @@ def _lines_in_strings(source: str) -> tuple[set[int], set[int]]:
 def _code(
     lines: list[str], node: ast.stmt, comments: Mapping[int, tuple[int, str]], strings: tuple[set[int], set[int]]
 ) -> str:
-    """The statement's own lines without comments and the indentation of the function; strings stay as they are."""
+    """Return a statement's lines without comments and the indentation of the function; strings stay as they are."""
     begin_in_string, end_in_string = strings
-    kept = []
+    code_lines = []
     for number, line in enumerate(lines, node.lineno):
         column, _ = comments.get(number, (len(line), ""))
         code = line[:column]
@@ -127,5 +127,5 @@ def _code(
             code = code.rstrip()
         if code or number not in comments:
             indented = number not in begin_in_string and not code[: node.col_offset].strip()
-            kept.append(code[node.col_offset :] if indented else code)
-    return "\n".join(kept)
+            code_lines.append(code[node.col_offset :] if indented else code)
+    return "\n".join(code_lines)

@@ -14,7 +14,7 @@ _IN_CHECKOUT = (_WORKER.parents[1] / "Makefile").is_file()
 
 
 def interpreter_command(python: str | Path) -> str:
-    """The command that makes the interpreter ``python``, in backticks."""
+    """Return the command that makes the interpreter ``python``, in backticks."""
     if _IN_CHECKOUT:
         return "`make setup`"
     folder = Path(python).absolute().parent
@@ -24,7 +24,7 @@ def interpreter_command(python: str | Path) -> str:
 
 
 def dataset_commands(root: str | Path) -> str:
-    """The commands that write the synthetic dataset and the real one to ``root``, in backticks, with what each does."""
+    """Return the commands, in backticks with their effect, that write the synthetic and real datasets to ``root``."""
     if _IN_CHECKOUT:
         return "`make world` writes the synthetic one, `make appworld-data` downloads the real one"
     python = ".venv-appworld/bin/python"

@@ -26,7 +26,7 @@ _FIELD = re.compile(r"\{\{(\w+)\}\}")
 
 @dataclass(frozen=True)
 class TaskCard:
-    """The facts of a task that the agent is told: its ``specs.json``."""
+    """The facts of a task in the agent's prompt: its ``specs.json``."""
 
     task_id: str
     instruction: str
@@ -54,7 +54,7 @@ class TaskCard:
 
 
 def task_lines(card: TaskCard) -> str:
-    """The three lines that end the task message and every observation but the last."""
+    """Return the three lines that end the task message and every observation but the last."""
     return (
         f"Today's date is: {card.date}\n"
         f"My name is: {card.first_name} {card.last_name}. "
@@ -84,7 +84,7 @@ class Prompt:
             self._messages.append((cast(Role, role), text.strip("\n")))
 
     def messages(self, card: TaskCard) -> list[Message]:
-        """The template rendered for the task's supervisor, then the task message."""
+        """Return the template rendered for the task's supervisor, then the task message."""
         rendered = [
             Message(role, _FIELD.sub(lambda field: str(getattr(card, field[1])), text)) for role, text in self._messages
         ]

@@ -1,4 +1,4 @@
-"""The base of both AppWorld backends: the dataset, the places, the run folder and the grader."""
+"""The base of both AppWorld backends: the dataset, the slots, the run folder and the grader."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from loop_plumbing.forked_process import ForkedProcess, ForkServer
 logger = logging.getLogger(__name__)
 
 GRADE_TIMEOUT_S = 600.0
-"""For one grade, of a state that may be large by the agent's doing. Two of them, and one of the untouched state, fit
-into the protocol's own deadline for grades."""
+"""Seconds for one grade; an agent may have made the state large. Two of them, and one of the untouched state, fit into
+the protocol's own deadline for grades."""
 GRADER_MEMORY_MB = 1024
-"""What a grade may allocate beyond what its process inherits."""
+"""Memory that a grade may allocate beyond its process's inherited memory."""
 GRADER_START_S = 400.0
-"""For a grader server that is started again while a state waits for its grade."""
+"""Seconds for a grader server that is started again while a state waits for its grade."""
 GRADER_PATIENCE_S = 200.0
-"""For a machine that loses graders over one state."""
+"""Seconds of patience with a machine that loses graders over one state."""
 
 
 class DatasetPool:
@@ -56,12 +56,12 @@ class DatasetPool:
         root: folder that holds ``data/``.
         prompt: template in ``prompts/``.
         observation_max_tokens: an observation's output is cut to this many tokens.
-        max_worlds: places; who asks while all are taken waits.
+        max_worlds: slots; a caller waits while all are taken.
         execute_timeout_s: time for one action; the engine's alarm rings then, and soon after the world is killed.
         paper_parity: the engine as the paper's authors ran it: agent code may import any module, and log-in tokens are
             signed with the engine's published constant. Costs: docs/appworld.md.
         keep_experiments: leave the worlds' states and logs in ``experiments_root``.
-        experiments_root: folder for states and sockets; None: a tmpfs where there is one.
+        experiments_root: folder for states and sockets; None: a tmpfs where the machine has one.
     """
 
     description = Description(
@@ -108,7 +108,7 @@ class DatasetPool:
 
     @classmethod
     def packages(cls, config: Mapping[str, Any]) -> dict[str, str]:
-        """The version of the engine under ``python``, where there is one."""
+        """Return the version of the engine under ``python``, where there is one."""
         site = Path(str(config.get("python"))).parent.parent / "lib"
         names = [
             info.name.removesuffix(".dist-info") for info in site.glob("python*/site-packages/appworld-*.dist-info")
@@ -117,7 +117,7 @@ class DatasetPool:
 
     @classmethod
     def difficulties(cls, root: Path, task_ids: Sequence[str]) -> dict[str, int]:
-        """Difficulty of each task; {} where one has none: the real test splits may come without them."""
+        """Return the difficulty of each task; {} where one has none: the real test splits may come without them."""
         try:
             return {task: task_lists.difficulty_of(root, task) for task in task_ids}
         except (FileNotFoundError, KeyError):
@@ -125,39 +125,39 @@ class DatasetPool:
 
     @classmethod
     def keeping_states(cls, config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-        """The options with which worlds leave their final states in ``folder``."""
+        """Return the options with which worlds leave their final states in ``folder``."""
         return {**config, "keep_experiments": True, "experiments_root": str(folder)}
 
     @classmethod
-    def write_states(cls, config: Mapping[str, Any], runs: FinishedRuns, kept: Path, folder: Path) -> list[str]:
+    def write_states(cls, config: Mapping[str, Any], runs: FinishedRuns, states: Path, folder: Path) -> list[str]:
         """Write an experiment per run in AppWorld's own layout; returns the commands with which the engine grades them.
 
         Raises:
             MissingState: a state was not kept.
         """
-        names = experiments.write_experiments(runs, kept, Path(str(config["root"])), folder)
+        names = experiments.write_experiments(runs, states, Path(str(config["root"])), folder)
         return [f"appworld evaluate {name} {experiments.split_name(runs.split)} --root {folder}" for name in names]
 
     @classmethod
     def solutions(cls, root: Path, split: str, prompt: str, token_spans: TokenSpans) -> tuple[str, list[Solution]]:
-        """Name of the dataset, and its ground-truth solutions of a split, all of whose turns succeed.
+        """Return the dataset's name and its ground-truth solutions of a split, all of whose turns succeed.
 
         Raises:
             ValueError, OSError, UnknownTask: no such dataset, split or prompt, or no solution of a task.
         """
-        template, found = Prompt(prompt), []
+        template, solved = Prompt(prompt), []
         for task in task_lists.load_split(root, split):
             card = TaskCard.load(root, task)
-            shown = observation(EXECUTION_SUCCESSFUL, task_lines(card), len(EXECUTION_SUCCESSFUL), token_spans)
-            steps = [(turn.action, shown) for turn in load_solution(root, task)]
-            found.append(Solution(task, template.messages(card), steps))
-        return task_lists.dataset_name(root), found
+            success = observation(EXECUTION_SUCCESSFUL, task_lines(card), len(EXECUTION_SUCCESSFUL), token_spans)
+            steps = [(turn.action, success) for turn in load_solution(root, task)]
+            solved.append(Solution(task, template.messages(card), steps))
+        return task_lists.dataset_name(root), solved
 
     def preflight(self, split: str | Sequence[str]) -> list[str]:
-        """The tasks of a split, or the given ones.
+        """Return the tasks of a split, or the given ones.
 
         Raises:
-            FileNotFoundError: no engine there.
+            FileNotFoundError: the engine is missing.
             UnknownTask: no such split or task.
         """
         if not Path(self._python).exists():
@@ -174,11 +174,11 @@ class DatasetPool:
         return self._run_folder
 
     async def open(self) -> None:
-        """Start what the backend needs, and the grader.
+        """Start the backend's servers, and the grader.
 
         Raises:
-            FileNotFoundError: no AppWorld interpreter there.
-            PermissionError: the sandbox is weaker than asked for.
+            FileNotFoundError: the AppWorld interpreter is missing.
+            PermissionError: the sandbox is weaker than the config demands.
             EnvironmentCrashed: a server did not start.
         """
         if not os.access(self._python, os.X_OK):
@@ -196,26 +196,26 @@ class DatasetPool:
                 raise result
 
     async def _open_worlds(self) -> None:
-        """Start what worlds come from."""
+        """Start the servers of worlds."""
         raise NotImplementedError
 
     async def _bring_up(self, card: TaskCard, experiment: str) -> SealedWorld:
-        """A fresh world of a task that the agent view shows."""
+        """Return a fresh world of a task that the agent view shows."""
         raise NotImplementedError
 
     async def bring_up(self, card: TaskCard, experiment: str) -> SealedWorld:
-        """A fresh world; so many at a time as there are processors for, whatever the number of places."""
+        """Return a fresh world; two at a time per processor, whatever the number of slots."""
         await asyncio.to_thread(self.run_folder.show_task, card.task_id)
         async with self._starting:
             return await self._bring_up(card, experiment)
 
     async def _open_server(self, role: str) -> Mapping[str, Any]:
-        """Start the server of ``role``; returns what it says of itself."""
+        """Start the server of ``role``; return its own report."""
         server = self._servers[role] = (await self._server_spec(role)).server()
         return await server.start()
 
     async def _child(self, role: str) -> ForkedProcess:
-        """A process of the server of ``role``, which is started again if it died."""
+        """Return a process of the server of ``role``, which is started again if it died."""
         if self._closing:
             raise EnvironmentCrashed("the pool is closed")
         return await self._servers[role].fork()
@@ -226,17 +226,17 @@ class DatasetPool:
         return ServerSpec(role, self._python, run.path, run.grader, self._first_task(), settings)
 
     def _first_task(self) -> str:
-        """Any task, to warm up with."""
+        """Return any task, for the warm-up."""
         return min(path.parent.name for path in (self.root / "data" / "tasks").glob("*/specs.json"))
 
     async def grade(self, task_id: str, experiment: str) -> Grade:
         """Have the saved state of ``experiment`` graded.
 
-        A grader that fails at it is held against the same task's untouched state, and then tries once more: one that
-        can grade that, and not this, shows that it is this state which cannot be graded.
+        A grader that fails on a state grades the same task's untouched state, and then tries once more: if it can grade
+        the untouched one only, this state cannot be graded.
 
         Raises:
-            EnvironmentCrashed: there is no grader, or not even the untouched state can be graded.
+            EnvironmentCrashed: the grader is gone, or cannot grade even the untouched state.
         """
         answer = await self._graded(task_id, experiment)
         if not answer["ok"]:
@@ -255,7 +255,7 @@ class DatasetPool:
         return Grade(len(answer["passes"]) / answer["num_tests"], answer["success"], requirements)
 
     async def _graded(self, task_id: str, experiment: str | None) -> dict[str, Any]:
-        """The grader's answer; ``ok`` is false for a state that takes it too long, or ends its processes."""
+        """Return the grader's answer; ``ok`` is false for a state that takes it too long, or ends its processes."""
         recovery = Recovery(self.losses, experiment or task_id, GRADER_PATIENCE_S)
         try:
             return await recovery.run(lambda: self._graded_once(task_id, experiment))
@@ -279,10 +279,10 @@ class DatasetPool:
             process.kill()
 
     async def _grader_server(self) -> None:
-        """Return when it runs. It goes on starting, though nobody may wait for it any more.
+        """Wait until the grader server runs. It goes on starting even if nobody waits for it any more.
 
         Raises:
-            EnvironmentCrashed: not in time. The protocol's own deadline for grades would make the state ungradable.
+            EnvironmentCrashed: it was late. The protocol's own deadline for grades would make the state ungradable.
             WorldLost: it does not start.
         """
         try:
@@ -306,14 +306,14 @@ class DatasetPool:
         return environment
 
     async def release(self, environment: AppWorldEnvironment, experiment: str) -> None:
-        """Called once by an environment that closes."""
+        """Give back the slot of an environment that closes, which calls this once."""
         self._open.discard(environment)
         self._slots.give_back()
         if self._run_folder is not None:
             await asyncio.to_thread(self._run_folder.remove_experiment, experiment)
 
     def status(self) -> PoolStatus:
-        """Counters for the node's metrics page."""
+        """Return counters for the node's metrics page."""
         losses = dict(self.losses.counts)
         restarts = sum(server.restarts for server in self._servers.values())
         return PoolStatus(len(self._open), self._slots.waiting, restarts, {"replays": self.replays}, losses)
@@ -332,4 +332,4 @@ class DatasetPool:
             await asyncio.to_thread(self._run_folder.remove)
 
     async def _close_worlds(self) -> None:
-        """End what the backend has started besides the servers."""
+        """End the backend's further processes besides the servers."""

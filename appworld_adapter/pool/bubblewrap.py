@@ -18,13 +18,13 @@ INSTALL = "apt-get install bubblewrap (Debian, Ubuntu) or dnf install bubblewrap
 
 
 async def bubblewrap_prefix(python: str, run_folder: WorldFolder) -> list[str]:
-    """Arguments to put before the server's command.
+    """Return the arguments that stand before the server's command.
 
     Inside there are Python, the code of worker, sandbox and plumbing, and the run folder but for the grader's; its own
     process ids, network, IPC; no environment but the server's.
 
     Raises:
-        OSError: what is missing, and the cure.
+        OSError: bubblewrap is missing or fails; names the cure.
     """
     program = shutil.which("bwrap")
     if program is None:
@@ -33,22 +33,22 @@ async def bubblewrap_prefix(python: str, run_folder: WorldFolder) -> list[str]:
     prefix = _arguments(program, prefixes.splitlines(), run_folder.path, hidden=[run_folder.grader])
     data = str(run_folder.dataset)
     try:
-        seen = await _output_of(*prefix, python, "-c", "import os, sys; print(os.path.exists(sys.argv[1]))", data)
+        exists = await _output_of(*prefix, python, "-c", "import os, sys; print(os.path.exists(sys.argv[1]))", data)
     except OSError as error:
         raise OSError(
             f"bubblewrap does not work here ({error}): allow user namespaces (Ubuntu from 24.04: "
             "`sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0`), and try "
             "`bwrap --unshare-all --ro-bind / / true`"
         ) from error
-    if seen.strip() != "False":
+    if exists.strip() != "False":
         raise OSError(f"bubblewrap would show the dataset: move it out of /usr and Python's folders, it is at {data}")
     return prefix
 
 
 def _arguments(program: str, python_folders: list[str], run_folder: Path, hidden: Sequence[Path] = ()) -> list[str]:
-    shown = [*python_folders, str(WORKER_FOLDER), str(SANDBOX_FOLDER), str(PLUMBING_FOLDER)]
+    folders = [*python_folders, str(WORKER_FOLDER), str(SANDBOX_FOLDER), str(PLUMBING_FOLDER)]
     prefix = [program, "--unshare-all", "--die-with-parent", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
-    prefix += system_arguments(["/usr", *(path for path in shown if not path.startswith("/usr/"))])
+    prefix += system_arguments(["/usr", *(path for path in folders if not path.startswith("/usr/"))])
     prefix += ["--bind", str(run_folder), str(run_folder)]
     for folder in hidden:
         prefix += ["--tmpfs", str(folder)]

@@ -1,4 +1,4 @@
-"""One AppWorld episode: deadlines, text, and bringing back a world that died. Knows nothing of how a world is run."""
+"""An AppWorld episode: deadlines, text, and bringing back a world that died. It does not know how a world is run."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from loop_plumbing.breakage import raised_as
 logger = logging.getLogger(__name__)
 
 KILL_GRACE_S = 30.0
-"""How much later than the engine's own alarm a world is killed from outside: its interpreter has to hear the alarm and
-say so, and the world to save what was done, on a machine that may have much else to do."""
+"""Seconds after the engine's own alarm at which a world is killed from outside: its interpreter has to answer the
+alarm, and the world to save its state, on a machine that may be busy."""
 PATIENCE_S = 300.0
-"""For a machine that loses worlds, or has none to give, over one step."""
+"""Seconds of patience with a machine that loses worlds, or cannot start one, over one step."""
 SETTLE_S = 120.0
-"""How long a world whose program was cut short is given to save what the program did; what it has not saved then counts
+"""Seconds that a world whose program was cut short has to save the program's changes; unsaved changes then count
 against the agent."""
 PROGRAM_BROKE = FAILURE_HEAD + " Traceback:\nThe interpreter ended while it ran this code. The episode is over."
 
 
 @dataclass(frozen=True)
 class Execution:
-    """The outcome of one program: ``output``, and ``completed``, as the databases say.
+    """The outcome of a program: ``output``, and ``completed``, as the databases say.
 
-    ``output`` is None if the program ended its interpreter or broke its world, whatever the reason: nobody can tell an
-    interpreter killed from within from one killed from without, so it counts as the agent's doing. ``unsaved`` says why
-    what the program did is not, or not wholly, in the saved state.
+    ``output`` is None if the program ended its interpreter or broke its world, for any reason: an interpreter killed
+    from within looks like one killed from without, so the agent is held responsible. ``unsaved`` says why the saved
+    state lacks some of the program's changes.
     """
 
     output: str | None
@@ -56,12 +56,12 @@ class SealedWorld(Protocol):
     """A task's world, somewhere, up and waiting."""
 
     async def execute(self, code: str) -> Execution:
-        """Raises WorldLost if the world is gone. Has no deadline of its own."""
+        """Run a program, without a deadline; raises WorldLost if the world is gone."""
 
     async def settle(self) -> str | None:
-        """After a program that was cut short: save what it did. Returns why that failed, else None.
+        """Save the changes of a program that was cut short, without a deadline. Returns why that failed, else None.
 
-        Raises WorldLost if the world is gone, or the state finds no room. Has no deadline of its own.
+        Raises WorldLost if the world is gone, or the disk is full.
         """
 
     async def give_back(self, usable: bool) -> None:
@@ -93,13 +93,12 @@ class AppWorldHost(Protocol):
 
 
 class AppWorldEnvironment:
-    """One episode. A world that is lost is brought back by running the episode's code from the start.
+    """An episode. A world that is lost is brought back by running the episode's code from the start.
 
     :mod:`agent_environments.lost_worlds` says which losses count against a program. The agent cannot undo what it
     did: a program that ends its interpreter, or is cut short by a deadline, ends the episode with all it did until
-    then; where that cannot be saved, there is nothing to grade. That no further world can be had is a fault of the
-    machine (no memory, no room, a weaker sandbox): worlds are bounded, so no agent causes it, and the attempt is
-    repeated.
+    then; where that cannot be saved, there is nothing to grade. If the machine cannot start another world (no memory,
+    no room, a weaker sandbox), the attempt is repeated: worlds are bounded, so no agent causes this.
     """
 
     def __init__(self, pool: AppWorldHost, episode_id: str) -> None:
@@ -111,17 +110,17 @@ class AppWorldEnvironment:
         self._cut_short: SealedWorld | None = None
         """The world whose program was still running when its time was up, until it is settled."""
         self._unsaved: str | None = None
-        """Why the saved state is not that of all the episode's programs, so that it must not be graded."""
+        """The reason why the saved state lacks some program's changes, so that it must not be graded."""
         self._recovery = Recovery(pool.losses, self._experiment, PATIENCE_S)
-        """Of the program that runs, or ran last."""
+        """The recovery of the program that runs, or ran last."""
         self._lost: str | None = None
-        """Why its world was lost, until another one is where that one was."""
+        """The reason why its world was lost, until another world has caught up."""
         self._started = False
         self._history: list[str] = []
         self._closed = False
 
     async def start(self, task_id: str) -> list[Message]:
-        """Raises UnknownTask; EnvironmentCrashed if no world can be had."""
+        """Start the episode; raises UnknownTask, or EnvironmentCrashed if no world can be started."""
         self._pool.check_tasks([task_id])
         with raised_as(EnvironmentCrashed, f"no world for {task_id}: ", OSError):
             self._known_card = await asyncio.to_thread(TaskCard.load, self._pool.root, task_id)
@@ -141,7 +140,7 @@ class AppWorldEnvironment:
 
         Raises:
             EnvironmentTimeout: the code took too long; the episode is over and can be graded.
-            EnvironmentCrashed: the world died, and there was no other to run the episode's code in.
+            EnvironmentCrashed: the world died, and no other could run the episode's code.
         """
         code = extract_code(action)
         execution = await self._execute_or_replay(code)
@@ -153,12 +152,12 @@ class AppWorldEnvironment:
         if done:
             await self._leave(usable=execution.output is not None)
         reminder = None if done else task_lines(self._card)
-        shown = observation(output, reminder, self._rules.observation_max_tokens, self._rules.token_spans)
+        text = observation(output, reminder, self._rules.observation_max_tokens, self._rules.token_spans)
         failed, end = output.startswith(FAILURE_HEAD), reminder_end(reminder)
-        return StepResult(shown, done, failed=failed, empty_action=not code, reminder=end)
+        return StepResult(text, done, failed=failed, empty_action=not code, reminder=end)
 
     async def _execute_or_replay(self, code: str) -> Execution:
-        """Run ``code``; if its world is lost, in another one, after all that was run before."""
+        """Run ``code``; if its world is lost, in another one, after all earlier code."""
         if self._world is None:
             raise EnvironmentCrashed("this episode has no world: it was not started, has ended or was killed")
 
@@ -186,7 +185,7 @@ class AppWorldEnvironment:
         self._pool.replays += 1
         await self._bring_up()
         for earlier in self._history:
-            if (await self._execute(earlier)).output is None:  # it lived through this before
+            if (await self._execute(earlier)).output is None:  # the lost interpreter had survived this code
                 await self._lose(died := "the interpreter died in the replay")
                 raise WorldLost(died, Loss.ENDED)
         self._lost = None
@@ -215,14 +214,14 @@ class AppWorldEnvironment:
         await self._leave(usable=False)
 
     def cut_short(self) -> None:
-        """The time of what the world is doing is up: no more steps."""
+        """End the steps, because the time of the world's program is up."""
         self._cut_short, self._world = self._world or self._cut_short, None
 
     async def _settle(self) -> None:
-        """Have what a program did until it was cut short saved, so that running out of time undoes nothing.
+        """Save the changes of a program that was cut short, so that running out of time undoes nothing.
 
         Raises:
-            EnvironmentCrashed: its server is gone, or there is no room on the disk.
+            EnvironmentCrashed: its server is gone, or the disk is full.
         """
         if self._cut_short is None:
             return
@@ -247,8 +246,8 @@ class AppWorldEnvironment:
         """Grade the last saved state, if that is the last state.
 
         Raises:
-            EnvironmentCrashed: the episode was never started, its world was lost and not brought back, or there is no
-                grader.
+            EnvironmentCrashed: the episode was never started, its world was lost and not brought back, or the grader
+                is gone.
         """
         if not self._started:
             raise EnvironmentCrashed("nothing to grade: the episode was never started")

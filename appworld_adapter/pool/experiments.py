@@ -20,9 +20,9 @@ from loop_formats.run_files import copy_folder, write_whole
 
 
 def _name(policy: str, sampling: str, run: int, split: str) -> str:
-    """Lower case, letters, digits, - and _, and the split at its end: what `appworld pack` asks of a name."""
+    """Return an experiment's name as `appworld pack` wants it: lower case, digits, - and _, the split at its end."""
     name = re.sub(r"[^a-z0-9]+", "-", policy.lower()).strip("-")
-    if name != policy:  # two that differ in other signs alone stay two
+    if name != policy:  # policies that differ in other characters alone keep two names
         name = f"{name}-{hashlib.sha256(policy.encode()).hexdigest()[:6]}".strip("-")
     return f"{name}-{re.sub(r'[^a-z0-9]+', '-', sampling.lower().replace('=', ''))}-run{run}_{split}"
 
@@ -30,17 +30,17 @@ def _name(policy: str, sampling: str, run: int, split: str) -> str:
 def write_experiments(runs: FinishedRuns, worlds: Path, dataset_root: Path, root: Path) -> list[str]:
     """Write one experiment per run under ``root``; returns their names.
 
-    A state that does not count is a failure, which the engine cannot see from the state alone: the start state of its
-    task is written in its place.
+    A state that does not count is a failure, which the engine cannot see in the state, so the start state of the task
+    is written in its place.
 
     Args:
         runs: their split is one of the dataset, or any name for the tasks that the states are of: the engine finds it
             as a split of ``root``, whose other data are links to those of the dataset.
-        worlds: the folder that the node's pool kept the states in (its ``experiments_root``).
+        worlds: the folder in which the node's pool kept the states (its ``experiments_root``).
         dataset_root: folder that holds ``data/``.
 
     Raises:
-        MissingState: a state is not there; the node was started without ``final_states``.
+        MissingState: a state is missing; the node was started without ``final_states``.
     """
     split = split_name(runs.split)
     tasks = list(dict.fromkeys(state.task_id for state in runs.states))
@@ -53,23 +53,23 @@ def write_experiments(runs: FinishedRuns, worlds: Path, dataset_root: Path, root
         if state.episode is None:
             copy_folder(dataset_root / "data" / "tasks" / state.task_id / "dbs", target / "dbs")
         else:
-            kept = kept_state(worlds, state.episode, state.task_id)
-            if kept is None:
+            state_folder = kept_state(worlds, state.episode, state.task_id)
+            if state_folder is None:
                 raise MissingState(
                     f"the final state of {state.episode} is not in {worlds}; it was not kept, so give another "
                     "output_dir"
                 )
-            copy_folder(kept, target)
+            copy_folder(state_folder, target)
     return [names[run] for run in sorted(names)]
 
 
 def split_name(split: str) -> str:
-    """A name for the tasks of a split that the engine takes for a split's: ``train_1_2`` for ``train:1,2``."""
+    """Return a name for the tasks of a split that the engine accepts: ``train_1_2`` for ``train:1,2``."""
     return re.sub(r"[^a-z0-9]+", "_", split.lower()).strip("_")
 
 
 def _write_data(data: Path, dataset: Path, split: str, tasks: Sequence[str]) -> None:
-    """Make ``data`` a folder of links to what is in ``dataset``, with ``tasks`` as the split where it has no such."""
+    """Make ``data`` a folder of links to the files of ``dataset``, with ``tasks`` as the split if it lacks that."""
     if data.is_symlink():
         data.unlink()
     (data / "datasets").mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """AppWorld behind the environment protocol: worlds forked from one warm process, and a grader apart from them.
 
-Who runs where:
+The processes:
 
     this process ── world server (warm, forks) ──▶ world process (databases, APIs) ──▶ interpreter (agent code)
          └───────── grader server (warm, forks) ──▶ grade of one saved state; alone reads the ground truth
@@ -41,14 +41,14 @@ WITHSTANDS = {
     "rlimits": "it can read every file of yours, the ground truth included, and start processes",
     "none": "it can do whatever you can, and take all memory",
 }
-"""What agent code can do at the levels below bubblewrap."""
+"""The powers of agent code at the levels below bubblewrap."""
 SECCOMP_MISSING = "the kernel or container refuses the seccomp filter, or it does not hold (x86-64 and aarch64 only)"
 OUTPUT_CHARACTERS_PER_TOKEN = 64
 """Output is dropped, while it is produced, beyond this many characters per token that an observation may show."""
 
 
 def token_key(root: Path) -> bytes:
-    """A key that is the same in every run, nobody's to know, and tests no guess at an answer: all people's passwords.
+    """Return a secret key, the same in every run, that cannot confirm a guessed answer: a hash of all passwords.
 
     Raises:
         FileNotFoundError: the dataset has no passwords.
@@ -71,11 +71,11 @@ class ForkedWorld:
         self._process = process
         self._losses = losses
         self._waits = True
-        """Whether it waits for a program. One that does not is at work, was cut short or is at its end."""
+        """True while the world waits for a program. Else it is at work, was cut short or is at its end."""
         process.ended.add_done_callback(self._ended)
 
     def _ended(self, ended: asyncio.Future[int | None]) -> None:
-        if self._waits and not self._process.killed:  # between two programs that is not a program's doing
+        if self._waits and not self._process.killed:  # between two programs no program is the cause
             self._losses.note(self)
 
     async def execute(self, code: str) -> Execution:
@@ -89,7 +89,7 @@ class ForkedWorld:
         if answer["ok"]:
             self._waits = True
             return Execution(answer["output"], answer["completed"])
-        # All interpreters die at once when the server does, which is nobody's program's doing.
+        # All interpreters die at once when the server does, which no program causes.
         if not await self._process.has_server():
             raise WorldLost("the world server died", Loss.REFUSED)
         return Execution(None, completed=False, unsaved=_unsaved(answer))
@@ -105,7 +105,7 @@ class ForkedWorld:
 
 
 def _unsaved(answer: dict[str, Any]) -> str | None:
-    """Why a world could not save its last state; raises WorldLost where the disk is full."""
+    """Return why a world could not save its last state; raises WorldLost where the disk is full."""
     if answer["saved"]:
         return None
     if answer.get("no_room"):
@@ -117,9 +117,9 @@ class AppWorldPool(DatasetPool):
     """Worlds in sealed processes of their own, forked in a fraction of a second.
 
     Args:
-        memory_limit_mb: what the interpreter, and the world it acts on, may each allocate beyond what they start with.
-        sandbox_minimum: refuse to run below this level (agent_environments/sandbox). The strongest one that works is
-            used.
+        memory_limit_mb: memory that the interpreter, and the world it acts on, may each allocate after their start.
+        sandbox_minimum: refuse to run below this level (agent_environments/sandbox). The pool uses the strongest level
+            that works.
         options: see :class:`DatasetPool`.
     """
 
@@ -153,8 +153,8 @@ class AppWorldPool(DatasetPool):
         )
 
     def _check_level(self, ready: Mapping[str, Any]) -> None:
-        """Raise PermissionError if the world server, which says this of itself, is sealed less than the config says, or
-        its interpreters can read the dataset.
+        """Raise PermissionError if the world server reports a weaker sandbox than the config demands, or interpreters
+        that can read the dataset.
         """
         level = ready["level"]
         lacks = [] if level in ("seccomp", "bubblewrap") else [SECCOMP_MISSING]
@@ -210,7 +210,7 @@ class AppWorldPool(DatasetPool):
         return ForkedWorld(process, self.losses)
 
     def _token_secret(self, task_id: str) -> str:
-        """Key for the log-in tokens of a task's worlds: the same in every run."""
+        """Return the key for the log-in tokens of a task's worlds: the same in every run."""
         return hmac.new(self._token_key, task_id.encode(), hashlib.sha256).hexdigest()
 
     def status(self) -> PoolStatus:

@@ -6,8 +6,8 @@
         grader-<random>/    APPWORLD_ROOT of the grader: the whole dataset
         *.log
 
-What the world server sees is a copy, so that nothing there says where the dataset is. The grader's view is links; its
-name cannot be guessed, and bubblewrap shows an empty folder in its place. The base is a tmpfs where there is one,
+The world server sees a copy, so that nothing there reveals the dataset's place. The grader's view is links; its name
+cannot be guessed, and bubblewrap shows an empty folder in its place. The base is a tmpfs where the machine has one,
 because the engine rewrites a dozen small files per step.
 """
 
@@ -28,13 +28,13 @@ logger = logging.getLogger(__name__)
 
 KEEP_MARK = "keep"
 SHARED = ("api_docs", "base_dbs")
-"""What all tasks need of the dataset."""
+"""The folders of the dataset that all tasks need."""
 STATE_LIMIT = 16 << 20
 """Bytes of a world's saved state; an honest episode's are kilobytes. An episode whose state is larger is at its end."""
 
 
 class WorldFolder:
-    """Created by :meth:`create`, which also removes what dead processes left behind; removed by :meth:`remove`.
+    """A run folder. :meth:`create` makes it, and removes those of dead processes; :meth:`remove` removes it.
 
     ``dataset`` is the data folder whose views it holds.
     """
@@ -86,14 +86,14 @@ class WorldFolder:
 
     def show_task(self, task_id: str) -> None:
         """Put a task into the agent view: its specification and start state, without the ground truth."""
-        shown = self.agent / "data" / "tasks" / task_id
-        if shown.exists():
+        view = self.agent / "data" / "tasks" / task_id
+        if view.exists():
             return
-        copy = Path(tempfile.mkdtemp(prefix=".", dir=shown.parent))
+        copy = Path(tempfile.mkdtemp(prefix=".", dir=view.parent))
         shutil.copy(self.dataset / "tasks" / task_id / "specs.json", copy / "specs.json")
         shutil.copytree(self.dataset / "tasks" / task_id / "dbs", copy / "dbs")
         try:
-            copy.rename(shown)
+            copy.rename(view)
         except OSError:  # another episode of the same task was quicker
             remove(copy)
 
@@ -121,13 +121,13 @@ class WorldFolder:
 
 
 def experiment_name(episode_id: str) -> str:
-    """A name for the state of an attempt at an episode; every call gives another."""
+    """Return a name for the state of an attempt at an episode; every call gives another."""
     return f"{_stem(episode_id)}-{secrets.token_hex(4)}"
 
 
 def kept_state(experiments_root: Path, episode_id: str, task_id: str) -> Path | None:
-    """The folder with the final state of an episode, as pools with ``keep_experiments`` left it in their
-    ``experiments_root``; of several attempts under one id the last. None if there is none."""
+    """Return the folder with the final state of an episode that a pool with ``keep_experiments`` left in its
+    ``experiments_root``, of several attempts under one id the last; None if no pool has."""
     pattern = f"torchtune-loop-*/run-*/agent/experiments/outputs/{_stem(episode_id)}-????????/tasks/{task_id}"
     return max(experiments_root.glob(pattern), key=lambda path: path.stat().st_mtime, default=None)
 
@@ -150,7 +150,7 @@ def remove_abandoned(parent: Path) -> None:
 
 
 def _require_room(parent: Path, databases: int, worlds: int) -> None:
-    """For the databases; a warning does for the states, because only a hostile agent's are large."""
+    """Check the room for the databases, and warn if the states may not fit: only a hostile agent's are large."""
     free = shutil.disk_usage(parent).free
     room = f"{parent} has {free / 2**20:.0f} MiB free, and the dataset's databases take {databases / 2**20:.0f} MiB"
     cure = "set the environment's experiments_root to a folder with more room"

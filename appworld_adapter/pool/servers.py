@@ -42,7 +42,7 @@ class ServerSpec:
 
 
 def environment_of(root: Path) -> dict[str, str]:
-    """The whole environment of a process that runs the engine on the data in ``root``."""
+    """Return the whole environment of a process that runs the engine on the data in ``root``."""
     return scrubbed_environment(
         APPWORLD_ROOT=str(root),
         APPWORLD_CACHE=str(root / ".cache"),

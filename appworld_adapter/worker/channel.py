@@ -24,18 +24,18 @@ class ChannelClosed(Exception):
 
 
 class ChannelGarbage(Exception):
-    """The peer sent what is not a JSON object on a line of bounded length."""
+    """The peer did not send a JSON object on a line of bounded length."""
 
 
 class Channel:
-    """One end of a two-way connection that carries JSON objects, one a line."""
+    """An end of a two-way connection that carries JSON objects, one a line."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self._pending = bytearray()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Raises ChannelClosed if the peer no longer reads."""
+        """Send a message; raises ChannelClosed if the peer no longer reads."""
         view = memoryview(json.dumps(message, separators=(",", ":")).encode() + b"\n")
         try:
             while view:
@@ -44,7 +44,7 @@ class Channel:
             raise ChannelClosed(str(error)) from error
 
     def receive(self) -> dict[str, Any]:
-        """The next message. Raises ChannelClosed or ChannelGarbage."""
+        """Return the next message. Raises ChannelClosed or ChannelGarbage."""
         scanned = 0
         while (end := self._pending.find(b"\n", scanned)) < 0:
             scanned = len(self._pending)
@@ -69,7 +69,7 @@ class Channel:
 
     @property
     def has_pending(self) -> bool:
-        """Whether a whole message has been read already, so that polling the descriptor would miss it."""
+        """Return whether a whole message has been read already, so that polling the descriptor would miss it."""
         return b"\n" in self._pending
 
 
@@ -81,7 +81,7 @@ def readable(channel: Channel) -> bool:
 
 
 def wait_readable(channels: list[Channel]) -> list[Channel]:
-    """Blocks until at least one of ``channels`` has a message or has been closed by its peer."""
+    """Block until at least one of ``channels`` has a message or has been closed by its peer."""
     ready = [channel for channel in channels if channel.has_pending]
     if ready:
         return ready

@@ -6,7 +6,7 @@ import freezegun
 
 
 def freeze() -> None:
-    """Freeze it in a warm parent.
+    """Freeze the clock in a warm parent.
 
     Freezing looks through every module there is, which makes a process copy most of what it inherited. Done before the
     fork it is inherited too: with a clock that is frozen already, a child's freezing only sets its date.

@@ -57,7 +57,7 @@ def _load(path: str) -> sqlite3.Connection:
 
 
 def _inherited_db_args(to_path: str, from_path: str | None = None) -> tuple[SQLEngine, DBChangesTracker]:
-    """In place of the engine's ``get_db_args``, which makes the database ``to_path`` from the one at ``from_path``."""
+    """Replace the engine's ``get_db_args``, which makes the database ``to_path`` from the one at ``from_path``."""
     app = os.path.basename(to_path).partition(".")[0]
     changes_only = from_path is not None and db_app_path_to_format(from_path) == "changes"
     if not (changes_only and to_path.startswith(":memory:") and _inherited.get(app)):

@@ -1,8 +1,8 @@
-"""Downloads the real AppWorld data and verifies it; believes what the verification says, not any exit code.
+"""Downloads the real AppWorld data and verifies it; trusts the output of the verification, and no exit code.
 
     .venv-appworld/bin/python appworld_adapter/worker/fetch_data.py --root worlds/appworld
 
-Runs under the AppWorld interpreter and needs the internet. The engine's own download first deletes what is there, and
+Runs under the AppWorld interpreter and needs the internet. The engine's own download first deletes old data, and
 reports success when it failed. So it goes into a folder beside ROOT; ``appworld verify tasks`` plays every reference
 solution of train and dev there; and only when all of them solved their task does the folder take ROOT's place.
 """
@@ -22,7 +22,7 @@ VERIFY_TIMEOUT_S = 7200
 VERIFIED_MARK = "verified.txt"
 SPLITS = ("train", "dev", "test_normal", "test_challenge")
 VERIFIED_SPLITS = ("train", "dev")
-"""Those whose reference solutions come with the data."""
+"""The splits whose reference solutions come with the data."""
 
 
 class FetchError(RuntimeError):
@@ -30,7 +30,7 @@ class FetchError(RuntimeError):
 
 
 def run(appworld: Path, *arguments: str, timeout_s: float) -> str:
-    """Run the engine's command and return what it printed, whatever its exit code."""
+    """Run the engine's command and return its output, whatever its exit code."""
     try:
         finished = subprocess.run(
             [appworld, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s
@@ -41,7 +41,7 @@ def run(appworld: Path, *arguments: str, timeout_s: float) -> str:
 
 
 def count_tasks(root: Path) -> dict[str, int]:
-    """Tasks per split; raises FetchError unless every split lists some and every task that it lists is there."""
+    """Count tasks per split; raises FetchError unless every split lists some, and every listed task exists."""
     counts = {}
     for split in SPLITS:
         listing = root / "data" / "datasets" / f"{split}.txt"
@@ -56,7 +56,7 @@ def count_tasks(root: Path) -> dict[str, int]:
 
 
 def verify(appworld: Path, root: Path) -> str:
-    """The line that says all reference solutions passed; raises FetchError if they did not."""
+    """Return the line that says all reference solutions passed; raises FetchError if they did not."""
     counts = count_tasks(root)
     printed = run(appworld, "verify", "tasks", "--root", str(root), timeout_s=VERIFY_TIMEOUT_S)
     verdict = re.search(r"Passed (\d+)/(\d+) tasks\.", printed)
@@ -73,7 +73,7 @@ def fetch(appworld: Path, root: Path) -> str:
 
     Raises:
         FetchError: no or incomplete download, a reference solution that failed, or a ``root`` that holds something
-            else; ``root`` is as it was.
+            else; ``root`` stays as it was.
     """
     if root.exists() and not (root / "data").is_dir() and not (root.is_dir() and not any(root.iterdir())):
         raise FetchError(f"--root {root} holds something other than AppWorld's data; give another folder")
@@ -103,7 +103,7 @@ def fetch(appworld: Path, root: Path) -> str:
 
 
 def bring_back(root: Path) -> None:
-    """Give ``root`` its name back, if :func:`fetch` was killed just when other data was to take its place."""
+    """Give ``root`` its name back, if :func:`fetch` was killed just before new data took its place."""
     if not root.exists() and _replaced(root).exists():
         _replaced(root).rename(root)
 

@@ -1,7 +1,7 @@
 """The grader: the only process that reads the ground truth, and it runs no agent code.
 
-It is given the folder in which a world process saved its state, and evaluates that. One child per grade: a fresh copy
-of the engine's caches, and a deadline that can be enforced by killing it.
+It gets the folder in which a world process saved its state, and evaluates that. One child per grade: a fresh copy of
+the engine's caches, and a deadline that can be enforced by killing it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class GraderServer:
                 tracker = _evaluate_untouched(request["task_id"])
             else:
                 tracker = evaluate_task(request["task_id"], request["experiment"], save_report=False)
-            # Requirements are the dataset's words. What failed about them may be the agent's, of any length.
+            # Requirements are the dataset's words; the reason of a failure may hold the agent's, of any length.
             passes, failures = (
                 [{"requirement": test["requirement"], "label": test["label"]} for test in tests]
                 for tests in (tracker.passes, tracker.failures)

@@ -1,8 +1,8 @@
 """The interpreter process: runs one episode's agent code, and holds nothing worth taking.
 
 It has the engine's own shell, guard, tracebacks and API client, but no databases: the transport under the API client
-sends each request to the world process. After :func:`run_interpreter` has set up the engine it gives up, for good, what
-agent code has no use for (sandbox.py).
+sends each request to the world process. After :func:`run_interpreter` has set up the engine it drops, for good, the
+rights that agent code does not need (sandbox.py).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def run_interpreter(channel: Channel, task_id: str, options: dict[str, Any], set
 
 
 def make_world(channel: Channel, task_id: str, options: dict[str, Any], output_limit: int) -> AppWorld:
-    """The engine's world object with everything that would touch a database taken out."""
+    """Return the engine's world object with everything that would touch a database taken out."""
 
     IPython.utils.capture.StringIO = functools.partial(BoundedText, output_limit)  # observations show far less
     # The shell would keep a copy of all that is printed, for a history that nobody reads.
@@ -70,7 +70,7 @@ async def _no_app(scope: Any, receive: Any, send: Any) -> None:
 
 
 def execute(world: AppWorld, code: str) -> str:
-    """``world.execute(code)``, also for code that raises what the engine does not catch, such as KeyboardInterrupt."""
+    """Run ``world.execute(code)``, also for code whose error the engine does not catch, such as KeyboardInterrupt."""
     try:
         return world.execute(code)
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Forks the interpreters: a process that has never held a database, so that they cannot have inherited any of one.
+"""Forks the interpreters: a process that has never held a database, so that they cannot inherit data of one.
 
 It is forked from the world server before that opens its first world, and warms up by itself, with a shell whose API
 calls go nowhere: what an app once answered would stay in its memory. World processes ask it for an interpreter by
@@ -25,12 +25,12 @@ WARM = b"warm"
 
 
 class InterpreterServer:
-    """The handle that the world server and its children have on it."""
+    """The handle of the world server and its children on the interpreter server."""
 
     def __init__(
         self, settings: dict[str, Any], task_id: str, options: dict[str, Any], programs: Sequence[str]
     ) -> None:
-        """Fork it and have it run ``programs`` with that task and those options of the engine, while we go on."""
+        """Fork the server, which runs ``programs`` with that task and those options of the engine meanwhile."""
         self._settings = settings
         self._asking, self._serving = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = os.fork()
@@ -39,17 +39,17 @@ class InterpreterServer:
         self._serving.close()
 
     def wait_until_warm(self) -> None:
-        """Raises RuntimeError if it died meanwhile; the log says why."""
+        """Wait for the warm-up; raises RuntimeError if the server died meanwhile, and its log says why."""
         if self._asking.recv(MAX_REQUEST) != WARM:
             raise RuntimeError("the interpreter server died while it warmed up")
 
     @property
     def descriptor(self) -> int:
-        """The descriptor that a child must keep open to be able to ask."""
+        """The descriptor that a child must keep open in order to ask."""
         return self._asking.fileno()
 
     def ask(self, task_id: str, options: dict[str, Any]) -> Channel:
-        """A channel to a new interpreter in this process's group."""
+        """Return a channel to a new interpreter in this process's group."""
         ours, theirs = socket.socketpair()
         request = {"task_id": task_id, "options": options, "group": os.getpid()}
         socket.send_fds(self._asking, [json.dumps(request).encode()], [theirs.fileno()])
@@ -92,7 +92,7 @@ class InterpreterServer:
 
 
 class _Nowhere:
-    """Stands where a channel to a world process is wanted; no app is found there."""
+    """Stands in for a channel to a world process; it knows no app."""
 
     def send(self, message: dict[str, Any]) -> None:
         self._number = message["id"]
@@ -102,7 +102,7 @@ class _Nowhere:
 
 
 def _warm_up(task_id: str, options: dict[str, Any], programs: Sequence[str], output_limit: int) -> None:
-    """Import and cache what interpreters import and cache at their first steps."""
+    """Import the modules and fill the caches that interpreters need at their first steps."""
     import clock
     import interpreter
     from appworld import AppWorld
@@ -117,7 +117,7 @@ def _warm_up(task_id: str, options: dict[str, Any], programs: Sequence[str], out
 
 
 def _reap() -> None:
-    """Those that have ended. Not left to the kernel, which would forget the processor time they used."""
+    """Collect interpreters that have ended; the kernel, left to itself, would forget their processor time."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

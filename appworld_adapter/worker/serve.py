@@ -4,8 +4,8 @@
 
 Runs by path under the AppWorld interpreter, in that folder. The first line of standard input is a JSON object:
 
-    warm_up_task    task whose world is made and closed once, so that processes inherit all that is imported and cached
-    settings        given to every process (see world.py and grader.py)
+    warm_up_task    task whose world is made and closed once, so that processes inherit its modules and caches
+    settings        the settings of every process (see world.py and grader.py)
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from channel import Channel, ChannelClosed
 
 from loop_plumbing import fork_server
 
-sys.path.pop()  # agent code has no use for it
+sys.path.pop()  # agent code does not need it
 
 
-def prepare(role: str, told: dict[str, Any]) -> fork_server.Prepared:
-    """Warm up."""
+def prepare(role: str, config: dict[str, Any]) -> fork_server.Prepared:
+    """Warm up the server of ``role``, and return its processes' main function."""
     if role == "world":
         from world import WorldServer as Server
     else:
         from grader import GraderServer as Server
-    server = Server(told["settings"])
-    ready = server.warm_up(told["warm_up_task"])
+    server = Server(config["settings"])
+    ready = server.warm_up(config["warm_up_task"])
     sandbox.undumpable()
     helper = server.helper
 
@@ -54,8 +54,8 @@ def main() -> None:
     role, folder, descriptor = sys.argv[1:]
     os.chdir(folder)
     os.dup2(2, 1)  # the engine prints what it likes
-    told = json.loads(sys.stdin.readline())
-    fork_server.serve(socket.socket(fileno=int(descriptor)), lambda: prepare(role, told))
+    config = json.loads(sys.stdin.readline())
+    fork_server.serve(socket.socket(fileno=int(descriptor)), lambda: prepare(role, config))
     os._exit(0)
 
 

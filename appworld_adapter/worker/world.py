@@ -49,7 +49,7 @@ WARM_UP_CODE = (
     "import os, string, uuid, yaml, textwrap, pprint, difflib, heapq, bisect, statistics\n",
     "print(pendulum.now('America/New_York').add(days=1).isoformat(), DateTime.now().strftime('%A'), 1 / 0)",
 )
-"""Run once in the warm parent, so that children find imported whatever these paths import on first use."""
+"""Programs that run once in the warm parent, so that children inherit the modules which they import."""
 
 
 class WorldServer:
@@ -61,7 +61,7 @@ class WorldServer:
 
     @property
     def helper(self) -> InterpreterServer:
-        """The process without which this server is of no use."""
+        """The interpreter server, without which this server cannot work."""
         return self._interpreters
 
     def warm_up(self, task_id: str) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class WorldServer:
         }
 
     def serve(self, owner: Channel) -> None:
-        """One episode: have an interpreter forked, bring up the world, then execute code until the owner hangs up."""
+        """Serve an episode: fork an interpreter, bring up the world, then execute code until the owner hangs up."""
         start = owner.receive()
         options = self._world_options(start["experiment"])
         interpreter = self._interpreters.ask(start["task_id"], options)
@@ -118,7 +118,7 @@ class WorldServer:
 
 
 class WorldEpisode:
-    """The loop of a world process. Messages from the interpreter are written by agent code for all we know."""
+    """The loop of a world process. Agent code may have written any message from the interpreter."""
 
     def __init__(
         self, owner: Channel, interpreter: Channel, world: ApiWorld, output_limit: int, keep_logs: bool
@@ -159,20 +159,20 @@ class WorldEpisode:
 
     def _execute(self, code: str) -> dict[str, Any]:
         try:
-            if readable(self._interpreter):  # a program that forged its output, and went on
+            if readable(self._interpreter):  # an earlier program forged its output, and went on
                 raise InterpreterDied("it spoke out of turn")
             self._signal(signal.SIGCONT)
             self._send_interpreter({"code": code})
             output = str(self._await_interpreter("output"))[: self._output_limit]
             self._signal(signal.SIGSTOP)
-            output = output.encode("utf-8", "replace").decode()  # lone surrogates, which nothing downstream takes
+            output = output.encode("utf-8", "replace").decode()  # lone surrogates, which nothing downstream accepts
             self._world.save()
             if self._keep_logs:
                 self._world.log(code, output)
             return {"ok": True, "output": output, "completed": self._world.task_completed()}
-        except (ChannelClosed, EndOfEpisode):  # the owner's doing
+        except (ChannelClosed, EndOfEpisode):  # the owner ended it
             raise
-        except BaseException as error:  # whatever else goes wrong here, the program had a part in it
+        except BaseException as error:  # any other error here counts as the program's
             saved = _unsaved(error) if _no_room(error) else self._last_save()
             return {"ok": False, **saved, "message": saved["message"] or _described(error)}
 
@@ -194,15 +194,15 @@ class WorldEpisode:
             raise InterpreterDied(f"it hung up: {error}") from error
 
     def _await_interpreter(self, key: str) -> Any:
-        """Answers API requests until the interpreter sends ``key``.
+        """Answer API requests until the interpreter sends ``key``.
 
         Raises:
-            InterpreterDied: it ended, or sent what is not of the protocol.
+            InterpreterDied: it ended, or broke the protocol.
             EndOfEpisode, ChannelClosed: the owner asks for the end, or hung up.
         """
         while True:
             if self._owner in wait_readable([self._owner, self._interpreter]):
-                self._owner.receive()  # while the interpreter works the owner has nothing else to say
+                self._owner.receive()  # while the interpreter works the owner can only ask for the end
                 raise EndOfEpisode
             try:
                 message = self._interpreter.receive()
@@ -230,11 +230,11 @@ def _described(error: BaseException) -> str:
 
 
 class EndOfEpisode(Exception):
-    """The owner asks for the state to be saved, and for nothing after that."""
+    """The owner asks to save the state, and then for nothing more."""
 
 
 class InterpreterDied(Exception):
-    """The process that runs agent code ended, or sent what is not of the protocol."""
+    """The process that runs agent code ended, or broke the protocol."""
 
 
 class _NoShell:
@@ -248,7 +248,7 @@ class _NoShell:
 
 
 def _input_state_path(task: Task) -> SimpleNamespace:
-    """In place of ``Task.model_collection``, of which a world needs only the path: saves a second copy of the data."""
+    """Replace ``Task.model_collection`` by its path, all that a world needs: this avoids a second copy of the data."""
     return SimpleNamespace(from_db_home_path=task.models_from_db_home_path)
 
 
@@ -269,7 +269,7 @@ class ApiWorld:
         self.save()
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The response to one HTTP request, or the exception that the app raised, as plain data."""
+        """Return the response to one HTTP request, or the exception that the app raised, as plain data."""
         message = httpx.Request(
             request["method"],
             request["url"],
@@ -277,7 +277,7 @@ class ApiWorld:
             content=request["body"].encode("latin-1"),
         )
         # The engine serves more than the apps: /dbs replaces databases, /seed and /date_time change what all worlds
-        # hold fixed, and the admin app is the bank's own side. Agents are meant to reach none of these.
+        # hold fixed, and the admin app is the bank's own side. Agents must reach none of these.
         path = unquote(message.url.path)
         if not path.startswith(self._prefixes):
             name = path.lstrip("/").partition("/")[0]
@@ -294,7 +294,7 @@ class ApiWorld:
         }
 
     def task_completed(self) -> bool:
-        """Whether the agent ended its task. Not by the engine's request, which cannot show every answer (NaN)."""
+        """Return whether the agent ended its task; the engine's own request fails for some answers (NaN)."""
         (task,) = supervisor_models.Task.all()
         return task.status is not None
 
@@ -312,7 +312,7 @@ class ApiWorld:
         """Put the state on disk in one step: a reader, and a kill at any moment, finds the old state or the new one.
 
         Raises:
-            OSError: it is larger than the limit, or there is no room for it.
+            OSError: the state is larger than the limit, or the disk is full.
         """
         trackers = [tracker for _, tracker in CachedDBHandler.cache.values()]
         changes = sum(len(tracker.changes) for tracker in trackers)
@@ -336,7 +336,7 @@ class ApiWorld:
             previous = fresh
             shutil.rmtree(link, ignore_errors=True)
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{link}.new")  # of a world that was killed at this very point
+            os.unlink(f"{link}.new")  # left by a world that was killed at this very point
         os.symlink(os.path.basename(fresh), f"{link}.new")
         os.replace(f"{link}.new", link)
         if previous != fresh:

@@ -1,8 +1,8 @@
 """Starts an episode in the middle of a stored rollout instead of at its task's opening.
 
-A branch carries what it needs of that rollout: its opening, its actions with the observations that answered them, and
-its token ids as they were served. So any node can go on from it, whichever sampled it and wherever its log is now, and
-a collection's request still says everything that its rollouts depend on.
+A branch carries that rollout's opening, its actions with the observations that answered them, and its token ids as they
+were served. So any node can go on from it, whichever node sampled it and wherever its log is now, and a collection's
+request still says everything that its rollouts depend on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from loop_formats.schema import STRICT, require
 
 @dataclass(frozen=True, config=STRICT)
 class Exchange:
-    """One turn as the environment saw it."""
+    """A turn as the environment saw it."""
 
     action: str
     observation: str
@@ -29,7 +29,7 @@ class Exchange:
 
 @dataclass(frozen=True, config=STRICT)
 class BranchPoint:
-    """After ``turns`` turns of the episode, which were its first ``tokens`` token ids."""
+    """The point after ``turns`` turns of the episode, which were its first ``tokens`` token ids."""
 
     turns: NonNegativeInt
     tokens: Annotated[int, Field(ge=2)]
@@ -60,10 +60,10 @@ class Branch:
 
     @classmethod
     def of(cls, rollout: Rollout, turns: Iterable[int]) -> Branch:
-        """The points of ``rollout`` that its given turns begin at, counted from 0 at its episode's beginning.
+        """Return the points of ``rollout`` where these turns begin, counted from 0 at its episode's beginning.
 
         Raises:
-            ValueError: a turn that it did not sample itself, a rollout of text alone, or one of several sequences.
+            ValueError: the rollout did not sample the turn, is of text alone, or is one of several sequences.
         """
         if rollout.text_only:
             raise ValueError(
@@ -97,13 +97,13 @@ class Branch:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, whose lists of tokens are this branch's own."""
+        """Return plain data; the lists of tokens are the branch's own objects, not copies."""
         # Not asdict, as in Rollout.to_dict.
         nested = {key: [{**vars(each)} for each in getattr(self, key)] for key in ("opening", "exchanges", "points")}
         return {**vars(self), **nested}
 
     def starts(self) -> list[BranchStart]:
-        """One for each point."""
+        """Return a start for each point."""
         return [BranchStart(self, point) for point in self.points]
 
 

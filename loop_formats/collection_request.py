@@ -23,7 +23,7 @@ MAX_ATTEMPTS = 3
 """Attempts at one rollout, unless a request says otherwise; after the last failure it is lost."""
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
-"""vLLM takes a lower one, but for 0, as if it were this; a higher one it refuses."""
+"""vLLM raises a lower temperature, but for 0, to the minimum, and refuses a higher one."""
 
 
 def check_temperature(temperature: float) -> None:
@@ -43,7 +43,7 @@ def _top_k(value: Any) -> Any:
 
 
 TopK = Annotated[int, Field(ge=-1, le=2**31 - 1), BeforeValidator(_top_k)]
-"""0 is what others write for vLLM's -1, and some clients send whole numbers as floats."""
+"""A top_k; other programs write 0 for vLLM's -1, and some clients send whole numbers as floats."""
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
@@ -75,10 +75,10 @@ class Limits:
     max_context: Annotated[int, Field(ge=2)] = 32768
     """Tokens of the whole episode, prompt and sampled ones together; with ``compaction``, of each of its sequences."""
     episode_deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 1800.0
-    """Seconds that the agent's actions may take in an episode, at most a day. What the machine takes beside them is not
-    counted: docs/rollout_node.md, "Time"."""
+    """Seconds that the agent's actions may take in an episode, at most a day. The machine's own time does not count:
+    docs/rollout_node.md, "Time"."""
     compaction: Literal["drop", "summary"] | None = None
-    """What begins a new sequence when the history leaves no room for a turn: ``drop`` leaves out the oldest
+    """The rule that begins a new sequence when the history leaves no room for a turn: ``drop`` leaves out the oldest
     observations, ``summary`` has the policy write one; null ends the episode there."""
 
     def __post_init__(self) -> None:
@@ -87,16 +87,16 @@ class Limits:
 
     @property
     def kept_free(self) -> int:
-        """Tokens that must be left behind an observation, or else the history is too long."""
+        """Tokens that must remain free after an observation, or else the history is too long."""
         turn = self.max_tokens_per_turn + (self.max_thinking_tokens or 0)
         return {None: 1, "drop": turn, "summary": 2 * turn}[self.compaction]
 
     def check_branching(self, key: str) -> None:
-        """Raises ConfigError where an episode that goes on from a stored rollout would not stay one sequence."""
+        """Raise ConfigError where an episode that goes on from a stored rollout would not stay one sequence."""
         require(self.compaction is None, f"{key}.compaction must be null where episodes go on from stored rollouts")
 
-    def given(self) -> dict[str, Any]:
-        """The limits that there are, as plain data. A kind that is new changes no protocol of earlier runs."""
+    def non_null(self) -> dict[str, Any]:
+        """Return the limits that are not null, as plain data: so a new limit changes no protocol of earlier runs."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
 
@@ -104,18 +104,18 @@ class Limits:
 class CollectionRequest:
     """``rollouts_per_task`` episodes of each task under one policy.
 
-    ``branches`` are asked for beside the tasks or instead of them: each of their points counts as one more task, whose
-    episodes go on from there.
+    ``branches`` come beside the tasks or instead of them: each of their points counts as one more task, whose episodes
+    go on from there.
 
     The collection ends as soon as every task has ``min_rollouts_per_task`` (default: all) rollouts and all tasks
-    together have ``min_rollouts_fraction`` of those asked for; what still runs is then aborted and dropped.
+    together have ``min_rollouts_fraction`` of the requested ones; the node then aborts and drops the running episodes.
     ``policy_mode`` "pinned" samples whole episodes from ``policy_version``; "latest" takes, at every turn, the newest
-    version there is. ``id`` names the log file, so it is unique per run and iteration. ``environment_turns`` says, for
+    version. ``id`` names the log file, so it is unique per run and iteration. ``environment_turns`` says, for
     environments of a mixed pool, how many turns their episodes may take in place of ``limits.max_turns``.
 
-    A rollout is lost when ``attempts`` at it have failed. What is lost is waited for no longer; the collection fails
-    once more than ``max_lost`` rollouts are (None: once all are). ``only`` names, for some of the tasks, the indices of
-    the rollouts that are wanted of it, in place of all.
+    A rollout is lost when ``attempts`` at it have failed. The node no longer waits for it; the collection fails once
+    more than ``max_lost`` rollouts are lost (None: once all are). ``only`` names, for some of the tasks, the indices of
+    the requested rollouts, in place of all.
     """
 
     id: str
@@ -131,7 +131,7 @@ class CollectionRequest:
     branches: list[Branch] = dataclasses.field(default_factory=list)
     environment_turns: dict[str, PositiveInt] = dataclasses.field(default_factory=dict)
     attempts: PositiveInt = MAX_ATTEMPTS
-    # Whoever asks again with another bound means the same rollouts.
+    # A request with another bound means the same rollouts.
     max_lost: NonNegativeInt | None = dataclasses.field(default=None, compare=False)
     only: dict[str, list[NonNegativeInt]] = dataclasses.field(default_factory=dict)
 
@@ -143,7 +143,7 @@ class CollectionRequest:
             len(set(self.tasks)) == len(self.tasks), "tasks must be distinct (ask for more rollouts_per_task instead)"
         )
         for task_id, indices in self.only.items():
-            require(task_id in self.tasks, f"only: {task_id} is none of the tasks")
+            require(task_id in self.tasks, f"only: {task_id} is not one of the tasks")
             some = bool(indices) and len(set(indices)) == len(indices) and max(indices) < most
             require(some, f"only: {task_id} must have at least one index, distinct, below rollouts_per_task = {most}")
         require(self.episodes <= MAX_EPISODES, f"tasks x rollouts_per_task must be at most {MAX_EPISODES}")
@@ -168,7 +168,7 @@ class CollectionRequest:
 
     @property
     def episodes(self) -> int:
-        """Rollouts asked for."""
+        """The number of requested rollouts."""
         whole = len(self.tasks) - len(self.only) + sum(len(branch.points) for branch in self.branches)
         return whole * self.rollouts_per_task + sum(map(len, self.only.values()))
 
@@ -179,7 +179,7 @@ class CollectionRequest:
 
     @property
     def most_lost(self) -> int:
-        """Rollouts that may be lost."""
+        """The number of rollouts that may be lost."""
         return self.episodes - 1 if self.max_lost is None else self.max_lost
 
     def items(self) -> list[CollectionItem]:
@@ -199,11 +199,11 @@ class CollectionRequest:
         return items
 
     def max_turns(self, task_id: str) -> int:
-        """Turns that an episode of this task may take."""
+        """Return how many turns an episode of this task may take."""
         return self.environment_turns.get(environment_of(task_id), self.limits.max_turns)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, whose lists are this request's own."""
+        """Return plain data; the lists are the request's own objects, not copies."""
         branches = [branch.to_dict() for branch in self.branches]
         return {
             **vars(self),
@@ -213,20 +213,20 @@ class CollectionRequest:
         }
 
     def protocol(self) -> dict[str, Any]:
-        """Return as plain data what the rollouts depend on: all but which of them are asked for and when they are
-        lost."""
+        """Return as plain data the settings on which the rollouts depend: all but ``attempts``, ``max_lost`` and
+        ``only``."""
         asked = {name: value for name, value in self.to_dict().items() if name not in ("attempts", "max_lost", "only")}
-        return {**asked, "limits": self.limits.given()}
+        return {**asked, "limits": self.limits.non_null()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> CollectionRequest:
-        """Raises ConfigError, in one line, on anything that is not a sound request."""
+        """Build a request; raises ConfigError, in one line, where the data is not a sound one."""
         return from_mapping(cls, data)
 
 
 @dataclasses.dataclass(frozen=True)
 class CollectionItem:
-    """One task of a collection, and the ``indices`` of its rollouts; they begin at ``start``, or at the opening."""
+    """A task of a collection, and the ``indices`` of its rollouts; they begin at ``start``, or at the opening."""
 
     task_id: str
     indices: Sequence[int]
@@ -260,12 +260,12 @@ class LostRollout:
 class CollectionEnd:
     """The end of a collection.
 
-    ``reason`` is "complete" (all that could be had), "early_stop" (the floors were reached), "failed" (too many were
-    lost, or the disk is full: ``error`` says it) or "cancelled". ``dropped`` episodes were aborted after sampling
-    ``dropped_tokens``; ``failures`` counts failed attempts by reason and ``failures_by_task`` by task, where there were
-    any; ``seconds`` is since the collection was last opened, ``dropped_seconds`` what each dropped episode had run. No
-    floor counts a rollout that is lost or refused: ``lost`` are those whose attempts all failed, ``refused`` says of
-    each branch that was refused, by the rollout id it would have had, in what the world answered otherwise.
+    ``reason`` is "complete" (all others are lost or refused), "early_stop" (the floors were reached), "failed" (too
+    many were lost, or the disk is full: ``error`` says it) or "cancelled". ``dropped`` episodes were aborted after
+    sampling ``dropped_tokens``; ``failures`` counts failed attempts by reason and ``failures_by_task`` by task;
+    ``seconds`` is since the collection was last opened, ``dropped_seconds`` the time of each dropped episode. No floor
+    counts a lost or refused rollout: the attempts at each of ``lost`` all failed, ``refused`` names for each refused
+    branch, by the rollout id it would have had, the world's other answer.
     """
 
     reason: str
@@ -282,12 +282,12 @@ class CollectionEnd:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> CollectionEnd:
-        """The inverse of ``dataclasses.asdict``."""
+        """Return the inverse of ``dataclasses.asdict``."""
         return cls(**{**data, "lost": [LostRollout(**lost) for lost in data.get("lost", ())]})
 
 
 def losses(lost: Sequence[LostRollout], of: int) -> str:
-    """One line on the lost ones among ``of`` rollouts, at least one: how many for each reason, and one in full."""
+    """Return a line on the lost ones among ``of`` rollouts: how many for each reason, and the last in full."""
     last = lost[-1]
     return (
         f"{len(lost)} of {of} rollouts lost ({by_count(each.reason for each in lost)}), such as rollout {last.index} "
@@ -296,7 +296,7 @@ def losses(lost: Sequence[LostRollout], of: int) -> str:
 
 
 def too_many_lost(lost: Sequence[LostRollout], request: CollectionRequest) -> str | None:
-    """One line if more are lost than ``request`` allows, else None."""
+    """Return a line if more rollouts are lost than ``request`` allows, else None."""
     if len(lost) <= request.most_lost:
         return None
     allowed = "" if request.max_lost is None else f", where {request.max_lost} may be"
@@ -304,24 +304,24 @@ def too_many_lost(lost: Sequence[LostRollout], request: CollectionRequest) -> st
 
 
 def by_count(reasons: Iterable[str]) -> str:
-    """The distinct reasons with their numbers, the most frequent first, as text."""
+    """Return the distinct reasons with their numbers, the most frequent first, as text."""
     return ", ".join(f"{reason} {count}" for reason, count in Counter(reasons).most_common())
 
 
 def is_collection_id(text: str) -> bool:
-    """Return whether a collection may be called that; the id names its files, of which ``<id>.meta.jsonl`` is one."""
+    """Return whether a text may be a collection's id, which names its files, such as ``<id>.meta.jsonl``."""
     return _ID.fullmatch(text) is not None and not text.endswith(".meta")
 
 
 RARE_FAILURES = 0.02
-"""Share of attempts up to which failed ones are no news. One or two of them never are."""
+"""The share of failed attempts up to which no warning is logged; one or two never cause one."""
 
 
 def failures_warning(finished: int, failures: Mapping[str, int], failures_by_task: Mapping[str, int]) -> str | None:
-    """One line if failed attempts are not rare, else None.
+    """Return a warning if failed attempts are not rare, else None.
 
-    Most are repeated with the same seeds, which does no harm while it is chance that makes them fail. But a task whose
-    attempts fail over and over is trained or scored on those of its rollouts that did not.
+    Most are repeated with the same seeds, which does no harm while they fail by chance. But a task whose attempts fail
+    over and over is trained or scored only on its rollouts that did not.
 
     Args:
         finished: attempts that gave a rollout.

@@ -1,4 +1,4 @@
-"""One writer at a time in a folder: a lock that the kernel lets go of when its holder dies, whatever it dies of."""
+"""Allows one writer at a time in a folder: by a lock that the kernel releases when its holder dies, for any reason."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def lock_folder(folder: Path, name: str, what: str, key: str) -> TextIO:
     """Hold the lock ``<folder>/<name>`` until the returned file is closed or the process ends.
 
     Args:
-        what: of which there may be one in the folder, and ``key``, which names the folder: both for the error.
+        what: names the user of the folder, and ``key`` the setting of its path: both for the error.
 
     Raises:
-        ConfigError: another one holds it, which is named; or the file system has no locks.
+        ConfigError: another one, which the line names, holds it; or the file system has no locks.
     """
     file = open(folder / name, "a+", encoding="utf-8")  # noqa: SIM115 - held as long as its owner lives
     try:
@@ -45,7 +45,7 @@ def lock_folder(folder: Path, name: str, what: str, key: str) -> TextIO:
 
 
 def is_locked(folder: Path, name: str) -> bool:
-    """Whether somebody holds the lock ``<folder>/<name>`` now. A link is none: it may lead to another folder's."""
+    """Return whether a process holds the lock ``<folder>/<name>``. A link does not count: it may be another's."""
     try:
         descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -53,12 +53,12 @@ def is_locked(folder: Path, name: str) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
-        return isinstance(error, BlockingIOError)  # where there are no locks, nobody holds one
+        return isinstance(error, BlockingIOError)  # a file system without locks has no holder
     finally:
         os.close(descriptor)
     return False
 
 
 def lock_run(output_dir: Path) -> TextIO:
-    """Hold the folder of a run as :func:`lock_folder` does: two that write to one would spoil each other's files."""
+    """Hold the folder of a run as :func:`lock_folder` does: two writers would spoil each other's files."""
     return lock_folder(output_dir, "run.lock", "run", "output_dir")

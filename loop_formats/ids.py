@@ -1,4 +1,4 @@
-"""The ids of collections and rollouts: written here, and read here.
+"""Writes and reads the ids of collections and rollouts.
 
 <run>-i0007-<10 hex digits>  the rollouts that iteration 7 trains on; the digits hash the request and the adapter
 <run>-i0007-r2-<10 hex digits>  the tasks asked for in a second round, in place of those without signal (refill)
@@ -32,9 +32,9 @@ MAX_BRANCHED = 90
 class CollectionName:
     """The parts of a collection's id. ``name`` is that of the run or evaluation, or of the collection that was
     branched; ``iteration`` is None outside training; ``refill`` is the round in which it replaces tasks of its
-    iteration, 0 of the iteration's first; ``group`` is the number of a stream's group; ``share`` is "1of2" of what the
-    first of two nodes collected for it. ``score`` is the id of an evaluation's score, also where some of its rollouts
-    were asked for by themselves."""
+    iteration, 0 for the iteration's first; ``group`` is the number of a stream's group; ``share`` is "1of2" for the
+    share of the first of two nodes. ``score`` is the id of an evaluation's score, also where some of its rollouts were
+    requested by themselves."""
 
     name: str
     iteration: int | None = None
@@ -48,92 +48,92 @@ class CollectionName:
 
     @property
     def is_training(self) -> bool:
-        """Whether its rollouts are trained on."""
+        """Return whether its rollouts are trained on."""
         return self.iteration is not None and not self.dev
 
     @property
     def is_score(self) -> bool:
-        """Whether its rollouts score a policy, on dev or in an evaluation, and must not be learned from."""
+        """Return whether its rollouts score a policy, on dev or in an evaluation, and must not be learned from."""
         return self.dev or self.evaluation
 
 
 def id_part(text: str) -> str:
-    """Any text as a part of an id, where it only helps to read: letters, digits, . _ -, at most 60 of them."""
+    """Return a text as a readable part of an id: letters, digits, . _ -, at most 60 of them."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", text).lstrip("._-")[:60] or "unnamed"
 
 
 def training_id(run: str, iteration: int, protocol: str, refill: int = 0) -> str:
-    """Of a collection that an iteration trains on; ``protocol`` is all that its rollouts depend on, as text."""
+    """Return the id of a collection that an iteration trains on; ``protocol``: its rollouts' settings, as text."""
     round_ = f"-r{refill}" if refill else ""
     return f"{run}-i{iteration:04d}{round_}-{_hash(protocol, 10)}"
 
 
 def group_id(run: str, iteration: int, protocol: str, group: int) -> str:
-    """Of a group of a stream that was asked for in an iteration; ``protocol`` as in :func:`training_id`."""
+    """Return the id of a group of a stream, requested in an iteration; ``protocol`` as in :func:`training_id`."""
     return f"{run}-i{iteration:04d}-g{group}-{_hash(protocol, 10)}"
 
 
 def dev_id(run: str, iteration: int, protocol: str) -> str:
-    """Of the dev evaluation of the policy as it is after ``iteration``; ``protocol`` as in :func:`training_id`."""
+    """Return the id of the dev evaluation of the policy after ``iteration``; ``protocol`` as in :func:`training_id`."""
     return f"{run}-i{iteration:04d}-dev-{_hash(protocol, 10)}"
 
 
 def share_id(collection_id: str, number: int, count: int) -> str:
-    """Of the ``number``-th (from 1) of ``count`` parts of a collection."""
+    """Return the id of the ``number``-th (from 1) of ``count`` parts of a collection."""
     return f"{collection_id}-{number}of{count}"
 
 
 def evaluation_id(name: str, protocol: str) -> str:
-    """Of one score; ``protocol`` is everything that its result depends on, as text, and ``name`` may be any text."""
+    """Return the id of a score; ``protocol``: all settings of its result, as text; ``name`` may be any text."""
     return f"eval-{id_part(name)}-{_hash(protocol, 10)}"
 
 
 def branch_id(collection_id: str, protocol: str) -> str:
-    """Of rollouts that go on from some of ``collection_id``; ``protocol`` is all that they depend on, as text."""
+    """Return the id of rollouts that go on from some of ``collection_id``; ``protocol``: their settings, as text."""
     return f"branch-{collection_id[:MAX_BRANCHED]}-{_hash(protocol, 10)}"
 
 
 def search_id(run: str, temperature: float, attempt: int) -> str:
-    """Of one attempt (from 1) at the tasks not solved yet at a temperature, which has two decimals."""
+    """Return the id of an attempt (from 1) at the tasks not solved yet at a temperature, which has two decimals."""
     return f"{run}-t{temperature:.2f}-a{attempt:03d}"
 
 
 def replay_id(collection_id: str, protocol: str) -> str:
-    """Of rollouts of a collection that are played again; ``protocol`` says which, and for the how many-th time."""
+    """Return the id of rollouts of a collection that are played again; ``protocol``: which, and how many-th time."""
     return f"{collection_id}-{_hash(protocol, 8)}"
 
 
 def parse_collection_id(collection_id: str) -> CollectionName:
     """Return the parts of an id; an id of another grammar is a name and nothing else."""
-    if found := _BRANCH.fullmatch(collection_id):
-        return CollectionName(found[1], branch=True)
-    if found := _EVALUATION.fullmatch(collection_id):
-        return CollectionName(found[2], evaluation=True, score=found[1])
-    if found := _ITERATION.fullmatch(collection_id):
-        kind, number = (found[3] or "")[:1], (found[3] or "")[1:]
+    if match := _BRANCH.fullmatch(collection_id):
+        return CollectionName(match[1], branch=True)
+    if match := _EVALUATION.fullmatch(collection_id):
+        return CollectionName(match[2], evaluation=True, score=match[1])
+    if match := _ITERATION.fullmatch(collection_id):
+        kind, number = (match[3] or "")[:1], (match[3] or "")[1:]
         refill, group = int(number) if kind == "r" else 0, int(number) if kind == "g" else None
-        return CollectionName(found[1], int(found[2]), refill, group, dev=kind == "d", share=found[4])
+        return CollectionName(match[1], int(match[2]), refill, group, dev=kind == "d", share=match[4])
     return CollectionName(collection_id)
 
 
 def rollout_id(collection_id: str, task_id: str, index: int, attempt: int) -> str:
-    """Of attempt ``attempt`` (from 0) at the ``index``-th rollout of a task."""
+    """Return the id of attempt ``attempt`` (from 0) at the ``index``-th rollout of a task."""
     return f"{collection_id}/{task_id}/{index}.{attempt}"
 
 
 def task_of(rollout_id: str) -> str:
-    """The beginning of a rollout's id, which the rollouts of its task in its collection share; empty of another id."""
+    """Return the beginning of a rollout's id, which its task's rollouts in its collection share; "" of another id."""
     return rollout_id.rpartition("/")[0]
 
 
 def segment_id(episode_id: str, segment: int) -> str:
-    """Of the ``segment``-th sequence (from 0) of an episode; the first has the episode's own id."""
+    """Return the id of the ``segment``-th sequence (from 0) of an episode; the first has the episode's own id."""
     return episode_id if segment == 0 else f"{episode_id}/{segment}"
 
 
 def paired_turn_id(pair: int, rollout_id: str, turn: int) -> str:
-    """Of a turn (from 0) of a rollout's episode, where it is learned from by itself. The pair's number (from 0) is in
-    it because a turn may be in several pairs."""
+    """Return the id of a turn (from 0) of a rollout's episode that is learned from by itself. It holds the pair's
+    number (from 0), because a turn may be in several pairs."""
     return f"{pair}:{rollout_id}@{turn}"
 
 

@@ -1,4 +1,4 @@
-"""Where runs lie, and which one a path means.
+"""The places of runs, and the run that a path means.
 
 Imports the standard library alone, because every program that imports torch imports it, by the recipes' registration.
 """
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 METRICS_FILE = "metrics.jsonl"
-"""In a run's folder: a line an iteration, which :mod:`loop_recipes.run.metrics` writes."""
+"""The file in a run's folder with a line an iteration, which :mod:`loop_recipes.run.metrics` writes."""
 
 
 def loop_home() -> Path:
-    """The folder that holds ``worlds/``, ``.venv-appworld/`` and ``runs/``."""
+    """Return the folder that holds ``worlds/``, ``.venv-appworld/`` and ``runs/``."""
     if os.environ.get("LOOP_HOME"):
         return Path(os.environ["LOOP_HOME"]).expanduser().resolve()
     checkout = Path(__file__).resolve().parents[1]
@@ -21,7 +21,7 @@ def loop_home() -> Path:
 
 
 def distinct_names(paths: list[Path]) -> list[str]:
-    """The last part of the paths in which all differ: a and b of runs/a/evaluation and runs/b/evaluation."""
+    """Return the last part of the paths in which all differ: a and b of runs/a/evaluation and runs/b/evaluation."""
     parts = [path.resolve().parts[::-1] for path in paths]
     for names in zip(*parts, strict=False):
         if len(set(names)) == len(paths):
@@ -30,8 +30,8 @@ def distinct_names(paths: list[Path]) -> list[str]:
 
 
 def labelled_paths(texts: Sequence[str]) -> list[tuple[str, list[Path]]]:
-    """(label, paths) of each ``[label=]PATH[,PATH...]``, where several paths are seeds of one setting. Without a label
-    it is the part of the first path that tells it from the others'.
+    """Parse each ``[label=]PATH[,PATH...]``, several paths being seeds of one setting, into (label, paths). The label
+    is by default the part of the first path in which it differs from the others'.
 
     Raises:
         ValueError: a path stands twice in a text.
@@ -46,8 +46,8 @@ def labelled_paths(texts: Sequence[str]) -> list[tuple[str, list[Path]]]:
 
 
 def split_label(text: str) -> tuple[str, list[Path]]:
-    """The label of ``[label=]PATH[,PATH...]``, "" without one, and its paths. A path that exists is that path, whatever
-    = or , is in its name; else the first = ends the label."""
+    """Parse ``[label=]PATH[,PATH...]`` into its label, "" without one, and its paths. A path that exists is that path,
+    whatever = or , is in its name; else the first = ends the label."""
     starts = [0, *(place + 1 for place, letter in enumerate(text) if letter == "=")]
     for start in starts:
         if paths := _existing(text[start:].split(",")):
@@ -57,7 +57,7 @@ def split_label(text: str) -> tuple[str, list[Path]]:
 
 
 def _existing(pieces: list[str]) -> list[Path]:
-    """Paths that exist, of which all ``pieces`` are parted by commas; [] where there are no such paths."""
+    """Return existing paths that make up all ``pieces``, which commas part; [] where there are no such paths."""
     for count in range(len(pieces), 0, -1):
         path = Path(",".join(pieces[:count]))
         if path.exists() and str(path) != ".":
@@ -69,17 +69,17 @@ def _existing(pieces: list[str]) -> list[Path]:
 
 
 def run_meant(path: Path) -> str:
-    """The question that offers the training runs which ``path``, that is none, may stand for: the one around it, the
-    one of its name in ``runs``, the first two within it, or those beside it with nearly its name; it begins with a
-    semicolon. "" where there are none."""
+    """Return a question, behind a semicolon, that offers runs which ``path``, not a run itself, may mean: the one
+    around it, the one of its name in ``runs``, the first two within it, or those beside it with nearly its name; ""
+    where there are none."""
 
     def runs(*patterns: str) -> list[Path]:
         return [file.parent for pattern in patterns for file in sorted(path.glob(f"{pattern}/{METRICS_FILE}"))]
 
     name = str(path).removesuffix(".py")  # a file of functions has its run there too
     around = (*path.absolute().parents, Path("runs") / name, loop_home() / "runs" / name)
-    found = [folder for folder in around if (folder / METRICS_FILE).is_file()][:1] or runs("*", "*/*")[:2]
-    if not found:
+    offered = [folder for folder in around if (folder / METRICS_FILE).is_file()][:1] or runs("*", "*/*")[:2]
+    if not offered:
         beside = {file.parent.name: file.parent for file in path.parent.glob(f"*/{METRICS_FILE}")}
-        found = [beside[name] for name in difflib.get_close_matches(path.name, beside, n=2, cutoff=0.75)]
-    return f"; did you mean {' or '.join(map(str, found))}?" if found else ""
+        offered = [beside[name] for name in difflib.get_close_matches(path.name, beside, n=2, cutoff=0.75)]
+    return f"; did you mean {' or '.join(map(str, offered))}?" if offered else ""

@@ -1,8 +1,8 @@
-"""The Rollout record: written once, by the episode that was played, read by everyone, edited by nobody.
+"""The Rollout record: an episode writes it once, and nobody edits it afterwards.
 
 One rollout is one line of JSON in a collection's log (``<root>/collections/<id>.jsonl``), so the training data of any
 method is ``pandas.read_json(path, lines=True, dtype=False)``. Without ``dtype`` pandas takes the task ids 10_1 and 1_01
-for one number. What infers types from the first lines alone, as ``datasets.load_dataset`` and polars do, fails on
+for one number. Readers that infer types from the first lines alone, ``datasets.load_dataset`` and polars, fail on
 fields that are null there: give them all lines (``Dataset.from_pandas``, ``infer_schema_length=None``).
 """
 
@@ -20,18 +20,18 @@ from loop_plumbing.breakage import raised_as
 SCHEMA_VERSION = 2
 
 MOST_IDS = 1 << 31
-"""No model knows more token ids."""
+"""The bound of token ids: no model has more."""
 POISONED_LOGPROB = -9998.0
 """vLLM replaces a log-prob that is not a number by -9999: somewhere in the KV cache or the weights there is a NaN."""
 
 END_REASONS = ("completed", "turn_limit", "context_limit", "deadline")
-"""How a rollout that counts can end. Only ``completed`` means that the agent itself ended the episode."""
+"""The ends of a rollout that counts. Only ``completed`` means that the agent itself ended the episode."""
 
 BRANCH_DIFFERS = "branch_differs"
-"""Why a branch is refused: the world answered otherwise than the stored rollout says."""
+"""The reason of a refused branch: the world answered otherwise than the stored rollout says."""
 
 REQUEST_REFUSED = "request_refused"
-"""Why an attempt is not made again: the request itself is wrong, or too long, as the next one would be."""
+"""The reason of an attempt without another try: the request itself is wrong, or too long, as the next one would be."""
 
 FAILURE_REASONS = (
     "environment_error",
@@ -42,21 +42,21 @@ FAILURE_REASONS = (
     "bad_logprob",
     BRANCH_DIFFERS,
 )
-"""Why an attempt was thrown away and, but for what was refused, replaced; such attempts are recorded as
-:class:`Failure`, never as rollouts."""
+"""The reasons of attempts that were thrown away and, unless refused, replaced; they are recorded as :class:`Failure`,
+never as rollouts."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One agent turn: tokens ``[start, end)`` were sampled, by ``policy_version`` on ``server``, in one request.
+    """An agent's turn: tokens ``[start, end)`` were sampled, by ``policy_version`` on ``server``, in one request.
 
     ``finish_reason`` is vLLM's: "stop" (the stop token is the last of the span) or "length"; or it is "cut", where an
-    agent of somebody's own asked for a stop text and the span ends with the token that completed it. In a rollout of
-    text alone the span is (0, 0), ``server`` the endpoint's model and ``finish_reason`` whatever the endpoint said.
+    agent program asked for a stop text and the span ends with the token that completed it. In a rollout of text alone
+    the span is (0, 0), ``server`` the endpoint's model and ``finish_reason`` the endpoint's own word.
     ``message`` is its place in the rollout's messages. ``thinking_tokens`` of the span are the model's thinking, marks
-    included; ``cut_in_thinking``: the turn ended before its thinking did, and so has no answer. ``reward`` is what the
-    environment gave for it by itself, beside the rollout's reward; None where it gives none. ``summary``: it is no
-    action, it sums up the history for the next sequence (``limits.compaction``).
+    included; ``cut_in_thinking``: the turn ended before its thinking did, and so has no answer. ``reward`` is the
+    environment's reward for the turn by itself, beside the rollout's, or None. ``summary``: it is not an action, but
+    sums up the history for the next sequence (``limits.compaction``).
     """
 
     start: int
@@ -85,12 +85,12 @@ class BranchOf:
 
 @dataclass(frozen=True)
 class Rollout:
-    """One sequence of a finished episode, mostly the only one.
+    """A sequence of a finished episode, mostly the only one.
 
     An agent that starts sub-agents, or whose history is rewritten, leaves an episode of several sequences. Each is a
     record of its own, with the episode's one return; ``episode_id``, which is the ``rollout_id`` of the first, joins
     them, ``segment`` counts them from 0 to ``segments`` - 1, and in the log they follow each other. Where sequences
-    share a beginning, what the policy sampled there is a turn of the first of them, and context in the others: over all
+    share a beginning, the tokens sampled there are a turn of the first of them, and context in the others: over all
     sequences, each sampled token is in ``mask`` once.
 
     Shapes: ``token_ids``, ``mask`` and ``sampler_logprobs`` are [s]; ``turns`` is [t].
@@ -102,11 +102,11 @@ class Rollout:
     read, not trained on.
 
     A rollout with ``branch_of`` began inside another one. ``token_ids`` and ``messages`` hold the whole episode, but
-    ``turns``, and with them the mask, only what was sampled here: the tokens before are trained with the rollout that
+    ``turns``, and with them the mask, only the tokens sampled here: those before are trained with the rollout that
     sampled them.
 
-    A message is ``{"role", "content"}``; an assistant's that thought before it answered has its thinking beside it, as
-    ``reasoning``, which no environment is given.
+    A message is ``{"role", "content"}``; an assistant's may also have the thinking before its answer, as ``reasoning``,
+    which no environment gets.
 
     ``tampered``, ``ungradable``, ``broke`` (``{"where", "what"}``) and ``tools`` (of each ``{"tool", "calls", "raised",
     "what"}``) are the grade's (:class:`agent_environments.protocol.Grade`), mostly None and empty.
@@ -163,19 +163,19 @@ class Rollout:
         logprobs: Sequence[float] | None = None,
         **more: Any,
     ) -> Rollout:
-        """A conversation that was written down, as the record of an episode: the turns to learn from count as sampled.
+        """Return a written conversation as the record of an episode: the turns to learn from count as sampled.
 
         Args:
             server: the name of the server that the turns give.
             spans: (message, start, end) of each turn to learn from.
-            logprobs: [s], of which those within the turns are kept; None for 0 everywhere.
+            logprobs: [s]; the record keeps those within the turns; None for 0 everywhere.
             more: further fields.
         """
-        mask, kept = [False] * len(token_ids), [0.0] * len(token_ids)
+        mask, sampled_logprobs = [False] * len(token_ids), [0.0] * len(token_ids)
         for _, start, end in spans:
             mask[start:end] = [True] * (end - start)
             if logprobs is not None:
-                kept[start:end] = logprobs[start:end]
+                sampled_logprobs[start:end] = logprobs[start:end]
         fields: dict[str, Any] = {"index": 0, **more}
         return cls(
             rollout_id=rollout_id,
@@ -186,7 +186,7 @@ class Rollout:
             dataset=dataset,
             token_ids=token_ids,
             mask=mask,
-            sampler_logprobs=kept,
+            sampler_logprobs=sampled_logprobs,
             turns=[Turn(start, end, 0, "stop", server, 0.0, 0.0, message=place) for place, start, end in spans],
             messages=messages,
             reward=reward,
@@ -215,11 +215,11 @@ class Rollout:
 
     @property
     def text_only(self) -> bool:
-        """There are no token ids: it was spoken by an endpoint that takes and gives text."""
+        """True for a rollout without token ids: an endpoint that takes and gives text wrote it."""
         return not self.token_ids
 
     def validate(self, vocabulary: int = MOST_IDS) -> Rollout:
-        """Return self, or raise ValueError naming the rollout and the broken invariant, as ids below ``vocabulary``."""
+        """Return self; raises ValueError on a broken invariant, or a token id not below ``vocabulary``; names both."""
         if not self.turns:
             self._refuse("no turns")
         if self.text_only:
@@ -228,7 +228,7 @@ class Rollout:
             self._check_tokens(vocabulary)
         for number, turn in enumerate(self.turns):
             if self.messages and not self._is_assistant(turn.message):
-                self._refuse(f"turn {number} is message {turn.message}, which is no assistant message")
+                self._refuse(f"turn {number} is message {turn.message}, which is not an assistant message")
             if turn.reward is not None and not math.isfinite(turn.reward):
                 self._refuse(f"turn {number} has reward {turn.reward}")
         if self.turns_before < 0:
@@ -280,13 +280,13 @@ class Rollout:
                 self._refuse(f"token {position} was not sampled but has log-prob {logprob}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, whose lists of tokens are this rollout's own."""
+        """Return plain data; the lists of tokens are the rollout's own objects, not copies."""
         # Not asdict: it copies token by token, which holds up every other episode of the node for milliseconds.
         origin = self.branch_of and vars(self.branch_of)
         return {**vars(self), "turns": [vars(turn) for turn in self.turns], "branch_of": origin}
 
     def to_json(self) -> str:
-        """One line of JSON, no newline."""
+        """Return a line of JSON, without a newline."""
         return json.dumps(self.to_dict(), separators=(",", ":"), allow_nan=False)
 
     @classmethod
@@ -319,7 +319,7 @@ class Failure:
 
 
 def by_episode(rollouts: Iterable[Rollout]) -> list[list[Rollout]]:
-    """The sequences of each episode together, in their order; episodes in the order of their first sequences."""
+    """Return the sequences of each episode together, in their order; episodes in the order of their first sequences."""
     episodes: dict[str, list[Rollout]] = {}
     for rollout in rollouts:
         episodes.setdefault(rollout.episode_id, []).append(rollout)
@@ -327,7 +327,7 @@ def by_episode(rollouts: Iterable[Rollout]) -> list[list[Rollout]]:
 
 
 def sequence_texts(sequences: Iterable[Rollout]) -> list[tuple[list[dict[str, str]], list[AgentTurn]]]:
-    """The messages of each sequence of an episode, with its turns and what answered them.
+    """Return the messages of each sequence of an episode, with its turns and their observations.
 
     Raises:
         ValueError: the messages lack a turn.

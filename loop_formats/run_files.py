@@ -1,15 +1,15 @@
-"""The files of a run's folder: which file is a log, how files of lines are read, how a file appears whole.
+"""The files of a run's folder: finds logs, reads files of lines, and writes files that appear whole.
 
     <root>/collections/<id>.jsonl          one rollout per line
     <root>/collections/<id>.meta.jsonl     the request, failures and ends of the same collection
     <root>/collections/<id>.held           its finished episodes that are graded once their group is there
     <root>/policies/<version>/             a LoRA adapter in PEFT's format, and the number of its publication
-    <root>/node.json                       where the node listens while it runs
+    <root>/node.json                       the node's address while it runs
 
 One rule holds for files of JSON lines. A last line without its end is a write that is under way, or that a crash
-cut short: readers leave it out, and the writer cuts it off when it opens the file again. A whole line that is no record
-is damage, and an error that names file and line. A blank line is one that was damaged and has been set aside; it counts
-as a line and is left out.
+cut short: readers leave it out, and the writer cuts it off when it opens the file again. A whole line that is not a
+record is damage, and an error that names file and line. A blank line is one that was damaged and has been set aside; it
+counts as a line and is left out.
 """
 
 from __future__ import annotations
@@ -49,28 +49,28 @@ _SETS_NOTHING = frozenset(
 COLLECTIONS = "collections"
 NODE_ADDRESS = "node.json"
 NODE_LOCK = "node.lock"
-"""Held by the node on a folder as long as it runs."""
+"""The lock that a node holds on a folder as long as it runs."""
 _LOG, _META = ".jsonl", ".meta.jsonl"
 _NUMBER = re.compile(r"([0-9]+)")
 _SUMS = "SHA256SUMS"
 _REPLACED = ".replaced.partial"
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-"""Of Linux's renameat2."""
+"""Arguments of Linux's renameat2."""
 _REFUSED = {
     *(errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOTTY),
     *(errno.EPERM, errno.EACCES, errno.EBADF, errno.EISDIR),
 }
-"""How SMB, FUSE and 9p refuse a call that they do not have, or not for a folder or a file that is open to be read."""
+"""Errors with which SMB, FUSE and 9p refuse a call that they lack, or lack for folders and files open for reading."""
 logger = logging.getLogger(__name__)
 
 
 def is_adapter(folder: Path) -> bool:
-    """Return whether the folder holds both files of a PEFT adapter; what is in them is not looked at."""
+    """Return whether the folder holds both files of a PEFT adapter; their content is not checked."""
     return all((folder / name).is_file() for name in ADAPTER_FILES)
 
 
 def adapter_digest(folder: Path) -> str:
-    """SHA-256 over a PEFT adapter's settings and weights, wherever its base model lies. OSError: one cannot be read."""
+    """Return the SHA-256 of a PEFT adapter's settings and weights, wherever its base model lies; raises OSError."""
     digest = hashlib.sha256(settings_of(folder / ADAPTER_CONFIG))
     with open(folder / ADAPTER_WEIGHTS, "rb") as file:
         hashlib.file_digest(file, lambda: digest)
@@ -78,7 +78,7 @@ def adapter_digest(folder: Path) -> str:
 
 
 def settings_of(file: Path) -> bytes:
-    """What a model's or an adapter's config sets, without names, places and versions; all of a file that is no JSON."""
+    """Return the settings in a model's or an adapter's config, without names, places and versions; else the content."""
     content = file.read_bytes()
     try:
         settings = {key: value for key, value in json.loads(content).items() if key not in _SETS_NOTHING}
@@ -89,9 +89,9 @@ def settings_of(file: Path) -> bytes:
 
 def node_address(root: Path, pid: int | None = None) -> str | None:
     """Return the URL of the node on ``root``, as it wrote it into ``node.json``; None when it is not running. A node
-    that was killed leaves its address behind: with ``pid``, only what the process of this id wrote counts. Without it,
-    only what is there while a node holds the folder's lock: whoever copies a folder here must not choose who is sent
-    the reader's token. A file that a power cut left empty or full of zeros holds no address."""
+    that was killed leaves its address behind: with ``pid``, only an address that this process wrote counts. Without
+    it, an address counts only while a node holds the folder's lock: a copied folder must not choose the receiver of the
+    reader's token. A file that a power cut left empty or full of zeros holds no address."""
     if pid is None and not is_locked(root, NODE_LOCK):
         return None
     try:
@@ -104,7 +104,7 @@ def node_address(root: Path, pid: int | None = None) -> str | None:
 
 
 def log_path(folder: Path, collection_id: str) -> Path:
-    """The log of a collection's rollouts in the folder of collections."""
+    """Return the log of a collection's rollouts in the folder of collections."""
     return folder / f"{collection_id}{_LOG}"
 
 
@@ -119,42 +119,42 @@ def held_path(folder: Path, collection_id: str) -> Path:
 
 
 def in_order(paths: Iterable[Path]) -> list[Path]:
-    """Sorted by name, numbers in names as numbers: iteration 10000 comes after 9999."""
+    """Sort paths by name, numbers in names as numbers: iteration 10000 comes after 9999."""
 
     def key(path: Path) -> list[list[str | int]]:
-        pieces = (enumerate(_NUMBER.split(part)) for part in path.parts)  # text and number take turns
-        return [[int(piece) if place % 2 else piece for place, piece in part] for part in pieces]
+        pieces = (enumerate(_NUMBER.split(name)) for name in path.parts)  # text and number take turns
+        return [[int(piece) if place % 2 else piece for place, piece in name] for name in pieces]
 
     return sorted(sorted(paths), key=key)
 
 
 def newest_adapter(run: Path) -> Path | None:
-    """The last adapter that a training run has exported to its ``policies``, if there is one."""
+    """Return the last adapter that a training run has exported to its ``policies``, if there is one."""
     return next((path for path in reversed(in_order(run.glob("policies/policy-v*"))) if is_adapter(path)), None)
 
 
 def only_logs(paths: Iterable[Path]) -> list[Path]:
-    """Those that are logs of rollouts, in order."""
+    """Return those that are logs of rollouts, in order."""
     return in_order(path for path in paths if path.name.endswith(_LOG) and not path.name.endswith(_META))
 
 
 def find_logs(run: Path) -> list[Path]:
-    """The logs of a run's or an evaluation's folder, in order; or the one that ``run`` is itself.
+    """Return the logs of a run's or an evaluation's folder, in order; or the one that ``run`` is itself.
 
-    Links to folders are followed, since whoever moves a node's folder to another disk leaves one behind; a folder that
-    several names lead to is read once.
+    Links to folders are followed, since a node's folder may be moved to another disk and linked; a folder that several
+    names lead to is read once.
     """
     if run.is_file():
         return only_logs([run])
-    found, seen = [], set()
+    logs, seen = [], set()
     for name, folders, files in os.walk(run, followlinks=True):
         folder, real = Path(name), os.path.realpath(name)
         known = real in seen or {"datasets", "tasks"} <= set(folders)  # of AppWorld: thousands of folders, and no log
         seen.add(real)
         folders[:] = [] if known else sorted(folders)
         if not known and folder.name == COLLECTIONS and folder != run:
-            found += [folder / file for file in files]
-    return only_logs(found)
+            logs += [folder / file for file in files]
+    return only_logs(logs)
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Line:
 
 @dataclass(frozen=True)
 class WholeLine:
-    """Line ``number`` (from 1) of a file as it stands there: its bytes, of which the first has the offset ``start``."""
+    """Line ``number`` (from 1) of a file: its bytes, of which the first has the offset ``start``."""
 
     number: int
     start: int
@@ -184,7 +184,7 @@ def is_blank(line: bytes) -> bool:
 
 
 def whole_lines(path: Path, start: int = 0, number: int = 1) -> Iterator[WholeLine]:
-    """The whole lines of a file, which may be written to meanwhile, without the blank ones.
+    """Yield the whole lines of a file, which may be written to meanwhile, without the blank ones.
 
     Args:
         start: offset of the first line to read, and ``number`` its number: the ``end`` of a line read earlier, and one
@@ -202,7 +202,7 @@ def whole_lines(path: Path, start: int = 0, number: int = 1) -> Iterator[WholeLi
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """The whole lines of a file of JSON objects, which may be written to meanwhile.
+    """Yield the whole lines of a file of JSON objects, which may be written to meanwhile.
 
     Raises:
         ValueError: a whole line is not a JSON object; names file and line.
@@ -213,12 +213,12 @@ def read_lines(path: Path) -> Iterator[Line]:
         except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict):
-            raise ValueError(f"{path}:{line.number} is no JSON object; the file is damaged there: {DAMAGE_CURE}")
+            raise ValueError(f"{path}:{line.number} is not a JSON object; the file is damaged there: {DAMAGE_CURE}")
         yield Line(line.number, record)
 
 
 def read_rollouts(log: Path, vocabulary: int = MOST_IDS) -> list[Rollout]:
-    """The rollouts of a collection's log, validated, for a model of ``vocabulary`` token ids.
+    """Return the rollouts of a collection's log, validated, for a model of ``vocabulary`` token ids.
 
     Raises:
         ValueError: a whole line is not a rollout; names file and line.
@@ -238,10 +238,10 @@ class WriteFailed(RuntimeError):
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Say in one line that ``path`` cannot be written, where that is why the block fails.
+    """Raise one line on ``path`` if the block fails to write it.
 
     Raises:
-        WriteFailed: the disk is full or broken, or its file system lacks what cannot be done without.
+        WriteFailed: the disk is full or broken, or its file system lacks a necessary call.
     """
     try:
         yield
@@ -266,10 +266,10 @@ def append_to(path: Path) -> TextIO:
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A path beside ``path`` to write to: it becomes ``path`` when the block ends, and is removed when that raises.
+    """Yield a path beside ``path`` to write to: it becomes ``path`` when the block ends, and is removed if that raises.
 
-    Whoever reads ``path`` finds the old content or the new one, also after a power cut, and several processes may write
-    at once.
+    Readers of ``path`` find the old content or the new one, also after a power cut, and several processes may write at
+    once.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
@@ -289,11 +289,11 @@ def write_whole(path: Path, text: str) -> Path:
 
 
 def to_json(value: Any, indent: int | None = None, separators: tuple[str, str] | None = None) -> str:
-    """JSON as its standard has it and every reader takes it: a number that is not finite is null, and half a surrogate
-    pair is written by its number."""
+    """Return JSON that every reader accepts: a number that is not finite is null, and half a surrogate pair is written
+    by its number."""
     try:
         return json.dumps(value, indent=indent, separators=separators, allow_nan=False)
-    except ValueError:  # to look at each number first takes as long again
+    except ValueError:  # checking each number first would take as long again
         return json.dumps(_finite(value), indent=indent, separators=separators, allow_nan=False)
 
 
@@ -318,10 +318,10 @@ def write_rollouts(folder: Path, collection_id: str, rollouts: Iterable[Rollout]
 
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A new folder beside ``path`` to fill: it takes the place of ``path`` when the block ends. For one writer.
+    """Yield a new folder beside ``path`` to fill: it takes the place of ``path`` when the block ends. For one writer.
 
-    What is in it is on disk before it has its name, and may be read by whoever may read the folder: safetensors gives
-    its files to their owner alone. What an earlier writer left unfinished is removed.
+    Its files are on disk before it has its name, and readable like the folder: safetensors makes its files readable for
+    their owner alone. An earlier writer's unfinished folder is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     bring_back(path.parent)
@@ -350,8 +350,8 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def remove_folder(path: Path) -> OSError | None:
-    """Remove a folder with all in it; of a link to one, the link. Returns what stood in the way, if something did: a
-    network file system may hold on to a file that is open elsewhere, and lets it go later."""
+    """Remove a folder with its content, or a link to a folder. Returns the error that prevented it, or None: a network
+    file system may keep a file that is open elsewhere until later."""
     try:
         if path.is_symlink():
             path.unlink()
@@ -365,8 +365,8 @@ def remove_folder(path: Path) -> OSError | None:
 
 
 def copy_folder(source: Path, target: Path) -> None:
-    """Copy the files of a folder, and of those below it, to a new one; they have the rights that are usual there. Of a
-    link, what it leads to is copied."""
+    """Copy the files of a folder, and of those below it, to a new one, with the usual rights there. A link's target is
+    copied in its place."""
     for name, _, files in os.walk(source, followlinks=True):
         folder = target / os.path.relpath(name, source)
         folder.mkdir(parents=True)
@@ -375,8 +375,8 @@ def copy_folder(source: Path, target: Path) -> None:
 
 
 def folders_in(parent: Path) -> dict[str, Path]:
-    """The whole folders in ``parent`` by their names. One that :func:`whole_folder` had moved out of the way when it
-    was killed, before the other had taken its place, is found where it was moved to."""
+    """Return the whole folders in ``parent`` by their names, also one that :func:`whole_folder` had moved aside when it
+    was killed, before the new one had taken its place."""
     paths = list(parent.glob("*"))
     replaced = {path.name[1:].removesuffix(_REPLACED): path for path in paths if path.name.endswith(_REPLACED)}
     return replaced | {path.name: path for path in paths if not path.name.startswith(".")}
@@ -390,7 +390,7 @@ def bring_back(parent: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two folders' names, so that there is no moment without either; False where that cannot be done at once."""
+    """Swap two folders' names at one moment; return False where the file system cannot."""
     swap = getattr(ctypes.CDLL(None), "renameat2", None)
     names = _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other)
     return swap is not None and swap(*names, _RENAME_EXCHANGE) == 0
@@ -407,7 +407,7 @@ def check_sums(folder: Path) -> None:
 
     Raises:
         ValueError: a file is not as it was written; names it.
-        OSError: one cannot be read.
+        OSError: a file cannot be read.
     """
     file = folder / _SUMS
     for line in file.read_text(errors="replace", encoding="utf-8").splitlines() if file.exists() else ():
@@ -422,8 +422,8 @@ def _sha256(file: Path) -> str:
 
 
 def sync(what: Path | int) -> None:
-    """Have a file's content (by its path or descriptor), or a folder's list of names, on disk; goes on, with one
-    warning, where the file system cannot say that it is."""
+    """Write a file's content (by its path or descriptor), or a folder's list of names, to disk; goes on, with one
+    warning, where the file system has no fsync."""
     with _where_taken("fsync", "what is written there may be lost in a power cut"):
         descriptor = what if isinstance(what, int) else os.open(what, os.O_RDONLY)
         try:
@@ -435,7 +435,7 @@ def sync(what: Path | int) -> None:
 
 @contextlib.contextmanager
 def _where_taken(call: str, without: str) -> Iterator[None]:
-    """Go on where the file system refuses the ``call`` as such; a disk that is full or broken is an error."""
+    """Go on, with a warning, where the file system refuses the ``call`` as such; a full or broken disk is an error."""
     try:
         yield
     except OSError as error:

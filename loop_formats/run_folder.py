@@ -1,4 +1,4 @@
-"""Reads what a run's folder says of it: its metrics, its tokens' statistics, how its environment described itself."""
+"""Reads the facts in a run's folder: its metrics, its tokens' statistics, its environment's description."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from loop_formats.run_files import in_order, read_lines, to_json, write_whole
 
 ENVIRONMENT_FILE = "environment.json"
 FOLDERS_ABOVE = 3
-"""A log lies in ``<run>/node/collections``."""
+"""Folders above a log in which its run is searched: a log lies in ``<run>/node/collections``."""
 
 STREAM_FILE = "stream.jsonl"
-"""What a run with ``collection.stream`` opened and took (:mod:`loop_recipes.rollouts.stream`)."""
+"""The groups that a run with ``collection.stream`` opened and took (:mod:`loop_recipes.rollouts.stream`)."""
 TOKEN_STATISTICS = "token_statistics"
-"""Their folder in a run's."""
+"""The folder of token statistics in a run's folder."""
 
 
 def write_description(folder: Path, environment: Description) -> Path:
@@ -27,7 +27,7 @@ def write_description(folder: Path, environment: Description) -> Path:
 
 
 def read_description(path: Path) -> Description:
-    """The environment of a run's folder, or of a file in it; :data:`DEFAULT_DESCRIPTION` where the folder does not say.
+    """Return the environment of a run's folder, or of a file in it; :data:`DEFAULT_DESCRIPTION` where it is not stored.
 
     Raises:
         ValueError: the file is damaged; names it.
@@ -44,25 +44,25 @@ def read_description(path: Path) -> Description:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The iterations of a run, in order, from its folder or its metrics.jsonl; the run may still be writing.
+    """Return the iterations of a run, in order, from its folder or its metrics.jsonl; the run may still be writing.
 
     Raises:
-        ValueError: there is no such file, or a whole line of it is not an iteration's; names the line.
+        ValueError: the file is missing, or a whole line of it is not an iteration's; names the line.
     """
     file = path / METRICS_FILE if path.is_dir() else path
     if not file.is_file() or file.suffix != ".jsonl":
-        raise ValueError(f"{path} is no training run: there is no {METRICS_FILE}{run_meant(path)}")
+        raise ValueError(f"{path} is not a training run: it has no {METRICS_FILE}{run_meant(path)}")
     lines = []
     for line in read_lines(file):
         if not isinstance(line.record.get("iteration"), int):
-            raise ValueError(f"{file}:{line.number} is no line of metrics: it has no iteration")
-        # A whole number that is not a float, as a file of others may have it, fails wherever it is computed with.
+            raise ValueError(f"{file}:{line.number} is not a line of metrics: it has no iteration")
+        # A whole number too large for a float, as a stranger's file may have it, fails in every computation.
         lines.append({key: each for key, each in line.record.items() if not isinstance(each, int) or abs(each) < 1e300})
     return lines
 
 
 def nothing_learned(run: Path) -> str | None:
-    """Say in a line that no iteration of a run has made a step; None where one has, or none is done.
+    """Return a line if no iteration of a run has made a step; None where one has, or none is done.
 
     Raises:
         ValueError: as :func:`read_metrics`.

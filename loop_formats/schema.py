@@ -2,7 +2,7 @@
 
 A section is a :func:`pydantic.dataclasses.dataclass` with ``frozen=True, config=STRICT``. A field whose type is another
 section is a section inside it, a field without a default a required key, and the string below a field the sentence that
-`loop check --keys` prints for its key. What types cannot say, ``__post_init__`` checks with :func:`require`.
+`loop check --keys` prints for its key. ``__post_init__`` checks further conditions with :func:`require`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from loop_plumbing.names import did_you_mean, folded, nearest, similar_names
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 Seed = Annotated[int, Field(ge=-(2**62), le=2**62)]
-"""The seed of a run, with room in 64 bits for what is added to it."""
+"""The seed of a run, with room in 64 bits for numbers that are added to it."""
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Item = TypeVar("Item")
 Some = Annotated[list[Item], Field(min_length=1)]
-"""A list that is not empty: of a key that may be null, an empty list does not mean all."""
+"""A list that is not empty: for a key that may be null, an empty list does not mean all."""
 Section = TypeVar("Section")
 _ADAPTERS: dict[type, TypeAdapter[Any]] = {}
 
@@ -51,9 +51,9 @@ _WANTED = {
 }
 
 TYPING_ERROR = 0.85
-"""How much two names are alike, by difflib's ratio, that differ by a slip of the finger."""
+"""The similarity, by difflib's ratio, of two names that differ by a typing error."""
 MOST_LISTED = 15
-"""Keys that a line names where none is like the one that was given."""
+"""Keys that an error names where none resembles the unknown one."""
 
 
 class ConfigError(ValueError):
@@ -68,7 +68,7 @@ def require(holds: object, message: str) -> None:
 
 
 def made_folder(key: str, folder: Path) -> Path:
-    """The folder that ``key`` names, which is made if need be.
+    """Return the folder that ``key`` names, which is made if need be.
 
     Raises:
         ConfigError: it cannot be made.
@@ -89,7 +89,7 @@ def from_mapping(section: type[Section], data: object, path: str = "") -> Sectio
     if not isinstance(data, Mapping):
         raise ConfigError(f"{path or 'the configuration'} must be a mapping, not {type(data).__name__}")
     try:
-        # Of JSON, strict validation takes mappings as sections; of Python objects, only instances.
+        # Strict validation accepts mappings in JSON as sections, but only instances as Python objects.
         return _adapter(section).validate_json(to_json(data, inf_nan_mode="constants"))
     except ValidationError as error:
         errors = error.errors(include_url=False)
@@ -123,7 +123,7 @@ def _adapter(section: type[Section]) -> TypeAdapter[Section]:
 
 
 def _line(section: type, data: object, path: str, errors: list[ErrorDetails]) -> str:
-    """One line for the first of ``errors``, a misspelt key before the one that is missing because of it."""
+    """Return a line for the first of ``errors``, a misspelt key before the one that is missing because of it."""
     order = {"unexpected_keyword_argument": 0, "missing": 1}
     first = min(errors, key=lambda error: order.get(error["type"], 2))
     where = _place(data, first)
@@ -153,7 +153,7 @@ def _of_whole(section: type, data: object, unknown: str) -> str:
     if near := keys_meant(section, data, unknown):
         return did_you_mean(near)
     own = [*fields_of(section)]
-    return f"known keys: {', '.join(own)}" if len(own) <= MOST_LISTED else "`loop check --keys` prints those there are"
+    return f"known keys: {', '.join(own)}" if len(own) <= MOST_LISTED else "`loop check --keys` prints all keys"
 
 
 def keys_meant(section: type, data: object, name: str) -> list[str]:
@@ -170,7 +170,7 @@ def keys_meant(section: type, data: object, name: str) -> list[str]:
         return near
     if deeper := [path for near in similar_names(name, [*by_name], TYPING_ERROR) for path in by_name[near]]:
         return deeper[:3]
-    # Of few letters two in three are alike by chance: `seed` is not what `sleep` was to be.
+    # Short names are alike by chance in two of three letters: `sleep` does not mean `seed`.
     return similar_names(name, own, 0.6 if len(name) > 5 else 0.7)
 
 
@@ -199,22 +199,22 @@ def _of_section(message: str, key: str, fields: Sequence[str]) -> str:
 
 
 def _place(data: object, error: ErrorDetails) -> str:
-    """The key an error is about; what pydantic says beyond it names the member of a union."""
+    """Return the key that an error is about; pydantic's further words name the member of a union."""
     place = ""
-    for part in error["loc"]:
-        if isinstance(data, Mapping) and part in data:
-            place, data = _join(place, str(part)), data[part]
-        elif isinstance(data, list) and isinstance(part, int):
-            place, data = f"{place}[{part}]", data[part]
+    for name in error["loc"]:
+        if isinstance(data, Mapping) and name in data:
+            place, data = _join(place, str(name)), data[name]
+        elif isinstance(data, list) and isinstance(name, int):
+            place, data = f"{place}[{name}]", data[name]
         elif error["type"] == "missing":
-            place = _join(place, str(part))
+            place = _join(place, str(name))
     return place
 
 
 def _fields(section: type, loc: Sequence[int | str]) -> list[str]:
-    """Names of the keys of the section that ``loc`` leads to; none of a value."""
-    for part in loc:
-        if isinstance(part, str) and (field := fields_of(section).get(part)) is not None:
+    """Return the names of the keys of the section that ``loc`` leads to; [] for a value."""
+    for name in loc:
+        if isinstance(name, str) and (field := fields_of(section).get(name)) is not None:
             if not (inner := sections_in(field.annotation)):
                 return []
             section = inner[0]
@@ -222,15 +222,15 @@ def _fields(section: type, loc: Sequence[int | str]) -> list[str]:
 
 
 def fields_of(section: type) -> dict[str, Any]:
-    """pydantic's description of each field of ``section``."""
+    """Return pydantic's description of each field of ``section``."""
     return section.__pydantic_fields__  # type: ignore[attr-defined]
 
 
 def sections_in(annotation: Any) -> list[type]:
-    """The sections that a type names: itself, an alternative to None, or the items of a list."""
+    """Return the sections that a type names: itself, an alternative to None, or the items of a list."""
     if dataclasses.is_dataclass(annotation):
         return [annotation]  # type: ignore[list-item]
-    return [found for part in getattr(annotation, "__args__", ()) for found in sections_in(part)]
+    return [section for inner in getattr(annotation, "__args__", ()) for section in sections_in(inner)]
 
 
 def _join(path: str, name: str) -> str:

@@ -1,4 +1,4 @@
-"""The values of turns beside a run: a line for each turn whose worth was estimated.
+"""The values of turns beside a run: a line for each turn whose value was estimated.
 
 ``<run>/turn_values/<collection>.jsonl`` has one line per turn, the fields of :class:`TurnValue`, and is only ever added
 to. Where several lines are of one turn, the last one counts.
@@ -15,14 +15,14 @@ from loop_formats.run_files import read_lines
 from loop_plumbing.breakage import raised_as
 
 TURN_VALUES = "turn_values"
-"""In a run's folder."""
+"""The folder of the values in a run's folder."""
 
 
 @dataclass(frozen=True)
 class TurnValue:
     """The worth, to a policy version, of the state before turn ``turn`` (from 0, of the episode).
 
-    ``value`` is the mean return of ``n`` continuations and ``stderr`` its standard error, None where there are too few;
+    ``value`` is the mean return of ``n`` continuations and ``stderr`` its standard error, None for too few of them;
     ``refused`` more could not be played, because the world answered otherwise than the rollout says.
     """
 
@@ -54,10 +54,10 @@ def values_file(run: Path, collection_id: str) -> Path:
 
 
 def read_turn_values(file: Path) -> list[TurnValue]:
-    """All lines of a file, none where there is no file.
+    """Return the values in all lines of a file, [] where there is no file.
 
     Raises:
         ValueError: a line that is not a turn's value; names the file.
     """
-    with raised_as(ValueError, f"{file} holds a line that is no turn's value: ", TypeError):
+    with raised_as(ValueError, f"{file} holds a line that is not a turn's value: ", TypeError):
         return [TurnValue(**line.record) for line in read_lines(file)] if file.is_file() else []

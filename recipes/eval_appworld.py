@@ -281,7 +281,7 @@ class EvalAppWorldRecipe:
             tasks=self._tasks,
             difficulties=self._difficulties(),
             model=self._model,
-            limits=conf.limits.given(),
+            limits=conf.limits.non_null(),
             environment_turns=conf.environment_turns,
             seed=conf.seed,
             level=conf.statistics.level,

@@ -38,7 +38,7 @@ def test_only_text_has_no_token_ids():
     ("broken", "message"),
     [
         (rollout(turns=[]), "no turns"),
-        (rollout(turns=[replace(turn(1, 3), message=1)]), "turn 0 is message 1, which is no assistant message"),
+        (rollout(turns=[replace(turn(1, 3), message=1)]), "turn 0 is message 1, which is not an assistant message"),
         (rollout(mask=[False, True, True]), "4 token ids, 3 mask entries"),
         (rollout(turns=[turn(0, 0)]), r"turn 0 spans \[0, 0\) after 1 of 4"),
         (rollout(turns=[turn(0, 2)]), r"turn 0 spans \[0, 2\)"),

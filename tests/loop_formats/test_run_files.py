@@ -81,7 +81,7 @@ def test_a_whole_line_that_is_no_object_is_named(tmp_path, damage):
     path.write_bytes(b'{"n": 1}\n' + damage + b'\n{"n": 2}\n')
     lines = read_lines(path)
     assert next(lines).record == {"n": 1}
-    with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}:2 is no JSON object"):
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}:2 is not a JSON object"):
         next(lines)
 
 

@@ -99,7 +99,7 @@ def evaluation_cell(
         environment_turns: environment of a mixture -> turns of its episodes, in place of ``limits.max_turns``.
     """
     how = {name: value for name, value in asdict(sampling).items() if name != "runs"}
-    own = {"policy": policy.digest, "sampling": how, "limits": limits.given(), "seed": seed}
+    own = {"policy": policy.digest, "sampling": how, "limits": limits.non_null(), "seed": seed}
     turns = {"environment_turns": dict(environment_turns)} if environment_turns else {}
     fingerprint = {**identity, **own, **turns}
     request = CollectionRequest(

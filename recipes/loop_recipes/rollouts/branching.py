@@ -56,7 +56,7 @@ def continuation_request(branches: Sequence[Branch], how: HowToSample) -> Collec
     has on disk is not sampled twice.
     """
     origins = [[branch.rollout_id, [dataclasses.astuple(point) for point in branch.points]] for branch in branches]
-    protocol = json.dumps([origins, {**dataclasses.asdict(how), "limits": how.limits.given()}], sort_keys=True)
+    protocol = json.dumps([origins, {**dataclasses.asdict(how), "limits": how.limits.non_null()}], sort_keys=True)
     return CollectionRequest(
         id=branch_id(branches[0].rollout_id.partition("/")[0], protocol),
         tasks=[],

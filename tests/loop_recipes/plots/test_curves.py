@@ -156,10 +156,10 @@ def test_a_line_cut_short_is_left_out_and_a_damaged_one_named(tmp_path, capsys):
     curve = parse_curve(str(run))
     assert isinstance(curve, Curve)
     assert len(curve.runs[0]) == 2
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write('ard": 0.7}\n{"reward": 0.7}\n')
+    with (file := run / "metrics.jsonl").open("a") as lines:
+        lines.write('ard": 0.7}\n{"reward": 0.7}\n')
     assert main([str(run)]) == 1
-    assert capsys.readouterr().err == f"loop plot: {run}/metrics.jsonl:4 is no line of metrics: it has no iteration\n"
+    assert capsys.readouterr().err == f"loop plot: {file}:4 is not a line of metrics: it has no iteration\n"
 
 
 def test_what_cannot_be_drawn_or_written_is_one_clear_line(tmp_path, capsys):
@@ -174,7 +174,7 @@ def test_what_cannot_be_drawn_or_written_is_one_clear_line(tmp_path, capsys):
 
 def test_what_is_no_run_is_one_clear_line(tmp_path, capsys):
     assert main([str(tmp_path)]) == 1
-    assert capsys.readouterr().err == f"loop plot: {tmp_path} is no training run: there is no metrics.jsonl\n"
+    assert capsys.readouterr().err == f"loop plot: {tmp_path} is not a training run: it has no metrics.jsonl\n"
 
 
 @pytest.mark.fault("one run that has only begun, and nothing is drawn")

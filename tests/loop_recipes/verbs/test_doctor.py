@@ -99,4 +99,4 @@ def test_any_value_may_stand_in_a_file_of_others(tmp_path, junk):
 
 def test_a_folder_that_is_no_run_is_one_line(tmp_path, capsys):
     assert main([str(tmp_path)]) == 1
-    assert capsys.readouterr().err == f"loop doctor: {tmp_path} is no training run: there is no metrics.jsonl\n"
+    assert capsys.readouterr().err == f"loop doctor: {tmp_path} is not a training run: it has no metrics.jsonl\n"

@@ -285,5 +285,5 @@ def test_a_summary_takes_the_place_of_an_earlier_one():
 def test_limits_leave_room_for_a_turn(rule, most):
     with pytest.raises(ValueError, match=f"compaction keeps {most} tokens free .* max_context is {most}"):
         Limits(max_tokens_per_turn=100, max_context=most, compaction=rule)
-    assert Limits(max_tokens_per_turn=100, max_context=most + 1, compaction=rule).given()["compaction"] == rule
-    assert "compaction" not in Limits().given()
+    assert Limits(max_tokens_per_turn=100, max_context=most + 1, compaction=rule).non_null()["compaction"] == rule
+    assert "compaction" not in Limits().non_null()

@@ -18,11 +18,11 @@ from loop_viewer.summaries import columns, episodes
 
 
 class CannotContinue(RuntimeError):
-    """There is no node to ask, or it refuses; the message is one line for the user."""
+    """No node runs that can continue the rollout, or it refuses; the message is one line for the user."""
 
 
 class Continuation(Protocol):
-    """Has the node of a live run go on from a turn; :mod:`loop_recipes.verbs.continuation` is one."""
+    """Lets the node of a live run go on from a turn; :mod:`loop_recipes.verbs.continuation` is one."""
 
     def continue_rollout(self, log: Path, line: bytes, turn: int) -> str:
         """Return the id of the collection that will hold the new rollout; raises :class:`CannotContinue`."""
@@ -33,21 +33,21 @@ class Continuation(Protocol):
 
 STATIC = Path(__file__).parent / "static"
 LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
-# What agents wrote is hostile: no inline script, nothing from elsewhere, nothing sent anywhere.
+# Agents' texts are hostile: no inline script, nothing from elsewhere, nothing sent anywhere.
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
 )
 
 
-def build_app(shown: RunData | RunFolder, continuation: Continuation | None = None) -> web.Application:
-    """The application; every answer carries the content security policy. A folder's page lists its runs, and each has a
-    page like that of a single run, whose addresses begin with ``/run/NAME``. Without a ``continuation`` no rollout is
-    gone on from."""
+def build_app(data: RunData | RunFolder, continuation: Continuation | None = None) -> web.Application:
+    """Build the application; every answer carries the content security policy. A folder's page lists its runs, and each
+    has a page like that of a single run, whose addresses begin with ``/run/NAME``. Without a ``continuation`` no
+    rollout can be continued."""
     app = web.Application(middlewares=[_guard])
-    routes = _Routes(shown, continuation)
+    routes = _Routes(data, continuation)
     here, rollout = "", "/api/collections/{collection}/rollouts/{cursor:[0-9]{1,12}}"
-    if isinstance(shown, RunFolder):
+    if isinstance(data, RunFolder):
         here = "/run/{run}"
         app.add_routes(
             [
@@ -89,25 +89,25 @@ async def _guard(
 
 
 class _Routes:
-    def __init__(self, shown: RunData | RunFolder, continuation: Continuation | None) -> None:
-        self._shown, self._continuation = shown, continuation
+    def __init__(self, data: RunData | RunFolder, continuation: Continuation | None) -> None:
+        self._data, self._continuation = data, continuation
         self._reading = asyncio.Lock()
 
     async def page(self, request: web.Request) -> web.StreamResponse:
         return web.FileResponse(STATIC / "index.html")
 
     async def folder(self, request: web.Request) -> web.Response:
-        return await self._answer(lambda: self._shown.overview())
+        return await self._answer(lambda: self._data.overview())
 
     async def curves(self, request: web.Request) -> web.Response:
-        """One quantity of the runs that the address names."""
-        assert isinstance(self._shown, RunFolder)
+        """Return a quantity of the runs that the address names."""
+        assert isinstance(self._data, RunFolder)
         names = request.query.getall("run", [])
-        return await self._answer(partial(self._shown.curves, request.match_info["quantity"], names))
+        return await self._answer(partial(self._data.curves, request.match_info["quantity"], names))
 
     async def overview(self, request: web.Request) -> web.Response:
-        """The run's overview; ``folder`` names the folder of runs that it is looked at in, "" for none."""
-        folder = self._shown.name if isinstance(self._shown, RunFolder) else ""
+        """Return the run's overview; ``folder`` names the folder of runs that the page shows, "" for none."""
+        folder = self._data.name if isinstance(self._data, RunFolder) else ""
         return await self._answer(lambda: {**self._run(request).overview(), "folder": folder})
 
     async def summaries(self, request: web.Request) -> web.Response:
@@ -133,20 +133,20 @@ class _Routes:
         return await self._answer(ask)
 
     async def note(self, request: web.Request) -> web.Response:
-        """Keep what a reader wrote of a rollout: {"note": text}."""
+        """Keep a reader's note on a rollout: {"note": text}."""
         if request.content_type != "application/json":
             return _no_json()
         try:
-            said = read_agents_json(await read_body(request))
+            body = read_agents_json(await read_body(request))
         except BadBody:
-            said = None
-        match said:
+            body = None
+        match body:
             case {"note": str(text)}:
                 return await self._answer(lambda: self._run(request).write_note(*_place(request), text))
         return web.json_response({"error": 'send {"note": text}'}, status=400)
 
     async def branch_state(self, request: web.Request) -> web.Response:
-        """Whether a branch that was asked for has ended; its log is there soon after it was asked for."""
+        """Return whether a requested branch has ended; its log appears soon after the request."""
         collection = request.match_info["collection"]
         return await self._answer(lambda: self._asked().continuation_state(self._run(request).log(collection)))
 
@@ -156,8 +156,8 @@ class _Routes:
         return self._continuation
 
     def _run(self, request: web.Request) -> RunData:
-        """The run that is shown, or of several the one that the address names."""
-        return self._shown if isinstance(self._shown, RunData) else self._shown.run(request.match_info["run"])
+        """Return the viewer's run, or of several the one that the address names."""
+        return self._data if isinstance(self._data, RunData) else self._data.run(request.match_info["run"])
 
     async def _answer(self, read: Callable[[], Any]) -> web.Response:
         """Read beside the event loop, one at a time: the index of a log has one writer."""
@@ -172,7 +172,7 @@ class _Routes:
             return web.json_response({"error": f"not there: {error.args[0]}"}, status=404)
         except CannotContinue as error:
             return web.json_response({"error": str(error)})  # an answer: nothing is wrong with the request
-        except OSError as error:  # removed or renamed since its folder was looked at
+        except OSError as error:  # removed or renamed since its folder was listed
             return web.json_response({"error": f"{error.filename}: {error.strerror}"}, status=404)
         except ValueError as error:
             return web.json_response({"error": str(error)}, status=500)
@@ -180,10 +180,10 @@ class _Routes:
 
 
 def _place(request: web.Request) -> tuple[str, int]:
-    """The collection and the cursor of the rollout that an address names."""
+    """Return the collection and the cursor of the rollout that an address names."""
     return request.match_info["collection"], int(request.match_info["cursor"])
 
 
 def _no_json() -> web.Response:
-    """Refuse what a page from elsewhere could send without being asked for: anything but JSON."""
+    """Refuse bodies other than JSON, which a page from elsewhere could send without permission."""
     return web.json_response({"error": "send application/json"}, status=415)

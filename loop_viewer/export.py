@@ -1,4 +1,4 @@
-"""One self-contained HTML file of a run: the page, its libraries and the data, readable without a server or network."""
+"""Writes a run as one HTML file: the page, its libraries and the data, readable without a server or network."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ _REFERENCE = re.compile(r'<link rel="stylesheet" href="/static/([\w./-]+)">|<scr
 
 
 class ExportTooLarge(ValueError):
-    """The export would be larger than asked for."""
+    """The export would exceed its limit of bytes."""
 
 
 def write_export(run: RunData, file: Path, collections: list[str] | None = None, max_megabytes: float = 200.0) -> int:
     """Write the page with the given collections (default: all) into ``file``; returns its size in bytes.
 
     Args:
-        collections: each by its id, by what the page calls it ("iteration 2"), or by the number of its iteration, which
-            are all that were trained on in it.
+        collections: each by its id, by its name on the page ("iteration 2"), or by the number of an iteration, which
+            means all collections that were trained on in it.
 
     Raises:
-        ValueError: there is no such collection, or one of its lines is damaged.
-        ExportTooLarge: it would exceed ``max_megabytes``.
+        ValueError: a collection is unknown, or one of its lines is damaged.
+        ExportTooLarge: the file would exceed ``max_megabytes``.
     """
     overview = run.overview()
     known = overview["collections"]
     chosen = [] if collections else [item["id"] for item in known]
     for wanted in collections or []:
-        found = [item["id"] for item in known if wanted in (item["id"], item["name"], _iteration(item))]
-        if not found:
+        matches = [item["id"] for item in known if wanted in (item["id"], item["name"], _iteration(item))]
+        if not matches:
             raise ValueError(f"no collection {wanted!r}; there are {', '.join(item['name'] for item in known)}")
-        chosen += [name for name in found if name not in chosen]
+        chosen += [name for name in matches if name not in chosen]
     overview["collections"] = [item for item in known if item["id"] in chosen]
     overview["node_runs"] = False
     limit, size = int(max_megabytes * 1e6), 0
     file.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(file) as partial, partial.open("w", encoding="utf-8", newline="\n") as out:
-        for part in _parts(run, overview, chosen):
-            size += len(part)
+        for piece in _pieces(run, overview, chosen):
+            size += len(piece)
             if size > limit:
                 raise ExportTooLarge(
                     f"the page would exceed {max_megabytes:g} MB; choose with --collection, or raise --max-mb"
                 )
-            out.write(part)
+            out.write(piece)
     return size
 
 
@@ -62,14 +62,14 @@ def _iteration(item: dict[str, Any]) -> str | None:
     return str(item["iteration"]) if item["kind"] == "training" else None
 
 
-def _parts(run: RunData, overview: dict[str, Any], collections: list[str]) -> Iterator[str]:
+def _pieces(run: RunData, overview: dict[str, Any], collections: list[str]) -> Iterator[str]:
     page = (STATIC / "index.html").read_text(encoding="utf-8")
     scripts = [(STATIC / match[2]).read_text(encoding="utf-8") for match in _REFERENCE.finditer(page) if match[2]]
     styles = [(STATIC / match[1]).read_text(encoding="utf-8") for match in _REFERENCE.finditer(page) if match[1]]
     head, _, body = page.partition("</title>")
     yield f"{head}</title>\n"
-    # The page's own scripts and styles are allowed by their hashes and nothing else is: not even a script element that
-    # an agent's text would manage to open.
+    # Only the page's own scripts and styles are allowed, by their hashes: not even a script element that an agent's
+    # text would manage to open.
     yield (
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; img-src data:; base-uri 'none'; "
         f"form-action 'none'; script-src {_hashes(scripts)}; style-src {_hashes(styles)}\">\n"
@@ -90,7 +90,7 @@ def _parts(run: RunData, overview: dict[str, Any], collections: list[str]) -> It
 
 
 def _data(name: str, value: Any) -> str:
-    """JSON in a script element that is never executed. Without a "<" in it, nothing inside can end the element."""
+    """Return JSON in a script element that is never executed. Without a "<", nothing inside can end the element."""
     text = to_json(value, separators=(",", ":")).replace("<", "\\u003c")
     return f'<script type="application/json" data-name="{html.escape(name)}">{text}</script>\n'
 

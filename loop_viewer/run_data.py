@@ -1,7 +1,7 @@
-"""Reads what a run has left on disk, while it may still be writing: metrics, collections, rollouts, token statistics.
+"""Reads a run's files, while it may still be writing: metrics, collections, rollouts, token statistics.
 
 A collection's log is read once and then only from where the last reading ended; of each line only its place and a small
-summary stay in memory, so a run of many gigabytes can be looked at.
+summary stay in memory, so the viewer can show a run of many gigabytes.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ MAX_NOTE_CHARACTERS = 10_000
 
 @dataclass
 class _Indexed:
-    """One log: places of its lines, their summaries, and how far it has been read.
+    """A log: places of its lines, their summaries, and how far it has been read.
 
-    ``inode`` is that of the file when it was found; ``damage`` names the lines that cannot be read.
+    ``inode`` is the file's when it was first read; ``damage`` names the lines that cannot be read.
     """
 
     path: Path
     inode: int
     offsets: dict[int, int] = field(default_factory=dict)
-    """By the number of the line, from 1."""
+    """The offset of each line by its number, from 1."""
     summaries: list[dict[str, Any]] = field(default_factory=list)
     read_to: int = 0
     lines: int = 0
     damage: list[str] = field(default_factory=list)
     threads: dict[tuple[int, ...], list[dict[str, Any]]] = field(default_factory=dict)
-    """See :meth:`RunData.rollout`, by the cursors; kept, because a page asks for each sequence of an episode."""
+    """The threads of :meth:`RunData.rollout` by their cursors, cached for a page that asks for each sequence."""
 
     def is_of(self, file: Path) -> bool:
-        """Whether ``file`` is what was read here, and perhaps more; not a log of the same name that was begun anew."""
+        """Return whether ``file`` is this log, perhaps grown, and not one of the same name that was begun anew."""
         now = file.stat()
         return (self.path, self.inode) == (file, now.st_ino) and now.st_size >= self.read_to
 
@@ -74,13 +74,13 @@ class RunData:
 
     Args:
         path: the folder or ``*.jsonl`` file.
-        model: folder with the policy's tokenizer.json; None for what the run's or the node's files name. Without one,
-            tokens are shown as numbers.
-        within: the runs of a folder whose rollouts are shown, where they are not all that lie in it.
-        read_tokenizer: reads it; None shows tokens as numbers.
+        model: folder with the policy's tokenizer.json; None for the folder that the run's or the node's files name.
+            Without one, tokens appear as numbers.
+        within: the runs of a folder whose rollouts to show, if not all in it.
+        read_tokenizer: reads the tokenizer; None shows tokens as numbers.
 
     Raises:
-        ValueError: there is nothing to show at ``path``, or no tokenizer in ``model``.
+        ValueError: ``path`` holds no run, or ``model`` no tokenizer.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class RunData:
             if path.is_file()
             else ()
         )
-        if path.is_file() and not any(found is not None for _, found in ids):
-            raise ValueError(f"{path} is no log of rollouts")
+        if path.is_file() and not any(rollout_id is not None for _, rollout_id in ids):
+            raise ValueError(f"{path} is not a log of rollouts")
         folder = model or self._model_folder()
         known = folder is not None and (model is not None or (folder / "tokenizer.json").is_file())
         self._tokenizer = read_tokenizer(folder) if read_tokenizer and folder is not None and known else None
@@ -118,18 +118,17 @@ class RunData:
         return self.path.stem if self.path.is_file() else self.path.name
 
     def overview(self) -> dict[str, Any]:
-        """Name, metrics and collections; cheap, so that a page can ask again and again.
+        """Return name, metrics and collections; cheap, so that a page can ask again and again.
 
         ``totals`` of a collection are over its rollouts so far: {"rollouts", "reward", "success"}, or None for a log
         that nobody has opened yet and that is too large to be read for three numbers. ``failures`` are its failed
-        attempts, {task: {reason: count}}, ``wanted`` the rollouts that were asked for, until it has ``ended``. ``name``
-        is what the page calls it, ``kind`` is training, dev, evaluation or continuation. ``whole``: the metrics of its
-        iteration are of its rollouts alone, not of several nodes' shares or rounds; nor was the iteration collected
-        again, by a run that went back to an earlier checkpoint. ``no_text`` of the whole says why tokens are shown as
-        numbers; "" where they are not. ``node_runs``: a node is running that can go on with a rollout. ``head``:
-        see :func:`run_head`. ``damage`` of a collection and of the whole name the lines that cannot be read, which are
-        left out. ``shown_once`` says which collections several runs have, of which one is shown; "" where
-        there is none.
+        attempts, {task: {reason: count}}, ``wanted`` the requested rollouts, until it has ``ended``. ``name`` is its
+        name on the page, ``kind`` is training, dev, evaluation or continuation. ``whole``: the metrics of its iteration
+        are of its rollouts alone, not of several nodes' shares or rounds; nor was the iteration collected again, by a
+        run that went back to an earlier checkpoint. ``no_text`` of the whole says why tokens appear as numbers; ""
+        where they do not. ``node_runs``: a node is running that can go on with a rollout. ``head``: see
+        :func:`run_head`. ``damage`` of a collection and of the whole name the lines that cannot be read, which are left
+        out. ``shown_once`` is a line on collections that several runs share, and the page shows once; "" without such.
 
         Raises:
             ValueError: the folder is gone.
@@ -147,18 +146,18 @@ class RunData:
             "collections": collections,
             "metrics": metrics,
             "no_text": self._no_text,
-            "shown_once": self._shown_once,
+            "shown_once": self._shared_note,
             "node_runs": any(node_address(root) for root in {log.path.parent.parent for log in self._logs.values()}),
         }
 
     def head(self) -> dict[str, Any]:
-        """What :func:`run_head` says; only logs that it may speak of are read."""
+        """Return :func:`run_head` of the run, and read only the logs that it needs."""
         self._find_logs()
         metrics = read_numbers(self.path, [])
         return run_head(self.path, self._collections(metrics[-1]["iteration"] if metrics else 0), metrics)
 
     def _collections(self, done: int) -> list[dict[str, Any]]:
-        """As :meth:`overview` lists them, without those that were trained on in iterations up to ``done``."""
+        """Return the collections of :meth:`overview`, but those that were trained on in iterations up to ``done``."""
         collections = []
         parsed_ids = {name: parse_collection_id(name) for name in self._logs}
         times = Counter(parsed.iteration for parsed in parsed_ids.values() if parsed.is_training)
@@ -188,10 +187,10 @@ class RunData:
         return sorted(collections, key=_place_in_list)
 
     def summaries(self, collection: str) -> list[dict[str, Any]]:
-        """One entry per rollout, in the order of the log; an episode of several sequences has one for each.
+        """Return an entry per rollout, in the order of the log; an episode of several sequences has one for each.
 
-        ``advantage`` is the one it was trained with, where the run kept token statistics; else the leave-one-out
-        advantage within its task, and of a continuation among those from the same turn; None where it is the only one.
+        ``advantage`` is that of its training, where the run kept token statistics; else the leave-one-out advantage
+        within its task, or for a continuation among those from the same turn; None for the only one.
 
         Raises:
             KeyError: no such collection.
@@ -225,14 +224,14 @@ class RunData:
         return self._logs[collection].damage
 
     def rollout(self, collection: str, cursor: int) -> dict[str, Any]:
-        """The ``cursor``-th rollout (from 1) with what the page shows of it.
+        """Return the ``cursor``-th rollout (from 1) with the fields that the page shows.
 
         ``tokens`` is {"texts": distinct texts, "index": [s] into them, "ids": [s]}; ``old_logprobs``, ``ratios``,
         ``clipped``, ``advantages`` and ``entropies`` are per sampled token that was trained on, or None. ``branch_of``
-        also has the ``collection`` and ``cursor`` of the rollout it names, where they are known. ``values`` has, per
-        turn of its own, what is known of its value, or None. ``thread`` has, of each sequence of its episode, its
-        ``cursor``, how many messages it has in common with an earlier one (``shared``), why it ``begins``, and how many
-        ``turns`` were before it; it is empty where there is only one.
+        also has the ``collection`` and ``cursor`` of the rollout it names, where they are known. ``values`` has for
+        each of its turns the estimated value, or None. ``thread`` has for each sequence of its episode its ``cursor``,
+        how many messages it has in common with an earlier one (``shared``), why it ``begins``, and how many ``turns``
+        were before it; it is empty for an episode of one sequence.
 
         Raises:
             KeyError: no such collection or rollout.
@@ -240,11 +239,11 @@ class RunData:
         path, line = self.stored(collection, cursor)
         record = json.loads(line)
         try:
-            return self._shown(collection, cursor, record)
+            return self._page_fields(collection, cursor, record)
         except UNREADABLE as error:
             raise ValueError(damage_of(path, cursor, "rollout", error)) from error
 
-    def _shown(self, collection: str, cursor: int, record: dict[str, Any]) -> dict[str, Any]:
+    def _page_fields(self, collection: str, cursor: int, record: dict[str, Any]) -> dict[str, Any]:
         texts: dict[str, int] = {}
         index = [texts.setdefault(self._token_text(token), len(texts)) for token in record["token_ids"]]
         own = self._statistics(collection).get(record["rollout_id"])
@@ -267,7 +266,7 @@ class RunData:
         }
 
     def log(self, collection: str) -> Path:
-        """The file of a collection.
+        """Return the file of a collection.
 
         Raises:
             KeyError: no such collection.
@@ -276,7 +275,7 @@ class RunData:
         return self._logs[collection].path
 
     def stored(self, collection: str, cursor: int) -> tuple[Path, bytes]:
-        """The log that holds the ``cursor``-th rollout, and the rollout's line.
+        """Return the log that holds the ``cursor``-th rollout, and the rollout's line.
 
         Raises:
             KeyError: no such collection or rollout.
@@ -290,13 +289,12 @@ class RunData:
             return log.path, file.readline()
 
     def notes(self) -> dict[str, str]:
-        """What readers wrote of rollouts, by their ids; what stands in the file beside the run and is no note is left
-        out."""
+        """Return readers' notes on rollouts, by their ids; other values in the file beside the run are left out."""
         try:
-            found = json.loads(self._notes_file.read_text(encoding="utf-8")) if self._notes_file.is_file() else {}
+            stored = json.loads(self._notes_file.read_text(encoding="utf-8")) if self._notes_file.is_file() else {}
         except (OSError, ValueError):
             return {}
-        pairs = found.items() if isinstance(found, dict) else ()
+        pairs = stored.items() if isinstance(stored, dict) else ()
         return {key: value for key, value in pairs if isinstance(value, str)}
 
     def write_note(self, collection: str, cursor: int, text: str) -> None:
@@ -304,7 +302,7 @@ class RunData:
 
         Raises:
             KeyError: no such collection or rollout.
-            ValueError: it is too long, or the file cannot be written.
+            ValueError: the note is too long, or the file cannot be written.
         """
         if len(text) > MAX_NOTE_CHARACTERS:
             raise ValueError(f"the note has {len(text)} characters; it may have {MAX_NOTE_CHARACTERS}")
@@ -322,7 +320,7 @@ class RunData:
         return self.path.with_suffix(".notes.json") if self.path.is_file() else self.path / "notes.json"
 
     def search(self, collection: str, text: str) -> list[int]:
-        """Cursors of the rollouts whose ids, note or one of whose messages hold ``text``, upper and lower case alike.
+        """Return cursors of rollouts that have ``text`` in an id, the note or a message, in upper or lower case.
 
         Raises:
             KeyError: no such collection.
@@ -330,7 +328,7 @@ class RunData:
         log = self._logs[collection]
         self._read_on(log)
         wanted, notes = text.casefold(), self.notes()
-        found = []
+        cursors = []
         for line, rollout in sound_lines(log.path, "rollout", read_listed, log.damage):
             if line.number > log.lines:
                 break
@@ -339,19 +337,19 @@ class RunData:
             texts = [f"{message.content}\n{message.reasoning}" for message in rollout.messages]
             texts += [rollout.task_id, rollout.rollout_id, notes.get(rollout.rollout_id, "")]
             if any(wanted in text.casefold() for text in texts):
-                found.append(line.number)
-        return found
+                cursors.append(line.number)
+        return cursors
 
     def _find_logs(self) -> bool:
-        """Return whether there are logs; what was read of those that are gone, or were begun anew, is forgotten."""
-        there: dict[str, Path] = {}
-        again = []
+        """Find the run's logs, forget those that are gone or were begun anew, and return whether there are any."""
+        files: dict[str, Path] = {}
+        duplicates = []
         for file in chain.from_iterable(map(find_logs, self._within)):
-            if not there.setdefault(file.stem, file).samefile(file):
-                again.append(file.stem)
-        self._shown_once = _shown_once(again)
-        known = {name: log for name, log in self._logs.items() if name in there and log.is_of(there[name])}
-        self._logs = {name: known.get(name) or _Indexed(file, file.stat().st_ino) for name, file in there.items()}
+            if not files.setdefault(file.stem, file).samefile(file):
+                duplicates.append(file.stem)
+        self._shared_note = _shared_note(duplicates)
+        known = {name: log for name, log in self._logs.items() if name in files and log.is_of(files[name])}
+        self._logs = {name: known.get(name) or _Indexed(file, file.stat().st_ino) for name, file in files.items()}
         return bool(self._logs)
 
     def _read_on(self, log: _Indexed) -> None:
@@ -362,7 +360,7 @@ class RunData:
                 log.offsets[line.number] = line.start
 
     def _thread(self, collection: str, cursor: int, record: dict[str, Any]) -> list[dict[str, Any]]:
-        """The sequences of the episode of ``record``, in order, as far as they are in the log."""
+        """Return the sequences of the episode of ``record``, in order, as far as they are in the log."""
         if record["segments"] == 1:
             return []
         first = cursor - record["segment"]
@@ -397,17 +395,17 @@ class RunData:
 
     def _statistics(self, collection: str) -> dict[str, dict[str, Any]]:
         files = statistics_files(self.path / TOKEN_STATISTICS, collection)
-        found = tuple((file, file.stat().st_mtime_ns) for file in files)
+        stamps = tuple((file, file.stat().st_mtime_ns) for file in files)
         log = self._logs[collection]
-        statistics, damage = _read_statistics(found, log.path) if found else ({}, [])
-        log.damage += [said for said in damage if said not in log.damage]
+        statistics, damage = _read_statistics(stamps, log.path) if stamps else ({}, [])
+        log.damage += [line for line in damage if line not in log.damage]
         return statistics
 
     def _model_folder(self) -> Path | None:
         """Return the model's folder by the nearest ``rollout_node.yaml``, which lies above the node's folder."""
         for folder in (self.path, self.path / "evaluation", *self.path.parents[:FOLDERS_ABOVE]):
             if (file := folder / "rollout_node.yaml").is_file():
-                try:  # as data: an interpolation of a stranger's would show what stands in the reader's variables
+                try:  # as data: an interpolation of a stranger's would reveal the reader's variables
                     return Path(yaml.safe_load(file.read_text(encoding="utf-8"))["model"]["path"])
                 except (yaml.YAMLError, OSError, LookupError, TypeError, ValueError) as error:
                     raise ValueError(f"{file} is damaged; remove it, and give --model") from error
@@ -426,9 +424,9 @@ def _place_in_list(item: Mapping[str, Any]) -> tuple[int, int, float, str]:
 
 
 def read_numbers(run: Path, damage: list[str]) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl, where there is one; None for a number that is not finite, such as the ratio
-    of a rollout that is all but impossible now, or that is beyond all floats: a browser's JSON knows neither. Lines
-    that cannot be read are left out, and named in ``damage``."""
+    """Return the lines of a run's metrics.jsonl, if it has one; None stands for a number that is not finite, such as
+    the ratio of a rollout that is all but impossible now, or beyond all floats: browsers' JSON has neither. ``damage``
+    names the lines that cannot be read, which are left out."""
     file = run / METRICS_FILE
     lines = sound_lines(file, "line of metrics", _numbers, damage) if file.is_file() else ()
     return [line for _, line in lines if line is not None]
@@ -447,7 +445,7 @@ def _turn_value(text: bytes) -> TurnValue:
 
 
 def _statistic(text: bytes) -> dict[str, Any]:
-    """A line of token statistics, with all that is read of it."""
+    """Read a line of token statistics."""
     record = json_object(text)
     learner = [float(value) for value in record["old_logprobs"]]
     return {
@@ -460,7 +458,7 @@ def _statistic(text: bytes) -> dict[str, Any]:
 
 
 def _threads(records: Iterable[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """See :meth:`RunData.rollout`; of the sequences of an episode, with their cursors."""
+    """Return the ``thread`` of :meth:`RunData.rollout` for the sequences of an episode, with their cursors."""
     thread: list[dict[str, Any]] = []
     earlier: list[list[dict[str, str]]] = []
     turns = 0
@@ -477,12 +475,12 @@ def _threads(records: Iterable[tuple[int, dict[str, Any]]]) -> list[dict[str, An
 def sequence_beginning(
     messages: Sequence[Mapping[str, str]], earlier: Sequence[Sequence[Mapping[str, str]]]
 ) -> tuple[int, str]:
-    """Return how many messages a sequence has in common with one of the ``earlier`` ones of its episode, and what that
-    says of why it begins; (0, "") for the first."""
+    """Return how many messages a sequence has in common with one of the ``earlier`` ones of its episode, and the reason
+    why it begins; (0, "") for the first."""
     if not earlier:
         return 0, ""
     texts = [(message["role"], message["content"]) for message in messages]
-    shared, other = max(((_in_common(texts, each), each) for each in earlier), key=lambda found: found[0])
+    shared, other = max(((_in_common(texts, each), each) for each in earlier), key=lambda pair: pair[0])
     if shared == len(other) or shared == len(texts):
         return shared, "the same history was encoded anew"
     if texts[shared][0] == other[shared]["role"] == "assistant":
@@ -498,19 +496,19 @@ def _in_common(texts: Sequence[tuple[str, str]], other: Sequence[Mapping[str, st
 
 
 def _calls(record: dict[str, Any], environment: Description) -> list[str]:
-    """Return the names of what an agent called, in order."""
+    """Return the names of an agent's calls, in order."""
     turns = record["turns"]
     try:
         own = agent_turns(record["messages"], [turn["message"] for turn in turns if not turn.get("summary")])
-        # Of a program's environment nobody says what a call is; that of a tool can be read all the same.
+        # A program's environment does not describe its calls; those of tools can be read all the same.
         read = [call.name for turn in own for call in parse_tool_calls(turn.text) if isinstance(call, ToolCall)]
         return (environment.calls(record["task_id"], record["messages"], own) or read)[:MAX_CALLS]
     except ValueError:
         return []
 
 
-def _shown_once(collections: Sequence[str]) -> str:
-    """Say of which collections only the first is shown."""
+def _shared_note(collections: Sequence[str]) -> str:
+    """Return a line on the collections that several runs share, of which the page shows the first."""
     if not collections:
         return ""
     count = len(set(collections))
@@ -519,15 +517,15 @@ def _shown_once(collections: Sequence[str]) -> str:
 
 
 def _no_text(model: Path | None) -> str:
-    """Why tokens are shown as numbers."""
+    """Return the reason why tokens are shown as numbers."""
     why = "no rollout_node.yaml here names the model" if model is None else f"{model} holds no tokenizer.json any more"
     return f"tokens are shown as numbers: {why}; give --model FOLDER"
 
 
 @lru_cache(maxsize=4)
 def _read_statistics(files: tuple[tuple[Path, int], ...], log: Path) -> tuple[dict[str, dict[str, Any]], Sequence[str]]:
-    """Rollout id -> its token statistics and its largest gap to the sampler, and what cannot be read; times of change
-    renew the cache."""
+    """Return rollout id -> its token statistics and its largest gap to the sampler, and the unreadable lines; times of
+    change renew the cache."""
     damage: list[str] = []
     rollouts = (rollout for _, rollout in sound_lines(log, "rollout", read_listed, []) if rollout is not None)
     logprobs = {each.rollout_id: list(compress(each.sampler_logprobs, each.mask)) for each in rollouts}

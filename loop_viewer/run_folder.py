@@ -1,4 +1,4 @@
-"""Reads a folder of runs for the page that lists them: of each its head and last figures, and on request one curve."""
+"""Reads a folder of runs for the page that lists them: each run's head and last figures, and on request one curve."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from loop_formats.run_files import COLLECTIONS
 from loop_viewer.run_data import RunData, TokenizerReader, read_numbers
 from loop_viewer.run_head import CONFIG, NODE_CONFIG, REPORT, is_at_work, run_head
 
-DEEPEST = 3
-"""Folders below the one that is asked for, in which runs are looked for."""
+MAX_DEPTH = 3
+"""Levels of folders below the viewer's folder in which runs are searched."""
 EVERYTHING = "*"
-"""What stands for a run's name where the rollouts of all runs are looked at as those of one."""
+"""The name of a run that has the rollouts of all runs."""
 EVALUATION = "evaluation"
-SHOWN = ("reward", "success", "dev_success")
-"""Of a run's metrics, what its row in the list shows; each as it stood last."""
+LISTED_METRICS = ("reward", "success", "dev_success")
+"""The metrics that a run's row in the list shows, each with its last value."""
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a folder is a run, an evaluation or a node's, and no folder around some of them."""
+    """Return whether a folder is a run, an evaluation or a node's, and not a folder around some of them."""
     return (
         (path / METRICS_FILE).is_file()
         or (path / COLLECTIONS).is_dir()
-        or any(found.is_dir() for found in path.glob(f"node*/{COLLECTIONS}"))
+        or any(collections.is_dir() for collections in path.glob(f"node*/{COLLECTIONS}"))
     )
 
 
-def runs_below(folder: Path, depth: int = DEEPEST) -> Iterator[Path]:
-    """Yield the runs in a folder, by name; what lies inside a run is not looked at."""
+def runs_below(folder: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
+    """Yield the runs in a folder, by name, without looking inside a run."""
     try:
         within = sorted(Path(entry) for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
     except OSError:  # not ours to read, or gone
@@ -49,10 +49,10 @@ class RunFolder:
 
     Args:
         paths: one folder with runs somewhere in it, or runs.
-        model, read_tokenizer: as of :class:`RunData`.
+        model, read_tokenizer: as in :class:`RunData`.
 
     Raises:
-        ValueError: there is no run in the folder.
+        ValueError: the folder holds no run.
     """
 
     def __init__(
@@ -74,16 +74,16 @@ class RunFolder:
         return self.path.name
 
     def runs(self) -> dict[str, Path]:
-        """The runs that are there now, by the names that the page gives them."""
+        """Return the folders of the runs, listed now, by their names on the page."""
         if len(self._paths) == 1:
             return {path.relative_to(self.path).as_posix(): path for path in runs_below(self.path)}
         return dict(zip(distinct_names(self._paths), self._paths, strict=True))
 
     def run(self, name: str) -> RunData:
-        """One of the runs; :data:`EVERYTHING` is all of them as one.
+        """Return one of the runs; :data:`EVERYTHING` is all of them as one.
 
         Raises:
-            KeyError: there is none of that name.
+            KeyError: no run has that name.
             ValueError: it cannot be shown.
         """
         if name not in self._opened:
@@ -92,12 +92,12 @@ class RunFolder:
         return self._opened[name]
 
     def overview(self) -> dict[str, Any]:
-        """{"name", "runs", "whole", "quantities"}; a run that did not change is not read again.
+        """Return {"name", "runs", "whole", "quantities"}; a run that did not change is not read again.
 
         Each of ``runs`` has its ``name``, the fields of :func:`run_head`, ``iterations`` and the last of each of
-        :data:`SHOWN`; ``held_out_success`` (0 to 1) of the policy that its evaluation scored last, ``held_out_policy``;
-        or None for what it does not have. One that is damaged has an ``error`` instead. ``quantities`` are the metrics
-        that are numbers in any of the runs. ``whole`` is :data:`EVERYTHING`.
+        :data:`LISTED_METRICS`; ``held_out_success`` (0 to 1) of ``held_out_policy``, which its evaluation scored last;
+        None for values that it lacks. A damaged run has an ``error`` instead. ``quantities`` are the metrics that are
+        numbers in any of the runs. ``whole`` is :data:`EVERYTHING`.
         """
         runs = self.runs()
         self._opened = {name: run for name, run in self._opened.items() if name == EVERYTHING or name in runs}
@@ -106,13 +106,13 @@ class RunFolder:
         return {"name": self.name, "runs": rows, "whole": EVERYTHING, "quantities": quantities}
 
     def curves(self, quantity: str, names: Collection[str]) -> dict[str, list[dict[str, Any]]]:
-        """A run's name -> its lines of metrics.jsonl, each with no more than the quantity, and where it stands."""
+        """Return each run's name -> its lines of metrics.jsonl, each with the quantity and its iteration only."""
         wanted = {"iteration", quantity, "dev_iteration", "earlier_dev_iteration", f"earlier_{quantity}"}
-        found = {}
+        curves = {}
         for name, path in self.runs().items():
             if name in names and "error" not in self._row(name, path):
-                found[name] = [{key: line[key] for key in wanted & line.keys()} for line in read_numbers(path, [])]
-        return found
+                curves[name] = [{key: line[key] for key in wanted & line.keys()} for line in read_numbers(path, [])]
+        return curves
 
     def _row(self, name: str, path: Path) -> dict[str, Any]:
         reports = (path / REPORT, path / EVALUATION / REPORT)
@@ -127,13 +127,13 @@ class RunFolder:
         try:
             damage: list[str] = []
             lines = read_numbers(path, damage)
-            # What waits to be collected or trained on is of interest while somebody works on it.
+            # Collections that wait for rollouts or for training matter only while a process works on the run.
             head = self.run(name).head() if runs else run_head(path, (), lines)
             row = {
                 **head,
                 "damage": damage,
                 "iterations": lines[-1]["iteration"] if lines else None,
-                **{key: _last(lines, key) for key in SHOWN},
+                **{key: _last(lines, key) for key in LISTED_METRICS},
                 **_held_out(reports),
                 "quantities": {
                     key for key in set().union(*lines) if any(isinstance(line.get(key), int | float) for line in lines)
@@ -146,20 +146,20 @@ class RunFolder:
 
 
 def _last(lines: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    """The last number of that name, which the page writes as one."""
+    """Return the last value of that name that is a number, for the page."""
     return next((line[key] for line in reversed(lines) if isinstance(line.get(key), int | float)), None)
 
 
 def _stamp(file: Path) -> object:
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 def _held_out(reports: Sequence[Path]) -> Mapping[str, Any]:
-    """What the first report that is there says of the policy that it scored last."""
+    """Return the last score in the first report that exists, and its policy."""
     for file in reports:
         try:
             last = json.loads(file.read_text(encoding="utf-8"))["scores"][-1]

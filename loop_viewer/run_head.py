@@ -1,4 +1,4 @@
-"""What stands at the head of a run's page: what is trained, how, how far it is, and how long it will still take."""
+"""The head of a run's page: its model, algorithm and data, its state, and the seconds that it will still take."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from loop_viewer.sound_lines import json_object, sound_lines
 
 RUN_LOCK = "run.lock"
 _SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's, which is ten times as fast, where PyYAML was built with it."""
+"""The loader of libyaml, which is ten times as fast, where PyYAML was built with it."""
 CONFIG, REPORT, NODE_CONFIG = "config.yaml", "report.json", "rollout_node.yaml"
 
 
 @dataclass(frozen=True)
 class ListedCollection:
-    """What a collection's meta file says of it.
+    """The facts of a collection in its meta file.
 
-    ``wanted`` are the rollouts that were asked for; ``ended`` says whether no more of them will come; ``failures`` are
-    the failed attempts, {task: {reason: count}}; ``began`` is the time of its first opening, 0 where nobody wrote it;
-    ``damage`` names the lines that cannot be read.
+    ``wanted`` counts the requested rollouts; ``ended``: no more will come; ``failures`` are the failed attempts, {task:
+    {reason: count}}; ``began`` is the time of its first opening, 0 where the file lacks it; ``damage`` names the lines
+    that cannot be read.
     """
 
     wanted: int
@@ -59,20 +59,20 @@ class ListedCollection:
 def run_head(
     folder: Path, collections: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """{"model", "algorithm", "dataset", "state", "runs", "seconds_left"} of a training run or an evaluation.
+    """Return {"model", "algorithm", "dataset", "state", "runs", "seconds_left"} of a training run or an evaluation.
 
     Args:
-        folder: the run's; what it does not say is "" or None.
+        folder: the run's; facts that it lacks are "" or None.
         collections: as :meth:`RunData.overview` lists them.
-        lines: of metrics.jsonl.
+        lines: the lines of metrics.jsonl.
 
-    ``runs`` says whether a process works on the folder now, or scores what it trained. Only while it trains
-    ``seconds_left`` is a number: the seconds of the last iteration, for each that is left.
+    ``runs`` says whether a process works on the folder now, or scores its policy. ``seconds_left`` is a number only
+    while it trains: the seconds of the last iteration, for each that is left.
     """
     config = _yaml(folder / CONFIG)
     trains, scores = is_locked(folder, RUN_LOCK), _scores(folder)
-    model = _part(config, "model", "path") or _part(_yaml(folder / NODE_CONFIG), "model", "path")
-    parts = [_part(config, name, "_component_").rpartition(".")[2] for name in ("advantage", "loss")]
+    model = _text_of(config, "model", "path") or _text_of(_yaml(folder / NODE_CONFIG), "model", "path")
+    parts = [_text_of(config, name, "_component_").rpartition(".")[2] for name in ("advantage", "loss")]
     last, total = lines[-1] if lines else {}, config.get("max_iterations")
     left = None
     if trains and isinstance(total, int) and isinstance(last.get("seconds"), int | float):
@@ -93,14 +93,14 @@ def is_at_work(folder: Path) -> bool:
 
 
 def _scores(run: Path) -> bool:
-    """Return whether what was trained is being evaluated, in a folder of the run's."""
+    """Return whether a process evaluates the run's policy, in a folder of the run's."""
     return any(is_locked(lock.parent, RUN_LOCK) for lock in run.glob(f"*/{RUN_LOCK}"))
 
 
 def _state(
     trains: bool, scores: bool, reported: bool, total: object, done: int, collections: Sequence[Mapping[str, Any]]
 ) -> str:
-    """Return what is going on, in a few words."""
+    """Return the run's state in a few words."""
     of = f" of {total}" if isinstance(total, int) else ""
     if not trains and not scores:
         if reported or (done and done == total):
@@ -126,14 +126,14 @@ def _state(
 
 
 def _yaml(file: Path) -> dict[str, Any]:
-    """Read a file as data; one that is missing or damaged says nothing."""
+    """Read a file as data; {} for a missing or damaged one."""
     try:
-        found = yaml.load(file.read_text(encoding="utf-8"), _SafeLoader) if file.is_file() else None
+        data = yaml.load(file.read_text(encoding="utf-8"), _SafeLoader) if file.is_file() else None
     except (OSError, ValueError, yaml.YAMLError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return data if isinstance(data, dict) else {}
 
 
-def _part(config: Mapping[str, Any], name: str, key: str) -> str:
-    part = config.get(name)
-    return str(part.get(key) or "") if isinstance(part, dict) else ""
+def _text_of(config: Mapping[str, Any], name: str, key: str) -> str:
+    section = config.get(name)
+    return str(section.get(key) or "") if isinstance(section, dict) else ""

@@ -1,4 +1,4 @@
-"""What lists say of a run: a summary of each line of a log, sums of summaries, and the names of collections."""
+"""The content of a run's lists: a summary of each line of a log, sums of summaries, and the names of collections."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _ListedTurn(msgspec.Struct, frozen=True, gc=False):
 
 
 class ListedMessage(msgspec.Struct, frozen=True, gc=False):
-    """What was said by whom, and the thinking before it."""
+    """A message: its role and text, and the thinking before it."""
 
     role: str
     content: str
@@ -79,7 +79,7 @@ def read_listed(line: bytes) -> Listed:
 
 
 def summary_of(rollout: Listed, cursor: int) -> dict[str, Any]:
-    """Return what a list says of a rollout."""
+    """Return a rollout's fields for a list."""
     sampled = sum(turn.end - turn.start for turn in rollout.turns)
     return {
         "cursor": cursor,
@@ -101,7 +101,7 @@ def summary_of(rollout: Listed, cursor: int) -> dict[str, Any]:
 
 
 KINDS = ("training", "dev", "evaluation", "continuation")
-"""Of collections, in the order of the page's lists."""
+"""The kinds of collections, in the order of the page's lists."""
 
 
 def kind_of(parsed: CollectionName) -> str:
@@ -111,7 +111,7 @@ def kind_of(parsed: CollectionName) -> str:
 
 
 def name_of(parsed: CollectionName) -> str:
-    """Return what the page and the command line call a collection, as long as it is the only one of that name."""
+    """Return a collection's name on the page and the command line, as long as no other has that name."""
     if parsed.dev:
         return f"dev tasks after iteration {parsed.iteration}"
     if parsed.branch:
@@ -124,12 +124,12 @@ def name_of(parsed: CollectionName) -> str:
 
 
 def question_of(messages: Sequence[ListedMessage]) -> str:
-    """Return what a task asks: the last message before the agent's first, or of a long one its last line, since what
-    tasks share comes before what tells them apart."""
+    """Return a task's question: the last message before the agent's first, or the last line of a long message, since
+    text that tasks share stands before their own."""
     before = list(takewhile(lambda message: message.role != "assistant", messages))
     text = before[-1].content.strip() if before else ""
-    said = text if len(text) <= ASKS_CHARACTERS else text.splitlines()[-1]
-    return " ".join(said.split())[:ASKS_CHARACTERS].rstrip()
+    question = text if len(text) <= ASKS_CHARACTERS else text.splitlines()[-1]
+    return " ".join(question.split())[:ASKS_CHARACTERS].rstrip()
 
 
 def group_of(entry: dict[str, Any]) -> tuple[Any, ...]:
@@ -142,10 +142,10 @@ def group_of(entry: dict[str, Any]) -> tuple[Any, ...]:
 def episodes(summaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return one entry for each episode: its first sequence's, with the turns, tokens and so on of all, and their
     ``cursors``."""
-    found: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    by_episode: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for entry in summaries:
-        found[entry["episode"]].append(entry)
-    return [_whole(sequences) for sequences in found.values()]
+        by_episode[entry["episode"]].append(entry)
+    return [_whole(sequences) for sequences in by_episode.values()]
 
 
 def _whole(sequences: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -166,8 +166,8 @@ COUNTS = ("index", "segments", "turns", "messages", "tokens", "failed_turns", "c
 
 
 def columns(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return {"columns", "named", "texts"} of what the page lists: a column's values in the order of ``entries``, those
-    of the columns ``named`` as places in ``texts``. A browser reads twenty thousand rows in a tenth of the time."""
+    """Return {"columns", "named", "texts"} for the page's list: a column's values in the order of ``entries``, those of
+    the columns ``named`` as places in ``texts``. A browser reads twenty thousand rows in a tenth of the time."""
     texts: dict[str, int] = {}
     named = {
         key: [None if entry[key] is None else texts.setdefault(entry[key], len(texts)) for entry in entries]
@@ -178,7 +178,7 @@ def columns(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def totals(summaries: list[dict[str, Any]]) -> dict[str, float] | None:
-    """Over episodes."""
+    """Return the number, mean reward and mean success of episodes; None without any."""
     summaries = [entry for entry in summaries if entry["segment"] == 0]
     if not summaries:
         return None

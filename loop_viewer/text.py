@@ -12,20 +12,20 @@ from loop_viewer.run_folder import RunFolder
 from loop_viewer.sound_lines import first_of
 
 
-def text_lines(shown: RunData | RunFolder, task: str = "") -> Iterator[str]:
-    """Yield the lines for a run: its collections with their tasks, or with ``task`` all that was said in its rollouts.
-    Of several runs, one line each.
+def text_lines(data: RunData | RunFolder, task: str = "") -> Iterator[str]:
+    """Yield the lines for a run: its collections with their tasks, or with ``task`` all messages of its rollouts. For
+    several runs, one line each.
 
     Raises:
-        ValueError: no collection has a rollout of ``task``, or there are several runs; or, after all other lines, there
-            are damaged ones, which it names.
+        ValueError: no collection has a rollout of ``task``, or there are several runs; or, after all other lines, some
+            lines are damaged, which it names.
     """
-    if isinstance(shown, RunFolder):
+    if isinstance(data, RunFolder):
         if task:
-            raise ValueError(f"--text TASK is of one run, and here are {len(shown.runs())}: {', '.join(shown.runs())}")
-        yield from map(_run, shown.overview()["runs"])
+            raise ValueError(f"--text TASK is of one run, and here are {len(data.runs())}: {', '.join(data.runs())}")
+        yield from map(_run, data.overview()["runs"])
         return
-    run, found = shown, False
+    run, any_rollout = data, False
     overview = run.overview()
     damage = overview["damage"]
     for item in overview["collections"]:
@@ -35,7 +35,7 @@ def text_lines(shown: RunData | RunFolder, task: str = "") -> Iterator[str]:
         damage += run.damage(name)
         if not first:
             continue
-        found = True
+        any_rollout = True
         yield f"# {name}: {_figures(first)}"
         if task:
             for entry in entries:
@@ -49,37 +49,37 @@ def text_lines(shown: RunData | RunFolder, task: str = "") -> Iterator[str]:
             yield f"    {sanitize(group[0]['asks'], 72)}"
     if damage:
         raise ValueError(first_of(damage))
-    if not task and not found:
+    if not task and not any_rollout:
         yield "no rollout has ended yet"
-    if task and not found:
+    if task and not any_rollout:
         raise ValueError(f"{run.path} holds no rollout of task {task!r}; --text alone lists the tasks")
 
 
 def _natural(name: str) -> list[str | tuple[int, str]]:
     """Return a key by which task10 comes after task2."""
-    parts = enumerate(re.split("0*([0-9]+)", name))
-    return [(len(part), part) if place % 2 else part for place, part in parts]
+    pieces = enumerate(re.split("0*([0-9]+)", name))
+    return [(len(text), text) if place % 2 else text for place, text in pieces]
 
 
 def _run(row: dict[str, Any]) -> str:
-    """What the list of runs says of one."""
+    """Return the line of a run in the list of runs."""
     if "error" in row:
         return f"{sanitize(row['name'])}: {sanitize(row['error'])}"
     figures = {"reward": row["reward"], "success": row["success"], "dev success": row["dev_success"]}
     figures["held-out success"] = row["held_out_success"]
-    said = [row["state"], *(f"{name} {value:.3f}" for name, value in figures.items() if value is not None)]
-    return f"{sanitize(row['name'])}: {', '.join(said)}"
+    facts = [row["state"], *(f"{name} {value:.3f}" for name, value in figures.items() if value is not None)]
+    return f"{sanitize(row['name'])}: {', '.join(facts)}"
 
 
 def _figures(entries: list[dict[str, Any]]) -> str:
-    """The number of rollouts, how many solve their task, and their mean reward."""
+    """Return the number of rollouts, how many solve their task, and their mean reward."""
     solved, reward = sum(entry["success"] for entry in entries), sum(entry["reward"] for entry in entries)
     count = "1 rollout" if len(entries) == 1 else f"{len(entries)} rollouts"
     return f"{count}, {solved} solved, mean reward {reward / len(entries):.3f}"
 
 
 def _rollout(rollout: dict[str, Any]) -> Iterator[str]:
-    """A rollout's conversation, with what is known of each turn beside it."""
+    """Yield a rollout's conversation, with facts of each turn beside it."""
     turns = {turn["message"]: turn for turn in rollout["turns"]}
     yield f"\n## {sanitize(rollout['rollout_id'])}: reward {rollout['reward']:.3f}, {rollout['end_reason']}"
     for place, message in enumerate(rollout["messages"]):

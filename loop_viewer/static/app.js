@@ -12,7 +12,7 @@ function decoded(part) {
   }
 }
 
-/** Whether a part of the address is the place of a rollout in its log. */
+/** True if a part of the address is the place of a rollout in its log. */
 const isCursor = (part) => /^\d{1,12}$/.test(part ?? "");
 
 function readAddress() {

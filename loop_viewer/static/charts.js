@@ -17,10 +17,10 @@ const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9
 const DASHES = [[], [6, 4], [2, 3]];
 const colourOf = (place) => COLOURS[place % COLOURS.length];
 const dashOf = (place) => DASHES[Math.floor(place / COLOURS.length) % DASHES.length];
-/** Whether a metric is there for some iterations only; any other gap is an iteration without it. */
+/** True for a metric of some iterations only; any other gap is an iteration without it. */
 const hasGaps = (key) => key.startsWith("dev_");
 
-/** What a scale spans at least: less is how numbers are rounded, and would look like a rise or a fall. */
+/** The least span of a scale: a smaller one shows rounding, which would look like a rise or a fall. */
 const LEAST_SPAN = 1e-6;
 const spanOf = (plot, low, high) => (high - low < LEAST_SPAN && low <= LEAST_SPAN && high >= -LEAST_SPAN ? [Math.min(0, low), Math.max(LEAST_SPAN, high)] : uPlot.rangeNum(low, high, 0.1, true));
 
@@ -38,11 +38,11 @@ function valuesOf(metrics, key) {
   return found;
 }
 
-/** A line in words, for whoever does not see it. */
-function saidOf({ label, values }) {
+/** A curve in words, for readers who do not see it. */
+function inWords({ label, values }) {
   const all = [...values];
-  const told = [all[0], all.at(-1)].map(([iteration, value]) => `${value.toPrecision(3)} at iteration ${iteration}`);
-  return `${label} from ${told.join(" to ")}`;
+  const ends = [all[0], all.at(-1)].map(([iteration, value]) => `${value.toPrecision(3)} at iteration ${iteration}`);
+  return `${label} from ${ends.join(" to ")}`;
 }
 
 /** Lines by iteration. Each of `series` is {label, values: {iteration: number}, gaps, dash}; `gaps`: a line crosses an
@@ -90,10 +90,10 @@ function Chart({ title, series, from, small, stamp, open, height = CURVE_HEIGHT 
     };
   }, [stamp]);
   const drawn = series.filter(({ values }) => values.size);
-  return drawn.length > 0 && html`<figure class="curve"><figcaption class="hidden">${title}: ${drawn.map(saidOf).join("; ")}</figcaption><div ref=${holder}></div></figure>`;
+  return drawn.length > 0 && html`<figure class="curve"><figcaption class="hidden">${title}: ${drawn.map(inWords).join("; ")}</figcaption><div ref=${holder}></div></figure>`;
 }
 
-/** One of the charts of a run. */
+/** A chart of a run. */
 function Curve({ keys, metrics, ...chart }) {
   const series = Object.entries(keys).map(([key, label]) => ({ label, values: valuesOf(metrics, key), gaps: hasGaps(key) }));
   return html`<${Chart} ...${chart} series=${series.filter(({ values }) => values.size)} stamp=${metrics} />`;

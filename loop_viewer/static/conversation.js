@@ -70,7 +70,7 @@ function LongText({ text, className }) {
     </button>`}`;
 }
 
-/** What the world answered, without the task that it repeats after every turn. */
+/** The world's answer, without the task that it repeats after every turn. */
 function withoutReminder(text) {
   const cut = text.lastIndexOf(REMINDER);
   return cut < 0 ? text : text.slice(0, cut);
@@ -87,7 +87,7 @@ function Observation({ text, ofFailed }) {
 }
 
 const BRANCH_POLL_MS = 1000;
-/** Whether the run's node answered for its folder when the run was last asked for. */
+/** True if the run's node answered for its folder at the last request for the run. */
 let nodeRuns = false;
 
 /** Asks the node of a live run for another continuation from a turn on, and shows it when it is there. */
@@ -111,7 +111,7 @@ function GoOn({ rollout, turn }) {
     ${state && !asking && html`<span class="error"><bdi>${state}</bdi></span>`}`;
 }
 
-/** What the state before a turn is worth: the mean return of the continuations that began there. */
+/** The value of the state before a turn: the mean return of the continuations that began there. */
 function TurnValue({ value, next }) {
   if (!value || value.value === null) return null;
   const error = value.stderr === null ? "" : ` ± ${value.stderr.toFixed(2)}`;
@@ -188,7 +188,7 @@ function Marked({ text, other }) {
     ${text.length > FIRST_CHARACTERS && html`<p class="quiet">and ${(text.length - FIRST_CHARACTERS).toLocaleString()} more characters</p>`}`;
 }
 
-/** What was said and answered in each turn of a rollout's own. */
+/** The action and the observation of each turn of a rollout's own. */
 const stepsOf = ({ messages, turns }) =>
   turns.map(({ message }) => ({ action: messages[message]?.content, output: messages[message + 1] && withoutReminder(messages[message + 1].content).trimEnd() }));
 
@@ -250,8 +250,8 @@ function BesidePage({ collection, cursor, other, run }) {
   </section>`;
 }
 
-/** The sequences of an episode as one conversation: what one has in common with an earlier one is shown there only, as
- * are messages that it begins with and that stand `above` it. */
+/** The sequences of an episode as one conversation: messages that one shares with an earlier one stand there only, and
+ * those that it begins with and that stand `above` it are left out. */
 function Thread({ rollout, above = [] }) {
   const { thread, collection } = rollout;
   const others = useLoaded(

@@ -29,7 +29,7 @@ async function fetchData(name, url) {
 const KEPT = 6;
 const kept = new Map();
 
-/** What `load` gave for `key` before, or gives now: a list is read once for the pages that need it. */
+/** The result of `load` for `key`, cached: a list is read once for the pages that need it. */
 function once(key, load) {
   if (!kept.has(key)) {
     if (kept.size === KEPT) kept.delete(kept.keys().next().value);
@@ -166,7 +166,7 @@ function Headings({ columns, order, backwards, onOrder }) {
     <button onClick=${() => onOrder({ order: name, backwards: order === name && !backwards ? "1" : "" })}>${heading}</button></th>`)}</tr></thead>`;
 }
 
-/** Whether the page is being printed: then nothing of it is left out. */
+/** True while the page is being printed: then nothing of it is left out. */
 function usePrinting() {
   const [printing, setPrinting] = useState(false);
   useLayoutEffect(() => {
@@ -229,7 +229,7 @@ function LongTable({ rows, row, height, className, children }) {
   </table>`;
 }
 
-/** What follows ? in the address, as {name: value}. */
+/** The query of the address, behind the ?, as {name: value}. */
 const readQuery = () => Object.fromEntries(new URLSearchParams(location.hash.split("?")[1] || ""));
 
 /** Have the address say `change` after its ?, so that whoever opens it sees the same; nothing is loaded for it. */

@@ -16,7 +16,7 @@ const COLUMNS = {
   algorithm: { of: ({ algorithm }) => algorithm },
   tasks: { of: ({ dataset }) => dataset },
 };
-/** What a run's legends name -> the metric, and the chart that it is drawn in. */
+/** The name in a run's legends -> the metric, and the chart that it is drawn in. */
 const QUANTITIES = Object.fromEntries(CURVES.flatMap((chart) => Object.entries(chart.keys).map(([key, label]) => [label, { ...chart, key }])));
 
 function FolderPage({ folder }) {
@@ -43,7 +43,7 @@ function FolderPage({ folder }) {
     writeQuery({ runs: [...next].join("\n") });
   };
   const columns = Object.fromEntries(Object.entries(COLUMNS).filter(([, { of }]) => runs.some((row) => (of(row) ?? "") !== "")));
-  // What is drawn is what was loaded last, until what was chosen since is there.
+  // The page draws the last loaded curves until the newly chosen ones are there.
   const { key, title, ...chart } = QUANTITIES[curves.value?.quantity] ?? {};
   const series = Object.entries(curves.value?.lines ?? {}).map(([name, lines]) => ({
     label: name,

@@ -4,7 +4,7 @@
 /** Failed attempts of the given tasks, each {reason: count}. */
 const countFailures = (tasks) => tasks.flatMap(Object.values).reduce((sum, count) => sum + count, 0);
 
-/** One line per task with failed attempts: how many, and why. */
+/** A line per task with failed attempts: how many, and why. */
 const attemptsByTask = (failures) =>
   Object.entries(failures)
     .map(([task, reasons]) => `${task}: ${Object.entries(reasons).map(([reason, count]) => `${reason} ${count}`).join(", ")}`)
@@ -14,13 +14,13 @@ const NAMED_LINES = 5;
 /** The lines that cannot be read and are left out. */
 function Damage({ damage = [] }) {
   const more = damage.length - NAMED_LINES;
-  return html`${damage.slice(0, NAMED_LINES).map((said) => html`<p class="error">left out: <bdi>${said}</bdi></p>`)}
+  return html`${damage.slice(0, NAMED_LINES).map((line) => html`<p class="error">left out: <bdi>${line}</bdi></p>`)}
     ${more > 0 && html`<p class="error">and ${more} more lines</p>`}`;
 }
 
 const duration = (seconds) => (seconds < 90 ? `${Math.round(seconds)} s` : seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`);
 
-/** What is trained, how, and how far it is. */
+/** The model, the algorithm and the state of a run. */
 function Head({ head }) {
   const facts = {
     model: head.model,
@@ -281,7 +281,7 @@ function TaskPage({ collection, task, stamp }) {
   </section>`;
 }
 
-/** What all rollouts of a task begin with, once; then their calls, and what each did by itself. */
+/** The beginning that all rollouts of a task share, once; then their calls, and the rest of each. */
 function TaskColumns({ collection, group }) {
   const first = useLoaded(() => api.rollout(collection, group[0].cursor), [collection, group[0].cursor]);
   // Messages of the same place stand in one row of the grid: besides them a head, requirements, and what begins a sequence.
@@ -345,7 +345,7 @@ function Origin({ origin }) {
       : html`<a href=${link("c", origin.collection, "r", origin.cursor)}>${name}</a>`} after ${origin.turns} turns</p>`;
 }
 
-/** What readers wrote of a rollout; words such as #wrong are its labels, which the search finds. */
+/** Readers' note on a rollout; words such as #wrong are its labels, which the search finds. */
 function Note({ collection, cursor, note }) {
   const [text, setText] = useState(note);
   const [saved, setSaved] = useState(note);

@@ -50,7 +50,7 @@ function shadeOf({ of, bounds, shades = SHADES }, token) {
   return value === null ? "" : ` ${shades[bounds.filter((bound) => value >= bound).length]}`;
 }
 
-/** What there is to know of token i: the mask, the turn, log-probs and, where the trainer left them, ratio and clip. */
+/** The facts of token i: the mask, the turn, log-probs and, where the trainer left them, ratio and clip. */
 function tokenDetails(rollout) {
   const sampledBefore = new Int32Array(rollout.mask.length);
   let count = 0;

@@ -366,7 +366,7 @@ def test_a_line_that_is_no_rollout_is_named_in_one_line(run_folder, tmp_path, ca
     assert main([str(tmp_path / "demo-i0001.jsonl"), "--export", str(tmp_path / "x.html")]) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1, said
-    assert "line 2" in said or ":2 is no JSON object" in said
+    assert "line 2" in said or ":2 is not a JSON object" in said
     assert not (tmp_path / "x.html").exists()
 
 
@@ -417,7 +417,7 @@ def test_damage_within_a_line_is_named_with_its_cure(run_folder, tmp_path, capsy
         log.write_bytes(lines[0] + damage.strip() + b"\n" + lines[2])
         assert main([str(log), "--text"]) == 1
         said = capsys.readouterr().err
-        assert "line 2, is no rollout" in said
+        assert "line 2, is not a rollout" in said
         assert "make the line blank" in said
         assert said.count("\n") == 1, said
     log.write_bytes(lines[0] + b"\n" + lines[2])
@@ -504,7 +504,7 @@ def test_an_export_takes_what_the_page_calls_a_collection(run_folder, tmp_path, 
 
 @pytest.mark.parametrize(
     ("path", "message"),
-    [("none", "does not exist"), ("empty", "holds no run"), ("log.jsonl", "is no log of rollouts")],
+    [("none", "does not exist"), ("empty", "holds no run"), ("log.jsonl", "is not a log of rollouts")],
 )
 def test_what_is_no_run_is_one_clear_line(tmp_path, capsys, path, message):
     (tmp_path / "empty").mkdir()

@@ -1,1 +1,1 @@
-"""Environments an agent acts in: the protocol that the rollout node knows, and those that are not AppWorld."""
+"""Environments an agent acts in: the protocol that the rollout node knows, and all environments but AppWorld."""

@@ -1,4 +1,4 @@
-"""Tests that any environment can be put through: is it an :class:`EnvironmentPool`, and can agent code void an episode?
+"""Tests for any environment: is it an :class:`EnvironmentPool`, and can agent code void an episode?
 
     async def test_conforms():
         pool = MyPool(token_spans)
@@ -59,7 +59,7 @@ HOSTILE_ACTIONS: tuple[str, ...] = (
     _fenced("__import__('posix')._exit(0)"),
     _fenced("class E(BaseException):\n    def __str__(self): raise E\nraise E"),
 )
-"""Actions that break what is carelessly written: parsers, encoders, limits, interpreters."""
+"""Actions that break careless code: parsers, encoders, limits, interpreters."""
 
 
 class NotConforming(AssertionError):
@@ -74,7 +74,7 @@ def _require(holds: bool, what: str) -> None:
 async def check_conformance(
     pool: EnvironmentPool, task_id: str, hostile_actions: Sequence[str] = HOSTILE_ACTIONS
 ) -> None:
-    """Puts an open pool through what the protocol asks of it.
+    """Check that an open pool keeps the protocol.
 
     Args:
         task_id: a task whose untouched state can be graded.

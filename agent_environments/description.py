@@ -75,7 +75,7 @@ class BehaviorFigure:
 class Behavior(Protocol):
     """Counts what agents do, in the texts of their turns. A class without arguments; a :class:`Description` names it.
 
-    ``name`` is what a warning calls its figures.
+    ``name`` stands for its figures in a warning.
     """
 
     name: str
@@ -134,19 +134,19 @@ class Description:
 
     Args:
         name: the environment's, as configs name it.
-        score: what the share of tasks solved is called.
-        group_score: what the share of groups all of whose tasks are solved is called.
-        groups: what groups of tasks are called, in the plural.
+        score: the name of the share of tasks solved.
+        group_score: the name of the share of groups all of whose tasks are solved.
+        groups: the name of groups of tasks, in the plural.
         group_pattern: a regular expression for a whole task id, whose first group names the task's group. A task that
             it does not match is a group of its own; so is every task where there is none. It comes with folders of
-            strangers, so it may hold what can be matched in little time alone: characters, classes and groups, of
-            which at most :data:`MOST_REPEATS` characters or classes, and no group, are repeated.
+            strangers, so it may only hold parts that match in little time: characters, classes and groups, of which at
+            most :data:`MOST_REPEATS` characters or classes, and no group, are repeated.
         task_groups: the groups of tasks that state one, by task id; the pattern is not asked for these.
         unfinished_solves: an episode that the agent did not end itself, but ran into a limit, may have solved its task.
         behavior: ``module:Class`` of each :class:`Behavior` whose figures are worth computing.
         environments: those of a mixture, by the name in front of its tasks; None where that is not known, and a name
             in front of a slash is taken for one.
-        identity: what a score rests on besides the environment's name and options, as digests by name; see
+        identity: the further basis of a score besides the environment's name and options, as digests by name; see
             :func:`agent_environments.tools.identity.identity`.
 
     Raises:
@@ -253,7 +253,7 @@ class Description:
                 raise ValueError(f"{name} has no tasks; there are tasks of {there}")
 
     def _member(self, task_id: str) -> tuple[Description, str]:
-        """Return the description of a task's environment, and what stands before the task's id there."""
+        """Return the description of a task's environment, and the prefix of the task's id there."""
         name = environment_of(task_id)
         if not self.environments or name not in self.environments:
             return self, ""

@@ -28,8 +28,8 @@ TRIES = 3
 class Member:
     """An episode of a group. ``group_input`` holds, as JSON can, the data from which its pool grades the group.
 
-    Without it the episode is not a member: its ``grade`` is the last word, as of a state that cannot be graded. With it
-    the grade holds only what broke in the episode, which tools were called, and what a program stated.
+    Without it the episode is not a member: its ``grade`` is final, as for a state that cannot be graded. With it the
+    grade holds only a fault in the episode, the use of tools, and the figures that a program stated.
     """
 
     grade: Grade
@@ -49,7 +49,7 @@ class PoolOfGroups(EnvironmentPool, Protocol):
     """The further interface of a pool that may grade all rollouts of a task at once."""
 
     def grades_groups(self, task_id: str) -> bool:
-        """Return whether it does so with this task."""
+        """Return whether the pool grades all rollouts of this task at once."""
 
     async def grade_group(self, task_id: str, inputs: Sequence[Mapping[str, Any]]) -> list[Grade]:
         """Return the grade of each member of a group, in their order.

@@ -38,8 +38,8 @@ class GuardedEnvironment:
 
     Out of ``start`` an unforeseen exception is the environment's fault: the agent has had no turn yet. After that the
     agent may be behind it, whether it acted or not: out of ``step`` it ends the episode, out of ``grade`` it makes the
-    state ungradable, and so does a grade that is not there after :data:`GRADE_DEADLINE_S`, or holds what no grade can
-    hold. What broke first is in the grade.
+    state ungradable, and so does a grade that takes longer than :data:`GRADE_DEADLINE_S` or holds invalid values. The
+    grade names the first fault.
     """
 
     def __init__(self, environment: Environment) -> None:

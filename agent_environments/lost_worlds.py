@@ -47,17 +47,17 @@ class Loss(StrEnum):
     KILLED = "killed"
     """Its process got a SIGKILL, as from a kernel without memory. It counts if its neighbours live."""
     CUT = "cut"
-    """The connection ended, or carried what is not an answer. It counts if its neighbours live."""
+    """The connection ended, or did not carry an answer. It counts if its neighbours live."""
     NO_ROOM = "no_room"
     """Its state found no room on the disk. It counts if its neighbours live."""
     GONE = "gone"
     """It had ended before it was asked. It never counts."""
     REFUSED = "refused"
-    """It was not to be had, or went with its server. It never counts, and nor does what others lose at that time."""
+    """It could not be started, or went with its server. It never counts, and nor do others' losses at that time."""
 
 
 class WorldLost(Exception):
-    """A world is gone, or was not to be had."""
+    """A world is gone, or could not be started."""
 
     def __init__(self, why: str, loss: Loss) -> None:
         super().__init__(why)
@@ -65,7 +65,7 @@ class WorldLost(Exception):
 
 
 async def answered(exchange: Awaitable[T], where: str) -> T:
-    """Return what a forked process answers; raises WorldLost, which begins with ``where``, if the process is gone."""
+    """Return a forked process's answer; raises WorldLost, which begins with ``where``, if the process is gone."""
     try:
         return await exchange
     except ProcessEnded as error:
@@ -75,7 +75,7 @@ async def answered(exchange: Awaitable[T], where: str) -> T:
 
 
 class CommandsDoing(Exception):
-    """Too many worlds were lost over one command: it is the agent's doing, and what it did cannot be had any more."""
+    """Too many worlds were lost over one command: the agent is responsible, and the command's effect is gone."""
 
 
 class Losses:

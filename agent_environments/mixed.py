@@ -153,7 +153,7 @@ class MixedPool:
         return self._pools[name], task_id.removeprefix(f"{name}/")
 
     def grades_groups(self, task_id: str) -> bool:
-        """Return whether the task's own pool does so."""
+        """Return whether the task's own pool grades all its rollouts at once."""
         return grades_groups(*self.find(task_id))
 
     async def grade_group(self, task_id: str, inputs: Sequence[Mapping[str, Any]]) -> list[Grade]:

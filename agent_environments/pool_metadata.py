@@ -1,4 +1,4 @@
-"""Asks the class of a pool what can be known without opening one. Every method that it asks for may be missing."""
+"""Asks the class of a pool for facts that it knows without opening one. Every method that it calls may be missing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def solutions_of(name: str, root: Path, split: str, prompt: str, token_spans: To
     prompt, token_spans)`` of the pool's class.
 
     Args:
-        prompt: the one that policies are served with.
+        prompt: the name of the prompt that policies get.
 
     Raises:
         ValueError: the environment has no solutions; and whatever the class raises.

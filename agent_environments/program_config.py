@@ -1,5 +1,5 @@
-"""The config of a program: its command and its variables, which YAML may have read as something else, and what it
-inherits."""
+"""The config of a program: its command and its variables, which YAML may have read as other types, and the variables
+that it inherits."""
 
 from __future__ import annotations
 

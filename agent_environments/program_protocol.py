@@ -39,7 +39,7 @@ class Connection:
 class Ended:
     """The end of a command. ``status`` is None where it had to be ended; ``output`` are the last bytes it printed.
 
-    Of a command that was asked for an answer, ``answer`` is the last line of its standard output, whole.
+    For a command that gives an answer, ``answer`` is the last line of its standard output, whole.
     """
 
     status: int | None
@@ -79,7 +79,7 @@ class Offer(Protocol):
     connection: Connection
 
     def give_back(self) -> None:
-        """Have another program take it: whoever took it has gone."""
+        """Offer the episode to another program, because the one that took it has gone."""
 
 
 @runtime_checkable

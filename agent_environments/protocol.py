@@ -1,4 +1,4 @@
-"""The environment protocol: what the rollout node asks of any world an agent acts in.
+"""The environment protocol: the interface of any world an agent acts in, as the rollout node calls it.
 
 An :class:`EnvironmentPool` is opened once per rollout node and lends one :class:`Environment` per episode. Everything
 is text; tokens and models stay on the other side of this file. The one thing a pool learns of the policy is how many
@@ -7,12 +7,12 @@ tokens a text has, through :class:`TokenSpans`, because observations are cut by 
 No voiding
     Whatever the agent's code, its output, its answer or the state it leaves causes ends in a *grade*: an agent that
     could have its failures struck out and tried again would be paid for it. So an environment raises
-    :class:`EnvironmentCrashed` only for what the agent's code had no part in; that attempt is repeated with the same
-    random seeds. A step that broke, or took too long, ends the episode, and nothing that it did is undone. A state that
-    cannot be graded has an ``ungradable`` :class:`Grade` of reward 0, which is no more than doing nothing is worth.
-    That includes a grade that holds what no grade can hold, or contradicts itself
+    :class:`EnvironmentCrashed` only for faults that the agent's code did not cause; that attempt is repeated with the
+    same random seeds. A step that broke, or took too long, ends the episode, and its effects stay. A state that cannot
+    be graded has an ``ungradable`` :class:`Grade` of reward 0, as little as doing nothing earns.
+    That includes a grade that holds invalid values, or contradicts itself
     (:mod:`agent_environments.plain_values`). Where the environment itself broke, the grade says so (``broke``).
-    Nor is an agent charged with what the machine does: :mod:`agent_environments.lost_worlds` tells the two apart.
+    Nor is an agent charged with the machine's faults: :mod:`agent_environments.lost_worlds` tells the two apart.
     :mod:`agent_environments.guarded_environment` holds any environment to this from outside, and
     :mod:`agent_environments.conformance` tests it.
 """
@@ -50,7 +50,7 @@ class Message:
 class Broke:
     """A fault in an environment itself, whatever caused it; an agent's own code that failed does not count.
 
-    ``where`` is "step", "grade", "reward NAME", or "node" for what the node itself broke over after a turn; ``what`` is
+    ``where`` is "step", "grade", "reward NAME", or "node" for a fault of the node itself after a turn; ``what`` is
     the last line of the exception, with the user's own file and line.
     """
 
@@ -84,8 +84,8 @@ class StepResult:
     ``observation`` is the whole content of the next user message: output, truncation note and reminder included.
     ``done`` is true when the agent has ended its episode; the policy is then not asked again. ``failed`` says that the
     executed code raised, ``empty_action`` that the action held no code at all. The observation ends with ``reminder``,
-    which is left there by whoever cuts it. ``broke`` says that the environment itself failed over the action, ``tools``
-    which tools it called. ``reward`` is what the action earned by itself, where the environment says so: any finite
+    which stays there when the text is cut. ``broke`` says that the environment itself failed over the action, ``tools``
+    which tools it called. ``reward`` is the action's own reward, where the environment has such: any finite
     number, beside the grade, which it is not a part of.
     """
 
@@ -112,10 +112,10 @@ class Requirement:
 class Grade:
     """The grader's verdict: ``reward`` in [0, 1] is the fraction of requirements passed, ``success``: all passed.
 
-    ``tampered`` names what the grader found changed behind the world's own interfaces; ``ungradable`` says why the
+    ``tampered`` names changes that the grader found behind the world's own interfaces; ``ungradable`` says why the
     state could not be graded. The reward is then zero, and ``success`` false. ``broke`` is the first thing that
     broke in the episode's environment, ``tools`` what its tools were asked; the node adds both, from the answers to the
-    actions. ``rewards`` are what the reward was made of, by name, and ``metrics`` other figures by name; both are
+    actions. ``rewards`` are the parts of the reward, by name, and ``metrics`` other figures by name; both are
     recorded and change nothing.
     """
 
@@ -136,7 +136,7 @@ class Grade:
 
 
 class EnvironmentFault(Exception):
-    """Base of what can go wrong in an environment; ``reason`` is a stable word that ends up in failure records."""
+    """The base of an environment's errors; ``reason`` is a stable word that ends up in failure records."""
 
     reason = "environment_error"
 
@@ -157,7 +157,7 @@ class EnvironmentCrashed(EnvironmentFault):
 
 
 class EnvironmentTimeout(EnvironmentFault):
-    """A deadline of a step or an episode passed. Out of ``step``: the episode is over, and what it did is graded."""
+    """A deadline of a step or an episode passed. Out of ``step``: the episode is over, and its state is graded."""
 
     reason = "environment_timeout"
 
@@ -170,11 +170,11 @@ class Environment(Protocol):
         """Bring up the world of ``task_id`` and return the messages that open the episode."""
 
     async def step(self, action: str) -> StepResult:
-        """Do what one assistant message says and return what it showed.
+        """Run the action in an assistant message and return its result.
 
         Raises:
             EnvironmentTimeout: it took too long; the episode is graded.
-            EnvironmentCrashed: the world is lost by no doing of the agent's; the attempt is repeated.
+            EnvironmentCrashed: the world is lost by no fault of the agent; the attempt is repeated.
         """
 
     async def grade(self) -> Grade:
@@ -210,7 +210,7 @@ class EnvironmentPool(Protocol):
     dataset: str
 
     async def open(self) -> None:
-        """Start what the environments need; raises one clear error when that is not there."""
+        """Start the servers that environments need; raises one clear error when something is missing."""
 
     def tasks(self, split: str) -> list[str]:
         """Return the task ids of a split, in the dataset's order; raises UnknownTask, which names the known splits."""
@@ -302,7 +302,7 @@ def is_harness(name: str) -> bool:
         return ENVIRONMENTS.get(name, name) == ENVIRONMENTS["harness"]
     try:
         return getattr(pool_class(name), "is_harness", False)
-    except ValueError:  # whoever builds it says so
+    except ValueError:  # creating the pool reports it
         return False
 
 

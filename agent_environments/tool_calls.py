@@ -2,8 +2,8 @@
 
 The policy is offered JSON schemas in its system message, writes ``<tool_call>`` blocks (the form of Hermes, on which
 Qwen2.5 was trained) and reads ``<tool_response>`` blocks in a user message. All functions here give the *content* of a
-message, to the letter what the template would put between ``<|im_start|>role\\n`` and ``<|im_end|>``. A text made here
-has the tokens that the model has seen in its own training.
+message, to the letter the template's text between ``<|im_start|>role\\n`` and ``<|im_end|>``. A text made here has the
+tokens that the model has seen in its own training.
 
 The policy may write anything. A block that is not a call is a :class:`BadCall`, never an exception: the policy reads
 the fault, and may try again.
@@ -54,7 +54,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class BadCall:
-    """A ``<tool_call>`` block that is not a call: what stands in it, and what is wrong with it."""
+    """A ``<tool_call>`` block that is not a call: its text, and the error in it."""
 
     text: str
     error: str

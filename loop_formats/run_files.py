@@ -134,7 +134,7 @@ def newest_adapter(run: Path) -> Path | None:
 
 
 def only_logs(paths: Iterable[Path]) -> list[Path]:
-    """Return those that are logs of rollouts, in order."""
+    """Return the logs of rollouts among the paths, in order."""
     return in_order(path for path in paths if path.name.endswith(_LOG) and not path.name.endswith(_META))
 
 

@@ -216,7 +216,7 @@ class RunData:
         return result
 
     def damage(self, collection: str) -> list[str]:
-        """Name the lines that cannot be read, among those that were read until now.
+        """Return a message for each damaged line among those read until now.
 
         Raises:
             KeyError: no such collection.

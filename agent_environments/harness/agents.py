@@ -116,7 +116,7 @@ class TaskFiles:
         if not text.strip() or "\0" in text or len(content) > MAX_PROMPT_BYTES:
             raise ValueError(
                 f"harness: task_files: {file} must be a text of 1 to {MAX_PROMPT_BYTES} bytes without NULs, and has "
-                f"{len(content)} bytes: put what is longer into a file beside it"
+                f"{len(content)} bytes: put longer texts into a file beside it"
             )
         return text
 
@@ -126,6 +126,6 @@ def write_files(home: Path, files: Mapping[str, str]) -> None:
     for name, text in files.items():
         path = home / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # what a template linked there is another's
+        path.unlink(missing_ok=True)  # a link of the template leads to a file outside the home
         with open(path, "w", opener=lambda file, flags: os.open(file, flags, 0o600)) as written:
             written.write(text)

@@ -20,7 +20,7 @@ def play() -> None:
             answer = client.chat.completions.create(model="policy", messages=messages)
         except openai.APIStatusError as error:
             if error.code in ("episode_over", "context_length_exceeded"):
-                return  # a limit of turns, time or context: what was done until now is graded
+                return  # a limit of turns, time or context: the node grades the state so far
             raise
         text = answer.choices[0].message.content
         messages.append({"role": "assistant", "content": text})

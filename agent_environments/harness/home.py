@@ -25,8 +25,8 @@ XDG = {
     "PYTHONUSERBASE": ".local",
     "HF_MODULES_CACHE": ".cache/huggingface/modules",
 }
-"""Folders of a home by the variables that name them, caches and what is installed among them: the node may have them
-elsewhere."""
+"""Folders of a home by the variables that name them, with those of caches and installed programs: the node may have
+them elsewhere."""
 INSTALLED = {"PYENV_ROOT": ".pyenv", "RUSTUP_HOME": ".rustup", "VOLTA_HOME": ".volta"}
 """Folders in which a user's installed programs find themselves: they stay in the node's home."""
 
@@ -54,11 +54,11 @@ def _user_base() -> Path:
 def copy_tree(source: Path, folder: Path, within: Sequence[Path] = ()) -> None:
     """Copy a tree into ``folder``; nothing that is written there reaches the tree, or what its links lead to.
 
-    A link that leads out of the tree becomes a copy of what is there, one that leads nowhere is left out, and others
-    stay links.
+    A link that leads out of the tree becomes a copy of its target, one that leads nowhere is left out, and others stay
+    links.
 
     Args:
-        within: the trees that led here, which are not copied once more.
+        within: the trees whose links led here, which are not copied once more.
     """
     roots = (*within, source.resolve())
     shutil.copytree(source, folder, symlinks=True, dirs_exist_ok=True)

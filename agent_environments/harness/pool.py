@@ -198,9 +198,9 @@ class HarnessPool:
     Args:
         command: starts the program; ``{python}`` is this interpreter, and relative paths of existing files become
             absolute. Without it, and without ``agent``, the program runs elsewhere.
-        agent: in its place, the name of an agent that an installed package knows how to start.
-        agent_program: where that agent's program is, if it is not where it is usually found.
-        task_files: a folder with a folder for each task, which is copied into the one that the program starts in; an
+        agent: in place of a command, the name of an agent that an installed package knows how to start.
+        agent_program: the path of that agent's program, if it is not at its usual place.
+        task_files: a folder with a folder for each task, whose content is copied into the program's working folder; an
             agent that is started by its name gets the ``prompt.md`` there.
         world: ``name`` and options of an environment of ours that it acts in.
         tasks: task ids by split, without a world.
@@ -339,7 +339,7 @@ class HarnessPool:
         return self._splits.get(task_id)
 
     def grades_groups(self, task_id: str) -> bool:
-        """Return whether the world does so."""
+        """Return whether the world grades all rollouts of a task at once."""
         return self._world is not None and grades_groups(self._world, task_id)
 
     async def grade_group(self, task_id: str, inputs: Sequence[Mapping[str, Any]]) -> list[Grade]:

@@ -49,8 +49,8 @@ class AgentStarter:
     """Starts an agent by its name, with the prompt of the task's folder.
 
     Args:
-        program: where the agent's program is, None for where it is usually found.
-        prefix: a command that it is run under.
+        program: the path of the agent's program, None for its usual place.
+        prefix: a command under which the program runs.
 
     Raises:
         ValueError: no installed package has an agent of this name.

@@ -72,8 +72,8 @@ class EpisodeHost(Protocol):
         """Return the messages that open an episode, from the answer to "start"."""
 
     def command(self, message: str) -> str | None:
-        """Return the part of an assistant message that is sent; None for one without a command, which
-        :attr:`no_command` answers."""
+        """Return the command in an assistant message; None for a message without one, which :attr:`no_command`
+        answers."""
 
     def observation_text(self, observation: str) -> str:
         """Return the text that the agent reads for the observation in an answer to "step"."""
@@ -147,7 +147,7 @@ class RemoteEnvironment:
         if command is None:
             return StepResult(self._pool.no_command, done=False, failed=False, empty_action=True)
         self._running = asyncio.create_task(self._step(command))
-        return await asyncio.shield(self._running)  # cancelled or not, what it does is done and will be graded
+        return await asyncio.shield(self._running)  # cancelled or not, the step runs to its end and is graded
 
     async def _step(self, command: str) -> StepResult:
         try:

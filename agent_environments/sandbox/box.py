@@ -1,9 +1,9 @@
 """The walls of a box: bubblewrap's command for a program that sees the system's programs and nothing else.
 
 Inside there are the system's programs and libraries and one interpreter with its standard library, all read-only;
-process ids, a network with nothing on it, IPC and users of its own; no variables but those that are named here. What is
-installed beside the interpreter or the node is hidden. The first process (keeper.py) adds the folder that may be
-written to. :func:`system_arguments` is AppWorld's too.
+process ids, a network with nothing on it, IPC and users of its own; no variables but those that are named here.
+Packages beside the interpreter or the node are hidden. The first process (keeper.py) adds the folder that may be
+written to. AppWorld uses :func:`system_arguments` too.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """``os.stat``, ``fstat`` and ``listdir`` for a process that may open files but may ask nothing about them.
 
 The sandbox refuses every call that asks about a path, since nothing in the kernel confines those, and ``fstat``, which
-tells when a file was last read: a word from whoever read it (syscalls.py). Python asks before it imports a module or
-prints a source line. Here it opens the file and finds out what it is, and how long; owner and number are 0, and times
-the same for all, so a module's compiled file is taken without a look at its source's time. The C library asks before it
-loads a shared library, which therefore cannot be loaded there if it was not before; :func:`install` loads those of the
+tells when a file was last read: a message from its reader (syscalls.py). Python asks before it imports a module or
+prints a source line. Here it opens the file and finds its kind and size; owner and number are 0, and times the same for
+all, so a module's compiled file is taken without comparing its source's time. The C library asks before it loads a
+shared library, so a library that was not loaded before cannot be loaded there; :func:`install` loads those of the
 standard library.
 """
 
@@ -53,7 +53,7 @@ def load_standard_library() -> None:
     for file in sorted(os.listdir(folder)) if folder and os.path.isdir(folder) else ():
         name = file.partition(".")[0]
         if not name.startswith(_NOT_LOADED):
-            with contextlib.suppress(ImportError):  # built without what it needs
+            with contextlib.suppress(ImportError):  # built without a library that it needs
                 importlib.import_module(name)
 
 

@@ -153,7 +153,7 @@ def landlock_abi() -> int:
 
 def readable_folders() -> list[str]:
     """Return the folders that Python needs to import modules and to look up time zones, and nothing else."""
-    import sysconfig  # here and below: what is imported for every box is little
+    import sysconfig  # here and below, so that a box imports little
 
     folders = {os.path.join(sys.prefix, "lib"), os.path.join(sys.base_prefix, "lib"), sysconfig.get_path("stdlib")}
     folders |= {"/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo"}

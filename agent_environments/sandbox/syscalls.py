@@ -1,11 +1,10 @@
 """The system calls that agent code may make, and the seccomp filter that refuses all others.
 
-The list is what AppWorld's shell, its API client and the standard library were seen to need (strace of the reference
-solutions and of the attacks). No call on it names a process, an IPC object or, but for ``openat``, a path: Landlock
-says what may be opened and nothing else, so whoever may ask about a path could read the size of a file that is closed
-to it. Nor does one tell of another process: a futex is private, no file is mapped for sharing, no page cache is
-emptied, and no call tells when a file was last read. What a later kernel brings is refused because it is not on the
-list.
+The list has the calls of AppWorld's shell, its API client and the standard library, by strace of the reference
+solutions and of the attacks. No call on it names a process, an IPC object or, but for ``openat``, a path: Landlock
+limits only which paths may be opened, so a process that may ask about a path could read the size of a file that is
+closed to it. Nor does a call reveal another process: a futex is private, no file is mapped for sharing, no page cache
+is emptied, and no call tells when a file was last read. A later kernel's calls are not on the list, and so refused.
 
 Numbers are those of the kernel's own tables: arch/x86/entry/syscalls/syscall_64.tbl, and
 include/uapi/asm-generic/unistd.h for aarch64.

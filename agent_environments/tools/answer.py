@@ -1,4 +1,4 @@
-"""The answer to one call in an agent's turn: the tool's result, or what was wrong with the call, as text.
+"""The answer to one call in an agent's turn: the tool's result, or the error in the call, as text.
 
 Each kind of mistake begins with words of its own, so that :mod:`agent_environments.tools.behavior` can count it in any
 stored conversation.
@@ -31,7 +31,7 @@ CUT = "\n... (the result is too long and is not fully shown)"
 
 @dataclass(frozen=True)
 class CallAnswer:
-    """The text that the policy reads after a call, and what follows from it.
+    """The text that the policy reads after a call, and its consequences.
 
     ``ended_with`` is the whole result of a terminal tool, which ends the episode; None if it goes on. ``over``: the
     episode ends for another reason. ``use`` counts the call, unless the tool was never asked.

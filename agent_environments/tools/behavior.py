@@ -1,4 +1,4 @@
-"""Counts what an agent does with its tools, in the texts of its turns."""
+"""Counts an agent's tool calls and their errors in the texts of its turns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _share(name: str, title: str, per: str = "tool_calls") -> BehaviorFigure:
 
 
 class ToolBehavior:
-    """Counts what the figures of tool calls are made of."""
+    """Counts the quantities of the figures of tool calls."""
 
     name = "tool calls"
     figures = (

@@ -99,7 +99,7 @@ class ToolCalls:
 
     def reset(self, task_id: str) -> str:
         """Put the instance into the task's first state; return the text that it shows, "" for nothing."""
-        # A copy of its own: what it changes in there must not reach the reward, or another episode.
+        # A copy of its own: its changes must not reach the reward, or another episode.
         task = copy.deepcopy(self._module.tasks[task_id])
         reset = functools.partial(self._instance.reset, task)  # whatever it calls its parameter
         result = deadline.call(reset, {}, self._deadline_s)

@@ -235,7 +235,7 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a function but those that a partial has given a value already."""
+    """Return the parameters of a function but those that a partial has bound already."""
     bound = function.keywords if isinstance(function, functools.partial) else {}
     parameters = inspect.signature(function).parameters
     return {name: parameter for name, parameter in parameters.items() if name not in bound}

@@ -144,7 +144,7 @@ class InstancePool:
             raise
 
     async def fork_again(self) -> ForkedProcess:
-        """Return a process in the place of one that has ended.
+        """Fork a process in place of one that has ended.
 
         Raises:
             EnvironmentCrashed: it could not be made.
@@ -186,7 +186,7 @@ class InstancePool:
         different = [task for task in ours if theirs.get(task) != ours[task]] or sorted(theirs.keys() - ours)
         return (
             f"{self._module.name} gives other tasks at each import: {len(different)} of {len(ours)} differ, the first "
-            f"is {different[0]!r}; draw them with a fixed seed, random.Random(0), and sort what comes from a set"
+            f"is {different[0]!r}; draw them with a fixed seed, random.Random(0), and sort the items of a set"
         )
 
     async def _end(self, process: ForkedProcess) -> None:

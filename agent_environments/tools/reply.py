@@ -41,6 +41,6 @@ class Reply(OwnFunction):
 def reply(function: Callable[..., Any]) -> Reply:
     """Make a reply of a function, sync or async; of a method, one that works on the episode's own instance.
 
-    It takes the text of a turn that calls no tool, and returns what the agent reads next. None ends the episode.
+    It takes the text of a turn that calls no tool, and returns the text that answers it. None ends the episode.
     """
     return Reply(function)

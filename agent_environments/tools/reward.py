@@ -40,7 +40,7 @@ DEADLINE_S, LONGEST_S = 600.0, 3000.0
 
 
 class NoGrade(ValueError):
-    """A reward returned what is not a grade; ``place`` is its own file and line."""
+    """A reward did not return a grade; ``place`` is its own file and line."""
 
     def __init__(self, message: str, place: str) -> None:
         super().__init__(message)
@@ -115,7 +115,7 @@ class Reward:
         return [name for name in self._parameters if name not in self._own_names]
 
     def check_task(self, task: Mapping[str, Any]) -> None:
-        """Raise ValueError where a task has no value for a parameter, or one that the episode's own would hide."""
+        """Raise ValueError where a task has no value for a parameter, or a field that an episode's value would hide."""
         for parameter in self._parameters.values():
             name = parameter.name
             if name in self._own_names and name in task:
@@ -252,7 +252,7 @@ def reward(
 ) -> Reward | Callable[[Callable[..., Any]], Reward]:
     """Make a reward of a function, sync or async.
 
-    Its parameters are filled by name: ``answer`` (what the terminal tool returned, or the text of the turn that called
+    Its parameters are filled by name: ``answer`` (the result of the terminal tool, or the text of the turn that called
     no tool; "" if there was neither), ``trajectory`` (the episode's messages, a list of {"role", "content"}),
     ``instance`` (the one that the episode's tools worked on), ``judge`` (asks the model that the config names, see
     :class:`~loop_contrib.judge.judge.Judge`), ``code_folder`` (the files that the agent's code left, name -> bytes),
@@ -267,7 +267,7 @@ def reward(
         group: it sees all rollouts of the task at once, and returns a list with such a number for each. Its parameters
             are ``answers``, ``trajectories``, ``rewards`` (of each the numbers of the other rewards, by name),
             ``judge`` and the task's fields.
-        deadline_s: for one call, without what a judge takes; a longer one raises.
+        deadline_s: seconds for a call, without a judge's time; a longer one raises.
     """
     make = functools.partial(Reward, weight=weight, name=name, scale=scale, group=group, deadline_s=deadline_s)
     return make if function is None else make(function)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
 
-from loop_plumbing.fork_server import WrongArguments as WrongArguments  # part of what a call raises
+from loop_plumbing.fork_server import WrongArguments as WrongArguments  # an error of a call
 
 if TYPE_CHECKING:
     from loop_plumbing.forked_process import ForkedProcess

@@ -1,7 +1,7 @@
 """Forks the interpreters: a process that has never held a database, so that they cannot inherit data of one.
 
 It is forked from the world server before that opens its first world, and warms up by itself, with a shell whose API
-calls go nowhere: what an app once answered would stay in its memory. World processes ask it for an interpreter by
+calls go nowhere: an app's answers would stay in its memory. World processes ask it for an interpreter by
 passing one end of a socket pair; the interpreter joins the asking process's group, and dies with it.
 """
 

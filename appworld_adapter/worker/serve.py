@@ -53,7 +53,7 @@ def prepare(role: str, config: dict[str, Any]) -> fork_server.Prepared:
 def main() -> None:
     role, folder, descriptor = sys.argv[1:]
     os.chdir(folder)
-    os.dup2(2, 1)  # the engine prints what it likes
+    os.dup2(2, 1)  # the engine may print anything
     config = json.loads(sys.stdin.readline())
     fork_server.serve(socket.socket(fileno=int(descriptor)), lambda: prepare(role, config))
     os._exit(0)

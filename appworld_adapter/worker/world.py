@@ -2,7 +2,7 @@
 
 Agent code runs in a sibling (interpreter.py) whose only way to the databases is to send, over one socket, the HTTP
 requests that its ``apis.<app>.<api>(...)`` calls come down to. The seam is the engine's own: the transport under
-Starlette's TestClient. What the agent can change is therefore what the apps' APIs let it change.
+Starlette's TestClient. So the agent can change only the data that the apps' APIs let it change.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def test_what_this_machine_lacks_is_told_before_anything_starts(tasks, options, 
         (b" \n", "must be a text of 1 to "),
         (b"a\0b", "without NULs"),
         (b"\xff", "is not UTF-8 text"),
-        (b"x" * (128 << 10), "and has 131072 bytes: put what is longer into a file"),
+        (b"x" * (128 << 10), "and has 131072 bytes: put longer texts into a file"),
     ],
 )
 async def test_a_prompt_that_cannot_be_told_is_refused(tasks, prompt, why):

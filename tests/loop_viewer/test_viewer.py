@@ -402,7 +402,7 @@ async def test_a_bad_line_costs_one_line_and_is_named(run_folder, tmp_path, caps
         assert overview["metrics"] == listed["metrics"]
         named = overview["damage"] + overview["collections"][0]["damage"]
         an_unknown_fact = which == "facts" and line == b'{"rollout_id": 3}'
-        assert [f"{file}, line 1, is no " in said for said in named] == [True] * (not an_unknown_fact), line
+        assert [f"{file}, line 1, is not a " in said for said in named] == [True] * (not an_unknown_fact), line
         if which in ("log", "metrics"):
             assert main([str(folder), "--text"]) == 1
             told = capsys.readouterr()

@@ -58,7 +58,7 @@ def test_a_person_is_told_how_a_call_is_typed_and_what_was_taken_for_the_answer(
 
 def test_a_reply_that_raises_ends_the_episode_and_is_named(tmp_path, capsys, monkeypatch):
     file = tmp_path / "game.py"
-    file.write_text(EXAMPLE.read_text().replace("if said else None", ""))
+    file.write_text(EXAMPLE.read_text().replace("if match else None", ""))
     monkeypatch.setattr("sys.stdin", io.StringIO("hm\n"))
     assert main([str(file), "--by-hand", "--tasks", "1"]) == 0
     line = "1 turns, reward 0, ended as step raised TypeError: 'NoneType' object is not subscriptable"

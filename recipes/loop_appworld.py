@@ -98,7 +98,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
     length_key = "collection.limits.max_context"
     _config: LoopConfig
     _stream: Stream
-    """On rank 0, where iterations take groups of one."""
+    """The stream whose groups the iterations take; on rank 0 alone."""
 
     def __init__(self, cfg: DictConfig) -> None:
         config = read_config(cfg, LoopConfig)
@@ -108,28 +108,28 @@ class LoopAppWorldRecipe(TrainingRecipe):
 
             check_host_memory(config)
         super().__init__(config)
-        # What a checkpoint holds beside tensors.
+        # State that a checkpoint holds beside tensors.
         self._policy_version = 0
         self._idle_iterations = 0
         self._best: dict[str, Any] | None = None
         self._pending: CollectionRequest | None = None
         self._unscored: CollectionRequest | None = None
         self._canary: dict[str, Any] | None = None
-        # What leaves the device while servers have it; None where they do not share it.
+        # Weights that leave the device while the servers use it; None where it is not shared.
         self._frozen: FrozenWeights | None = None
         # The sampler's gap before the first step, of a run in half precision, once it is known.
         self._base_gap: float | None = None
-        # Of the newest version's adapter, as it was published.
+        # Digest of the newest version's adapter as it was published.
         self._adapter_digest = ""
         # Versions that the node may still serve, but this run has no use for.
         self._forgotten: list[int] = []
         # The newest version that the node samples from.
         self._served_version = 0
-        # What the run rests on beside its model, by digests, as it is now.
+        # Digests of the tasks and the grader that the run trains with now.
         self._environment_identity: dict[str, str] = {}
 
     def setup(self) -> None:
-        """Rollout source, model, optimizer and run state; a node that is launched starts up meanwhile."""
+        """Set up rollout source, model, optimizer and run state; a launched node starts up meanwhile."""
         conf = self._config
         # Rank 0 may wait for the node to come back before it asks, and once more before the answer's end.
         patience = conf.collection.deadline_s + 2 * conf.rollout_node.start_deadline_s + 1800.0
@@ -156,16 +156,16 @@ class LoopAppWorldRecipe(TrainingRecipe):
         self._setup_run(checkpoint)
 
     def _begin_turn(self) -> None:
-        """Have the GPUs for the trainer, where it shares them with the node's servers."""
+        """Take the GPUs for the trainer, where it shares them with the node's servers."""
         if self._frozen is not None:
             self._source.sleep()
             self._frozen.to_device()
 
     def _end_turn(self) -> None:
-        """Let the node's servers have shared GPUs; what they sample from is proven before they do."""
+        """Give shared GPUs back to the node's servers; their policy is proven before they sample from it."""
         if self._frozen is not None:
             self._frozen.to_host()
-            any_rank(False)  # all of them have left
+            any_rank(False)  # all ranks have left the GPUs
             self._source.wake()
 
     def _setup_credit(self, checkpoint: TrainingState | None) -> None:
@@ -188,7 +188,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
         utils.log_rank_zero(log, stress(rehearse, vocab_size, length, tokens, conf.seed, self._device))
 
     def _setup_run(self, checkpoint: TrainingState | None) -> None:
-        """Tasks, counters, metrics, and a node that serves nothing that this run will publish anew."""
+        """Set up tasks, counters and metrics; retire the node's versions that this run will publish anew."""
         conf = self._config
         utils.log_rank_zero(log, "waiting for the rollout node to be ready")
         served = self._source.wait_ready()
@@ -215,7 +215,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
 
     @property
     def _streams(self) -> bool:
-        """Whether iterations take groups of a stream; those of stored logs are made of groups already."""
+        """Return whether iterations take groups of a stream; stored logs consist of groups already."""
         return self._config.collection.stream and self._config.rollout_node.replay is None
 
     def _open_stream(self, state: Mapping[str, Any] | None) -> None:
@@ -235,7 +235,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
         self._pending = None if state["pending"] is None else CollectionRequest.from_dict(state["pending"])
         self._unscored = None if state["unscored"] is None else CollectionRequest.from_dict(state["unscored"])
         self._plan.load_state_dict(state["sampler"], self._config.accept_changes)
-        if state.get("fingerprint") != self._fingerprint:  # what was asked for was to be graded and sampled by others
+        if state.get("fingerprint") != self._fingerprint:  # the requests were for another model or grader
             self._pending = self._pending and self._plan.anew(self._pending)
             self._unscored = self._unscored and self._plan.anew(self._unscored)
         self._pending = self._pending and self._plan.with_loss_limit(self._pending)
@@ -269,15 +269,15 @@ class LoopAppWorldRecipe(TrainingRecipe):
             oldest = self._policy_version - conf.collection.max_policy_lag
             if self._streams:
                 awaited = f"the groups of iteration {iteration}"
-                collected, told = self._take(iteration)
+                collected, figures = self._take(iteration)
             else:
                 request = self._pending or self._plan.training(iteration, self._policy_version, self._adapter_digest)
                 self._pending, awaited = None, request.id
-                collected, told = self._collect(request, iteration)
-                # What was asked for ahead is taken even where a resumed run's config allows no lag any more.
+                collected, figures = self._collect(request, iteration)
+                # A collection asked for ahead is taken even where a resumed run's config allows no lag any more.
                 oldest = min(request.policy_version, oldest)
             if collected is None:
-                return self._end(f"stopped while waiting for {awaited}; {self._what_goes_on()} goes on with it")
+                return self._end(f"stopped while waiting for {awaited}; {self._way_to_resume()} goes on with it")
             self._check_grader()
             check_versions(collected.rollouts, oldest, self._policy_version)
             check_broken(collected.rollouts, conf.collection.max_broken_share)
@@ -293,7 +293,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
                 self._source.start(self._pending)
             self._begin_turn()
             metrics = self.update(collected.rollouts, iteration)
-            metrics |= {**collected.metrics(), **told}
+            metrics |= {**collected.metrics(), **figures}
             metrics["seconds_publishing"] = seconds_publishing
             metrics["seconds"] = time.perf_counter() - started
             started = time.perf_counter()
@@ -321,47 +321,47 @@ class LoopAppWorldRecipe(TrainingRecipe):
         self._end(None)
 
     def _take(self, iteration: int) -> tuple[Collected | None, Mapping[str, float]]:
-        """The rollouts of the groups that an iteration takes of the stream, and what to tell of it; None when the run
-        was asked to stop meanwhile."""
-        words = iteration, self._policy_version, self._served_version, self._adapter_digest
-        collected = self._source.collect_by(lambda source: self._stream.take(source, *words))
+        """Return the rollouts of the groups that an iteration takes from the stream, and their figures; None when the
+        run was asked to stop meanwhile."""
+        arguments = iteration, self._policy_version, self._served_version, self._adapter_digest
+        collected = self._source.collect_by(lambda source: self._stream.take(source, *arguments))
         if collected is None:
             return None, {}
         return collected, on_main_rank(lambda: self._stream.figures(collected, self._policy_version))
 
     def _is_due(self, iteration: int) -> bool:
-        """Whether the newest version is to be served now: the node, or a score on the way, samples from it next."""
+        """Return whether the node must serve the newest version now, because it or a score samples from it next."""
         every = self._config.dev_evaluation.every
         scored = bool(every) and iteration % every == 0
         ahead = self._policy_version - self._served_version
         return ahead > 0 and (scored or ahead >= self._config.collection.publish_every)
 
     def _collect(self, request: CollectionRequest, iteration: int) -> tuple[Collected | None, Mapping[str, float]]:
-        """The iteration's rollouts, those that replace groups without signal included, and what to tell of these; None
+        """Return the iteration's rollouts, with those that replace groups without signal, and figures of these; None
         when the run was asked to stop meanwhile. Why it is exact: :mod:`loop_recipes.rollouts.plan`."""
         conf, asked = self._config, [request]
         collected = self._source.collect(request)
-        told = {"refilled_groups": 0, "resting_tasks": 0}
+        figures = {"refilled_groups": 0, "resting_tasks": 0}
         if not conf.collection.depends_on_signal:
-            return collected, told
+            return collected, figures
         while collected is not None:
             samples = training_samples(in_groups(collected.rollouts), conf.update)
             signal, lost = self._learner.update.tasks_with_signal(samples), len(collected.end.lost)
             refill = self._plan.refill(asked, signal, lost, self._policy_version, self._adapter_digest)
             if refill is None:
-                told["resting_tasks"] = self._plan.rest(iteration, {sample.task_id for sample in samples} - signal)
-                return collected, told
+                figures["resting_tasks"] = self._plan.rest(iteration, {sample.task_id for sample in samples} - signal)
+                return collected, figures
             asked.append(refill)
-            told["refilled_groups"] += len(refill.tasks)
-            found = self._source.collect(refill)
-            collected = found and collected.joined(found)
-        return None, told
+            figures["refilled_groups"] += len(refill.tasks)
+            refilled = self._source.collect(refill)
+            collected = refilled and collected.joined(refilled)
+        return None, figures
 
     def _check_grader(self) -> None:
         """Refuse rollouts of a node elsewhere that was started again on other tasks or another grader.
 
         Raises:
-            NoRollouts: it was; nothing is trained on them.
+            NoRollouts: the node has other tasks or another grader.
         """
         if self._config.rollout_node.url is None:
             return
@@ -379,7 +379,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
             ConfigError: ``update.max_tokens_per_rollout`` leaves nothing to learn from.
             NonFiniteLoss: the loss or gradient is not finite; neither step nor checkpoint is made.
             NoRollouts: no task has two rollouts.
-            CreditFailed: what gives tokens advantages of their own has none for them.
+            CreditFailed: a credit could not give tokens their advantages.
         """
         conf = self._config
         grouped = in_groups(rollouts)
@@ -387,7 +387,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
         learned, step_tokens, metrics = self._learner.update.run(samples, self._policy_version, iteration)
         judged = judged_gap(self._learner.model, conf.dtype != "fp32")
         metrics |= gap_metrics(learned, conf.sampler_gap, self._base_gap, judged)
-        if conf.dtype != "fp32" and self._base_gap is None:  # no step was taken on what was sampled until now
+        if conf.dtype != "fp32" and self._base_gap is None:  # no step was taken before these rollouts were sampled
             self._base_gap = metrics.get(judged)
         metrics |= flops_metrics(self._learner.model, step_tokens, metrics["seconds_updating"], conf.device_peak_tflops)
         if conf.update.max_tokens_per_rollout is not None:
@@ -434,14 +434,14 @@ class LoopAppWorldRecipe(TrainingRecipe):
         self._tell_trackers()
 
     def _score(self) -> None:
-        """Wait for the evaluation that is due, if one is; its scores go into the last line that was logged.
+        """Wait for the evaluation that is due, if there is one, and add its scores to the last logged line.
 
         The checkpoint of the best policy so far is kept.
         """
         due = self._unscored
         if due is None:
             return
-        from loop_recipes.evaluation.dev_scores import dev_scores  # of runs that ask for scores
+        from loop_recipes.evaluation.dev_scores import dev_scores  # only runs with scores need it
 
         scores = self._source.ask(lambda source: dev_scores(source, due, self._environment))
         if scores is None:  # asked to stop: a resumed run waits for it
@@ -457,7 +457,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
         self.save_checkpoint()
 
     def _publish(self, versions: list[int]) -> float:
-        """Have the rollout node serve versions, the newest once it has proved that it has it; returns the seconds."""
+        """Have the rollout node serve versions, and prove that it has the newest one; returns the seconds."""
         started = time.perf_counter()
         # The tolerances are not in the checkpoint: a version that was refused may be served with larger ones.
         newest = self._canary and self._canary | tolerances(self._config.sampler_gap)
@@ -470,7 +470,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
         return time.perf_counter() - started
 
     def _forget_versions(self) -> None:
-        """Drop the versions that no rollout can need any more; the node is told later."""
+        """Drop the versions that no rollout can need any more; the node retires them later."""
         asked_for = [request.policy_version for request in (self._pending, self._unscored) if request is not None]
         oldest = min([self._policy_version - self._config.collection.max_policy_lag, *asked_for])
         self._forgotten += [version for version in self._learner.versions.versions if version < oldest]
@@ -484,7 +484,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
     def _end(self, line: str | None) -> None:
         if self._iterations_done and not self._policy_version:
             nothing = on_main_rank(lambda: nothing_learned(self._output_dir))
-            line = "; ".join(part for part in (line, nothing) if part) or None
+            line = "; ".join(sentence for sentence in (line, nothing) if sentence) or None
         super()._end(line)
 
     def longest(self) -> int:
@@ -493,7 +493,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
 
 @parse(LoopConfig)
 def recipe_main(cfg: DictConfig) -> int | str:
-    """Entry point of `tune run loop_appworld`: ``cfg`` is what --config and the words after it compose."""
+    """Run `tune run loop_appworld`; ``cfg`` is composed from --config and the words after it."""
     return run_recipe(LoopAppWorldRecipe, cfg)
 
 

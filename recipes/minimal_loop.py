@@ -71,7 +71,7 @@ def main(output_dir: Path) -> None:
 
 
 def load_policy(conf: LoopConfig) -> nn.Module:
-    """The base model in float32, frozen, with a new adapter, and a head that computes log-probs of sampled tokens."""
+    """Load the base model, frozen in float32, with a new adapter and a head for log-probs of sampled tokens."""
     model, base = load_base(conf, torch.float32)
     adapter = new_adapter(model, SEED)
     return place_model(attach_head(model, TiledLogProbs()), base, adapter, torch.device("cpu"), torch.float32)
@@ -91,7 +91,7 @@ def publish(client: RolloutClient, policy: nn.Module, version: int, output_dir: 
 
 
 def collect(client: RolloutClient, tasks: list[str], version: int, limits: Limits) -> list[Rollout]:
-    """K rollouts of each task by one version of the policy, less the slowest: a straggler is not waited for."""
+    """Collect K rollouts of each task by one version of the policy, less the slowest stragglers."""
     request = CollectionRequest(
         id=training_id("minimal", version + 1, secrets.token_hex(8)),
         tasks=tasks,
@@ -107,7 +107,7 @@ def collect(client: RolloutClient, tasks: list[str], version: int, limits: Limit
 
 
 def advantages(rollouts: list[Rollout]) -> dict[str, float]:
-    """Leave-one-out (eq. 3): a rollout's reward less the mean reward of the others of its task; by rollout id."""
+    """Return each rollout's reward less the mean reward of the others of its task (eq. 3), by rollout id."""
     groups = defaultdict(list)
     for rollout in rollouts:
         groups[rollout.task_id].append(rollout)
@@ -121,9 +121,9 @@ def advantages(rollouts: list[Rollout]) -> dict[str, float]:
 
 
 def logprobs(policy: nn.Module, rollout: Rollout) -> Tensor:
-    """Log-probs [n] of the tokens that were sampled, and of no others: not of the prompt, nor of the observations.
+    """Return log-probs [n] of the sampled tokens alone: not of the prompt, nor of the observations.
 
-    The ids are those that were served. Nothing is encoded again.
+    The ids are those that the server returned. Nothing is encoded again.
     """
     token_ids = torch.tensor([rollout.token_ids])
     sampled = torch.tensor(rollout.mask).nonzero().flatten()
@@ -131,16 +131,16 @@ def logprobs(policy: nn.Module, rollout: Rollout) -> Tensor:
 
 
 def improve(policy: nn.Module, optimizer: torch.optim.Optimizer, rollouts: list[Rollout], iteration: int) -> int:
-    """PPO's clipped objective on each token (eq. 10), a few epochs over the rollouts; returns the steps taken."""
+    """Optimize PPO's clipped objective on each token (eq. 10) for a few epochs; returns the steps taken."""
     advantage = advantages(rollouts)
-    kept = sorted((r for r in rollouts if abs(advantage[r.rollout_id]) >= SIGNAL), key=lambda r: r.rollout_id)
-    # By the learner itself, not by the sampler: the ratio shall measure what the steps change, not how two programs
+    with_signal = sorted((r for r in rollouts if abs(advantage[r.rollout_id]) >= SIGNAL), key=lambda r: r.rollout_id)
+    # The learner scores them, not the sampler: the ratio shall measure what the steps change, not how two programs
     # round.
     with torch.no_grad():
-        old = {rollout.rollout_id: logprobs(policy, rollout) for rollout in kept}
+        old = {rollout.rollout_id: logprobs(policy, rollout) for rollout in with_signal}
     steps = 0
     for epoch in range(EPOCHS):
-        for minibatch in minibatches(kept, iteration, epoch):
+        for minibatch in minibatches(with_signal, iteration, epoch):
             for rollout in minibatch:
                 ratio = (logprobs(policy, rollout) - old[rollout.rollout_id]).exp()
                 value = advantage[rollout.rollout_id]
@@ -154,11 +154,11 @@ def improve(policy: nn.Module, optimizer: torch.optim.Optimizer, rollouts: list[
 
 
 def minibatches(rollouts: list[Rollout], iteration: int, epoch: int) -> list[list[Rollout]]:
-    """A shuffle, cut into parts of about ``MINIBATCH`` whose sizes differ by one at most."""
+    """Shuffle, and cut into minibatches of about ``MINIBATCH`` whose sizes differ by one at most."""
     seed = (SEED * 1_000_003 + iteration) * 1_009 + epoch  # the recipe's, so that the two can be compared
     order = torch.randperm(len(rollouts), generator=torch.Generator().manual_seed(seed)).tolist()
     parts = min(len(rollouts), max(1, round(len(rollouts) / MINIBATCH)))
-    bounds = [len(rollouts) * part // parts for part in range(parts + 1)] if parts else []
+    bounds = [len(rollouts) * number // parts for number in range(parts + 1)] if parts else []
     return [[rollouts[i] for i in order[low:high]] for low, high in itertools.pairwise(bounds)]
 
 

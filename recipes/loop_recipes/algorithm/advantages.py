@@ -1,4 +1,4 @@
-"""Advantages: what a rollout's return is compared with before it moves the policy.
+"""Advantages: the comparison of a rollout's return with others, by which it moves the policy.
 
 Every component maps ``(rewards [b], groups [b])`` to advantages [b]. A group holds the rollouts of one task that were
 really finished (four to six of six under early stop); its real size n enters the formulas, never the number asked for.
@@ -28,17 +28,17 @@ class Advantage(Protocol):
     """The interface of every component for advantages."""
 
     def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
-        """[b], of rollouts with these returns [b] and the number of each one's task [b]."""
+        """Return the advantages [b] of rollouts with these returns [b]; ``groups`` [b] numbers their tasks."""
 
 
 @runtime_checkable
 class TokenAdvantage(Advantage, Protocol):
-    """Also gives each sampled token its own advantage. The filter does not apply then, and a critic cannot be had. One
-    whose ``plan`` does not say ``needs_reference`` is given no ``ref_logprobs``; one without a ``plan`` is."""
+    """Also gives each sampled token its own advantage. The filter does not apply then, and a critic cannot be used.
+    Samples have ``ref_logprobs`` where its ``plan`` says ``needs_reference``, or where it has no ``plan``."""
 
     def token_advantages(self, samples: Sequence[ScoredSample]) -> list[Tensor]:
-        """[n] of each sample, float32; the samples are all of a collection, with ``old_logprobs`` and, of the base
-        model, ``ref_logprobs``."""
+        """Return advantages [n] for each sample, float32; the samples are a whole collection, with ``old_logprobs`` and
+        the base model's ``ref_logprobs``."""
 
 
 @runtime_checkable
@@ -46,11 +46,11 @@ class PairingAdvantage(Advantage, Protocol):
     """Also pairs the rollouts of a task, for a loss that compares pairs; the advantage is then 1, -1, or 0 unpaired."""
 
     def pairs(self, rewards: Tensor, groups: Tensor) -> list[tuple[int, int]]:
-        """(index of the chosen rollout, index of the rejected one); no rollout is in two pairs."""
+        """Return pairs of indices, (chosen rollout, rejected rollout); no rollout is in two pairs."""
 
 
 def _group_statistics(values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Size, mean and population variance of every rollout's own group; three tensors [b] in float64."""
+    """Return size, mean and population variance of every rollout's own group; three tensors [b] in float64."""
     if values.shape != groups.shape or values.ndim != 1:
         raise ValueError(f"rewards {list(values.shape)} and groups {list(groups.shape)} must be vectors of one length")
     _, index = torch.unique(groups, return_inverse=True)
@@ -77,8 +77,8 @@ class StdNormalized:
 
     Args:
         leave_one_out: the baseline is the mean of the group's other returns, which makes every advantage n/(n-1) times
-            as large. LOOP's section 4.2 says so of GRPO and RwNorm, and its authors' code does so; the caption of its
-            Table 1 and GRPO's paper have the group's own mean.
+            as large. LOOP's section 4.2 describes GRPO and RwNorm so, and its authors' code agrees; the caption of
+            its Table 1 and GRPO's paper have the group's own mean.
         floor: keeps groups without any spread at 0 instead of 0/0; it is not a smoothing term.
     """
 
@@ -119,7 +119,7 @@ class ReturnToGo:
 
     less its mean over all sampled tokens of the collection, divided by their population standard deviation.
 
-    It gives the whole rollout the normalised return alone, which is what the filter and the viewer may ask for.
+    As a whole, a rollout gets the normalised return alone, for the filter and the viewer.
 
     Args:
         kl_coefficient: the paper's beta.
@@ -155,10 +155,10 @@ class TurnReturns:
 
     where G_jt is 0 if rollout j ended before turn t: nothing was left to earn. The baseline is a function of the other
     rollouts alone, so the sum over turns of ``A_kt grad log p`` is unbiased, however many turns they have. A mean over
-    those alone that have a turn t is not: with its own rollout in it, or with 0 where there is no other, it shrinks the
-    gradient of late turns, which few rollouts reach.
+    the rollouts that reach turn t is biased: with its own rollout in it, or with 0 where it has no others, it shrinks
+    the gradient of late turns, which few rollouts reach.
 
-    It gives the whole rollout :class:`LeaveOneOut` of R alone, which the viewer may ask for.
+    As a whole, a rollout gets :class:`LeaveOneOut` of R alone, for the viewer.
 
     Args:
         grade: how much of R comes behind the last turn; 0 where it is the turns' sum already.
@@ -192,7 +192,7 @@ class TurnReturns:
 
 
 def leave_one_out_by_turn(returns: Sequence[Tensor]) -> list[Tensor]:
-    """[t] of each rollout of a task: its returns to go [t], less the mean of all the others', 0 behind their ends."""
+    """Return for each rollout of a task its returns to go [t], less the mean of the others', 0 behind their ends."""
     padded = pad_sequence(list(returns), batch_first=True)
     others = (padded.sum(0) - padded) / max(1, len(returns) - 1)
     advantages = padded - others if len(returns) > 1 else torch.zeros_like(padded)
@@ -207,8 +207,8 @@ def _reference(sample: ScoredSample) -> Tensor:
 
 @dataclass(frozen=True)
 class Solved:
-    """1 for a rollout that solved its task (return 1), 0 for any other: what expert iteration and rejection sampling
-    keep (LOOP, appendices C.2 and C.3)."""
+    """1 for a rollout that solved its task (return 1), 0 for any other: the filter of expert iteration and rejection
+    sampling (LOOP, appendices C.2 and C.3)."""
 
     def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
         return (rewards >= 1.0).float()

@@ -1,4 +1,4 @@
-"""The first stage of an update: each rollout's advantage, and the hook for what gives tokens advantages of their own.
+"""The first stage of an update: each rollout's advantage, and the hook for advantages of single tokens.
 
 An ``advantage`` compares the returns of a task's rollouts. A :class:`Credit`, which a config names by ``_component_``
 under ``credit``, then changes the advantages of single tokens; several do so one after the other. A
@@ -27,19 +27,19 @@ if TYPE_CHECKING:  # it imports torchtune, which takes seconds
 
 
 class CreditFailed(RuntimeError):
-    """A credit cannot be had, through no fault of the trainer; the message says why, and the run ends with it."""
+    """A credit cannot be given, through no fault of the trainer; the message says why, and the run ends with it."""
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """What a credit may use of the run that it is part of.
+    """The parts of a run that its credits may use.
 
     Attributes:
         scorer: takes rollouts through the policy's model without a gradient.
         ask: has work done with the source of rollouts on rank 0 and returns its result, which must be JSON-able, on
             every rank; None when the run was asked to stop meanwhile.
         max_turns: how many turns an episode of an iteration may take.
-        stop_requested: asked while something is waited for; true ends the wait with ``StopRequested``.
+        stop_requested: called while a credit waits; true ends the wait with ``StopRequested``.
     """
 
     config: LoopConfig
@@ -50,14 +50,14 @@ class TrainingRun:
 
 
 class Credit:
-    """The base of what gives tokens advantages of their own. Every rank has one and calls each method."""
+    """The base of components that give tokens advantages of their own. Every rank has one and calls each method."""
 
     plan = MethodPlan()
-    """What it needs of the update."""
+    """Its needs, declared to the update."""
     figures: ClassVar[Mapping[str, str]] = {}
     """The keys that it adds to ``metrics.jsonl``, each with its sentence."""
     key = "credit"
-    """Where the config names it, for messages."""
+    """Its key in the config, for messages."""
 
     def check(self, config: LoopConfig) -> None:
         """Check that it fits ``config``, before any work begins.
@@ -91,7 +91,7 @@ class Credit:
         """Return the samples with other ``token_advantages``, in their order.
 
         Raises:
-            CreditFailed: there is no credit to be had.
+            CreditFailed: it cannot give credit to these samples.
         """
         raise NotImplementedError
 
@@ -100,11 +100,11 @@ class Credit:
         return {}
 
     def saved(self) -> dict[str, Any]:
-        """Return what a resumed run must know of it, JSON-able; :meth:`restore` gets it before :meth:`setup`."""
+        """Return its state for a resumed run, JSON-able; :meth:`restore` gets it before :meth:`setup`."""
         return {}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Take what :meth:`saved` gave in the run that is resumed."""
+        """Take the state that :meth:`saved` returned in the run that is resumed."""
 
 
 class TrainedCredit(nn.Module, Credit):
@@ -114,12 +114,12 @@ class TrainedCredit(nn.Module, Credit):
     checkpoints, and sharded as the policy is.
 
     Args:
-        lr: of its weights; None is the policy's.
+        lr: the learning rate of its weights; None is the policy's.
         clip_grad_norm: the largest norm of its gradient; None takes it and the policy's as one.
     """
 
     metric: ClassVar[str]
-    """The key of its loss, which is one of ``figures``."""
+    """The key of its loss in ``figures``."""
 
     def __init__(self, lr: NotNegative | None = None, clip_grad_norm: Positive | None = None) -> None:
         super().__init__()
@@ -151,12 +151,12 @@ class CreditOfAdvantage(Credit):
 
 
 def with_token_advantages(samples: Sequence[ScoredSample], own: Sequence[Tensor]) -> list[ScoredSample]:
-    """The samples with these advantages [n] of their tokens."""
+    """Return the samples with advantages ``own`` [n] of their tokens."""
     return [replace(sample, token_advantages=each) for sample, each in zip(samples, own, strict=True)]
 
 
 def credited_samples(samples: Sequence[Sample], advantage: Advantage) -> list[CreditedSample]:
-    """The samples with their advantages, in the order of their episodes.
+    """Return the samples with their advantages, in the order of their episodes.
 
     An episode has one return and one advantage, which all its rollouts get.
     """
@@ -173,23 +173,23 @@ def credited_samples(samples: Sequence[Sample], advantage: Advantage) -> list[Cr
 
 
 def pair_names(episodes: Sequence[str], pairs: Sequence[tuple[int, int]]) -> list[str]:
-    """For each episode the name of its pair, empty without one."""
+    """Return for each episode the name of its pair, empty without one."""
     names = [""] * len(episodes)
     for chosen, rejected in pairs:
         names[chosen] = names[rejected] = f"{episodes[chosen]} > {episodes[rejected]}"
     return names
 
 
-def signal_metrics(samples: Sequence[CreditedSample], kept: Sequence[ScoredSample]) -> dict[str, Any]:
-    """Figures of a collection's samples and of those that were learned from."""
-    tasks, learned = {sample.task_id for sample in samples}, {sample.task_id for sample in kept}
-    own = [sample.token_advantages for sample in kept if sample.token_advantages is not None]
+def signal_metrics(samples: Sequence[CreditedSample], with_signal: Sequence[ScoredSample]) -> dict[str, Any]:
+    """Return figures of a collection's samples and of those ``with_signal``, which the update learned from."""
+    tasks, learned = {sample.task_id for sample in samples}, {sample.task_id for sample in with_signal}
+    own = [sample.token_advantages for sample in with_signal if sample.token_advantages is not None]
     if own:
         advantages = torch.cat(own).double()
     else:
         advantages = torch.tensor([members[0].advantage for members in episodes(samples)], dtype=torch.float64)
     return {
-        "kept_fraction": len(episodes(kept)) / len(episodes(samples)),
+        "kept_fraction": len(episodes(with_signal)) / len(episodes(samples)),
         "groups": len(tasks),
         "groups_without_signal": len(tasks - learned),
         "advantage_std": advantages.std(correction=0).item(),

@@ -28,10 +28,10 @@ class Critic(TrainedCredit):
 
     Args:
         hidden_sizes: by default the paper's 3072 and 2048 for its width of 5120, in proportion for others.
-        coefficient: of the value loss, at iteration 0 and from ``decay_iterations`` on, linear between.
+        coefficient: weight of the value loss, at iteration 0 and from ``decay_iterations`` on, linear between.
         decay_iterations: see ``coefficient``.
         warmup_iterations: how many first iterations train the critic alone.
-        seed: of the initial weights, so that they do not depend on rank or order of construction.
+        seed: for the initial weights, so that they do not depend on rank or order of construction.
         lr, clip_grad_norm: see :class:`~loop_recipes.algorithm.credit.TrainedCredit`.
     """
 
@@ -71,7 +71,7 @@ class Critic(TrainedCredit):
         self._scorer = run.scorer
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Values [n] of detached hidden states [n, d]."""
+        """Return the values [n] of detached hidden states [n, d]."""
         return self.mlp(hidden.float()).squeeze(-1)
 
     def credit(self, samples: list[ScoredSample]) -> list[ScoredSample]:
@@ -81,8 +81,8 @@ class Critic(TrainedCredit):
         def advantages(batch: MicroBatch) -> Tensor:
             return token_advantages(self(model(**batch.inputs(), with_hidden=True).hidden), batch)
 
-        found = self._scorer.per_token(samples, advantages)
-        return with_token_advantages(samples, [found[sample.rollout_id] for sample in samples])
+        by_rollout = self._scorer.per_token(samples, advantages)
+        return with_token_advantages(samples, [by_rollout[sample.rollout_id] for sample in samples])
 
     def further_loss(self, hidden: Tensor, batch: StepBatch) -> Tensor:
         return value_loss(self(hidden), batch)
@@ -93,12 +93,12 @@ class Critic(TrainedCredit):
 
 
 def token_advantages(values: Tensor, batch: MicroBatch) -> Tensor:
-    """[n]: return less value, the value clipped to the range of returns, [0, 1]; no gradient."""
+    """Return advantages [n]: return less value, the value clipped to the range of returns, [0, 1]; no gradient."""
     return batch.rewards[batch.rollout_index] - values.detach().clamp(0.0, 1.0)
 
 
 def value_loss(values: Tensor, batch: StepBatch) -> Tensor:
-    """[b]: mean over each rollout's sampled tokens of ``(V - R)^2``, unclipped values, with gradient."""
+    """Return [b], the mean over each rollout's sampled tokens of ``(V - R)^2``, unclipped values, with gradient."""
     errors = (values - batch.rewards[batch.rollout_index]).square()
     sums = torch.zeros_like(batch.rewards).index_add(0, batch.rollout_index, errors)
     return sums / batch.episode_tokens

@@ -55,12 +55,12 @@ class Learner:
     Args:
         conf: the recipe's config.
         model: without storage, and ``base`` the weights for it (:func:`~loop_recipes.engine.model.load_base`).
-        checkpoint: to go on from; None begins with ``initial_adapter`` or a new adapter.
-        method: what is learned by.
-        stop_requested: asked before each optimizer step; true on any rank leaves the update there.
+        checkpoint: the state to resume from; None begins with ``initial_adapter`` or a new adapter.
+        method: the method of learning.
+        stop_requested: called before each optimizer step; true on any rank leaves the update there.
 
     Attributes:
-        conf: as given.
+        conf: the recipe's config.
         model: the decoder with its log-prob head, on the device, sharded where there are several ranks.
         parameters: everything that is trained, by name.
         versions: the adapters of the policy versions that may still be needed.
@@ -146,18 +146,18 @@ class Learner:
             )
 
     def open_metrics(self, after_iteration: int, figures: Sequence[BehaviorFigure] = ()) -> RunMetrics:
-        """The run's metrics with the trackers of its config, which is written to ``config.yaml``, and to
-        ``starts.jsonl`` beside what else there is to know of this start. For rank 0.
+        """Write the config to ``config.yaml`` and the facts of this start to ``starts.jsonl``; returns the run's
+        metrics, with the trackers of its config. For rank 0.
 
         Args:
-            figures: the environment's, of behaviour.
+            figures: the environment's figures of behaviour.
         """
         keys = {figure.key for figure in figures}.union(*(each.figures for each in self._credit.values()))
-        kept = keys_to_keep(self.conf)
-        record_start(self._output_dir, after_iteration, kept)
-        config = as_config(kept)
-        if kept.get("node"):  # another run may begin with it; the rest is read as data, in which nothing is resolved
-            config.node = as_config(kept["node"], to_read_again=True)
+        values = keys_to_keep(self.conf)
+        record_start(self._output_dir, after_iteration, values)
+        config = as_config(values)
+        if values.get("node"):  # another run may begin with it; the rest is read as data, in which nothing is resolved
+            config.node = as_config(values["node"], to_read_again=True)
         if OmegaConf.select(config, "node.root") == str(Path(self.conf.output_dir, "node")):
             config.node.root = "${output_dir}/node"  # for a run elsewhere that is begun with this file
         with writing(self._output_dir / "config.yaml"):
@@ -188,7 +188,7 @@ class Learner:
         """Write the checkpoint of ``state["iteration"]`` and remove old ones; all ranks must call it.
 
         Args:
-            state: what the recipe itself must remember, JSON-able, with ``iteration`` and ``policy_version``.
+            state: the recipe's own state, JSON-able, with ``iteration`` and ``policy_version``.
             keep: iterations whose checkpoints are kept however old they are.
         """
         further = {name: full_tensors(dict(each.named_parameters())) for name, each in self._further.items()}
@@ -209,12 +209,12 @@ class Learner:
 def _place_weights(
     further: TrainedCredit, width: int, weights: Mapping[str, Tensor] | None, device: torch.device
 ) -> None:
-    """Make the weights of a credit for hidden states [n, width], or take full CPU ``weights`` if given.
+    """Make the weights of a credit for hidden states [n, width], or take the full CPU ``weights``.
 
     They are sharded like the policy's, so that their gradients are clipped as one.
 
     Raises:
-        ConfigError: they cannot be made, or those given are of other sizes.
+        ConfigError: the weights cannot be made, or ``weights`` have other sizes.
     """
     with raised_as(ConfigError, f"{further.key}: ", TypeError, ValueError, RuntimeError):
         further.make_weights(width)

@@ -41,7 +41,7 @@ class LossOutput:
         ratio_index: [n], for each sampled token the entry of ``log_ratio`` and ``clipped`` that it counts in.
         token_log_ratio: [n], whatever the level, no gradient.
         reference_kl: [b], the KL term of each rollout before its coefficient, no gradient; None without a KL term.
-        weights: of the sampled tokens, by the sampler correction; None without one.
+        weights: the sampler correction's, of the sampled tokens; None without one.
     """
 
     per_rollout_loss: Tensor
@@ -69,12 +69,12 @@ class PairComparison:
     metrics: dict[str, Tensor]
 
     def weighted(self, samples: Sequence[ScoredSample]) -> list[ScoredSample]:
-        """The samples with their weights as token advantages."""
+        """Return the samples with their weights as token advantages."""
         return [replace(sample, token_advantages=self.weights[sample.rollout_id]) for sample in samples]
 
 
 def comparison_metrics(steps: Sequence[PairComparison]) -> dict[str, float]:
-    """The means of the metrics over some steps."""
+    """Return the means of the metrics over some steps."""
     names = steps[0].metrics if steps else ()
     return {name: torch.cat([each.metrics[name] for each in steps]).mean().item() for name in names}
 
@@ -90,9 +90,9 @@ class PolicyLoss(nn.Module):
     """
 
     plan = MethodPlan()
-    """What it needs of the update."""
+    """Its needs, declared to the update."""
     level: Level = "token"
-    """What each of its ratios is of. Where that is not ``token``, tokens cannot have advantages of their own."""
+    """The unit of its importance ratios. Unless it is ``token``, tokens cannot have advantages of their own."""
 
     def __init__(self, kl_coefficient: NotNegative = 0.0, sampler_correction: SamplerCorrection | None = None) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class PolicyLoss(nn.Module):
             self.plan = replace(self.plan, needs_reference=True)
 
     def compare(self, samples: Sequence[ScoredSample], logprobs: Mapping[str, Tensor]) -> PairComparison:
-        """The rollouts of a minibatch, before its step, of a loss whose ``plan`` says ``compares_pairs``; see
+        """Compare the rollouts of a minibatch before its step, where ``plan`` says ``compares_pairs``; see
         :class:`~loop_recipes.algorithm.preferences.PreferenceLoss`.
 
         Args:
@@ -116,7 +116,7 @@ class PolicyLoss(nn.Module):
     def _weighed(
         self, advantage: Tensor, index: Tensor, logprobs: Tensor, batch: StepBatch
     ) -> tuple[Tensor, Weights | None]:
-        """The advantages of the loss's ratios, times their weights where there is a correction, and the weights.
+        """Return the advantages of the loss's ratios, times their weights if there is a correction, and the weights.
 
         Args:
             index: [n], for each sampled token the ratio that it counts in; all tokens of one ratio have one weight.
@@ -166,8 +166,8 @@ class ClippedPolicyLoss(PolicyLoss):
 
     Args:
         level: as above.
-        clip: the range that the ratio is kept in. ``symmetric`` is the paper's trust region 1 - eps .. 1 + eps;
-            ``reciprocal`` is 1/(1+eps) .. 1+eps; ``none`` is no bound. ``cispo`` bounds the weight of a token in
+        clip: the range of the ratio. ``symmetric`` is the paper's trust region 1 - eps .. 1 + eps;
+            ``reciprocal`` is 1/(1+eps) .. 1+eps; ``none`` sets no bound. ``cispo`` bounds the weight of a token in
             ``min(r, 1 + eps) A log p`` and keeps its gradient (CISPO, arXiv 2506.13585, eqs. 4 and 5; no lower bound).
         eps: its half-width; in (0, 1) for ``symmetric``.
         eps_high: takes the place of ``eps`` in the upper bound (DAPO, arXiv 2503.14476, eq. 10).
@@ -237,7 +237,7 @@ class ClippedPolicyLoss(PolicyLoss):
         return self._finish(objective, log_ratio, clipped, index, token_log_ratio, logprobs, batch, weights)
 
     def _clipped(self, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
-        """``min(r A, g(A))`` and where the second was the smaller.
+        """Return ``min(r A, g(A))`` and where the second was the smaller.
 
         For A > 0 the bound is high * A, taken where r > high; for A < 0 it is low * A, taken where r < low. The branch
         is chosen before exp, so that a ratio beyond fp32 on the clipped side gives its bound and no gradient, not nan.
@@ -250,7 +250,7 @@ class ClippedPolicyLoss(PolicyLoss):
         return torch.where(clipped, ratio_bound * advantage, ratio * advantage), clipped
 
     def _with_bounded_weights(self, log_ratio: Tensor, advantage: Tensor, logprobs: Tensor) -> tuple[Tensor, Tensor]:
-        """``min(r, high) A log p``, the weight a constant, and where it was bounded."""
+        """Return ``min(r, high) A log p``, the weight a constant, and where it was bounded."""
         limit = math.log(self.high)
         weight = log_ratio.detach().clamp(max=limit).exp()
         return weight * advantage * logprobs, (log_ratio.detach() > limit) & (advantage != 0)
@@ -302,28 +302,28 @@ class LogLikelihood(Reinforce):
 
 
 class RatioStatistics:
-    """Collects the ratios of many micro-batches and sums them up in a few numbers to steer by."""
+    """Collects the ratios of many micro-batches and sums them up in a few metrics."""
 
     def __init__(self) -> None:
         self._values: defaultdict[str, list[Tensor]] = defaultdict(list)
 
     def add(self, output: LossOutput) -> None:
-        """Keep what the summary needs, on the CPU."""
-        found = {"log_ratios": output.log_ratio, "token_log_ratios": output.token_log_ratio, "kl": output.reference_kl}
-        found["clipped"] = output.clipped.float()
+        """Keep the values for the summary, on the CPU."""
+        series = {"log_ratios": output.log_ratio, "token_log_ratios": output.token_log_ratio, "kl": output.reference_kl}
+        series["clipped"] = output.clipped.float()
         if output.weights is not None:
-            found |= {"weights": output.weights.values, "cut": output.weights.cut.float()}
-        for name, values in found.items():
+            series |= {"weights": output.weights.values, "cut": output.weights.cut.float()}
+        for name, values in series.items():
             if values is not None:
                 self._values[name].append(values.cpu())
 
     def join(self, other: RatioStatistics) -> None:
-        """Count what ``other`` has seen too."""
+        """Add the ratios of ``other`` to these."""
         for name, values in other._values.items():
             self._values[name] += values
 
     def summary(self) -> dict[str, float]:
-        """``ratio_p01`` .. ``ratio_p99``, ``ratio_max``, ``clip_fraction``, ``approx_kl``; with a KL term
+        """Return ``ratio_p01`` .. ``ratio_p99``, ``ratio_max``, ``clip_fraction``, ``approx_kl``; with a KL term
         ``reference_kl``, with a sampler correction ``correction_weight`` and ``correction_cut``.
 
         Percentiles and clip fraction count the loss's own ratios (tokens, turns or rollouts). ``approx_kl`` is the mean
@@ -355,7 +355,7 @@ def _refuse_episodes_of_several(batch: StepBatch) -> None:
 
 
 def _each_token(batch: StepBatch) -> Tensor:
-    """[n]: 0..n-1, the ratio index of a loss with one ratio per token."""
+    """Return 0..n-1, the ratio index [n] of a loss with one ratio per token."""
     return torch.arange(len(batch.targets), device=batch.targets.device)
 
 
@@ -364,12 +364,12 @@ def _sum_by(values: Tensor, index: Tensor, size: int) -> Tensor:
 
 
 def _mean_over_tokens(values: Tensor, batch: StepBatch) -> Tensor:
-    """[n] to [b]: each rollout's share of the mean over all sampled tokens of its episode; mostly that mean itself."""
+    """Reduce [n] to [b]: each rollout's share of the mean over all sampled tokens of its episode."""
     return _sum_by(values, batch.rollout_index, len(batch.advantages)) / batch.episode_tokens
 
 
 def _gather(parts: list[Tensor]) -> Tensor:
-    """All ranks' CPU values as one vector; tensors over the group's CPU backend, so no pickle between ranks."""
+    """Return all ranks' CPU values as one vector; tensors over the CPU backend, so no pickle between ranks."""
     values = torch.cat(parts) if parts else torch.empty(0)
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return values
@@ -379,4 +379,4 @@ def _gather(parts: list[Tensor]) -> Tensor:
     padded[: len(values)] = values
     received = [torch.zeros_like(padded) for _ in sizes]
     dist.all_gather(received, padded)
-    return torch.cat([part[: int(size)] for part, size in zip(received, sizes, strict=True)])
+    return torch.cat([row[: int(size)] for row, size in zip(received, sizes, strict=True)])

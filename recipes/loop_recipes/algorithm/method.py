@@ -1,4 +1,4 @@
-"""A method of learning: a loss, an advantage, and what gives tokens advantages of their own."""
+"""A method of learning: a loss, an advantage, and credits that give tokens advantages of their own."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from loop_recipes.config.preflight import check_learner, check_rollout_node
 
 @dataclass(frozen=True)
 class Method:
-    """The parts of a method, and what they need together.
+    """The parts of a method, and their joint plan.
 
     Attributes:
-        credit: what gives tokens advantages of their own, by its name in the config, one after the other.
+        credit: the credits by their names in the config, in the order in which they apply.
     """
 
     loss: PolicyLoss
@@ -31,7 +31,7 @@ class Method:
 
     @cached_property
     def token_credits(self) -> list[Credit]:
-        """All that gives tokens advantages of their own, in order: the advantage comes first, where it does."""
+        """All credits of single tokens, in order; an advantage that gives tokens their own comes first."""
         own = [CreditOfAdvantage(self.advantage)] if isinstance(self.advantage, TokenAdvantage) else []
         return [*own, *self.credit.values()]
 
@@ -42,12 +42,12 @@ class Method:
 
     @cached_property
     def plan(self) -> MethodPlan:
-        """What all parts need together."""
+        """The joint plan of all parts."""
         return MethodPlan.joined([self.loss.plan, *(each.plan for each in self.token_credits)])
 
 
 def check_run(config: LoopConfig) -> Method:
-    """Check everything that the config of a run names which starts here and now; returns its method, for it to use.
+    """Check everything that the config names, for a run that starts here and now; returns the run's method.
 
     Raises:
         ConfigError: one line that names the key and the cure.
@@ -58,7 +58,7 @@ def check_run(config: LoopConfig) -> Method:
 
 
 def check_method(config: LoopConfig, *, starts_now: bool = True) -> Method:
-    """Check all that ``config`` names but where rollouts come from.
+    """Check everything that ``config`` names but the source of rollouts.
 
     Args:
         starts_now: the run starts on this machine now, so that its folder must be its own.
@@ -105,10 +105,10 @@ def build_method(config: LearnerConfig) -> Method:
 
 
 def _build_credit(config: LoopConfig, loss: PolicyLoss, advantage: Advantage) -> dict[str, Credit]:
-    """Build what the config names under ``credit``, by its names.
+    """Build the credits that the config names under ``credit``, by their names.
 
     Raises:
-        ConfigError: one does not fit the loss, or what comes before it.
+        ConfigError: a credit does not fit the loss, or the one before it.
     """
     credit: dict[str, Credit] = {}
     before = "advantage" if isinstance(advantage, TokenAdvantage) else None

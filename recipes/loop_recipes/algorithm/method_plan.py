@@ -1,4 +1,4 @@
-"""What a method of learning needs of the update, declared by its parts."""
+"""The plan of a method of learning: its needs, which its parts declare to the update."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Self
 
 @dataclass(frozen=True)
 class MethodPlan:
-    """What a method needs. A loss and a credit each declare their part of it as ``plan``, and so may an advantage that
-    gives tokens their own; preflight, refill and update read what :class:`~loop_recipes.algorithm.method.Method` joins.
+    """The needs of a method. A loss and a credit each declare theirs as ``plan``, and so may an advantage that gives
+    tokens their own; preflight, refill and update read the joint plan of
+    :class:`~loop_recipes.algorithm.method.Method`.
 
     Attributes:
         compares_pairs: the loss compares the rollouts of a pair, which the advantage makes, before each step.
         sums_tokens: the loss of a rollout is a sum over its tokens, not its share of their mean.
         sees_hidden_information: the loss trains a critic, which may see what the agent does not.
-        needs_reference: ``ref_logprobs`` are read, which cost a pass.
-        keeps_samples_without_signal: all rollouts are learned from, also those whose advantage the filter would leave
-            out.
+        needs_reference: it reads ``ref_logprobs``, which cost a pass.
+        keeps_samples_without_signal: it learns from all rollouts, also from those that the filter would leave out.
         starts_from_rollout_advantage: a credit starts from the one advantage of a rollout, so that nothing may have
             given tokens their own before.
-        policy_rests_iterations: for so many first iterations the weights of a credit are trained alone.
+        policy_rests_iterations: the number of first iterations that train the weights of a credit alone.
     """
 
     compares_pairs: bool = False
@@ -33,7 +33,7 @@ class MethodPlan:
     policy_rests_iterations: int = 0
 
     @classmethod
-    def joined(cls, parts: Iterable[Self]) -> Self:
-        """Return what all parts need together: what one of them needs, and the longest rest."""
-        every = list(parts)
-        return cls(**{each.name: max(getattr(part, each.name) for part in every) for each in fields(cls)})
+    def joined(cls, plans: Iterable[Self]) -> Self:
+        """Return the plan of all parts together: each need that one of them has, and the longest rest."""
+        every = list(plans)
+        return cls(**{each.name: max(getattr(plan, each.name) for plan in every) for each in fields(cls)})

@@ -1,5 +1,5 @@
-"""Deals the rollouts of an iteration to optimizer steps: what stays together, how large a minibatch is, and how its
-losses become one number, the one place where ``update.loss_divisor`` counts."""
+"""Deals the rollouts of an iteration to optimizer steps: the units that stay together, the sizes of minibatches, and
+how their losses become one number. Here alone ``update.loss_divisor`` counts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def minibatches(
 
 
 def minibatch_units(samples: Sequence[CreditedSample]) -> list[list[CreditedSample]]:
-    """The preference pairs and single episodes among the samples, in the order of their first."""
+    """Return the preference pairs and single episodes among the samples, in the order of their first."""
     units: dict[str, list[CreditedSample]] = {}
     for sample in samples:
         units.setdefault(sample.pair or sample.episode, []).append(sample)
@@ -57,14 +57,14 @@ class Averaging:
 
     @classmethod
     def of(cls, minibatch: Sequence[CreditedSample], config: UpdateConfig) -> Self:
-        """The average over a minibatch, which is that of all ranks."""
+        """Return the average over a minibatch, which is that of all ranks."""
         if config.loss_divisor == "tokens":
             return cls(sum(int(sample.mask.sum()) for sample in minibatch), True)
         return cls(len(minibatch_units(minibatch)) if config.loss_divisor == "mean" else config.loss_divisor, False)
 
-    def part(self, losses: Tensor, batch: StepBatch, are_sums: bool = False) -> Tensor:
-        """A micro-batch's part. ``losses`` [b] are each rollout's share of its episode's mean over sampled tokens, or
-        ``are_sums`` over its own."""
+    def term(self, losses: Tensor, batch: StepBatch, are_sums: bool = False) -> Tensor:
+        """Return a micro-batch's term. ``losses`` [b] are each rollout's share of its episode's mean over sampled
+        tokens, or ``are_sums`` over its own."""
         return (losses * batch.episode_tokens if self.over_tokens and not are_sums else losses).sum() / self.divisor
 
 

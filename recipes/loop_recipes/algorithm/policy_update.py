@@ -1,8 +1,8 @@
-"""One iteration's update in three stages: credit, score, step.
+"""The update of an iteration in three stages: credit, score, step.
 
 Credit (:mod:`~loop_recipes.algorithm.credit`) gives rollouts their advantages and leaves out those without signal.
-Scoring (:mod:`~loop_recipes.algorithm.scoring`) recomputes the log-probs of the policy that sampled; what gives tokens
-advantages of their own comes after it. Then optimizer steps are taken over minibatches of rollouts.
+Scoring (:mod:`~loop_recipes.algorithm.scoring`) recomputes the log-probs of the policy that sampled; credits of single
+tokens come after it. Then optimizer steps are taken over minibatches of rollouts.
 
 The order of rollouts, the minibatches and all statistics depend on the rollouts alone, never on the order in which they
 arrived or on the number of ranks.
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 FP16_LOSS_SCALE = 2.0**16
 FP16_GROWTH_STEPS = 2000
-"""As torch.amp.GradScaler: the loss scale doubles after so many steps in a row without an overflow."""
+"""Steps in a row without an overflow after which the loss scale doubles, as in torch.amp.GradScaler."""
 
 
 class NonFiniteLoss(RuntimeError):
@@ -50,7 +50,7 @@ class NonFiniteLoss(RuntimeError):
 class UpdateResult(NamedTuple):
     """The result of an update.
 
-    ``samples`` are those with signal, with advantages and old log-probs, in the order of their ids; ``step_tokens``
+    ``samples`` are the ones with signal, with advantages and old log-probs, in the order of their ids; ``step_tokens``
     are the tokens of the same, once for each step that was taken with them, as
     :func:`~loop_recipes.engine.batching.computed` gives them; ``metrics`` are the same on every rank.
     """
@@ -76,12 +76,12 @@ class PolicyUpdate:
 
     Args:
         model: a decoder with a log-prob head.
-        optimizer: of :func:`~loop_recipes.engine.model.trained_parameters`.
-        method: what is learned by, which fits together (:func:`~loop_recipes.algorithm.method.build_method`).
+        optimizer: over :func:`~loop_recipes.engine.model.trained_parameters`.
+        method: made by :func:`~loop_recipes.algorithm.method.build_method`.
         versions: the adapters that old log-probs are computed with.
-        batches: of this rank.
-        token_statistics: keeps what happened to each token, for `loop view`; None keeps nothing.
-        stop_requested: asked before each step, and before each micro-batch that is recomputed; true on any rank leaves
+        batches: deals this rank its micro-batches.
+        token_statistics: keeps the statistics of each token, for `loop view`; None keeps nothing.
+        stop_requested: called before each step, and before each micro-batch that is recomputed; true on any rank leaves
             the update there.
 
     Attributes:
@@ -114,7 +114,7 @@ class PolicyUpdate:
         self._steps_at_scale = 0
 
     def _clipped_together(self) -> list[tuple[list[nn.Parameter], float | None]]:
-        """Parameters whose gradients have one norm, and its limit: the policy's first."""
+        """Return the parameters whose gradients have one norm, and its limit: the policy's first."""
         together, apart = list(adapter_parameters(self.model).values()), []
         for further in self._further.values():
             if further.clip_grad_norm is None:
@@ -124,11 +124,11 @@ class PolicyUpdate:
         return [(together, self.config.clip_grad_norm), *apart]
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able; what one update hands to the next beside the model and the optimizer."""
+        """Return the JSON-able state that one update hands to the next beside the model and the optimizer."""
         return {"loss_scale": self._loss_scale, "steps_at_loss_scale": self._steps_at_scale}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
+        """Restore the state of :meth:`state_dict`."""
         self._loss_scale = float(state["loss_scale"])
         self._steps_at_scale = int(state["steps_at_loss_scale"])
 
@@ -136,11 +136,11 @@ class PolicyUpdate:
         """Train on one collection.
 
         Args:
-            samples: of all ranks, in any order.
-            version: of the adapter now in the model.
+            samples: those of all ranks, in any order.
+            version: the one whose adapter is in the model.
 
         Raises:
-            CreditFailed: what gives tokens advantages of their own has none for them.
+            CreditFailed: a credit could not give tokens their advantages.
             NonFiniteLoss: before the step that it would have spoilt.
             StopRequested: while log-probs are recomputed, or see :meth:`train`.
         """
@@ -169,22 +169,22 @@ class PolicyUpdate:
         return UpdateResult(learned, step_tokens, metrics)
 
     def tasks_with_signal(self, samples: Sequence[Sample]) -> set[str]:
-        """The tasks of a collection that an update learns from: those with a rollout whose advantage passes the filter
-        and is not 0."""
-        kept = self._with_signal(credited_samples(samples, self.method.advantage))
-        return {sample.task_id for sample in kept if sample.advantage}
+        """Return the tasks of a collection that an update learns from: those with a rollout whose advantage passes the
+        filter and is not 0."""
+        with_signal = self._with_signal(credited_samples(samples, self.method.advantage))
+        return {sample.task_id for sample in with_signal if sample.advantage}
 
     def _with_signal(self, samples: Sequence[CreditedSample]) -> list[CreditedSample]:
-        """Those that there is something to learn from."""
-        if self.method.plan.compares_pairs:  # one without a partner has the advantage 0, which the filter may let pass
+        """Return the samples that the update can learn from."""
+        if self.method.plan.compares_pairs:  # unpaired, the advantage is 0, which the filter may let pass
             return [sample for sample in samples if sample.pair]
         return [sample for sample in samples if abs(sample.advantage) >= self.config.min_abs_advantage]
 
     def _scored_by_their_step(self, samples: Sequence[CreditedSample], version: int, iteration: int) -> set[str]:
-        """The ids of the rollouts of the first step, if its policy is, to the last bit, the one that sampled all their
-        tokens, and neither a later step nor a credit takes them.
+        """Return the ids of the rollouts of the first step, if its policy is, to the last bit, the one that sampled all
+        their tokens, and neither a later step nor a credit takes them.
 
-        Then their old log-probs are those that the step computes anyway, and a pass over them is saved.
+        The step computes their old log-probs anyway, which saves a pass over them.
         """
         plan, config = self.method.plan, self.config
         before = self.method.token_credits or plan.needs_reference or plan.compares_pairs or config.exact_entropy
@@ -197,8 +197,8 @@ class PolicyUpdate:
     def _scored_and_credited(
         self, samples: Sequence[CreditedSample], by_step: Collection[str], version: int
     ) -> tuple[list[CreditedSample], dict[str, Any]]:
-        """The samples with old log-probs and the advantages of their tokens, and metrics. Those of the rollouts
-        ``by_step`` stay as they are: their first step computes the log-probs."""
+        """Return the samples with old log-probs and the advantages of their tokens, and metrics. Samples of the
+        rollouts ``by_step`` stay as they are: their first step computes the log-probs."""
         rest = [sample for sample in samples if sample.rollout_id not in by_step]
         done, metrics = self.scorer.scored(rest, version, self.method.plan.needs_reference)
         for credit in self.method.token_credits:
@@ -208,45 +208,45 @@ class PolicyUpdate:
         return [known.get(sample.rollout_id, sample) for sample in samples], metrics
 
     def prepare(self, samples: Sequence[Sample]) -> list[CreditedSample]:
-        """The samples of a fixed set that carry signal, for :meth:`train`, whoever sampled them.
+        """Return the samples of a fixed set that carry signal, for :meth:`train`, by any sampler.
 
         They have advantages, and for a loss that compares them the log-probs of the reference, which is version 0.
         """
-        kept = self._with_signal(credited_samples(samples, self.method.advantage))
+        with_signal = self._with_signal(credited_samples(samples, self.method.advantage))
         if not self.method.plan.compares_pairs:
-            return kept
-        reference = self.scorer.logprobs(kept, 0)
-        return [scored(sample, reference[sample.rollout_id]) for sample in kept]
+            return with_signal
+        reference = self.scorer.logprobs(with_signal, 0)
+        return [scored(sample, reference[sample.rollout_id]) for sample in with_signal]
 
     def rehearse(self, samples: Sequence[ScoredSample]) -> None:
-        """Forward and backward of rollouts on every rank, for the memory they take; no step, no gradient left.
+        """Run rollouts forward and backward on every rank, for the memory they take; no step, no gradient left.
 
-        What an update holds beside them is held meanwhile: two moments of each weight and one more version.
+        The rest of an update's memory is reserved meanwhile: two moments of each weight and one more version.
         """
         parameters = trained_parameters(self.model, self._further).values()
-        held = [torch.empty_like(local_part(parameter)) for parameter in parameters for _ in range(3)]
+        reserved = [torch.empty_like(local_part(parameter)) for parameter in parameters for _ in range(3)]
         if self.method.token_credits or self.method.plan.compares_pairs:
             samples = with_token_advantages(samples, [torch.ones_like(s.sampler_logprobs) for s in samples])
         self.model.train()
         for batch in self._batches.rehearsed(samples):
             output, further, _ = self._losses(batch, policy_rests=False)
             (output.per_rollout_loss.sum() + sum(each.sum() for each in further)).backward()
-        del held
+        del reserved
         self.optimizer.zero_grad(set_to_none=True)
 
     def train(
         self, samples: Sequence[CreditedSample], iteration: int, step_logprobs: dict[str, Tensor] | None = None
     ) -> tuple[list[tuple[int, int]], dict[str, Any]]:
-        """All steps of an iteration; returns the tokens of those taken as in :class:`UpdateResult`, and metrics.
+        """Take the steps of an iteration; returns their tokens as in :class:`UpdateResult`, and metrics.
 
         Args:
-            step_logprobs: where the first step is that of the policy that sampled; is given its log-probs [n], by
+            step_logprobs: given if the first step's policy is the one that sampled; receives its log-probs [n], by
                 rollout id, which are the old ones.
 
         Raises:
             ValueError: a sample has hidden information, which an actor must not see.
             NonFiniteLoss: before the step that it would have spoilt.
-            StopRequested: before the next step, on every rank; what the steps before it changed is not to be saved.
+            StopRequested: before the next step, on every rank; the changes of earlier steps must not be saved.
         """
         informed = next((sample.rollout_id for sample in samples if sample.hidden_tokens), None)
         if informed is not None and not self.method.plan.sees_hidden_information:
@@ -279,7 +279,7 @@ class PolicyUpdate:
         return step_tokens, metrics | statistics.summary()
 
     def _planned(self, samples: Sequence[CreditedSample], iteration: int) -> list[list[CreditedSample]]:
-        """The minibatches of an iteration, one a step."""
+        """Return the minibatches of an iteration, one a step."""
         seeds = [(self.seed * 1_000_003 + iteration) * 1_009 + epoch for epoch in range(self.config.epochs)]
         rollouts, full = self.config.minibatch_rollouts, self.config.minibatch_sizes == "full"
         return [each for seed in seeds for each in minibatches(samples, rollouts, seed, full)]
@@ -291,31 +291,31 @@ class PolicyUpdate:
         iteration: int,
         step_logprobs: dict[str, Tensor] | None,
     ) -> StepOutcome | None:
-        """One optimizer step; None if ``max_trajectory_log_ratio`` forbids it."""
+        """Take one optimizer step; None if ``max_trajectory_log_ratio`` forbids it."""
         average, count = Averaging.of(minibatch, self.config), len(episodes(minibatch))
         # While a further loss trains alone the adapter gets no gradient at all, so that the optimizer leaves it alone.
         policy_rests = iteration <= self.method.plan.policy_rests_iterations
         coefficients = [each.coefficient(iteration - 1) for each in self._further.values()]
         totals = torch.zeros(2 + len(coefficients), dtype=torch.float64, device=self._batches.device)
-        seen = RatioStatistics()
+        ratios = RatioStatistics()
         comparison, weighted = self._compared(minibatch) if self.method.plan.compares_pairs else (None, minibatch)
         parts: dict[str, Tensor] = {}
         for batch in self._batches.of_step(weighted):
             output, further, logprobs = self._losses(batch, policy_rests, on_policy=step_logprobs is not None)
-            mean_loss = average.part(output.per_rollout_loss, batch, self.method.loss.plan.sums_tokens)
+            mean_loss = average.term(output.per_rollout_loss, batch, self.method.loss.plan.sums_tokens)
             total = mean_loss
             for coefficient, losses in zip(coefficients, further, strict=True):
-                total = total + coefficient * average.part(losses, batch)
+                total = total + coefficient * average.term(losses, batch)
             # FSDP averages gradients over the ranks, but the loss is a sum over them.
             (total * (self._batches.groups * self._loss_scale)).backward()
             if not self._batches.is_leader:
                 continue
-            # Summed over its tokens, mean over episodes, as are further losses, whatever the loss is divided by.
+            # Summed over its tokens, mean over episodes, as are further losses, independent of the loss's divisor.
             log_ratio = output.token_log_ratio.sum() / count
             means = [losses.sum() / count for losses in further]
             totals += torch.stack([mean_loss, log_ratio, *means]).detach().double()
             # Copied to the CPU only now: before the backward pass it would wait for the forward pass's last kernel.
-            seen.add(output)
+            ratios.add(output)
             if self.token_statistics is not None:
                 self.token_statistics.add(batch, output)
             if step_logprobs is not None:
@@ -340,7 +340,7 @@ class PolicyUpdate:
             return self._step(minibatch, statistics, iteration, step_logprobs)
         if not (math.isfinite(loss) and finite_gradient):
             raise NonFiniteLoss(f"loss {loss}, gradient norm {norms}; the step was not taken")
-        statistics.join(seen)
+        statistics.join(ratios)
         if self.token_statistics is not None:
             self.token_statistics.keep()
         self.optimizer.step()
@@ -355,7 +355,7 @@ class PolicyUpdate:
             self._loss_scale, self._steps_at_scale = self._loss_scale * 2.0, 0
 
     def _compared(self, minibatch: Sequence[CreditedSample]) -> tuple[PairComparison, Sequence[CreditedSample]]:
-        """The minibatch as the loss finds it now, and its samples with the weights of their tokens."""
+        """Return the loss's comparison of the minibatch now, and its samples with the weights of their tokens."""
         known = [sample for sample in minibatch if isinstance(sample, ScoredSample)]  # all: they have a reference
         comparison = self.method.loss.compare(known, self.scorer.current_logprobs(known))
         self.model.train()
@@ -364,8 +364,8 @@ class PolicyUpdate:
     def _losses(
         self, batch: StepBatch, policy_rests: bool, on_policy: bool = False
     ) -> tuple[LossOutput, list[Tensor], Tensor]:
-        """The policy's loss, without gradient where it rests, the further ones [b], and the log-probs [n], which are
-        the old ones too where the step is ``on_policy``."""
+        """Return the policy's loss, without gradient where it rests, the further ones [b], and the log-probs [n], which
+        are the old ones too where the step is ``on_policy``."""
         with torch.set_grad_enabled(not policy_rests):
             outputs = self.model(**batch.inputs(), with_hidden=bool(self._further))
             if on_policy:

@@ -42,7 +42,7 @@ class ReturnPairs:
     partner.
 
     Args:
-        threshold: between the returns of a pair; not negative.
+        threshold: a pair's returns differ by more than this; not negative.
         per_task: the most pairs of a task; None makes as many as there are.
     """
 
@@ -50,14 +50,14 @@ class ReturnPairs:
     per_task: Count | None = None
 
     def pairs(self, rewards: Tensor, groups: Tensor) -> list[tuple[int, int]]:
-        """(index of the chosen rollout, index of the rejected one); no rollout is in two pairs."""
-        found = []
+        """Return pairs of indices, (chosen rollout, rejected rollout); no rollout is in two pairs."""
+        all_pairs = []
         for group in groups.unique():
             ranked = sorted((groups == group).nonzero().flatten().tolist(), key=lambda i: (rewards[i].item(), i))
             candidates = zip(reversed(ranked), ranked[: len(ranked) // 2], strict=False)
             pairs = [pair for pair in candidates if rewards[pair[0]] - rewards[pair[1]] > self.threshold]
-            found += pairs[: self.per_task]
-        return found
+            all_pairs += pairs[: self.per_task]
+        return all_pairs
 
     def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
         advantages = torch.zeros(len(rewards))
@@ -81,7 +81,7 @@ class PreferenceLoss(LogLikelihood):
         self.beta, self.nll = beta, nll
 
     def token_weights(self, turns: Tensor) -> Tensor:
-        """phi [n] of a rollout's sampled tokens, float64.
+        """Return phi [n] of a rollout's sampled tokens, float64.
 
         Args:
             turns: [n], the turn of each token, ascending; not every number needs to occur.
@@ -89,11 +89,11 @@ class PreferenceLoss(LogLikelihood):
         raise NotImplementedError
 
     def compare(self, samples: Sequence[ScoredSample], logprobs: Mapping[str, Tensor]) -> PairComparison:
-        """The loss of every pair [p], its Delta as ``preference_margin``, and the weights that make a log-likelihood's
-        gradient that of the losses.
+        """Return the loss of every pair [p], its Delta as ``preference_margin``, and the weights that make a
+        log-likelihood's gradient that of the losses.
 
         Args:
-            samples: whole pairs, with ``old_logprobs``, those of the reference policy.
+            samples: whole pairs, with the reference policy's log-probs as ``old_logprobs``.
             logprobs: [n] of each rollout's sampled tokens under the policy in training, by rollout id.
 
         Raises:
@@ -129,7 +129,7 @@ class PreferenceLoss(LogLikelihood):
 
 
 def _turns(side: Sequence[ScoredSample]) -> Tensor:
-    """The turn of each sampled token of an episode, [n], ascending: its sequences' turns follow each other."""
+    """Return the turn of each sampled token of an episode, [n], ascending: its sequences' turns follow each other."""
     before, turns = 0, []
     for sample in side:
         turns.append(before + sample.turn_ids[sample.mask])
@@ -138,7 +138,7 @@ def _turns(side: Sequence[ScoredSample]) -> Tensor:
 
 
 def _of_episode(side: Sequence[ScoredSample], logprobs: Mapping[str, Tensor]) -> Tensor:
-    """[n] of all sampled tokens of an episode, float64."""
+    """Return the log-probs [n] of all sampled tokens of an episode, float64."""
     return torch.cat([logprobs[sample.rollout_id] for sample in side]).double()
 
 
@@ -170,7 +170,7 @@ class DMPO(PreferenceLoss):
         return self.turn_weights(len(numbers))[index]
 
     def turn_weights(self, turns: int) -> Tensor:
-        """phi [t] of the turns of a rollout that has so many, float64."""
+        """Return phi [t] of the turns of a rollout that has so many, float64."""
         t = torch.arange(turns, dtype=torch.float64)
         if self.gamma == 1.0:
             return (turns - t) / turns

@@ -33,7 +33,7 @@ class Weights(NamedTuple):
 class SamplerCorrection(Protocol):
     """The interface of every component for ``loss.sampler_correction``.
 
-    ``ratio_of`` says what has one weight: a token, or all sampled tokens of a sequence.
+    ``ratio_of`` is the unit that has one weight: a token, or all sampled tokens of a sequence.
     """
 
     ratio_of: RatioOf
@@ -114,7 +114,7 @@ class DivergenceMask:
 
 
 def _log_ratio(ratio_of: RatioOf, batch: StepBatch) -> Tensor:
-    """[n]: log k of each token, or its sum over the token's sequence."""
+    """Return [n], log k of each token, or its sum over the token's sequence."""
     if batch.old_logprobs is None:
         raise ValueError("a sampler correction needs the learner's log-probs of the policy that sampled: old_logprobs")
     log_ratio = batch.old_logprobs.float() - batch.sampler_logprobs.float()
@@ -124,5 +124,5 @@ def _log_ratio(ratio_of: RatioOf, batch: StepBatch) -> Tensor:
 
 
 def _masked(log_ratio: Tensor, cut: Tensor) -> Weights:
-    """Chosen before exp, so that what is masked may be beyond fp32."""
+    """Return the weights, 0 where cut; they are cut before exp, so that a masked ratio may be beyond fp32."""
     return Weights(torch.where(cut, -torch.inf, log_ratio).exp(), cut)

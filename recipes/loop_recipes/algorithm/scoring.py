@@ -1,4 +1,4 @@
-"""The second stage of an update: what the learner computes for the tokens of rollouts before it learns from them."""
+"""The second stage of an update: the learner's log-probs and entropies of tokens before it learns from them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Scorer:
     Args:
         model: a decoder with a log-prob head.
         versions: the adapters that log-probs are computed with.
-        batches: of this rank.
-        stop_requested: asked by :meth:`scored` before each micro-batch; true on any rank leaves it there.
+        batches: deals this rank its micro-batches.
+        stop_requested: called by :meth:`scored` before each micro-batch; true on any rank leaves it there.
     """
 
     def __init__(
@@ -44,13 +44,12 @@ class Scorer:
     ) -> tuple[list[ScoredSample], dict[str, float]]:
         """Return the samples with each token's log-prob under the version that sampled it, and metrics.
 
-        Dropout is off and the adapter of each version is put in for its tokens only, which are computed up to its last
-        one in each rollout. Each token's entropy, and as a
-        metric its mean, comes out of the same pass, if the config asks for it.
+        Dropout is off. The adapter of each version is put in for its tokens only, up to its last one in each rollout.
+        If the config asks for it, each token's entropy, and as a metric its mean, comes out of the same pass.
 
         Args:
-            version: of the adapter now in the model.
-            reference: whether log-probs under the base model are needed too.
+            version: the one whose adapter is in the model.
+            reference: true if log-probs under the base model are needed too.
 
         Raises:
             StopRequested: on every rank.
@@ -88,7 +87,7 @@ class Scorer:
         """Return log-probs [n] of each rollout's sampled tokens, by rollout id.
 
         Args:
-            version: one that is kept; None is the base model.
+            version: one of ``versions``; None is the base model.
             versions: other adapters of the same model than the policy's own.
         """
         with disable_adapter(self.model) if version is None else (versions or self.versions).active(version):
@@ -99,7 +98,7 @@ class Scorer:
         return self.per_token(samples, self._logprobs)
 
     def _unless_stopped(self, compute: Callable[[MicroBatch], Tensor]) -> Callable[[MicroBatch], Tensor]:
-        """Have ``compute`` asked for no more once the run is to stop: over all rollouts it takes as long as a step."""
+        """Wrap ``compute`` so that a stop request ends the pass: over all rollouts it takes as long as a step."""
 
         def of(batch: MicroBatch) -> Tensor:
             if any_rank(self._stop_requested()):
@@ -117,7 +116,7 @@ class Scorer:
 
     @torch.no_grad()
     def per_token(self, samples: Sequence[Sample], compute: Callable[[MicroBatch], Tensor]) -> dict[str, Tensor]:
-        """Return what ``compute`` gives for each rollout's sampled tokens, [n] or [n, k], by rollout id.
+        """Return the results of ``compute`` for each rollout's sampled tokens, [n] or [n, k], by rollout id.
 
         Args:
             compute: takes a micro-batch; its result is of the micro-batch's sampled tokens.
@@ -133,7 +132,7 @@ class Scorer:
 
 
 def _until(sample: Sample, version: int) -> Sample:
-    """Cut after the last token that ``version`` sampled, where another went on."""
+    """Cut after the last token that ``version`` sampled, if another version went on."""
     of_version = sample.policy_versions == version
     if of_version[-1]:
         return sample

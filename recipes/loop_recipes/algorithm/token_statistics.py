@@ -5,7 +5,7 @@
 
 n runs over the sampled tokens of the rollout. ``old_logprobs`` are of the policy that sampled, as the learner
 recomputes them; ``ratios`` and ``clipped`` are of the last step that the rollout was part of. At turn or trajectory
-level each token shows those of its turn or rollout. ``advantage`` is what the rollout was trained with, whichever the
+level each token shows those of its turn or rollout. ``advantage`` is the rollout's, whichever the
 algorithm; where tokens have advantages of their own, as with a critic, it is their mean, and ``advantages`` [n] are
 theirs. ``entropies`` [n], in nats, are there with ``update.exact_entropy``, which computes them anyway.
 """
@@ -33,7 +33,7 @@ class TokenStatistics:
         self._folder = folder
         self._suffix = "" if rank == 0 else f".rank{rank}"
         self._step: dict[str, tuple[Tensor, Tensor]] = {}
-        self._seen: dict[str, tuple[Tensor, Tensor]] = {}
+        self._taken: dict[str, tuple[Tensor, Tensor]] = {}
 
     def add(self, batch: MicroBatch, output: LossOutput) -> None:
         """Remember the ratios of a micro-batch until its step is taken (:meth:`keep`) or not (:meth:`drop`)."""
@@ -45,20 +45,20 @@ class TokenStatistics:
             self._step[rollout_id] = (ratios[rollout_id], clipped[rollout_id])
 
     def keep(self) -> None:
-        """The step was taken: what was added for it counts, and replaces what an earlier step with a rollout added."""
-        self._seen |= self._step
+        """Count the statistics of the step, which was taken, in place of an earlier step's for the same rollout."""
+        self._taken |= self._step
         self._step = {}
 
     def drop(self) -> None:
-        """The step was not taken: what was added for it never was."""
+        """Forget the statistics of the step, which was not taken."""
         self._step = {}
 
     def write(self, samples: Sequence[ScoredSample]) -> None:
-        """Write the lines of the rollouts seen since the last call, replacing their collections' files."""
+        """Write the lines of the rollouts added since the last call, replacing their collections' files."""
         lines: dict[str, list[str]] = {}
         for sample in samples:
-            if sample.rollout_id in self._seen:
-                ratios, clipped = self._seen[sample.rollout_id]
+            if sample.rollout_id in self._taken:
+                ratios, clipped = self._taken[sample.rollout_id]
                 record = {
                     "rollout_id": sample.rollout_id,
                     "advantage": round(_advantage(sample), 5),
@@ -69,7 +69,7 @@ class TokenStatistics:
                 further = {"advantages": sample.token_advantages, "entropies": sample.entropies}
                 record |= {name: _rounded(values) for name, values in further.items() if values is not None}
                 lines.setdefault(sample.collection_id, []).append(f"{to_json(record)}\n")
-        self._seen.clear()
+        self._taken.clear()
         with writing(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             for collection, text in lines.items():

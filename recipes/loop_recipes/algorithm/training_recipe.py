@@ -1,4 +1,4 @@
-"""What the recipes with a learner share: how a run begins, logs, ends, and says why."""
+"""The base of the recipes with a learner: how a run begins, logs, ends, and reports why."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ log = utils.get_logger("INFO")
 
 
 class TrainingRecipe:
-    """The base of a recipe with a learner, whose ``setup`` and ``train`` it has of its own.
+    """The base of a recipe with a learner; each recipe has its own ``setup`` and ``train``.
 
     Args:
         config: the recipe's, already checked against this machine.
@@ -55,9 +55,9 @@ class TrainingRecipe:
     """
 
     name: ClassVar[str]
-    """As `tune run` knows it."""
+    """The recipe's name in `tune run`."""
     errors: ClassVar[tuple[type[Exception], ...]] = (ConfigError, CreditFailed, NonFiniteLoss, WriteFailed)
-    """What ends a run with one line, and no traceback."""
+    """Exceptions that end a run with one line and no traceback."""
     length_key: ClassVar[str]
     """The key that limits a rollout's tokens, to be lowered where memory runs out."""
     _learner: Learner
@@ -77,7 +77,7 @@ class TrainingRecipe:
         self._cleanup = ExitStack()
         self._together = False
         self._iterations_done = 0
-        # What the run rests on, by digests, as it is now.
+        # Digests of the base model and the initial adapter now.
         self._model_identity: dict[str, str] = {}
 
     def setup(self) -> None:
@@ -96,8 +96,8 @@ class TrainingRecipe:
         """Lock the folder, meet the other ranks, seed, and read the checkpoint to go on from, if there is one.
 
         Args:
-            longest_wait_s: for another rank.
-            further: names of what is trained beside the policy.
+            longest_wait_s: seconds that one rank may wait for another.
+            further: names of the credits trained beside the policy.
         """
         conf = self._config
         if launched_rank() == 0:
@@ -125,7 +125,7 @@ class TrainingRecipe:
         """Open the run's metrics. For rank 0."""
         self._metrics = self._learner.open_metrics(self._iterations_done, figures)
         self._cleanup.callback(self._metrics.close)
-        self._metrics.tell()  # what a run that was killed had saved and not told
+        self._metrics.tell()  # lines that a killed run had saved and not sent
 
     def _write(self, line: dict[str, Any], summary: str) -> None:
         """Log an iteration's line, and its summary to the terminal."""
@@ -133,34 +133,34 @@ class TrainingRecipe:
         utils.log_rank_zero(log, folded(summary, sys.stderr, "  "))
 
     def _tell_trackers(self) -> None:
-        """Have the trackers told what is new; only what is saved may be."""
+        """Send the trackers new metrics, which must be saved before."""
         on_main_rank(lambda: self._metrics.tell())
 
     def longest(self) -> int:
-        """Return the tokens of the longest rollout that is trained on."""
+        """Return the number of tokens of the longest rollout that the run trains on."""
         raise NotImplementedError
 
     def out_of_memory(self, error: torch.OutOfMemoryError) -> str:
-        """The line to end with, which names the keys to lower."""
+        """Return the line to end with, which names the keys to lower."""
         tokens = max(self._config.update.micro_batch_tokens, self.longest())
-        from loop_recipes.engine.memory_error import out_of_memory  # for those alone whose memory has run out
+        from loop_recipes.engine.memory_error import out_of_memory  # only runs out of memory need it
 
         return out_of_memory(error, tokens, self._device, self.length_key)
 
     def stopped(self, where: str) -> None:
-        """Say where the run stopped, because it was asked to; every rank ends for that."""
+        """Print where the run stopped because it was asked to; every rank ends then."""
         if self._rank == 0:
-            line = f"{typed(self.name)}: stopped {where}; {self._what_goes_on()} goes on"
+            line = f"{typed(self.name)}: stopped {where}; {self._way_to_resume()} goes on"
             print(folded(line, sys.stderr), file=sys.stderr)
             self._stop.done()
         self._together = True
 
-    def _what_goes_on(self) -> str:
-        """Name what goes on with a run that was stopped."""
+    def _way_to_resume(self) -> str:
+        """Return the words for the command that resumes a stopped run."""
         return "the same command" if self._config.resume_from_checkpoint else "resume_from_checkpoint=True"
 
     def _end(self, line: str | None) -> None:
-        """Say why the run ends, if before its time; a stop file has then done its work."""
+        """Log why the run ends, if before its time, and remove its stop file."""
         if line is not None:
             utils.log_rank_zero(log, line)
         utils.log_rank_zero(
@@ -170,14 +170,14 @@ class TrainingRecipe:
         self._together = True
 
     def cleanup(self) -> None:
-        """Stop what was started and close files; safe to call at any point, and twice. Waits for no other rank."""
+        """Stop child processes and close files; safe to call at any point, and twice. Waits for no other rank."""
         self._cleanup.close()
         if self._together or single_process():
             destroy_process_group()
 
 
 def run_recipe(recipe_class: type[TrainingRecipe], cfg: DictConfig) -> int | str:
-    """Set a recipe up, train and clean up; returns what the process ends with: 0, 1 or a line that says why."""
+    """Set a recipe up, train and clean up; returns the exit status: 0, 1 or a line that says why."""
     recipe: TrainingRecipe | None = None
     try:
         recipe = recipe_class(cfg)  # type: ignore[arg-type]  # a recipe takes the YAML, and hands on its own config
@@ -193,7 +193,7 @@ def run_recipe(recipe_class: type[TrainingRecipe], cfg: DictConfig) -> int | str
     except torch.OutOfMemoryError as error:
         assert recipe is not None, "nothing is allocated before it is there"
         return f"{typed(recipe_class.name)}: {recipe.out_of_memory(error)}"
-    except Exception:  # perhaps on this rank alone: said before anything is waited for
+    except Exception:  # perhaps on this rank alone, so print before any wait
         traceback.print_exc()
         return 1
     finally:

@@ -72,7 +72,7 @@ def test_the_average_is_the_written_sum(name, divisor, budget, packed, ranks):
     for rank in range(ranks):
         for batch in step_batches(samples, BatchLayout(budget, packed, ranks, rank)):
             now = torch.cat([logprobs[each] for each in batch.rollout_ids] or [torch.empty(0)])
-            total = total + average.part(loss(now, batch).per_rollout_loss, batch, loss.plan.sums_tokens)
+            total = total + average.term(loss(now, batch).per_rollout_loss, batch, loss.plan.sums_tokens)
     found = torch.cat(torch.autograd.grad(total, list(logprobs.values())))
     assert total.item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-6)
     torch.testing.assert_close(found, there, rtol=1e-4, atol=1e-7)
@@ -90,7 +90,7 @@ def test_the_critics_loss_is_averaged_as_the_policys(divisor):
     expected = sums / {"tokens": sum(map(len, errors)), "mean": len(errors)}.get(divisor, divisor)
     average = Averaging.of(samples, UpdateConfig(loss_divisor=divisor))
     parts = [
-        average.part(value_loss(torch.cat([values[each] for each in batch.rollout_ids]).float(), batch), batch)
+        average.term(value_loss(torch.cat([values[each] for each in batch.rollout_ids]).float(), batch), batch)
         for batch in step_batches(samples, BatchLayout(40, True))
     ]
     assert sum(parts).item() == pytest.approx(expected.item(), rel=1e-5)

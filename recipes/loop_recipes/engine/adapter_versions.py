@@ -20,32 +20,32 @@ class AdapterVersions:
 
     def __init__(self, model: nn.Module) -> None:
         self._parameters = adapter_parameters(model)
-        self._kept: dict[int, dict[str, Tensor]] = {}
+        self._adapters: dict[int, dict[str, Tensor]] = {}
 
     @property
     def versions(self) -> list[int]:
-        return sorted(self._kept)
+        return sorted(self._adapters)
 
     def keep(self, version: int) -> None:
         """Remember the model's present adapter as ``version``."""
-        self._kept[version] = {name: local_part(p.detach()).clone() for name, p in self._parameters.items()}
+        self._adapters[version] = {name: local_part(p.detach()).clone() for name, p in self._parameters.items()}
 
     def put(self, version: int, adapter: Mapping[str, Tensor]) -> None:
         """Remember full tensors, e.g. from a checkpoint, as ``version``."""
-        self._kept[version] = {
+        self._adapters[version] = {
             name: local_part(like_parameter(adapter[name], p)).clone() for name, p in self._parameters.items()
         }
 
     def forget_before(self, version: int) -> None:
         """Drop the versions that are older."""
-        self._kept = {kept: adapter for kept, adapter in self._kept.items() if kept >= version}
+        self._adapters = {number: adapter for number, adapter in self._adapters.items() if number >= version}
 
     def forget(self, version: int) -> None:
         """Drop one version."""
-        del self._kept[version]
+        del self._adapters[version]
 
     def full(self, version: int) -> dict[str, Tensor]:
-        """The whole adapter of a version as CPU tensors; all ranks must call it."""
+        """Return the whole adapter of a version as CPU tensors; all ranks must call it."""
         with self.active(version):
             return full_tensors(self._parameters)
 
@@ -53,7 +53,7 @@ class AdapterVersions:
     def active(self, version: int) -> Iterator[None]:
         """Put a version's adapter into the model, and the present one back afterwards, bit for bit."""
         present = {name: local_part(p.detach()).clone() for name, p in self._parameters.items()}
-        self._copy_in(self._kept[version])
+        self._copy_in(self._adapters[version])
         try:
             yield
         finally:

@@ -22,19 +22,19 @@ from loop_recipes.engine.sequence_parallel import WHOLE, Part
 from loop_recipes.engine.shared_prefixes import Keys, borders_of, lay_out, units
 from loop_recipes.engine.step_plan import StepPlan, plan_step
 
-PAD_ID = 0  # never seen by anything: padding is on the right of causal attention and selects no row for the head
+PAD_ID = 0  # without effect: padding is on the right of causal attention and selects no row for the head
 
 
 @dataclass(frozen=True)
 class Documents:
     """Lengths of the pieces of a packed row, in order; takes the place of an attention mask.
 
-    A piece is a rollout, or what one has after a beginning that it shares with another: its tokens then attend to that
-    beginning too. ``borders`` [b + 1], int32, are where pieces begin and end, on the micro-batch's device. ``longest``
-    is empty, of as many rows as the longest rollout has tokens: torch.compile takes the size of a tensor as one that
-    changes, a number as one that does not, of which it makes a new graph each time. ``part`` of the row is this rank's.
+    A piece is a rollout, or the rest of one after a beginning that it shares with another: its tokens then attend to
+    that beginning too. ``borders`` [b + 1], int32, are where pieces begin and end, on the micro-batch's device.
+    ``longest`` [tokens of the longest rollout, 0] holds that number as a size: torch.compile would make a new graph for
+    each number, and makes none for a size. ``part`` is this rank's part of the row.
 
-    ``keys`` are what each piece attends to, causally from its end; None where that is the piece.
+    ``keys`` are the tokens that each piece attends to, causally from its end; None where that is the piece.
     """
 
     lengths: tuple[int, ...]
@@ -48,7 +48,7 @@ class Documents:
         """Describe a row of pieces of these lengths.
 
         Args:
-            keys: of each piece, the places in the row of what it attends to; its own are the last.
+            keys: for each piece the places in the row that it attends to; its own are the last.
         """
         longest = max(lengths if keys is None else map(len, keys))
         known = None if keys is None else Keys.of(keys)
@@ -63,13 +63,13 @@ class Documents:
 class MicroBatch:
     """Whole rollouts for one forward and backward pass.
 
-    Where ranks share a packed row, each has its part of the s positions, and of everything else the whole.
+    Ranks that share a packed row have a part of the s positions each, and the whole of everything else.
 
     Attributes:
         rollout_ids: b ids, in the order of every per-rollout tensor here.
         tokens: [r, s].
         input_pos: [r, s], each token's position in its own rollout.
-        documents: None for padded rows (causal attention; padding is on the right, where nothing looks); the pieces
+        documents: None for padded rows (causal attention; padding is on the right, out of sight); the pieces
             of the one row when packed.
         rows: [n], index into the flattened [r * s] of the position whose output predicts each sampled token; [m] of the
             ``own`` ones where ranks share the row.
@@ -101,7 +101,7 @@ class MicroBatch:
         return replace(self, **moved)
 
     def inputs(self) -> dict[str, Any]:
-        """Keyword arguments of :class:`~loop_recipes.engine.decoder.LogProbDecoder`."""
+        """Return the keyword arguments of :class:`~loop_recipes.engine.decoder.LogProbDecoder`."""
         return {
             "tokens": self.tokens,
             "input_pos": self.input_pos,
@@ -124,7 +124,7 @@ class StepBatch(MicroBatch):
     Attributes:
         advantages: [b].
         episode_tokens, episode_turns: [b], sampled tokens and agent turns of each rollout's whole episode.
-        sampler_logprobs: [n], what the sampler reported.
+        sampler_logprobs: [n], as the sampler reported them.
         old_logprobs, ref_logprobs, token_advantages: [n], or None where the samples have none.
     """
 
@@ -137,18 +137,18 @@ class StepBatch(MicroBatch):
     token_advantages: Tensor | None
 
     def advantages_of_tokens(self) -> Tensor:
-        """[n]: each token's own advantage where it has one, otherwise its rollout's."""
+        """Return [n], each token's own advantage if it has one, otherwise its rollout's."""
         return self.advantages[self.rollout_index] if self.token_advantages is None else self.token_advantages
 
 
 def collate(samples: Sequence[Sample], pad_id: int, packed: bool, part: Part = WHOLE) -> MicroBatch:
-    """One micro-batch of the given samples, in their order; without samples, an all-ignored one.
+    """Make one micro-batch of the samples, in their order; without samples, an all-ignored one.
 
     The all-ignored micro-batch is one row of one padding token with n = b = 0: it runs every collective of a real one
     and contributes zero, for ranks that have run out of rollouts.
 
     Args:
-        part: of a packed row, which is filled up with padding tokens until its parts are equal.
+        part: this rank's of a packed row, which is filled up with padding tokens until its parts are equal.
     """
     tokens, positions, documents, places = (_packed if packed else _padded)(samples, pad_id, part)
     turns_before = 0
@@ -184,11 +184,11 @@ def collate(samples: Sequence[Sample], pad_id: int, packed: bool, part: Part = W
 
 
 Rows = tuple[Tensor, Tensor, Documents | None, list[Tensor]]
-"""Tokens and positions [r, s], and of each sample the place [its tokens] of each token in the flattened rows."""
+"""Tokens and positions [r, s], and for each sample the place [its tokens] of each token in the flattened rows."""
 
 
 def _packed(samples: Sequence[Sample], pad_id: int, part: Part) -> Rows:
-    """One row, in which what sequences of an episode have in common at their beginning stands once."""
+    """Lay out one row, in which the beginning that sequences of an episode share stands once."""
     pieces = lay_out(samples)
     own = [(samples[piece.number].token_ids, piece) for piece in pieces if piece.shared < len(piece.places)]
     lengths, keys = [len(ids) - piece.shared for ids, piece in own], [piece.places for _, piece in own]
@@ -205,7 +205,7 @@ def _packed(samples: Sequence[Sample], pad_id: int, part: Part) -> Rows:
 
 
 def _padded(samples: Sequence[Sample], pad_id: int, part: Part) -> Rows:
-    """A row for each sequence, or one of padding."""
+    """Lay out a row for each sequence, or one of padding."""
     width = max([sample.tokens for sample in samples], default=1)
     tokens = torch.full((max(1, len(samples)), width), pad_id)
     for row, sample in enumerate(samples):
@@ -215,7 +215,7 @@ def _padded(samples: Sequence[Sample], pad_id: int, part: Part) -> Rows:
 
 
 def collate_step(samples: Sequence[CreditedSample], pad_id: int, packed: bool, part: Part = WHOLE) -> StepBatch:
-    """As :func:`collate`, with what a loss asks for.
+    """Make a micro-batch as :func:`collate` does, with the tensors that a loss needs.
 
     Raises:
         ValueError: some of the samples have old or reference log-probs and others have none.
@@ -234,13 +234,13 @@ def collate_step(samples: Sequence[CreditedSample], pad_id: int, packed: bool, p
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """How the rollouts of all ranks become micro-batches of one of them.
+    """The layout by which the rollouts of all ranks become micro-batches of one rank.
 
     Attributes:
         token_budget: tokens of a micro-batch of one rank, padding included.
         packed: several rollouts stand in one row in place of padding.
         world_size, rank: ranks that share rows are one rank here, whose budget is that of all of them.
-        part: what this rank takes of each row.
+        part: this rank's part of each row.
     """
 
     token_budget: int
@@ -252,12 +252,12 @@ class BatchLayout:
 
     @property
     def row_budget(self) -> int:
-        """Tokens of a micro-batch of all ranks that share it."""
+        """The tokens of a micro-batch of all ranks that share it."""
         return self.token_budget * self.part.of
 
 
 def micro_batches(samples: Sequence[Sample], layout: BatchLayout) -> list[MicroBatch]:
-    """One rank's micro-batches of at most ``token_budget`` tokens, as many as every other rank gets, longest first.
+    """Return a rank's micro-batches of at most ``token_budget`` tokens, as many as each rank gets, longest first.
 
     They are planned over all ranks (:mod:`~loop_recipes.engine.step_plan`); ``samples`` are those of all of them, in
     the same order on each. A rank that has run out of rollouts gets all-ignored ones.
@@ -269,7 +269,7 @@ def micro_batches(samples: Sequence[Sample], layout: BatchLayout) -> list[MicroB
 
 
 def step_batches(samples: Sequence[CreditedSample], layout: BatchLayout) -> list[StepBatch]:
-    """As :func:`micro_batches`, of an optimizer step.
+    """Return the :func:`micro_batches` of an optimizer step.
 
     Raises:
         ValueError: as :func:`micro_batches` and :func:`collate_step`.
@@ -278,7 +278,7 @@ def step_batches(samples: Sequence[CreditedSample], layout: BatchLayout) -> list
 
 
 def computed(samples: Sequence[Sample], layout: BatchLayout) -> list[tuple[int, int]]:
-    """(tokens, those of them that another's stand for) of each sequence as micro-batches of these hold them: the
+    """Return (tokens, tokens shared with an earlier sequence) of each sequence as micro-batches hold them: the
     difference goes through the model."""
     if not layout.packed:
         return [(sample.tokens, 0) for sample in samples]
@@ -294,7 +294,7 @@ def _planned(samples: Sequence[AnySample], layout: BatchLayout) -> list[list[Any
     def plan() -> StepPlan:
         return plan_step(lengths, world_size, budget, packed)
 
-    # Floating-point numbers decide in it. Machines that round them otherwise would take other rollouts, or other
+    # The plan depends on floating-point numbers. Machines that round them otherwise would take other rollouts, or other
     # numbers of micro-batches, and wait for each other for ever.
     plans = on_main_rank(plan) if world_size > 1 else plan()
     return [[sample for i in call[layout.rank] for sample in planned[i][0]] for call in plans]
@@ -305,12 +305,12 @@ def _cat(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def _cat_optional(samples: Sequence[CreditedSample], name: str) -> Tensor | None:
-    """The samples' optional per-token tensors joined; None where none has them. Without samples, an empty tensor."""
-    found = {sample.rollout_id: getattr(sample, name, None) for sample in samples}
-    values = [value for value in found.values() if value is not None]
+    """Join the samples' optional per-token tensors; None where none has them. Without samples, an empty tensor."""
+    by_rollout = {sample.rollout_id: getattr(sample, name, None) for sample in samples}
+    values = [value for value in by_rollout.values() if value is not None]
     if samples and not values:
         return None
-    if len(values) < len(found):
-        missing = next(rollout_id for rollout_id, value in found.items() if value is None)
+    if len(values) < len(by_rollout):
+        missing = next(rollout_id for rollout_id, value in by_rollout.items() if value is None)
         raise ValueError(f"rollout {missing} has no {name} while others of its micro-batch have")
     return _cat(values, torch.float32)

@@ -23,7 +23,7 @@ loss does not mind, single tokens' ratios and their gradient do:
 Programs add to the gradient in whatever order they get the lock, so its last bits differ from run to run.
 
 Importing this needs triton. ``tests/integration/test_cce_kernels.py`` runs the kernels in Triton's interpreter, and
-looks for the barrier in what they compile to for an H100.
+looks for the barrier in the code that they compile to for an H100.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def block_log_sum_exp(
     WORDS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """``partial[block, token]``: the log-sum-exp over the block's words of ``hidden [n, d] @ weight [v, d].T``, which
-    ``CAP``, unless it is None, caps.
+    """Write ``partial[block, token]``: the log-sum-exp over the block's words of ``hidden [n, d] @ weight [v, d].T``,
+    which ``CAP``, unless it is None, caps.
 
     Programs of the same words come one after the other, so that the weight is read from memory about once.
     """
@@ -102,7 +102,7 @@ def block_log_sum_exp(
 
 
 def log_sum_exp(hidden: Tensor, weight: Tensor, cap: float | None = None) -> Tensor:
-    """Over the words of ``hidden [n, d] @ weight [v, d].T``, capped or not, fp32 [n]. The same from run to run."""
+    """Return the log-sum-exp over words of ``hidden [n, d] @ weight [v, d].T``, fp32 [n], the same in each run."""
     (n, d), v = hidden.shape, len(weight)
     blocks = triton.cdiv(v, BLOCKS["WORDS"])
     partial = torch.empty(blocks, n, dtype=torch.float32, device=hidden.device)
@@ -113,7 +113,7 @@ def log_sum_exp(hidden: Tensor, weight: Tensor, cap: float | None = None) -> Ten
 
 
 def padded(tensor: Tensor) -> Tensor:
-    """``tensor`` [n, ...] with zeros up to a multiple of :data:`TOKEN_MULTIPLE`."""
+    """Return ``tensor`` [n, ...] with zeros up to a multiple of :data:`TOKEN_MULTIPLE`."""
     more = -len(tensor) % TOKEN_MULTIPLE
     return torch.cat([tensor, tensor.new_zeros(more, *tensor.shape[1:])]) if more else tensor
 
@@ -144,7 +144,7 @@ class CutCrossEntropyFunction(torch.autograd.Function):
         hidden, weight, targets, total = ctx.saved_tensors
         n, d = hidden.shape
         gradient = torch.zeros(n, d, dtype=torch.float32, device=hidden.device)
-        # One lock for each block of the gradient that programs of several vocabulary blocks add to; blocks are at
+        # Each block of the gradient, to which programs of several vocabulary blocks add, has a lock; blocks are at
         # least this large. Their number is a multiple of 16, for the same reason that n is one.
         locks = torch.zeros(16 * triton.cdiv(n, 16 * 64), triton.cdiv(d, 64), dtype=torch.int32, device=hidden.device)
         cce_backward._cce_backward_kernel.fn[  # without the package's own choice of blocks and warps

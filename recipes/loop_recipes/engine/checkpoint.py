@@ -6,7 +6,7 @@
         optimizer.safetensors      "<parameter>/<attribute>" full tensors
         <name>.safetensors         weights that are trained beside the policy's, by the name that ``credit`` gives them
         rng.safetensors            torch (and CUDA) generator states, one per rank
-        SHA256SUMS                 of all of them; `sha256sum -c SHA256SUMS` there says which is damaged
+        SHA256SUMS                 of all files; `sha256sum -c SHA256SUMS` there names a damaged one
 
 Nothing in it is pickled, so a checkpoint from elsewhere is safe to open.
 """
@@ -32,11 +32,11 @@ from loop_recipes.engine.process_group import gather_bytes
 
 logger = logging.getLogger(__name__)
 
-_told: set[Path] = set()
-"""Folders that could not be removed, of which the log has told."""
+_reported: set[Path] = set()
+"""Folders that could not be removed, each reported once in the log."""
 _FOLDER = re.compile(r"iteration_(\d+)")
 OWN_FILES = ("optimizer", "rng")
-"""Names of files that nothing trained beside the policy may have."""
+"""Names that the file of weights trained beside the policy must not have."""
 _ADAPTER = re.compile(r"adapter_v(\d+)\.safetensors")
 
 
@@ -56,13 +56,13 @@ def checkpoint_folder(root: Path, iteration: int) -> Path:
 
 
 def latest_checkpoint(root: Path) -> Path | None:
-    """The complete checkpoint of the highest iteration under ``root``, if there is one."""
-    found = _checkpoints(root)
-    return found[-1][1] if found else None
+    """Return the complete checkpoint of the highest iteration under ``root``, if there is one."""
+    checkpoints = _checkpoints(root)
+    return checkpoints[-1][1] if checkpoints else None
 
 
 def _checkpoints(root: Path) -> list[tuple[int, Path]]:
-    """The complete checkpoints under ``root`` with their iterations, ascending."""
+    """Return the complete checkpoints under ``root`` with their iterations, ascending."""
     named = folders_in(root).items()
     return sorted((int(match[1]), path) for name, path in named if (match := _FOLDER.fullmatch(name)))
 
@@ -86,11 +86,11 @@ def save_training_state(root: Path, iteration: int, training: TrainingState) -> 
 
 
 def load_latest(root: Path, further: Collection[str] = ()) -> TrainingState | None:
-    """The newest checkpoint under ``root``; None if the run was requeued before its first and so starts anew.
+    """Return the newest checkpoint under ``root``; None if the run was requeued before its first, to start anew.
 
     Raises:
-        ConfigError: see :func:`load_training_state`; or ``further``, the names of what the run trains beside the
-            policy, are not as they were.
+        ConfigError: see :func:`load_training_state`; or ``further``, the names of weights trained beside the policy's,
+            differ from the checkpoint's.
     """
     folder = latest_checkpoint(root)
     if folder is None:
@@ -142,19 +142,19 @@ def prune_checkpoints(root: Path, keep_last: int, keep: Collection[int] = ()) ->
 
 def _remove(folder: Path) -> None:
     error = remove_folder(folder)
-    if error is not None and folder not in _told:
-        _told.add(folder)
+    if error is not None and folder not in _reported:
+        _reported.add(folder)
         logger.warning("%s cannot be removed (%s); it is tried again after each iteration", folder, error)
 
 
 def all_generators() -> dict[str, Tensor]:
-    """Every rank's torch generator states by ``rank<number>``; all ranks must call it."""
+    """Return every rank's torch generator states by ``rank<number>``; all ranks must call it."""
     states = gather_bytes(_generator_states())
     return {f"rank{rank}": torch.frombuffer(bytearray(state), dtype=torch.uint8) for rank, state in enumerate(states)}
 
 
 def _generator_states() -> bytes:
-    """This process's torch generator states: CPU, then its CUDA device."""
+    """Return this process's torch generator states: CPU, then its CUDA device."""
     states = [torch.get_rng_state()]
     if torch.cuda.is_available():
         states.append(torch.cuda.get_rng_state())
@@ -162,7 +162,7 @@ def _generator_states() -> bytes:
 
 
 def restore_generators(saved: Mapping[str, Tensor], rank: int) -> None:
-    """Set this rank's generators as :func:`all_generators` found them; a rank the run did not have starts anew."""
+    """Set this rank's generators as :func:`all_generators` read them; a rank that the run did not have starts anew."""
     data = saved.get(f"rank{rank}")
     if data is None:
         return

@@ -32,7 +32,7 @@ from model_families.decoder.attention import NormFirstAttention, heads
 from model_families.decoder.rope import ScaledRope
 
 VARLEN = {"window_size", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys()
-"""Whether this torch's ``varlen_attn`` can do what packed rows need: 2.13's can."""
+"""True if this torch's ``varlen_attn`` can compute packed rows, as 2.13's can."""
 
 
 def enable_cuda_layers(model: TransformerDecoder) -> None:
@@ -57,7 +57,7 @@ def enable_cuda_layers(model: TransformerDecoder) -> None:
 
 
 def on_cuda(x: Tensor) -> bool:
-    """Return whether layers compute as CUDA wants it; replaced where that is looked at without a GPU."""
+    """Return whether layers compute as CUDA wants it; replaced in tests without a GPU."""
     return x.is_cuda
 
 
@@ -69,20 +69,20 @@ def in_one_call(x: Tensor) -> bool:
 def causal_attention(
     q: Tensor, k: Tensor, v: Tensor, documents: Documents, scale: float | None = None, window: int | None = None
 ) -> Tensor:
-    """Attention [s, heads, width] of a packed row's documents, each causally to itself; k and v may have fewer heads.
+    """Return the attention [s, heads, width] of a packed row's documents, each causally to itself.
 
     A document that goes on from another attends to its beginning too: flash attention takes the queries of a piece as
     the last of its keys.
 
     Args:
-        scale: of the scores; None is one over the root of the width.
-        window: a token attends to as many tokens, itself among them; None is all before it.
+        scale: factor of the scores; None is one over the root of the width. ``k`` and ``v`` may have fewer heads.
+        window: how many tokens a token attends to, itself among them; None is all before it.
     """
-    borders, longest, seen = documents.borders, documents.longest.shape[0], documents.borders
+    borders, longest, key_borders = documents.borders, documents.longest.shape[0], documents.borders
     if documents.keys is not None:
-        k, v, seen = documents.keys.take(k), documents.keys.take(v), documents.keys.borders
+        k, v, key_borders = documents.keys.take(k), documents.keys.take(v), documents.keys.borders
     reach = (-1 if window is None else window - 1, 0)
-    out = varlen_attn(q, k, v, borders, seen, longest, longest, scale=scale, window_size=reach, enable_gqa=True)
+    out = varlen_attn(q, k, v, borders, key_borders, longest, longest, scale=scale, window_size=reach, enable_gqa=True)
     return cast(Tensor, out)
 
 
@@ -98,7 +98,7 @@ class PackedAttention(MultiHeadAttention):
         return self.packed(x, mask, input_pos)
 
     def packed(self, x: Tensor, documents: Documents, input_pos: Tensor | None) -> Tensor:
-        """Self-attention [1, s, d] of the rollouts of one row, each causally to itself."""
+        """Return the self-attention [1, s, d] of the rollouts of one row, each causally to itself."""
         q, k, v = heads(self, x, input_pos)
         # squeeze, because the gradient of an index would be a copy among zeros.
         q, k, v = q.squeeze(0), k.squeeze(0), v.squeeze(0)
@@ -110,7 +110,7 @@ class PackedAttention(MultiHeadAttention):
 
 
 class PackedNormFirstAttention(PackedAttention, NormFirstAttention):
-    """The same of the attention that normalises queries and keys before it rotates them."""
+    """The same for an attention that normalises queries and keys before it rotates them."""
 
 
 class FoldedLoRA(torch.autograd.Function):
@@ -139,8 +139,8 @@ class FoldedLoRA(torch.autograd.Function):
 
 @torch.library.custom_op("loop_recipes::add_product", mutates_args=("out",))
 def add_product(out: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add ``left @ right`` to ``out``. A compiler takes it as it is; of ``addmm_`` it would make a product that is not
-    in place, for which torch first copies ``out``."""
+    """Add ``left @ right`` to ``out``. A compiler keeps it as it is; it would replace ``addmm_`` by a product that is
+    not in place, for which torch first copies ``out``."""
     out.addmm_(left, right)
 
 
@@ -153,8 +153,8 @@ class FoldedLoRALinear(LoRALinear):
     def forward(self, x: Tensor) -> Tensor:
         if self.disabled:
             return self.product(x)
-        # Masters of one rank; those of several come from FSDP2 in this precision.
-        a, b = (part.weight.to(x.dtype) for part in (self.lora_a, self.lora_b))
+        # A rank without others casts its masters here; FSDP2 casts those of several ranks.
+        a, b = (factor.weight.to(x.dtype) for factor in (self.lora_a, self.lora_b))
         scale = self.alpha / self.rank
         if not isinstance(self.dropout, nn.Identity):
             return self.product(x) + scale * F.linear(F.linear(self.dropout(x), a), b)
@@ -162,11 +162,11 @@ class FoldedLoRALinear(LoRALinear):
         return out.unflatten(0, x.shape[:-1])
 
     def product(self, x: Tensor) -> Tensor:
-        """With the frozen weight alone."""
+        """Multiply by the frozen weight alone."""
         return F.linear(x, self.weight, self.bias)
 
     def frozen(self) -> tuple[Any, ...]:
-        """What makes the frozen weight [out, in] of its parts, and these."""
+        """Return the function that makes the frozen weight [out, in], and the parts that it takes."""
         return _itself, self.weight
 
 

@@ -16,7 +16,7 @@ from loop_recipes.engine.packed_attention import enable_packing
 from loop_recipes.engine.token_outputs import TokenOutputs, check_length, token_outputs
 
 if TYPE_CHECKING:
-    from loop_recipes.engine.general_decoder import GeneralDecoder  # transformers is loaded by those who build one
+    from loop_recipes.engine.general_decoder import GeneralDecoder  # loads transformers
 
 
 class LogProbDecoder(TransformerDecoder):
@@ -28,7 +28,7 @@ class LogProbDecoder(TransformerDecoder):
 
     Args:
         decoder: the model to take over; its attention learns to accept packed rows.
-        head: one of those of :mod:`~loop_recipes.engine.logprobs`.
+        head: one of the heads of :mod:`~loop_recipes.engine.logprobs`.
 
     Raises:
         ValueError: ``output`` is neither a bias-free linear layer nor tied to the embeddings (LoRA on the head, say).
@@ -69,7 +69,7 @@ class LogProbDecoder(TransformerDecoder):
         with_entropy: bool = False,
         with_hidden: bool = False,
     ) -> TokenOutputs:
-        """Return log-probs of the targets, and with them what else is asked for.
+        """Return log-probs of the targets, and the other outputs that the arguments ask for.
 
         Args:
             tokens: [r, s].

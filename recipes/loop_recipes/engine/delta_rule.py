@@ -28,37 +28,37 @@ CHUNK = 64
 SEGMENT = 4 * CHUNK
 """Tokens of a call: more are quadratic, fewer are calls of operators too small for a GPU."""
 whole_row = Row[Documents | Keys]()
-"""Holds the documents of a packed row that is in a mixer as a whole; None where the mixer has one of them."""
+"""Holds the documents of a packed row that a mixer takes as a whole; None where it takes one of them."""
 
 
 @functools.cache
 def kernel() -> Callable[..., Any] | None:
-    """Return flash-linear-attention's delta rule; None where it cannot be had."""
+    """Return flash-linear-attention's delta rule; None where it is not available."""
     try:
-        found: Callable[..., Any] = importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
+        rule: Callable[..., Any] = importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
     except Exception:  # it is not installed, or finds no Triton
         return None
-    return found
+    return rule
 
 
 def takes_segments(mixer: nn.Module) -> None:
     """Have the modules of a mixer's architecture compute the delta rule as :func:`in_segments` does, and the
-    convolution before it as :func:`by_document`; a mixer without a delta rule is left as it is."""
+    convolution before it as :func:`by_document`; a mixer without a delta rule stays as it is."""
     module = sys.modules[type(mixer).__module__]
     if hasattr(module, "torch_chunk_gated_delta_rule"):
-        for name, ours in _OURS.items():
+        for name, replacement in _REPLACEMENTS.items():
             chosen = getattr(module, name, None)
             if chosen is not None and not hasattr(chosen, "reference"):
-                setattr(module, name, ours(chosen))
+                setattr(module, name, replacement(chosen))
 
 
 def takes_bounds(mixer: nn.Module, x: Tensor) -> bool:
     """Return whether the mixer computes each document of the :data:`whole_row` ``x`` by itself."""
-    functions = (getattr(sys.modules[type(mixer).__module__], name, None) for name in _OURS)
+    functions = (getattr(sys.modules[type(mixer).__module__], name, None) for name in _REPLACEMENTS)
     if not (on_cuda(x) and all(hasattr(function, "reference") for function in functions)):
         return False
-    found = kernel()
-    return found is not None and "cu_seqlens" in inspect.signature(found).parameters
+    rule = kernel()
+    return rule is not None and "cu_seqlens" in inspect.signature(rule).parameters
 
 
 def by_document(chosen: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -91,19 +91,19 @@ def in_segments(chosen: Callable[..., Any]) -> Callable[..., Any]:
         output_final_state: bool = False,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        found = kernel() if on_cuda(query) else None
-        if found is not None:
+        rule = kernel() if on_cuda(query) else None
+        if rule is not None:
             options |= {"initial_state": initial_state, "output_final_state": output_final_state}
             if whole_row.documents is not None:
                 options["cu_seqlens"] = whole_row.documents.borders
-            taken = inspect.signature(found).parameters
-            given = {name: option for name, option in options.items() if name in taken}
-            result: tuple[Tensor, Tensor | None] = found(query, key, value, g=g, beta=beta, **given)
+            taken = inspect.signature(rule).parameters
+            arguments = {name: option for name, option in options.items() if name in taken}
+            result: tuple[Tensor, Tensor | None] = rule(query, key, value, g=g, beta=beta, **arguments)
             return result
         done, state_before = [], initial_state
         for q, k, v, decay, rate in zip(*(x.split(SEGMENT, 1) for x in (query, key, value, g, beta)), strict=True):
-            given = {"g": decay, "beta": rate, "initial_state": state_before, "output_final_state": True}
-            out, state_before = reference(q, k, v, **given, **options)
+            arguments = {"g": decay, "beta": rate, "initial_state": state_before, "output_final_state": True}
+            out, state_before = reference(q, k, v, **arguments, **options)
             done.append(out)
         return torch.cat(done, 1), state_before if output_final_state else None
 
@@ -111,5 +111,5 @@ def in_segments(chosen: Callable[..., Any]) -> Callable[..., Any]:
     return delta_rule
 
 
-_OURS = {"torch_chunk_gated_delta_rule": in_segments, "causal_conv1d_fn": by_document}
-"""transformers' functions, by their names in the module of an architecture, and what takes their place."""
+_REPLACEMENTS = {"torch_chunk_gated_delta_rule": in_segments, "causal_conv1d_fn": by_document}
+"""Replacements for transformers' functions, by their names in the module of an architecture."""

@@ -1,6 +1,6 @@
-"""Whether the device that a config names can train: found, and able to compute.
+"""Checks that the device which a config names can train: it is there, and it computes.
 
-Asked before anything is loaded. What is wrong is one line that names it and the cure.
+The checks run before anything is loaded. A problem is one line that names it and the cure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from loop_plumbing.start import launched
 
 
 def training_device(name: str, dtype: torch.dtype = torch.float32) -> torch.device:
-    """The device that a config names, this rank's own where there are several, once it has computed in ``dtype``.
+    """Return the device that a config names, the rank's own if there are several, once it has computed in ``dtype``.
 
     Raises:
         ConfigError: it cannot be used here.
@@ -21,7 +21,7 @@ def training_device(name: str, dtype: torch.dtype = torch.float32) -> torch.devi
     from torchtune import utils  # takes seconds
 
     if torch.device(name).type == "cuda":
-        from loop_recipes.engine import gpu_check  # for those alone who have one
+        from loop_recipes.engine import gpu_check  # only GPUs need it
 
         require(torch.version.cuda, "device: torch is a CPU build here; install the CUDA one with `make setup GPU=1`")
         gpu_check.check_count(torch.cuda.device_count(), launched("LOCAL_WORLD_SIZE", 1))
@@ -40,7 +40,7 @@ def training_device(name: str, dtype: torch.dtype = torch.float32) -> torch.devi
 
 
 def check_matmul(device: torch.device, dtype: torch.dtype) -> None:
-    """Whether the device multiplies matrices in ``dtype``.
+    """Check that the device multiplies matrices in ``dtype``.
 
     Raises:
         ConfigError: it fails, or its result is wrong.

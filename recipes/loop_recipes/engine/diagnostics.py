@@ -17,8 +17,8 @@ from loop_recipes.engine.samples import Sample, ScoredSample, made_up
 from model_families.weights.weight_names import NUMBERS_IN
 
 CANARY_TOKENS = 512
-DRIFTS, BREAKS = 2.0, 8.0
-"""So many times the base's own gap is no longer ok, and is broken; see :func:`gap_limits`."""
+OK_TIMES, BROKEN_TIMES = 2.0, 8.0
+"""Multiples of the base's own gap up to which a gap is ok, and above which it is broken; see :func:`gap_limits`."""
 BROKEN_GAP = (
     "sampler and learner disagree (gap_p99, of a mixture gap_mean, is over gap_broken): base model, adapter, dtype or "
     "vLLM differ between the two; mend that, or raise sampler_gap.broken if the precision explains it"
@@ -29,26 +29,26 @@ def gap_limits(thresholds: GapConfig, base_gap: float | None) -> GapConfig:
     """Return the thresholds by which a gap is judged beside that of the policy that the run began with.
 
     How far two programs are apart in half precision is a matter of the model, the kernels and the machine: at the 99th
-    percentile 0.03 nats are told of at 32B and 0.15 were seen at 135M, so that one number is too strict for the small
-    model and too lenient for the large one. Before the first step the policy is the base model (or the initial
-    adapter, or its B is zero), so the first iteration's gap is the base's own, over thousands of tokens. A later gap
-    is ok up to ``DRIFTS`` times that: sharper or flatter policies move it by less. Above ``BREAKS`` times it the
-    servers compute something else than the learner. Both stay within the thresholds of the config: what it calls ok
-    is never called worse, and what it calls broken never better, so a wrong base model is not an excuse for itself.
+    percentile 0.03 nats are reported at 32B and 0.15 were measured at 135M, so that one number is too strict for the
+    small model and too lenient for the large one. Before the first step the policy is the base model (or the initial
+    adapter, or its B is zero), so the first iteration's gap is the base's own, over thousands of tokens. A later gap is
+    ok up to ``OK_TIMES`` times that: sharper or flatter policies move it by less. Above ``BROKEN_TIMES`` times it the
+    servers compute something else than the learner. Both stay within the thresholds of the config: a gap that they call
+    ok is never called worse, a broken one never better, so a wrong base model is not an excuse for itself.
 
     Args:
-        base_gap: of the first iteration, in nats; None in float32, where two right programs agree
+        base_gap: the first iteration's, in nats; None in float32, where two right programs agree
             to 0.001 whatever the model, and in that iteration itself.
     """
     if base_gap is None:
         return thresholds
-    ok, broken = (min(max(times * base_gap, thresholds.ok), thresholds.broken) for times in (DRIFTS, BREAKS))
+    ok, broken = (min(max(times * base_gap, thresholds.ok), thresholds.broken) for times in (OK_TIMES, BROKEN_TIMES))
     return GapConfig(ok=ok, broken=broken)
 
 
 def judged_gap(model: AnyDecoder, half: bool) -> str:
-    """Return the metric of the gap that is judged: the 99th percentile, of a mixture of experts in half precision the
-    mean. There a token near a tie goes to other experts on the other side, so that single tokens are a nat apart."""
+    """Return the gap metric to judge by: the 99th percentile, of a mixture of experts in half precision the mean. There
+    a token near a tie goes to other experts on the other side, so that single tokens are a nat apart."""
     mixture = half and not isinstance(model, TransformerDecoder) and model.chooses_experts
     return "gap_mean" if mixture else "gap_p99"
 
@@ -62,13 +62,13 @@ def gap_metrics(
         return {"gap_verdict": "none"}
     gap = torch.cat([(s.sampler_logprobs - s.old_logprobs).abs() for s in samples]).double().sort().values
     sizes = {"gap_mean": gap.mean(), "gap_p99": gap[round(0.99 * (len(gap) - 1))], "gap_max": gap[-1]}
-    found: dict[str, Any] = {name: size.item() for name, size in sizes.items()}
+    metrics: dict[str, Any] = {name: size.item() for name, size in sizes.items()}
     limits = gap_limits(thresholds, base_gap)
-    verdict = "ok" if found[judged] <= limits.ok else "drift" if found[judged] <= limits.broken else "broken"
-    found["gap_verdict"] = verdict
+    verdict = "ok" if metrics[judged] <= limits.ok else "drift" if metrics[judged] <= limits.broken else "broken"
+    metrics["gap_verdict"] = verdict
     if base_gap is None:
-        return found
-    return found | {"gap_base": base_gap, "gap_ok": limits.ok, "gap_broken": limits.broken}
+        return metrics
+    return metrics | {"gap_base": base_gap, "gap_ok": limits.ok, "gap_broken": limits.broken}
 
 
 def canary(
@@ -76,12 +76,12 @@ def canary(
     samples: Sequence[Sample],
     version: int,
 ) -> dict[str, Any]:
-    """Log-probs of the first sampled tokens of the shortest rollout: of a version, the one before it, the base model.
+    """Return log-probs of the shortest rollout's first sampled tokens: of a version, the one before, the base model.
 
     With :func:`tolerances` they are the node's ``Canary``. Call on every rank with the same samples.
 
     Args:
-        logprobs: of samples under a version, by rollout id (``Scorer.logprobs``).
+        logprobs: gives those of samples under a version, by rollout id (``Scorer.logprobs``).
     """
     start = _beginning(min(samples, key=lambda sample: (sample.tokens, sample.rollout_id)), CANARY_TOKENS)
     expected, *others = (logprobs([start], of)[start.rollout_id].tolist() for of in (version, version - 1, None))
@@ -100,18 +100,18 @@ def tolerances(gap: GapConfig) -> dict[str, float]:
 
 
 def _beginning(sample: Sample, count: int) -> Sample:
-    """The sample up to its ``count``-th sampled token."""
+    """Return the sample up to its ``count``-th sampled token."""
     return sample.beginning(int(sample.mask.nonzero().flatten()[:count][-1]) + 1)
 
 
 def flops_metrics(
     model: AnyDecoder, step_tokens: Sequence[tuple[int, int]], seconds: float, peak_tflops: float | None
 ) -> dict[str, float]:
-    """Share of the ranks' ``peak_tflops`` each that forward and backward passes took in ``seconds``; {} without it.
+    """Return the share of the ranks' ``peak_tflops`` that forward and backward passes used; {} without it.
 
     Args:
-        step_tokens: (tokens, those of them that another's stand for) of what went forward and backward, once for each
-            time.
+        step_tokens: (tokens, tokens shared with an earlier sequence) of each sequence, once for each time that it went
+            forward and backward.
     """
     if peak_tflops is None:
         return {}
@@ -121,11 +121,11 @@ def flops_metrics(
 
 
 def training_flops(model: AnyDecoder, length: int, shared: int) -> float:
-    """Model FLOPs of one forward and backward pass over a rollout of ``length`` tokens, the first ``shared`` of which
-    are another's; recomputation not counted.
+    """Return the model FLOPs of one forward and backward pass over a rollout of ``length`` tokens, the first ``shared``
+    of which are another's; recomputation not counted.
 
     Per token two FLOPs a weight that it meets forward and two backward (frozen weights get no gradient of their own;
-    the head is left out), and for attention 4 * width forward for each token that it looks at, twice that backward.
+    the head is left out), and for attention 4 * width forward for each token that it attends to, twice that backward.
     """
     weights: float
     windows: Sequence[int | None]
@@ -139,12 +139,12 @@ def training_flops(model: AnyDecoder, length: int, shared: int) -> float:
 
 
 def _looks(length: int, window: int | None) -> float:
-    """The number of pairs of a token and one that it looks at."""
+    """Return the number of pairs of a token and one that it attends to."""
     return length**2 / 2 if window is None or length <= window else window * (length - window / 2)
 
 
 def peak_memory_gib(device: torch.device) -> float:
-    """Peak memory of this rank's device so far; 0 where it is not counted."""
+    """Return the peak memory of this rank's device so far; 0 where it is not counted."""
     return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0
 
 
@@ -156,7 +156,7 @@ def stress(
     seed: int,
     device: torch.device,
 ) -> str:
-    """Forward and backward of the largest micro-batch there can be, nearly all its tokens sampled, on every rank.
+    """Run the largest possible micro-batch forward and backward on every rank, nearly all its tokens sampled.
 
     It is one made-up rollout of ``length`` tokens, or as many of at most that length as fill ``micro_batch_tokens``.
 

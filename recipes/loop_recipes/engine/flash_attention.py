@@ -39,11 +39,11 @@ CAPABILITIES = (9, 10)
 TRIED = ((9, 128),)
 """Major compute capability and width of the heads with which this project has run them; ``auto`` tries no others."""
 LENGTHS = (300, 120)
-"""Tokens of the documents that are compared: enough for the kernels of longer rows."""
+"""Tokens of the documents compared: enough for the kernels of longer rows."""
 SHARED = 200
-"""Those of the first that the second goes on from."""
+"""Tokens of the first document from which the second goes on."""
 LARGEST_ERROR = 0.02
-"""Of the largest value, in half precision against fp32; FlashAttention-2's is some thousandths."""
+"""The largest allowed error in half precision, as a share of the largest value; FlashAttention-2's is 0.00x."""
 KERNELS = "vllm.vllm_flash_attn.cute.interface"
 
 
@@ -54,7 +54,7 @@ def use_attention(choice: str, model: TransformerDecoder, device: torch.device, 
     that fails ``auto`` falls back on FlashAttention-2 with a warning; it tries them on Hopper and heads of 128 alone.
 
     Raises:
-        ConfigError: ``choice`` is ``fa4``, which cannot be had here or computes wrongly.
+        ConfigError: ``choice`` is ``fa4``, which is not available here or computes wrongly.
     """
     if choice == "fa2":
         return
@@ -70,7 +70,7 @@ def use_attention(choice: str, model: TransformerDecoder, device: torch.device, 
 
 
 def _missing(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why FlashAttention-4 cannot be tried."""
+    """Return why FlashAttention-4 cannot be tried, or None."""
     if device.type != "cuda" or dtype not in HALF:
         return f"FlashAttention-4 computes in half precision on CUDA, not in {dtype} on {device.type}"
     major, minor = torch.cuda.get_device_capability(device)
@@ -80,11 +80,11 @@ def _missing(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def _failure(heads: tuple[int, int, int], device: torch.device, dtype: torch.dtype) -> str | None:
-    """Register the kernels with torch and compare a row; on failure FlashAttention-2 is back, and this says why."""
+    """Register the kernels with torch and compare a row; on failure restore FlashAttention-2 and return why."""
     try:
         activate()
         with warnings.catch_warnings():
-            # What the compiler says of an argument that is not used is long.
+            # The compiler's message about an unused argument is long.
             warnings.filterwarnings("ignore", "Argument aux_data")
             error = largest_error(heads, device, dtype)
     except Exception as failure:  # Compilers raise errors of many kinds.
@@ -106,7 +106,7 @@ def activate() -> None:
 
 
 def largest_error(heads: tuple[int, int, int], device: torch.device, dtype: torch.dtype) -> float:
-    """The largest error of ``varlen_attn``'s output and gradients of a packed row, in parts of the largest value.
+    """Return the largest error of ``varlen_attn``'s output and gradients of a packed row, per largest value.
 
     Args:
         heads: query heads, key heads and their width.
@@ -118,26 +118,26 @@ def largest_error(heads: tuple[int, int, int], device: torch.device, dtype: torc
         for count in (queries, keys, keys, queries)
     ]
     first, second = torch.arange(sum(LENGTHS)).split(LENGTHS)
-    seen = [first, torch.cat([first[:SHARED], second])]
-    documents = Documents.of(LENGTHS, keys=seen).to(device)
+    key_places = [first, torch.cat([first[:SHARED], second])]
+    documents = Documents.of(LENGTHS, keys=key_places).to(device)
 
     def packed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return causal_attention(q, k, v, documents)
 
     def one_by_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         done = []
-        for places, own in zip(seen, LENGTHS, strict=True):
+        for places, own in zip(key_places, LENGTHS, strict=True):
             queries, keys, values = (x[places].transpose(0, 1) for x in (q, k, v))
             whole = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
             done.append(whole[:, -own:])
         return torch.cat(done, dim=1).transpose(0, 1)
 
-    found, exact = (
+    computed, exact = (
         _with_gradients(compute, *(row.to(at) for row in rows))
         for compute, at in ((packed, dtype), (one_by_one, torch.float32))
     )
     errors = [
-        ((ours - theirs).abs().max() / theirs.abs().max()).item() for ours, theirs in zip(found, exact, strict=True)
+        ((ours - theirs).abs().max() / theirs.abs().max()).item() for ours, theirs in zip(computed, exact, strict=True)
     ]
     return max(errors)
 
@@ -150,22 +150,22 @@ def _with_gradients(compute: Any, q: Tensor, k: Tensor, v: Tensor, upstream: Ten
 
 @cache
 def _kernels() -> ModuleType:
-    """vLLM's module of kernels, without the rest of vLLM, which patches torch's compiler where it is imported."""
+    """Import vLLM's module of kernels without the rest of vLLM, which would patch torch's compiler."""
     package, _, rest = KERNELS.partition(".")
     for name in (package, f"{package}.{rest.partition('.')[0]}"):
-        found = None if name in sys.modules else find_spec(name)
-        if found is not None:
+        spec = None if name in sys.modules else find_spec(name)
+        if spec is not None:
             bare = ModuleSpec(name, None, is_package=True)
-            bare.submodule_search_locations = found.submodule_search_locations
+            bare.submodule_search_locations = spec.submodule_search_locations
             sys.modules[name] = module_from_spec(bare)
     return importlib.import_module(KERNELS)
 
 
 def _flash_attn_fwd(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
-    """Output and normalisers, which is what torch takes; the kernels return more."""
+    """Return output and normalisers, which torch takes; the kernels return more."""
     return _kernels()._flash_attn_fwd(*args, **options)[:2]
 
 
 def _flash_attn_bwd(*args: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values."""
+    """Return the gradients of queries, keys and values."""
     return _kernels()._flash_attn_bwd(*args, **options)

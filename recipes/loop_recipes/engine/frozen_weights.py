@@ -13,7 +13,7 @@ from loop_recipes.engine.sharding import local_part
 
 
 class FrozenWeights:
-    """What a model never changes, on each rank its own part.
+    """The weights that a model never changes, on each rank its own part.
 
     The weights leave by giving their storage back, and come by filling it again: every tensor and view on them, FSDP2's
     own too, stays what it is. The copy on the host is made once, in pinned memory where the device is a GPU.
@@ -25,7 +25,7 @@ class FrozenWeights:
 
     @torch.no_grad()
     def to_host(self) -> None:
-        """Have the weights on the host only, and the device's memory free for other processes."""
+        """Move the weights to the host, and free the device's memory for other processes."""
         for module in self._model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()  # the last layers stay gathered after a pass without gradients
@@ -37,17 +37,17 @@ class FrozenWeights:
             if not storage.resizable() or users[storage.data_ptr()] > 1:  # on a CPU: pages of a file
                 weight.set_(weight.clone())  # type: ignore[call-overload]
                 storage = weight.untyped_storage()
-            held = self._host.get(name)
-            if held is None or held.nbytes != storage.nbytes():
-                held = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=weight.is_cuda)
-                self._host[name] = held.copy_(_bytes(weight))
+            host_copy = self._host.get(name)
+            if host_copy is None or host_copy.nbytes != storage.nbytes():
+                host_copy = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=weight.is_cuda)
+                self._host[name] = host_copy.copy_(_bytes(weight))
             storage.resize_(0)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
     @torch.no_grad()
     def to_device(self) -> None:
-        """Have the weights on the device, bit for bit as they were."""
+        """Move the weights back to the device, bit for bit as they were."""
         for name, weight in self._weights():
             if name in self._host and weight.untyped_storage().nbytes() == 0:
                 weight.untyped_storage().resize_(self._host[name].nbytes)
@@ -62,6 +62,6 @@ class FrozenWeights:
 
 
 def _bytes(weight: Tensor) -> Tensor:
-    """All of a tensor's storage, which FSDP2 may have padded."""
+    """Return all of a tensor's storage, which FSDP2 may have padded."""
     storage = weight.untyped_storage()
     return torch.empty(0, dtype=torch.uint8, device=weight.device).set_(storage, 0, (storage.nbytes(),), (1,))

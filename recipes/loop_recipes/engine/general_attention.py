@@ -26,7 +26,7 @@ BLOCK = 512
 """Queries that are computed together where a window or a cap needs it: with a window they meet the keys of their block
 and of the window before it alone."""
 SCORES = 1 << 27
-"""Scores of a block that are kept at a time where a cap needs them; of fewer queries where keys are many."""
+"""The most scores in memory at a time where a cap or sinks need them; many keys make blocks of fewer queries."""
 WIDEST = 256
 """Width of a head up to which ``varlen_attn`` computes on CUDA."""
 
@@ -46,7 +46,7 @@ class Row(Generic[Pieces]):
 
 
 packed_row = Row[Documents]()
-"""Holds the documents of the row that is computed; None for a padded row."""
+"""Holds the documents of the packed row in work; None for a padded row."""
 
 
 @torch.compiler.disable
@@ -63,14 +63,14 @@ def attention(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention; of a padded row, where nothing looks at the padding on the right, as a whole.
+    """Return causal attention; a padded row is computed whole, as no token attends to the padding on its right.
 
     Args:
         query: [r, heads, s, d]; key and value may have fewer heads.
-        sliding_window: a token attends to as many tokens, itself among them; None is all before it.
+        sliding_window: how many tokens a token attends to, itself among them; None is all before it.
         softcap: scores are kept below it by a tanh.
         s_aux: [heads], sinks: scores that take their share of the weights and give nothing.
-        others: do not change attention; one that would is refused.
+        others: arguments that do not change attention; one that would is refused.
 
     Returns:
         [r, s, heads, d], and no weights.
@@ -103,18 +103,18 @@ def _packed(
     cap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Of a packed row [s, heads, d]."""
+    """Return the attention of a packed row [s, heads, d]."""
     if cap is None and q.shape[-1] == v.shape[-1] <= WIDEST and in_one_call(q):
         if sinks is None:
             return causal_attention(q, k, v, documents, scale, window)
         if documents.keys is not None:
             k, v = documents.keys.take(k), documents.keys.take(v)
         return _WithSinks.apply(_Packed(documents, scale, window), sinks, q, k, v)
-    lengths = seen = documents.lengths
+    lengths = key_lengths = documents.lengths
     if documents.keys is not None:
-        k, v, seen = documents.keys.take(k), documents.keys.take(v), documents.keys.lengths
+        k, v, key_lengths = documents.keys.take(k), documents.keys.take(v), documents.keys.lengths
     whole = (x.transpose(0, 1)[None] for x in (q, k, v))
-    split = [x.split(list(sizes), 2) for x, sizes in zip(whole, (lengths, seen, seen), strict=True)]
+    split = [x.split(list(sizes), 2) for x, sizes in zip(whole, (lengths, key_lengths, key_lengths), strict=True)]
     done = [_attend(q, k, v, scale, window, cap, sinks) for q, k, v in zip(*split, strict=True)]
     return torch.cat(done, dim=2)[0].transpose(0, 1)
 
@@ -128,7 +128,7 @@ def _attend(
     cap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Of queries [r, heads, s, d] that are the last of these positions, to all of them."""
+    """Return the attention of queries [r, heads, s, d], which are the last of the positions, to all positions."""
     own, tokens = q.shape[2], k.shape[2]
     scores = cap is not None or (sinks is not None and not q.is_cpu)
     if not scores and own == tokens and (window is None or tokens <= window):
@@ -153,7 +153,7 @@ def _attend(
 
 
 def _by_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, sinks: Tensor | None) -> Tensor:
-    """Without ``mask`` causally, of queries that are all of the positions."""
+    """Return attention by ``mask``; without it causally, of queries at all positions."""
     if sinks is None:
         several = q.shape[1] != k.shape[1]
         return scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=several)
@@ -165,7 +165,7 @@ def _by_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float 
 def _by_scores(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, cap: float | None, sinks: Tensor | None
 ) -> Tensor:
-    """By the definition, with a softmax in fp32."""
+    """Return attention by its definition, with a softmax in fp32."""
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     scores = q @ k.transpose(2, 3) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if cap is not None:
@@ -181,7 +181,7 @@ class _Kernel(Protocol):
     """A flash kernel that knows no sinks."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the output, and ``lse`` [..., heads, s]: the logarithm of what a query's weights are divided by."""
+        """Return the output, and ``lse`` [..., heads, s]: the logarithm of the divisor of a query's weights."""
 
     def backward(self, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> list[Tensor]:
         """Return the gradients of queries, keys and values."""
@@ -203,15 +203,15 @@ class _Packed:
         return out, lse
 
     def backward(self, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> list[Tensor]:
-        random = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of dropout, which there is none
-        given = gradient, q, k, v, out, lse, *self._row(), random, self.scale, self._reach()
-        return list(torch.ops.torch_attn._varlen_attn_backward(*given))
+        random = torch.zeros(2, dtype=torch.uint64, device=q.device)  # for dropout, which is off
+        arguments = gradient, q, k, v, out, lse, *self._row(), random, self.scale, self._reach()
+        return list(torch.ops.torch_attn._varlen_attn_backward(*arguments))
 
     def _row(self) -> tuple[Tensor, Tensor, int, int, bool]:
-        """Borders of queries and keys, the longest of each, and whether all tokens before are seen."""
+        """Return borders of queries and keys, the longest of each, and true without a window."""
         borders, longest = self.documents.borders, self.documents.longest.shape[0]
-        seen = borders if self.documents.keys is None else self.documents.keys.borders
-        return borders, seen, longest, longest, self.window is None
+        key_borders = borders if self.documents.keys is None else self.documents.keys.borders
+        return borders, key_borders, longest, longest, self.window is None
 
     def _reach(self) -> list[int]:
         return [-1 if self.window is None else self.window - 1, 0]
@@ -222,7 +222,7 @@ class _Packed:
 
 @dataclass(frozen=True)
 class _OnCpu:
-    """The kernel for CPUs, of [r, heads, s, d]; ``added`` [s, keys] to the scores, without it causally."""
+    """The kernel for CPUs, of [r, heads, s, d]; ``added`` [s, keys] is for the scores, without it they are causal."""
 
     added: Tensor | None
     scale: float | None
@@ -234,8 +234,8 @@ class _OnCpu:
 
     def backward(self, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> list[Tensor]:
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        given = gradient, q, k, v, out, lse, 0.0, self.added is None
-        return list(kernel(*given, attn_mask=self.added, scale=self.scale))
+        arguments = gradient, q, k, v, out, lse, 0.0, self.added is None
+        return list(kernel(*arguments, attn_mask=self.added, scale=self.scale))
 
     def per_query(self, lse: Tensor) -> Tensor:
         return lse[..., None]

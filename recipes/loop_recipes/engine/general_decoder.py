@@ -1,6 +1,6 @@
 """The decoder of any architecture that transformers builds, with torchtune's LoRA layers and packed rows.
 
-transformers' own modules run as they are and are told three things: an attention function that takes a packed row
+transformers' own modules run as they are and are given three things: an attention function that takes a packed row
 document by document (general_attention.py), mixers with a state along the row (short convolutions, Mamba, gated delta
 nets) that are called document by document, and how the last hidden state becomes logits. transformers' own packing, by
 positions that begin again, leaks from document to document in every hybrid and in gpt-oss (5.19).
@@ -32,9 +32,9 @@ from model_families.base_model import BaseModel
 from model_families.families.general_model import COMPARED, is_expert
 
 _STATES = ("linear_attention", "conv", "mamba")
-"""What ``layer_types`` calls layers with a state along the row in place of attention."""
-_READ_BY_NOBODY = ("mtp.", "model.mtp", "rotary_emb.inv_freq")
-"""Parts of names of weights that a folder may hold beside those of the decoder."""
+"""Values in ``layer_types`` for layers with a state along the row in place of attention."""
+_UNREAD_WEIGHTS = ("mtp.", "model.mtp", "rotary_emb.inv_freq")
+"""Parts of the names of weights that a folder may hold beside those of the decoder."""
 _SWITCH = "original_max_position_embeddings"
 _LENGTHS = re.compile(rf".*(window|chunk|block|topk|top_k|floor_scale|{_SWITCH})(_size)?")
 """Names of numbers of tokens in config.json, from which on a sequence is computed otherwise."""
@@ -92,23 +92,23 @@ class GeneralDecoder(nn.Module):
 
     @property
     def contexts(self) -> range:
-        """How many tokens a server may hold to have the same rotary positions; of longrope they are two sets."""
+        """The lengths of context at which a server has the same rotary positions; longrope has two sets of these."""
         ropes = _ropes(self.text.config)
         switch = max((rope[_SWITCH] for rope in ropes if rope.get("rope_type") == "longrope"), default=0)
         long = (self.base.context or self.base.positions) > switch
         return range(switch + 1, sys.maxsize) if long else range(1, switch + 1)
 
     def kinds(self) -> dict[int, int]:
-        """The number of the first layer of each kind, in order, and how many layers are of it."""
+        """Return the number of the first layer of each kind, in order, with the number of layers of that kind."""
         types = getattr(self.text.config, "layer_types", None) or [None] * len(self.layers)
-        found: dict[Any, list[int]] = {}
+        layers_of_kind: dict[Any, list[int]] = {}
         for number, (kind, layer) in enumerate(zip(types, self.layers, strict=True)):
             inside = frozenset((name, type(module).__name__) for name, module in layer.named_modules())
-            found.setdefault((kind, inside), []).append(number)
-        return {numbers[0]: len(numbers) for numbers in found.values()}
+            layers_of_kind.setdefault((kind, inside), []).append(number)
+        return {numbers[0]: len(numbers) for numbers in layers_of_kind.values()}
 
     def windows(self) -> list[int | None]:
-        """The tokens that each layer with attention looks at, its own among them; None is all before it."""
+        """Return how many tokens each layer with attention attends to, its own among them; None is all before it."""
         config = self.text.config
         window = getattr(config, "sliding_window", None)
         types = getattr(config, "layer_types", None)
@@ -118,11 +118,11 @@ class GeneralDecoder(nn.Module):
 
     @property
     def chooses_experts(self) -> bool:
-        """Whether routers choose the weights that a token meets."""
+        """True if routers choose the weights that a token meets."""
         return any(is_expert(name, shape) for name, shape in self.base.weights.items())
 
     def parameters_of_a_token(self) -> float:
-        """The number of weights of the layers that a token meets: of routed experts, those that it goes to."""
+        """Return the number of the layers' weights that a token meets: of experts, those that it is routed to."""
         config = self.text.config
         chosen = getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None)
         met = 0.0
@@ -154,28 +154,28 @@ class GeneralDecoder(nn.Module):
         """Return log-probs of the targets; arguments as :meth:`~loop_recipes.engine.decoder.LogProbDecoder.forward`
         takes them."""
         check_length(tokens, mask, self.max_seq_len)
-        given = {} if mask is None else {"documents": mask}
-        last = self.text(input_ids=tokens, position_ids=input_pos, use_cache=False, **given).last_hidden_state
+        options = {} if mask is None else {"documents": mask}
+        last = self.text(input_ids=tokens, position_ids=input_pos, use_cache=False, **options).last_hidden_state
         hidden = last.flatten(0, 1).index_select(0, rows)
         weight = self.tok_embeddings.weight if self.output is None else self.output.weight
         return token_outputs(self, hidden, weight, targets, own, mask, with_entropy, with_hidden)
 
     def peft_name(self, name: str) -> str:
-        """``text.layers.0.mlp.up_proj.lora_a.weight`` -> the name in transformers and in servers."""
-        inside, _, part = name.removeprefix("text.").partition(".lora_")
+        """Return the name in transformers and in servers of ``text.layers.0.mlp.up_proj.lora_a.weight``."""
+        inside, _, factor = name.removeprefix("text.").partition(".lora_")
         (module,) = (each for each in self.base.linear_layers if _inside(each) == inside)
-        return f"base_model.model.{module}.lora_{part[0].upper()}.weight"
+        return f"base_model.model.{module}.lora_{factor[0].upper()}.weight"
 
 
 def _inside(name: str) -> str:
-    """``model.language_model.layers.0.mlp.up_proj`` -> ``layers.0.mlp.up_proj``."""
+    """Return ``layers.0.mlp.up_proj`` for ``model.language_model.layers.0.mlp.up_proj``."""
     return name[name.index("layers.") :]
 
 
 def _by_document(mixer: nn.Module) -> None:
     """Have a mixer called once for each document of a packed row, or once where it keeps them apart itself.
 
-    What goes on from another's beginning has that computed again, by the mixer alone.
+    The mixer alone computes a beginning again for each document that goes on from it.
     """
     inner = mixer.forward
 
@@ -186,24 +186,24 @@ def _by_document(mixer: nn.Module) -> None:
             return inner(hidden_states, *args, **kwargs)
         if documents.part.of > 1:
             raise ValueError(f"ranks cannot share rows of a model with {type(mixer).__name__}: sequence_parallel=1")
-        seen, whole = documents.keys or documents, hidden_states
+        with_beginnings, whole = documents.keys or documents, hidden_states
         if documents.keys is not None:
             whole = documents.keys.take(hidden_states.transpose(0, 1)).transpose(0, 1)
         if takes_bounds(mixer, whole):
-            with whole_row(seen):
+            with whole_row(with_beginnings):
                 done = inner(whole, *args, **kwargs)
         else:
-            done = torch.cat([inner(x, *args, **kwargs) for x in whole.split(list(seen.lengths), 1)], 1)
+            done = torch.cat([inner(x, *args, **kwargs) for x in whole.split(list(with_beginnings.lengths), 1)], 1)
         if documents.keys is None:
             return done
-        pieces = zip(done.split(list(seen.lengths), 1), documents.lengths, strict=True)
+        pieces = zip(done.split(list(with_beginnings.lengths), 1), documents.lengths, strict=True)
         return torch.cat([x[:, -own:] for x, own in pieces], 1)
 
     mixer.forward = forward
 
 
 def _takes_documents(layer: nn.Module) -> None:
-    """Give a layer the documents as an argument, so that one that is computed again has those of its own row."""
+    """Give a layer the documents as an argument, so that a recomputation has those of its own row."""
     inner = layer.forward
 
     def forward(*args: Any, documents: Documents | None = None, **kwargs: Any) -> Any:
@@ -236,7 +236,7 @@ def general_decoder(
 
 
 def add_lora(model: GeneralDecoder, rank: int, alpha: float, dropout: float = 0.0) -> set[str]:
-    """Put LoRA on all linear layers of the model that take it; returns those that it has not."""
+    """Put LoRA on all linear layers of the model that take it; returns the names of those that it lacks."""
     wanted = {_inside(name) for name in model.base.linear_layers}
     for name, module in list(model.text.named_modules()):
         if type(module) is nn.Linear and name in wanted:
@@ -249,7 +249,7 @@ def add_lora(model: GeneralDecoder, rank: int, alpha: float, dropout: float = 0.
 
 
 def read_weights(path: str, base: BaseModel, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Read all weights, by the decoder's names, and the buffers that are in no file; CPU tensors.
+    """Read all weights, by the decoder's names, and the buffers that no file has; CPU tensors.
 
     transformers reads them: it renames weights, puts those of experts together, and MXFP4 into bf16, which is exact.
 
@@ -257,7 +257,7 @@ def read_weights(path: str, base: BaseModel, dtype: torch.dtype) -> tuple[dict[s
         ValueError: weights are missing, or there are others than the model's.
     """
     before = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # its table of what is missing says what is raised here
+    transformers_logging.set_verbosity_error()  # the error raised here has the content of its table
     config = _config(path, base)
     threads = torch.get_num_threads()
     if base.mxfp4:  # the other ranks wait, and torchrun gives each rank one thread
@@ -266,17 +266,17 @@ def read_weights(path: str, base: BaseModel, dtype: torch.dtype) -> tuple[dict[s
         options: dict[str, Any] = {"dtype": dtype, "attn_implementation": NAME, "trust_remote_code": False}
         if base.mxfp4:
             options["quantization_config"] = Mxfp4Config(dequantize=True)
-        whole, found = _auto(config).from_pretrained(path, config=config, output_loading_info=True, **options)
+        whole, loading = _auto(config).from_pretrained(path, config=config, output_loading_info=True, **options)
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise ValueError(f"{path}: transformers cannot read the weights: {str(error).splitlines()[0]}") from error
     finally:
         transformers_logging.set_verbosity(before)
         torch.set_num_threads(threads)
-    if base.mxfp4:  # which transformers leaves in bf16 whatever it is told
+    if base.mxfp4:  # transformers leaves these in bf16 whatever dtype it is given
         for parameter in whole.parameters():
             parameter.data = parameter.data.to(dtype)
-    strange = [name for name in found["unexpected_keys"] if not any(part in name for part in _READ_BY_NOBODY)]
-    problems = {"lacks": found["missing_keys"], "has no place for": strange, "misfits": found["mismatched_keys"]}
+    strange = [name for name in loading["unexpected_keys"] if not any(text in name for text in _UNREAD_WEIGHTS)]
+    problems = {"lacks": loading["missing_keys"], "has no place for": strange, "misfits": loading["mismatched_keys"]}
     for problem, names in problems.items():
         if names:
             name = min(map(str, names))
@@ -287,7 +287,7 @@ def read_weights(path: str, base: BaseModel, dtype: torch.dtype) -> tuple[dict[s
 
 
 def load_buffers(model: nn.Module, saved: Collection[str], read: Callable[[str], Tensor]) -> None:
-    """Give the model its buffers that are in no file, those not among ``saved``: ``read`` finds them by their names."""
+    """Give the model its buffers that no file has, those not among ``saved``: ``read`` returns them by their names."""
     for name in [name for name, _ in model.named_buffers()]:
         bare = name.replace(CHECKPOINT_WRAPPER, "")
         if bare not in saved:
@@ -315,7 +315,7 @@ def _config(path: str, base: BaseModel) -> Any:
 
 
 def _ropes(config: Any) -> list[dict[str, Any]]:
-    """The rotary positions of all layers, or those of each kind of layer."""
+    """Return the rotary positions of all layers, or those of each kind of layer."""
     whole = getattr(config, "rope_parameters", None) or {}
     return [rope for rope in (whole, *whole.values()) if isinstance(rope, dict)]
 
@@ -329,7 +329,7 @@ def built(path: str, base: BaseModel, attention: str = NAME, shortest: int | Non
 
     Args:
         attention: by transformers' name for it.
-        shortest: windows, and other numbers of tokens from which on a sequence is computed otherwise, are at most that.
+        shortest: upper bound of windows, and of other numbers of tokens that change how a sequence is computed.
     """
     config = _config(path, base)
     text = config.get_text_config()

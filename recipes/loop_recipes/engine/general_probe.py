@@ -1,13 +1,13 @@
-"""The first look at a model that transformers builds: is it exact here? At the start of a run, and by `loop check`.
+"""Checks that a model which transformers builds is exact here, at the start of a run and in `loop check`.
 
 The first layers, one of each kind at least, are compared in fp32, by their own weights and a random adapter:
 transformers with eager attention and the adapter merged, one sequence at a time; this project's decoder one sequence at
 a time; and the same in a packed row, in which some sequences go on from another's beginning. Windows, and whatever else
-changes at a length, are made so short that sequences end inside and behind them. What is wrong in any of these would
-train nonsense without a word.
+changes at a length, are made so short that sequences end inside and behind them. An error in any of these would
+train nonsense in silence.
 
-A run in half precision is then looked at in that, on the device that trains: there rows may be packed by other kernels.
-The bar is the model's own rounding: packed rows are no further from one sequence at a time than that is from fp32.
+A run in half precision is then compared in that, on the device that trains, where other kernels may pack rows. The
+limit is the model's own rounding: packed rows are no further from one sequence at a time than that is from fp32.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from loop_recipes.engine.samples import Sample, made_up
 from model_families.base_model import BaseModel
 
 LARGEST_ERROR = 1e-3
-"""Nats; of the kinds that tests compare it is some 1e-6 to 1e-5, and a leak or a wrong mask is 0.1 and more."""
+"""Nats; kinds that tests compare have some 1e-6 to 1e-5, and a leak or a wrong mask makes 0.1 and more."""
 WINDOW, RANK = 16, 4
 LENGTHS = (43, 12, 29)
 BEGINNING, OWN = 20, (9, 14)
-"""Tokens that sequences of one episode have in common, and those that each has after them."""
+"""Tokens that sequences of one episode have in common, and the tokens of each after them."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What was found: the layers that were compared and the largest error of a log-prob in nats.
+    """The result of a comparison: the number of layers compared and the largest error of a log-prob in nats.
 
-    In half precision also means: of packed rows from one sequence at a time, ``packed``, and of that from fp32,
-    ``rounding``.
+    In half precision also mean differences: ``packed``, of packed rows from one sequence at a time, and ``rounding``,
+    of these from fp32.
     """
 
     layers: int
@@ -50,25 +50,25 @@ class Probe:
     rounding: float | None = None
 
     def __str__(self) -> str:
-        said = (
+        exactness = (
             f"the model's first {self.layers} layers give log-probs within {self.error:.1e} nats of transformers' own, "
             "packed, with shared beginnings and LoRA"
         )
         if self.packed is None:
-            return said
+            return exactness
         means = f"rounding to half precision moves them by {self.rounding:.1e}, packing by {self.packed:.1e}"
-        return f"{said}; on average {means}"
+        return f"{exactness}; on average {means}"
 
 
 def probe(path: str, base: BaseModel, weights: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device) -> Probe:
     """Compare the model in the folder ``path``, in fp32 on the CPU, and in half precision where it trains.
 
     Args:
-        weights: by the decoder's names, its buffers of no file among them, as :func:`read_weights` gives them.
-        dtype, device: of the training.
+        weights: by the decoder's names, with the buffers that no file has, as :func:`read_weights` gives them.
+        dtype, device: those of the training.
 
     Raises:
-        ValueError: names what is not exact, and by how much, or what cannot be computed.
+        ValueError: the model is not exact, with the error's size, or cannot be computed.
     """
     try:
         layers = max(GeneralDecoder(_small(path, base, NAME), base).kinds()) + 1
@@ -91,7 +91,7 @@ def probe(path: str, base: BaseModel, weights: Mapping[str, Tensor], dtype: torc
         with torch.no_grad():
             expected = _by_transformers(theirs.eval(), samples)
             errors = {
-                where: _apart(found, expected) for where, found in _ways(ours, samples, torch.device("cpu")).items()
+                where: _apart(values, expected) for where, values in _ways(ours, samples, torch.device("cpu")).items()
             }
             for where, error in errors.items():
                 if not error.max() <= LARGEST_ERROR:
@@ -100,31 +100,31 @@ def probe(path: str, base: BaseModel, weights: Mapping[str, Tensor], dtype: torc
                         "training would be of another model than is served; models of the kind "
                         f"{base.model_type} cannot be trained here"
                     )
-            found = Probe(layers, max(float(error.max()) for error in errors.values()))
+            result = Probe(layers, max(float(error.max()) for error in errors.values()))
             if dtype == torch.float32:
-                return found
+                return result
             rounded = _adapted(path, base, layers)
             _load(rounded, filled, weights, device=device, dtype=dtype)
             packed, rounding = _in_half(path, _ways(rounded, samples, device), expected, dtype)
-            return replace(found, packed=packed, rounding=rounding)
+            return replace(result, packed=packed, rounding=rounding)
     except (ValueError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # whatever an architecture that nobody tried here raises
-        said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        raise ValueError(f"{path}: models of the kind {base.model_type} cannot be computed here ({said})") from error
+    except Exception as error:  # an untried architecture may raise any error
+        cause = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        raise ValueError(f"{path}: models of the kind {base.model_type} cannot be computed here ({cause})") from error
 
 
 def _in_half(path: str, ways: Mapping[str, Tensor], expected: Tensor, dtype: torch.dtype) -> tuple[float, float]:
-    """Compare packed rows with one sequence at a time, and that with fp32: means."""
+    """Return the mean differences of packed rows from one sequence at a time, and of these from fp32."""
     apart, *packed = ways
     rounding, furthest = _apart(ways[apart], expected), 0.0
     for where in packed:
         moved = float(_apart(ways[where], ways[apart]).mean())
-        bar = float(rounding[: len(ways[where])].mean()) + LARGEST_ERROR
-        if not moved <= bar:
+        limit = float(rounding[: len(ways[where])].mean()) + LARGEST_ERROR
+        if not moved <= limit:
             raise ValueError(
                 f"{path}: in {str(dtype).removeprefix('torch.')} log-probs {where} are {moved:.2g} nats from those "
-                f"{apart} on average, further than these from fp32, {bar:.2g}: packed rows are not to be relied on "
+                f"{apart} on average, further than these from fp32, {limit:.2g}: packed rows are not to be relied on "
                 "here; train in fp32, or with update.packed=False"
             )
         furthest = max(furthest, moved)
@@ -132,16 +132,16 @@ def _in_half(path: str, ways: Mapping[str, Tensor], expected: Tensor, dtype: tor
 
 
 def _by_transformers(theirs: PreTrainedModel, samples: Sequence[Sample]) -> Tensor:
-    """Log-probs of all tokens but the first of each sequence."""
-    found = []
+    """Return log-probs of all tokens but the first of each sequence."""
+    logprobs = []
     for sample in samples:
         logits = theirs(input_ids=sample.token_ids[None], use_cache=False).logits[0].float()
-        found.append(logits[:-1].log_softmax(-1).gather(1, sample.token_ids[1:, None]).squeeze(1))
-    return torch.cat(found)
+        logprobs.append(logits[:-1].log_softmax(-1).gather(1, sample.token_ids[1:, None]).squeeze(1))
+    return torch.cat(logprobs)
 
 
 def _ways(ours: GeneralDecoder, samples: Sequence[Sample], device: torch.device) -> dict[str, Tensor]:
-    """The same by this project's decoder, in each way in which it computes them; in the second of the first samples."""
+    """Return them by this project's decoder, computed in each way; in a packed row, of the first samples alone."""
 
     def by(rows: Sequence[Sequence[Sample]], packed: bool) -> Tensor:
         batches = (collate(row, 0, packed).to(device) for row in rows)
@@ -154,12 +154,12 @@ def _ways(ours: GeneralDecoder, samples: Sequence[Sample], device: torch.device)
     }
 
 
-def _apart(found: Tensor, expected: Tensor) -> Tensor:
-    return (found - expected[: len(found)]).abs()
+def _apart(logprobs: Tensor, expected: Tensor) -> Tensor:
+    return (logprobs - expected[: len(logprobs)]).abs()
 
 
 def _adapted(path: str, base: BaseModel, layers: int) -> GeneralDecoder:
-    """This project's decoder of the first layers with LoRA and a head, without storage."""
+    """Build this project's decoder of the first layers with LoRA and a head, without storage."""
     ours = GeneralDecoder(_small(path, base, NAME, layers), base)
     with torch.device("meta"):
         add_lora(ours, RANK, 2.0 * RANK)
@@ -168,7 +168,7 @@ def _adapted(path: str, base: BaseModel, layers: int) -> GeneralDecoder:
 
 
 def _samples(words: int) -> list[Sample]:
-    """Sequences of their own, then those of an episode that begin alike."""
+    """Make sequences of their own, then those of an episode that begin alike."""
     generator = torch.Generator().manual_seed(0)
     lengths = [*LENGTHS, *(BEGINNING + own for own in OWN)]
     samples = [made_up(f"probe-{n}", length, words, generator) for n, length in enumerate(lengths)]
@@ -180,7 +180,7 @@ def _samples(words: int) -> list[Sample]:
 
 
 def _small(path: str, base: BaseModel, attention: str, layers: int | None = None) -> PreTrainedModel:
-    """transformers' model without storage, in fp32, with short windows and its first ``layers``."""
+    """Build transformers' model without storage, in fp32, with short windows and its first ``layers``."""
     with training.set_default_dtype(torch.float32), torch.device("meta"):
         model = built(path, base, attention, WINDOW)
     if layers is not None:
@@ -190,15 +190,15 @@ def _small(path: str, base: BaseModel, attention: str, layers: int | None = None
 
 
 def _filled(model: GeneralDecoder, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of the layers that are left, in fp32, and a random adapter of which B is not zero."""
+    """Return the weights of the layers that are left, in fp32, and a random adapter whose B is not zero."""
     generator = torch.Generator().manual_seed(0)
-    found = {}
+    tensors = {}
     for name, parameter in model.state_dict().items():
         if ".lora_" in name:
-            found[name] = torch.randn(parameter.shape, generator=generator) * parameter.shape[1] ** -0.5 * 0.5
+            tensors[name] = torch.randn(parameter.shape, generator=generator) * parameter.shape[1] ** -0.5 * 0.5
         else:
-            found[name] = _cast(weights[name], torch.float32)
-    return found
+            tensors[name] = _cast(weights[name], torch.float32)
+    return tensors
 
 
 def _load(
@@ -209,7 +209,7 @@ def _load(
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Give a model of no storage these weights, in ``dtype``, and the buffers that are in no file as they were read."""
+    """Give a model without storage these weights, in ``dtype``, and the buffers that no file has as they were read."""
     own = {name: _cast(tensors[name], dtype).to(device) for name in model.state_dict()}
     model.load_state_dict(own, assign=True)
     load_buffers(model, own, lambda name: weights[f"{prefix}{name}"].to(device))

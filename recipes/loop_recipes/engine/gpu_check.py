@@ -1,6 +1,6 @@
-"""Whether this machine's GPUs can train, and the ranks of a job can talk to each other.
+"""Checks that this machine's GPUs can train, and that the ranks of a job can talk to each other.
 
-What is wrong is one line that names it and the cure.
+A problem is one line that names it and the cure.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from rollout_server.inference.command import EXACT_PINNED
 
 OLDEST_CAPABILITY = (8, 0)
 ALL_REDUCE_DEADLINE_S = 120.0
-"""For the ranks' first collective, in which NCCL connects them."""
+"""Seconds for the ranks' first collective, in which NCCL connects them."""
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 ALLOCATOR = f"expandable_segments:True,{EXACT_PINNED}"
 
 
 def set_allocator() -> None:
-    """Micro-batches differ in length, so without this the allocator's memory falls to pieces, and pinned memory is
-    rounded up to powers of two; one's own setting holds.
+    """Set CUDA's allocator up, unless the user did. Micro-batches differ in length, so without this its memory falls to
+    pieces, and pinned memory is rounded up to powers of two.
 
     In this process alone: a launched rollout node does not inherit it, and vLLM must not have it all.
     """
@@ -35,7 +35,7 @@ def set_allocator() -> None:
 
 
 def check_starts(start: Callable[[], None]) -> None:
-    """Whether torch can begin to use CUDA; what is wrong with a driver, torch says itself.
+    """Check that torch can begin to use CUDA; torch itself names a driver's problem.
 
     Args:
         start: ``torch.cuda.init``.
@@ -49,35 +49,35 @@ def check_starts(start: Callable[[], None]) -> None:
         raise ConfigError(f"device: CUDA cannot be used: {first_line(error)}; look at nvidia-smi") from error
 
 
-def check_count(found: int, ranks: int) -> None:
-    """Whether each rank of this machine has a GPU.
+def check_count(gpus: int, ranks: int) -> None:
+    """Check that each rank of this machine has a GPU.
 
     Raises:
         ConfigError: there are fewer GPUs than ranks.
     """
-    require(found > 0, "device: torch finds no GPU; look at nvidia-smi, and at CUDA_VISIBLE_DEVICES if it is set")
+    require(gpus > 0, "device: torch finds no GPU; look at nvidia-smi, and at CUDA_VISIBLE_DEVICES if it is set")
     require(
-        found >= ranks,
-        f"device: {ranks} ranks on this machine need as many GPUs, and torch finds {found}; lower --nproc_per_node, or "
+        gpus >= ranks,
+        f"device: {ranks} ranks on this machine need as many GPUs, and torch finds {gpus}; lower --nproc_per_node, or "
         "look at CUDA_VISIBLE_DEVICES",
     )
 
 
-def check_capability(found: tuple[int, int]) -> None:
-    """Whether a GPU has what trainer and vLLM need: bf16, and flash attention for packed rows.
+def check_capability(own: tuple[int, int]) -> None:
+    """Check that a GPU can do bf16 and flash attention for packed rows, as trainer and vLLM need.
 
     Raises:
         ConfigError: its compute capability is below 8.0.
     """
     require(
-        found >= OLDEST_CAPABILITY,
-        f"device: this GPU has compute capability {found[0]}.{found[1]}; bf16 and flash attention need 8.0 (A100, L4, "
+        own >= OLDEST_CAPABILITY,
+        f"device: this GPU has compute capability {own[0]}.{own[1]}; bf16 and flash attention need 8.0 (A100, L4, "
         "RTX 30 or newer)",
     )
 
 
 def check_ranks(device: torch.device, deadline_s: float = ALL_REDUCE_DEADLINE_S) -> None:
-    """Whether the ranks of a job can add up a number over their devices; every rank must call it.
+    """Check that the ranks of a job can add up a number over their devices; every rank must call it.
 
     Raises:
         ConfigError: not within ``deadline_s``, or the sum is wrong.

@@ -31,10 +31,10 @@ class Head(Protocol):
     def __call__(
         self, hidden: Tensor, weight: Tensor, targets: Tensor, scale: float = 1.0, cap: float | None = None
     ) -> Tensor:
-        """Log-probs [n] of ``targets`` [n], from hidden states [n, d] and weights [v, d]."""
+        """Return log-probs [n] of ``targets`` [n], from hidden states [n, d] and weights [v, d]."""
 
     def entropy(self, hidden: Tensor, weight: Tensor, scale: float = 1.0, cap: float | None = None) -> Tensor:
-        """Entropy [n] in nats of each row's whole distribution, no gradient."""
+        """Return the entropy [n] in nats of each row's whole distribution, no gradient."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class FullLogProbs:
         return self._logprobs(hidden, weight, scale, cap).gather(1, targets[:, None]).squeeze(1)
 
     def entropy(self, hidden: Tensor, weight: Tensor, scale: float = 1.0, cap: float | None = None) -> Tensor:
-        """Entropy [n] in nats of each row's whole distribution, fp32, no gradient."""
+        """Return the entropy [n] in nats of each row's whole distribution, fp32, no gradient."""
         with torch.no_grad():
             logprobs = self._logprobs(hidden, weight, scale, cap)
             return -(logprobs.exp() * logprobs).sum(-1)
@@ -86,15 +86,15 @@ class TiledLogProbs:
         return _TiledFunction.apply(hidden, weight, targets, scale, cap, self, want_gradient)
 
     def tile(self, weight: Tensor, vocab: int) -> Tensor:
-        """The words from ``vocab`` on, [vocab_tile, d] or what is left, in the precision of the products."""
+        """Return the words from ``vocab`` on, [vocab_tile, d] or the rest, in the precision of the products."""
         return weight[vocab : vocab + self.vocab_tile].float()
 
     def logits(self, hidden: Tensor, tile: Tensor, scale: float) -> Tensor:
-        """Of some tokens and words, fp32, without the cap."""
+        """Return the logits of some tokens and words, fp32, without the cap."""
         return (hidden.float() * scale) @ tile.T
 
     def operand(self, probs: Tensor, tile: Tensor) -> Tensor:
-        """``probs``, at most 1, as they go into the product with ``tile``, times any constant."""
+        """Return ``probs``, at most 1, times any constant, as they go into the product with ``tile``."""
         return probs
 
     def add_weights(self, sums: Tensor, probs: Tensor, tile: Tensor) -> None:
@@ -103,7 +103,7 @@ class TiledLogProbs:
 
     @torch.no_grad()
     def entropy(self, hidden: Tensor, weight: Tensor, scale: float = 1.0, cap: float | None = None) -> Tensor:
-        """Entropy [n] in nats of each row's whole distribution, fp32, exact, no gradient."""
+        """Return the entropy [n] in nats of each row's whole distribution, fp32, exact, no gradient."""
         top, total = _running_start(hidden)
         weighted = torch.zeros_like(total)  # sum of exp(z - top) * (z - top)
         for vocab in range(0, len(weight), self.vocab_tile):
@@ -118,7 +118,7 @@ class TiledLogProbs:
 
 
 class _TiledFunction(torch.autograd.Function):
-    """Forward: log-probs and, if wanted, their gradient by hidden state. Backward: scale that by what comes in."""
+    """Forward: log-probs and, if wanted, their gradient by hidden state. Backward: scale it by the upstream one."""
 
     @staticmethod
     def forward(ctx, hidden, weight, targets, scale, cap, tiles, want_gradient):
@@ -177,7 +177,7 @@ class TensorCoreLogProbs(TiledLogProbs):
 
     Products of two bf16 or fp16 numbers are exact in fp32, so log-probs lose nothing but the order of a sum. For the
     gradient the probabilities of a tile are rounded to half precision, and the mean weight is divided by the sum of the
-    rounded ones. So what the words' weights have in common still cancels, and the gradient of a token that is nearly
+    rounded ones. So the common part of the words' weights still cancels, and the gradient of a token that is nearly
     certain keeps its relative precision. Without locks or atomics: the same from run to run.
 
     Raises:
@@ -219,7 +219,7 @@ class AutoLogProbs:
         return self._head(hidden)(hidden, weight, targets, scale, cap)
 
     def entropy(self, hidden: Tensor, weight: Tensor, scale: float = 1.0, cap: float | None = None) -> Tensor:
-        """As :meth:`TiledLogProbs.entropy`."""
+        """Return the entropy as :meth:`TiledLogProbs.entropy` does."""
         return self._head(hidden).entropy(hidden, weight, scale, cap)
 
     def _head(self, hidden: Tensor) -> TiledLogProbs:
@@ -237,10 +237,10 @@ def refuse_trained_head(weight: Tensor, name: str) -> None:
 
 
 def require_half_on_cuda(hidden: Tensor, weight: Tensor, name: str) -> None:
-    """Check that the head called ``name`` is given tensors of one half precision on CUDA.
+    """Check that the tensors for the head called ``name`` are of one half precision on CUDA.
 
     Raises:
-        ValueError: it is not.
+        ValueError: they are not.
     """
     if not hidden.is_cuda or hidden.dtype not in HALF:
         raise ValueError(
@@ -252,18 +252,18 @@ def require_half_on_cuda(hidden: Tensor, weight: Tensor, name: str) -> None:
 
 
 def _running_start(hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """Running maximum (lowest finite, so that differences stay finite) and sum of exponentials, both [n] fp32."""
+    """Return a running maximum (lowest finite, so differences are finite) and sum of exponentials, both [n] fp32."""
     top = torch.full(hidden.shape[:1], torch.finfo(torch.float32).min, device=hidden.device)
     return top, torch.zeros_like(top)
 
 
 def _capped(logits: Tensor, cap: float) -> Tensor:
-    """``cap * tanh(logits / cap)``, in place."""
+    """Return ``cap * tanh(logits / cap)``, in place."""
     return logits.div_(cap).tanh_().mul_(cap)
 
 
 def _shifted(logits: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits [m, words] less the running maximum [m], which is raised in place, and by how much it moved (<= 0)."""
+    """Return logits [m, words] less the running maximum [m], which is raised in place, and its move (<= 0)."""
     raised = torch.maximum(top, logits.amax(-1))
     moved = top - raised
     top.copy_(raised)

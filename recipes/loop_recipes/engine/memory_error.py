@@ -16,8 +16,8 @@ def out_of_memory(
     device: torch.device,
     then: str = "collection.limits.max_context",
 ) -> str:
-    """The line for a rank whose device has no memory left, with what lowers its need: ``update.micro_batch_tokens``,
-    and the key ``then``."""
+    """Return the line for a rank whose device has no memory left, with the keys that lower its need:
+    ``update.micro_batch_tokens``, and ``then``."""
     free = re.search(r"Tried to allocate [^.]*\.\d+ \w+", str(error))
     return (
         f"out of memory on {device} of rank {get_world_size_and_rank()[1]}, in micro-batches of up to "
@@ -28,7 +28,7 @@ def out_of_memory(
 
 
 def _held_by_others(device: torch.device) -> str:
-    """The memory of the device that is not this trainer's: where others fill it, no key of its config helps."""
+    """Return the device's memory that is not this trainer's: where others fill it, no key of its config helps."""
     if device.type != "cuda":
         return ""
     free, total = torch.cuda.mem_get_info(device)

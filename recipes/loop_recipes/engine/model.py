@@ -29,7 +29,7 @@ from model_families.decoder.rope import frequencies, turns_neighbours
 from model_families.decoder.weights import load_weights
 from model_families.stored_weights import check_finite
 
-if TYPE_CHECKING:  # transformers is loaded by those who build one
+if TYPE_CHECKING:  # it loads transformers
     from loop_recipes.engine.general_decoder import GeneralDecoder
 
 AnyDecoder: TypeAlias = "TransformerDecoder | GeneralDecoder"
@@ -38,7 +38,7 @@ log = utils.get_logger("INFO")
 
 
 def meta_model(component: Mapping[str, Any], dtype: torch.dtype) -> AnyDecoder:
-    """The config's model without storage: base weights in ``dtype`` and frozen, LoRA weights in float32 and trainable.
+    """Build the config's model without storage: base weights frozen in ``dtype``, LoRA weights trained in float32.
 
     Raises:
         ConfigError: the component is not a decoder with LoRA.
@@ -59,10 +59,10 @@ def meta_model(component: Mapping[str, Any], dtype: torch.dtype) -> AnyDecoder:
 
 
 def load_base(config: LearnerConfig, dtype: torch.dtype) -> tuple[AnyDecoder, Mapping[str, Tensor]]:
-    """The config's model without storage, and the base weights it will be given, full CPU tensors.
+    """Build the config's model without storage, and return it with its base weights, full CPU tensors.
 
-    Every rank must call it. Those of torchtune's modules stay in the files' pages, of which each rank reads its own
-    part; those that transformers reads rank 0 reads, where the first is asked for, and sends.
+    Every rank must call it. Weights of torchtune's modules stay in the files' pages, of which each rank reads its own
+    part. Weights that transformers reads are read by rank 0 when the first is asked for, and sent.
 
     Raises:
         ConfigError: they do not fit each other.
@@ -89,7 +89,7 @@ def load_base(config: LearnerConfig, dtype: torch.dtype) -> tuple[AnyDecoder, Ma
 def _of_main_rank(
     model: GeneralDecoder, path: str, described: BaseModel, dtype: torch.dtype, device: torch.device
 ) -> Mapping[str, Tensor]:
-    """The weights of a model that transformers reads, and its buffers that are in no file."""
+    """Return the weights of a model that transformers reads, and its buffers that no file has."""
     from loop_recipes.engine.general_decoder import read_weights  # as above
     from loop_recipes.engine.general_probe import probe
 
@@ -106,10 +106,10 @@ def _of_main_rank(
 
 
 def check_built(model: AnyDecoder, described: BaseModel, config: LearnerConfig) -> None:
-    """Compare what was built with config.json, which the weights and the servers go by.
+    """Compare the model with config.json, which the weights and the servers go by.
 
     Raises:
-        ConfigError: names all that differs; most of it no shape would tell.
+        ConfigError: names all that differs; shapes would show little of it.
     """
     if not isinstance(model, TransformerDecoder):  # transformers built it from that config.json
         keeps = described.attention_layers and model.attention_cap is None
@@ -147,12 +147,12 @@ def check_built(model: AnyDecoder, described: BaseModel, config: LearnerConfig) 
 
 
 def _called(component: Mapping[str, Any]) -> str:
-    """Return how a model section calls its model."""
+    """Return the name of the model in a model section."""
     return component.get("path") or component["_component_"]
 
 
 def _turns(rope: Any) -> Tensor:
-    """The frequencies of rotary positions that may have no storage."""
+    """Return the frequencies of rotary positions that may have no storage."""
     small = deepcopy(rope)
     small.max_seq_len = 1
     with torch.device("cpu"):
@@ -161,10 +161,10 @@ def _turns(rope: Any) -> Tensor:
 
 
 def neighbour_heads(model: AnyDecoder) -> int | None:
-    """The width of the heads whose neighbouring channels turn together; None where halves do, as in Hugging Face.
+    """Return the width of heads whose neighbouring channels turn together; None where halves do, as in Hugging Face.
 
     Raises:
-        ConfigError: it is not known of this model.
+        ConfigError: this model's rotary positions are not known.
     """
     if not isinstance(model, TransformerDecoder):
         return None
@@ -177,7 +177,7 @@ def check_context(model: AnyDecoder, tokens: int, key: str) -> None:
     """Check that the model takes rollouts of ``tokens`` tokens.
 
     Raises:
-        ConfigError: the model takes fewer tokens than a rollout may have; ``key`` says so.
+        ConfigError: the model takes fewer tokens than a rollout may have by ``key``.
     """
     if tokens > model.max_seq_len:
         raise ConfigError(f"{key} is {tokens}, more than the model's max_seq_len {model.max_seq_len}")
@@ -222,7 +222,7 @@ def check_shapes(model: nn.Module, base: Mapping[str, Tensor], where: str) -> No
 
 
 def lora_scale(model: nn.Module) -> tuple[int, float]:
-    """Rank and alpha of the model's LoRA layers, which are the same in all of them."""
+    """Return rank and alpha of the model's LoRA layers, which are the same in all of them."""
     layer = next(module for module in model.modules() if isinstance(module, LoRALinear))
     return layer.rank, float(layer.alpha)
 
@@ -235,10 +235,10 @@ def check_adapter(model: nn.Module, adapter: Mapping[str, Tensor], alpha: float,
     """
     expected = adapter_parameters(model)
     for name in [*expected, *adapter]:
-        found, wanted = ("missing" if name not in of else list(of[name].shape) for of in (adapter, expected))
-        if found != wanted:
+        present, wanted = ("missing" if name not in of else list(of[name].shape) for of in (adapter, expected))
+        if present != wanted:
             raise ConfigError(
-                f"{what}: {name} is {found}, in the config's model {wanted}; "
+                f"{what}: {name} is {present}, in the config's model {wanted}; "
                 "make lora_rank, lora_attn_modules and apply_lora_to_mlp those it was made with"
             )
     own = lora_scale(model)[1]
@@ -265,19 +265,19 @@ def share_rope_cache(model: nn.Module) -> None:
 
 
 def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The LoRA weights by their torchtune names, in the model's order, the same on every rank."""
+    """Return the LoRA weights by their torchtune names, in the model's order, the same on every rank."""
     return {name.replace(CHECKPOINT_WRAPPER, ""): parameter for name, parameter in get_adapter_params(model).items()}
 
 
 def trained_parameters(model: nn.Module, further: Mapping[str, nn.Module] | None = None) -> dict[str, nn.Parameter]:
-    """Everything an optimizer updates: the adapter's weights and, under ``<name>.*``, those of further modules."""
+    """Return the weights that an optimizer updates: the adapter's and, under ``<name>.*``, those of further modules."""
     modules = (further or {}).items()
     named = {f"{name}.{inner}": p for name, module in modules for inner, p in module.named_parameters()}
     return adapter_parameters(model) | named
 
 
 def new_adapter(model: nn.Module, seed: int) -> dict[str, Tensor]:
-    """Fresh LoRA weights as full float32 CPU tensors: A uniform in +-1/sqrt(in), B zero.
+    """Make fresh LoRA weights as full float32 CPU tensors: A uniform in +-1/sqrt(in), B zero.
 
     The same for every rank and any number of ranks.
     """

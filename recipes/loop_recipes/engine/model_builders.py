@@ -1,4 +1,4 @@
-"""Builds what `model:` with a `path` asks for: by torchtune's modules where a family here knows how, else by
+"""Builds the model of `model:` with a `path`: by torchtune's modules where a family here knows how, else by
 transformers' own."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def lora_model(
     """Build the decoder of the model in the folder ``path``, with LoRA in all of its layers.
 
     Args:
-        lora_attn_modules, apply_lora_to_mlp: which layers take LoRA, of the families that have these names.
+        lora_attn_modules, apply_lora_to_mlp: the layers that take LoRA, in families that have these names.
         untried: build it though no test compares models of its kind.
         max_context: tokens of the longest sequence that servers hold; None is as many as the model has positions.
 
@@ -40,7 +40,7 @@ def lora_model(
     if base.family is not None:
         model = lora_decoder(path, lora_rank, lora_alpha, lora_attn_modules, apply_lora_to_mlp, lora_dropout)
         if base.four_bits is not None:
-            from loop_recipes.engine.packed_weights import pack  # by those alone whose model has any
+            from loop_recipes.engine.packed_weights import pack  # few models need it
 
             pack(model, base)
         return model
@@ -48,6 +48,6 @@ def lora_model(
         raise ValueError(
             f"LoRA goes on every linear layer of a {base.model_type}: leave lora_attn_modules and apply_lora_to_mlp out"
         )
-    from loop_recipes.engine.general_decoder import general_decoder  # transformers is loaded by those who build one
+    from loop_recipes.engine.general_decoder import general_decoder  # loads transformers
 
     return general_decoder(path, base, lora_rank, lora_alpha, lora_dropout, untried)

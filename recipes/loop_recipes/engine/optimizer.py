@@ -23,8 +23,8 @@ def build_optimizer(
     rates: Mapping[str, float],
     checkpoint: TrainingState | None,
 ) -> tuple[Optimizer, LRScheduler]:
-    """The optimizer of the adapter and of further modules, and its schedule, which goes by iterations; both go on where
-    a checkpoint left them. Learning rates and other options are the config's, which may have changed since.
+    """Build the optimizer of the adapter and of further modules, and its schedule, which goes by iterations; both go on
+    where a checkpoint left them. Learning rates and other options are the config's, which may have changed since.
 
     Args:
         rates: learning rates of the modules that have one of their own, by name.
@@ -46,7 +46,7 @@ def build_optimizer(
 
 
 def optimizer_tensors(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The optimizer's state as full CPU tensors named ``<parameter>/<attribute>``; all ranks must call it.
+    """Return the optimizer's state as full CPU tensors named ``<parameter>/<attribute>``; all ranks must call it.
 
     Raises:
         ValueError: the optimizer keeps something that is not a tensor.
@@ -67,7 +67,7 @@ def restore_optimizer(
     parameters: Mapping[str, nn.Parameter],
     tensors: Mapping[str, Tensor],
 ) -> None:
-    """The inverse of :func:`optimizer_tensors`, onto any number of ranks."""
+    """Load the tensors of :func:`optimizer_tensors` into the optimizer, on any number of ranks."""
     for key, tensor in tensors.items():
         name, _, attribute = key.rpartition("/")
         parameter = parameters[name]

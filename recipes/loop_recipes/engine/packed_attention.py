@@ -38,10 +38,10 @@ def _by_document(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
         shared = mask.part.of > 1
         if shared:
             q, k, v = (x.transpose(0, 1)[None] for x in mask.part.to_heads(*(x[0].transpose(0, 1) for x in (q, k, v))))
-        seen = mask.lengths
+        spans = mask.lengths
         if mask.keys is not None:
-            seen, (k, v) = mask.keys.lengths, (mask.keys.take(x.transpose(0, 2)).transpose(0, 2) for x in (k, v))
-        pieces = zip(q.split(list(mask.lengths), dim=2), *(x.split(list(seen), dim=2) for x in (k, v)), strict=True)
+            spans, (k, v) = mask.keys.lengths, (mask.keys.take(x.transpose(0, 2)).transpose(0, 2) for x in (k, v))
+        pieces = zip(q.split(list(mask.lengths), dim=2), *(x.split(list(spans), dim=2) for x in (k, v)), strict=True)
         done = torch.cat([_attention(q, k, v, dropout_p) for q, k, v in pieces], dim=2)
         return mask.part.to_tokens(done[0].transpose(0, 1)).transpose(0, 1)[None] if shared else done
 
@@ -50,10 +50,10 @@ def _by_document(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
-    """Of queries that are the last of these positions."""
-    own, seen = q.shape[2], k.shape[2]
-    if own == seen:
+    """Return attention of queries that are the last of the positions."""
+    own, every = q.shape[2], k.shape[2]
+    if own == every:
         return scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True)
     # torch's own causal_lower_right is a kind of tensor that selective checkpointing does not know.
-    mask = q.new_ones(own, seen, dtype=torch.bool).tril(seen - own)
+    mask = q.new_ones(own, every, dtype=torch.bool).tril(every - own)
     return scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout_p)

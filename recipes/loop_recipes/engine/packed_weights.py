@@ -1,7 +1,7 @@
 """Frozen weights of four bits that stay so: a layer makes the whole one for its product, and again for its gradient.
 
-The numbers are those of vLLM, to the last bit: ``(number - zero point) * scale``, rounded once, to the type that is
-computed in. Its kernels multiply with them, on a CPU as tests see, on GPUs (Marlin) by their source.
+The numbers are those of vLLM, to the last bit: ``(number - zero point) * scale``, rounded once, to the type of the
+computation. Its kernels multiply with them, on a CPU by our tests, on GPUs (Marlin) by their source.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from model_families.weights.weight_names import SCALE, ZERO_POINT, tune_name
 
 
 def whole(packed: Tensor, scale: Tensor, zero_point: Tensor | None = None) -> Tensor:
-    """The weight [out, in] in the scales' type, of what :mod:`model_families.weights.four_bits` describes."""
+    """Return the weight [out, in], in the scales' type, of parts as in :mod:`model_families.weights.four_bits`."""
     weight = _numbers(packed).to(scale.dtype).unflatten(1, (scale.shape[1], -1))
     weight -= 8 if zero_point is None else _numbers(zero_point.T).T[..., None]
     return weight.mul_(scale[..., None]).flatten(1)
 
 
 def _numbers(packed: Tensor) -> Tensor:
-    """Numbers [n, 8 m] of uint8 out of int32 [n, m]."""
+    """Return numbers [n, 8 m] of uint8 out of int32 [n, m]."""
     pairs = packed.contiguous().view(torch.uint8)
     return torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(1)
 
@@ -55,12 +55,12 @@ class PackedLinear(nn.Linear):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """The whole weight, made anew at each look."""
+        """The whole weight, made anew at each access."""
         made, *parts = self.frozen()
         return cast(Tensor, made(*parts))
 
     def frozen(self) -> tuple[Any, ...]:
-        """What makes it of its parts, and these."""
+        """Return the function that makes the weight, and the parts that it takes."""
         return whole, self.weight_packed, self.weight_scale, self._parameters.get(ZERO_POINT)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -88,8 +88,8 @@ def pack(model: TransformerDecoder, base: BaseModel) -> None:
     base.four_bits.check_computed_in(half=torch.get_default_dtype() != torch.float32)
     for module in base.four_bits.modules:
         layer = model.get_submodule(tune_name(f"{module}.weight").removesuffix(".weight"))
-        for part, shape in base.four_bits.parts(*base.weights[f"{module}.weight"]).items():
-            empty = torch.empty(shape, dtype=None if part == SCALE else torch.int32)
-            layer.register_parameter(part, nn.Parameter(empty, requires_grad=False))
+        for name, shape in base.four_bits.parts(*base.weights[f"{module}.weight"]).items():
+            empty = torch.empty(shape, dtype=None if name == SCALE else torch.int32)
+            layer.register_parameter(name, nn.Parameter(empty, requires_grad=False))
         del layer.weight
         layer.__class__ = _PACKED_LAYERS[type(layer)]

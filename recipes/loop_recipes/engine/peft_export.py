@@ -27,7 +27,7 @@ from model_families.weights.weight_names import peft_name
 from rollout_server.policies.adapter_check import BASE_DIGEST, read_adapter_config
 
 _PAIRED = re.compile(r".*\.attn\.[qk]_proj\.lora_b\.weight")
-"""Whose rows are the channels that rotary positions turn."""
+"""Names of weights whose rows are the channels that rotary positions turn."""
 
 
 def export_adapter(
@@ -43,11 +43,11 @@ def export_adapter(
 
     Args:
         tensors: full (not sharded) LoRA weights by their torchtune names, A as [r, in], B as [out, r].
-        model: which they act in.
+        model: the one that they act in.
         base_model: where the base checkpoint is, recorded for PEFT.
-        base_digest: of its weights, by :func:`~model_families.stored_weights.weights_digest`; recorded beside the
+        base_digest: the :func:`~model_families.stored_weights.weights_digest` of its weights; recorded beside the
             tensors.
-        dtype: of the written weights; float32 masters served in bfloat16 are rounded here, once.
+        dtype: that of the written weights; float32 masters served in bfloat16 are rounded here, once.
     """
     heads, weights = neighbour_heads(model), {}
     for name, tensor in tensors.items():
@@ -104,8 +104,8 @@ def _write(
 
 
 def _sort_metadata(file: Path) -> None:
-    """Put the words of the file's metadata in order: safetensors writes them in another one from time to time, and the
-    same adapter has the same bytes."""
+    """Sort the file's metadata, which safetensors writes in varying order, so that the same adapter has the same
+    bytes."""
     with file.open("r+b") as content:
         length = int.from_bytes(content.read(8), "little")
         header = json.loads(content.read(length))
@@ -122,7 +122,7 @@ def read_adapter(folder: Path) -> tuple[dict[str, Tensor], int, float]:
     """
     for name in ADAPTER_FILES:
         if not (folder / name).is_file():
-            raise ValueError(f"{folder} is no PEFT adapter: {name} is missing")
+            raise ValueError(f"{folder} is not a PEFT adapter: {name} is missing")
     with raised_as(ValueError, f"adapter {folder}: ", OSError, ValueError, SafetensorError):
         config = read_adapter_config(folder)
         tensors = load_file(folder / ADAPTER_WEIGHTS)
@@ -130,10 +130,10 @@ def read_adapter(folder: Path) -> tuple[dict[str, Tensor], int, float]:
 
 
 def load_adapter(folder: Path, model: AnyDecoder) -> dict[str, Tensor]:
-    """A stored PEFT adapter that acts in ``model`` as it acts where it is served: full CPU tensors.
+    """Read a PEFT adapter for ``model``, in which it acts as it acts where it is served: full CPU tensors.
 
     Raises:
-        ConfigError: there is none, or it does not fit the model's LoRA layers; names the first difference.
+        ConfigError: it is missing, or does not fit the model's LoRA layers; names the first difference.
     """
     own = {_name_in_peft(model, name): name for name in adapter_parameters(model)}
     with raised_as(ConfigError):

@@ -5,7 +5,7 @@ collection. The default group, in which FSDP's collectives run, has a short one.
 every call is the identity.
 
 A rank that fails alone must not wait for the others: they may be in a collective that it will never enter, and
-``destroy_process_group`` would wait for that. It prints its traceback, stops what it started and exits (:func:`leave`).
+``destroy_process_group`` would wait for that. It prints its traceback, stops its children and exits (:func:`leave`).
 The connections that close, and torchrun's SIGTERM, then end the others.
 """
 
@@ -34,8 +34,8 @@ STEP_TIMEOUT_S = 900.0
 
 _waiting: dist.ProcessGroup | None = None
 
-_ALIKE: dict[str, type[Exception]] = {"config": ConfigError, "stop": StopRequested}
-"""What every rank raises as rank 0 does: a job ends with status 0 only if each of its ranks does."""
+_SHARED_ERRORS: dict[str, type[Exception]] = {"config": ConfigError, "stop": StopRequested}
+"""Errors that every rank raises as rank 0 does: a job ends with status 0 only if each of its ranks does."""
 
 
 class RemoteError(RuntimeError):
@@ -73,17 +73,17 @@ def destroy_process_group() -> None:
 
 
 def launched_rank() -> int:
-    """This process's rank in its torchrun job, which it knows before it has joined it; 0 without one."""
+    """Return this process's rank in its torchrun job, known before the process joins it; 0 without a job."""
     return launched("RANK", 0)
 
 
 def single_process() -> bool:
-    """Return whether there is no other rank."""
+    """Return true if no other rank exists."""
     return not dist.is_initialized() or dist.get_world_size() == 1
 
 
 def leave(status: int | str | None) -> NoReturn:
-    """``sys.exit(status)`` for a recipe, but in a torchrun job without taking the interpreter down.
+    """Do ``sys.exit(status)`` for a recipe, but in a torchrun job without taking the interpreter down.
 
     FSDP's meshes keep the process group, so gloo's threads outlive :func:`destroy_process_group`; one that lets go of a
     tensor while the interpreter is taken down ends the process by std::terminate, after all its work was done.
@@ -107,12 +107,12 @@ def sum_over_ranks(values: Tensor) -> Tensor:
 
 
 def any_rank(flag: bool) -> bool:
-    """True on every rank when true on one."""
+    """Return true on every rank if ``flag`` is true on one."""
     return bool(sum_over_ranks(torch.tensor([int(flag)])).item())
 
 
 def gather_bytes(data: bytes) -> list[bytes]:
-    """Every rank's bytes, on every rank, in rank order."""
+    """Return every rank's bytes, on every rank, in rank order."""
     if not dist.is_initialized():
         return [data]
     size = torch.tensor([len(data)])
@@ -134,25 +134,25 @@ def on_main_rank(
     """Run ``work`` on rank 0 and give its result to every rank.
 
     Args:
-        pack: makes JSON-able data of a result that is none; called only when there are other ranks.
-        unpack: makes the result again, on the other ranks. Neither is asked about None.
+        pack: makes JSON-able data of a result that is not; called only when there are other ranks.
+        unpack: makes the result again, on the other ranks. Neither is called for None.
 
     Raises:
-        Exception: on rank 0, whatever ``work`` raised. On the others ConfigError or StopRequested where it was one
-            of these, else RemoteError.
+        Exception: on rank 0, whatever ``work`` raised. On the others the same if it was ConfigError or
+            StopRequested, else RemoteError.
     """
     if single_process():
         return work()
     if dist.get_rank() != 0:
         answer = json.loads(_broadcast(b""))
         if "error" in answer:
-            raise _ALIKE.get(answer["kind"], RemoteError)(answer["error"])
+            raise _SHARED_ERRORS.get(answer["kind"], RemoteError)(answer["error"])
         return None if answer["result"] is None else unpack(answer["result"])
     try:
         result = work()
     except BaseException as error:
         text = str(error) or type(error).__name__
-        kind = next((kind for kind, alike in _ALIKE.items() if isinstance(error, alike)), None)
+        kind = next((kind for kind, alike in _SHARED_ERRORS.items() if isinstance(error, alike)), None)
         _broadcast(json.dumps({"error": text, "kind": kind}).encode())
         raise
     _broadcast(json.dumps({"result": None if result is None else pack(result)}).encode())
@@ -171,10 +171,10 @@ def _broadcast(data: bytes) -> bytes:
 
 
 class FromMainRank(Mapping[str, Tensor]):
-    """Tensors that rank 0 has on its CPU, of which the others get each as all ranks ask for it, in the same order.
+    """Tensors on rank 0's CPU; the other ranks get each when all ranks ask for it, in the same order.
 
     Args:
-        read: reads them all; called on rank 0 alone, where all ranks ask for the first.
+        read: reads them all; called on rank 0 alone, when all ranks ask for the first.
     """
 
     def __init__(self, read: Callable[[], Mapping[str, Tensor]]) -> None:
@@ -182,7 +182,7 @@ class FromMainRank(Mapping[str, Tensor]):
 
     @cached_property
     def _known(self) -> dict[str, tuple[list[int], str]]:
-        """Shape and dtype of each, on every rank."""
+        """Shape and dtype of each tensor, on every rank."""
 
         def work() -> dict[str, Any]:
             self._own |= self._read()

@@ -21,13 +21,13 @@ class RankBatches:
     """Makes this rank's micro-batches; each rank gets as many as every other rank.
 
     Args:
-        config: says how many tokens a micro-batch has, and whether its rollouts are packed.
+        config: sets how many tokens a micro-batch has, and whether its rollouts are packed.
         device: where the micro-batches go.
-        part: what this rank takes of each packed row.
+        part: this rank's part of each packed row.
 
     Attributes:
-        groups: how many groups of ranks there are; the ranks of a group share packed rows.
-        is_leader: whether this rank speaks for its group.
+        groups: the number of groups of ranks; the ranks of a group share packed rows.
+        is_leader: true on the rank that speaks for its group.
     """
 
     def __init__(self, config: UpdateConfig, device: torch.device, part: Part = WHOLE) -> None:
@@ -47,7 +47,7 @@ class RankBatches:
                 bar.update()
 
     def of_step(self, samples: Sequence[CreditedSample]) -> Iterator[StepBatch]:
-        """Yield this rank's micro-batches of a minibatch of all ranks, with what a loss asks for."""
+        """Yield this rank's micro-batches of a minibatch of all ranks, with the tensors that a loss needs."""
         for batch in step_batches(_longest_first(samples), self._layout):
             yield batch.to(self.device)
 

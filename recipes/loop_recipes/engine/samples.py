@@ -1,10 +1,10 @@
-"""A rollout on its way to the step, as one type for each stage: what it has, its type says.
+"""A rollout on its way to the step, as one type for each stage.
 
 :class:`Sample` is a rollout as it came, :class:`CreditedSample` has the advantage of its episode, :class:`ScoredSample`
-what the learner computed for its tokens. :mod:`~loop_recipes.engine.batching` makes micro-batches of them.
+the learner's log-probs of its tokens. :mod:`~loop_recipes.engine.batching` makes micro-batches of them.
 
-An episode is mostly one rollout. Where it is several, each is a sample with the episode's return and advantage, and
-what is a mean over an episode is divided by the episode's own counts: summed over its samples, it is that mean.
+An episode is mostly one rollout. Where it is several, each is a sample with the episode's return and advantage. A
+mean over an episode is a sum over its samples, each of which is divided by the episode's own counts.
 
 Shapes: s tokens, n sampled tokens, t agent turns.
 """
@@ -25,20 +25,20 @@ from loop_recipes.config.loop_config import AS_GRADED, UpdateConfig
 
 @dataclass(frozen=True)
 class Sample:
-    """One rollout as the learner sees it.
+    """A rollout as the learner sees it.
 
     Attributes:
         token_ids: [s], the served sequence.
         mask: [s], true exactly where the policy sampled the token; never at position 0.
         turn_ids: [s], 0..t-1 where the mask is true, -1 elsewhere.
-        sampler_logprobs: [n], what the sampler reported; compared with, and never learned from.
+        sampler_logprobs: [n], as the sampler reported them; for comparison, never learned from.
         policy_versions: [n], the version that sampled each token.
         reward: the return of the episode.
-        collection_id: of the collection that the rollout is from; empty for one that was made up.
-        episode_id: the same for all rollouts of an episode; empty for one that is an episode by itself.
-        segment: which of them it is, from 0.
-        turn_rewards: [t], what the environment gave for each turn by itself, 0 where it gave nothing; of all turns,
-            also where the tokens are cut after some.
+        collection_id: the collection's that the rollout is from; empty for a rollout that was made up.
+        episode_id: the same for all rollouts of an episode; empty for a rollout that is a whole episode.
+        segment: its number among these, from 0.
+        turn_rewards: [t], the environment's for each turn by itself, 0 where it gave none; for all turns, also where
+            the tokens are cut after some.
         hidden_tokens: tokens at the beginning that only a critic may see; an actor does not train on a sample that has
             any.
     """
@@ -65,10 +65,10 @@ class Sample:
 
     @classmethod
     def from_rollout(cls, rollout: Rollout, config: UpdateConfig = AS_GRADED) -> Sample:
-        """The learner's view of a validated record.
+        """Make the learner's view of a validated record.
 
         Args:
-            config: says what the return is.
+            config: defines the return.
         """
         by_turn = config.episode_return == "reward"
         mask = torch.tensor(rollout.mask, dtype=torch.bool)
@@ -93,7 +93,7 @@ class Sample:
         )
 
     def beginning(self, length: int) -> Self:
-        """Cut to its first ``length`` tokens; the whole one if it is no longer.
+        """Cut to its first ``length`` tokens; a shorter one stays whole.
 
         Raises:
             ValueError: none of them was sampled.
@@ -109,7 +109,7 @@ class Sample:
         )
 
     def only_turn(self, number: int) -> Self:
-        """Cut after the turn ``number`` of those it sampled (from 0), the only one that it then learns from."""
+        """Cut after the sampled turn ``number`` (from 0), the only one that the learner then learns from."""
         here = self.turn_ids == number
         end, sampled = int(here.nonzero().max()) + 1, here[self.mask]
         return replace(
@@ -127,7 +127,7 @@ class Sample:
 
     @property
     def turns(self) -> int:
-        """Agent turns with a sampled token."""
+        """The number of agent turns with a sampled token."""
         return len(torch.unique(self.turn_ids[self.mask]))
 
     @property
@@ -141,7 +141,7 @@ class CreditedSample(Sample):
     """A sample whose group is complete.
 
     Attributes:
-        advantage: of its episode; 1 or -1 in a preference pair.
+        advantage: its episode's; 1 or -1 in a preference pair.
         episode_tokens, episode_turns: sampled tokens and agent turns of the whole episode.
         pair: the preference pair that its episode is one half of; empty without one.
         token_advantages: [n], each token's own, in place of ``advantage``; None where all have that.
@@ -156,13 +156,13 @@ class CreditedSample(Sample):
 
 @dataclass(frozen=True)
 class ScoredSample(CreditedSample):
-    """A sample that the learner has gone over; one that is imitated, whoever sampled it, need not be.
+    """A sample that the learner has scored; a sample that it imitates need not be scored.
 
     Attributes:
         old_logprobs: [n], the learner's own log-probs under the sampling version, or those of the reference for a loss
             on pairs.
         ref_logprobs: [n], log-probs under the base model; None without a KL term.
-        entropies: [n], in nats, of what each token was sampled from; None unless ``update.exact_entropy`` asks.
+        entropies: [n], in nats, of each token's distribution; None unless ``update.exact_entropy`` asks.
     """
 
     old_logprobs: Tensor = field(kw_only=True)
@@ -174,15 +174,15 @@ AnySample = TypeVar("AnySample", bound=Sample)
 
 
 def episodes(samples: Iterable[AnySample]) -> list[list[AnySample]]:
-    """The samples of each episode together, episodes in the order in which the first of each comes."""
-    found: dict[str, list[AnySample]] = {}
+    """Group the samples by episode, in the order in which the first of each comes."""
+    by_episode: dict[str, list[AnySample]] = {}
     for sample in samples:
-        found.setdefault(sample.episode, []).append(sample)
-    return list(found.values())
+        by_episode.setdefault(sample.episode, []).append(sample)
+    return list(by_episode.values())
 
 
 def credited(members: Sequence[Sample], advantage: float, pair: str = "") -> list[CreditedSample]:
-    """The samples of one whole episode with its advantage."""
+    """Return the samples of one whole episode with its advantage."""
     tokens, turns = sum(int(sample.mask.sum()) for sample in members), sum(sample.turns for sample in members)
     return [
         CreditedSample(
@@ -195,39 +195,39 @@ def credited(members: Sequence[Sample], advantage: float, pair: str = "") -> lis
 def scored(
     sample: CreditedSample, old_logprobs: Tensor, ref_logprobs: Tensor | None = None, entropies: Tensor | None = None
 ) -> ScoredSample:
-    """The sample with log-probs and entropies [n] of its sampled tokens."""
+    """Return the sample with log-probs and entropies [n] of its sampled tokens."""
     before = _of_stage(sample, CreditedSample)
     return ScoredSample(**before, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs, entropies=entropies)
 
 
 def _of_stage(sample: Sample, stage: type[Sample]) -> dict[str, Any]:
-    """Return the fields of ``stage`` alone: a sample that was trained on can be trained on again."""
+    """Return the fields of ``stage`` alone, so that a trained sample can be trained on again."""
     return {each.name: getattr(sample, each.name) for each in fields(stage)}
 
 
 def training_samples(rollouts: Sequence[Rollout], config: UpdateConfig) -> list[Sample]:
-    """The samples of the rollouts, with the return and up to the length that ``config`` says.
+    """Return the samples of the rollouts, with the return and up to the length that ``config`` sets.
 
     A rollout with no sampled token within ``max_tokens_per_rollout`` has nothing to learn from and is left out.
 
     Raises:
-        ConfigError: none is left.
+        ConfigError: no rollout is left.
     """
     samples = [Sample.from_rollout(rollout, config) for rollout in rollouts]
     length = config.max_tokens_per_rollout
     if length is None:
         return samples
-    kept = [sample.beginning(length) for sample in samples if bool(sample.mask[:length].any())]
+    cut = [sample.beginning(length) for sample in samples if bool(sample.mask[:length].any())]
     require(
-        kept,
+        cut,
         f"update.max_tokens_per_rollout is {length}, and none of {len(samples)} rollouts has a sampled token so early; "
         "it must be longer than their prompts",
     )
-    return kept
+    return cut
 
 
 def made_up(name: str, length: int, vocab_size: int, generator: torch.Generator) -> ScoredSample:
-    """A rollout of random tokens, all but the first sampled."""
+    """Make a rollout of random tokens, all but the first sampled."""
     mask = torch.arange(length) > 0
     return ScoredSample(
         rollout_id=name,

@@ -2,7 +2,7 @@
 
 All of a decoder but attention treats tokens one by one, so each rank takes its own part of a packed row through it. For
 attention the ranks exchange tokens for heads: then each has all tokens of the row, for its share of the heads; and
-back. What comes out for the sampled tokens is joined, so that each rank computes the whole row's loss, of whichever
+back. The outputs for the sampled tokens are joined, so that each rank computes the whole row's loss, of whichever
 kind it is. Ranks that share rows have numbers next to each other, as those of one machine have.
 """
 
@@ -28,7 +28,7 @@ class Part:
 
     @classmethod
     def of_this_rank(cls, of: int) -> Part:
-        """The part of this rank where ``of`` share each row, which divides their number; every rank must call it."""
+        """Return this rank's part if ``of`` ranks share each row, which divides their number; every rank must call."""
         if of == 1:
             return WHOLE
         group, _ = dist.new_subgroups(of, timeout=timedelta(seconds=STEP_TIMEOUT_S))
@@ -36,18 +36,18 @@ class Part:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this rank counts for those that share its rows, which all compute the same losses."""
+        """True on the rank that counts for those that share its rows, which all compute the same losses."""
         return self.number == 0
 
     def here(self, tokens: int) -> slice:
-        """Those of a row's tokens that are this rank's; ``of`` divides their number."""
+        """Return the slice of a row's tokens that is this rank's; ``of`` divides their number."""
         size = tokens // self.of
         return slice(self.number * size, (self.number + 1) * size)
 
     def to_heads(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """[s / of, h, d] each, this rank's tokens with all heads -> [s, h / of, d], all tokens with its share of heads.
+        """Exchange own tokens with all heads, [s / of, h, d] each, for all tokens with own heads, [s, h / of, d].
 
-        They are exchanged together. Of one with fewer heads than there are ranks, a head goes to several.
+        The tensors are exchanged together. Where there are fewer heads than ranks, a head goes to several ranks.
         """
         every = [each.repeat_interleave(max(1, self.of // each.shape[1]), dim=1) for each in tensors]
         sent = torch.cat([each.unflatten(1, (self.of, -1)).transpose(0, 1) for each in every], dim=2)
@@ -55,12 +55,12 @@ class Part:
         return received.split([each.shape[1] // self.of for each in every], dim=1)
 
     def to_tokens(self, tensor: Tensor) -> Tensor:
-        """The inverse of :meth:`to_heads` for one tensor."""
+        """Undo :meth:`to_heads` for one tensor."""
         received = _Exchanged.apply(tensor.unflatten(0, (self.of, -1)), self.group)
         return received.transpose(0, 1).flatten(1, 2)
 
     def joined(self, values: Tensor, own: Tensor, count: int) -> Tensor:
-        """[count, ...]: the ``values`` [m, ...] of every rank, each at its ``own`` indices [m]."""
+        """Return [count, ...], the ``values`` [m, ...] of every rank, each at its ``own`` indices [m]."""
         return _Joined.apply(values, own, count, self)
 
 
@@ -68,7 +68,7 @@ WHOLE = Part()
 
 
 class _Exchanged(torch.autograd.Function):
-    """Row i of what comes out is what rank i has in the row of this rank; the gradient goes back the same way."""
+    """Row i of the result is the row of this rank on rank i; the gradient goes back the same way."""
 
     @staticmethod
     def forward(ctx, sent, group):
@@ -84,8 +84,8 @@ class _Exchanged(torch.autograd.Function):
 
 
 class _Joined(torch.autograd.Function):
-    """Forward: the sum over the ranks of what is 0 on all but one. Backward: each of them has the same loss, so the sum
-    of their gradients is a multiple of its own."""
+    """Forward: the sum over the ranks of values that are 0 on all but one. Backward: the ranks have the same loss, so
+    the sum of their gradients is a multiple of each."""
 
     @staticmethod
     def forward(ctx, values, own, count, part):

@@ -37,7 +37,7 @@ ATTENTION = [
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
 ]
-"""All that may compute attention here."""
+"""The operators that may compute attention here."""
 
 
 def place_model(
@@ -55,14 +55,14 @@ def place_model(
 ) -> AnyDecoder:
     """Give a meta model its storage: shard it over ranks, load base and adapter (full CPU tensors), fill RoPE caches.
 
-    Each rank takes its own rows of them. Of tensors mapped from a file, as torchtune's checkpointer gives them, no
-    others are read, and a device never holds the whole of one that is sharded.
+    Each rank takes its own rows of the tensors. It reads no other rows of tensors mapped from a file, as torchtune's
+    checkpointer gives them, and a device never holds the whole of a sharded tensor.
 
     Layers are compiled one by one, inside what recomputes and gathers them, so that one compilation serves them all.
 
     Args:
-        keep_attention: activation checkpointing keeps what attention computes, so that only the rest is computed again.
-        activation_offloading: what activation checkpointing keeps of a layer, its input, waits in the host's memory.
+        keep_attention: activation checkpointing keeps attention's outputs, so that only the rest is computed again.
+        activation_offloading: a layer's input, which activation checkpointing keeps, waits in the host's memory.
         attention: see :func:`choose_back_ends`.
 
     Base and adapter compute in ``dtype`` while the adapter's masters, gradients and their reduction over ranks stay
@@ -80,7 +80,7 @@ def place_model(
         keep = _checkpoint_on_host if activation_offloading else partial(checkpoint, use_reentrant=False)
 
         def wrap(layer: nn.Module) -> nn.Module:
-            # Every operation of a layer that keeps some is looked at, which costs where there is nothing to keep.
+            # torch checks every operation of a layer that keeps some, which costs time where there is nothing to keep.
             contexts = partial(create_selective_checkpoint_contexts, ATTENTION) if layer in keeps else noop_context_fn
             return checkpoint_wrapper(layer, checkpoint_fn=keep, context_fn=contexts)
 
@@ -100,7 +100,7 @@ def place_model(
         loaded[name] = _placed_like(rows, parameter)
     model.load_state_dict(loaded, assign=True)
     if general:
-        from loop_recipes.engine.general_decoder import load_buffers  # transformers is loaded by those who build one
+        from loop_recipes.engine.general_decoder import load_buffers  # loads transformers
 
         load_buffers(model, loaded, lambda name: base[name].to(device))
     for module in model.modules():
@@ -112,15 +112,15 @@ def place_model(
 
 
 def choose_back_ends(attention: str, model: AnyDecoder, device: torch.device, dtype: torch.dtype) -> None:
-    """Choose what computes attention in this process, of a decoder of either kind.
+    """Choose the kernels of attention in this process, for a decoder of either kind.
 
-    cuDNN does not: it builds a plan for each shape and keeps all of them; micro-batches have a new shape each time.
+    cuDNN is not one: it builds a plan for each shape and keeps all of them; micro-batches have a new shape each time.
 
     Args:
-        attention: of packed rows on CUDA, as in :func:`~loop_recipes.engine.flash_attention.use_attention`.
+        attention: the choice for packed rows on CUDA, as in :func:`~loop_recipes.engine.flash_attention.use_attention`.
 
     Raises:
-        ConfigError: ``attention`` is ``fa4``, which cannot be had here or computes wrongly.
+        ConfigError: ``attention`` is ``fa4``, which is not available here or computes wrongly.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
     if torch.cuda.is_available() and not cuda_layers.VARLEN:
@@ -139,16 +139,16 @@ def choose_back_ends(attention: str, model: AnyDecoder, device: torch.device, dt
 
 
 def _checkpoint_on_host(layer: Callable[..., Any], *inputs: Tensor, **options: Any) -> Any:
-    """torch's ``checkpoint`` of a layer whose inputs wait in the host's memory, pinned where they come from a GPU."""
+    """Run torch's ``checkpoint`` of a layer whose inputs wait in the host's memory, pinned if they are a GPU's."""
     with save_on_cpu(pin_memory=inputs[0].is_cuda):
         return checkpoint(layer, *inputs, use_reentrant=False, **options)
 
 
 def sharding_mesh(device: torch.device) -> DeviceMesh:
-    """The ranks as FSDP2 takes them. The last dimension holds one copy of the model, in equal parts.
+    """Return the mesh of ranks for FSDP2. The last dimension holds one copy of the model, in equal parts.
 
     Each machine of several ranks has a copy of its own, so that layers are gathered inside it, and only the gradients
-    of what is trained go from one to another (HSDP). Machines of one rank hold one copy together.
+    of trained weights go from one to another (HSDP). Machines of one rank hold one copy together.
     """
     ranks, here = dist.get_world_size(), launched("LOCAL_WORLD_SIZE", 1)
     if 1 < here < ranks:
@@ -163,7 +163,7 @@ def compile_each_layer(model: AnyDecoder, backend: str | Callable[..., Any] | No
     torch raises; by itself it would go on without compiling and say nothing.
 
     Args:
-        backend: None is that of ``TORCH_COMPILE_BACKEND``, else inductor, as for torchtune.
+        backend: None takes ``TORCH_COMPILE_BACKEND``, else inductor, as torchtune does.
     """
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     for layer in model.layers:
@@ -171,7 +171,7 @@ def compile_each_layer(model: AnyDecoder, backend: str | Callable[..., Any] | No
 
 
 def full_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The whole of tensors that may be sharded, as CPU copies of their own, in one collective for each dtype.
+    """Return tensors that may be sharded whole, as CPU copies of their own, in one collective for each dtype.
 
     All ranks must call it with the same names. Sharded tensors are sharded by rows over the last dimension of one mesh,
     as FSDP2 does it.
@@ -185,7 +185,7 @@ def full_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _gathered(sharded: Mapping[str, DTensor]) -> dict[str, Tensor]:
-    """The whole of tensors of one dtype. Ranks send their rows one after the other, padded to the same number."""
+    """Return tensors of one dtype whole. Ranks send their rows one after the other, padded to the same number."""
     mesh = next(iter(sharded.values())).device_mesh
     ranks = mesh.size(-1)
     parts = []
@@ -197,7 +197,7 @@ def _gathered(sharded: Mapping[str, DTensor]) -> dict[str, Tensor]:
     mine = torch.cat(parts)
     everyones = mine.new_empty(ranks * len(mine))
     dist.all_gather_single(everyones, mine, group=mesh.get_group(mesh.ndim - 1))
-    columns = everyones.view(ranks, -1).cpu().split([len(part) for part in parts], dim=1)
+    columns = everyones.view(ranks, -1).cpu().split([len(rows) for rows in parts], dim=1)
     return {
         name: column.reshape(-1, *tensor.shape[1:])[: tensor.shape[0]].clone()
         for (name, tensor), column in zip(sharded.items(), columns, strict=True)
@@ -205,18 +205,18 @@ def _gathered(sharded: Mapping[str, DTensor]) -> dict[str, Tensor]:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """This rank's storage of a possibly sharded tensor."""
+    """Return this rank's storage of a possibly sharded tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def like_parameter(full: Tensor, parameter: nn.Parameter) -> Tensor:
-    """A copy of ``full`` placed as ``parameter`` is: on its device, sharded as it is sharded."""
+    """Copy ``full``, placed as ``parameter`` is: on its device, sharded as it is sharded."""
     rows = _own_rows(full, parameter).to(local_part(parameter).device, copy=True)
     return _placed_like(rows, parameter)
 
 
 def _own_rows(full: Tensor, like: Tensor) -> Tensor:
-    """The rows of ``full`` that this rank holds of a tensor sharded as ``like`` is; a view."""
+    """Return the rows of ``full`` that this rank holds of a tensor sharded as ``like`` is; a view."""
     if not isinstance(like, DTensor):
         return full
     parts, rank = full.chunk(like.device_mesh.size(-1)), like.device_mesh.get_local_rank(like.device_mesh.ndim - 1)
@@ -224,7 +224,7 @@ def _own_rows(full: Tensor, like: Tensor) -> Tensor:
 
 
 def _placed_like(rows: Tensor, like: Tensor) -> Tensor:
-    """The tensor, sharded as ``like`` is, of which this rank holds ``rows``."""
+    """Return the tensor, sharded as ``like`` is, of which this rank holds ``rows``."""
     if not isinstance(like, DTensor):
         return rows
     return DTensor.from_local(

@@ -3,10 +3,10 @@
 An agent whose thinking is left out of later prompts leaves a sequence for each turn, which may have nine tenths of its
 tokens in common with others (benchmarks/thinking_modes.py). A transformer gives a token the same states in all
 sequences that are the same up to it. So one of them computes these tokens, and the others go on from there: their own
-tokens attend to the common ones and to themselves, and what is sampled after a common token is predicted from its one
+tokens attend to the common ones and to themselves, and a token sampled after a common one is predicted from that one's
 place. Losses see the sampled tokens of each sequence as before.
 
-Only sequences of one episode are looked at. The rollouts of a task share their prompt, which is less than a third.
+Only sequences of one episode are compared. The rollouts of a task share their prompt, which is less than a third.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch import Tensor
 from loop_recipes.engine.samples import AnySample, Sample
 
 MOST_KEYS = 8
-"""For each token that a unit computes: sequences that go on from others have keys copied, which memory is planned
-without. At 7B, 8 of them take a sixth of what the layer at work takes."""
+"""The most keys for each token that a unit computes: sequences that go on from others have keys copied, which the
+memory plan leaves out. At 7B, 8 of them take a sixth of the memory of the layer at work."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class Keys:
         return replace(self, places=self.places.to(device), borders=self.borders.to(device))
 
     def take(self, tensor: Tensor) -> Tensor:
-        """[s, ...] -> [k, ...]; gradients of what several pieces attend to are added up in fp32."""
+        """Return [k, ...] of [s, ...]; gradients of tokens that several pieces attend to are added up in fp32."""
         return _Taken.apply(tensor, self.places)
 
 
 class _Taken(torch.autograd.Function):
-    """index_select, of which the gradient is summed in fp32: in bf16 the twentieth addend would be lost."""
+    """index_select whose gradient is summed in fp32: in bf16 the twentieth addend would be lost."""
 
     @staticmethod
     def forward(ctx, tensor, places):
@@ -70,7 +70,7 @@ def borders_of(lengths: Sequence[int]) -> Tensor:
 class Piece(NamedTuple):
     """Sequence ``number`` in a packed row: its first ``shared`` tokens are an earlier one's, those after them its own.
 
-    ``places`` [tokens] are where all of them stand in the row.
+    ``places`` [tokens] are the places of all its tokens in the row.
     """
 
     number: int
@@ -79,7 +79,7 @@ class Piece(NamedTuple):
 
 
 def lay_out(samples: Sequence[Sample]) -> list[Piece]:
-    """The pieces of a row, in which their own tokens follow each other; those of an episode together, longest first."""
+    """Return the pieces of a row, whose own tokens follow each other; each episode's together, longest first."""
     pieces: list[Piece] = []
     used = 0
     for members in _episodes(samples):
@@ -94,9 +94,9 @@ def lay_out(samples: Sequence[Sample]) -> list[Piece]:
 
 
 def units(samples: Sequence[AnySample], token_budget: int) -> list[tuple[list[AnySample], int]]:
-    """Return what is planned as a whole, with the tokens that it takes in a row: a sequence, or as many of an episode
-    that share a beginning as the budget has room for."""
-    found: list[tuple[list[AnySample], int]] = []
+    """Return the units of a plan, with the tokens of each in a row: a sequence, or as many of an episode that share a
+    beginning as the budget has room for."""
+    planned: list[tuple[list[AnySample], int]] = []
     for members in _episodes(samples):
         unit: list[AnySample] = []
         tokens, keys = 0, 0
@@ -105,26 +105,26 @@ def units(samples: Sequence[AnySample], token_budget: int) -> list[tuple[list[An
             more = sample.tokens - shared
             over = tokens + more > token_budget or keys + sample.tokens > MOST_KEYS * (tokens + more)
             if unit and (over or not shared):
-                found.append((unit, tokens))
+                planned.append((unit, tokens))
                 unit, tokens, keys, more = [], 0, 0, sample.tokens
             unit.append(sample)
             tokens, keys = tokens + more, keys + sample.tokens
-        found.append((unit, tokens))
-    return found
+        planned.append((unit, tokens))
+    return planned
 
 
 def _episodes(samples: Sequence[Sample]) -> list[list[int]]:
-    """The numbers of each episode's sequences, longest first."""
-    found: dict[str, list[int]] = {}
+    """Return the numbers of each episode's sequences, longest first."""
+    by_episode: dict[str, list[int]] = {}
     for number, sample in enumerate(samples):
-        found.setdefault(sample.episode, []).append(number)
-    return [sorted(members, key=lambda number: -samples[number].tokens) for members in found.values()]
+        by_episode.setdefault(sample.episode, []).append(number)
+    return [sorted(members, key=lambda number: -samples[number].tokens) for members in by_episode.values()]
 
 
 def _beginning(sample: Sample, others: Sequence[Sample]) -> tuple[int, int]:
     """Find which of the others has the longest beginning in common with ``sample``, and its tokens; -1 and 0: none."""
-    found = [(_in_common(sample.token_ids, other.token_ids), number) for number, other in enumerate(others)]
-    tokens, number = max(found, key=lambda each: each[0], default=(0, -1))
+    in_common = [(_in_common(sample.token_ids, other.token_ids), number) for number, other in enumerate(others)]
+    tokens, number = max(in_common, key=lambda each: each[0], default=(0, -1))
     return number, tokens
 
 

@@ -1,7 +1,7 @@
 """Plans which rollouts each rank takes in each of a step's micro-batches, over all ranks at once.
 
 FSDP2 gathers a layer on all ranks together, so the i-th micro-batches of all ranks take as long as the costliest of
-them. What counts is therefore not how much each rank has in all, but the sum over i of the costliest.
+them. So a plan is judged by the sum over i of the costliest, not by how much each rank has in all.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 EQUAL_COST_LENGTH = 98_304
-"""Tokens at which causal attention costs what the linear layers do: parameters / (width * layers), Qwen2.5-32B's."""
+"""Tokens at which causal attention costs as much as the linear layers: parameters / (width * layers), Qwen2.5-32B's."""
 
 ENOUGH = 0.98
-"""The share of the ranks' time in which they compute at which a plan is good."""
+"""The share of time in which the ranks compute that makes a plan good enough."""
 LEAST_GAIN = 1.0
-"""Tokens that a change of a plan must save."""
+"""The fewest tokens that a change of a plan must save."""
 
 StepPlan = list[list[list[int]]]
 """For each micro-batch, for each rank, the indices of its rollouts; an empty list is an all-ignored micro-batch."""
 
 
 def cost(length: int) -> float:
-    """Of a rollout's forward and backward pass, in tokens: linear layers plus causal attention."""
+    """Return the cost of a rollout's forward and backward pass in tokens: linear layers plus causal attention."""
     return length * (1 + length / EQUAL_COST_LENGTH)
 
 
 def step_efficiency(plan: StepPlan, lengths: Sequence[int]) -> float:
-    """Share of all ranks' time in which they compute for a rollout: mean cost of a rank over the sum of the costliest
-    micro-batches."""
-    busiest = sum(max(sum(cost(lengths[i]) for i in part) for part in call) for call in plan)
+    """Return the share of all ranks' time in which they compute for a rollout: a rank's mean cost over the sum of the
+    costliest micro-batches."""
+    busiest = sum(max(sum(cost(lengths[i]) for i in share) for share in call) for call in plan)
     return sum(map(cost, lengths)) / (len(plan[0]) * busiest)
 
 
@@ -60,7 +60,7 @@ def plan_micro_batches(lengths: Sequence[int], token_budget: int, packed: bool) 
 
 
 def plan_step(lengths: Sequence[int], world_size: int, token_budget: int, packed: bool) -> StepPlan:
-    """Micro-batches of all ranks, the same on every rank that is given the same lengths.
+    """Plan the micro-batches of all ranks, the same on every rank that is given the same lengths.
 
     Every rank gets the same number of them, and the largest come first. For one rank, and for padded rows, rollouts are
     dealt to ranks and each rank's are packed for themselves. For packed rows of several ranks that is one start, bins
@@ -80,7 +80,7 @@ def plan_step(lengths: Sequence[int], world_size: int, token_budget: int, packed
         plan = max(plan, better, key=lambda each: step_efficiency(each, lengths))
         if step_efficiency(plan, lengths) >= ENOUGH:
             break
-    return sorted(plan, key=lambda call: -max(sum(lengths[i] for i in part) for part in call))
+    return sorted(plan, key=lambda call: -max(sum(lengths[i] for i in share) for share in call))
 
 
 def _longest_first(lengths: Sequence[int]) -> list[int]:
@@ -88,7 +88,7 @@ def _longest_first(lengths: Sequence[int]) -> list[int]:
 
 
 def _dealt(lengths: Sequence[int], world_size: int, token_budget: int, packed: bool) -> StepPlan:
-    """Rollouts dealt costliest first to the rank with the least, then packed rank by rank."""
+    """Deal rollouts costliest first to the rank with the least, then pack them rank by rank."""
     ranks: list[list[int]] = [[] for _ in range(world_size)]
     loads = [0.0] * world_size
     for i in _longest_first(lengths):
@@ -96,7 +96,7 @@ def _dealt(lengths: Sequence[int], world_size: int, token_budget: int, packed: b
         ranks[rank].append(i)
         loads[rank] += cost(lengths[i])
     plans = [
-        [[mine[i] for i in part] for part in plan_micro_batches([lengths[i] for i in mine], token_budget, packed)]
+        [[mine[i] for i in batch] for batch in plan_micro_batches([lengths[i] for i in mine], token_budget, packed)]
         for mine in ranks
     ]
     calls = max(map(len, plans))
@@ -104,9 +104,9 @@ def _dealt(lengths: Sequence[int], world_size: int, token_budget: int, packed: b
 
 
 def _even(lengths: Sequence[int], world_size: int, token_budget: int) -> list[StepPlan]:
-    """Bins filled costliest rollout first, each into the bin with the least; those of similar cost in one call.
+    """Fill bins costliest rollout first, each into the bin with the least; those of similar cost in one call.
 
-    One plan for each of the three smallest numbers of calls, where that fits the budget.
+    There is a plan for each of the three smallest numbers of calls, where that fits the budget.
     """
     least = max(1, math.ceil(sum(lengths) / (token_budget * world_size)))
     plans = []
@@ -135,9 +135,9 @@ def _calls(bins: list[list[int]], world_size: int) -> StepPlan:
 def _exchanged(plan: StepPlan, lengths: Sequence[int], token_budget: int) -> StepPlan:
     """Lower the sum of the costliest micro-batches: move a rollout of one to any other micro-batch, or exchange it
     for one there, always the change that gains most, until none gains or the ranks compute nearly all of the time."""
-    ranks, bins = len(plan[0]), [list(part) for call in plan for part in call]
+    ranks, bins = len(plan[0]), [list(share) for call in plan for share in call]
     costs = [cost(length) for length in lengths]
-    tokens, loads = ([sum(of[i] for i in part) for part in bins] for of in (lengths, costs))
+    tokens, loads = ([sum(of[i] for i in content) for content in bins] for of in (lengths, costs))
     enough = sum(costs) / ranks / ENOUGH
 
     def costliest(call: int, changed: Mapping[int, float]) -> float:
@@ -168,4 +168,4 @@ def _exchanged(plan: StepPlan, lengths: Sequence[int], token_budget: int) -> Ste
         for b in (source, target):
             tokens[b], loads[b] = (sum(of[i] for i in bins[b]) for of in (lengths, costs))
     order = {i: number for number, i in enumerate(_longest_first(lengths))}
-    return _calls([sorted(part, key=order.__getitem__) for part in bins], ranks)
+    return _calls([sorted(content, key=order.__getitem__) for content in bins], ranks)

@@ -1,4 +1,4 @@
-"""What every decoder here answers with: the log-probs of given tokens in place of all logits."""
+"""The outputs of every decoder here: the log-probs of given tokens in place of all logits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from loop_recipes.engine.batching import Documents
 from loop_recipes.engine.logprobs import Head
 
 CHECKPOINT_WRAPPER = "_checkpoint_wrapped_module."
-"""What activation checkpointing puts into the names of a layer's parameters."""
+"""The text that activation checkpointing puts into the names of a layer's parameters."""
 
 
 class TokenOutputs(NamedTuple):
@@ -43,7 +43,7 @@ def token_outputs(
     with_entropy: bool,
     with_hidden: bool,
 ) -> TokenOutputs:
-    """The model's answer from its last hidden states [m, d] and its output matrix ``weight`` [v, d]; the other
+    """Return the outputs from the last hidden states [m, d] and the output matrix ``weight`` [v, d]; the other
     arguments are those of :meth:`~loop_recipes.engine.decoder.LogProbDecoder.forward`."""
     logprobs = model.head(hidden, weight, targets if own is None else targets[own], model.scale, model.cap)
     entropy = model.head.entropy(hidden, weight, model.scale, model.cap) if with_entropy else None

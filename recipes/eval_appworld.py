@@ -212,7 +212,7 @@ class EvalAppWorldRecipe:
                 done += 1
                 left = (time.monotonic() - began) * (total - done) / (done - total + missing) / 60
                 to_come = f", left {left:.0f} min" if done < total else ""
-                waiting.told(f"{cell.label}: {done} of {total} rollouts{to_come}")
+                waiting.report(f"{cell.label}: {done} of {total} rollouts{to_come}")
                 if result.broke is not None and not self._told_of_break:
                     self._told_of_break = True
                     text = f"task {result.task_id}: {break_line([result.broke], 1)}; mend it before reading scores"

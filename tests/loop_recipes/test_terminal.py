@@ -186,7 +186,7 @@ def test_a_wait_takes_the_lines_that_it_needs(monkeypatch):
     stream = Terminal()
     detail = "trained on what is long to say, T=1 top_p=0.95 top_k=40: 13 of 4800 rollouts, left 241 min, " * 2
     with Waiting("evaluating", stream) as shown:
-        shown.told(detail.strip())
+        shown.report(detail.strip())
         block_until(lambda: stream.getvalue().count("\x1b[2A") >= 1)
     drawn = stream.getvalue().split("\r")
     assert stream.getvalue().endswith("\r\x1b[2A\x1b[J")

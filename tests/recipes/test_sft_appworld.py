@@ -120,7 +120,7 @@ CLIPPED = "loss._component_=loop_recipes.algorithm.losses.ClippedPolicyLoss"
 def test_a_set_that_cannot_be_trained_on_is_refused_by_name(tmp_path):
     cfg = sft_config(tmp_path)
     for words, message in (
-        ([f"rollouts.logs=[{tmp_path}/nowhere]"], r"rollouts\.logs: .*/nowhere is no log of rollouts"),
+        ([f"rollouts.logs=[{tmp_path}/nowhere]"], r"rollouts\.logs: .*/nowhere is not a log of rollouts"),
         (
             [f"rollouts.logs=[{tmp_path}/collections/made-up-i0001.jsonl,{tmp_path}]"],
             r"rollout \['made-up-i0001/.*'\] is there twice",

@@ -26,7 +26,7 @@ from loop_formats.rollout import Rollout
 from loop_formats.schema import require
 from loop_recipes.config.loop_config import AS_GRADED, UpdateConfig
 from loop_recipes.rollouts.branching import HowToSample, branch_requests
-from loop_recipes.rollouts.source import CollectionSource, NoRollouts, read_what_there_is
+from loop_recipes.rollouts.source import CollectionSource, NoRollouts, read_not_lost
 
 
 def check_search(iterations: int, exploration: float, threshold: float) -> None:
@@ -135,5 +135,5 @@ class TreeSearch:
         """The rollouts of all requests in an order that does not depend on which ended first."""
         for request in requests:
             source.start(request)
-        rollouts = [rollout for request in requests for rollout in read_what_there_is(source, request)]
+        rollouts = [rollout for request in requests for rollout in read_not_lost(source, request)]
         return sorted(rollouts, key=lambda rollout: (rollout.task_id, rollout.index))

@@ -16,7 +16,7 @@ from loop_formats.collection_request import CollectionRequest, Limits, Sampling,
 from loop_formats.ids import search_id
 from loop_formats.run_files import COLLECTIONS, write_rollouts
 from loop_formats.schema import require
-from loop_recipes.rollouts.source import CollectionSource, NoRollouts, read_what_there_is
+from loop_recipes.rollouts.source import CollectionSource, NoRollouts, read_not_lost
 from rollout_server.collecting.attempt import derive_seed
 
 
@@ -123,7 +123,7 @@ def search(
             source.start(request)
         for request in requests:
             asked += len(request.tasks)
-            rollouts = read_what_there_is(source, request)
+            rollouts = read_not_lost(source, request)
             had += len(rollouts)
             successes = [rollout for rollout in rollouts if rollout.reward >= 1.0]
             solved[request.sampling.temperature] |= {rollout.task_id for rollout in successes}

@@ -1,1 +1,1 @@
-"""The way to rollouts: which tasks, from which node or log, and what is asked for."""
+"""The way to rollouts: the tasks of a collection, its request, and the node or log that has it."""

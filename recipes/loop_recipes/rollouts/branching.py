@@ -1,6 +1,6 @@
 """Continuations of stored rollouts: "go on from rollout r at turn t, n times, with policy version v".
 
-Monte-Carlo values of turns and trees over turns are built on this. What a branch is: :mod:`loop_formats.branch`.
+Monte-Carlo values of turns and trees over turns are built on this. :mod:`loop_formats.branch` defines branches.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class HowToSample:
 
 @dataclass(frozen=True)
 class Continuations:
-    """The outcome of a request: by (rollout id, turn), the rollouts that continued there, and how many were refused;
-    and the rollouts that were lost."""
+    """The outcome of a request: by (rollout id, turn), the rollouts that continued there, and the number refused; and
+    the lost rollouts."""
 
     rollouts: dict[tuple[str, int], list[Rollout]]
     refused: dict[tuple[str, int], int]
@@ -50,10 +50,10 @@ class Continuations:
 
 
 def continuation_request(branches: Sequence[Branch], how: HowToSample) -> CollectionRequest:
-    """The collection of all continuations, named after that of the first rollout.
+    """Make the request for all continuations, named after the collection of the first rollout.
 
-    Its id ends in a hash of everything that the result depends on: asked for again, it is found again, and what a node
-    has on disk is not sampled twice.
+    Its id ends in a hash of everything that the result depends on: the same request finds the same collection, and a
+    node does not sample twice the rollouts that it has on disk.
     """
     origins = [[branch.rollout_id, [dataclasses.astuple(point) for point in branch.points]] for branch in branches]
     protocol = json.dumps([origins, {**dataclasses.asdict(how), "limits": how.limits.non_null()}], sort_keys=True)
@@ -70,23 +70,23 @@ def continuation_request(branches: Sequence[Branch], how: HowToSample) -> Collec
 
 
 def branch_requests(branches: Iterable[Branch], how: HowToSample) -> list[CollectionRequest]:
-    """The collections of all continuations, in order, each of as many branches as a node takes at once."""
-    parts: list[list[Branch]] = []
-    size_of_part = 0
+    """Make the requests for all continuations, in order, each of as many branches as a node takes at once."""
+    shares: list[list[Branch]] = []
+    size_of_share = 0
     for branch in branches:
         size = len(json.dumps(branch.to_dict()))
-        if not parts or len(parts[-1]) == BRANCHES_OF_A_REQUEST or size_of_part + size > BYTES_OF_A_REQUEST:
-            parts.append([])
-            size_of_part = 0
-        parts[-1].append(branch)
-        size_of_part += size
-    return [continuation_request(part, how) for part in parts]
+        if not shares or len(shares[-1]) == BRANCHES_OF_A_REQUEST or size_of_share + size > BYTES_OF_A_REQUEST:
+            shares.append([])
+            size_of_share = 0
+        shares[-1].append(branch)
+        size_of_share += size
+    return [continuation_request(share, how) for share in shares]
 
 
 def read_continuations(
     source: CollectionSource, request: CollectionRequest, deadline_s: float = math.inf
 ) -> Continuations:
-    """Wait for a collection that was started, ``deadline_s`` at most; raises what the source raises."""
+    """Wait for a started collection, ``deadline_s`` at most; raises the source's errors."""
     collected = source.read(request, deadline_s)
     rollouts: defaultdict[tuple[str, int], list[Rollout]] = defaultdict(list)
     for rollout in collected.rollouts:
@@ -102,7 +102,7 @@ def read_continuations(
     lost = Counter(starts[each.task_id, each.index] for each in collected.end.lost)
     return Continuations(
         rollouts={point: sorted(rollouts[point], key=lambda rollout: rollout.index) for point in points},
-        # The floors are all of them, so what is missing and not lost was refused.
+        # The floors are all of them, so a rollout that is missing and not lost was refused.
         refused={point: request.rollouts_per_task - len(rollouts[point]) - lost[point] for point in points},
         lost=collected.end.lost,
     )
@@ -112,7 +112,7 @@ def stored_protocol(log: Path) -> tuple[Sampling, Limits]:
     """Read the sampling and limits of the rollouts in a collection's log.
 
     Raises:
-        ValueError: nothing beside the log says so.
+        ValueError: the file beside the log is missing, or has no request.
     """
     meta = meta_path(log.parent, log.stem)
     for line in read_lines(meta) if meta.is_file() else ():

@@ -1,6 +1,6 @@
 """Conversations in files of others: OpenAI's messages, ShareGPT, ATIF trajectories and verifiers' traces.
 
-A line of JSONL, a row of parquet, or a whole JSON file is a record, and its fields say which of them it is. What cannot
+A line of JSONL, a row of parquet, or a whole JSON file is a record, and its fields show its form. A record that cannot
 be read is one error that names file, line and field.
 """
 
@@ -41,15 +41,15 @@ ROLES: Mapping[str, ChatRole] = {
 }
 """The names of roles in OpenAI's API, ShareGPT and ATIF."""
 CALLING_ROLES = ("function_call", "tool_call")
-"""Of messages whose text is a call, or a list of calls, as JSON."""
+"""Roles of messages whose text is a call, or a list of calls, as JSON."""
 _TEXT_OF = {"role": "content", "from": "value", "source": "message"}
 """The fields that hold a message's role, of OpenAI's API, ShareGPT and ATIF, and those that hold its text."""
 TABLE_CPU_S = 3600.0
-"""To read a table, which is as long as its owner has made it."""
+"""CPU seconds to read a table, which is as long as its owner has made it."""
 _WEIGHTS = ("weight", "loss", "train", "training", "loss_mask", "step_loss_mask")
-"""The fields by which a message says how much is learned from it."""
+"""The fields that may hold a message's weight in learning."""
 _WHOLE = ("arguments", "tools", "functions", "tool_definitions", "rewards")
-"""Fields that are taken with all that is in them."""
+"""Fields that count as read with all that is in them."""
 _NAMES = {
     "id",
     "uuid",
@@ -73,16 +73,16 @@ _FIGURES = {
     "metadata",
     "signature",
 }
-_SAYS_NOTHING = _NAMES | _FIGURES
-"""Fields that nothing could be learned from otherwise: a run does not say that they are not read."""
+_UNREPORTED = _NAMES | _FIGURES
+"""Fields that have nothing to learn from: a run does not report that it leaves them unread."""
 _THOUGHT_PARTS = ("thinking", "reasoning")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 @dataclass(frozen=True)
 class StoredTokens:
-    """The ids [s] that a model was served and sampled: ``spans`` are the [start, end) of sampled turns, ``messages``
-    the place of each in its conversation, and ``logprobs`` [s] the sampler's, 0 where it did not sample."""
+    """The ids [s] of a model's prompts and samples: ``spans`` are the [start, end) of sampled turns, ``messages`` the
+    place of each in its conversation, and ``logprobs`` [s] the sampler's, 0 where it did not sample."""
 
     token_ids: list[int]
     spans: list[tuple[int, int]]
@@ -94,9 +94,9 @@ class StoredTokens:
 class Chat:
     """A conversation: ``place`` names its file and line.
 
-    ``weights`` are those of assistant messages by their places, where it is not 1; one of 0 is not learned from.
-    ``tokens`` are the sequences in which the learned ones were sampled, () where the file does not have the ids of all
-    of them (``in_part``: of some). ``reward`` is in [0, 1]. ``unread`` names the fields that the file has besides.
+    ``weights`` are those of assistant messages by their places, unless 1; a message of weight 0 is not learned from.
+    ``tokens`` are the sequences in which the learned messages were sampled, () where the file does not have the ids of
+    all of them (``in_part``: of some). ``reward`` is in [0, 1]. ``unread`` names the file's fields that were not read.
     """
 
     place: str
@@ -112,12 +112,12 @@ class Chat:
 class _Fields(dict[str, Any]):
     """An object of a file, which knows which of its fields were not read yet."""
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        super().__init__({key: _fields(value) for key, value in given.items()})
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        super().__init__({key: _fields(value) for key, value in fields.items()})
         self.unread = set(self)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The field's value, ``default`` where it is null or not there."""
+        """Return the field's value, ``default`` where it is null or missing."""
         self.unread.discard(key)
         value = super().get(key)
         return default if value is None else value
@@ -130,7 +130,7 @@ def _fields(value: Any) -> Any:
 
 
 def _unread(value: Any, where: str = "") -> Iterator[str]:
-    """The names of the fields below ``value`` that nobody has read and that say something."""
+    """Yield the names of fields below ``value`` that were not read and have something to learn from."""
     if isinstance(value, list):
         for item in value:
             yield from _unread(item, f"{where}[]")
@@ -139,21 +139,21 @@ def _unread(value: Any, where: str = "") -> Iterator[str]:
             name = f"{where}.{key}" if where else key
             if key not in value.unread and key not in _WHOLE:
                 yield from _unread(item, name)
-            elif key in value.unread and key not in _SAYS_NOTHING and item not in (None, "", [], {}):
+            elif key in value.unread and key not in _UNREPORTED and item not in (None, "", [], {}):
                 yield name
 
 
 def read_chats(file: Path, vocabulary: int) -> Iterator[Chat]:
-    """The conversations of a file, in its order.
+    """Yield the conversations of a file, in its order.
 
     Args:
-        vocabulary: ids that it may hold are below that.
+        vocabulary: the number that all its ids are below.
 
     Raises:
         ValueError: it cannot be read, or a record is not a conversation; names file, line and field.
     """
-    for place, given in _records(file):
-        record = _fields(given)
+    for place, raw in _records(file):
+        record = _fields(raw)
         try:
             chats = [*_chats(place, record, vocabulary)]
         except (KeyError, TypeError, AttributeError, IndexError) as error:
@@ -171,7 +171,7 @@ def read_chats(file: Path, vocabulary: int) -> Iterator[Chat]:
 
 def _records(file: Path) -> Iterator[tuple[str, Any]]:
     if not file.is_file():
-        raise ValueError(f"{file} is no file")
+        raise ValueError(f"{file} is not a file")
     if file.suffix == ".parquet":
         try:
             from pyarrow.parquet import read_table
@@ -183,15 +183,15 @@ def _records(file: Path) -> Iterator[tuple[str, Any]]:
         except TooMuch as error:
             raise ValueError(f"{file} {error} to unpack: give it as JSONL, if it is yours") from error
         except (OSError, ValueError) as error:
-            raise ValueError(f"{file} is no parquet file: {str(error).splitlines()[0]}") from error
+            raise ValueError(f"{file} is not a parquet file: {str(error).splitlines()[0]}") from error
         yield from ((f"{file}:{number}", row) for number, row in enumerate(rows, start=1))
         return
     if file.suffix == ".json":
         try:
             whole = json.loads(open_text(file).read())
         except (ValueError, RecursionError) as error:
-            if not str(error).startswith("Extra data"):  # of JSON lines under another name
-                raise ValueError(f"{file} is no JSON: {error}") from error
+            if not str(error).startswith("Extra data"):  # raised by JSON lines under another name
+                raise ValueError(f"{file} is not JSON: {error}") from error
         else:
             records = whole if isinstance(whole, list) else [whole]
             yield from ((f"{file}[{number}]", record) for number, record in enumerate(records))
@@ -200,7 +200,7 @@ def _records(file: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _without_blanks(value: Any) -> Any:
-    """What an object holds without the nulls that a table puts where another row has a field."""
+    """Return the value without the nulls that a table puts where another row has a field."""
     if isinstance(value, dict):
         return {key: _without_blanks(item) for key, item in value.items() if item is not None}
     return [_without_blanks(item) for item in value] if isinstance(value, list) else value
@@ -210,16 +210,16 @@ def _chats(place: str, record: Any, vocabulary: int) -> Iterator[Chat]:
     if not isinstance(record, dict):
         raise ValueError(f"a record is an object, not {_kind(record)}")
     if str(record.get("schema_version", "")).startswith("ATIF"):
-        yield _of_atif(place, record, vocabulary)
+        yield _read_atif(place, record, vocabulary)
     elif record.get("traces") is not None:
         for number, trace in enumerate(_list(record, "traces")):
-            yield from _of_trace(f"{place} traces[{number}]", trace, vocabulary)
+            yield from _read_trace(f"{place} traces[{number}]", trace, vocabulary)
     elif record.get("nodes") is not None:
-        yield from _of_trace(place, record, vocabulary)
+        yield from _read_trace(place, record, vocabulary)
     elif isinstance(record.get("prompt"), list) and isinstance(record.get("completion"), list):
-        yield _of_messages(place, record, "prompt", "completion")
+        yield _read_messages(place, record, "prompt", "completion")
     elif key := next((key for key in ("messages", "conversations", "conversation") if record.get(key) is not None), ""):
-        yield _of_messages(place, record, key)
+        yield _read_messages(place, record, key)
     else:
         there = ", ".join(map(str, record)) or "none"
         raise ValueError(f"no messages, conversations, steps of ATIF or traces among its fields ({there})")
@@ -228,7 +228,7 @@ def _chats(place: str, record: Any, vocabulary: int) -> Iterator[Chat]:
 # OpenAI's messages, and ShareGPT's
 
 
-def _of_messages(place: str, record: dict[str, Any], *keys: str) -> Chat:
+def _read_messages(place: str, record: dict[str, Any], *keys: str) -> Chat:
     messages = [ChatMessage("system", system)] if (system := _text("system", record.get("system"))) else []
     weights: dict[int, float] = {}
     for where, each in ((f"{key}[{n}]", each) for key in keys for n, each in enumerate(_list(record, key))):
@@ -246,56 +246,56 @@ def _of_messages(place: str, record: dict[str, Any], *keys: str) -> Chat:
     return Chat(place, messages, _tools(record), weights)
 
 
-def _weight(where: str, given: Mapping[str, Any]) -> float:
-    """How much is learned from a message, 1 where it does not say so."""
-    found = {key: weight for key in _WEIGHTS if (weight := given.get(key)) is not None}
-    for key, weight in found.items():
+def _weight(where: str, message: Mapping[str, Any]) -> float:
+    """Return a message's weight in learning, 1 where it has none."""
+    weights = {key: weight for key in _WEIGHTS if (weight := message.get(key)) is not None}
+    for key, weight in weights.items():
         if not isinstance(weight, int | float) or not 0 <= weight < math.inf:
             raise ValueError(f"{where}.{key} is {weight!r}: it must be a number, 0 to leave the message out")
-    if (mask := given.get("mask")) is not None:
+    if (mask := message.get("mask")) is not None:
         raise ValueError(f"{where}.mask is {_kind(mask)}: write weight in its place, 0 to leave the message out")
-    if len({*found.values()}) > 1:
-        raise ValueError(f"{where}: {' and '.join(f'{key} is {weight}' for key, weight in found.items())}: keep one")
-    return float(next(iter(found.values()), 1.0))
+    if len({*weights.values()}) > 1:
+        raise ValueError(f"{where}: {' and '.join(f'{key} is {weight}' for key, weight in weights.items())}: keep one")
+    return float(next(iter(weights.values()), 1.0))
 
 
-def _role(given: Mapping[str, Any]) -> tuple[str, Any]:
-    """The field that holds a message's role, and what it holds."""
-    return next(((key, given.get(key)) for key in _TEXT_OF if given.get(key) is not None), ("role", None))
+def _role(message: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return the field that holds a message's role, and its value."""
+    return next(((key, message.get(key)) for key in _TEXT_OF if message.get(key) is not None), ("role", None))
 
 
-def _message(where: str, given: Mapping[str, Any]) -> ChatMessage:
-    key, name = _role(given)
+def _message(where: str, record: Mapping[str, Any]) -> ChatMessage:
+    key, name = _role(record)
     role = ROLES.get(str(name))
     if role is None:
         raise ValueError(f"{where}.{key} is {name!r}: known are {', '.join(ROLES)}")
     field_name = f"{where}.{_TEXT_OF[key]}"
-    content = given.get(_TEXT_OF[key]) or given.get("refusal")
+    content = record.get(_TEXT_OF[key]) or record.get("refusal")
     if role != "assistant":
-        return ChatMessage(role, _text(field_name, content), call_ids=_id(given, "tool_call_id"))
+        return ChatMessage(role, _text(field_name, content), call_ids=_id(record, "tool_call_id"))
     thoughts, content = _thoughts_apart(content)
     content = _text(field_name, content)
-    calls = _parsed(f"{where}.tool_calls", given.get("tool_calls")) or []
-    if given.get("function_call"):
-        calls = [*calls, given.get("function_call")]
+    calls = _parsed(f"{where}.tool_calls", record.get("tool_calls")) or []
+    if record.get("function_call"):
+        calls = [*calls, record.get("function_call")]
     if name in CALLING_ROLES:
-        found = _parsed(field_name, content)
-        calls, content = [*calls, *(found if isinstance(found, list) else [found])], ""
+        parsed = _parsed(field_name, content)
+        calls, content = [*calls, *(parsed if isinstance(parsed, list) else [parsed])], ""
     read = [_call(f"{where}.tool_calls[{number}]", call) for number, call in enumerate(calls)]
     ids = tuple(name for call in calls for name in _id(call, "id", "tool_call_id"))
-    thought = next((given.get(key) for key in ("reasoning_content", "reasoning", "thinking") if given.get(key)), "")
+    thought = next((record.get(key) for key in ("reasoning_content", "reasoning", "thinking") if record.get(key)), "")
     if not isinstance(thought, str):
-        raise ValueError(f"{where}: its reasoning is no text but {_kind(thought)}")
+        raise ValueError(f"{where}: its reasoning is not text but {_kind(thought)}")
     return ChatMessage(role, content, tuple(read), thought or "\n".join(thoughts), ids)
 
 
-def _id(given: Mapping[str, Any], *keys: str) -> tuple[str]:
-    """The id of a call, or of the call that a result is of; "" where there is none."""
-    return (next((str(given.get(key)) for key in keys if given.get(key) is not None), ""),)
+def _id(record: Mapping[str, Any], *keys: str) -> tuple[str]:
+    """Return the id of a call, or of the call that a result answers; "" where there is none."""
+    return (next((str(record.get(key)) for key in keys if record.get(key) is not None), ""),)
 
 
 def _thoughts_apart(content: Any) -> tuple[list[str], Any]:
-    """The texts of the parts that are thinking, and the other parts."""
+    """Return the texts of the parts that are thinking, and the other parts."""
     if not isinstance(content, list):
         return [], content
     thoughts, others = list[str](), list[Any]()
@@ -328,8 +328,8 @@ def _text(where: str, content: Any) -> str:
     return "".join(texts)
 
 
-def _call(where: str, given: Any) -> ToolCall:
-    call = given.get("function", given) if isinstance(given, dict) else given
+def _call(where: str, value: Any) -> ToolCall:
+    call = value.get("function", value) if isinstance(value, dict) else value
     name = call.get("name", call.get("function_name")) if isinstance(call, dict) else None
     if not isinstance(name, str):
         raise ValueError(f"{where} names no function")
@@ -342,20 +342,20 @@ def _call(where: str, given: Any) -> ToolCall:
     return ToolCall(name, read if isinstance(arguments, str) else _without_blanks(read))
 
 
-def _parsed(where: str, given: Any) -> Any:
-    """A value that may stand as the text of JSON."""
-    if not isinstance(given, str):
-        return given
-    with raised_as(ValueError, f"{where} is no JSON: ", ValueError, RecursionError):
-        return json.loads(given)
+def _parsed(where: str, value: Any) -> Any:
+    """Return a value that may stand as the text of JSON."""
+    if not isinstance(value, str):
+        return value
+    with raised_as(ValueError, f"{where} is not JSON: ", ValueError, RecursionError):
+        return json.loads(value)
 
 
 def _tools(record: Mapping[str, Any], key: str = "tools") -> list[dict[str, Any]]:
-    given = _parsed(key, record.get(key) or record.get("functions") or [])
-    if not isinstance(given, list):
-        raise ValueError(f"{key} is {_kind(given)}: it must be a list of schemas")
+    schemas = _parsed(key, record.get(key) or record.get("functions") or [])
+    if not isinstance(schemas, list):
+        raise ValueError(f"{key} is {_kind(schemas)}: it must be a list of schemas")
     tools = []
-    for number, tool in enumerate(given):
+    for number, tool in enumerate(schemas):
         inner = (tool.get("function") or tool) if isinstance(tool, dict) else None
         if not isinstance(inner, dict) or not isinstance(inner.get("name"), str):
             raise ValueError(f"{key}[{number}] names no function")
@@ -367,8 +367,8 @@ def _tools(record: Mapping[str, Any], key: str = "tools") -> list[dict[str, Any]
 # ATIF
 
 
-def _of_atif(place: str, record: dict[str, Any], vocabulary: int) -> Chat:
-    """A trajectory. A step whose prompt does not go on from the ids before it begins another sequence."""
+def _read_atif(place: str, record: dict[str, Any], vocabulary: int) -> Chat:
+    """Read a trajectory. A step whose prompt does not go on from the ids before it begins another sequence."""
     messages: list[ChatMessage] = []
     stored: list[StoredTokens] = []
     weights: dict[int, float] = {}
@@ -398,9 +398,9 @@ def _add_tokens(
 ) -> None:
     """Add a step's ids to the sequence that its prompt goes on from, or as another one."""
     prompt, sampled = (_ids(where, metrics, key, vocabulary) for key in ("prompt_token_ids", "completion_token_ids"))
-    found = _logprobs(where, metrics) or [0.0] * len(sampled)
-    if len(found) != len(sampled):
-        raise ValueError(f"{where}: {len(sampled)} completion_token_ids and {len(found)} logprobs")
+    logprobs = _logprobs(where, metrics) or [0.0] * len(sampled)
+    if len(logprobs) != len(sampled):
+        raise ValueError(f"{where}: {len(sampled)} completion_token_ids and {len(logprobs)} logprobs")
     before = stored[-1] if stored else None
     if before is None or prompt[: len(before.token_ids)] != before.token_ids:
         before = StoredTokens([], [], [], [])
@@ -409,14 +409,14 @@ def _add_tokens(
     ids = [*prompt, *sampled]
     blank = [0.0] * (len(prompt) - len(before.token_ids))
     spans, places = [*before.spans, (len(prompt), len(ids))], [*before.messages, place]
-    stored.append(StoredTokens(ids, spans, places, [*before.logprobs, *blank, *found]))
+    stored.append(StoredTokens(ids, spans, places, [*before.logprobs, *blank, *logprobs]))
 
 
 # verifiers
 
 
-def _of_trace(place: str, trace: dict[str, Any], vocabulary: int) -> Iterator[Chat]:
-    """The paths of a trace's tree of messages; what a node sampled is learned from on the first path that has it."""
+def _read_trace(place: str, trace: dict[str, Any], vocabulary: int) -> Iterator[Chat]:
+    """Read the paths of a trace's tree of messages; a sampled node is learned from on the first path that has it."""
     nodes = _list(trace, "nodes")
     parents = {node.get("parent") for node in nodes}
     reward = 0.0
@@ -435,11 +435,11 @@ def _of_trace(place: str, trace: dict[str, Any], vocabulary: int) -> Iterator[Ch
             path.append(node)
             node = nodes[node].get("parent")
         reward = min(max(reward, 0.0), 1.0)
-        yield _of_path(f"{place} nodes[{leaf}]", trace, [*reversed(path)], seen, reward, vocabulary)
+        yield _read_path(f"{place} nodes[{leaf}]", trace, [*reversed(path)], seen, reward, vocabulary)
         seen |= set(path)
 
 
-def _of_path(
+def _read_path(
     place: str, trace: Mapping[str, Any], path: Sequence[int], seen: set[int], reward: float, vocabulary: int
 ) -> Chat:
     nodes = trace["nodes"]
@@ -453,21 +453,21 @@ def _of_path(
         learned = bool(node.get("sampled")) and message.role == "assistant" and number not in seen
         if message.role == "assistant" and not learned:
             weights[len(messages)] = 0.0
-        given, mask = _ids(where, node, "token_ids", vocabulary), node.get("mask") or []
+        node_ids, mask = _ids(where, node, "token_ids", vocabulary), node.get("mask") or []
         own = sum(map(bool, mask))
-        found = _logprobs(where, node) or [0.0] * own
-        if len(mask) != len(given) or len(found) != own:
+        own_logprobs = _logprobs(where, node) or [0.0] * own
+        if len(mask) != len(node_ids) or len(own_logprobs) != own:
             raise ValueError(
-                f"{where}: {len(given)} token_ids, {len(mask)} of mask, {own} sampled, {len(found)} logprobs"
+                f"{where}: {len(node_ids)} token_ids, {len(mask)} of mask, {own} sampled, {len(own_logprobs)} logprobs"
             )
         if own and not all(mask[-own:]):
-            raise ValueError(f"{where}.mask: what was sampled does not stand at the end")
-        known = known and bool(given)  # what follows the last answer was never encoded
+            raise ValueError(f"{where}.mask: the sampled tokens do not stand at the end")
+        known = known and bool(node_ids)  # what follows the last answer was never encoded
         if known:
-            start = len(ids) + len(given) - own
-            ids = [*ids, *given]
+            start = len(ids) + len(node_ids) - own
+            ids = [*ids, *node_ids]
             sampled = learned and own > 0
-            logprobs = [*logprobs, *[0.0] * (len(given) - own), *(found if sampled else [0.0] * own)]
+            logprobs = [*logprobs, *[0.0] * (len(node_ids) - own), *(own_logprobs if sampled else [0.0] * own)]
             if sampled:
                 spans.append((start, len(ids)))
                 places.append(len(messages))
@@ -479,28 +479,28 @@ def _of_path(
 
 
 def _ids(where: str, record: Mapping[str, Any], key: str, vocabulary: int) -> list[int]:
-    found = record.get(key) or []
-    for number, each in enumerate(found):
+    ids = record.get(key) or []
+    for number, each in enumerate(ids):
         if type(each) is not int or not 0 <= each < vocabulary:
             raise ValueError(
                 f"{where}.{key}[{number}] is {each!r}, and the ids of the model are whole numbers from 0 to "
                 f"{vocabulary - 1}; name the model that sampled it"
             )
-    return found
+    return ids
 
 
 def _logprobs(where: str, record: Mapping[str, Any]) -> list[float]:
-    found = record.get("logprobs") or []
-    for number, each in enumerate(found):
+    logprobs = record.get("logprobs") or []
+    for number, each in enumerate(logprobs):
         if type(each) not in (int, float) or not -math.inf < each <= 1e-6:
             raise ValueError(f"{where}.logprobs[{number}] is {each!r}: a log-prob is a number of at most 0")
-    return found
+    return logprobs
 
 
 def _list(record: dict[str, Any], key: str) -> list[Any]:
-    """A field that holds objects."""
+    """Return a field that holds objects."""
     value = record.get(key)
-    if isinstance(value, str):  # of a table whose column is text
+    if isinstance(value, str):  # in a table whose column is text
         value = record[key] = _fields(_parsed(key, value))
     if not isinstance(value, list) or not value:
         raise ValueError(f"{key} is {_kind(value) if value != [] else 'empty'}: it must be a list")

@@ -22,10 +22,10 @@ from model_families.chat.format import ChatFormat
 from model_families.chat.messages import THOUGHT_CLOSES, THOUGHT_OPENS, ChatMessage, split_thought
 
 SERVER = "file"
-"""What the turns name as their server."""
+"""The name of the server in the turns of files."""
 TRAINED, HELD_OUT = "data_trained", "data_held_out"
-"""The collections that conversations are kept in."""
-_OF_TEMPLATES = re.compile(
+"""The names of the collections that hold the conversations."""
+_TEMPLATE_MARKS = re.compile(
     r"<[|｜](?:im_|end|eo|begin|start|return|user|assistant|system|tool|User|Assistant)[\w▁]*[|｜]>"
     r"|</s>|<[be]os>|\[/?INST\]|<(?:start|end)_of_turn>|<turn\|>|<\|turn>"
 )
@@ -35,7 +35,7 @@ _Written = tuple[list[int], list[tuple[int, int, int]]]
 
 @dataclass
 class ChatSet:
-    """Rollouts of conversations, some held out, and ``notes`` on what a conversation cannot say."""
+    """Rollouts of conversations, some held out, and ``notes`` on contents that are not learned."""
 
     rollouts: list[Rollout] = field(default_factory=list)
     held_out: list[Rollout] = field(default_factory=list)
@@ -52,15 +52,15 @@ def read_chat_set(
     """Read files of conversations; those that ask the same are rollouts of one task.
 
     Args:
-        tokens: of the model in training.
-        turns: which of a conversation's assistant turns are learned from.
+        tokens: the chat format of the model in training.
+        turns: the assistant turns of a conversation to learn from.
         held_out: share of the conversations that are not trained on, chosen by their messages: the same ones always.
         most_tokens: a conversation with a longer sequence is left out.
 
     Raises:
         ConfigError: a file, or a conversation in it; names file, line and field.
     """
-    found = ChatSet()
+    chat_set = ChatSet()
     dataset = "+".join(dict.fromkeys(Path(file).stem for file in files))
     with raised_as(ConfigError, "data: ", ValueError, OSError):
         chats = [_thoughts_apart(chat, tokens) for file in files for chat in read_chats(Path(file), tokens.vocab_size)]
@@ -74,27 +74,27 @@ def read_chat_set(
             return _rollouts(chats[number], tokens, learned[number], f"chat{task:06d}", index, dataset, collection)
 
         rollouts = {number: made(number, TRAINED) for number in learned}
-        found.notes = [*_notes(chats, len(learned), tokens)]
+        chat_set.notes = [*_notes(chats, len(learned), tokens)]
         lengths = {number: max(len(rollout.token_ids) for rollout in own) for number, own in rollouts.items()}
         long = [number for number in rollouts if lengths[number] > most_tokens]
         if long:
-            found.notes.append(
+            chat_set.notes.append(
                 f"{len(long)} of {len(chats)} conversations are longer than the model's {most_tokens} tokens, and are "
                 f"left out; the first is {chats[long[0]].place} with {lengths[long[0]]}"
             )
         used = [number for number in rollouts if lengths[number] <= most_tokens]
         none = f"none of {len(chats)} conversations has a turn to learn from"
-        require(used, found.notes[-1] if long else none)
+        require(used, chat_set.notes[-1] if long else none)
         apart = _held_out({number: chats[number] for number in used}, held_out)
         if held_out:
-            found.notes.append(f"held_out: {len(apart)} of {len(used)} conversations, for a share of {held_out:g}")
-        found.rollouts = [rollout for number in used if number not in apart for rollout in rollouts[number]]
-        found.held_out = [rollout for number in used if number in apart for rollout in made(number, HELD_OUT)]
-    return found
+            chat_set.notes.append(f"held_out: {len(apart)} of {len(used)} conversations, for a share of {held_out:g}")
+        chat_set.rollouts = [rollout for number in used if number not in apart for rollout in rollouts[number]]
+        chat_set.held_out = [rollout for number in used if number in apart for rollout in made(number, HELD_OUT)]
+    return chat_set
 
 
 def _notes(chats: Sequence[Chat], learned: int, tokens: ChatFormat) -> Iterator[str]:
-    """What is not learned as the files have it."""
+    """Yield notes on the contents that are not learned as the files have them."""
     if learned < len(chats):
         yield f"{len(chats) - learned} of {len(chats)} conversations have no turn to learn from, and are left out"
     stored = [chat for chat in chats if chat.tokens]
@@ -112,7 +112,7 @@ def _notes(chats: Sequence[Chat], learned: int, tokens: ChatFormat) -> Iterator[
     for (mark, why), count in marks.items():
         yield f"{mark} in the text of {share(count)} is learned as text: {why}"
     others = [each.content for chat in chats if not chat.tokens for each in chat.messages if each.role != "assistant"]
-    for mark, count in Counter(m for text in others for m in sorted({*_OF_TEMPLATES.findall(text)})).items():
+    for mark, count in Counter(m for text in others for m in sorted({*_TEMPLATE_MARKS.findall(text)})).items():
         yield f"{mark} in {count} of {len(others)} other texts is read as text: a chat template was applied before"
     if stored:
         other = sum(not _as_written(chat, tokens) for chat in stored)
@@ -127,17 +127,17 @@ def _notes(chats: Sequence[Chat], learned: int, tokens: ChatFormat) -> Iterator[
 
 
 def _marks(chat: Chat, message: ChatMessage, tokens: ChatFormat) -> Iterator[tuple[str, str]]:
-    """What stands in a turn's text that is more than text elsewhere, and why it is text here."""
+    """Yield each mark in a turn's text that is more than text elsewhere, and why it is text here."""
     if THOUGHT_CLOSES in message.content and tokens.thinking is None:
         yield THOUGHT_OPENS, "the model does not think"
     if CALL_OPENS in message.content and not chat.tools:
         yield CALL_OPENS, "the conversation has no tools"
-    for mark in {*_OF_TEMPLATES.findall(message.content)}:
+    for mark in {*_TEMPLATE_MARKS.findall(message.content)}:
         yield mark, "a chat template was applied before; take it off"
 
 
 def _asked(chat: Chat, whole: bool) -> bytes:
-    """A digest of what is said before the first answer, or of all that the user says (``whole``)."""
+    """Return a digest of the messages before the first answer, or of all that are the user's (``whole``)."""
     before = itertools.takewhile(lambda message: message.role != "assistant", chat.messages)
     heard = [message for message in chat.messages if message.role == "user"] if whole else before
     text = "\0".join(f"{message.role} {message.content}" for message in heard)
@@ -145,10 +145,10 @@ def _asked(chat: Chat, whole: bool) -> bytes:
 
 
 def _held_out(chats: Mapping[int, Chat], share: float) -> set[int]:
-    """The numbers of so large a share of the conversations, at least one where it is above 0: the same for the same
+    """Return the numbers of a ``share`` of the conversations, at least one where it is above 0: the same for the same
     conversations.
 
-    Those that begin alike are on one side; where they are more than the share, those of which the user says the same.
+    Those that begin alike are on one side; where they are more than the share, those whose user messages are equal.
 
     Raises:
         ValueError: all would be on one side.
@@ -179,7 +179,7 @@ def _grouped(chats: Mapping[int, Chat], whole: bool) -> dict[bytes, list[int]]:
 
 
 def _learned(chat: Chat, tokens: ChatFormat, turns: str) -> set[int]:
-    """The places of the turns to learn from."""
+    """Return the places of the turns to learn from."""
     spoken = [n for n, message in enumerate(chat.messages) if message.role == "assistant"]
     if not spoken:
         raise ValueError(f"{chat.place}: there is no assistant message to learn from")
@@ -197,20 +197,22 @@ def _is_silent(message: ChatMessage, tokens: ChatFormat) -> bool:
 def _rollouts(
     chat: Chat, tokens: ChatFormat, learned: Collection[int], task: str, index: int, dataset: str, collection: str
 ) -> list[Rollout]:
-    """The sequences of a conversation that have one of the ``learned`` turns."""
+    """Make the sequences of a conversation that have one of the ``learned`` turns."""
     written: list[tuple[list[int], list[tuple[int, int, int]], list[float]]]
     if chat.tokens:
         places = [[(p, *span) for p, span in zip(each.messages, each.spans, strict=True)] for each in chat.tokens]
         written = [(each.token_ids, own, each.logprobs) for each, own in zip(chat.tokens, places, strict=True)]
     else:
         written = [(ids, own, [0.0] * len(ids)) for ids, own in _sequences(chat, tokens)]
-    kept = [
-        (ids, found, own) for ids, spans, found in written if (own := [each for each in spans if each[0] in learned])
+    used = [
+        (ids, logprobs, own)
+        for ids, spans, logprobs in written
+        if (own := [each for each in spans if each[0] in learned])
     ]
     name = rollout_id(collection, task, index, 0)
     messages = [*_record(chat)]
     rollouts = []
-    for segment, (ids, found, own) in enumerate(kept):
+    for segment, (ids, logprobs, own) in enumerate(used):
         weights = [chat.weights.get(message, 1.0) for message, _, _ in own]
         rollout = Rollout.written(
             name,
@@ -223,20 +225,20 @@ def _rollouts(
             messages=messages,
             reward=chat.reward,
             success=chat.reward >= 1.0,
-            logprobs=found,
+            logprobs=logprobs,
             extra={"place": chat.place} | ({"weights": weights} if {*weights} != {1.0} else {}),
             episode_id=name,
             index=index,
         )
-        if len(kept) > 1:
-            rollout = replace(rollout, rollout_id=segment_id(name, segment), segment=segment, segments=len(kept))
+        if len(used) > 1:
+            rollout = replace(rollout, rollout_id=segment_id(name, segment), segment=segment, segments=len(used))
         with raised_as(ValueError, f"{chat.place}: "):
             rollouts.append(rollout.validate(tokens.vocab_size))
     return rollouts
 
 
 def _sequences(chat: Chat, tokens: ChatFormat) -> Iterator[_Written]:
-    """The conversation in the model's own form: one sequence, or several where the form drops what was said before."""
+    """Yield the conversation in the model's form: one sequence, or several where the form drops earlier text."""
     messages = _one_system(chat.messages if tokens.thinks else [*map(_without_thought, chat.messages)])
     shift = len(chat.messages) - len(messages)
     ids: list[int] = []
@@ -268,7 +270,7 @@ def _sequences(chat: Chat, tokens: ChatFormat) -> Iterator[_Written]:
 
 
 def _one_system(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """The messages, those of the system at the beginning joined into one: most templates have a form for one alone."""
+    """Join the system messages at the beginning into one: most templates have a form for one alone."""
     first = next((n for n, message in enumerate(messages) if message.role != "system"), len(messages))
     if first < 2:
         return list(messages)
@@ -276,7 +278,7 @@ def _one_system(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 
 def _thoughts_apart(chat: Chat, tokens: ChatFormat) -> Chat:
-    """The conversation with the thinking in the text of its turns apart, for a model whose turns have some."""
+    """Return the conversation with the thinking in its turns' texts apart, for a model whose turns have some."""
     if tokens.thinking is None:
         return chat
     return replace(chat, messages=[*map(_thought_apart, chat.messages)])
@@ -296,11 +298,11 @@ def _without_thought(message: ChatMessage) -> ChatMessage:
 
 
 def _action(message: ChatMessage) -> str:
-    return "\n".join(part for part in (message.content, *map(render_tool_call, message.calls)) if part)
+    return "\n".join(text for text in (message.content, *map(render_tool_call, message.calls)) if text)
 
 
 def _record(chat: Chat) -> Iterator[dict[str, str]]:
-    """The messages as records have them: tools in the system message, calls and results as text."""
+    """Yield the messages as records have them: tools in the system message, calls and results as text."""
     for number, message in enumerate(chat.messages):
         text = _action(message) if message.role == "assistant" else message.content
         if number == 0 and chat.tools and message.role == "system":

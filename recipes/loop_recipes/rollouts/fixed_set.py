@@ -28,10 +28,10 @@ class SampleMaker:
     """Makes the samples of a fixed set's rollouts, one of each. A config names another one under ``samples``."""
 
     reads_branches: ClassVar[bool] = False
-    """Whether branches, which begin in the middle, are read from folders too."""
+    """True if branches, which begin in the middle, are read from folders too."""
 
     def check(self, config: SftConfig, plan: MethodPlan) -> None:
-        """Check that it fits ``config`` and what its method needs.
+        """Check that it fits ``config`` and the plan of its method.
 
         Raises:
             ConfigError: it does not; one line that names the key and the cure.
@@ -41,7 +41,7 @@ class SampleMaker:
         """See all rollouts before samples are made of them.
 
         Raises:
-            ConfigError: they are not those that its arguments speak of.
+            ConfigError: they are not the ones that its arguments name.
         """
 
     def samples(self, rollouts: Sequence[Rollout], update: UpdateConfig, model_dir: str) -> list[Sample]:
@@ -60,20 +60,20 @@ class SampleMaker:
         return {sample.rollout_id for sample in samples}
 
     def identity(self) -> list[str]:
-        """Return texts that change with what it makes of the same rollouts."""
+        """Return texts that change with the samples that it makes of the same rollouts."""
         return []
 
 
 @dataclass(frozen=True)
 class FixedSet:
-    """The rollouts, in the order of logs and lines, and what makes samples of them."""
+    """The rollouts, in the order of logs and lines, and the maker of their samples."""
 
     rollouts: list[Rollout]
     maker: SampleMaker = field(default_factory=SampleMaker)
 
     @property
     def digest(self) -> str:
-        """The same where the rollouts' ids and tokens are the same, and what is made of them."""
+        """The same where the rollouts' ids and tokens are the same, and the samples made of them."""
         content = hashlib.sha256()
         for rollout in self.rollouts:
             weights = rollout.extra.get("weights", "")
@@ -83,30 +83,30 @@ class FixedSet:
         return content.hexdigest()
 
     def samples(self, update: UpdateConfig, model_dir: str) -> list[Sample]:
-        """The samples to learn from: see :meth:`SampleMaker.samples`."""
+        """Return the samples to learn from: see :meth:`SampleMaker.samples`."""
         return self.maker.samples(self.rollouts, update, model_dir)
 
     def weighted(self, samples: Sequence[CreditedSample]) -> list[CreditedSample]:
-        """Give the tokens of samples, one of a rollout, the weights of their turns, by which a conversation says how
-        much is learned from each (``weights`` in ``extra`` of its rollout, one a turn; 1 where there are none)."""
+        """Give the tokens of samples, one of a rollout, the weights of their turns, which a conversation may set
+        (``weights`` in ``extra`` of its rollout, one a turn; else 1)."""
         weights = {each.rollout_id: each.extra["weights"] for each in self.rollouts if "weights" in each.extra}
         if not weights:
             return list(samples)
-        found = []
+        weighted_samples = []
         for sample in samples:
             turns = sample.turn_ids[sample.mask]
             of_turns = torch.tensor(weights.get(sample.rollout_id) or [1.0] * (int(turns.max()) + 1))
-            found.append(replace(sample, token_advantages=sample.advantage * of_turns[turns]))
-        return found
+            weighted_samples.append(replace(sample, token_advantages=sample.advantage * of_turns[turns]))
+        return weighted_samples
 
     def used(self, samples: Sequence[Sample]) -> list[Rollout]:
-        """The rollouts that ``samples``, some of :meth:`samples`, are from."""
+        """Return the rollouts that ``samples``, some of :meth:`samples`, are from."""
         sources = self.maker.sources(samples)
         return [rollout for rollout in self.rollouts if rollout.rollout_id in sources]
 
 
 def sample_maker(component: Mapping[str, Any] | None) -> SampleMaker:
-    """What ``samples`` of a config names; for None samples are made of whole rollouts.
+    """Build the maker that ``samples`` of a config names; None makes samples of whole rollouts.
 
     Raises:
         ConfigError: there is no such component, or it cannot be built.
@@ -122,7 +122,7 @@ def read_fixed_set(config: FixedSetConfig, maker: SampleMaker | None = None, voc
 
     Of a folder's logs, those that score a policy (on dev or in an evaluation) are left out, since a run's folder holds
     its own evaluation; so are branches, which begin in the middle, unless ``maker`` reads them. A log that is named by
-    itself is read, whatever it is. Ids must be below ``vocabulary``.
+    itself is always read. Ids must be below ``vocabulary``.
 
     Raises:
         ConfigError: a log or folder that holds no rollouts, a damaged line, a rollout twice or without token ids, none
@@ -131,12 +131,12 @@ def read_fixed_set(config: FixedSetConfig, maker: SampleMaker | None = None, voc
     rollouts: list[Rollout] = []
     maker = maker or SampleMaker()
     for name in config.logs:
-        given = Path(name)
-        logs = find_logs(given) if given.exists() else []
-        none = f"rollouts.logs: {name} is no log of rollouts, and no folder with collections/*.jsonl below it"
+        path = Path(name)
+        logs = find_logs(path) if path.exists() else []
+        none = f"rollouts.logs: {name} is not a log of rollouts, or a folder with collections/*.jsonl below it"
         require(logs, f"{none}; name the folder of a run, as in rollouts.logs='[runs/demo]'")
         for log in logs:
-            if given.is_file() or _to_learn_from(log, maker.reads_branches):
+            if path.is_file() or _to_learn_from(log, maker.reads_branches):
                 rollouts += _read(log, vocabulary)
     if config.most_per_task is not None:
         rollouts = _at_most(rollouts, config.most_per_task)
@@ -166,10 +166,10 @@ def _read(log: Path, vocabulary: int) -> list[Rollout]:
 
 
 def _at_most(rollouts: Sequence[Rollout], most: int) -> list[Rollout]:
-    """The first ``most`` solved episodes of each task, and all that are not solved."""
+    """Return the first ``most`` solved episodes of each task, and all that are not solved."""
     solved: dict[str, list[str]] = {}
     for rollout in rollouts:
         if rollout.reward >= 1.0 and rollout.segment == 0:
             solved.setdefault(rollout.task_id, []).append(rollout.episode_id)
-    kept = {episode for episodes in solved.values() for episode in episodes[:most]}
-    return [rollout for rollout in rollouts if rollout.reward < 1.0 or rollout.episode_id in kept]
+    first_solved = {episode for episodes in solved.values() for episode in episodes[:most]}
+    return [rollout for rollout in rollouts if rollout.reward < 1.0 or rollout.episode_id in first_solved]

@@ -1,4 +1,4 @@
-"""Which groups of a stream start, which end early, and which an iteration takes: no clock, no I/O.
+"""Decides which groups of a stream start, end early, and go to an iteration: no clock, no I/O.
 
 A group is the rollouts of a task that was drawn once. The node works on groups in the order in which they were opened,
 and waits for no iteration. An iteration takes the first ``tasks`` groups that are whole; the others go on, and are
@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LONG = 5.0
-"""A group that has run for so many times an episode's median is not waited for once it has reached its floor."""
+"""A group that has run for this many times an episode's median is not waited for once it has reached its floor."""
 ENOUGH, REMEMBERED = 20, 500
-"""Episodes by which the median is known, and the last ones that it is of."""
+"""The fewest episodes for a median, and the number of last episodes that it is taken over."""
 
 
 @dataclass
@@ -28,11 +28,11 @@ class Group:
     """A group that is open: it was neither taken nor lost.
 
     Attributes:
-        number: of the group in its run, from 0.
-        oldest: no turn of it was sampled by an older version.
-        finished, lost: rollouts.
+        number: its number in the run, from 0.
+        oldest: the version that none of its turns is older than.
+        finished, lost: numbers of rollouts.
         seconds: since its first episode started; 0 before.
-        ended: nothing of it runs or will.
+        ended: true if no rollout of it runs or will.
     """
 
     number: int
@@ -49,11 +49,11 @@ class GroupStream:
 
     Args:
         tasks: groups that an iteration takes.
-        rollouts: of a group. ``floor`` of them are enough where it is not waited for any longer, and the share
-            ``fraction`` of all that an iteration takes.
+        rollouts: those of a group. ``floor`` of them are enough for a group that is not waited for any longer, and the
+            share ``fraction`` of all that an iteration takes.
         lag: the most versions that a turn may be behind the newest when it is taken.
         every: updates from one version that is served to the next.
-        pinned: whether a group is sampled by the version that stood when it was opened.
+        pinned: true if a group is sampled by the version that stood when it was opened.
     """
 
     tasks: int
@@ -68,16 +68,16 @@ class GroupStream:
     durations: list[float] = field(default_factory=list)
 
     def due(self, updating: bool = False) -> int:
-        """How many groups to open now: so many that an iteration's tasks wait, if they can still be used.
+        """Return how many groups to open now: so many that an iteration's tasks wait, if they can still be used.
 
         Args:
-            updating: whether an iteration has taken its groups, and its version is still to come.
+            updating: true if an iteration has taken its groups, and its version is still to come.
         """
         waiting = sum(not group.seconds and not group.ended for group in self.groups.values())
         return max(0, min(self.tasks - waiting, self.most_open(updating) - len(self.groups)))
 
     def most_open(self, updating: bool = False) -> int:
-        """Groups that can all be used before they are too old, at ``tasks`` an iteration."""
+        """Return how many groups can all be used before they are too old, at ``tasks`` an iteration."""
         return (self.lag - self.every + 2 - updating) * self.tasks
 
     def open(self, version: int) -> int:
@@ -86,25 +86,25 @@ class GroupStream:
         self.groups[number] = Group(number, version)
         return number
 
-    def note(self, seen: Iterable[Group], version: int) -> None:
-        """Take over what the node says of open groups while ``version`` is the newest that is served."""
-        for now in seen:
+    def note(self, reports: Iterable[Group], version: int) -> None:
+        """Take over the node's reports about open groups while ``version`` is the newest that is served."""
+        for now in reports:
             waits = not now.seconds and not now.finished and not now.ended
             now.oldest = version if waits and not self.pinned else self.groups[now.number].oldest
             self.groups[now.number] = now
 
     def late(self) -> list[Group]:
-        """The groups to end now: they run for long, and have reached their floor."""
+        """Return the groups to end now: they run for long, and have reached their floor."""
         if len(self.durations) < ENOUGH:
             return []
         most = LONG * statistics.median(self.durations)
         return [group for group in self.groups.values() if not group.ended and group.seconds > most and self._at(group)]
 
     def choose(self, version: int, taken: Collection[int] = ()) -> list[Group] | None:
-        """What an iteration takes, while ``version`` is the newest; None where it waits for more.
+        """Return the groups that an iteration takes while ``version`` is the newest; None where it waits for more.
 
         Args:
-            taken: the groups that it has taken already, in a process that died.
+            taken: the groups that it took already, in a process that died.
         """
         due = self._due_now(version)
         usable = [group for number, group in self.groups.items() if group.ended or number in due or number in taken]
@@ -116,8 +116,8 @@ class GroupStream:
         return chosen if len(chosen) == self.tasks and there else None
 
     def _due_now(self, version: int) -> set[int]:
-        """The groups that cannot be left for later: of those that are too old after some iteration, no more are left
-        than the iterations up to it take."""
+        """Return the groups that cannot be left for later: of those that are too old after some iteration, no more are
+        left than the iterations up to it take."""
         due: set[int] = set()
         for later in range(self.lag + 1):
             until = [group for group in self.groups.values() if group.oldest + self.lag <= version + later]
@@ -139,11 +139,11 @@ class GroupStream:
         return group.ended or group.finished >= min(self.floor, self.rollouts - group.lost)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the state as plain data."""
         groups = [vars(group) for group in self.groups.values()]
         return {"opened": self.opened, "groups": groups, "durations": self.durations}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
+        """Restore the state of :meth:`state_dict`."""
         self.opened, self.durations = int(state["opened"]), list(state["durations"])
         self.groups = {fields["number"]: Group(**fields) for fields in state["groups"]}

@@ -46,20 +46,20 @@ class MixedTaskSampler:
                 self._samplers[name] = kind(by_environment[name], count, seed, environment)
 
     def next(self, resting: Mapping[str, int] = NOBODY) -> list[str]:
-        """As :meth:`~loop_recipes.rollouts.task_sampler.TaskSampler.next`."""
+        """Draw as :meth:`~loop_recipes.rollouts.task_sampler.TaskSampler.next` does."""
         return [task for sampler in self._samplers.values() for task in sampler.next(resting)]
 
     def replacements(self, of: Sequence[str], taken: Collection[str], resting: Collection[str]) -> list[str]:
-        """As :meth:`~loop_recipes.rollouts.task_sampler.TaskSampler.replacements`, each of the same environment as the
-        task that it replaces."""
+        """Draw as :meth:`~loop_recipes.rollouts.task_sampler.TaskSampler.replacements` does, each of the same
+        environment as the task that it replaces."""
         of_each: dict[str, list[str]] = {name: [] for name in self._samplers}
         for task in of:
             of_each[self._environment.environment_of(task)].append(task)
-        found = (self._samplers[name].replacements(tasks, taken, resting) for name, tasks in of_each.items() if tasks)
-        return [task for tasks in found for task in tasks]
+        drawn = (self._samplers[name].replacements(tasks, taken, resting) for name, tasks in of_each.items() if tasks)
+        return [task for tasks in drawn for task in tasks]
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data; with it a sampler of the same tasks continues exactly here."""
+        """Return plain data, with which a sampler of the same tasks continues exactly here."""
         return {"environments": {name: sampler.state_dict() for name, sampler in self._samplers.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -72,9 +72,9 @@ class MixedTaskSampler:
 
 
 def apportion(total: int, weights: Mapping[str, float]) -> dict[str, int]:
-    """``total`` divided in proportion to ``weights``, in whole numbers (largest remainders first; ties by name)."""
+    """Divide ``total`` in proportion to ``weights``, in whole numbers (largest remainders first; ties by name)."""
     exact = {name: total * weight / sum(weights.values()) for name, weight in weights.items()}
-    counts = {name: math.floor(part) for name, part in exact.items()}
+    counts = {name: math.floor(value) for name, value in exact.items()}
     by_remainder = sorted(exact, key=lambda name: (counts[name] - exact[name], name))
     for name in by_remainder[: total - sum(counts.values())]:
         counts[name] += 1

@@ -24,11 +24,11 @@ class NodeSource:
     """Rollouts from a rollout node, launched here as a child or running elsewhere.
 
     Args:
-        client: of the node.
+        client: the client of the node.
         node: the child to stop at the end, if the node is ours.
         start_deadline_s: longest time to wait for the node to be ready.
         deadline_s: longest time to wait for one collection.
-        stop_requested: asked while waiting; true ends the wait with :class:`StopRequested`.
+        stop_requested: called while waiting; true ends the wait with :class:`StopRequested`.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class NodeSource:
         """Return the node's report about itself, ready or not; once it is ready, also ``dataset`` and ``model``.
 
         Raises:
-            NodeUnreachable: there is no node; it is not waited for.
+            NodeUnreachable: no node answers; this does not wait for one.
         """
         return self._client.health()
 
@@ -59,20 +59,20 @@ class NodeSource:
 
     @contextlib.contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
-        """Say for what, for how long, and what the node says of it."""
+        """Show the purpose of a wait, its time, and the node's state."""
         before = self._client.told
         with Waiting(what) as waiting:
-            self._client.told = waiting.told
+            self._client.told = waiting.report
             try:
                 yield
             finally:
                 self._client.told = before
 
     def check_model(self, vocabulary: int, contexts: range) -> None:
-        """Check what the node says of its base model.
+        """Check the node's base model against this one.
 
         Raises:
-            NoRollouts: it has another vocabulary, or other positions in sequences as long as its servers hold.
+            NoRollouts: its vocabulary differs, or its positions in sequences as long as its servers hold.
         """
         report, node = self._client.health(), f"the rollout node at {self._client.url}"
         served, longest = report["vocabulary"], report["max_context"]
@@ -103,7 +103,7 @@ class NodeSource:
         try:
             self._client.retire_policy(version)
         except RolloutNodeError as error:
-            if error.status != 404:  # not served (any more) is what we want
+            if error.status != 404:  # already not served
                 raise
 
     def sleep(self) -> None:
@@ -118,7 +118,7 @@ class NodeSource:
         self._client.start_collection(request)
 
     def events(self, request: CollectionRequest) -> Iterator[Rollout | Progress | CollectionEnd]:
-        """Each rollout of a started collection as it finishes, in between the collection's progress, and its end.
+        """Yield each rollout of a started collection as it finishes, the collection's progress between, and its end.
 
         Raises:
             CollectionFailed: it failed or was cancelled; raised after the last rollout.
@@ -129,7 +129,7 @@ class NodeSource:
         yield stream.end
 
     def read(self, request: CollectionRequest, deadline_s: float = math.inf) -> Collected:
-        """Wait for a collection that was started; also raises the client's errors.
+        """Wait for a started collection; also raises the client's errors.
 
         Raises:
             NoRollouts: a rollout came twice, or the deadline passed.
@@ -160,7 +160,7 @@ class NodeSource:
         return Collected(list(rollouts.values()), stream.end, running_time.now() - started)
 
     def collections(self) -> dict[str, dict[str, Any]]:
-        """What the node says of each collection that is open, or ended not long ago, by its id.
+        """Return the node's report about each collection that is open, or ended not long ago, by its id.
 
         Raises:
             StopRequested: see the class.
@@ -170,11 +170,11 @@ class NodeSource:
         return {each["id"]: each for each in self._client.collections()}
 
     def end_early(self, request: CollectionRequest) -> None:
-        """Have a collection end with what it has; every task must have reached its floor."""
+        """End a collection with the rollouts that it has; every task must have reached its floor."""
         self._client.end_early(request.id)
 
     def cancel(self, request: CollectionRequest) -> None:
-        """Have what a collection lost attempted anew when it is asked for again."""
+        """Cancel a collection, so that its lost rollouts are attempted anew when it is asked for again."""
         self._client.cancel(request.id)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Opens what a config's ``rollout_node`` names: a node started here, one or several elsewhere, or stored logs."""
+"""Opens the source of a config's ``rollout_node``: a node started here, one or several elsewhere, or stored logs."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def open_source(
     The servers of either are asleep where they share their GPUs: it is the trainer's turn.
 
     Args:
-        node: to launch, where ``config`` says so.
+        node: the node to launch, where ``config`` launches one.
         deadline_s: longest time to wait for one collection.
-        stop_requested: asked while waiting; true ends the wait with StopRequested.
+        stop_requested: called while waiting; true ends the wait with StopRequested.
 
     Raises:
-        NodeDied, NodeUnreachable: there is no node, or it is not ready before ``start_deadline_s``.
+        NodeDied, NodeUnreachable: no node answers, or it is not ready before ``start_deadline_s``.
         NoRollouts: the nodes differ.
     """
     if config.replay is not None:
-        from loop_recipes.rollouts.replay_source import ReplaySource  # which few runs need
+        from loop_recipes.rollouts.replay_source import ReplaySource  # few runs need it
 
         return ReplaySource(Path(config.replay))
     nodes = open_nodes(config, node, output_dir, deadline_s, stop_requested)
@@ -61,7 +61,7 @@ def open_nodes(
     deadline_s: float,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> NodeSource | SeveralNodes:
-    """The rollout nodes of a config that names no replay, launched if they are to be; none need be ready yet.
+    """Open the rollout nodes of a config without replay, launching one if it says so; none need be ready yet.
 
     Raises:
         NodeDied: the node that was launched ended at once.
@@ -93,6 +93,6 @@ def open_nodes(
     urls = str(config.url).split(",")
     if len(urls) == 1:
         return node_source(urls[0], stop_requested)
-    from loop_recipes.rollouts.several_nodes import SeveralNodes  # which few runs need
+    from loop_recipes.rollouts.several_nodes import SeveralNodes  # few runs need it
 
     return SeveralNodes(node_source, urls, stop_requested)

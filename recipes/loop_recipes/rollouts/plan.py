@@ -1,11 +1,11 @@
 """Plans a run's collections: tasks, limits and seeds of an iteration, and of an evaluation on the way.
 
 Refill (``collection.refill_budget``): the tasks of an iteration whose rollouts carry no signal are replaced by others,
-in rounds; each is a collection of its own. It is exact, because a round depends on nothing but what a resumed run has
+in rounds; each is a collection of its own. It is exact, because a round depends only on state that a resumed run has
 too: the sampler as the checkpoint before the iteration has it, and the rounds before, which are on the node's disk when
-the next one is asked for. So the same tasks are drawn, and the same id finds the same rollouts, whatever a round's
-early stop has cut off. The rounds are asked for by the trainer, of all nodes at once, and one that was asked for ahead
-(policy lag 1) is refilled by the newest policy, after the update that it did not wait for.
+the next one is asked for. So the same tasks are drawn, and the same id finds the same rollouts, wherever a round's
+early stop cut it off. The trainer asks all nodes for a round at once. An iteration that was asked for ahead (policy lag
+1) is refilled by the newest policy, after the update that it did not wait for.
 
 Rest (``collection.rest_iterations``) begins once an iteration is collected, before the next one is drawn, and is kept
 in the checkpoint with the sampler.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def run_name(config: LoopConfig, output_dir: Path) -> str:
-    """The configured name, or one that no other run on the same node has, made once and kept in ``run.json``."""
+    """Return the configured name, or one that no other run on the node has, made once and kept in ``run.json``."""
     if config.run_name is not None:
         return config.run_name
     file = output_dir / "run.json"
@@ -52,17 +52,16 @@ def run_name(config: LoopConfig, output_dir: Path) -> str:
 class CollectionPlan:
     """Draws the tasks of each iteration; its state is part of a checkpoint.
 
-    A collection's id ends in a hash of everything that its rollouts depend on: the request, the adapter, and what the
-    run rests on. So a run
-    that was interrupted finds its rollouts again, and one that went back to an earlier checkpoint, whose version
-    numbers will mean other weights, does not get those of the weights that it gave up.
+    A collection's id ends in a hash of everything that its rollouts depend on: the request, the adapter, and the
+    ``fingerprint``. So an interrupted run finds its rollouts again, and a run that went back to an earlier checkpoint,
+    whose version numbers will mean other weights, does not get the rollouts of the weights that it gave up.
 
     Args:
-        name: of the run; it begins the ids of all collections.
+        name: the run's; it begins the ids of all collections.
         tasks: those of the training split.
         dev_tasks: those of ``dev_evaluation.split``, if policies are scored on the way.
         environment: the tasks' environment.
-        fingerprint: name -> digest of what else rollouts depend on: base model, tasks, grader.
+        fingerprint: name -> digest of the base model, tasks and grader, which rollouts depend on too.
 
     Raises:
         ConfigError: fewer tasks than an iteration takes, or an environment that no task is of.
@@ -90,9 +89,9 @@ class CollectionPlan:
             if dev_tasks:
                 environment.check_environments(self._evaluation.environment_turns, dev_tasks)
         self._rests_until: dict[str, int] = {}
-        """Of each task that rests, the first iteration that may take it again."""
+        """For each task that rests, the first iteration that may take it again."""
         self._drawn: list[str] = []
-        """Tasks of a stream that were drawn with others, and are next."""
+        """Tasks of a stream that were drawn together with others, and come next."""
 
     def _new_sampler(self, tasks: Sequence[str]) -> TaskSampler | MixedTaskSampler:
         conf = self._config
@@ -101,27 +100,27 @@ class CollectionPlan:
             return kind(tasks, conf.tasks_per_iteration, self._seed, self._environment)
         from loop_recipes.rollouts.mixed_tasks import MixedTaskSampler  # most runs have one environment
 
-        shares = {name: part.share for name, part in conf.environments.items()}
+        shares = {name: own.share for name, own in conf.environments.items()}
         return MixedTaskSampler(tasks, conf.tasks_per_iteration, self._seed, shares, kind, self._environment)
 
     def horizon(self, iteration: int) -> int:
-        """Turns an episode may take: of the last stage begun, else ``limits.max_turns``.
+        """Return the turns that an episode may take: those of the last stage begun, else ``limits.max_turns``.
 
         The interaction-horizon curriculum of ScalingInter-RL (AgentGym-RL, arXiv 2509.08755, section 3).
         """
         return _turns(self._config.horizons, iteration, self._config.limits.max_turns)
 
     def environment_horizons(self, iteration: int) -> dict[str, int]:
-        """The same for the environments of a mixture that have a horizon of their own."""
+        """Return these turns for the environments of a mixture that have a horizon of their own."""
         return {
-            name: _turns(part.horizons, iteration, part.max_turns or self._config.limits.max_turns)
-            for name, part in self._config.environments.items()
-            if part.horizons or part.max_turns is not None
+            name: _turns(own.horizons, iteration, own.max_turns or self._config.limits.max_turns)
+            for name, own in self._config.environments.items()
+            if own.horizons or own.max_turns is not None
         }
 
     def training(self, iteration: int, policy_version: int, adapter: str) -> CollectionRequest:
-        """The next tasks under the given version, whose adapter has the digest ``adapter``; every call draws, so call
-        it once per iteration, in order."""
+        """Request the next tasks under the given version, whose adapter has the digest ``adapter``; every call draws,
+        so call it once per iteration, in order."""
         request = self._request(self._sampler.next(self._resting(iteration)), iteration, policy_version)
         request = self.with_loss_limit(request)
         return replace(request, id=training_id(self._name, iteration, self._protocol(request, adapter)))
@@ -142,8 +141,8 @@ class CollectionPlan:
         )
 
     def group(self, number: int, iteration: int, policy_version: int, adapter: str) -> CollectionRequest:
-        """The next task of a stream, whose group has the ``number``, as :meth:`training` asks for many. It is waited
-        for until whoever asked ends it, and may be lost."""
+        """Request the next task of a stream, whose group has the ``number``, as :meth:`training` requests many. The
+        trainer ends the collection, whose rollouts may be lost."""
         task = self.next_task(iteration)
         request = replace(
             self._request([task], iteration, policy_version), seed=self._seed + number, min_rollouts_fraction=1.0
@@ -158,13 +157,13 @@ class CollectionPlan:
     def refill(
         self, asked: Sequence[CollectionRequest], with_signal: Collection[str], lost: int, version: int, adapter: str
     ) -> CollectionRequest | None:
-        """Other tasks in place of those without signal; None where there are none, or the budget is used up. Every call
-        draws, as :meth:`training` does.
+        """Request other tasks in place of those without signal; None where there are none, or the budget is used up.
+        Every call draws, as :meth:`training` does.
 
         Args:
-            asked: what the iteration has asked for so far, at first and in each round.
+            asked: the iteration's requests so far, the first and that of each round.
             with_signal: the tasks whose rollouts, all of them together, carry signal.
-            lost: rollouts that the iteration has lost so far, which counts for all of it.
+            lost: the number of rollouts that the iteration has lost so far.
             version, adapter: as in :meth:`training`.
         """
         conf, first, iteration = self._config, asked[0], parse_collection_id(asked[0].id).iteration or 0
@@ -192,12 +191,12 @@ class CollectionPlan:
         return {task: until for task, until in self._rests_until.items() if until > iteration}
 
     def with_loss_limit(self, request: CollectionRequest) -> CollectionRequest:
-        """The request with ``max_lost_share`` of this config, also where it was asked for under another."""
+        """Return the request with ``max_lost_share`` of this config, also if it was made under another."""
         return replace(request, max_lost=math.floor(self._config.max_lost_share * request.episodes))
 
     def evaluation(self, iteration: int, policy_version: int, adapter: str) -> CollectionRequest | None:
-        """The rollouts of every dev task by the policy that stands after ``iteration`` (0:
-        before the first), whose adapter has the digest ``adapter``; None where it is not to be scored."""
+        """Request rollouts of every dev task by the policy that stands after ``iteration`` (0: before the first), whose
+        adapter has the digest ``adapter``; None where it is not to be scored."""
         every = self._evaluation.every
         if not every or iteration % every:
             return None
@@ -214,8 +213,7 @@ class CollectionPlan:
         return replace(request, id=dev_id(self._name, iteration, self._protocol(request, adapter)))
 
     def anew(self, request: CollectionRequest) -> CollectionRequest:
-        """The same rollouts under an id of their own, for a run that rests on something else than when it asked for
-        them."""
+        """Return the request under a new id, for a run whose fingerprint has changed since it asked."""
         name, protocol = parse_collection_id(request.id), self._protocol(request, "")
         new_id = dev_id if name.dev else training_id
         return replace(request, id=new_id(self._name, name.iteration or 0, protocol))
@@ -244,6 +242,6 @@ class CollectionPlan:
 
 
 def _turns(stages: Sequence[HorizonStage], iteration: int, before: int) -> int:
-    """Of the last stage begun at ``iteration``; ``before`` the first."""
+    """Return the turns of the last stage begun at ``iteration``; ``before`` where none has."""
     begun = [stage for stage in stages if stage.from_iteration <= iteration]
     return max(begun, key=lambda stage: stage.from_iteration).max_turns if begun else before

@@ -60,7 +60,7 @@ class ReplaySource:
         return []
 
     def check_model(self, vocabulary: int, contexts: range) -> None:
-        self._vocabulary = vocabulary  # a log says nothing of its model's: each id is looked at
+        self._vocabulary = vocabulary  # a log does not name its model's: each id is checked
 
     def tasks(self, split: str) -> tuple[str, list[str]]:
         rollouts = [rollout for log in self._logs for rollout in self._read_log(log)]
@@ -86,10 +86,10 @@ class ReplaySource:
         pass
 
     def read(self, request: CollectionRequest, deadline_s: float = math.inf) -> Collected:
-        """The logs of the request's iteration.
+        """Read the logs of the request's iteration.
 
         Raises:
-            NoRollouts: there is no log left.
+            NoRollouts: no log is left.
             ConfigError: a line of it is not a rollout that can be trained on; names the file.
         """
         number = parse_collection_id(request.id).iteration or 0
@@ -111,10 +111,10 @@ class ReplaySource:
 
 
 def _taken(folder: Path, logs: Collection[str]) -> list[list[str]]:
-    """The groups that each iteration of a stream took.
+    """Return the groups that each iteration of a stream took.
 
     Raises:
-        ConfigError: nothing says so, or one of them has no log.
+        ConfigError: ``stream.jsonl`` is missing, or a group has no log.
     """
     path = folder.resolve()
     files = [each / STREAM_FILE for each in (path, *path.parents[:FOLDERS_ABOVE])]
@@ -127,8 +127,6 @@ def _taken(folder: Path, logs: Collection[str]) -> list[list[str]]:
     for line in read_lines(file):
         match line.record:
             case {"taken": {"group": str(group), "iteration": int(iteration)}}:
-                require(
-                    group in logs, f"rollout_node.replay: {file}:{line.number} names {group}, of which there is no log"
-                )
+                require(group in logs, f"rollout_node.replay: {file}:{line.number} names {group}, whose log is missing")
                 taken.setdefault(iteration, []).append(group)
     return [taken[iteration] for iteration in sorted(taken)]

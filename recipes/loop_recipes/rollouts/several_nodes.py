@@ -31,10 +31,10 @@ class SeveralNodes:
     ends the collection, as a single node would, and so do losses that are too many for the whole of it.
 
     Args:
-        open_node: makes the source of one node, given its URL and what to ask whether to stop waiting.
-        urls: of the nodes. Their order decides which tasks go where, so keep it when resuming: a node then finds the
+        open_node: makes the source of one node, given its URL and its ``stop_requested``.
+        urls: the nodes'. Their order decides which tasks go where, so keep it when resuming: a node then finds the
             rollouts it has on disk.
-        stop_requested: asked while waiting.
+        stop_requested: called while waiting.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SeveralNodes:
         """Return the first node's report about itself; once all are ready, their model and dataset are the same.
 
         Raises:
-            NodeUnreachable: a node is missing; it is not waited for.
+            NodeUnreachable: a node does not answer; this does not wait for it.
             NoRollouts: two nodes differ.
         """
         reports = self._each(lambda node: node.health())
@@ -62,7 +62,7 @@ class SeveralNodes:
         return reports[0]
 
     def wait_ready(self) -> list[int]:
-        """Versions that any of the nodes serves. Raises what a single node's source raises."""
+        """Return the versions that any of the nodes serves. Raises a single source's errors."""
         served = self._each(lambda node: node.wait_ready())
         return sorted({version for versions in served for version in versions})
 
@@ -70,7 +70,7 @@ class SeveralNodes:
         self._each(lambda node: node.check_model(vocabulary, contexts))
 
     def tasks(self, split: str) -> tuple[str, list[str]]:
-        """The tasks that every node serves.
+        """Return the tasks that every node serves.
 
         Raises:
             NoRollouts: two nodes serve different tasks.
@@ -81,7 +81,7 @@ class SeveralNodes:
         return listings[0]
 
     def description(self) -> Description:
-        """The environment that every node serves.
+        """Return the environment that every node serves.
 
         Raises:
             NoRollouts: two nodes describe theirs differently.
@@ -107,7 +107,7 @@ class SeveralNodes:
         self._each(lambda node, share: node.start(share), shares)
 
     def events(self, request: CollectionRequest) -> Iterator[Rollout | Progress | CollectionEnd]:
-        """As of a single node, one share after the other, each with its end: a node works on its own while another's
+        """Yield the events of one share after the other, each with its end: a node works on its own while another's
         share is read.
 
         Raises:
@@ -124,18 +124,18 @@ class SeveralNodes:
             raise failure
 
     def read(self, request: CollectionRequest, deadline_s: float = math.inf) -> Collected:
-        """All shares of a collection that was started. Raises what a single node's source raises."""
+        """Read all shares of a collection that was started. Raises a single source's errors."""
         shares = split_request(request, len(self._nodes))
-        parts = self._each(lambda node, share: node.read(share, deadline_s), shares)
-        end = merge_ends([part.end for part in parts])
+        collections = self._each(lambda node, share: node.read(share, deadline_s), shares)
+        end = merge_ends([each.end for each in collections])
         if too_many := too_many_lost(end.lost, request):
-            # No share had too many: each has ended well, and would be found so by whoever asks again.
+            # No share had too many: each has ended well, and a new request would find it so.
             self._each(lambda node, share: node.cancel(share), shares)
             raise CollectionFailed(f"collection {request.id} failed: {too_many}", end)
         return Collected(
-            rollouts=[rollout for part in parts for rollout in part.rollouts],
+            rollouts=[rollout for each in collections for rollout in each.rollouts],
             end=end,
-            seconds_waiting=max(part.seconds_waiting for part in parts),
+            seconds_waiting=max(each.seconds_waiting for each in collections),
         )
 
     def close(self) -> None:
@@ -145,34 +145,34 @@ class SeveralNodes:
     def _check_alike(self, difference: str, answers: Sequence[object], show: bool = True) -> None:
         for url, answer in zip(self._urls, answers, strict=True):
             if answer != answers[0]:
-                shown = f" ({answers[0]} and {answer})" if show else ""
+                both = f" ({answers[0]} and {answer})" if show else ""
                 cure = "give them the same model and environment"
-                raise NoRollouts(f"rollout nodes {self._urls[0]} and {url} {difference}{shown}; {cure}")
+                raise NoRollouts(f"rollout nodes {self._urls[0]} and {url} {difference}{both}; {cure}")
 
     def _each(self, call: Callable[..., Answer], *arguments: Sequence[object]) -> list[Answer]:
-        """``call`` on every node at once (or on as many as there are ``arguments``); the first error ends the others'
-        waiting and is raised."""
+        """Do ``call`` on every node at once (or on as many as there are ``arguments``); the first error ends the
+        others' waiting and is raised."""
         self._given_up.clear()
 
-        def guarded(*words: object) -> Answer:
+        def guarded(*values: object) -> Answer:
             try:
-                return call(*words)
+                return call(*values)
             except BaseException:
                 self._given_up.set()
                 raise
 
         with ThreadPoolExecutor(len(self._nodes)) as threads:
-            jobs = [threads.submit(guarded, *words) for words in zip(self._nodes, *arguments, strict=False)]
+            jobs = [threads.submit(guarded, *values) for values in zip(self._nodes, *arguments, strict=False)]
         errors = [error for job in jobs if (error := job.exception()) is not None]
-        # The others were told to stop waiting because of it: what they raised is not a reason.
+        # The others stopped waiting because of it: their StopRequested is not the reason.
         for error in sorted(errors, key=lambda error: isinstance(error, StopRequested)):
             raise error
         return [job.result() for job in jobs]
 
 
 def split_request(request: CollectionRequest, nodes: int) -> list[CollectionRequest]:
-    """One request per node, at most one per task or branch; the ids say which share of how many, so that another number
-    of nodes is another collection."""
+    """Split a request into one per node, at most one per task or branch. The ids name the share and the number of
+    shares, so that another number of nodes is another collection."""
     wanted = [*request.tasks, *request.branches]
     nodes = min(nodes, len(wanted))
     shares = []
@@ -183,7 +183,7 @@ def split_request(request: CollectionRequest, nodes: int) -> list[CollectionRequ
                 request,
                 id=share_id(request.id, index + 1, nodes),
                 tasks=tasks,
-                max_lost=request.most_lost,  # of the whole: a node may lose all of its share
+                max_lost=request.most_lost,  # for the whole: a node may lose all of its share
                 branches=[item for item in wanted[index::nodes] if isinstance(item, Branch)],
                 only={task_id: request.only[task_id] for task_id in tasks if task_id in request.only},
             )

@@ -18,7 +18,7 @@ from loop_recipes.run.stop_request import StopRequested
 class SharedSource:
     """A :class:`~loop_recipes.rollouts.source.CollectionSource` that every rank holds.
 
-    Every rank must call every method but :meth:`close`; what the source raises on rank 0 ends the call on all ranks
+    Every rank must call every method but :meth:`close`; an error of the source on rank 0 ends the call on all ranks
     (see :func:`~loop_recipes.engine.process_group.on_main_rank`).
 
     Args:
@@ -38,12 +38,12 @@ class SharedSource:
         on_main_rank(lambda: self._source.check_model(vocabulary, contexts))
 
     def tasks(self, split: str) -> tuple[str, list[str]]:
-        """Name of the dataset and the tasks of a split."""
+        """Return the name of the dataset and the tasks of a split."""
         dataset, tasks = on_main_rank(lambda: self._source.tasks(split))
         return dataset, tasks
 
     def description(self) -> Description:
-        """The environment, as it describes itself."""
+        """Return the environment's description of itself."""
         return Description.from_dict(on_main_rank(lambda: asdict(self._source.description())))
 
     def publish(self, version: int, export: Callable[[], Path], canary: Mapping[str, Any] | None) -> str:
@@ -51,7 +51,7 @@ class SharedSource:
 
         Args:
             export: writes the version as a PEFT adapter and returns its folder; called on rank 0 only.
-            canary: what the node compares log-probs with, if there is something.
+            canary: the log-probs for the node to compare with, if there are any.
         """
 
         def exported_and_published() -> str:
@@ -66,11 +66,11 @@ class SharedSource:
         on_main_rank(lambda: self._source.retire(version))
 
     def sleep(self) -> None:
-        """Have GPUs that are shared with the trainer free for it."""
+        """Free the GPUs that servers share with the trainer, for the trainer."""
         on_main_rank(lambda: self._source.sleep())
 
     def wake(self) -> None:
-        """Have shared GPUs sample again, with the versions that were served before."""
+        """Have servers on shared GPUs sample again, with the versions that they served before."""
         on_main_rank(lambda: self._source.wake())
 
     def start(self, request: CollectionRequest) -> None:
@@ -85,14 +85,14 @@ class SharedSource:
         return on_main_rank(lambda: collect(self._source, request), Collected.pack, Collected.unpack)
 
     def collect_by(self, work: Callable[[Any], Collected]) -> Collected | None:
-        """As :meth:`collect`, of rollouts that ``work`` gets from the source."""
+        """Return rollouts that ``work`` gets from the source, as :meth:`collect` does."""
         return on_main_rank(lambda: self._unless_stopped(work), Collected.pack, Collected.unpack)
 
     def ask(self, work: Callable[[Any], Any]) -> Any:
-        """Have ``work`` done with the source on rank 0; None when the run was asked to stop meanwhile.
+        """Run ``work`` with the source on rank 0; None when the run was asked to stop meanwhile.
 
         Args:
-            work: what it returns must be JSON-able where there are other ranks.
+            work: its result must be JSON-able where there are other ranks.
         """
 
         return on_main_rank(lambda: self._unless_stopped(work))
@@ -104,7 +104,7 @@ class SharedSource:
             return None
 
     def close(self) -> None:
-        """Release what this rank holds, without asking the others; a node that was launched is stopped."""
+        """Close this rank's source, without asking the others; a launched node is stopped."""
         while self._opened:
             self._opened.pop().close()
 

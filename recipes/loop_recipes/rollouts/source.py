@@ -34,10 +34,10 @@ class NoRollouts(RuntimeError):
 
 
 SMALLEST_GROUP = 2
-"""Rollouts that a task must have to be learned from: one has nothing to be compared with."""
+"""The fewest rollouts of a task to learn from: one has nothing to be compared with."""
 
 SOURCE_ERRORS = (NoRollouts, EnvironmentBroke, CollectionFailed, NodeDied, NodeUnreachable, RolloutNodeError)
-"""What a source raises when it cannot deliver; each message is for the user."""
+"""Errors of a source that cannot deliver; each message is for the user."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Collected:
         }
 
     def joined(self, later: Collected) -> Collected:
-        """Together with a round of refill, which was collected after it."""
+        """Return it together with a round of refill, which was collected after it."""
         end = merge_ends([self.end, later.end])
         return Collected(
             rollouts=self.rollouts + later.rollouts,
@@ -76,20 +76,20 @@ class Collected:
         )
 
     def pack(self) -> dict[str, Any]:
-        """JSON-able data for the other ranks, without the texts, which no update reads."""
+        """Return JSON-able data for the other ranks, without the texts, which no update reads."""
         without: dict[str, list[Any]] = {"messages": [], "requirements": []}
         rollouts = [{**rollout.to_dict(), **without} for rollout in self.rollouts]
         return {"rollouts": rollouts, "end": asdict(self.end), "seconds_waiting": self.seconds_waiting}
 
     @classmethod
     def unpack(cls, data: Mapping[str, Any]) -> Collected:
-        """The inverse of :meth:`pack`, but for the texts."""
+        """Undo :meth:`pack`, but for the texts."""
         rollouts = [Rollout.from_dict(record) for record in data["rollouts"]]
         return cls(rollouts, CollectionEnd.from_dict(data["end"]), data["seconds_waiting"])
 
 
 def merge_ends(ends: Sequence[CollectionEnd]) -> CollectionEnd:
-    """Merge the ends of a collection's shares, which were at once and none of which failed, into that of the whole."""
+    """Merge the ends of a collection's shares, which ran at once and did not fail, into that of the whole."""
     failures: Counter[str] = Counter()
     by_task: Counter[str] = Counter()
     for end in ends:
@@ -120,31 +120,31 @@ class CollectionSource(Protocol):
         another number of tokens than ``contexts``, once collections can be asked for."""
 
     def tasks(self, split: str) -> tuple[str, list[str]]:
-        """Name of the dataset and the tasks of a split."""
+        """Return the name of the dataset and the tasks of a split."""
 
     def description(self) -> Description:
-        """The environment, as it describes itself."""
+        """Return the environment's description of itself."""
 
     def publish(self, version: int, folder: Path, canary: Mapping[str, Any] | None = None) -> None:
-        """Serve the PEFT adapter in ``folder`` as ``version``; ``canary`` is what the node compares log-probs with."""
+        """Serve the PEFT adapter in ``folder`` as ``version``; the node compares its log-probs with ``canary``."""
 
     def retire(self, version: int) -> None:
         """Stop serving ``version``; one that is not served is not an error."""
 
     def sleep(self) -> None:
-        """Have GPUs that are shared with the trainer free for it."""
+        """Free the GPUs that servers share with the trainer, for the trainer."""
 
     def wake(self) -> None:
-        """Have shared GPUs sample again, with the versions that were served before."""
+        """Have servers on shared GPUs sample again, with the versions that they served before."""
 
     def start(self, request: CollectionRequest) -> None:
         """Ask for a collection without waiting; asking again is harmless."""
 
     def read(self, request: CollectionRequest, deadline_s: float = math.inf) -> Collected:
-        """Wait for a collection that was started, ``deadline_s`` at most where that is less than the source's own."""
+        """Wait for a started collection, ``deadline_s`` at most where that is less than the source's own."""
 
     def close(self) -> None:
-        """Release all resources; a node that was launched is stopped."""
+        """Release all resources; a launched node is stopped."""
 
 
 def collect(source: CollectionSource, request: CollectionRequest) -> Collected | None:
@@ -164,12 +164,12 @@ def collect(source: CollectionSource, request: CollectionRequest) -> Collected |
         raise CollectionFailed(f"{error}; {cure}", error.end) from error
     name = parse_collection_id(request.id)
     first = name.iteration == 1 and not name.refill
-    tell_of(collected, f"collection {request.id}", request.episodes, source, first)
+    log_problems(collected, f"collection {request.id}", request.episodes, source, first)
     return collected
 
 
-def tell_of(collected: Collected, which: str, asked: int, source: CollectionSource, first: bool) -> None:
-    """Log what is wrong with rollouts to train on, of ``asked`` ones; of a run's ``first``, also what makes it
+def log_problems(collected: Collected, which: str, asked: int, source: CollectionSource, first: bool) -> None:
+    """Log the problems of a collection of ``asked`` rollouts to train on; of a run's ``first``, also those that make it
     hopeless."""
     end, rollouts = collected.end, len(by_episode(collected.rollouts))
     if end.lost:
@@ -191,8 +191,8 @@ def tell_of(collected: Collected, which: str, asked: int, source: CollectionSour
         logger.warning("%s: %s", which, line)
 
 
-def read_what_there_is(source: CollectionSource, request: CollectionRequest) -> list[Rollout]:
-    """Wait for a collection that was started; its rollouts, none where all are lost. Raises what the source raises."""
+def read_not_lost(source: CollectionSource, request: CollectionRequest) -> list[Rollout]:
+    """Wait for a started collection and return its rollouts, [] where all are lost. Raises the source's errors."""
     try:
         collected = source.read(request)
         rollouts, lost = collected.rollouts, collected.end.lost
@@ -206,16 +206,16 @@ def read_what_there_is(source: CollectionSource, request: CollectionRequest) -> 
 
 
 def in_groups(rollouts: Sequence[Rollout]) -> list[Rollout]:
-    """Those of tasks with at least :data:`SMALLEST_GROUP` episodes.
+    """Return the rollouts of tasks with at least :data:`SMALLEST_GROUP` episodes.
 
     Raises:
-        NoRollouts: there are none.
+        NoRollouts: no task has as many.
     """
     sizes = Counter(rollout.task_id for rollout in rollouts if rollout.segment == 0)
-    kept = [rollout for rollout in rollouts if sizes[rollout.task_id] >= SMALLEST_GROUP]
-    if not kept:
+    grouped = [rollout for rollout in rollouts if sizes[rollout.task_id] >= SMALLEST_GROUP]
+    if not grouped:
         raise NoRollouts(f"none of {len(sizes)} tasks has {SMALLEST_GROUP} rollouts to compare")
-    return kept
+    return grouped
 
 
 def check_versions(rollouts: Sequence[Rollout], oldest: int, newest: int) -> None:

@@ -1,10 +1,10 @@
-"""A run's stream of groups: what it has the node collect, and what each iteration takes of it. Lives on rank 0 only.
+"""A run's stream of groups: those that the node collects, and those that each iteration takes. Lives on rank 0 only.
 
-``stream.jsonl`` in the run's folder says in order what was done, each line on disk before it is acted on:
+``stream.jsonl`` in the run's folder lists the steps in order, each line on disk before the run acts on it:
 ``{"opened": number, "request": {...}}``, and ``{"taken": {"group": id, "iteration": n, "versions": [...]}}`` once an
-iteration has chosen all its groups. A checkpoint says how far its run had come. What was opened since is opened again,
-and what the iteration after it had taken it takes again: so each group is trained on once, whoever died when, and a
-replay of the node's logs knows which of them an iteration is made of.
+iteration has chosen all its groups. A checkpoint tells how far its run had come. Groups opened since are opened again,
+and the next iteration takes again the groups that it had taken. So each group is trained on once, whichever process
+died when, and a replay of the node's logs knows which of them make an iteration.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from loop_recipes.config.loop_config import CollectionConfig
 from loop_recipes.rollouts.group_stream import Group, GroupStream
 from loop_recipes.rollouts.node_source import NodeSource
 from loop_recipes.rollouts.plan import CollectionPlan
-from loop_recipes.rollouts.source import Collected, NoRollouts, merge_ends, tell_of
+from loop_recipes.rollouts.source import Collected, NoRollouts, log_problems, merge_ends
 from loop_recipes.rollouts.waiting import Waiting
 from rollout_server.client import CollectionFailed
 from rollout_server.collecting.rollout_log import AppendLog
@@ -37,7 +37,7 @@ from rollout_server.collecting.rollout_log import AppendLog
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
-"""Between two looks at the node."""
+"""Seconds between two requests for the node's state."""
 
 
 class Stream:
@@ -45,11 +45,11 @@ class Stream:
 
     Args:
         folder: the run's.
-        iterations_done: of the checkpoint that it goes on from.
-        state: of that checkpoint; None begins anew.
+        iterations_done: those of the checkpoint that it goes on from.
+        state: that checkpoint's; None begins anew.
 
     Raises:
-        ConfigError: ``stream.jsonl`` lacks what the checkpoint speaks of.
+        ConfigError: ``stream.jsonl`` lacks a group that the checkpoint names.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class Stream:
         self._log = AppendLog(file, lambda record: True)
 
     def _go_on(self, file: Path, iterations_done: int, state: Mapping[str, Any]) -> None:
-        """Read what was opened and taken since the checkpoint, and what the groups that it knows are."""
+        """Read the groups opened and taken since the checkpoint, and the requests of the groups that it names."""
         self._groups.load_state_dict(state)
-        known, kept, numbers = self._groups.opened, list[str](), dict[str, int]()
+        known, lines, numbers = self._groups.opened, list[str](), dict[str, int]()
         for line in read_lines(file) if file.exists() else ():
             match line.record:
                 case {"opened": int(number), "request": dict(fields)}:
@@ -100,36 +100,36 @@ class Stream:
                     if number in self._groups.groups:
                         self._requests[number] = request
                 case {"taken": {"group": str(group), "iteration": int(iteration)}}:
-                    if iteration > iterations_done + 1:  # the run went back: what comes now was of weights it gave up
+                    if iteration > iterations_done + 1:  # the run went back: later lines are of weights that it gave up
                         break
                     if iteration > iterations_done:
                         self._taken.append(numbers[group])
                 case _:
                     raise ConfigError(f"{file}:{line.number} is not a line of a stream")
-            kept.append(json.dumps(line.record))
+            lines.append(json.dumps(line.record))
         if missing := self._groups.groups.keys() - self._requests.keys():
             raise ConfigError(f"{file} does not say what group {min(missing)} is; bring the file back")
-        write_whole(file, "".join(f"{line}\n" for line in kept))
+        write_whole(file, "".join(f"{line}\n" for line in lines))
 
     def give_up(self) -> None:
-        """Let go of all that is open, as for a run that rests on something else now."""
+        """Let go of all open groups, as for a run whose model or grader has changed."""
         self._groups.take(list(self._groups.groups.values()))
         self._requests.clear()
         self._taken = []
 
     def take(self, source: NodeSource, iteration: int, version: int, served: int, adapter: str) -> Collected:
-        """Wait for the groups of an iteration; their rollouts, once ``stream.jsonl`` says that they are taken.
+        """Wait for the groups of an iteration; return their rollouts, once ``stream.jsonl`` has them as taken.
 
         Args:
             version: the newest, and ``served`` the newest that the node samples from.
-            adapter: the digest of the latter's.
+            adapter: the digest of the adapter of ``served``.
 
         Raises:
             NoRollouts: ``collection.deadline_s`` has passed.
             CollectionFailed: more rollouts are lost than the config allows.
             StopRequested: as the source does.
         """
-        started, parts = running_time.now(), dict[int, Collected]()
+        started, by_group = running_time.now(), dict[int, Collected]()
         failed: list[CollectionEnd] = []
         with Waiting(f"collecting the groups of iteration {iteration}") as waiting:
             while True:
@@ -137,7 +137,7 @@ class Stream:
                 for group in self._groups.late():
                     source.end_early(self._requests[group.number])
                 chosen = self._groups.choose(version, self._taken)
-                if chosen is not None and self._read(source, chosen, parts, failed):
+                if chosen is not None and self._read(source, chosen, by_group, failed):
                     break
                 if running_time.now() - started > self._config.deadline_s:
                     ended = sum(group.ended for group in self._groups.groups.values())
@@ -146,26 +146,26 @@ class Stream:
                         f"{self._config.deadline_s:.0f} s (collection.deadline_s)"
                     )
                 if chosen is None:
-                    waiting.told(self._told())
+                    waiting.report(self._progress())
                     time.sleep(POLL_S)
         assert chosen is not None, "it has been read"
-        of = [parts[group.number] for group in chosen]
-        self._note_taken(iteration, chosen, of)
-        rollouts = [rollout for part in of for rollout in part.rollouts]
+        taken = [by_group[group.number] for group in chosen]
+        self._note_taken(iteration, chosen, taken)
+        rollouts = [rollout for each in taken for rollout in each.rollouts]
         self._groups.take(chosen, (each.seconds for each in rollouts if each.segment == 0))
         for group in chosen:
             del self._requests[group.number]
         self._open(source, iteration, served, adapter, updating=True)
-        end = merge_ends([*(part.end for part in of), *failed])
+        end = merge_ends([*(each.end for each in taken), *failed])
         end = replace(end, seconds=running_time.now() - self._last_take)
         collected = Collected(rollouts, end, running_time.now() - started)
         self._last_take = running_time.now()
         asked = self._groups.tasks * self._groups.rollouts
-        tell_of(collected, f"iteration {iteration}", asked, source, first=iteration == 1)
+        log_problems(collected, f"iteration {iteration}", asked, source, first=iteration == 1)
         return collected
 
     def figures(self, collected: Collected, version: int) -> dict[str, float]:
-        """What metrics.jsonl says of a stream, of rollouts that ``version`` learns from."""
+        """Return the stream's metrics for rollouts that ``version`` learns from."""
         lags = [version - min(rollout.policy_versions) for rollout in collected.rollouts]
         quarters = statistics.quantiles([r.seconds for r in collected.rollouts if r.segment == 0] * 2, n=4)
         given_up = [bisect.bisect(quarters, seconds) for seconds in collected.end.dropped_seconds]
@@ -182,17 +182,17 @@ class Stream:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data; what a checkpoint says of it."""
+        """Return the state for a checkpoint, as plain data."""
         return self._groups.state_dict()
 
     def close(self, source: NodeSource) -> None:
-        """Have the node stop what no iteration will take."""
+        """Have the node stop the groups that no iteration will take."""
         for number, group in self._groups.groups.items():
             if not group.ended:
                 source.cancel(self._requests[number])
 
     def _open(self, source: NodeSource, iteration: int, served: int, adapter: str, updating: bool = False) -> None:
-        """Look at what is open, and open what is due."""
+        """Update the open groups, and open those that are due."""
         self._look(source, served)
         new = {}
         for _ in range(self._groups.due(updating)):
@@ -207,54 +207,54 @@ class Stream:
             source.start(request)
 
     def _look(self, source: NodeSource, served: int) -> None:
-        told, seen = source.collections(), []
+        rows, reports = source.collections(), []
         for number, group in self._groups.groups.items():
             if group.ended:
                 continue
-            row = told.get(self._requests[number].id)
-            if row is None or row["state"] == "cancelled":  # asked for by a process that died, or of a node that did
+            row = rows.get(self._requests[number].id)
+            if row is None or row["state"] == "cancelled":  # the process that asked for it, or the node, died
                 source.start(self._requests[number])
             else:
                 ended = row["state"] != "running"
-                seen.append(Group(number, 0, row["finished"], row["lost"], row["seconds"], ended))
-        self._groups.note(seen, served)
+                reports.append(Group(number, 0, row["finished"], row["lost"], row["seconds"], ended))
+        self._groups.note(reports, served)
         before, self._looked = self._looked, running_time.now()
         self._paced_s += self._paced * (self._looked - before)
 
-    def _told(self) -> str:
+    def _progress(self) -> str:
         groups = self._groups.groups.values()
         ended, running = sum(group.ended for group in groups), sum(bool(group.seconds) for group in groups)
         return f"{ended} groups ended, {running} running, {len(groups) - ended - running} waiting"
 
     def _read(
-        self, source: NodeSource, chosen: Sequence[Group], parts: dict[int, Collected], failed: list[CollectionEnd]
+        self, source: NodeSource, chosen: Sequence[Group], by_group: dict[int, Collected], failed: list[CollectionEnd]
     ) -> bool:
-        """Get the rollouts of groups, those that still run up to here; False where one is lost altogether."""
+        """Read the rollouts of groups, those still running up to here; False where one is lost altogether."""
         for group in chosen:
             request = self._requests[group.number]
-            if group.number in parts:
+            if group.number in by_group:
                 continue
             if not group.ended:
                 source.end_early(request)
             try:
-                parts[group.number] = source.read(request)
+                by_group[group.number] = source.read(request)
             except CollectionFailed as error:
                 if too_many_lost(error.end.lost, request) is None:
                     raise
                 failed.append(error.end)
                 self._groups.take([group])
                 del self._requests[group.number]
-        end = merge_ends([*(part.end for part in parts.values()), *failed])
+        end = merge_ends([*(each.end for each in by_group.values()), *failed])
         most = self._groups.tasks * self._groups.rollouts
         if len(end.lost) > self._config.max_lost_share * most:
             raise CollectionFailed(f"{losses(end.lost, most)} (collection.max_lost_share)", end)
-        return all(group.number in parts for group in chosen)
+        return all(group.number in by_group for group in chosen)
 
-    def _note_taken(self, iteration: int, chosen: Sequence[Group], parts: Sequence[Collected]) -> None:
+    def _note_taken(self, iteration: int, chosen: Sequence[Group], taken: Sequence[Collected]) -> None:
         lines = []
-        for group, part in zip(chosen, parts, strict=True):
+        for group, collected in zip(chosen, taken, strict=True):
             if group.number not in self._taken:
-                versions = sorted({version for rollout in part.rollouts for version in rollout.policy_versions})
+                versions = sorted({version for rollout in collected.rollouts for version in rollout.policy_versions})
                 named = {"group": self._requests[group.number].id, "iteration": iteration, "versions": versions}
                 lines.append(json.dumps({"taken": named}))
         self._note(lines)
@@ -267,7 +267,7 @@ class Stream:
 
 
 def _reprefilled(rollout: Rollout) -> int:
-    """Prompt tokens that were computed again because a version had taken over since the turn before."""
+    """Count prompt tokens that were computed again because a version took over since the turn before."""
     turns = zip(rollout.turns, rollout.turns[1:], strict=False)
     return sum(
         max(0, now.start - now.cached_tokens) for before, now in turns if now.policy_version != before.policy_version

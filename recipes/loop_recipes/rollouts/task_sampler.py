@@ -23,7 +23,7 @@ class TaskSampler:
     that pass, so no iteration has a task twice. A task that rests when its turn comes has no turn in that pass.
 
     Args:
-        environment: says which group a task belongs to.
+        environment: knows which group a task belongs to.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class TaskSampler:
         return sorted(order, key=nth_of_its_group)
 
     def next(self, resting: Mapping[str, int] = NOBODY) -> list[str]:
-        """The tasks of the next iteration, ``tasks_per_iteration`` different ones.
+        """Draw the tasks of the next iteration, ``tasks_per_iteration`` different ones.
 
         Args:
             resting: tasks to pass over, and when the rest of each ends. Where too few are left, those whose rest ends
@@ -66,30 +66,30 @@ class TaskSampler:
         return self._draw(self._tasks_per_iteration, {task for _, task in own[max(0, len(own) - asleep) :]}, set())
 
     def replacements(self, of: Sequence[str], taken: Collection[str], resting: Collection[str]) -> list[str]:
-        """As many tasks as there are in ``of``, the next ones, or fewer where there are no more: none that is ``taken``
-        by the iteration already, and none that rests."""
+        """Draw as many tasks as ``of`` has, the next ones, or fewer where there are no more: none that is ``taken`` by
+        the iteration already, and none that rests."""
         return self._draw(len(of), set(resting), set(taken))
 
     def _draw(self, count: int, resting: Collection[str], taken: Collection[str]) -> list[str]:
         count = min(count, sum(task not in taken and task not in resting for task in self._tasks))
         drawn: dict[str, None] = {}
         while True:
-            later, seen = [], 0
-            while seen < len(self._queue) and len(drawn) < count:
-                task = self._queue[seen]
-                seen += 1
+            later, passed = [], 0
+            while passed < len(self._queue) and len(drawn) < count:
+                task = self._queue[passed]
+                passed += 1
                 if task in taken or task in drawn:
                     later.append(task)
                 elif task not in resting:
                     drawn[task] = None
-            self._queue = later + self._queue[seen:]
+            self._queue = later + self._queue[passed:]
             if self._queue and len(drawn) == count:
                 return list(drawn)
             self._pass += 1
             self._queue += self._shuffled(self._pass)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data; with it a sampler of the same tasks continues exactly here."""
+        """Return plain data, with which a sampler of the same tasks continues exactly here."""
         return {"seed": self._seed, "pass": self._pass, "queue": list(self._queue), "tasks": list(self._tasks)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -103,7 +103,7 @@ class TaskSampler:
 
 
 class UniformTaskSampler(TaskSampler):
-    """Different tasks of each iteration, drawn uniformly from all, whatever was drawn before (LOOP, algorithm 1).
+    """Different tasks for each iteration, drawn uniformly from all, independent of earlier draws (LOOP, algorithm 1).
 
     Of the paper's 24 scenarios with three tasks each, 40 tasks hold 22 in the mean.
     """

@@ -1,4 +1,4 @@
-"""Says what is waited for, for how long, and what was in the way: kept up to date on a terminal, seldom in a log."""
+"""Shows the purpose of a wait, its time and the obstacle: kept up to date on a terminal, seldom in a log."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import TextIO
 from loop_recipes.terminal import wrapped
 
 FIRST_LINE_S = 30.0
-"""In a log, what takes longer than this gets a line, and another each time that it took twice as long."""
+"""In a log, a wait that takes longer than this gets a line, and another each time that it took twice as long."""
 REFRESH_S = 1.0
 
 
 class Waiting:
-    """While the block runs, ``what`` is waited for.
+    """Shows that the program waits for ``what`` while the block runs.
 
     Args:
         what: such as "publishing policy version 3".
-        stream: where it is said.
+        stream: where to write; None is stderr.
     """
 
     def __init__(self, what: str, stream: TextIO | None = None) -> None:
@@ -31,8 +31,8 @@ class Waiting:
         self._over = threading.Event()
         self._shows = threading.Thread(target=self._show, name=f"waiting: {what}", daemon=True)
 
-    def told(self, line: str) -> None:
-        """Take the line that says what is in the way now, or why the last try was in vain."""
+    def report(self, line: str) -> None:
+        """Take the line that names the obstacle now, or why the last try failed."""
         self._detail = line
 
     def clear(self) -> None:

@@ -189,7 +189,7 @@ def test_what_is_no_conversation_is_one_line(tmp_path, chat, case):
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path, chat):
-    with pytest.raises(ConfigError, match=r"data: .*none\.jsonl is no file"):
+    with pytest.raises(ConfigError, match=r"data: .*none\.jsonl is not a file"):
         read_chat_set([str(tmp_path / "none.jsonl")], chat, "all", 0.0)
 
 

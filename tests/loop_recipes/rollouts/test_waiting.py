@@ -24,7 +24,7 @@ def often(monkeypatch):
 def test_a_terminal_keeps_one_line_and_clears_it():
     stream = Terminal()
     with Waiting("publishing policy version 3", stream) as shown:
-        shown.told("vllm-0 starts, for 12 s")
+        shown.report("vllm-0 starts, for 12 s")
         block_until(lambda: "publishing policy version 3: 0 s, vllm-0 starts, for 12 s" in stream.getvalue())
     assert stream.getvalue().endswith("\r\x1b[J")
     assert "\n" not in stream.getvalue()
@@ -45,7 +45,7 @@ def test_a_log_gets_a_line_for_what_takes_long_and_then_fewer():
     stream = io.StringIO()
     with Waiting("waiting for the rollout node", stream) as shown:
         block_until(lambda: stream.getvalue().count("\n") == 2)
-        shown.told("it does not answer")
+        shown.report("it does not answer")
         block_until(lambda: "it does not answer\n" in stream.getvalue())
     assert all(line.startswith("waiting for the rollout node: ") for line in stream.getvalue().splitlines())
 

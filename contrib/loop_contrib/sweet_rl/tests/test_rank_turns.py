@@ -115,4 +115,4 @@ def test_bad_options_are_one_line(tmp_path, capsys):
     assert rank_turns.main([*command, "--candidates", "1"]) == 1
     assert "--candidates is 1; it must be at least 2" in capsys.readouterr().err
     assert rank_turns.main(command) == 1
-    assert "is no log of rollouts" in capsys.readouterr().err
+    assert "is not a log of rollouts" in capsys.readouterr().err

@@ -23,9 +23,8 @@ from loop_recipes.engine.cuda_layers import on_cuda
 from loop_recipes.engine.general_attention import Row
 from loop_recipes.engine.shared_prefixes import Keys
 
-CHUNK = 64
-"""Tokens of a chunk of transformers' reference."""
-SEGMENT = 4 * CHUNK
+CHUNK_TOKENS = 64  # of transformers' reference
+SEGMENT_TOKENS = 4 * CHUNK_TOKENS
 """Tokens of a call: more are quadratic, fewer are calls of operators too small for a GPU."""
 whole_row = Row[Documents | Keys]()
 """Holds the documents of a packed row that a mixer takes as a whole; None where it takes one of them."""
@@ -101,7 +100,9 @@ def in_segments(chosen: Callable[..., Any]) -> Callable[..., Any]:
             result: tuple[Tensor, Tensor | None] = rule(query, key, value, g=g, beta=beta, **arguments)
             return result
         done, state_before = [], initial_state
-        for q, k, v, decay, rate in zip(*(x.split(SEGMENT, 1) for x in (query, key, value, g, beta)), strict=True):
+        for q, k, v, decay, rate in zip(
+            *(x.split(SEGMENT_TOKENS, 1) for x in (query, key, value, g, beta)), strict=True
+        ):
             arguments = {"g": decay, "beta": rate, "initial_state": state_before, "output_final_state": True}
             out, state_before = reference(q, k, v, **arguments, **options)
             done.append(out)

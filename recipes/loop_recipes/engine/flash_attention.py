@@ -38,10 +38,8 @@ CAPABILITIES = (9, 10)
 """Major compute capabilities for which torch takes these kernels."""
 TRIED = ((9, 128),)
 """Major compute capability and width of the heads with which this project has run them; ``auto`` tries no others."""
-LENGTHS = (300, 120)
-"""Tokens of the documents compared: enough for the kernels of longer rows."""
-SHARED = 200
-"""Tokens of the first document from which the second goes on."""
+DOCUMENT_TOKENS = (300, 120)  # enough for the kernels of longer rows
+SHARED_TOKENS = 200  # of the first document, from which the second goes on
 LARGEST_ERROR = 0.02
 """The largest allowed error in half precision, as a share of the largest value; FlashAttention-2's is 0.00x."""
 KERNELS = "vllm.vllm_flash_attn.cute.interface"
@@ -114,19 +112,19 @@ def largest_error(heads: tuple[int, int, int], device: torch.device, dtype: torc
     queries, keys, width = heads
     generator = torch.Generator(device).manual_seed(0)
     rows = [
-        torch.randn(sum(LENGTHS), count, width, generator=generator, device=device, dtype=dtype)
+        torch.randn(sum(DOCUMENT_TOKENS), count, width, generator=generator, device=device, dtype=dtype)
         for count in (queries, keys, keys, queries)
     ]
-    first, second = torch.arange(sum(LENGTHS)).split(LENGTHS)
-    key_places = [first, torch.cat([first[:SHARED], second])]
-    documents = Documents.of(LENGTHS, keys=key_places).to(device)
+    first, second = torch.arange(sum(DOCUMENT_TOKENS)).split(DOCUMENT_TOKENS)
+    key_places = [first, torch.cat([first[:SHARED_TOKENS], second])]
+    documents = Documents.of(DOCUMENT_TOKENS, keys=key_places).to(device)
 
     def packed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return causal_attention(q, k, v, documents)
 
     def one_by_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         done = []
-        for places, own in zip(key_places, LENGTHS, strict=True):
+        for places, own in zip(key_places, DOCUMENT_TOKENS, strict=True):
             queries, keys, values = (x[places].transpose(0, 1) for x in (q, k, v))
             whole = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
             done.append(whole[:, -own:])

@@ -20,15 +20,14 @@ from transformers import AttentionInterface
 from loop_recipes.engine.batching import Documents
 from loop_recipes.engine.cuda_layers import causal_attention, in_one_call
 
-NAME = "loop_documents"
+ATTENTION_NAME = "loop_documents"
 Pieces = TypeVar("Pieces")
-BLOCK = 512
+BLOCK_QUERIES = 512
 """Queries that are computed together where a window or a cap needs it: with a window they meet the keys of their block
 and of the window before it alone."""
-SCORES = 1 << 27
+MOST_SCORES = 1 << 27
 """The most scores in memory at a time where a cap or sinks need them; many keys make blocks of fewer queries."""
-WIDEST = 256
-"""Width of a head up to which ``varlen_attn`` computes on CUDA."""
+WIDEST_HEAD = 256  # that ``varlen_attn`` computes on CUDA
 
 
 class Row(Generic[Pieces]):
@@ -104,7 +103,7 @@ def _packed(
     sinks: Tensor | None,
 ) -> Tensor:
     """Return the attention of a packed row [s, heads, d]."""
-    if cap is None and q.shape[-1] == v.shape[-1] <= WIDEST and in_one_call(q):
+    if cap is None and q.shape[-1] == v.shape[-1] <= WIDEST_HEAD and in_one_call(q):
         if sinks is None:
             return causal_attention(q, k, v, documents, scale, window)
         if documents.keys is not None:
@@ -134,8 +133,8 @@ def _attend(
     if not scores and own == tokens and (window is None or tokens <= window):
         return _by_mask(q, k, v, None, scale, sinks)
     before, done = tokens - own, []
-    width = tokens if window is None else min(tokens, window + BLOCK)
-    rows = min(BLOCK, max(1, SCORES // (q.shape[0] * q.shape[1] * width))) if scores else BLOCK
+    width = tokens if window is None else min(tokens, window + BLOCK_QUERIES)
+    rows = min(BLOCK_QUERIES, max(1, MOST_SCORES // (q.shape[0] * q.shape[1] * width))) if scores else BLOCK_QUERIES
     for begin in range(0, own, rows):
         end = min(begin + rows, own)
         first = 0 if window is None else max(0, before + begin + 1 - window)
@@ -262,4 +261,4 @@ class _WithSinks(torch.autograd.Function):
         return None, None, *ctx.kernel.backward(gradient, *ctx.saved_tensors)
 
 
-AttentionInterface.register(NAME, attention)
+AttentionInterface.register(ATTENTION_NAME, attention)

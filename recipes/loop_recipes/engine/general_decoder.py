@@ -25,7 +25,7 @@ from transformers.utils.quantization_config import Mxfp4Config
 from loop_recipes.engine.batching import Documents
 from loop_recipes.engine.cuda_layers import FoldedLoRALinear
 from loop_recipes.engine.delta_rule import takes_bounds, takes_segments, whole_row
-from loop_recipes.engine.general_attention import NAME, packed_row
+from loop_recipes.engine.general_attention import ATTENTION_NAME, packed_row
 from loop_recipes.engine.logprobs import Head
 from loop_recipes.engine.token_outputs import CHECKPOINT_WRAPPER, TokenOutputs, check_length, token_outputs
 from model_families.base_model import BaseModel
@@ -263,7 +263,7 @@ def read_weights(path: str, base: BaseModel, dtype: torch.dtype) -> tuple[dict[s
     if base.mxfp4:  # the other ranks wait, and torchrun gives each rank one thread
         torch.set_num_threads(len(os.sched_getaffinity(0)))
     try:
-        options: dict[str, Any] = {"dtype": dtype, "attn_implementation": NAME, "trust_remote_code": False}
+        options: dict[str, Any] = {"dtype": dtype, "attn_implementation": ATTENTION_NAME, "trust_remote_code": False}
         if base.mxfp4:
             options["quantization_config"] = Mxfp4Config(dequantize=True)
         whole, loading = _auto(config).from_pretrained(path, config=config, output_loading_info=True, **options)
@@ -324,7 +324,7 @@ def _auto(config: Any) -> Any:
     return AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModelForImageTextToText
 
 
-def built(path: str, base: BaseModel, attention: str = NAME, shortest: int | None = None) -> PreTrainedModel:
+def built(path: str, base: BaseModel, attention: str = ATTENTION_NAME, shortest: int | None = None) -> PreTrainedModel:
     """Build transformers' model without weights, in torch's default precision and on its default device.
 
     Args:

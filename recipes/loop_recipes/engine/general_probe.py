@@ -22,17 +22,17 @@ from torchtune import training
 from transformers import PreTrainedModel
 
 from loop_recipes.engine.batching import collate
-from loop_recipes.engine.general_attention import NAME
+from loop_recipes.engine.general_attention import ATTENTION_NAME
 from loop_recipes.engine.general_decoder import GeneralDecoder, add_lora, built, load_buffers
 from loop_recipes.engine.logprobs import TiledLogProbs
 from loop_recipes.engine.samples import Sample, made_up
 from model_families.base_model import BaseModel
 
-LARGEST_ERROR = 1e-3
+LARGEST_ERROR_NATS = 1e-3
 """Nats; kinds that tests compare have some 1e-6 to 1e-5, and a leak or a wrong mask makes 0.1 and more."""
-WINDOW, RANK = 16, 4
-LENGTHS = (43, 12, 29)
-BEGINNING, OWN = 20, (9, 14)
+WINDOW_TOKENS, LORA_RANK = 16, 4
+SEQUENCE_TOKENS = (43, 12, 29)
+BEGINNING_TOKENS, OWN_TOKENS = 20, (9, 14)
 """Tokens that sequences of one episode have in common, and the tokens of each after them."""
 
 
@@ -71,7 +71,7 @@ def probe(path: str, base: BaseModel, weights: Mapping[str, Tensor], dtype: torc
         ValueError: the model is not exact, with the error's size, or cannot be computed.
     """
     try:
-        layers = max(GeneralDecoder(_small(path, base, NAME), base).kinds()) + 1
+        layers = max(GeneralDecoder(_small(path, base, ATTENTION_NAME), base).kinds()) + 1
         ours = _adapted(path, base, layers)
         filled = _filled(ours, weights)
         merged = {name: tensor for name, tensor in filled.items() if ".lora_" not in name}
@@ -94,7 +94,7 @@ def probe(path: str, base: BaseModel, weights: Mapping[str, Tensor], dtype: torc
                 where: _apart(values, expected) for where, values in _ways(ours, samples, torch.device("cpu")).items()
             }
             for where, error in errors.items():
-                if not error.max() <= LARGEST_ERROR:
+                if not error.max() <= LARGEST_ERROR_NATS:
                     raise ValueError(
                         f"{path}: log-probs {where} differ from transformers' own by {error.max():.2g} nats, so that "
                         "training would be of another model than is served; models of the kind "
@@ -120,7 +120,7 @@ def _in_half(path: str, ways: Mapping[str, Tensor], expected: Tensor, dtype: tor
     rounding, furthest = _apart(ways[apart], expected), 0.0
     for where in packed:
         moved = float(_apart(ways[where], ways[apart]).mean())
-        limit = float(rounding[: len(ways[where])].mean()) + LARGEST_ERROR
+        limit = float(rounding[: len(ways[where])].mean()) + LARGEST_ERROR_NATS
         if not moved <= limit:
             raise ValueError(
                 f"{path}: in {str(dtype).removeprefix('torch.')} log-probs {where} are {moved:.2g} nats from those "
@@ -149,7 +149,7 @@ def _ways(ours: GeneralDecoder, samples: Sequence[Sample], device: torch.device)
 
     return {
         "one sequence at a time": by([[sample] for sample in samples], False),
-        "in a packed row": by([samples[: len(LENGTHS)]], True),
+        "in a packed row": by([samples[: len(SEQUENCE_TOKENS)]], True),
         "with shared beginnings": by([samples], True),
     }
 
@@ -160,9 +160,9 @@ def _apart(logprobs: Tensor, expected: Tensor) -> Tensor:
 
 def _adapted(path: str, base: BaseModel, layers: int) -> GeneralDecoder:
     """Build this project's decoder of the first layers with LoRA and a head, without storage."""
-    ours = GeneralDecoder(_small(path, base, NAME, layers), base)
+    ours = GeneralDecoder(_small(path, base, ATTENTION_NAME, layers), base)
     with torch.device("meta"):
-        add_lora(ours, RANK, 2.0 * RANK)
+        add_lora(ours, LORA_RANK, 2.0 * LORA_RANK)
     ours.head = TiledLogProbs()
     return ours
 
@@ -170,11 +170,11 @@ def _adapted(path: str, base: BaseModel, layers: int) -> GeneralDecoder:
 def _samples(words: int) -> list[Sample]:
     """Make sequences of their own, then those of an episode that begin alike."""
     generator = torch.Generator().manual_seed(0)
-    lengths = [*LENGTHS, *(BEGINNING + own for own in OWN)]
+    lengths = [*SEQUENCE_TOKENS, *(BEGINNING_TOKENS + own for own in OWN_TOKENS)]
     samples = [made_up(f"probe-{n}", length, words, generator) for n, length in enumerate(lengths)]
-    first = samples[len(LENGTHS)]
-    for number in range(len(LENGTHS), len(samples)):
-        ids = torch.cat([first.token_ids[:BEGINNING], samples[number].token_ids[BEGINNING:]])
+    first = samples[len(SEQUENCE_TOKENS)]
+    for number in range(len(SEQUENCE_TOKENS), len(samples)):
+        ids = torch.cat([first.token_ids[:BEGINNING_TOKENS], samples[number].token_ids[BEGINNING_TOKENS:]])
         samples[number] = replace(samples[number], token_ids=ids, episode_id="probe", segment=number)
     return list(samples)
 
@@ -182,7 +182,7 @@ def _samples(words: int) -> list[Sample]:
 def _small(path: str, base: BaseModel, attention: str, layers: int | None = None) -> PreTrainedModel:
     """Build transformers' model without storage, in fp32, with short windows and its first ``layers``."""
     with training.set_default_dtype(torch.float32), torch.device("meta"):
-        model = built(path, base, attention, WINDOW)
+        model = built(path, base, attention, WINDOW_TOKENS)
     if layers is not None:
         decoder = model.get_decoder()
         decoder.layers = decoder.layers[:layers]

@@ -21,7 +21,7 @@ OLDEST_CAPABILITY = (8, 0)
 ALL_REDUCE_DEADLINE_S = 120.0
 """Seconds for the ranks' first collective, in which NCCL connects them."""
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-ALLOCATOR = f"expandable_segments:True,{EXACT_PINNED}"
+ALLOCATOR_SETTINGS = f"expandable_segments:True,{EXACT_PINNED}"
 
 
 def set_allocator() -> None:
@@ -31,7 +31,7 @@ def set_allocator() -> None:
     In this process alone: a launched rollout node does not inherit it, and vLLM must not have it all.
     """
     if not any(os.environ.get(name) for name in ALLOCATOR_VARIABLES):
-        torch._C._accelerator_setAllocatorSettings(ALLOCATOR)
+        torch._C._accelerator_setAllocatorSettings(ALLOCATOR_SETTINGS)
 
 
 def check_starts(start: Callable[[], None]) -> None:

@@ -13,10 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 EQUAL_COST_LENGTH = 98_304
 """Tokens at which causal attention costs as much as the linear layers: parameters / (width * layers), Qwen2.5-32B's."""
 
-ENOUGH = 0.98
-"""The share of time in which the ranks compute that makes a plan good enough."""
-LEAST_GAIN = 1.0
-"""The fewest tokens that a change of a plan must save."""
+GOOD_EFFICIENCY = 0.98  # of a plan that needs no improvement
+LEAST_GAIN_TOKENS = 1.0  # of a change of a plan
 
 StepPlan = list[list[list[int]]]
 """For each micro-batch, for each rank, the indices of its rollouts; an empty list is an all-ignored micro-batch."""
@@ -78,7 +76,7 @@ def plan_step(lengths: Sequence[int], world_size: int, token_budget: int, packed
     for start in starts:
         better = _exchanged(start, lengths, token_budget)
         plan = max(plan, better, key=lambda each: step_efficiency(each, lengths))
-        if step_efficiency(plan, lengths) >= ENOUGH:
+        if step_efficiency(plan, lengths) >= GOOD_EFFICIENCY:
             break
     return sorted(plan, key=lambda call: -max(sum(lengths[i] for i in share) for share in call))
 
@@ -138,7 +136,7 @@ def _exchanged(plan: StepPlan, lengths: Sequence[int], token_budget: int) -> Ste
     ranks, bins = len(plan[0]), [list(share) for call in plan for share in call]
     costs = [cost(length) for length in lengths]
     tokens, loads = ([sum(of[i] for i in content) for content in bins] for of in (lengths, costs))
-    enough = sum(costs) / ranks / ENOUGH
+    enough = sum(costs) / ranks / GOOD_EFFICIENCY
 
     def costliest(call: int, changed: Mapping[int, float]) -> float:
         return max(changed.get(b, loads[b]) for b in range(call * ranks, (call + 1) * ranks))
@@ -160,7 +158,7 @@ def _exchanged(plan: StepPlan, lengths: Sequence[int], token_budget: int) -> Ste
 
     while sum(costliest(call, {}) for call in range(len(plan))) > enough:
         gain, source, i, target, j = max(gains(), key=lambda each: each[0], default=(0.0, 0, 0, 0, None))
-        if gain < LEAST_GAIN:
+        if gain < LEAST_GAIN_TOKENS:
             break
         for one, other, place in ((i, source, target), *([] if j is None else [(j, target, source)])):
             bins[other].remove(one)

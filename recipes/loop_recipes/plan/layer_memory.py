@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from loop_recipes.engine.batching import Documents
-from loop_recipes.engine.general_attention import SCORES
+from loop_recipes.engine.general_attention import MOST_SCORES
 from loop_recipes.engine.general_decoder import GeneralDecoder
 
 DOCUMENT, LONG = 64, 256
@@ -128,7 +128,7 @@ def layer_bytes(model: GeneralDecoder) -> LayerBytes:
                 )
                 tokens.append((many.peak - few.peak) / (2 * DOCUMENT))
                 pairs = LONG**2 - 4 * DOCUMENT**2
-                blocks.append(max(0, one.peak - many.peak) / pairs * SCORES / model.num_heads)
+                blocks.append(max(0, one.peak - many.peak) / pairs * MOST_SCORES / model.num_heads)
                 moved += count * (many.moved - few.moved) / (2 * DOCUMENT)
     except RuntimeError as error:
         raise ValueError(f"a layer of a {model.base.model_type} does not run on shapes alone: {error}") from error

@@ -17,9 +17,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-LONG = 5.0
-"""A group that has run for this many times an episode's median is not waited for once it has reached its floor."""
-ENOUGH, REMEMBERED = 20, 500
+LONG_MEDIANS = 5.0
+"""A group that has run for so many medians of an episode's time is not waited for once it has reached its floor."""
+ENOUGH_EPISODES, REMEMBERED_EPISODES = 20, 500
 """The fewest episodes for a median, and the number of last episodes that it is taken over."""
 
 
@@ -95,9 +95,9 @@ class GroupStream:
 
     def late(self) -> list[Group]:
         """Return the groups to end now: they run for long, and have reached their floor."""
-        if len(self.durations) < ENOUGH:
+        if len(self.durations) < ENOUGH_EPISODES:
             return []
-        most = LONG * statistics.median(self.durations)
+        most = LONG_MEDIANS * statistics.median(self.durations)
         return [group for group in self.groups.values() if not group.ended and group.seconds > most and self._at(group)]
 
     def choose(self, version: int, taken: Collection[int] = ()) -> list[Group] | None:
@@ -130,7 +130,7 @@ class GroupStream:
 
     def take(self, groups: Sequence[Group], durations: Iterable[float] = ()) -> None:
         """Note that groups are taken, or lost, and the seconds of their episodes."""
-        self.durations = [*self.durations, *durations][-REMEMBERED:]
+        self.durations = [*self.durations, *durations][-REMEMBERED_EPISODES:]
         for group in groups:
             del self.groups[group.number]
 

@@ -9,7 +9,7 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from loop_recipes.engine import cuda_layers, delta_rule, general_attention
 from loop_recipes.engine.batching import Documents
-from loop_recipes.engine.delta_rule import CHUNK, in_segments
+from loop_recipes.engine.delta_rule import CHUNK_TOKENS, in_segments
 from support.on_cuda import as_on_cuda
 
 HEADS, SHARED, WIDTH = 6, 2, 16
@@ -122,7 +122,9 @@ def delta_rule_of(function, tokens, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("tokens", [1, CHUNK, CHUNK + 1, delta_rule.SEGMENT, delta_rule.SEGMENT + 1, 1500])
+@pytest.mark.parametrize(
+    "tokens", [1, CHUNK_TOKENS, CHUNK_TOKENS + 1, delta_rule.SEGMENT_TOKENS, delta_rule.SEGMENT_TOKENS + 1, 1500]
+)
 def test_the_delta_rule_in_segments_has_the_same_bits_forward(tokens, dtype):
     chosen = modeling_qwen3_5.torch_chunk_gated_delta_rule
     reference = getattr(chosen, "reference", chosen)

@@ -117,7 +117,7 @@ def test_blocks_of_queries_are_the_whole(tmp_path, monkeypatch):
     folder = write_random("gpt_oss", tmp_path)
     model = adapted(folder)
     whole = ours(model, samples_of(), packed=True)
-    monkeypatch.setattr(general_attention, "BLOCK", 7)
+    monkeypatch.setattr(general_attention, "BLOCK_QUERIES", 7)
     assert max(ours(model, samples_of(), packed=True).error(whole)) < 1e-5
 
 
@@ -295,7 +295,7 @@ def test_the_first_look_refuses_what_is_not_exact(kind, wrong, where, tmp_path, 
     if wrong is None:
         _leak(monkeypatch)
     else:
-        monkeypatch.setitem(AttentionInterface._global_mapping, general_attention.NAME, _ignores(wrong))
+        monkeypatch.setitem(AttentionInterface._global_mapping, general_attention.ATTENTION_NAME, _ignores(wrong))
     folder = write_random(kind, tmp_path)
     with pytest.raises(ValueError, match=rf"log-probs {where} differ from transformers' own by \d.* nats"):
         probed(folder)

@@ -24,7 +24,7 @@ def test_a_layer_of_any_kind_is_counted(kind, tmp_path):
     assert kind in KINDS or kind in SEVERAL
     found = counted(kind, tmp_path)
     assert found.token > 4 * 2 * WIDTH
-    assert found.block / general_attention.SCORES < 4
+    assert found.block / general_attention.MOST_SCORES < 4
 
 
 def test_each_expert_that_a_token_goes_to_takes_a_copy_of_it(tmp_path, monkeypatch):
@@ -36,12 +36,12 @@ def test_each_expert_that_a_token_goes_to_takes_a_copy_of_it(tmp_path, monkeypat
 
 def test_a_block_of_scores_is_counted_beside_the_tokens(tmp_path):
     """In bf16 and fp32, forward and backward."""
-    assert 8 < counted("gemma2", tmp_path).block / general_attention.SCORES < 64
+    assert 8 < counted("gemma2", tmp_path).block / general_attention.MOST_SCORES < 64
 
 
 def test_scores_of_one_block_are_kept_at_a_time(monkeypatch):
     """Of a long row those of all blocks would be hundreds of gigabytes."""
-    monkeypatch.setattr(general_attention, "SCORES", 1 << 16)
+    monkeypatch.setattr(general_attention, "MOST_SCORES", 1 << 16)
 
     def peak(tokens):
         q, k, v = (torch.randn(1, heads, tokens, 8, requires_grad=True) for heads in (HEADS, 2, 2))
@@ -57,8 +57,8 @@ def test_blocks_are_computed_again_as_they_were(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     given = [torch.randn(1, heads, 50, 8, generator=generator) for heads in (HEADS, 2, 2)]
     sinks, found = torch.randn(HEADS, generator=generator), []
-    for scores in (general_attention.SCORES, 7 * HEADS * 50):
-        monkeypatch.setattr(general_attention, "SCORES", scores)
+    for scores in (general_attention.MOST_SCORES, 7 * HEADS * 50):
+        monkeypatch.setattr(general_attention, "MOST_SCORES", scores)
         q, k, v = (x.clone().requires_grad_() for x in given)
         out = attention(torch.nn.Identity(), q, k, v, None, sliding_window=20, softcap=2.0, s_aux=sinks)[0]
         out.square().sum().backward()

@@ -300,7 +300,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
             self._forget_versions()
             self._log(iteration, metrics)
             self.save_checkpoint()
-            # The node is asked for anything only now: should it refuse, die or be away, a resumed run has the update.
+            # The trainer asks the node only now: should it refuse, die or be away, a resumed run has the update.
             self._end_turn()
             self._score()
             while self._forgotten:

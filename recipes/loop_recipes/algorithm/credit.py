@@ -81,7 +81,7 @@ class Credit:
         """
 
     def collected(self, rollouts: Sequence[Rollout], iteration: int) -> None:
-        """See a collection while the node is free, before the next one is asked for; texts are on rank 0 only.
+        """See a collection while the node is free, before the next request; texts are on rank 0 only.
 
         Raises:
             StopRequested: the run was asked to stop meanwhile.

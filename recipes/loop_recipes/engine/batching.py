@@ -259,8 +259,8 @@ class BatchLayout:
 def micro_batches(samples: Sequence[Sample], layout: BatchLayout) -> list[MicroBatch]:
     """Return a rank's micro-batches of at most ``token_budget`` tokens, as many as each rank gets, longest first.
 
-    They are planned over all ranks (:mod:`~loop_recipes.engine.step_plan`); ``samples`` are those of all of them, in
-    the same order on each. A rank that has run out of rollouts gets all-ignored ones.
+    They are planned over all ranks (:mod:`~loop_recipes.engine.step_plan`); ``samples`` are all ranks', in the
+    same order on each. A rank that has run out of rollouts gets all-ignored micro-batches.
 
     Raises:
         ValueError: the budget is not positive.

@@ -133,8 +133,8 @@ def load_training_state(folder: Path) -> TrainingState:
 
 
 def prune_checkpoints(root: Path, keep_last: int, keep: Collection[int] = ()) -> None:
-    """Remove all but the newest ``keep_last`` checkpoints and those of the iterations in ``keep``. One that cannot be
-    removed is tried again by the next pruning; the log says so once."""
+    """Remove all but the newest ``keep_last`` checkpoints and those of the iterations in ``keep``. The next pruning
+    tries again where removing failed; the log reports it once."""
     for iteration, path in _checkpoints(root)[:-keep_last]:
         if iteration not in keep:
             _remove(path)

@@ -48,7 +48,7 @@ def enable_cuda_layers(model: TransformerDecoder) -> None:
         attention: Any = layer.attn
         require(
             type(attention) in CUDA_LAYERS and (isinstance(attention, NormFirstAttention) or attention.q_norm is None),
-            f"model: its attention is {type(attention).__name__}, of which no packed rows are known here",
+            f"model: its attention is {type(attention).__name__}, for which packed rows are not implemented",
         )
     for module in model.modules():
         ours = CUDA_LAYERS.get(type(module))

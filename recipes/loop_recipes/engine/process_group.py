@@ -85,8 +85,8 @@ def single_process() -> bool:
 def leave(status: int | str | None) -> NoReturn:
     """Do ``sys.exit(status)`` for a recipe, but in a torchrun job without taking the interpreter down.
 
-    FSDP's meshes keep the process group, so gloo's threads outlive :func:`destroy_process_group`; one that lets go of a
-    tensor while the interpreter is taken down ends the process by std::terminate, after all its work was done.
+    FSDP's meshes keep the process group, so gloo's threads outlive :func:`destroy_process_group`; a thread that
+    releases a tensor while the interpreter shuts down ends the process by std::terminate, after all its work was done.
     """
     if not dist.is_torchelastic_launched():
         sys.exit(status)

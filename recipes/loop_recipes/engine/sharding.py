@@ -66,7 +66,7 @@ def place_model(
         attention: see :func:`choose_back_ends`.
 
     Base and adapter compute in ``dtype`` while the adapter's masters, gradients and their reduction over ranks stay
-    float32. FSDP2 casts the masters of several ranks; those of one rank, which holds the model whole, its layers cast
+    float32. FSDP2 casts the masters of several ranks; on one rank, which holds the model whole, its layers cast them
     (:class:`~loop_recipes.engine.cuda_layers.FoldedLoRALinear`).
     """
     general = not isinstance(model, TransformerDecoder)

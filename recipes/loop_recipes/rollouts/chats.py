@@ -49,7 +49,7 @@ def read_chat_set(
     held_out: float,
     most_tokens: float = math.inf,
 ) -> ChatSet:
-    """Read files of conversations; those that ask the same are rollouts of one task.
+    """Read files of conversations; conversations that ask the same are rollouts of one task.
 
     Args:
         tokens: the chat format of the model in training.
@@ -317,7 +317,7 @@ def _record(chat: Chat) -> Iterator[dict[str, str]]:
 
 
 def _as_written(chat: Chat, tokens: ChatFormat) -> bool:
-    """Return whether the ids of a conversation that has some are those of its texts."""
+    """Return whether a conversation's stored ids are the ids that its texts encode to."""
     try:
         written = [ids for ids, _ in _sequences(chat, tokens)]
     except ValueError:

@@ -120,9 +120,9 @@ def sample_maker(component: Mapping[str, Any] | None) -> SampleMaker:
 def read_fixed_set(config: FixedSetConfig, maker: SampleMaker | None = None, vocabulary: int = MOST_IDS) -> FixedSet:
     """Read the logs.
 
-    Of a folder's logs, those that score a policy (on dev or in an evaluation) are left out, since a run's folder holds
-    its own evaluation; so are branches, which begin in the middle, unless ``maker`` reads them. A log that is named by
-    itself is always read. Ids must be below ``vocabulary``.
+    A folder's logs that score a policy (on dev or in an evaluation) are left out, since a run's folder holds its own
+    evaluation; so are branches, which begin in the middle, unless ``maker`` reads them. A log that is named by itself
+    is always read. Ids must be below ``vocabulary``.
 
     Raises:
         ConfigError: a log or folder that holds no rollouts, a damaged line, a rollout twice or without token ids, none

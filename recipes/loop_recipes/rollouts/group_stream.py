@@ -2,9 +2,9 @@
 
 A group is the rollouts of a task that was drawn once. The node works on groups in the order in which they were opened,
 and waits for no iteration. An iteration takes the first ``tasks`` groups that are whole; the others go on, and are
-taken later. Nothing gets too old: no more groups are open than the iterations to which they can still go will take, and
-where those that an iteration leaves would be too many for one to come, it takes of these first, whole or at their
-floor.
+taken later. No group gets too old: only as many are open as the iterations that may still use them take. Where an
+iteration would leave more groups than later ones can take before they are too old, it takes these first, whole or at
+their floor.
 
 The simulation of ``benchmarks/scheduling.py`` drives this same class.
 """

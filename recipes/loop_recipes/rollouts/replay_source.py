@@ -21,8 +21,8 @@ from loop_recipes.rollouts.source import Collected, NoRollouts
 
 class ReplaySource:
     """Rollouts from the logs in a folder, one log per iteration in the order of their names, or several where groups
-    were refilled; asks no node. Of a stream's groups, an iteration has those that it took by ``stream.jsonl``, which
-    lies in the folder or in one above it.
+    were refilled; asks no node. An iteration of a stream has the groups that it took by ``stream.jsonl``, which lies in
+    the folder or in one above it.
 
     For reproducing or profiling updates. The rollouts carry the versions of the run that made them, so a replay trains
     as that run did only if it starts from the same adapter.

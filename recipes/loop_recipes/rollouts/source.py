@@ -116,8 +116,8 @@ class CollectionSource(Protocol):
         """Wait until collections can be asked for; returns the policy versions that are served already."""
 
     def check_model(self, vocabulary: int, contexts: range) -> None:
-        """Refuse to sample for a policy of another vocabulary, or one whose positions are those of servers that hold
-        another number of tokens than ``contexts``, once collections can be asked for."""
+        """Refuse to sample, once collections can be asked for, where the node's vocabulary or its servers' number of
+        tokens does not fit the policy's ``vocabulary`` and ``contexts``."""
 
     def tasks(self, split: str) -> tuple[str, list[str]]:
         """Return the name of the dataset and the tasks of a split."""

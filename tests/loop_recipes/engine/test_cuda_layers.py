@@ -150,7 +150,7 @@ def test_an_attention_of_another_kind_is_refused(tmp_path):
 
     model = tiny_lora_model(True)
     model.layers[1].attn.__class__ = Another
-    with pytest.raises(ConfigError, match="model: its attention is Another, of which no packed rows are known here"):
+    with pytest.raises(ConfigError, match="model: its attention is Another, for which packed rows are not implemented"):
         attach_head(model, TiledLogProbs())
     model = tiny_lora_model(True)
     model.layers[1].attn.q_norm = RMSNorm(8)

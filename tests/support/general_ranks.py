@@ -14,7 +14,7 @@ from loop_recipes.engine.general_decoder import general_decoder
 from loop_recipes.engine.logprobs import TiledLogProbs
 from loop_recipes.engine.model import load_base
 from loop_recipes.engine.process_group import destroy_process_group, init_process_group
-from loop_recipes.engine.sequence_parallel import Part
+from loop_recipes.engine.sequence_parallel import RowPart
 from loop_recipes.engine.sharding import full_tensors, place_model
 from model_families.base_model import BaseModel
 from support.families import section
@@ -28,7 +28,7 @@ def general_differences(folders: list[Path], sharers: int = 1) -> dict[str, floa
     ranks share each row."""
     init_process_group(torch.device("cpu"), 60)
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    part, groups = Part.of_this_rank(sharers), (ranks // sharers, rank // sharers)
+    part, groups = RowPart.of_this_rank(sharers), (ranks // sharers, rank // sharers)
     found = {}
     for folder in folders:
         of_model = {"model": section(folder), "base_model": str(folder), "checkpointer": None}

@@ -17,7 +17,7 @@ from loop_recipes.algorithm.sampler_correction import TruncatedWeights
 from loop_recipes.engine.batching import BatchLayout, step_batches
 from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.logprobs import TiledLogProbs
-from loop_recipes.engine.sequence_parallel import Part
+from loop_recipes.engine.sequence_parallel import RowPart
 from loop_recipes.engine.sharding import sharding_mesh
 from support.learner_cases import adapter_gradient, flash_attention, make_episodes, make_samples, tiny_lora_model
 from support.on_cuda import as_on_cuda
@@ -98,7 +98,7 @@ def differences_where_rows_are_shared(sharers: int) -> dict[str, float]:
     """The largest that were found, where so many ranks share each row, as parts of what is compared."""
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    part, groups = Part.of_this_rank(sharers), (ranks // sharers, rank // sharers)
+    part, groups = RowPart.of_this_rank(sharers), (ranks // sharers, rank // sharers)
     # No two fit together, so that two groups of ranks have nothing to do for one call.
     # Some that begin alike, which losses of a whole sequence take for episodes.
     alike = [replace(sample, episode_tokens=8, episode_turns=1) for sample in make_episodes([4])[1:]]

@@ -31,7 +31,7 @@ from loop_recipes.engine.batching import collate_step
 from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.diagnostics import made_up
 from loop_recipes.engine.model import adapter_parameters, meta_model
-from loop_recipes.engine.sequence_parallel import Part
+from loop_recipes.engine.sequence_parallel import RowPart
 from loop_recipes.engine.sharding import local_part, place_model
 from loop_recipes.plan.layer_memory import LiveBytes
 from support.on_cuda import as_on_cuda, norms_of_one_kernel
@@ -61,7 +61,7 @@ def count(builder: str, ranks: int, layers: int, tokens: int, sharers: int) -> f
     generator = torch.Generator().manual_seed(0)
     lengths = [min(LONGEST, tokens * sharers - start) for start in range(0, tokens * sharers, LONGEST)]
     rollouts = [made_up(f"rollout-{i}", n, 1000, generator) for i, n in enumerate(lengths)]
-    batch = collate_step(rollouts, 0, packed=True, part=Part(0, sharers, dist.group.WORLD))
+    batch = collate_step(rollouts, 0, packed=True, part=RowPart(0, sharers, dist.group.WORLD))
     with FakeTensorMode(allow_non_fake_inputs=True):
         weights = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in model.state_dict().items()}
         decoder = attach_head(model, logprobs.TensorCoreLogProbs())

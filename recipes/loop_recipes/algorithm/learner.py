@@ -41,7 +41,7 @@ from loop_recipes.engine.optimizer import build_optimizer, optimizer_tensors
 from loop_recipes.engine.peft_export import export_adapter, load_adapter
 from loop_recipes.engine.process_group import on_main_rank, single_process
 from loop_recipes.engine.rank_batches import RankBatches
-from loop_recipes.engine.sequence_parallel import Part
+from loop_recipes.engine.sequence_parallel import RowPart
 from loop_recipes.engine.sharding import full_tensors, place_model, sharding_mesh
 from loop_recipes.run.metrics import RunMetrics
 from loop_recipes.run.starts import record_start
@@ -123,7 +123,7 @@ class Learner:
             method=method,
             versions=self.versions,
             config=conf.update,
-            batches=RankBatches(conf.update, device, Part.of_this_rank(conf.sequence_parallel)),
+            batches=RankBatches(conf.update, device, RowPart.of_this_rank(conf.sequence_parallel)),
             seed=conf.seed,
             token_statistics=statistics if conf.update.token_statistics else None,
             stop_requested=stop_requested,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from loop_recipes.engine.process_group import on_main_rank
 from loop_recipes.engine.samples import AnySample, CreditedSample, Sample
-from loop_recipes.engine.sequence_parallel import WHOLE, Part
+from loop_recipes.engine.sequence_parallel import WHOLE, RowPart
 from loop_recipes.engine.shared_prefixes import Keys, borders_of, lay_out, units
 from loop_recipes.engine.step_plan import StepPlan, plan_step
 
@@ -40,11 +40,11 @@ class Documents:
     lengths: tuple[int, ...]
     borders: Tensor = field(compare=False, repr=False)
     longest: Tensor = field(compare=False, repr=False)
-    part: Part = WHOLE
+    part: RowPart = WHOLE
     keys: Keys | None = None
 
     @classmethod
-    def of(cls, lengths: Sequence[int], part: Part = WHOLE, keys: Sequence[Tensor] | None = None) -> Documents:
+    def of(cls, lengths: Sequence[int], part: RowPart = WHOLE, keys: Sequence[Tensor] | None = None) -> Documents:
         """Describe a row of pieces of these lengths.
 
         Args:
@@ -141,7 +141,7 @@ class StepBatch(MicroBatch):
         return self.advantages[self.rollout_index] if self.token_advantages is None else self.token_advantages
 
 
-def collate(samples: Sequence[Sample], pad_id: int, packed: bool, part: Part = WHOLE) -> MicroBatch:
+def collate(samples: Sequence[Sample], pad_id: int, packed: bool, part: RowPart = WHOLE) -> MicroBatch:
     """Make one micro-batch of the samples, in their order; without samples, an all-ignored one.
 
     The all-ignored micro-batch is one row of one padding token with n = b = 0: it runs every collective of a real one
@@ -187,7 +187,7 @@ Rows = tuple[Tensor, Tensor, Documents | None, list[Tensor]]
 """Tokens and positions [r, s], and for each sample the place [its tokens] of each token in the flattened rows."""
 
 
-def _packed(samples: Sequence[Sample], pad_id: int, part: Part) -> Rows:
+def _packed(samples: Sequence[Sample], pad_id: int, part: RowPart) -> Rows:
     """Lay out one row, in which the beginning that sequences of an episode share stands once."""
     pieces = lay_out(samples)
     own = [(samples[piece.number].token_ids, piece) for piece in pieces if piece.shared < len(piece.places)]
@@ -204,7 +204,7 @@ def _packed(samples: Sequence[Sample], pad_id: int, part: Part) -> Rows:
     return tokens[None], positions[None], documents, [places[number] for number in range(len(samples))]
 
 
-def _padded(samples: Sequence[Sample], pad_id: int, part: Part) -> Rows:
+def _padded(samples: Sequence[Sample], pad_id: int, part: RowPart) -> Rows:
     """Lay out a row for each sequence, or one of padding."""
     width = max([sample.tokens for sample in samples], default=1)
     tokens = torch.full((max(1, len(samples)), width), pad_id)
@@ -214,7 +214,7 @@ def _padded(samples: Sequence[Sample], pad_id: int, part: Part) -> Rows:
     return tokens, positions, None, list(torch.arange(tokens.numel()).view(tokens.shape))[: len(samples)]
 
 
-def collate_step(samples: Sequence[CreditedSample], pad_id: int, packed: bool, part: Part = WHOLE) -> StepBatch:
+def collate_step(samples: Sequence[CreditedSample], pad_id: int, packed: bool, part: RowPart = WHOLE) -> StepBatch:
     """Make a micro-batch as :func:`collate` does, with the tensors that a loss needs.
 
     Raises:
@@ -247,7 +247,7 @@ class BatchLayout:
     packed: bool
     world_size: int = 1
     rank: int = 0
-    part: Part = WHOLE
+    part: RowPart = WHOLE
     pad_id: int = PAD_ID
 
     @property

@@ -107,7 +107,7 @@ def _beginning(sample: Sample, count: int) -> Sample:
 def flops_metrics(
     model: AnyDecoder, step_tokens: Sequence[tuple[int, int]], seconds: float, peak_tflops: float | None
 ) -> dict[str, float]:
-    """Return the share of the ranks' ``peak_tflops`` that forward and backward passes used; {} without it.
+    """Return the share of the ranks' ``peak_tflops`` that training passes used in ``seconds``; {} without a peak.
 
     Args:
         step_tokens: (tokens, tokens shared with an earlier sequence) of each sequence, once for each time that it went

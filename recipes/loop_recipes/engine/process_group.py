@@ -138,7 +138,7 @@ def on_main_rank(
         unpack: makes the result again, on the other ranks. Neither is called for None.
 
     Raises:
-        Exception: on rank 0, whatever ``work`` raised. On the others the same if it was ConfigError or
+        Exception: on rank 0, the error of ``work``. On the others the same if it was ConfigError or
             StopRequested, else RemoteError.
     """
     if single_process():

@@ -14,7 +14,7 @@ from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.engine.batching import BatchLayout, MicroBatch, StepBatch, computed, micro_batches, step_batches
 from loop_recipes.engine.process_group import sum_over_ranks
 from loop_recipes.engine.samples import AnySample, CreditedSample, Sample
-from loop_recipes.engine.sequence_parallel import WHOLE, Part
+from loop_recipes.engine.sequence_parallel import WHOLE, RowPart
 
 
 class RankBatches:
@@ -30,7 +30,7 @@ class RankBatches:
         is_leader: true on the rank that speaks for its group.
     """
 
-    def __init__(self, config: UpdateConfig, device: torch.device, part: Part = WHOLE) -> None:
+    def __init__(self, config: UpdateConfig, device: torch.device, part: RowPart = WHOLE) -> None:
         self.device = device
         ranks, self._rank = get_world_size_and_rank()
         # Ranks that share rows are one where rollouts are dealt and losses added up.

@@ -19,7 +19,7 @@ from loop_recipes.engine.process_group import STEP_TIMEOUT_S
 
 
 @dataclass(frozen=True)
-class Part:
+class RowPart:
     """The part of each row that a rank takes: ``number``, from 0, of ``of`` equal ones of the ranks in ``group``."""
 
     number: int = 0
@@ -27,8 +27,8 @@ class Part:
     group: dist.ProcessGroup | None = None
 
     @classmethod
-    def of_this_rank(cls, of: int) -> Part:
-        """Return this rank's part if ``of`` ranks share each row, which divides their number; every rank must call."""
+    def of_this_rank(cls, of: int) -> RowPart:
+        """Return this rank's part where ``of`` ranks, a divisor of all, share each row; every rank must call it."""
         if of == 1:
             return WHOLE
         group, _ = dist.new_subgroups(of, timeout=timedelta(seconds=STEP_TIMEOUT_S))
@@ -64,7 +64,7 @@ class Part:
         return _Joined.apply(values, own, count, self)
 
 
-WHOLE = Part()
+WHOLE = RowPart()
 
 
 class _Exchanged(torch.autograd.Function):

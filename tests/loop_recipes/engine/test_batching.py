@@ -11,7 +11,7 @@ from loop_recipes.algorithm.losses import ClippedPolicyLoss
 from loop_recipes.engine import batching
 from loop_recipes.engine.batching import BatchLayout, Documents, collate, collate_step, micro_batches, step_batches
 from loop_recipes.engine.samples import credited
-from loop_recipes.engine.sequence_parallel import Part
+from loop_recipes.engine.sequence_parallel import RowPart
 from support.learner_cases import VOCAB, adapter_gradient, make_samples, tiny_decoder
 
 many_lengths = st.lists(st.integers(4, 60), min_size=1, max_size=14)
@@ -47,7 +47,7 @@ def test_each_part_of_a_row_points_at_its_own_tokens_and_all_parts_at_all(ranks)
     samples = make_samples([17, 9, 31])
     owned = []
     for index in range(ranks):
-        part = collate_step(samples, pad_id=VOCAB - 1, packed=True, part=Part(index, ranks))
+        part = collate_step(samples, pad_id=VOCAB - 1, packed=True, part=RowPart(index, ranks))
         before = torch.cat([sample.token_ids[sample.mask.nonzero()[:, 0] - 1] for sample in samples])
         assert torch.equal(part.tokens.flatten()[part.rows], before[part.own])
         assert 0 < len(part.own) < len(part.targets)

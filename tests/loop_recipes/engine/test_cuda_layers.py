@@ -154,7 +154,7 @@ def test_an_attention_of_another_kind_is_refused(tmp_path):
         attach_head(model, TiledLogProbs())
     model = tiny_lora_model(True)
     model.layers[1].attn.q_norm = RMSNorm(8)
-    with pytest.raises(ConfigError, match="model: its attention is MultiHeadAttention, of which"):
+    with pytest.raises(ConfigError, match="model: its attention is MultiHeadAttention, for which"):
         attach_head(model, TiledLogProbs())
 
 

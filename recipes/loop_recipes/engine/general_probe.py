@@ -7,7 +7,7 @@ changes at a length, are made so short that sequences end inside and behind them
 train nonsense in silence.
 
 A run in half precision is then compared in that, on the device that trains, where other kernels may pack rows. The
-limit is the model's own rounding: packed rows are no further from one sequence at a time than that is from fp32.
+limit is the model's own rounding: packed rows are at most as far from one sequence at a time as that is from fp32.
 """
 
 from __future__ import annotations

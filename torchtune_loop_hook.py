@@ -1,4 +1,4 @@
-"""What torch calls at the end of its import: the hook of `recipes/loop_recipes/registration.py`, where that is found.
+"""Calls the hook of `recipes/loop_recipes/registration.py` at the end of torch's import, where it is installed.
 
 An editable install copies this file into site-packages, too. So programs of that environment go on importing torch when
 the checkout is moved or removed.

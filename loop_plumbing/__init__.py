@@ -1,1 +1,1 @@
-"""What every package needs and no subject owns: processes and their owners, an HTTP server, retries, deadlines."""
+"""Plumbing that every package needs and no subject owns: processes and their owners, an HTTP server, deadlines."""

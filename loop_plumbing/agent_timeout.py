@@ -1,4 +1,4 @@
-"""The agent timeout of an episode: it counts what its agent's actions take, not what the machine takes to serve them.
+"""The agent timeout of an episode: it counts the time of the agent's actions, not the time of the machine behind them.
 
 The time runs while an action runs in the world, and while an agent that is a program thinks. It does not run while the
 world is brought up or back, while the policy samples, or while either waits its turn: so an episode ends as late on a
@@ -27,10 +27,10 @@ class AgentTimeout:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run the time, once however many run it at once.
+        """Run the time within the block; blocks that overlap count once.
 
         Raises:
-            TimeoutError: it is used up.
+            TimeoutError: the time is used up.
         """
         token = _current.set(self)
         try:
@@ -47,7 +47,7 @@ class AgentTimeout:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop the time, for all who run it."""
+        """Stop the time within the block, for all blocks of :meth:`running`."""
         self._pauses += 1
         self._update()
         try:
@@ -70,7 +70,7 @@ class AgentTimeout:
 
 @contextlib.contextmanager
 def paused_agent_timeout() -> Iterator[None]:
-    """Stop the time of the episode whose action runs here, if there is one: what follows is the machine's part."""
+    """Stop the agent timeout of the episode whose action runs here, if any: the block is the machine's part."""
     agent_timeout = _current.get()
     with contextlib.nullcontext() if agent_timeout is None else agent_timeout.paused():
         yield

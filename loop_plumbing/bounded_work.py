@@ -1,4 +1,4 @@
-"""Bounds of time and memory for work on what strangers have made: a program of theirs, a file that unpacks to more."""
+"""Bounds of time and memory for work on a stranger's program or file, such as one that unpacks to much more."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import time
 from collections.abc import Iterator
 
 _LOCK = threading.RLock()
-"""The bound of memory is the whole process's: one work at a time."""
+"""Held by the one work that runs: the bound of memory is the whole process's."""
 
 
 class TooMuch(ValueError):
-    """The work took more than it may; the message says of what."""
+    """The work took more time or memory than it may; the message says which."""
 
 
 class _Late(BaseException):
-    """Out of reach of ``except Exception``."""
+    """Raised when the time is over, out of reach of ``except Exception``."""
 
 
 @contextlib.contextmanager
@@ -26,11 +26,11 @@ def bounded(cpu_s: float, memory_bytes: int) -> Iterator[None]:
     """Bound the work of this thread, one after the other.
 
     Args:
-        cpu_s: processor time of the thread; one operation that Python does not interrupt is let end.
-        memory_bytes: of the whole process, beyond what it has.
+        cpu_s: processor time of the thread; an operation that Python cannot interrupt runs to its end.
+        memory_bytes: memory of the whole process, beyond what it has.
 
     Raises:
-        TooMuch: it took more of either.
+        TooMuch: the work took more time or memory.
     """
     thread, over, late = threading.get_ident(), threading.Event(), threading.Event()
     clock = time.pthread_getcpuclockid(thread)
@@ -47,7 +47,7 @@ def bounded(cpu_s: float, memory_bytes: int) -> Iterator[None]:
         with _LOCK:
             usual = resource.getrlimit(resource.RLIMIT_DATA)
             try:
-                watcher.start()  # whose stack is memory, too
+                watcher.start()  # before the bound: its stack is memory, too
                 try:
                     _lower(memory_bytes, *usual)
                     yield
@@ -56,7 +56,7 @@ def bounded(cpu_s: float, memory_bytes: int) -> Iterator[None]:
                     watcher.join()
                     if late.is_set():
                         _take_back(thread)
-            finally:  # it is late once at most, in the lines before
+            finally:  # _Late is raised at most once, in the lines before
                 resource.setrlimit(resource.RLIMIT_DATA, usual)
     except _Late:
         raise TooMuch(f"takes more than {cpu_s:g} s") from None
@@ -65,13 +65,13 @@ def bounded(cpu_s: float, memory_bytes: int) -> Iterator[None]:
 
 
 def _raise_in(thread: int, kind: type[BaseException]) -> None:
-    """Have a thread raise this at its next step in Python, in place of what it was to raise."""
+    """Have a thread raise this at its next step in Python, in place of one that is pending."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
 
 
 def _take_back(thread: int) -> None:
-    """Leave nothing for this thread to raise. It raises and catches one more: after a None in its place, CPython 3.11
-    looks for it before every step of the process from then on, and a debugger's first step never ends."""
+    """Leave no pending exception in this thread: raise and catch one more. After a None in its place, CPython 3.11 looks
+    for it before every step of the process from then on, and a debugger's first step never ends."""
     try:
         _raise_in(thread, _Late)
         while True:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from loop_plumbing.sanitize import sanitize
 
-MOST_CHARACTERS = 500
-"""Of what is said of one error."""
+MAX_ERROR_CHARACTERS = 500
 _PACKAGES = Path(__file__).resolve().parents[1]
 _OURS = ("agent_environments", "loop_plumbing", "rollout_server", "model_families", "loop_formats", "appworld_adapter")
 _IN_CHECKOUT_AND_WHEEL = ("recipes/loop_recipes", "loop_recipes", "contrib/loop_contrib", "loop_contrib")
@@ -20,7 +19,7 @@ _NOT_THE_USERS = (
     *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     "<",
 )
-"""How the names of files begin that are ours, Python's or an installed package's."""
+"""Beginnings of the names of files that are ours, Python's or an installed package's."""
 
 
 class Raised(Exception):
@@ -35,7 +34,7 @@ class Raised(Exception):
 
     @classmethod
     def by(cls, error: BaseException) -> Raised:
-        """For an error that is at hand."""
+        """Return the exception for an error that was caught."""
         return cls(last_line(error), place_of(error))
 
 
@@ -44,7 +43,7 @@ def raised_as(kind: Callable[[str], Exception], before: str = "", *kinds: type[E
     """Raise an error of the block as another ``kind``, with the text ``before`` in front of its message.
 
     Args:
-        kinds: those that are raised anew; ValueError where none is named.
+        kinds: the exceptions that are raised anew; ValueError where none is named.
     """
     kinds = kinds or (ValueError,)
     try:
@@ -64,30 +63,30 @@ def last_line(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """``file:line`` of the last frame in a file of the user's own; "" where none is."""
-    found = ""
+    """Return ``file:line`` of the last frame in a file of the user's own; "" where there is none."""
+    place = ""
     for each in _chain(error):
         for frame, line in traceback.walk_tb(each.__traceback__):
             if not frame.f_code.co_filename.startswith(_NOT_THE_USERS):
-                found = f"{frame.f_code.co_filename}:{line}"
+                place = f"{frame.f_code.co_filename}:{line}"
         if isinstance(each, SyntaxError) and not (each.filename or "<").startswith(_NOT_THE_USERS):
-            found = f"{each.filename}:{each.lineno}"
-        if found:
+            place = f"{each.filename}:{each.lineno}"
+        if place:
             break
-    return found
+    return place
 
 
 def error_line(error: BaseException) -> str:
-    """One line on an error: what it says, and where the user finds it."""
+    """Return one line on an error: its message, and the user's own file and line."""
     raised = error if isinstance(error, Raised) else Raised.by(error)
-    said = traceback.format_exception_only(error)[-1] if isinstance(error, SyntaxError) else str(raised)
-    said = said.removeprefix(f"{type(error).__module__}.")
-    said = sanitize(" ".join(said[: 2 * MOST_CHARACTERS].split()), MOST_CHARACTERS)
-    return f"{said} ({raised.place})" if raised.place else said
+    message = traceback.format_exception_only(error)[-1] if isinstance(error, SyntaxError) else str(raised)
+    message = message.removeprefix(f"{type(error).__module__}.")
+    message = sanitize(" ".join(message[: 2 * MAX_ERROR_CHARACTERS].split()), MAX_ERROR_CHARACTERS)
+    return f"{message} ({raised.place})" if raised.place else message
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, then what it came of, then what that came of."""
+    """Yield the error, then its cause or context, then that one's, and so on."""
     seen: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in seen:

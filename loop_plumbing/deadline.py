@@ -1,7 +1,7 @@
 """Calls a user's function in the main thread of a tool process, for no longer than its deadline.
 
 At the deadline an alarm raises in the middle of the function, be it in a loop, asleep or within a regular expression.
-What cannot be interrupted so (one operation of a library that looks at no signal, code that catches everything) is
+A call that cannot be interrupted so (one operation of a library that ignores signals, code that catches everything) is
 ended from outside, with its process (:mod:`loop_plumbing.forked_process`).
 """
 
@@ -15,28 +15,28 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
-from loop_plumbing.breakage import Raised as Raised  # part of what `call` raises
+from loop_plumbing.breakage import Raised as Raised  # `call` raises it
 from loop_plumbing.fork_server import DeadlinePassed as DeadlinePassed
 from loop_plumbing.running_time import TICK_S, event_loop, now
 
 
 class _Alarm(BaseException):
-    """Out of reach of ``except Exception``."""
+    """Raised by the alarm, out of reach of ``except Exception``."""
 
 
 class _State:
-    """Of the one call that is made at a time."""
+    """The state of the call; one is made at a time."""
 
     running = False
     late = False
     pauses = 0
     left = 0.0
     end = 0.0
-    """Of the time of the call, by the clock of :mod:`loop_plumbing.running_time`."""
+    """The time at which the call's deadline passes, by the clock of :mod:`loop_plumbing.running_time`."""
 
 
 def install() -> None:
-    """Have SIGALRM end the call that is being made, whoever sends it; where there is none, it does nothing."""
+    """Have SIGALRM end the call that is being made, whoever sends it; without a call it does nothing."""
     signal.signal(signal.SIGALRM, _raise)
 
 
@@ -46,13 +46,13 @@ def call(
     deadline_s: float,
     through: tuple[type[Exception], ...] = (),
 ) -> Any:
-    """``function(**arguments)``, awaited if it is async; in the main thread, after :func:`install`.
+    """Return ``function(**arguments)``, awaited if it is async; in the main thread, after :func:`install`.
 
     Raises:
-        through: as they were raised.
+        through: exceptions of these types pass through as they are.
         DeadlinePassed: it took longer than ``deadline_s``, or was ended by SIGALRM before.
-        Raised: anything at all that it raised, ``SystemExit``, ``KeyboardInterrupt`` and the cancellation of a task of
-            its own included.
+        Raised: it raised anything else, ``SystemExit``, ``KeyboardInterrupt`` and the cancellation of a task of its own
+            included.
     """
     _State.late, _State.pauses = False, 0
     try:
@@ -77,7 +77,7 @@ def call(
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """Stop the time of the call that is being made, once however many stop it at once."""
+    """Stop the time of the call that is being made; blocks that overlap count once."""
     if not _State.pauses:
         signal.setitimer(signal.ITIMER_REAL, 0)
         _State.left = _State.end - now()
@@ -106,7 +106,7 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 _loop = functools.cache(event_loop)
-"""One for all calls: what a module opens in one of them, such as a session, lives on in the next."""
+"""The event loop of all calls: a session that a module opens in one of them lives on in the next."""
 
 
 def _await(work: Coroutine[Any, Any, Any]) -> Any:

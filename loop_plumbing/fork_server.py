@@ -4,7 +4,7 @@ Nothing that happens in a process holds up another episode, or the owner. What a
 its folder, and the processes that it started. The server runs below the owner (:mod:`loop_plumbing.forked_process`),
 perhaps under another interpreter, so it needs the standard library only. They speak in messages of JSON over a socket:
 
-    of the owner                            of the server
+    from the owner                          from the server
     {"fork": true}, one end of a socket     {"pid": n}, or {"error": why}
     and the clock (running_time)
     {"kill": pid}
@@ -13,8 +13,7 @@ perhaps under another interpreter, so it needs the standard library only. They s
                                             {"ready": ...}, or {"failed": why}, once
                                             {"ended": pid, "status": wait status}, once for each process
 
-and the owner speaks with a process over the socket that it was given, for instance in lines of JSON
-(:func:`answers`).
+and the owner speaks with a process over the socket of its request, for instance in lines of JSON (:func:`answers`).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from loop_plumbing.breakage import error_line
 
 MAX_MESSAGE = 1 << 16
 MAX_LINE = 64 << 20
-"""Bytes of one answer of a process."""
+"""Most bytes of one answer of a process."""
 TOO_LONG = b'{"raised": "its result is too long"}\n'
 
 
@@ -47,7 +46,7 @@ class DeadlinePassed(Exception):
 
 
 class WrongArguments(Exception):
-    """The arguments are none that the function takes; the message says which, and why."""
+    """The function does not take these arguments; the message says which, and why."""
 
 
 Answering = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -60,9 +59,9 @@ class Prepared:
     """The outcome of the preparation, which every process inherits.
 
     Attributes:
-        play: what a process does, with the socket to its owner; the process ends when it returns.
-        ready: what the owner is told, JSON.
-        needs: processes that the preparation started, and what each is: when one ends, so does the server.
+        play: the work of a process, with the socket to its owner; the process ends when it returns.
+        ready: JSON that the server sends to its owner.
+        needs: processes that the preparation started, and the name of each: when one ends, so does the server.
     """
 
     play: Callable[[socket.socket], None]
@@ -74,12 +73,12 @@ def answers(make: Callable[[], Answering]) -> Callable[[socket.socket], None]:
     """Return a ``play`` that answers the owner's requests, lines of JSON, until it hangs up.
 
     Args:
-        make: its result, made in the process, answers them.
+        make: makes, in the process, the function that answers them.
     """
 
     def play(connection: socket.socket) -> None:
         answering = make()
-        with os.fdopen(connection.detach(), "rb") as requests:  # a process that is sealed may not call what sockets do
+        with os.fdopen(connection.detach(), "rb") as requests:  # a sealed process may not make the calls of sockets
             for line in requests:
                 answer = json.dumps(answering(json.loads(line))).encode() + b"\n"
                 sys.stdout.flush()
@@ -94,7 +93,7 @@ def serve(control: socket.socket, prepare: Callable[[], Prepared]) -> None:
     """Prepare, and fork until the owner hangs up.
 
     Args:
-        prepare: called once. The owner is told why it raises.
+        prepare: called once; if it raises, the server sends the reason to its owner.
     """
     process_guard.set_process_control(process_guard.PR_SET_CHILD_SUBREAPER, 1)
     try:
@@ -114,8 +113,8 @@ class _Server:
         self._control = control
         self._prepared = prepared
         self._processes: set[int] = set()
-        self._of_its_own = set(process_guard.descendants(os.getpid()))
-        """What the preparation started lives as long as the server."""
+        self._prepared_processes = set(process_guard.descendants(os.getpid()))
+        """Processes that the preparation started: they live as long as the server."""
         self._generators = _generators()
         self._folders = tempfile.mkdtemp(prefix="episodes-")
         # SIGCHLD interrupts nothing by itself in Python: it writes a byte here, which wakes the poll below.
@@ -135,7 +134,7 @@ class _Server:
             if self._wake_read in events:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, MAX_MESSAGE)
-            self._reap()  # whoever is answered below is answered by a server that lacks nothing
+            self._reap()  # first, so that only a server that lacks nothing answers below
             if self._control.fileno() not in events:
                 continue
             message, descriptors, _, _ = socket.recv_fds(self._control, MAX_MESSAGE, 2)
@@ -155,7 +154,7 @@ class _Server:
                     os.kill(pid, signal.SIGALRM)
 
     def _send(self, message: Mapping[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # the owner has hung up, which the next message that is read says
+        with contextlib.suppress(OSError):  # the owner has hung up, as the next message that is read shows
             self._control.send(json.dumps(message).encode())
 
     def _fork(self, descriptor: int, clock: int) -> None:
@@ -181,7 +180,7 @@ class _Server:
             process_guard.set_process_control(process_guard.PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != server:  # it died before the line above
                 os._exit(1)
-            # What it starts stays below it, and comes to the server when it has ended.
+            # Processes that it starts stay below it, and come to the server when it has ended.
             process_guard.set_process_control(process_guard.PR_SET_CHILD_SUBREAPER, 1)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -204,7 +203,7 @@ class _Server:
         return os.path.join(self._folders, str(pid))
 
     def _reap(self) -> None:
-        """Collect what has ended; what a process has left behind ends with it."""
+        """Collect the processes that have ended, and end the ones that each has left behind."""
         for pid, status in process_guard.reap().items():
             if pid in self._prepared.needs:
                 raise SystemExit(f"{self._prepared.needs[pid]} has ended")
@@ -213,7 +212,7 @@ class _Server:
                 _kill(pid, group_only=True)
                 self._remove(self._folder(pid))
                 self._send({"ended": pid, "status": status})
-        for pid in self._strays():  # each may leave others, which are seen when it is collected
+        for pid in self._strays():  # each may leave others, which come when it is collected
             _kill(pid)
 
     def _strays(self) -> list[int]:
@@ -221,7 +220,7 @@ class _Server:
         return [
             pid
             for pid in process_guard.children(os.getpid())
-            if pid not in self._processes and pid not in self._of_its_own and _group(pid) != os.getpgrp()
+            if pid not in self._processes and pid not in self._prepared_processes and _group(pid) != os.getpgrp()
         ]
 
     def _remove(self, folder: str) -> None:
@@ -230,7 +229,7 @@ class _Server:
             os.rmdir(folder)
         except FileNotFoundError:
             pass
-        except OSError:  # of a folder that is not empty
+        except OSError:  # the folder is not empty
             with contextlib.suppress(OSError):
                 if os.fork() == 0:
                     self._control.close()
@@ -270,8 +269,8 @@ def _generators() -> list[Any]:
     names = {"random": ["Random"], "numpy.random": ["BitGenerator", "RandomState"], "torch": ["Generator"]}
     imported = names.keys() & sys.modules.keys()
     kinds = tuple(getattr(sys.modules[module], kind) for module in imported for kind in names[module])
-    found = (each for each in gc.get_referents(*gc.get_objects()) if issubclass(type(each), kinds))
-    return list({id(each): each for each in found}.values())
+    generators = (each for each in gc.get_referents(*gc.get_objects()) if issubclass(type(each), kinds))
+    return list({id(each): each for each in generators}.values())
 
 
 def _draw_afresh(generator: Any) -> None:

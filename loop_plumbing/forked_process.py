@@ -25,16 +25,16 @@ from loop_plumbing.fork_server import MAX_LINE, MAX_MESSAGE, DeadlinePassed, Wro
 from loop_plumbing.moving import Stalled, while_moving
 
 PREPARE_S = 600.0
-"""A server that prepares, and for so long makes no progress, hangs."""
+"""Seconds without progress after which a server that prepares counts as hung."""
 SERVER_ENDED = {"error": "its server has ended"}
 SAID_NOTHING = "it said nothing"
 STOP_S = process_guard.KILL_DEADLINE_S + 5.0
 TAIL_BYTES = 4096
 KILL_AFTER_S = 10.0
-"""How long after its deadline a call that cannot be interrupted ends with its process."""
+"""Seconds after its deadline at which a call that cannot be interrupted ends with its process."""
 KILLED = f"signal {signal.SIGKILL:d}"
 DEATH_SHOWS_S = 30.0
-"""How long after the end of its answers a process is given to have ended."""
+"""Seconds in which a process has ended after the end of its answers."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 def scrubbed_environment(**variables: str) -> dict[str, str]:
-    """The whole environment of a server, ``variables`` among it: nothing of the owner's, which may hold tokens."""
+    """Return the whole environment of a server, with ``variables``, without the owner's, which may hold tokens."""
     return {
         "LANG": "C.UTF-8",
         "PYTHONHASHSEED": "0",  # sets iterate in the same order in every process, and in one that takes its place
@@ -57,7 +57,7 @@ def scrubbed_environment(**variables: str) -> dict[str, str]:
 class ProcessEnded(Exception):
     """The process ended in the middle of a call, and the server lives: the call was the cause.
 
-    ``killed`` says that it got a SIGKILL, which was none of ours.
+    ``killed`` says that it got a SIGKILL, which we did not send.
     """
 
     def __init__(self, how: str, killed: bool = False) -> None:
@@ -66,7 +66,8 @@ class ProcessEnded(Exception):
 
 
 async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """A question that is cut off would leave its answer to the next one: it goes on when the caller is cancelled."""
+    """Await ``work`` to its end, also when the caller is cancelled: a cut-off question would leave its answer to the
+    next one."""
     return await asyncio.shield(asyncio.ensure_future(work))
 
 
@@ -74,15 +75,15 @@ class ForkServer:
     """Starts with the first :meth:`fork`, and again with the next one where it has died.
 
     Args:
-        name: of the server in messages.
+        name: the server's name in messages.
         command: starts it; the number of its socket comes last.
-        told: the first line of its standard input, as JSON.
-        away: makes the exception, of a message, for a server that does not start or has ended, and for a process that
-            says so of what it needs.
+        config: the first line of its standard input, as JSON.
+        away: makes an exception from a message: the server does not start or has ended, or a process reports that
+            something it needs has.
         environment: its variables; None: the owner's.
-        longest_answer: bytes of a process's answer; one that sends more is ended. Where code of an agent runs there,
-            near what is shown of an answer: a long line holds up the owner while it is read.
-        log: the file to which what it and its processes print is appended; None: the owner's standard error.
+        longest_answer: most bytes of an answer; a process that sends more is ended. Where code of an agent runs there,
+            near the part of an answer that we show: a long line holds up the owner while it is read.
+        log: the file to which the output of the server and its processes is appended; None: the owner's standard error.
 
     ``restarts`` counts how often another one took the place of one that had died.
     """
@@ -91,7 +92,7 @@ class ForkServer:
         self,
         name: str,
         command: Sequence[str],
-        told: Mapping[str, Any],
+        config: Mapping[str, Any],
         away: Callable[[str], Exception],
         environment: Mapping[str, str] | None = None,
         log: Path | None = None,
@@ -100,15 +101,15 @@ class ForkServer:
         self.name = name
         self.away = away
         self._command = command
-        self._told = json.dumps(told).encode() + b"\n"
+        self._config_line = json.dumps(config).encode() + b"\n"
         self._environment = environment
         self._log = log
         self._longest_answer = longest_answer
         self.restarts = 0
         self.alive = False
-        """Whether it runs."""
+        """True while the server runs."""
         self.starts = 0
-        """How often it was started; a process is of one start."""
+        """The number of its starts; a process belongs to one of them."""
         self._closing = False
         self._ready: Mapping[str, Any] = {}
         self._guard: asyncio.subprocess.Process | None = None
@@ -117,7 +118,7 @@ class ForkServer:
         self._listening: asyncio.Future[None] | None = None
         self._tail = b""
         self._answers: deque[asyncio.Future[dict[str, Any]]] = deque()
-        """Of those who wait for a process, in the order in which they asked."""
+        """The callers that wait for a process, in the order in which they asked."""
         self._processes: dict[int, asyncio.Future[int | None]] = {}
         self._unsent: deque[tuple[bytes, list[int]]] = deque()
         self._lock = asyncio.Lock()
@@ -128,15 +129,15 @@ class ForkServer:
         return 0 if self._guard is None else self._guard.pid
 
     async def start(self) -> Mapping[str, Any]:
-        """Have it run; returns what it said when it was ready.
+        """Start it unless it runs; returns its ``ready`` message.
 
         Raises:
             away: it does not start.
         """
-        return await _to_its_end(self._found_or_started())
+        return await _to_its_end(self._ensure_running())
 
     async def fork(self) -> ForkedProcess:
-        """A new process.
+        """Return a new process.
 
         Raises:
             away: the server does not start, or there is no memory.
@@ -179,12 +180,12 @@ class ForkServer:
             await self._stop()
 
     async def ask(self, message: Mapping[str, Any], *descriptors: int) -> dict[str, Any]:
-        """Send a message that is answered, such as the wish for a process that is given a socket.
+        """Send a message that the server answers, such as a request for a process, with its socket.
 
         Returns:
-            The answer, ``error`` where there is none; with a ``pid`` also ``ready``, what the server said when it was
-            ready, ``start``, the server's start that the process is of, and ``ended``, which will be the process's wait
-            status, None where its server ends before.
+            The answer, ``error`` where there is none; with a ``pid`` also ``ready``, the server's message when it was
+            ready, ``start``, the number of the server's start, and ``ended``, a future of the process's wait status,
+            None where its server ends before.
         """
         if not self.alive:
             return SERVER_ENDED
@@ -213,11 +214,11 @@ class ForkServer:
             loop.remove_writer(self._control)
         except BlockingIOError:
             loop.add_writer(self._control, self._flush)
-        except OSError:  # it has ended, which is seen where it is listened to
+        except OSError:  # it has ended, as _listen notices
             self._unsent.clear()
             loop.remove_writer(self._control)
 
-    async def _found_or_started(self) -> Mapping[str, Any]:
+    async def _ensure_running(self) -> Mapping[str, Any]:
         async with self._lock:
             if self.alive:
                 return self._ready
@@ -226,30 +227,30 @@ class ForkServer:
                 self.restarts += 1
                 await self._stop()
             self._closing = False
-            said = await self._begun()
-            if said == {"failed": SAID_NOTHING} and not self._closing:
+            message = await self._start_once()
+            if message == {"failed": SAID_NOTHING} and not self._closing:
                 logger.warning("the %s server died as it started, without a word; starting it once more", self.name)
-                said = await self._begun()
-            if "ready" not in said:
-                raise self.away(f"the {self.name} server does not start: {said['failed']}")
-            self._ready = said["ready"]
+                message = await self._start_once()
+            if "ready" not in message:
+                raise self.away(f"the {self.name} server does not start: {message['failed']}")
+            self._ready = message["ready"]
             self._listening = asyncio.ensure_future(self._listen())
             return self._ready
 
-    async def _begun(self) -> dict[str, Any]:
-        """Start it; returns what it said when it was ready, or, once nothing of it is left, why it ``failed``."""
-        self._guard = await self._started()
+    async def _start_once(self) -> dict[str, Any]:
+        """Start it; returns its ``ready`` message, or, once nothing of it is left, why it ``failed``."""
+        self._guard = await self._launch()
         try:
-            said = await self._prepared(self._guard)
+            message = await self._prepare(self._guard)
         except Stalled as error:
-            said = {"failed": f"it {error}"}
+            message = {"failed": f"it {error}"}
         except OSError:
-            said = {}
-        if "ready" not in said:
+            message = {}
+        if "ready" not in message:
             await self._stop()
-        return said or {"failed": self._last_words()}
+        return message or {"failed": self._last_words()}
 
-    async def _started(self) -> asyncio.subprocess.Process:
+    async def _launch(self) -> asyncio.subprocess.Process:
         """Start its guard, and the server below it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
@@ -275,12 +276,12 @@ class ForkServer:
         self.starts += 1
         return guard
 
-    async def _prepared(self, guard: asyncio.subprocess.Process) -> dict[str, Any]:
-        """Hand it its first line, and return its first message; raises OSError or Stalled where none comes."""
+    async def _prepare(self, guard: asyncio.subprocess.Process) -> dict[str, Any]:
+        """Send its config line, and return its first message; raises OSError or Stalled where none comes."""
         assert guard.stdin is not None, "it was asked for"
-        guard.stdin.write(self._told)
+        guard.stdin.write(self._config_line)
         await guard.stdin.drain()
-        guard.stdin.close()  # what asks for a line there is refused, and does not hang
+        guard.stdin.close()  # so that code that reads a line there is refused, and does not hang
         return await while_moving(self._receive(), guard.pid, PREPARE_S)
 
     async def _listen(self) -> None:
@@ -293,15 +294,15 @@ class ForkServer:
                         if "pid" in answer:
                             ended = self._processes[answer["pid"]] = asyncio.get_running_loop().create_future()
                             answer |= {"ready": self._ready, "start": self.starts, "ended": ended}
-                        if not (asked := self._answers.popleft()).done():
-                            asked.set_result(answer)
+                        if not (waiter := self._answers.popleft()).done():
+                            waiter.set_result(answer)
         except OSError:
             pass
         finally:
             self._end()
 
     async def _receive(self) -> dict[str, Any]:
-        """Raises OSError where the server has ended."""
+        """Return the server's next message; raises OSError where it has ended."""
         message = await asyncio.get_running_loop().sock_recv(self._control, MAX_MESSAGE)
         if not message:
             raise ConnectionError("it has ended")
@@ -309,16 +310,16 @@ class ForkServer:
         return answer
 
     def _end(self) -> None:
-        """Tell all who wait that the server is gone."""
+        """Note the server's end, and give it to all callers that wait."""
         self.alive = False
         asyncio.get_running_loop().remove_writer(self._control)
         self._unsent.clear()
         for ended in self._processes.values():
             ended.set_result(None)
         self._processes.clear()
-        for asked in self._answers:
-            if not asked.done():
-                asked.set_result(SERVER_ENDED)
+        for waiter in self._answers:
+            if not waiter.done():
+                waiter.set_result(SERVER_ENDED)
         self._answers.clear()
 
     async def _stop(self) -> None:
@@ -342,22 +343,22 @@ class ForkServer:
         self._guard = None
 
     async def _drain(self, stderr: asyncio.StreamReader) -> None:
-        while part := await stderr.read(MAX_MESSAGE):
-            self._tail = (self._tail + part)[-TAIL_BYTES:]
+        while chunk := await stderr.read(MAX_MESSAGE):
+            self._tail = (self._tail + chunk)[-TAIL_BYTES:]
             if self._log is None:
-                sys.stderr.write(part.decode(errors="replace"))
+                sys.stderr.write(chunk.decode(errors="replace"))
             else:
-                await asyncio.to_thread(_append, self._log, part)
+                await asyncio.to_thread(_append, self._log, chunk)
 
     def _last_words(self) -> str:
-        """The last line that it printed."""
+        """Return the last line that it printed."""
         lines = self._tail.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else SAID_NOTHING
 
 
-def _append(log: Path, part: bytes) -> None:
+def _append(log: Path, chunk: bytes) -> None:
     with contextlib.suppress(OSError), open(log, "ab") as file:  # its folder is gone, or the disk full
-        file.write(part)
+        file.write(chunk)
 
 
 def _end_unwanted(forking: asyncio.Task[ForkedProcess]) -> None:
@@ -366,7 +367,7 @@ def _end_unwanted(forking: asyncio.Task[ForkedProcess]) -> None:
 
 
 class ForkedProcess:
-    """A process that answers one request at a time. ``ready`` is what its server said when it was ready."""
+    """A process that answers one request at a time. ``ready`` is its server's message when it was ready."""
 
     def __init__(
         self,
@@ -382,14 +383,14 @@ class ForkedProcess:
         self.ended: asyncio.Future[int | None] = forked["ended"]
         """Its wait status; None where its server has ended before."""
         self.killed = False
-        """Whether it was ended from here."""
+        """True once it was ended from here."""
         self._reader, self._writer = reader, writer
         self._lock = asyncio.Lock()
         self._until: asyncio.Timeout | None = None
 
     @property
     def alive(self) -> bool:
-        """Whether it has neither ended nor been ended."""
+        """True until it ends or is ended."""
         return not self.killed and not self.ended.done()
 
     async def ask(self, op: str, deadline_s: float, **arguments: Any) -> Any:
@@ -398,7 +399,7 @@ class ForkedProcess:
         A call that is cancelled is interrupted; the next one waits until it is over.
 
         Raises:
-            DeadlinePassed, Raised, WrongArguments: of the call. A call that could not be interrupted has ended with
+            DeadlinePassed, Raised, WrongArguments: the call did. A call that could not be interrupted has ended with
                 the process.
             ProcessEnded: the process ended.
             away: the server ended, or something else that the call needs is away.
@@ -415,7 +416,7 @@ class ForkedProcess:
         return answer["result"]
 
     async def answer_within(self, request: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
-        """Send a request and return its answer, whatever that says. A call that is cancelled is interrupted.
+        """Send a request and return its answer, unread. A call that is cancelled is interrupted.
 
         Raises:
             DeadlinePassed: it took longer and could not be interrupted; the process was ended.
@@ -435,13 +436,13 @@ class ForkedProcess:
             ProcessEnded: the process ended, or sent what is not an answer and was ended.
             away: the server ended.
         """
-        with contextlib.suppress(OSError):  # it has ended, which is seen where its answer is read
+        with contextlib.suppress(OSError):  # it has ended, as the reader of its answer notices
             self._writer.write(json.dumps(request).encode() + b"\n")
             await self._writer.drain()
         return await self.answer()
 
     async def exchange_while_it_moves(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """:meth:`exchange` for what may take the server's processes a while; where they stand still, all are ended.
+        """:meth:`exchange` without a deadline: it ends the server and its processes only where they stand still.
 
         Raises:
             ProcessEnded, away: as there; away also where they stood still.
@@ -454,7 +455,7 @@ class ForkedProcess:
             raise self._server.away(f"the {self._server.name} server {error}, and is ended") from error
 
     async def answer(self) -> dict[str, Any]:
-        """The next answer, of a request that nobody waits for any more; raises as :meth:`exchange`."""
+        """Return the next answer, of a request that nobody waits for any more; raises as :meth:`exchange`."""
         try:
             line = await self._reader.readline()
         except OSError:
@@ -467,24 +468,24 @@ class ForkedProcess:
                 if isinstance(answer, dict):
                     return answer
             await self.end()
-            raise ProcessEnded("its process sent what is no answer")
+            raise ProcessEnded("its process sent what is not an answer")
         await asyncio.wait([self.ended], timeout=DEATH_SHOWS_S)
         by_itself = self.ended.done() and not self.killed
         how = await self.end()
         raise ProcessEnded(f"its process ended with {how}", killed=by_itself and how == KILLED)
 
     async def has_server(self) -> bool:
-        """Whether its server lives, and all that this needs; it looks before it answers, however slow the machine."""
+        """Return whether its server lives, and all that the server needs; the server checks before it answers."""
         return self._server_runs and "error" not in await self._server.ask({"here": True})
 
     @property
     def _server_runs(self) -> bool:
-        """Whether its server is not known to have ended; another one may have taken its place."""
+        """False once its server is known to have ended; another one may have taken its place."""
         return self._server.alive and self._server.starts == self._start
 
     @property
     def busy(self) -> bool:
-        """Whether a call is being made, be it that nobody waits for it any more."""
+        """True while a call is being made, also one that nobody waits for any more."""
         return self._lock.locked()
 
     async def idle(self) -> None:
@@ -507,7 +508,7 @@ class ForkedProcess:
             self._server.send({"kill": self.pid})
 
     async def end(self) -> str:
-        """End it and all that it started; says how it ended, which may have been before.
+        """End it and all that it started; returns how it ended, which may have been before.
 
         Raises:
             away: the server has ended, and all its processes with it.

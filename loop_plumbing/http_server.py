@@ -1,8 +1,8 @@
 """The base of the project's HTTP servers: every refusal is one line of JSON, and strangers take few of the files.
 
-A stranger is a connection that has shown no token yet. It takes a file descriptor all the same, so the oldest of too
-many strangers is hung up on. Of who has shown a token :func:`trust_client` is told, and nobody is hung up on for that;
-but one key of an agent's has so many connections at most, and the oldest of more that waits for no answer goes.
+A stranger is a connection that has shown no token yet. It takes a file descriptor all the same, so the server closes
+the oldest of too many strangers. :func:`trust_client` marks a connection that has shown a token: the server keeps it.
+But an agent's key has a limited number of connections: beyond it, the oldest that waits for no answer is closed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 8 << 20
 BODY_DEADLINE_S = 60.0
 KEEP_ALIVE_S = 75.0
-"""How long a connection stays open on which nothing is asked. Longer than clients keep one for their next request, else
+"""Seconds that a connection stays open without a request. Longer than clients keep one for their next request, else
 a request could meet its end; short, because each takes a file descriptor."""
 MAX_STRANGERS = 512
-"""More than an event loop accepts before it reads what those that it accepted have sent (twice the backlog of 128)."""
+"""More connections than an event loop accepts before it reads from them (twice the backlog of 128)."""
 LEAST_STRANGERS = 16
 MOST_OF_A_KEY = 64
 """Connections by the key of an agent; twice the calls that it may make at once."""
@@ -40,7 +40,7 @@ class BadBody(ValueError):
 
 
 def refusal(status: int, error: object, **more: Any) -> web.Response:
-    """``{"error": "one line"}``, and ``more`` beside it."""
+    """Return ``{"error": "one line"}``, with the keys of ``more`` beside it."""
     return web.json_response({"error": one_line(error), **more}, status=status)
 
 
@@ -49,11 +49,11 @@ def one_line(error: object) -> str:
 
 
 def read_json(text: str | bytes) -> Any:
-    """The value of a JSON document from outside.
+    """Return the value of a JSON document from outside.
 
     Raises:
-        BadBody: it is none; or it is nested too deeply, has half a surrogate pair, NaN, or a number of thousands of
-            digits: such values break what they reach only much later.
+        BadBody: it is not JSON; or it is nested too deeply, has half a surrogate pair, NaN, or a number of thousands
+            of digits: such values would break code far behind this.
     """
     try:
         return from_json(text, allow_inf_nan=False)
@@ -62,8 +62,8 @@ def read_json(text: str | bytes) -> Any:
 
 
 def read_agents_json(text: str | bytes) -> Any:
-    """As :func:`read_json`, but takes what :mod:`json` takes: an agent's text may have been cut within a surrogate
-    pair, which must not be the end of its episode."""
+    """Return the value of an agent's JSON. It takes all that :mod:`json` takes: a text that was cut within a surrogate
+    pair must not be the end of the agent's episode. Raises BadBody."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -71,7 +71,7 @@ def read_agents_json(text: str | bytes) -> Any:
 
 
 async def read_body(request: web.Request, arrived: Callable[[int], None] = lambda size: None) -> bytes:
-    """The body of a request; ``arrived`` is told of each part how many bytes it has, and may raise.
+    """Return the body of a request; ``arrived`` gets the number of bytes of each chunk, and may raise.
 
     Raises:
         TimeoutError: it does not arrive in time.
@@ -81,9 +81,9 @@ async def read_body(request: web.Request, arrived: Callable[[int], None] = lambd
     body, most = bytearray(), request.client_max_size
     try:
         async with asyncio.timeout(BODY_DEADLINE_S):
-            async for part in request.content.iter_any():
-                arrived(len(part))
-                body += part
+            async for chunk in request.content.iter_any():
+                arrived(len(chunk))
+                body += chunk
                 if len(body) > most:
                     raise web.HTTPRequestEntityTooLarge(max_size=most, actual_size=len(body))
             return bytes(body)
@@ -92,7 +92,7 @@ async def read_body(request: web.Request, arrived: Callable[[int], None] = lambd
 
 
 def route_of(request: web.BaseRequest) -> str:
-    """The method and the route of a request, for logs: what stands in its path may be a key."""
+    """Return the method and the route of a request, for logs: its path may hold a key."""
     resource = request.match_info.route.resource if isinstance(request, web.Request) else None
     return f"{request.method} {resource.canonical if resource is not None else '(no route)'}"
 
@@ -109,19 +109,19 @@ def trust_client(request: web.Request, key: str | None = None) -> None:
     is_new = key is not None and own.key != key
     own.stranger, own.key, own.is_answered = False, key, True
     if is_new:
-        of_key = [known for known in _connections(own.server) if known.key == key and known is not own]
-        idle_first = sorted(of_key, key=lambda known: known.is_answered)
-        for known in idle_first[: max(0, len(of_key) + 1 - min(MOST_OF_A_KEY, _files_for(8)))]:
-            known.force_close()
+        others = [other for other in _connections(own.server) if other.key == key and other is not own]
+        idle_first = sorted(others, key=lambda other: other.is_answered)
+        for other in idle_first[: max(0, len(others) + 1 - min(MOST_OF_A_KEY, _files_for(8)))]:
+            other.force_close()
 
 
 def _connections(server: web.Server) -> list[_ServedConnection]:
-    """The open connections, the oldest first."""
-    return [known for known in server.connections if isinstance(known, _ServedConnection)]
+    """Return the open connections, the oldest first."""
+    return [connection for connection in server.connections if isinstance(connection, _ServedConnection)]
 
 
 def _files_for(share: int) -> int:
-    """One of so many equal shares of the files that may be open, but for a few connections enough."""
+    """Return a ``share``-th of the files that may be open, but at least :data:`LEAST_STRANGERS`."""
     return max(LEAST_STRANGERS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // share)
 
 
@@ -149,7 +149,7 @@ class Site(web.BaseSite):
     def _accept(self) -> _ServedConnection:
         server = self._runner.server
         assert server is not None, "set up before it listens"
-        strangers = [known for known in _connections(server) if known.stranger]
+        strangers = [connection for connection in _connections(server) if connection.stranger]
         for oldest in strangers[: max(0, len(strangers) + 1 - self._most_strangers)]:
             oldest.force_close()
         return _ServedConnection(
@@ -158,7 +158,7 @@ class Site(web.BaseSite):
 
 
 class _ServedConnection(web.RequestHandler):
-    """One connection."""
+    """A connection, with what the server knows of its client."""
 
     __slots__ = ("is_answered", "key", "server", "stranger")
 
@@ -171,10 +171,10 @@ class _ServedConnection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        if isinstance(resp, web.HTTPException):  # of the router: no such path, another method, a header
-            said, resp = resp, refusal(resp.status, resp.reason)
-            if "Allow" in said.headers:
-                resp.headers["Allow"] = said.headers["Allow"]
+        if isinstance(resp, web.HTTPException):  # raised by the router: no such path, another method, a header
+            original, resp = resp, refusal(resp.status, resp.reason)
+            if "Allow" in original.headers:
+                resp.headers["Allow"] = original.headers["Allow"]
         try:
             return await super().finish_response(request, resp, start_time)
         finally:
@@ -187,12 +187,12 @@ class _ServedConnection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The answer to what is not HTTP, or to a request that met a defect of ours."""
-        if isinstance(exc, ContentEncodingError):  # of a library that is not here, such as zstd's
+        """Return the answer to what is not HTTP, or to a request that met a defect of ours."""
+        if isinstance(exc, ContentEncodingError):  # it needs a library that is not here, such as zstd
             answer = refusal(415, "the Content-Encoding of the body is not read here: send it plain, or gzipped")
         elif status < 500:
-            # Neither told nor logged in full: the words of the parser hold the header, and so perhaps a token.
-            answer = refusal(status, f"this is no HTTP request ({type(exc).__name__})")
+            # Neither sent nor logged in full: the parser's message holds the header, and so perhaps a token.
+            answer = refusal(status, f"this is not an HTTP request ({type(exc).__name__})")
         else:
             logger.error("%s met a defect", route_of(request), exc_info=exc)
             answer = refusal(status, f"a defect of the server ({type(exc).__name__}); its log says where")

@@ -1,4 +1,4 @@
-"""Files of others, read: their encoding, and the values of JSON lines."""
+"""Reads files of others: their encoding, and the values of JSON lines."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _PACKED = {
     **{"zstd": b"\x28\xb5\x2f\xfd", "zip": b"PK\x03\x04", "bzip2": b"BZh", "xz": b"\xfd7zXZ"},
     **{"parquet": b"PAR1", "Arrow": b"ARROW1", "SQLite": b"SQLite format 3"},
 }
-"""What files begin with that are no text."""
+"""The first bytes of files that are not text."""
 _TABLES = (".csv", ".tsv")
 
 
 def most_unpacked(file: Path) -> int:
-    """The bytes that a packed file of others may unpack to: far more than any that holds what people wrote."""
+    """Return the bytes that a packed file of others may unpack to: far more than any text that people wrote."""
     return (1 << 30) + 32 * file.stat().st_size
 
 
@@ -64,4 +64,4 @@ def json_lines(file: Path) -> Iterator[tuple[int, Any]]:
                 yield number, json.loads(line)
             except (ValueError, RecursionError) as error:
                 whole = "; it must hold a task in each line, not a list of tasks" if line.lstrip()[0] == "[" else ""
-                raise ValueError(f"{file}:{number} is no JSON: {error}{whole}") from error
+                raise ValueError(f"{file}:{number} is not JSON: {error}{whole}") from error

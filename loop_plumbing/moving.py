@@ -1,7 +1,7 @@
-"""Whether a process that may be slow makes progress, and waiting for it as long as it does: for as long as it, or a
-process below it, uses or wants a processor or a disk, or writes into its log.
+"""Waits for a process that may be slow as long as it makes progress: as long as it, or a process below it, uses or
+wants a processor or a disk, or writes into its log.
 
-Who waits in turn for this process needs a sign of life of it, and cannot see those below it: :func:`signs` counts them.
+A process that waits in turn for this one needs a sign of life, and cannot see those below: :func:`signs` counts them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from loop_plumbing import process_guard, running_time
 
 POLL_S = 1.0
 STALL_S = 120.0
-"""What has work to do, and for so long makes no progress, hangs."""
+"""Seconds without progress after which a process that has work to do counts as hung."""
 LIMIT_S = 3600.0
-"""Last resort: for what computes for ever."""
+"""Last resort, in seconds: for a process that computes for ever."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 T = TypeVar("T")
@@ -30,12 +30,12 @@ class _Signs:
 
 
 def signs() -> int:
-    """How often this process has seen something move, or be ready, that it waits for."""
+    """Return how often something that this process waits for has moved or become ready."""
     return _Signs.count
 
 
 def give_sign() -> None:
-    """Count something that moved."""
+    """Count a sign of life."""
     _Signs.count += 1
 
 
@@ -52,7 +52,7 @@ class Movement:
     """The activity of a process, of all below it, and of their log, since this was made.
 
     Args:
-        pid: None where the process is on another machine; then nothing of it is seen.
+        pid: its id; None where the process is on another machine, which shows no activity here.
         log: the file that it writes to; None for none.
         least_s: processor time that counts as a move.
     """
@@ -69,10 +69,10 @@ class Movement:
         """Processor time that they used, all together."""
 
     async def look(self) -> bool:
-        """Look now; returns whether they have moved since the last move that was seen."""
+        """Look now; returns whether they have moved since the last move."""
         if (pid := self._pid) is None:
             return False
-        # The log's size too: it lies where the process writes it, and it is looked at when that may have stalled.
+        # The log's size in the thread too: its disk may have stalled.
         (ticks, busy), size = await asyncio.to_thread(lambda: (processor_use(pid), self._log_size()))
         if self._first is None:
             self._first = self._marked = ticks
@@ -92,14 +92,14 @@ class Movement:
 
     @property
     def idle_s(self) -> float:
-        """Seconds since the last move; for what is somewhere else, since the beginning."""
+        """Seconds since the last move; for a process on another machine, since the beginning."""
         return running_time.now() - self._moved_at
 
 
 async def while_moving(
     work: Awaitable[T], process: int | Movement, stall_s: float | None = None, limit_s: float | None = None
 ) -> T:
-    """The outcome of ``work``, which a process (its id, or its movement from now on) and those below it do.
+    """Return the outcome of ``work``, done by a process (its id, or its movement from now on) and those below it.
 
     Raises:
         Stalled: they have not moved for ``stall_s`` (:data:`STALL_S`), or it took ``limit_s`` (:data:`LIMIT_S`);
@@ -125,8 +125,8 @@ async def while_moving(
 
 
 def processor_use(root: int) -> tuple[int, bool]:
-    """Clock ticks that a process and those below it have used, children that they waited for included; and whether one
-    of them runs, waits for a processor, or waits for a disk at this moment.
+    """Return the clock ticks that a process and those below it have used, children that they waited for included; and
+    whether one of them runs, waits for a processor, or waits for a disk at this moment.
     """
     ticks, busy = 0, False
     for pid in (root, *process_guard.descendants(root)):

@@ -1,4 +1,4 @@
-"""Names that were meant, for one that is not known: of verbs, keys, configs, environments and agents."""
+"""Finds the known names that an unknown one may stand for: of verbs, keys, configs, environments and agents."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def nearest(name: str, known: Sequence[str], else_say: str | None = None) -> str
 
 
 def explain_type_error(error: TypeError, call: Callable[..., Any], first: str, given: Collection[str]) -> str:
-    """Return what is wrong with the options that a config has ``given`` to ``call``, as what follows its name.
+    """Return what is wrong with the options that a config has ``given`` to ``call``, in words that follow its name.
 
     Args:
-        error: what the call raised, which is quoted where the options fit the signature.
+        error: the call's error, which is quoted where the options fit the signature.
         first: the parameter of ``call`` that is not an option.
     """
     options, takes_any = _options(call, first)
@@ -50,7 +50,7 @@ def explain_type_error(error: TypeError, call: Callable[..., Any], first: str, g
 
 
 def _options(call: Callable[..., Any], first: str) -> tuple[dict[str, inspect.Parameter], bool]:
-    """The options of ``call`` and whether it takes any others; a class passes its ``**options`` on to its base."""
+    """Return the options of ``call`` and whether it takes any others; a class passes its ``**options`` to its base."""
     classes = [each for each in getattr(call, "__mro__", ())[:-1] if "__init__" in vars(each)]
     options: dict[str, inspect.Parameter] = {}
     for each in classes or [call]:
@@ -82,7 +82,7 @@ def explained(decorator: Decorator) -> Decorator:
 
 
 def mistyped_option(call: Callable[..., Any], given: Mapping[str, Any]) -> str | None:
-    """Return which option is no number, text or truth value where ``call`` says that it is one; None where all are."""
+    """Return an option that is not the number, text or truth value that ``call`` annotates; None where all are."""
     for name, parameter in _options(call, "")[0].items():
         says = getattr(parameter.annotation, "__name__", str(parameter.annotation)).split(" | ")
         if name not in given or not _PLAIN.keys() >= {*says}:
@@ -106,25 +106,25 @@ def _listed(names: Sequence[str], word: str) -> str:
 
 
 def similar_names(name: str, known: Sequence[str], cutoff: float = 0.6) -> list[str]:
-    """Return those of ``known`` that ``name`` may stand for, at most three: the same but for capitals, dashes and dots,
-    else those that it begins or all words of which they have, else the one that is spelt most like it.
+    """Return at most three of ``known`` that ``name`` may stand for: the same but for capitals, dashes and dots, else
+    those that begin with it or have all of its words, else the one whose spelling is nearest.
 
     Args:
-        cutoff: how much like it, as difflib's ``ratio`` says.
+        cutoff: the least likeness, as difflib's ``ratio`` measures it.
     """
     by_folded: dict[str, list[str]] = {}
     for each in known:
         by_folded.setdefault(folded(each), []).append(each)
     wanted = folded(name)
     words = {*wanted.split("_")}
-    found = [each for each in by_folded if each == wanted]
+    matches = [each for each in by_folded if each == wanted]
     if len(wanted) > 1:
-        found = found or [each for each in by_folded if each.startswith(wanted)]
-        found = found or [each for each in by_folded if words <= {*each.split("_")}]
-    found = found or difflib.get_close_matches(wanted, by_folded, n=1, cutoff=cutoff)
-    return sorted((each for one in found for each in by_folded[one]), key=len)[:3]
+        matches = matches or [each for each in by_folded if each.startswith(wanted)]
+        matches = matches or [each for each in by_folded if words <= {*each.split("_")}]
+    matches = matches or difflib.get_close_matches(wanted, by_folded, n=1, cutoff=cutoff)
+    return sorted((each for one in matches for each in by_folded[one]), key=len)[:3]
 
 
 def folded(name: str) -> str:
-    """Return ``name`` as all who mean the same may write it."""
+    """Return ``name`` without differences of capitals, dashes, dots and blanks."""
     return re.sub(r"[-. ]", "_", name.lower())

@@ -1,4 +1,4 @@
-"""Finds what installed packages add to the project, by the entry points in their metadata.
+"""Finds the plug-ins of installed packages, by the entry points in their metadata.
 
 A package adds an environment by a line of its own, and the project has no line for it::
 
@@ -25,7 +25,7 @@ GROUPS = ("agents", "behavior", "configs", "demonstrators", "dialects", "environ
 
 @cache
 def plug_ins(group: str) -> Mapping[str, str]:
-    """Name -> ``module:attribute``, or a module, of all that installed packages add to a group; nothing is imported.
+    """Return name -> ``module:attribute``, or a module, of all plug-ins of a group; nothing is imported.
 
     Args:
         group: one of :data:`GROUPS`.
@@ -43,7 +43,7 @@ def load(target: str) -> Any:
 
 
 def load_part(name: str) -> Any:
-    """Import what a key of a config, or an option, asks for and the core does not hold, such as a judge.
+    """Import a part that a key of a config, or an option, asks for and the core does not hold, such as a judge.
 
     Raises:
         ValueError: no installed package has it, or it cannot be imported; says which.
@@ -59,12 +59,12 @@ def load_part(name: str) -> Any:
 
 @cache
 def packages() -> frozenset[str]:
-    """The top packages that add something: whoever installed them chose to have their code run."""
+    """Return the top packages that have plug-ins: the user who installed them chose to have their code run."""
     targets = (target for group in GROUPS for target in plug_ins(group).values())
     return frozenset(target.partition(":")[0].partition(".")[0] for target in targets)
 
 
 def folders(group: str) -> list[Path]:
-    """The folders of the packages that a group names, in the order of their names; one that is gone is left out."""
-    found = (importlib.util.find_spec(package) for _, package in sorted(plug_ins(group).items()))
-    return [Path(place) for spec in found if spec for place in spec.submodule_search_locations or ()]
+    """Return the folders of the packages that a group names, in the order of their names, without missing ones."""
+    specs = (importlib.util.find_spec(package) for _, package in sorted(plug_ins(group).items()))
+    return [Path(place) for spec in specs if spec for place in spec.submodule_search_locations or ()]

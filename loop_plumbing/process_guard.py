@@ -1,4 +1,4 @@
-"""Runs one command and lets nothing of it outlive the process that asked for it. Linux, standard library only.
+"""Runs a command of which no process outlives the owner that asked for it. Linux, standard library only.
 
     python process_guard.py OWNER_PID GRACE_SECONDS COMMAND...
 
@@ -9,9 +9,9 @@ none of the command's descendants is left. The command's temporary folder is the
 leaves sockets and folders there.
 
 - The owner dies: all descendants get SIGKILL at once.
-- The guard gets SIGTERM from a living owner: the command gets SIGTERM, as often as the guard does, and what is left
-  after the grace SIGKILL.
-- The command ends by itself: what it left behind gets SIGKILL.
+- The guard gets SIGTERM from a living owner: the command gets SIGTERM, as often as the guard does, and processes that
+  are left after the grace SIGKILL.
+- The command ends by itself: processes that it left behind get SIGKILL.
 
 The kernel ties "the owner dies" to the *thread* that started the guard, so start it from a thread that lives as long
 as the process, such as the main one.
@@ -32,7 +32,7 @@ PR_SET_CHILD_SUBREAPER = 36
 WATCHED = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 KILL_DEADLINE_S = 30.0
 LONGEST_TMPDIR = 40
-"""Bytes. A Unix socket's path has at most 107, of which vLLM's own part below the guard's folder takes up to 50."""
+"""In bytes. A Unix socket's path has at most 107, of which vLLM's own part below the guard's folder takes up to 50."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -44,30 +44,30 @@ def set_process_control(option: int, value: int) -> None:
 
 
 def children(parent: int) -> list[int]:
-    """Process ids of the children of ``parent``, zombies among them; [] where it has ended."""
-    found: list[int] = []
+    """Return the process ids of the children of ``parent``, zombies among them; [] where it has ended."""
+    pids: list[int] = []
     try:
         for task in os.listdir(f"/proc/{parent}/task"):
             with open(f"/proc/{parent}/task/{task}/children", encoding="ascii") as file:
-                found += map(int, file.read().split())
+                pids += map(int, file.read().split())
     except OSError:  # it, or one of its threads, ended while we looked; or a kernel without this file
         return _below().get(parent, [])
-    return found
+    return pids
 
 
 def descendants(root: int) -> list[int]:
-    """Process ids below ``root``, from /proc; zombies are left out."""
+    """Return the process ids below ``root``, from /proc, without zombies."""
     children_of = _below()
-    found, open_ends = [], [root]
+    pids, open_ends = [], [root]
     while open_ends:
         below = children_of.get(open_ends.pop(), [])
-        found += below
+        pids += below
         open_ends += below
-    return found
+    return pids
 
 
 def _below() -> dict[int, list[int]]:
-    """Every process's children, without zombies."""
+    """Return every process's children, without zombies."""
     below: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -134,7 +134,7 @@ def _short_folder() -> str:
 
 def main() -> int:
     owner, grace, command = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
-    sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # which -I leaves out
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # -I leaves it out
     written_tree = importlib.import_module("loop_plumbing.written_tree")
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)  # before there is a folder that a signal could leave behind
     folder = tempfile.mkdtemp(prefix="guard-", dir=_short_folder())
@@ -146,7 +146,7 @@ def main() -> int:
 
 
 def run(owner: int, grace: float, command: list[str]) -> int:
-    """The command from its start until nothing of it is left; returns the status to end with."""
+    """Run the command until no process of it is left; returns the status to end with."""
     set_process_control(PR_SET_CHILD_SUBREAPER, 1)
     set_process_control(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != owner:  # it died before the line above

@@ -16,12 +16,12 @@ TRANSIENT = frozenset(
         504,  # a proxy whose server is slow
     }
 )
-"""Statuses that say nothing against the request. Every other one would meet the same request again: 500 is a defect and
-507 a full disk, which no repetition mends."""
+"""Statuses that say nothing against the request. Every other one would come again: 500 is a defect and 507 a full disk,
+which no repetition mends."""
 
 
 def pauses(first_s: float) -> Iterator[float]:
-    """Seconds to wait before each further try: twice as long each time, up to :data:`LONGEST_PAUSE_S`."""
+    """Yield the seconds to wait before each further try: twice as long each time, up to :data:`LONGEST_PAUSE_S`."""
     pause_s = first_s
     while True:
         yield pause_s
@@ -29,8 +29,8 @@ def pauses(first_s: float) -> Iterator[float]:
 
 
 def asked_to_wait(retry_after: str | None, otherwise_s: float) -> float:
-    """Seconds that a ``Retry-After`` header asks for, at most :data:`LONGEST_PAUSE_S`. Its dates are not read, and 0
-    is not a wish: a service that is always busy would be asked without a pause."""
+    """Return the seconds that a ``Retry-After`` header asks for, at most :data:`LONGEST_PAUSE_S`; ``otherwise_s`` for a
+    date, and for 0, with which a client would ask a busy service without a pause."""
     try:
         wanted_s = float(retry_after or otherwise_s)
     except ValueError:

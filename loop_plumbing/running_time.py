@@ -1,9 +1,9 @@
 """The time in which a job's processes could run: it stands while they are suspended, paused or frozen.
 
-The clocks of the system go on then, and whoever looks at one afterwards is late. So deadlines whose passing costs
-somebody something read :func:`now`. One process of a job ticks, in a thread. What is longer than :data:`LONGEST_S`
-between two ticks is time in which nothing ran. The processes that are forked for it read what it counts, on a page that
-they may not write.
+The clocks of the system go on then, and a deadline that reads one would pass too early. So deadlines whose passing
+costs something read :func:`now`. One process of a job ticks, in a thread. Time beyond :data:`LONGEST_S` between two
+ticks is time in which nothing ran. The processes that are forked for it read its count on a page that they may not
+write.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-if TYPE_CHECKING:  # a process without it is forked in less time
+if TYPE_CHECKING:  # a process without asyncio is forked in less time
     import asyncio
 
 TICK_S, LONGEST_S = 0.1, 0.5
@@ -31,7 +31,7 @@ class _Clock:
 
 
 def now() -> float:
-    """Seconds of a clock that stands while nothing runs; of ``time.monotonic()`` where nobody ticks."""
+    """Return the seconds of a clock that stands while nothing runs; ``time.monotonic()`` where no process ticks."""
     clock = time.monotonic()
     if _Clock.page is None:
         return clock
@@ -41,16 +41,16 @@ def now() -> float:
 
 @functools.cache
 def tick() -> int:
-    """Have this process tick, from now on; returns the descriptor that :func:`follow` takes."""
+    """Have this process tick from now on; returns the file descriptor that :func:`follow` takes."""
     written = os.memfd_create("running time")
     os.ftruncate(written, _COUNTED.size)
     page = mmap.mmap(written, _COUNTED.size)
     page[:] = _COUNTED.pack(0.0, time.monotonic())
     _Clock.page = page
     threading.Thread(target=_tick, args=(page,), name="running time", daemon=True).start()
-    read = os.open(f"/proc/self/fd/{written}", os.O_RDONLY)
+    readable = os.open(f"/proc/self/fd/{written}", os.O_RDONLY)
     os.close(written)
-    return read
+    return readable
 
 
 def _tick(page: mmap.mmap) -> None:
@@ -61,13 +61,13 @@ def _tick(page: mmap.mmap) -> None:
 
 
 def follow(descriptor: int) -> None:
-    """Count as the process that gave this descriptor, which is closed."""
+    """Use the clock of the process that gave this file descriptor, which is closed."""
     _Clock.page = mmap.mmap(descriptor, _COUNTED.size, prot=mmap.PROT_READ)
     os.close(descriptor)
 
 
 def event_loop() -> asyncio.AbstractEventLoop:
-    """A new event loop whose timeouts count this time."""
+    """Return a new event loop whose timeouts count this time."""
     import asyncio
 
     loop = asyncio.new_event_loop()
@@ -76,7 +76,7 @@ def event_loop() -> asyncio.AbstractEventLoop:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, as ``asyncio.run`` gives it, in a process that ticks."""
+    """Return the result of ``work``, as ``asyncio.run`` does, in a process that ticks."""
     import asyncio
 
     tick()

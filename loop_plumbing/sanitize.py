@@ -1,4 +1,4 @@
-"""Text from outside as others can take it: no lone surrogates, and nothing that steers a terminal."""
+"""Makes text from outside safe to print and to encode: no lone surrogates, and nothing that steers a terminal."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u206
 
 def sanitize(text: str, most: int | None = None) -> str:
     """Return ``text`` with each character that steers a terminal as its escape, cut to ``most`` characters."""
-    return _STEERS.sub(lambda found: ascii(found[0])[1:-1], text[:most])[:most]
+    return _STEERS.sub(lambda match: ascii(match[0])[1:-1], text[:most])[:most]
 
 
 def printable(text: str) -> str:
-    """``text`` with lone surrogates, which no encoder and no tokenizer takes, replaced by question marks."""
+    """Return ``text`` with question marks for lone surrogates, which no encoder and no tokenizer takes."""
     return text.encode("utf-8", "replace").decode()
 
 
 def show_all_text() -> None:
-    """Have standard output and error show what their encoding lacks as ``?``, where it would end the program."""
+    """Have standard output and error show characters that their encoding lacks as ``?``; else they end the program."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -1,4 +1,4 @@
-"""Tokens and keys in environment variables: one reader for who asks and who answers, so that both read them alike."""
+"""Reads tokens and keys in environment variables, for clients and servers, so that both read them alike."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Awaits somebody else's code in a task of its own, so that who cancelled what is known and need not be guessed.
+"""Awaits somebody else's code in a task of its own, so that its cancellation and the caller's are told apart.
 
 An environment's method or a tool may raise anything: ``SystemExit``, ``GeneratorExit``, the cancellation of the task
-that runs it, which it may even have asked for itself. Raised in the task of an episode, these cannot be told from the
-end of that episode. Out of a task of its own they are values like any other error, and what is raised *here* as a
-cancellation is meant for the caller.
+that runs it, which it may even have asked for itself. Raised in the task of an episode, these look like the end of that
+episode. Out of a task of its own they are values like any other error, and a cancellation that is raised *here* is
+meant for the caller.
 
 :func:`result_of` is for plain functions, which a notebook may call: its cells run inside an event loop.
 """
@@ -35,10 +35,10 @@ class RaisedThere(Exception):
 
 
 async def in_separate_task(work: Callable[[], Awaitable[T]]) -> T:
-    """The result of ``await work()``.
+    """Return the result of ``await work()``.
 
     Raises:
-        RaisedThere: anything at all that it raised, the cancellation of its task included.
+        RaisedThere: it raised anything at all, the cancellation of its task included.
         CancelledError: the caller was cancelled; so was the work, and it has ended, or had :data:`LEAVE_S` to.
     """
     task = asyncio.create_task(_caught(work))
@@ -58,7 +58,7 @@ async def in_separate_task(work: Callable[[], Awaitable[T]]) -> T:
 
 
 async def _caught(work: Callable[[], Awaitable[T]]) -> tuple[list[T], BaseException | None]:
-    """The result, or what was raised: a task that ends in SystemExit ends its event loop."""
+    """Return the result, or the exception: a task that ends in SystemExit ends its event loop."""
     try:
         return [await work()], None
     except BaseException as error:

@@ -10,16 +10,16 @@ RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 def launched(name: str, alone: int) -> int:
-    """Return one of :data:`RANKS`, or ``alone`` where torchrun has not started this process: what an earlier job or
-    another launcher left under these names says nothing of it."""
+    """Return one of :data:`RANKS`, or ``alone`` where torchrun has not started this process: an earlier job or another
+    launcher may have left such variables."""
     return int(os.environ[name]) if "TORCHELASTIC_RUN_ID" in os.environ else alone
 
 
 def prepare_process() -> None:
-    """Set the variables that libraries read when they are imported, for this process and all below it, and quiet what
-    torchao says whenever it is imported."""
-    # Threads of OpenMP that spin while they wait for each other take the processors from whom they wait for: beside
-    # other work, ten times as long. OpenMP reads this when torch is loaded.
+    """Set the variables that libraries read when they are imported, for this process and all below it, and quiet
+    torchao's warning."""
+    # Threads of OpenMP that spin while they wait for each other take processors from the threads they wait for: beside
+    # other work, all takes ten times as long. OpenMP reads this when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # In a container under a number that no list of users has, and without HOME, libraries that ask where their caches
     # go raise when they are imported.
@@ -30,12 +30,12 @@ def prepare_process() -> None:
             os.environ["HOME"] = tempfile.gettempdir()
             os.environ.setdefault("USER", str(os.getuid()))
     for name in RANKS if "TORCHELASTIC_RUN_ID" not in os.environ else ():
-        os.environ.pop(name, None)  # torchtune reads one, whoever has left it
+        os.environ.pop(name, None)  # torchtune reads one, whatever program has left it
     logging.getLogger("torchao").addFilter(is_worth_reading)
 
 
 def is_worth_reading(record: logging.LogRecord) -> bool:
-    """False for torchao's warning that its C++ extensions do not fit this torch.
+    """Return False for torchao's warning that its C++ extensions do not fit this torch.
 
     It would come with every import of torchtune, before any code of ours; nothing here uses those extensions.
     """

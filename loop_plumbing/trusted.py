@@ -1,7 +1,7 @@
-"""Which modules a file of a run may have imported: a file is data, whoever wrote it, and names no code by itself.
+"""Decides which modules a file of a run may have imported: a file is data, and names no code by itself.
 
 Trusted are the modules that this process's own config names (:func:`trust_module`), and those that the reader names in
-the environment variable :data:`VARIABLE`. What comes with the project is for its users to say.
+the environment variable :data:`VARIABLE`. Each caller decides about the modules of the project itself.
 """
 
 from __future__ import annotations

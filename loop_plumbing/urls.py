@@ -6,13 +6,13 @@ from urllib.parse import urlsplit
 
 
 def url_problem(url: str) -> str | None:
-    """Why no endpoint has this URL, in words that follow "url"; None if one may have it. A URL is told and recorded, so
-    it must not hold a password."""
+    """Return why no endpoint can have this URL, in words that follow "url"; None if one may. A URL is shown and
+    recorded, so it must not hold a password."""
     try:
         parts = urlsplit(url)
         sound = parts.scheme in ("http", "https") and bool(parts.hostname)
     except ValueError:
-        return "is no URL"
+        return "is not a URL"
     if parts.username is not None or parts.password is not None:
         return "must not hold a user or password: an environment variable holds the key, which api_key_env names"
     return None if sound else f"{url!r} must begin with http:// or https:// and name a host"

@@ -1,8 +1,8 @@
-"""Folders that an agent has written: walked and removed, whatever lies there. Linux, standard library.
+"""Walks and removes folders that an agent has written, whatever lies there. Linux, standard library.
 
-It may hold folders within each other to any depth, folders and files without any right, names that are no text, links
-that lead out, files that are larger than the disk, pipes and sockets. Nothing here follows a link, opens what is no
-file, or recurses; and no path is longer than a name, because each folder is reached from the one that it lies in.
+They may hold folders within each other to any depth, folders and files without any right, names that are not text,
+links that lead out, files that are larger than the disk, pipes and sockets. Nothing here follows a link, opens anything
+but files and folders, or recurses; and no path is longer than a name, because each folder is reached from its parent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # a box has no time for it
 
 
 class _Outer(NamedTuple):
-    """A folder while another one that lies in it is looked at: what is left of it, and of that one what is known."""
+    """A folder while the walk is in one of its subfolders: its names that are left, and facts about that subfolder."""
 
     names: Iterator[str]
     mode: int | None
@@ -28,9 +28,9 @@ class _Outer(NamedTuple):
 
 
 class Written(NamedTuple):
-    """Something below a folder: its ``name`` in the open ``folder`` that it lies in, and what lstat says of it.
+    """An entry below a folder: its ``name`` in the open ``folder`` that it lies in, and ``about`` from lstat.
 
-    It holds until the next one is asked for.
+    It is valid until the next one is asked for.
     """
 
     name: str
@@ -40,14 +40,14 @@ class Written(NamedTuple):
 
     @property
     def path(self) -> str:
-        """From the root."""
+        """The path from the root of the walk."""
         return "/".join([*(outer.name for outer in self.above), self.name])
 
 
 def walk(root: str | Path) -> Iterator[Written]:
-    """Yield all below ``root``, a folder after what lies in it; what is gone meanwhile, or another's, is left out.
+    """Yield all entries below ``root``, a folder after its content, without those gone meanwhile or another user's.
 
-    A folder without rights has them while it is looked at.
+    A folder without rights has them while the walk is in it.
     """
     try:
         folder, mode = _opened(os.fspath(root))
@@ -64,7 +64,7 @@ def walk(root: str | Path) -> Iterator[Written]:
                 _give_back(folder, mode)
                 folder = above
                 names, mode, identity, name, about = outer.pop()
-                if _identity(folder) != identity:  # it was moved meanwhile, and this is who knows what
+                if _identity(folder) != identity:  # it was moved meanwhile: this may be any folder
                     mode = None
                     break
                 yield Written(name, about, folder, outer)
@@ -85,7 +85,7 @@ def walk(root: str | Path) -> Iterator[Written]:
 
 
 def open_folder(path: str | Path) -> bool:
-    """Have a folder be one that may be entered and read; whether ``path`` is a folder, and no link to one."""
+    """Let us enter and read a folder; returns whether ``path`` is a folder, and not a link to one."""
     try:
         os.close(_opened(os.fspath(path))[0])
     except OSError:
@@ -94,8 +94,8 @@ def open_folder(path: str | Path) -> bool:
 
 
 def remove(root: str | Path) -> None:
-    """Remove a folder with all that is in it, or what stands in its place; what cannot be removed stays, and raises
-    nothing."""
+    """Remove a folder with all that is in it, or a file in its place; entries that cannot be removed stay, without an
+    error."""
     for written in walk(root):
         with contextlib.suppress(OSError):
             (os.rmdir if stat.S_ISDIR(written.about.st_mode) else os.unlink)(written.name, dir_fd=written.folder)
@@ -104,14 +104,14 @@ def remove(root: str | Path) -> None:
 
 
 def _opened(name: str, folder: int | None = None) -> tuple[int, int | None]:
-    """Open a folder with the rights that this needs; the mode that it had, where that was another."""
+    """Open a folder with the rights that this needs; returns it, and the mode that it had, where that was another."""
     handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY, dir_fd=folder)
     try:
         own = f"/proc/self/fd/{handle}"
         mode = stat.S_IMODE(os.fstat(handle).st_mode)
         lacks = mode & stat.S_IRWXU != stat.S_IRWXU
         if lacks:
-            with contextlib.suppress(PermissionError):  # another's: it is tried as it is
+            with contextlib.suppress(PermissionError):  # another user's: it is tried as it is
                 os.chmod(own, mode | stat.S_IRWXU)
         return os.open(own, os.O_RDONLY | os.O_DIRECTORY), mode if lacks else None
     finally:
@@ -119,7 +119,7 @@ def _opened(name: str, folder: int | None = None) -> tuple[int, int | None]:
 
 
 def _give_back(descriptor: int, mode: int | None) -> None:
-    """Close what :func:`_opened` has opened, with the mode that it had."""
+    """Close a folder that :func:`_opened` has opened, and give it its mode back."""
     with contextlib.suppress(OSError):
         if mode is not None:
             os.fchmod(descriptor, mode)

@@ -29,7 +29,7 @@ from loop_formats.branch import BranchStart
 from loop_formats.collection_request import CollectionEnd, CollectionRequest, failures_warning
 from loop_formats.rollout import BRANCH_DIFFERS, Failure, Rollout
 from loop_formats.run_files import held_path, log_path, meta_path
-from loop_plumbing.breakage import MOST_CHARACTERS, error_line
+from loop_plumbing.breakage import MAX_ERROR_CHARACTERS, error_line
 from loop_plumbing.sanitize import sanitize
 from rollout_server.collecting.attempt import Attempt, regraded
 from rollout_server.collecting.collector import Collector, EpisodeKey, MissingRollout
@@ -403,7 +403,7 @@ class CollectionRun:
         key = episode.key
         if key not in self.collector.running:  # dropped while it failed
             return
-        message = sanitize(message, MOST_CHARACTERS)
+        message = sanitize(message, MAX_ERROR_CHARACTERS)
         logger.warning("%s: %s: %s", episode.rollout_id, reason, message)
         self._running[key].delivering = True
         self.services.metrics.failed(reason)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from loop_plumbing.breakage import MOST_CHARACTERS, Raised, error_line, last_line, place_of, raised_as
+from loop_plumbing.breakage import MAX_ERROR_CHARACTERS, Raised, error_line, last_line, place_of, raised_as
 
 
 def raised_by(function):
@@ -72,7 +72,7 @@ class Mute(Exception):
 def test_whatever_an_error_says_is_one_line_of_text(error):
     said = error_line(raised_by(in_spite_of(error)))
     assert len(said.splitlines()) == 1
-    assert len(said.encode()) < MOST_CHARACTERS + 2 * len(__file__)
+    assert len(said.encode()) < MAX_ERROR_CHARACTERS + 2 * len(__file__)
     assert last_line(error)
 
 

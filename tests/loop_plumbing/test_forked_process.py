@@ -194,7 +194,7 @@ async def test_a_log_has_what_is_printed_and_a_scrubbed_environment_nothing_of_t
 async def test_a_process_that_answers_a_longer_line_than_it_may_is_ended_at_once(serving):
     process = await serving(longest_answer=10_000).fork()
     assert len(await process.ask("say", 60.0, text="x" * 9_000)) == 9_000
-    with pytest.raises(ProcessEnded, match="its process sent what is no answer"):
+    with pytest.raises(ProcessEnded, match="its process sent what is not an answer"):
         await process.ask("say", 60.0, text="x" * 100_000)
     assert not process.alive
 
@@ -227,9 +227,9 @@ async def test_whatever_a_process_sends_is_an_answer_or_a_named_error():
         with contextlib.suppress(ProcessEnded):
             assert isinstance(await received(data), dict)
     for data in (b"[" * 100_000 + b"\n", b"9" * 5000 + b"\n", b"[1]\n"):
-        with pytest.raises(ProcessEnded, match="its process sent what is no answer"):
+        with pytest.raises(ProcessEnded, match="its process sent what is not an answer"):
             await received(data)
-    with pytest.raises(ProcessEnded, match="its process sent what is no answer"):
+    with pytest.raises(ProcessEnded, match="its process sent what is not an answer"):
         await received(b"x" * 5000, limit=1000)
     for data in (b"{}", b""):
         with pytest.raises(ProcessEnded, match="its process ended with signal 9") as ended:

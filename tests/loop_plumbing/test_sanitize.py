@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from loop_plumbing.breakage import MOST_CHARACTERS, error_line
+from loop_plumbing.breakage import MAX_ERROR_CHARACTERS, error_line
 from loop_plumbing.sanitize import SanitizingFormatter, sanitize
 from support.texts import texts_beside
 
@@ -24,7 +24,7 @@ def test_ordinary_text_stays_as_it_is():
     text = "é 你好 👩‍👩‍👧\n\tprint('x')"
     assert sanitize(text) == text
     assert sanitize("\x1b" * 9, 5) == "\\x1b\\"
-    assert len(error_line(ValueError("x" * 10**7))) <= MOST_CHARACTERS
+    assert len(error_line(ValueError("x" * 10**7))) <= MAX_ERROR_CHARACTERS
 
 
 def test_a_log_line_with_its_traceback_steers_no_terminal():

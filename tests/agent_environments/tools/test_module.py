@@ -151,7 +151,7 @@ def test_groups_of_tasks_are_set_aside_and_always_the_same():
 def test_a_damaged_line_is_named(tmp_path):
     file = tmp_path / "tasks.jsonl"
     file.write_text('{"question": "1"}\n{"question"\n')
-    with pytest.raises(ValueError, match=r"tasks\.jsonl:2 is no JSON"):
+    with pytest.raises(ValueError, match=r"tasks\.jsonl:2 is not JSON"):
         read_tasks(str(file))
 
 

@@ -114,8 +114,8 @@ def test_empty_lines_and_a_byte_order_mark_are_no_tasks(tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (b"[\n" + LINE + b"\n]", r"tasks.jsonl:1 is no JSON: .*it must hold a task in each line"),
-        (b"\n" + LINE + b"\n{", r"tasks.jsonl:3 is no JSON"),
+        (b"[\n" + LINE + b"\n]", r"tasks.jsonl:1 is not JSON: .*it must hold a task in each line"),
+        (b"\n" + LINE + b"\n{", r"tasks.jsonl:3 is not JSON"),
         (b"\n\n", "there are no tasks"),
         (b"[" + LINE + b"]\n", "task task1 must be a mapping"),
     ],

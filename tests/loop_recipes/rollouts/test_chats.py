@@ -424,7 +424,7 @@ FILES = {
     "utf16.jsonl": (PLAIN.encode("utf-16"), None),
     "lines.json": ((PLAIN + PLAIN).encode(), None),
     "latin1.jsonl": (PLAIN.replace("Add.", "Añade").encode("latin-1"), "latin1.jsonl is not UTF-8"),
-    "whole.jsonl": (json.dumps([{"messages": [ASK, SAY]}], indent=1).encode(), "whole.jsonl:1 is no JSON"),
+    "whole.jsonl": (json.dumps([{"messages": [ASK, SAY]}], indent=1).encode(), "whole.jsonl:1 is not JSON"),
     "a.parquet": (b"x", "a.parquet"),
     "a.jsonl.zst": (b"\x28\xb5\x2f\xfd\0", "a.jsonl.zst is zstd, which is not read here: give what is in it"),
     "a.zip": (b"PK\x03\x04", "a.zip is zip, which is not read here"),

@@ -40,17 +40,17 @@ MAX_WAIT_S = 60.0
 HEARTBEAT_S = 2.0
 RECORDS_PER_READ = 16
 MAX_DIGITS = 9
-"""Of a whole number in a path or query."""
+"""Most digits of a whole number in a path or query."""
 
 ALWAYS = ("/metrics", "/v1/status")
 EARLY = (*ALWAYS, "/v1/servers/sleep", "/v1/servers/wake")
-"""Answered before the node is ready: where its servers wait for the trainer's turn to end, "wake" is what ends it."""
+"""Routes that answer before the node is ready: servers may wait for the trainer's turn to end, and "wake" ends it."""
 
 NODE: web.AppKey[Node] = web.AppKey("node", Node)
 
 
 def _build_app(node: Node, token: str) -> web.Application:
-    """The application; ``token`` is what requests must carry."""
+    """Return the application; ``token`` is the bearer token of its requests."""
     app = web.Application(client_max_size=MAX_JSON_BYTES)
     app[NODE] = node
     if node.endpoint is None:
@@ -89,7 +89,7 @@ def build_runner(node: Node, token: str, shutdown_timeout_s: float) -> web.AppRu
 
 @web.middleware
 async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
-    """Every refusal is ``{"error": "one line"}`` with a fitting status."""
+    """Answer every refusal with ``{"error": "one line"}`` and a fitting status."""
     try:
         return await handler(request)
     except RequestError as error:
@@ -110,8 +110,7 @@ async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
 
 
 def _refusal(status: int, error: object, node: Node) -> web.Response:
-    """Return the refusal of a request; by ``moved`` a client that asks again sees whether the thing it waits for is
-    alive."""
+    """Return the refusal of a request; ``moved`` shows a client that asks again whether the node makes progress."""
     return refusal(status, error, **({"moved": node.moves} if status == 503 else {}))
 
 
@@ -121,8 +120,8 @@ def _no_endpoint(request: web.Request) -> web.Response:
 
 
 def _authentication(token: str, exempt: Set[str], not_served: Callable[[web.Request], web.Response]) -> Any:
-    """``exempt`` are the routes that need no token, or keys of their own; ``not_served`` answers where there is no
-    route."""
+    """Return the middleware that checks the token. The routes in ``exempt`` need none, or have keys of their own;
+    ``not_served`` answers where there is no route."""
     expected = f"Bearer {token}".encode()
 
     @web.middleware
@@ -130,9 +129,9 @@ def _authentication(token: str, exempt: Set[str], not_served: Callable[[web.Requ
         resource = request.match_info.route.resource
         if resource is not None and resource.canonical in exempt:
             return await handler(request)
-        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-        if not hmac.compare_digest(given, expected):
-            if resource is None:  # an agent's, perhaps; which paths there are is not a secret
+        header = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        if not hmac.compare_digest(header, expected):
+            if resource is None:  # an agent's request, perhaps; the paths that exist are not a secret
                 return not_served(request)
             raise RequestError(401, "missing or wrong bearer token; send 'Authorization: Bearer <token>'")
         trust_client(request)
@@ -192,7 +191,7 @@ async def collections(request: web.Request) -> web.Response:
 
 
 async def end_collection(request: web.Request) -> web.Response:
-    """End it with what it has, as early stop does, if every task has reached its floor."""
+    """End the collection with the rollouts that it has, as early stop does, if every task has reached its floor."""
     run = await request.app[NODE].collection(request.match_info["id"])
     if not run.end_early():
         raise RequestError(
@@ -208,7 +207,7 @@ async def cancel_collection(request: web.Request) -> web.Response:
 
 
 async def stream_rollouts(request: web.Request) -> web.StreamResponse:
-    """Records from a cursor on, as they become durable; a heartbeat with the progress while there is nothing new.
+    """Stream the records after a cursor as they become durable, with a heartbeat and the progress in between.
 
     A node that stops closes the connection without an end: the reader comes back with its cursor.
     """
@@ -241,7 +240,7 @@ async def stream_rollouts(request: web.Request) -> web.StreamResponse:
 
 
 async def _write(response: web.StreamResponse, data: bytes) -> bool:
-    """False when the reader has gone, or took nothing for so long that it must be given up."""
+    """Write to the reader; returns False if it has gone, or has taken nothing for :data:`WRITE_DEADLINE_S`."""
     try:
         async with asyncio.timeout(WRITE_DEADLINE_S):
             await response.write(data)
@@ -251,7 +250,7 @@ async def _write(response: web.StreamResponse, data: bytes) -> bool:
 
 
 async def _wait_for_change(changed: asyncio.Event, node: Node) -> bool:
-    """False when nothing happened for a heartbeat's time."""
+    """Return whether anything changed, or the node stopped, within :data:`HEARTBEAT_S`."""
     waits = [asyncio.ensure_future(changed.wait()), asyncio.ensure_future(node.stopping.wait())]
     try:
         done, _ = await asyncio.wait(waits, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
@@ -266,10 +265,9 @@ def _heartbeat(run: CollectionRun) -> bytes:
 
 
 async def take_episode(request: web.Request) -> web.Response:
-    """An episode that waits for a program elsewhere: its task, which episode it is, and where and under which key the
-    policy answers it.
+    """Give an episode to a program elsewhere: its task, its id, and the URL and key under which the policy answers.
 
-    The body may name a ``task_id``, and for how long to wait. 204 when none has come by then.
+    The body may name a ``task_id``, and ``wait_s``, the seconds to wait. Answers 204 when none has come by then.
     """
     node, body = request.app[NODE], read_json(await read_body(request))
     match body:
@@ -291,14 +289,14 @@ async def take_episode(request: web.Request) -> web.Response:
         await response.write_eof()
         if request.transport is None or request.transport.is_closing():
             raise ConnectionResetError
-    except BaseException:  # whoever asked has gone, before the answer or in the middle of it
+    except BaseException:  # the client has gone, before the answer or in the middle of it
         offer.give_back()
         raise
     return response
 
 
 def _whole_number(text: str) -> int | None:
-    """From 0 on; None for a text that is none."""
+    """Return a whole number from 0 on; None for a text that is not one."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS else None
 
 
@@ -310,7 +308,7 @@ def _version(request: web.Request) -> int:
 
 
 async def publish_policy(request: web.Request) -> web.Response:
-    """The adapter by path (JSON) or uploaded (multipart: the two files, and perhaps a part "canary" of JSON)."""
+    """Publish an adapter by path (JSON) or upload (multipart: the two files, and perhaps a part "canary" of JSON)."""
     node, version = request.app[NODE], _version(request)
     if not request.content_type.startswith("multipart/"):
         body = read_json(await read_body(request))
@@ -338,7 +336,7 @@ async def _receive(request: web.Request, folder: Path, most: int) -> Any:
     try:
         return await _write_parts(request, folder, most)
     except (ValueError, RuntimeError, AssertionError, RequestPayloadError) as error:  # aiohttp's own
-        raise RequestError(400, f"the upload is no multipart/form-data: {error}") from error
+        raise RequestError(400, f"the upload is not multipart/form-data: {error}") from error
 
 
 async def _write_parts(request: web.Request, folder: Path, most: int) -> Any:
@@ -347,7 +345,7 @@ async def _write_parts(request: web.Request, folder: Path, most: int) -> Any:
         if not isinstance(part, BodyPartReader) or part.name not in (*ADAPTER_FILES, "canary"):
             raise RequestError(400, f"the upload may hold {', '.join(ADAPTER_FILES)} and canary only")
         bound = {ADAPTER_WEIGHTS: most, "canary": MAX_JSON_BYTES}.get(part.name, MAX_CONFIG_BYTES)
-        # The name is one of three constants: nothing a client sends becomes a path.
+        # The name is one of three constants: no text of a client becomes a path.
         with await asyncio.to_thread((folder / part.name).open, "wb") as file:
             size = 0
             while chunk := await part.read_chunk(1 << 20):

@@ -35,16 +35,16 @@ logger = logging.getLogger("rollout_server")
 DEFAULT_TOKEN_ENV = "ROLLOUT_SERVER_TOKEN"
 ORPHAN_GRACE_S = 120.0
 FAREWELL_S = 10.0
-"""For how long a node that fails goes on saying why, to whoever waits for it from another machine."""
+"""Seconds for which a failed node goes on reporting why, to clients on other machines."""
 OPEN_FILES_PER_EPISODE = 16
-"""Of one episode: its world, its program's pipes, its connections to a server and from an agent."""
+"""Files of its world, its program's pipes, its connections to a server and from an agent."""
 
 
 def main(arguments: list[str] | None = None, program: str = "rollout-server") -> None:
-    """Exit status 0 after an orderly stop, 1 with one line on stderr for what could not be done.
+    """Run the command; exits with 0 after an orderly stop, with 1 and one line on stderr after an error.
 
     Args:
-        program: how help and errors call this command.
+        program: the name of this command in help and errors.
     """
     prepare_process()
     show_all_text()
@@ -64,8 +64,7 @@ def main(arguments: list[str] | None = None, program: str = "rollout-server") ->
 
 
 def _one_line(error: Exception) -> str:
-    """Return the error's message in one line; of an error without one, such as a TimeoutError, its kind and its
-    place."""
+    """Return the error's message in one line; its kind and its place where it has none, as a TimeoutError."""
     if str(error) and isinstance(error, ConfigError | ValueError | RuntimeError | OSError):
         return " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)
@@ -74,20 +73,20 @@ def _one_line(error: Exception) -> str:
 
 
 def _status(arguments: list[str], program: str) -> None:
-    from rollout_server.display import status_tables  # which a node does without
+    from rollout_server.display import status_tables  # a node does not need it
 
-    options = _of_a_node(f"{program} status", "Show the state of a running rollout node.").parse_args(arguments)
+    options = _node_parser(f"{program} status", "Show the state of a running rollout node.").parse_args(arguments)
     Console().print(status_tables(options.url, _client(options).status()))
 
 
 def _cancel(arguments: list[str], program: str) -> None:
-    parser = _of_a_node(f"{program} cancel", "End a collection of a running node; what is finished stays on its disk.")
-    parser.add_argument("id", help="of the collection, as status shows it")
+    parser = _node_parser(f"{program} cancel", "End a collection of a running node; its finished rollouts stay there.")
+    parser.add_argument("id", help="id of the collection, as status shows it")
     options = parser.parse_args(arguments)
     print(f"{options.id}: {_client(options).cancel(options.id)}")
 
 
-def _of_a_node(command: str, description: str) -> argparse.ArgumentParser:
+def _node_parser(command: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(command, description=description)
     parser.add_argument("url", help="http://host:port of the node")
     parser.add_argument("--token-env", default=DEFAULT_TOKEN_ENV, help="variable that holds the bearer token")
@@ -143,8 +142,8 @@ def _raise_open_files(episodes: int) -> None:
 def _follow(owner: int) -> None:
     """Stop this node when the process ``owner`` ends, however it ends; by force when it does not stop by itself.
 
-    A thread waits, not the event loop, so that a loop that hangs is no way to outlive the owner. Children die with this
-    process by themselves.
+    A thread waits, not the event loop, so that a node whose loop hangs does not outlive the owner. Children die with
+    this process by themselves.
     """
     try:
         descriptor = os.pidfd_open(owner)
@@ -161,7 +160,7 @@ def _follow(owner: int) -> None:
 
 
 async def _run(config: NodeConfig, token: str, terminal: Console) -> None:
-    """Bind first, so that a port in use is known before anything is started; then serve until told to stop."""
+    """Bind first, so that a port in use fails before anything is started; then serve until a signal stops the node."""
     node = Node(config)
     runner = build_runner(node, token, shutdown_timeout_s=5.0)
     await runner.setup()
@@ -173,7 +172,7 @@ async def _run(config: NodeConfig, token: str, terminal: Console) -> None:
             raise ConfigError(f"cannot listen on {node_url(config.host, config.port)}: {cure}") from error
         port = runner.addresses[0][1]
         node.listens_at(node_url(config.host, port))
-        # Read on other machines too, where 0.0.0.0 would be those machines themselves.
+        # Other machines read it too, where 0.0.0.0 would be those machines themselves.
         host = socket.gethostname() if config.host in ALL_ADDRESSES else config.host
         node.write_address(node_url(host, port), os.getpid())
         logger.info("listening on %s", node_url(config.host, port))
@@ -191,7 +190,7 @@ async def _until_stopped(node: Node, terminal: Console) -> None:
     starting = asyncio.create_task(node.start())
     stopping = asyncio.create_task(stop.wait())
     failing = asyncio.create_task(node.until_given_up())
-    shown = asyncio.create_task(_show(node, terminal)) if terminal.is_terminal else None
+    status_task = asyncio.create_task(_show(node, terminal)) if terminal.is_terminal else None
     try:
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
@@ -205,10 +204,10 @@ async def _until_stopped(node: Node, terminal: Console) -> None:
         await asyncio.wait([stopping], timeout=FAREWELL_S)
         raise
     finally:
-        tasks = [task for task in (starting, stopping, failing, shown) if task is not None]
+        tasks = [task for task in (starting, stopping, failing, status_task) if task is not None]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)  # why starting failed is on its way up already
+        await asyncio.gather(*tasks, return_exceptions=True)  # the error of a failed start is on its way up already
         await node.stop()
 
 
@@ -221,16 +220,16 @@ async def _started(node: Node, starting: asyncio.Task[None]) -> None:
 
 
 async def _show(node: Node, terminal: Console) -> None:
-    """A status line at the bottom of the terminal, log lines above it."""
-    from rollout_server.display import status_line  # which a node without a terminal does without
+    """Draw a status line at the bottom of the terminal, log lines above it."""
+    from rollout_server.display import status_line  # a node without a terminal does not need it
 
-    seen, then = 0.0, time.monotonic()
+    counted, then = 0.0, time.monotonic()
     with Live(console=terminal, auto_refresh=False) as live:
         while True:
             await asyncio.sleep(1.0)
             sampled, now = node.router.counters.sampled_tokens, time.monotonic()
-            live.update(status_line(node.status(), (sampled - seen) / (now - then)), refresh=True)
-            seen, then = sampled, now
+            live.update(status_line(node.status(), (sampled - counted) / (now - then)), refresh=True)
+            counted, then = sampled, now
 
 
 if __name__ == "__main__":

@@ -29,11 +29,11 @@ from loop_plumbing.retries import TRANSIENT, asked_to_wait
 
 RETRY_PAUSE_S = 1.0
 FULL_S = 7200.0
-"""How long a node may be full (429) without an episode beginning or ending on it."""
+"""Seconds for which a node may be full (429) without an episode beginning or ending on it."""
 STREAM_TIMEOUT_S = 60.0
 UPLOAD_TIMEOUT_S = 1800.0
 TURN_TIMEOUT_S = 1800.0
-"""Above the sum of what the node waits for as its servers fall asleep or wake up."""
+"""Above the sum of the node's own deadlines as its servers fall asleep or wake up."""
 
 logging.getLogger("httpx").setLevel(logging.WARNING)  # otherwise a line per request wherever INFO is shown
 
@@ -42,7 +42,7 @@ class RolloutNodeError(RuntimeError):
     """The node refused a request.
 
     ``status`` is the HTTP status, ``retry_after`` the header of that name. ``moved`` changes from one 503 to the next
-    while what the node waits for shows signs of life.
+    while the node makes progress.
     """
 
     def __init__(self, status: int, message: str, retry_after: str | None = None, moved: int | None = None):
@@ -72,7 +72,7 @@ class TaskList:
 
 @dataclass(frozen=True)
 class PublishedPolicy:
-    """A policy version that the node serves, under ``name``; ``seconds`` is what the node needed."""
+    """A policy version that the node serves, under ``name``; ``seconds`` is the time that publishing it took."""
 
     version: int
     name: str
@@ -80,7 +80,7 @@ class PublishedPolicy:
 
 
 class RolloutClient:
-    """One rollout node.
+    """A client of one rollout node.
 
     Args:
         url: ``http://host:port``.
@@ -90,7 +90,7 @@ class RolloutClient:
         alive: called before every further try; it raises when waiting is in vain, such as ``NodeProcess.check``.
 
     Attributes:
-        told: called with what is waited for, or why a try was in vain, in one line.
+        on_progress: called with one line: the node's state while the client waits, or why a try failed.
     """
 
     def __init__(
@@ -114,15 +114,15 @@ class RolloutClient:
             headers={"Authorization": f"Bearer {token}"} if token else {},
             timeout=timeout_s,
             verify=ssl.create_default_context(),  # the system's certificates
-            trust_env=False,  # a proxy for the internet is none for a node beside us
+            trust_env=False,  # a proxy for the internet does not lead to a node beside us
             limits=httpx.Limits(max_keepalive_connections=0),  # an idle connection would not outlive the node
         )
         self._reconnect_s = reconnect_s
         self._alive = alive
-        self.told: Callable[[str], None] = lambda line: None
+        self.on_progress: Callable[[str], None] = lambda line: None
 
     def health(self) -> dict[str, Any]:
-        """The node's state, ready or not. Raises NodeUnreachable at once when there is none."""
+        """Return the node's state, ready or not. Raises NodeUnreachable at once when there is none."""
         try:
             return self._decoded(self._http.get("/health"))
         except httpx.TransportError as error:
@@ -144,15 +144,15 @@ class RolloutClient:
                     return report
                 if report.get("status") == "failed":
                     raise NodeUnreachable(f"the rollout node at {self.url} gave up: {report['reason']}")
-                said = f"is {report['status']}" if "status" in report else f"says {report.get('error')!r}"
-                state = "; ".join([said, *report.get("waits_for", [])])
+                summary = f"is {report['status']}" if "status" in report else f"says {report.get('error')!r}"
+                state = "; ".join([summary, *report.get("waits_for", [])])
                 now_moved = report.get("moved")
             except NodeUnreachable as error:
                 if error.__cause__ is None:
                     raise
                 state = f"does not answer ({error.__cause__})"
-            self.told(state)
-            if now_moved != moved:  # it has deadlines of its own, for what does not move
+            self.on_progress(state)
+            if now_moved != moved:  # the node has deadlines of its own for anything that does not move
                 give_up, moved = running_time.now() + deadline_s, now_moved
             elif running_time.now() > give_up:
                 raise NodeUnreachable(f"the rollout node at {self.url} {state} after {deadline_s:g} s; see its log")
@@ -162,32 +162,33 @@ class RolloutClient:
         return TaskList(**self._call("GET", "/v1/tasks", params={"split": split}))
 
     def description(self) -> Description:
-        """The node's environment, as it describes itself."""
+        """Return the description that the node's environment gives of itself."""
         return Description.from_dict(self._call("GET", "/v1/environment"))
 
     def status(self) -> dict[str, Any]:
-        """The state of servers, policies and collections."""
+        """Return the state of servers, policies and collections."""
         return self._call("GET", "/v1/status")
 
     def start_collection(self, request: CollectionRequest) -> str:
-        """Start it, or find it again; returns its state."""
+        """Start the collection, or find it again; returns its state."""
         return self._call("POST", "/v1/collections", json=request.to_dict())["state"]
 
     def collections(self) -> list[dict[str, Any]]:
-        """The id, state, progress and ``seconds`` of each collection that is open, or ended not long ago."""
+        """Return the id, state, progress and ``seconds`` of each collection that is open, or ended not long ago."""
         return self._call("GET", "/v1/collections")["collections"]
 
     def end_early(self, collection_id: str) -> str:
-        """Have what runs dropped and the rest delivered, where every task has reached its floor; returns how the
-        collection ends, or has ended. Raises RolloutNodeError, 409, where one has not."""
+        """End the collection where every task has reached its floor: running episodes are dropped. Returns how it ends,
+        or has ended. Raises RolloutNodeError, 409, where a task is below its floor."""
         return self._call("POST", f"/v1/collections/{quote(collection_id)}/end")["state"]
 
     def cancel(self, collection_id: str) -> str:
-        """Abort what runs; what is finished stays on the node's disk. Returns how the collection ends, or has ended."""
+        """Abort the running episodes; finished ones stay on the node's disk. Returns how the collection ends, or has
+        ended."""
         return self._call("DELETE", f"/v1/collections/{quote(collection_id)}")["state"]
 
     def rollouts(self, collection_id: str, after: int = 0) -> RolloutStream:
-        """The collection's rollouts from cursor ``after`` on, as they finish; see :class:`RolloutStream`."""
+        """Return the collection's rollouts from cursor ``after`` on, as they finish; see :class:`RolloutStream`."""
         return RolloutStream(self, collection_id, after)
 
     def publish_policy(
@@ -225,7 +226,7 @@ class RolloutClient:
         self._call("POST", "/v1/servers/wake", timeout=TURN_TIMEOUT_S)
 
     def _call(self, method: str, path: str, **content: Any) -> dict[str, Any]:
-        """One request, repeated while the node is away or full; returns the decoded answer. ``content``: see
+        """Send a request, again while the node is away or full; returns the decoded answer. ``content``: see
         httpx.request."""
         patience, work = self.patience(), None
         while True:
@@ -258,20 +259,20 @@ class RolloutClient:
         return answer
 
     def _refusal(self, response: httpx.Response) -> RolloutNodeError:
-        said = self._decoded(response)
-        message = f"rollout node: {said.get('error', '')}"
-        return RolloutNodeError(response.status_code, message, response.headers.get("Retry-After"), said.get("moved"))
+        body = self._decoded(response)
+        message = f"rollout node: {body.get('error', '')}"
+        return RolloutNodeError(response.status_code, message, response.headers.get("Retry-After"), body.get("moved"))
 
     def patience(self, seconds: float | None = None) -> Callable[[Exception], None]:
-        """A function that is told of each failed try: it waits a little, or raises after ``seconds`` (``reconnect_s``
-        if not given) without a sign of life."""
+        """Return a function to call with the error of each failed try: it waits a little, or raises after ``seconds``
+        (``reconnect_s`` if not given) without a sign of life."""
         limit_s = self._reconnect_s if seconds is None else seconds
         give_up, moved = running_time.now() + limit_s, None
 
         def wait(error: Exception) -> None:
             nonlocal give_up, moved
             self._alive()
-            self.told(str(error) or type(error).__name__)
+            self.on_progress(str(error) or type(error).__name__)
             if isinstance(error, RolloutNodeError) and error.moved != moved:
                 give_up, moved = running_time.now() + limit_s, error.moved
             elif running_time.now() > give_up:
@@ -289,7 +290,7 @@ class RolloutClient:
         return NodeUnreachable(f"no rollout node at {self.url} ({reason}); start it with `loop node` or fix the URL")
 
     def read_lines(self, path: str, **content: Any) -> Iterator[dict[str, Any]]:
-        """The objects of an NDJSON answer, as they come.
+        """Yield the objects of an NDJSON answer, as they come.
 
         Raises:
             RolloutNodeError: the node refuses. httpx.TransportError: the connection broke.
@@ -313,7 +314,7 @@ class RolloutStream:
     taken up again at the cursor.
 
     Raises (while iterating):
-        CollectionFailed: it failed or was cancelled; raised after all that was finished has been yielded.
+        CollectionFailed: it failed or was cancelled; raised after all finished rollouts have been yielded.
         NodeUnreachable: the node stayed away for ``reconnect_s``.
         RolloutNodeError: the node knows no such collection.
     """
@@ -352,7 +353,7 @@ class RolloutStream:
 
 
 def _object(response: httpx.Response) -> dict[str, Any] | None:
-    """The JSON object of an answer; None for one that is none, such as a proxy's page."""
+    """Return the JSON object of an answer; None for an answer that is not one, such as a proxy's page."""
     try:
         answer = response.json()
     except (ValueError, RecursionError):

@@ -24,22 +24,22 @@ from loop_formats.schema import STRICT, ConfigError, Some, from_mapping, require
 from model_families.weights.hub import local_path
 
 ALL_ADDRESSES = ("0.0.0.0", "::")
-"""As ``host``: listen at every address of this machine, of IPv4 or IPv6."""
+"""Values of ``host`` that listen at every address of this machine, of IPv4 or IPv6."""
 MAX_LORA_RANK = 512
 _A_TEXT = re.compile(
     r"[-+]?(0[0-9bxo][0-9a-fA-F_]*|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)|\+[0-9]+"
     r"|(?![0-9]{1,3}(_[0-9]{3})+$)[0-9]+_[0-9_]*|(?i:yes|no|on|off)"
 )
-"""What YAML takes for a number or a truth value, and a reader for a text: 0755, 0x1F, 12:30, 1099_1, no."""
+"""Texts to a reader that YAML takes for a number or a truth value: 0755, 0x1F, 12:30, 1099_1, no."""
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 _MISSING = re.compile(r"\\*\?\?\?")
-"""What OmegaConf takes for another value, or for none, unless a backslash is before it."""
+"""Texts that OmegaConf takes for another value, or for a missing one, unless a backslash is before them."""
 _NAMES_ENVIRONMENT = re.compile(r"([^$\\]|\$\{oc\.env:[^${}]*\})*")
 """A text that names environment variables, and no keys of its own config."""
 
 
 def _template(value: Any) -> Any:
-    """Refuse the name of a chat format: there were others than the template once."""
+    """Refuse the name of a chat format other than the template: older versions had such names."""
     if value not in (None, "template"):
         raise ValueError(
             f"{value} is not a choice; leave chat_format out, the model's own chat template writes its chat"
@@ -48,7 +48,7 @@ def _template(value: Any) -> Any:
 
 
 def node_url(host: str, port: int) -> str:
-    """``http://host:port``; a literal IPv6 address gets its brackets."""
+    """Return ``http://host:port``; a literal IPv6 address gets its brackets."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
@@ -66,9 +66,9 @@ class ModelConfig:
     lora_rank: Annotated[int, Field(ge=1, le=MAX_LORA_RANK)] = 16
     """The highest rank of an adapter that can be published."""
     chat_format: Annotated[Literal["template"] | None, BeforeValidator(_template)] = None
-    """Nothing to choose: the chat template in the model's folder says how messages become tokens."""
+    """Leave it out: the chat template in the model's folder defines how messages become tokens."""
     thinking: Literal["kept", "stripped", "off"] | None = None
-    """Of a model that thinks: ``kept`` in its history, ``stripped`` from it as its template does at each user message
+    """The thinking of a model: ``kept`` in its history, ``stripped`` from it as its template does at each user message
     (one sequence a turn), or ``off``; null is ``kept``."""
     observation_role: Literal["user", "tool"] | None = None
     """The role in which the model reads the environment's answers; null is ``tool`` where thinking is kept, else
@@ -80,18 +80,18 @@ class ServersConfig:
     """The vLLM servers."""
 
     count: PositiveInt = 1
-    """How many are started."""
+    """The number of servers to start."""
     urls: Some[str] | None = None
-    """Servers that run already; they are used, and none is started."""
+    """URLs of servers that run already; the node uses them, and starts none."""
     tensor_parallel_size: PositiveInt = 1
     """GPUs that share the weights of one server."""
     gpus: list[list[int]] | None = None
-    """For each server, the indices of its GPUs, among those that CUDA_VISIBLE_DEVICES shows where it is set; null shows
-    every server all of them."""
+    """The indices of each server's GPUs, among those that CUDA_VISIBLE_DEVICES shows where it is set; null shows every
+    server all of them."""
     max_num_seqs: PositiveInt = 32
     """Sequences that one server samples at a time."""
     kv_cache_bytes: PositiveInt | None = None
-    """Size of a server's KV cache; null lets vLLM take what is free."""
+    """Size of a server's KV cache; null lets vLLM take the memory that is free."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
     """Share of a GPU's memory that vLLM takes; null is vLLM's default."""
     max_loras: int = 2
@@ -99,13 +99,13 @@ class ServersConfig:
     max_cpu_loras: int = 8
     """Policy versions kept in a server's CPU memory; at least ``max_loras``."""
     start_timeout_s: PositiveFloat = 3600.0
-    """Last resort for a server that starts, in seconds. One that ends is noticed at once, one that does nothing after
-    two minutes; one that is slow is waited for."""
+    """Last resort for a server that starts, in seconds. The node notices a server that ends at once, one that does
+    nothing after two minutes, and waits for one that is slow."""
     share: Literal["trainer"] | None = None
-    """``trainer``: the servers' GPUs are a trainer's too. The servers sleep while it is its turn, and wake, with all
-    policy versions proven anew, when it says so. Null: they have their GPUs, or their part of them, for good."""
+    """``trainer``: the servers share their GPUs with a trainer. They sleep during its turn, and wake when it ends, with
+    all policy versions proven anew. Null: they have their GPUs, or their part of them, for good."""
     niceness: Annotated[int, Field(ge=0, le=19)] = 5
-    """Of a ready server that computes on the CPU: how far the worlds, which make the requests, go first."""
+    """Niceness of a ready server that computes on the CPU: the worlds, which make the requests, go first."""
     extra_args: list[str] = field(default_factory=list)
     """More arguments for the command line of every vLLM server."""
     env: dict[str, str] = field(default_factory=dict)
@@ -153,10 +153,10 @@ class NodeConfig:
     port: Annotated[int, Field(ge=0, le=65535)] = 8700
     """Port to listen at; 0 takes any free one, and ``<root>/node.json`` then says which."""
     public_url: str | None = None
-    """Address under which agents of your own reach the node's endpoint, where it is not the one it listens at."""
+    """Address at which agents of your own reach the node's endpoint, where the node listens at another one."""
     endpoint: bool = True
-    """Whether the node serves chat APIs and keys to agents of your own (docs/agents.md). It does so in any case where
-    the environment is a program; `loop train FILE.py` sets false."""
+    """Serve chat APIs and keys to agents of your own (docs/agents.md). A node whose environment is a program does so in
+    any case; `loop train FILE.py` sets false."""
     token_env: str = "ROLLOUT_SERVER_TOKEN"
     """The environment variable that holds the bearer token."""
     policy_root: str | None = None
@@ -170,7 +170,7 @@ def load_node_config(file: str | Path, overrides: Sequence[str] = ()) -> NodeCon
     """Read a node's YAML; ``overrides`` are ``key=value`` as on the command line.
 
     Raises:
-        ConfigError: no such file, not YAML, an unresolved ``${...}``, or anything :func:`from_mapping` refuses.
+        ConfigError: no such file, not YAML, an unresolved ``${...}``, or a value that :func:`from_mapping` refuses.
     """
     if not Path(file).is_file():
         raise ConfigError(f"no configuration file {file}")
@@ -191,13 +191,13 @@ def load_node_config(file: str | Path, overrides: Sequence[str] = ()) -> NodeCon
 
 
 def read_file(file: Path) -> dict[str, Any]:
-    """A YAML's keys as it has them (:func:`as_written`). Keys, and what only YAML takes for a number, are text.
+    """Return a YAML's keys as written (:func:`as_written`). Keys, and values that match :data:`_A_TEXT`, are texts.
 
     Raises:
         ConfigError: it cannot be read, or is not a mapping.
     """
     try:
-        OmegaConf.load(file)  # names the place of a mistake, which quotes would move
+        OmegaConf.load(file)  # names the place of a mistake, before quotes move it
         content = OmegaConf.load(io.StringIO(quoted(file.read_text(encoding="utf-8"))))
     except (OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: {' '.join(str(error).split())}") from error
@@ -206,7 +206,7 @@ def read_file(file: Path) -> dict[str, Any]:
 
 
 def quoted(text: str) -> str:
-    """A YAML with quotes around its keys, and around :data:`_A_TEXT`."""
+    """Return a YAML with quotes around its keys, and around :data:`_A_TEXT`."""
     pieces, end, is_key = [], 0, False
     try:
         for token in yaml.scan(text):
@@ -215,31 +215,31 @@ def quoted(text: str) -> str:
                 pieces += [text[end : token.start_mark.index], json.dumps(token.value, ensure_ascii=False)]
                 end = token.end_mark.index
             is_key = isinstance(token, KeyToken)
-    except YAMLError:  # whoever reads it says so
+    except YAMLError:  # its reader reports it
         return text
     return "".join([*pieces, text[end:]])
 
 
 def as_yaml(value: str) -> str:
-    """A value of a command line as YAML, in quotes where YAML would read another text: ``a #b``, ``a `` or ``&a b``."""
+    """Return a value of a command line as YAML, in quotes where YAML would read another text: ``a #b``, ``&a b``."""
     if value.lstrip()[:1] in ("", "'", '"', "[", "{", "!"):
         return quoted(value)
     try:
-        read = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))["value"]  # type: ignore[index,call-overload]
-    except Exception:  # the parser's: whoever merges it says so
+        parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))["value"]  # type: ignore[index,call-overload]
+    except Exception:  # the parser's own: the merge reports it
         return value
-    other = value.startswith("#") if read is None else isinstance(read, str) and read != value
+    other = value.startswith("#") if parsed is None else isinstance(parsed, str) and parsed != value
     return json.dumps(value, ensure_ascii=False) if other else quoted(value)
 
 
 def write_node_config(config: NodeConfig, file: Path) -> None:
-    """Write what :func:`load_node_config` reads."""
+    """Write a config for :func:`load_node_config`."""
     write_whole(file, OmegaConf.to_yaml(as_config(as_keys(config), to_read_again=True)))
 
 
 def as_keys(section: Any) -> dict[str, Any]:
-    """A section as the keys that it is read from: an environment's options beside its name, and in the place of a text
-    that holds a value of an environment variable the ``${oc.env:...}`` that it was read from."""
+    """Return the keys that a section is read from: an environment's options beside its name, and ``${oc.env:...}`` in
+    the place of a text that holds the value of an environment variable."""
     plain = asdict(section, dict_factory=_keys)
     keys: dict[str, Any] = _texts(plain, lambda key, text: _from_environment.get((key, text), text))
     return keys
@@ -251,11 +251,11 @@ def _keys(fields: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def as_config(data: Mapping[str, Any], to_read_again: bool = False) -> DictConfig:
-    """A config whose texts mean themselves, whatever they hold: it gives back ``data`` when it is resolved, also after
-    it was saved and loaded.
+    """Return a config whose texts mean themselves, whatever they hold: it gives back ``data`` when it is resolved, also
+    after it was saved and loaded.
 
     Args:
-        to_read_again: what :func:`as_keys` named by an environment variable is its value again then.
+        to_read_again: environment variables that :func:`as_keys` named become their values again.
     """
 
     def written(key: str, text: str) -> str:
@@ -266,7 +266,7 @@ def as_config(data: Mapping[str, Any], to_read_again: bool = False) -> DictConfi
 
 
 def _texts(value: Any, change: Callable[[str, str], str], key: str = "") -> Any:
-    """``value`` with each text in it as ``change`` makes it of its key and the text."""
+    """Return ``value`` with each text in it replaced by ``change(key, text)``."""
     match value:
         case dict():
             return {name: _texts(item, change, str(name)) for name, item in value.items()}
@@ -283,15 +283,15 @@ class FromEnvironment(str):
 
 
 _read: dict[str, str] = {}
-"""The environment variables that the text which is being resolved was made of, with their values."""
+"""The environment variables in the text that is being resolved, with their values."""
 _from_environment: dict[tuple[str, str], FromEnvironment] = {}
-"""What to write for a text that holds such values, by its key and the text. Those beside the sections, and what says
-where something lies, are no secrets, and others read them without this environment."""
+"""The replacement for a text that holds such values, by its key and the text. Texts beside the sections, and paths,
+have none: they are not secrets, and others read them without this environment."""
 _PLACES = ("path", "module", "python", "root")
 
 
 def _environment_variable(name: str, *default: Any) -> Any:
-    """OmegaConf's resolver ``oc.env``, which notes what it gives."""
+    """Resolve ``oc.env`` as OmegaConf does, and note the value."""
     if name in os.environ:
         _read[name] = os.environ[name]
     return oc.env(name, *default)
@@ -301,8 +301,8 @@ OmegaConf.register_resolver("oc.env", _environment_variable, replace=True)
 
 
 def resolved(config: Any, keys: Sequence[Any] | None = None) -> dict[Any, Any]:
-    """The plain value of a config, or of some of its keys, with interpolations resolved. Which texts hold values of
-    environment variables is known from then on: see :func:`as_keys`.
+    """Return the plain value of a config, or of some of its keys, with interpolations resolved, and note which texts
+    hold values of environment variables: see :func:`as_keys`.
 
     Raises:
         OmegaConfBaseException: an interpolation does not resolve, or a value is missing.
@@ -328,35 +328,35 @@ def _note_environment(within: str, config: Any, keys: Sequence[Any]) -> None:
         elif isinstance(value, str) and _read and within and name not in _PLACES and not os.path.isabs(value):
             raw: Any = OmegaConf.to_container(config, resolve=False)
             alone = isinstance(raw, list | dict) and _NAMES_ENVIRONMENT.fullmatch(raw[key])
-            _from_environment[name, value] = FromEnvironment(raw[key] if alone else _named(value))
+            _from_environment[name, value] = FromEnvironment(raw[key] if alone else _with_variable_names(value))
 
 
-def _named(value: str) -> str:
-    """A text that was made of environment variables, with their names in it."""
+def _with_variable_names(value: str) -> str:
+    """Return a text that holds values of environment variables with their names in the values' places."""
     names = {_literal(secret): f"${{oc.env:{name}}}" for name, secret in _read.items() if secret}
     secrets = "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)"
-    return re.sub(rf"(\\*)({secrets})", lambda found: found[1] * 2 + names[found[2]], _literal(value))
+    return re.sub(rf"(\\*)({secrets})", lambda match: match[1] * 2 + names[match[2]], _literal(value))
 
 
 def _literal(text: str) -> str:
-    """A text as a config has it that means itself."""
+    """Return a text escaped, so that it means itself in a config."""
     return f"\\{text}" if _MISSING.fullmatch(text) else _INTERPOLATION.sub(r"\1\1\\${", text)
 
 
 def as_written(config: DictConfig) -> dict[str, Any]:
-    """The keys of a config as its file has them: interpolations are there, and texts that are no missing value keep the
-    backslash that says so."""
+    """Return the keys of a config as its file has them: with interpolations, and with the backslash of a text that
+    would else be a missing value."""
     plain: dict[str, Any] = _as_written(config, OmegaConf.to_container(config, resolve=False))
     return plain
 
 
 def _as_written(config: Any, plain: Any) -> Any:
-    def part(key: Any, value: Any) -> Any:
+    def item_of(key: Any, value: Any) -> Any:
         if isinstance(value, dict | list):
             return _as_written(config[key], value)
         text = isinstance(value, str) and _MISSING.fullmatch(value) and not OmegaConf.is_missing(config, key)
         return f"\\{value}" if text else value
 
     if isinstance(plain, list):
-        return [part(number, value) for number, value in enumerate(plain)]
-    return {key: part(key, value) for key, value in plain.items()}
+        return [item_of(number, value) for number, value in enumerate(plain)]
+    return {key: item_of(key, value) for key, value in plain.items()}

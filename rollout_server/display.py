@@ -10,7 +10,7 @@ from rich.text import Text
 
 
 def status_line(status: dict[str, Any], tokens_per_second: float) -> Text:
-    """One line of a :meth:`Node.status <rollout_server.node.Node.status>`."""
+    """Return a line on a :meth:`Node.status <rollout_server.node.Node.status>`."""
     ready = sum(server["state"] == "ready" for server in status["servers"])
     versions = status["policy_versions"]
     parts = [
@@ -28,7 +28,7 @@ def status_line(status: dict[str, Any], tokens_per_second: float) -> Text:
 
 
 def status_tables(url: str, status: dict[str, Any]) -> Group:
-    """All of a node's state: what it serves, its servers, its last collections."""
+    """Return tables of a node's state: its model and policies, its servers, its last collections."""
     head = Text(f"{url}: {status['status']}")
     if status["status"] == "ok":
         versions = ", ".join(f"{version} ({count} using it)" for version, count in status["policy_users"].items())

@@ -13,7 +13,7 @@ _TURN_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
 
 
 class NodeMetrics:
-    """Counters fed by episodes; :meth:`render` adds what is read off the node at that moment.
+    """Counters fed by episodes; :meth:`render` adds the node's state at that moment.
 
     Each node has its own registry, so several can live in one process.
     """

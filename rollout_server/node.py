@@ -1,7 +1,7 @@
 """The rollout node: environments, servers, policies and collections, wired together.
 
 The node gives its slots (``max_concurrent_episodes``) to the collections in the order in which they were opened: a
-later one gets what an earlier one has no episode for.
+later one gets the slots that earlier ones have no episode for.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ logger = logging.getLogger(__name__)
 MAX_OPEN_COLLECTIONS = 1024
 """Each may be one group of a stream."""
 COLLECTIONS_KEPT, COLLECTIONS_SHOWN = 200, 20
-"""In memory of those that have ended, and in the status."""
+"""Most ended collections in memory, and most collections in the status."""
 RETRIED = ("failed", "cancelled")
-"""Ends after which asking for the collection again takes it up again."""
+"""Ends after which a collection that is asked for again goes on."""
 STOP_DEADLINE_S = 90.0
 DRAIN_S = 60.0
-"""For turns under way when the servers are to sleep; then they are aborted, and sampled again afterwards."""
+"""Seconds for turns under way before the servers sleep; then they are aborted, and sampled again afterwards."""
 
 
 class RequestError(Exception):
@@ -77,9 +77,9 @@ class Node:
         for name in (COLLECTIONS, "policies", "logs"):
             made_folder("root", self.root / name)
         self._lock = lock_folder(self.root, NODE_LOCK, "rollout node", "root")
-        self.remove_address()  # of an earlier node that was killed
+        self.remove_address()  # an earlier node that was killed left one
         model = config.model
-        # Of servers elsewhere the weights are there.
+        # Servers elsewhere have the weights there.
         base = (open_weights if config.servers.urls is None else BaseModel.read)(model.path)
         check_served_as(model.path, base, model.max_context, model.dtype)
         self.tokens = open_model_chat(model.path, base, model.thinking, model.observation_role)
@@ -94,7 +94,7 @@ class Node:
         self.metrics.watch(self.status)
         self.ready = False
         self.failure: str | None = None
-        """Why the node is about to end by itself, in one line."""
+        """The reason why the node is about to end by itself, in one line."""
         self.stopping = asyncio.Event()
         self._opening_since: float | None = None
         self._services = EpisodeServices(self.pool, self.tokens, self.router, self.policies, self.metrics)
@@ -113,7 +113,7 @@ class Node:
 
     @property
     def description(self) -> Description:
-        """How the environment describes itself."""
+        """The environment's description of itself."""
         return description_of(self.config.environment.name, self.pool)
 
     async def start(self) -> None:
@@ -143,7 +143,7 @@ class Node:
     async def sleep(self) -> None:
         """Begin the trainer's turn: return when the servers' GPUs are free. On disk, so that it outlives this process.
 
-        Turns under way are waited for, for up to :data:`DRAIN_S`; no episode begins, and those that run wait.
+        The node waits for turns under way, for up to :data:`DRAIN_S`; no episode begins, and running ones wait.
 
         Raises:
             RequestError: 409 where the servers share nothing.
@@ -182,11 +182,11 @@ class Node:
 
     @property
     def moves(self) -> int:
-        """A count that grows while servers, or what the environment starts, move: the node's sign of life."""
+        """A count that grows while servers, or processes of the environment, move: the node's sign of life."""
         return moving.signs()
 
     def waits_for(self) -> list[str]:
-        """Return a line for each part that is not ready yet, or not any more, with what it does and for how long."""
+        """Return a line for each part that is not ready: its name, what it does and for how long."""
         lines = self.servers.waits_for()
         if self._opening_since is not None:
             waited = time.monotonic() - self._opening_since
@@ -194,7 +194,7 @@ class Node:
         return lines
 
     async def stop(self) -> None:
-        """Abort what runs (it can be taken up again) and end all children; bounded."""
+        """Abort the running episodes (collections can go on later) and end all children; bounded."""
         self.ready = False
         self.stopping.set()
         try:
@@ -229,7 +229,7 @@ class Node:
         }
 
     def status(self) -> dict[str, Any]:
-        """The state of everything, as plain data, for /metrics, the status line and ``rollout-server status``."""
+        """Return all state, as plain data, for /metrics, the status line and ``rollout-server status``."""
         open_runs = [run for run in self._runs.values() if run.end is None]
         progress = [run.collector.progress() for run in open_runs]
         return {
@@ -246,7 +246,7 @@ class Node:
         }
 
     def collections(self) -> list[dict[str, Any]]:
-        """What is known of each collection that is open, or ended not long ago, in the order of their openings."""
+        """Return the facts of each collection that is open, or ended not long ago, in the order of their openings."""
         return [run.facts() for run in self._runs.values()]
 
     def tasks(self, split: str) -> list[str]:
@@ -259,8 +259,8 @@ class Node:
         """Open the collection, or take up again the one of this id; the same request twice is the same collection.
 
         Raises:
-            RequestError: 409 when the id stands for another request, 400 for what cannot be collected, 507 for a full
-                disk.
+            RequestError: 409 when the id stands for another request, 400 for a request that cannot be collected, 507
+                for a full disk.
         """
         async with self._opening:
             run = self._runs.get(request.id)
@@ -276,7 +276,7 @@ class Node:
             return await self._open(request, unwritten, retry=True)
 
     async def collection(self, collection_id: str) -> CollectionRun:
-        """The collection of this id; one that a restart interrupted is taken up again.
+        """Return the collection of this id; one that a restart interrupted goes on.
 
         Raises:
             RequestError: 404 when there is none.
@@ -303,10 +303,10 @@ class Node:
     async def _open(
         self, request: CollectionRequest, unwritten: tuple[list[str], list[str]], retry: bool
     ) -> CollectionRun:
-        """Read the files, write what an earlier full disk refused (rollouts, and episodes that wait for their group),
-        and go on with what is missing.
+        """Read the files, write the lines that an earlier full disk refused (rollouts, and episodes that wait for their
+        group), and go on with the missing rollouts.
 
-        ``retry`` says that one which failed or was cancelled is to be taken up again too.
+        ``retry``: a collection that failed or was cancelled goes on, too.
         """
 
         def load() -> StoredCollection:
@@ -345,7 +345,7 @@ class Node:
             del self._runs[name]
 
     def _check(self, request: CollectionRequest) -> str | None:
-        """Refuse what cannot be collected; in mode "pinned", acquire the version and return its model name."""
+        """Refuse a request that cannot be collected; in mode "pinned", acquire the version, and return its name."""
         if sum(run.end is None for run in self._runs.values()) >= MAX_OPEN_COLLECTIONS:
             raise RequestError(429, f"{MAX_OPEN_COLLECTIONS} collections are open; end some (rollout-server cancel)")
         longest = self.config.model.max_context
@@ -379,14 +379,14 @@ class Node:
     def _attempt(
         self, key: EpisodeKey, draw: int, request: CollectionRequest, model: str | None, start: BranchStart | None
     ) -> Attempt:
-        """Of the environment's kind: the node's own loop, or a program's."""
+        """Return an attempt of the environment's kind: the node's own loop, or a program's."""
         if isinstance(self.pool, ProgramPool) and self.endpoint is not None:
             return self.endpoint.attempt(key, draw, request, model)
         policy_client = SamplingClient(request, model, self._services, start)
         return Episode(key, draw, request, self.pool, policy_client, self.metrics.phase, start)
 
     async def take_episode(self, task_id: str | None, wait_s: float) -> Offer | None:
-        """The oldest episode that waits for a program elsewhere; None if none comes in time."""
+        """Return the oldest episode that waits for a program elsewhere; None if none comes in time."""
         if not (isinstance(self.pool, ProgramPool) and self.pool.runs_elsewhere):
             raise RequestError(
                 409, "no episode waits for a program elsewhere: that needs environment harness, no command"
@@ -404,12 +404,12 @@ class Node:
                 free -= 1
 
     def listens_at(self, url: str) -> None:
-        """Agents that are to be reached by ``public_url``, or else by this, the address that the node listens at."""
+        """Note the address that the node listens at, for agents; ``public_url`` goes before it."""
         if self.endpoint is not None:
             self.endpoint.sessions.base_url = f"{(self.config.public_url or url).rstrip('/')}/v1"
 
     def write_address(self, url: str, pid: int) -> None:
-        """``<root>/node.json``, for whoever started the node on port 0."""
+        """Write ``<root>/node.json``, for the process that started the node on port 0."""
         write_whole(self.root / NODE_ADDRESS, json.dumps({"url": url, "pid": pid}))
 
     def remove_address(self) -> None:

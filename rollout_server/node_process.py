@@ -28,7 +28,7 @@ class NodeProcess:
 
     Args:
         config: the node's configuration. Port 0 is the right choice here.
-        output_dir: where ``rollout_node.yaml`` and ``rollout_node.log`` are written.
+        output_dir: the folder of ``rollout_node.yaml`` and ``rollout_node.log``.
         token: the bearer token, handed over in the environment variable that the configuration names.
     """
 
@@ -110,9 +110,9 @@ class NodeProcess:
         if not self.log_path.exists():
             return ""
         with open(self.log_path, "rb") as log:
-            log.seek(self._log_start)  # before it stands what an earlier node said
+            log.seek(self._log_start)  # the lines before are an earlier node's
             lines = log.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
-        # It said in one line what was wrong; its children may have had more to say after that.
+        # The node's last line names what was wrong; its children may have printed more after that.
         for line in reversed(lines):
             if line.startswith("rollout-server: "):
                 return f": {line.removeprefix('rollout-server: ')} (log: {self.log_path})"

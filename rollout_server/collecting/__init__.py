@@ -1,1 +1,1 @@
-"""One collection on the node: which episode comes next, the episode itself, and the log of what finished."""
+"""A collection on the node: the choice of the next episode, the episode itself, and the log of finished ones."""

@@ -1,4 +1,4 @@
-"""The base of every way to play an episode: a world, a deadline, a grade, a record, and letting go of it all."""
+"""The base of every way to play an episode: a world, a deadline, a grade, a record, and the cleaning up."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ logger = logging.getLogger(__name__)
 
 ACQUIRE_DEADLINE_S = 3600.0
 START_DEADLINE_S = 3600.0
-"""Last resort: what a world is started by finds out for itself, and sooner, that it hangs."""
+"""Last resort: the program that starts a world finds out for itself, and sooner, that it hangs."""
 CLOSE_DEADLINE_S = 300.0
 
 
 def derive_seed(*parts: object) -> int:
-    """A seed in [0, 2^31) that depends on every part."""
+    """Return a seed in [0, 2^31) that depends on every part."""
     return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:4], "big") >> 1
 
 
 def regraded(line: str, grade: Grade) -> Rollout:
-    """A rollout, as JSON, of an episode that was graded beside others: with that grade, and what broke before it."""
+    """Return a rollout, given as JSON, with the grade that its episode got beside others; an earlier break stays."""
     return Rollout.from_dict(_graded(json.loads(line), grade)).validate()
 
 
 def _graded(fields: dict[str, Any], grade: Grade) -> dict[str, Any]:
-    """The fields of a rollout, and those of its grade; figures that were stated already, and what broke, stay."""
+    """Return the fields of a rollout with those of its grade; figures stated before, and an earlier break, stay."""
     extra: dict[str, Any] = dict(fields.get("extra", {}))
     before: dict[str, dict[str, float]] = extra.pop("stated", {})
     stated = {kind: {**before.get(kind, {}), **getattr(grade, kind)} for kind in ("rewards", "metrics")}
@@ -61,13 +61,13 @@ def _graded(fields: dict[str, Any], grade: Grade) -> dict[str, Any]:
 
 
 class Attempt(ABC):
-    """One attempt at one episode; subclasses say how it is played.
+    """An attempt at an episode; subclasses play it.
 
     Args:
         draw: part of the seed. An attempt that is repeated has the same one (:meth:`Collector.draw`).
         request: the collection's limits, seed and way of sampling.
-        on_phase: told the seconds spent in a phase: "environment", "grade", or "node" (our own work between the
-            environment's answer and the agent's next turn).
+        on_phase: called with a phase and the seconds spent in it: "environment", "grade", or "node" (our own work
+            between the environment's answer and the agent's next turn).
         origin: further parts of the seed.
     """
 
@@ -89,14 +89,14 @@ class Attempt(ABC):
         self._on_phase = on_phase
         self._agent_timeout = AgentTimeout(self._limits.episode_deadline_s)
         self._broke: Broke | None = None
-        self.seen: Mapping[str, Any] | None = None
-        """Of an episode that was played and is to be graded beside others of its task: what is wanted of it for that.
-        Its rollouts have no reward until then (:func:`regraded`)."""
+        self.group_input: Mapping[str, Any] | None = None
+        """The input of the group's grader from this episode, once played, where its task grades episodes together; else
+        None. Its rollouts have no reward until then (:func:`regraded`)."""
 
     @property
     @abstractmethod
     def sampled_tokens(self) -> int:
-        """Tokens of the turns that have ended; what an abort throws away."""
+        """Tokens of the turns that have ended; an abort throws them away."""
 
     @property
     @abstractmethod
@@ -105,31 +105,31 @@ class Attempt(ABC):
 
     @abstractmethod
     async def _play(self, environment: GuardedEnvironment) -> str:
-        """From the start of the world to the end of the agent's last turn; returns the end reason."""
+        """Play from the start of the world to the end of the agent's last turn; returns the end reason."""
 
     @abstractmethod
     def _sequences(self) -> list[dict[str, Any]]:
-        """Return, for each sequence that was served, the fields of a rollout that :meth:`_rollout` does not know."""
+        """Return, for each served sequence, the fields of a rollout that :meth:`_rollout` does not know."""
 
     @abstractmethod
     async def _let_go(self) -> None:
-        """The episode is over, however it ended; let go of what was held for the agent."""
+        """Release the agent's resources once the episode is over, however it ended."""
 
     async def run(self) -> list[Rollout]:
         """Play the episode to its end and grade it; returns its sequences.
 
-        This is where it is decided whether an attempt may be repeated: only if the policy had no turn in it, or where
-        the machine is known to have failed (EpisodeFailed, EnvironmentCrashed). Whatever else breaks may be the
-        agent's doing: it ends the episode, which is graded as it stands.
+        This method decides whether an attempt may be repeated: only if the policy had no turn in it, or where the
+        machine is known to have failed (EpisodeFailed, EnvironmentCrashed). Any other error may be the agent's doing:
+        it ends the episode, which is graded as it stands.
 
         Raises:
-            EpisodeFailed: nothing came of it; the attempt may be repeated.
+            EpisodeFailed: the attempt has no result and may be repeated.
         """
         environment: GuardedEnvironment | None = None
         try:
             environment = await self._acquire()
             started_at, started = time.time(), time.monotonic()
-            end_reason = await self._played(environment)
+            end_reason = await self._play_safely(environment)
             grade = await self._grade(environment)
         except EpisodeFailed:
             raise
@@ -147,8 +147,8 @@ class Attempt(ABC):
         seconds = time.monotonic() - started
         return [self._rollout(end_reason, grade, started_at, seconds, fields) for fields in self._sequences()]
 
-    async def _played(self, environment: GuardedEnvironment) -> str:
-        """:meth:`_play`, which an unforeseen error only ends once the policy has had a turn."""
+    async def _play_safely(self, environment: GuardedEnvironment) -> str:
+        """Run :meth:`_play`; an unforeseen error after the policy's first turn ends the episode, and does not raise."""
         try:
             return await self._play(environment)
         except (EpisodeFailed, EnvironmentFault):
@@ -169,7 +169,7 @@ class Attempt(ABC):
             raise EpisodeFailed("environment_timeout", message) from None
 
     async def _start_world(self, environment: GuardedEnvironment) -> list[Message]:
-        """The messages that open the episode."""
+        """Return the messages that open the episode."""
         try:
             async with asyncio.timeout(START_DEADLINE_S):
                 return await environment.start(self.key.task_id)
@@ -192,7 +192,7 @@ class Attempt(ABC):
             try:
                 async with asyncio.timeout(CLOSE_DEADLINE_S):
                     await close()
-            except Exception as error:  # the pool cleans up what it could not close
+            except Exception as error:  # the pool cleans up worlds that it could not close
                 logger.warning("%s: closing the episode failed: %r", self.rollout_id, error)
 
         closing = asyncio.ensure_future(closed())

@@ -1,6 +1,6 @@
 """Decides which episode starts next, and when enough have ended: a pure state machine, no clock, no I/O.
 
-The node tells it what happened (:meth:`Collector.finished`, :meth:`Collector.failed`) and asks what to do
+The node reports events (:meth:`Collector.finished`, :meth:`Collector.failed`) and asks for the next step
 (:meth:`Collector.start_next`, :attr:`Collector.outcome`). The benchmarks and the simulated schedules of the tests drive
 this same class.
 """
@@ -25,12 +25,12 @@ from loop_formats.ids import rollout_id
 from loop_formats.rollout import BRANCH_DIFFERS, REQUEST_REFUSED
 
 REDRAWN = frozenset({"bad_logprob"})
-"""Failure reasons after which the same seeds would give the same useless tokens."""
+"""Failure reasons after which the same seeds would sample the same useless tokens."""
 
 
 @dataclass(frozen=True)
 class EpisodeKey:
-    """One attempt at rollout ``index`` of a task."""
+    """The key of an attempt at rollout ``index`` of a task."""
 
     task_id: str
     index: int
@@ -39,7 +39,7 @@ class EpisodeKey:
 
 @dataclass(frozen=True)
 class MissingRollout:
-    """Why there will be no rollout: "branch_differs" where a branch is refused, else it is lost."""
+    """The reason why there will be no rollout: "branch_differs" where a branch is refused, else it is lost."""
 
     reason: str
     message: str
@@ -53,7 +53,7 @@ class MissingRollout:
 class _ItemState:
     item: CollectionItem
     place: int
-    """Among the items of the request."""
+    """Its position among the items of the request."""
     waiting: deque[EpisodeKey] = field(default_factory=deque)
     running: int = 0
     finished: int = 0
@@ -61,11 +61,11 @@ class _ItemState:
     failures: int = 0
     draws: Counter[int] = field(default_factory=Counter)
     lacks: bool = True
-    """Whether it has fewer rollouts than its floor."""
+    """True while it has fewer rollouts than its floor."""
 
     @property
     def due(self) -> tuple[int, int]:
-        """The smaller, the sooner an episode of it starts."""
+        """Its place in the queue: the item with the smallest starts the next episode."""
         return self.finished + self.running, self.place
 
 
@@ -82,8 +82,8 @@ class Collector:
     lost than the request allows.
 
     Args:
-        request: what is collected.
-        done: (task id, index) of rollouts that are there already.
+        request: the rollouts to collect, floors and limits.
+        done: (task id, index) of rollouts that exist already.
         opened_before: how often this collection was opened before; keeps the attempt numbers of its openings apart.
         gone: the rollouts that an earlier opening lost or saw refused.
     """
@@ -113,7 +113,7 @@ class Collector:
                 state.waiting.append(EpisodeKey(task_id, index, self._first_attempt))
         self._finished = sum(state.finished for state in self._items)
         self._due: list[tuple[int, int]] = []
-        """A heap of :attr:`_ItemState.due`; what an item was before its last change counts no more."""
+        """A heap of :attr:`_ItemState.due`; entries from before an item's last change count no more."""
         self._lacking = len(self._items)
         for state in self._items:
             self._note(state)
@@ -126,11 +126,11 @@ class Collector:
         self._update_outcome()
 
     def group(self, key: EpisodeKey) -> tuple[int, ...]:
-        """The indices of the rollouts of its task, or of its branch's point."""
+        """Return the indices of the rollouts of its task, or of its branch's point."""
         return tuple(self._item(key).item.indices)
 
     def is_whole(self, key: EpisodeKey) -> bool:
-        """Return whether every rollout of its group is there, or gone."""
+        """Return whether every rollout of its group is finished, or gone."""
         state = self._item(key)
         return state.finished + state.gone == len(state.item.indices)
 
@@ -139,23 +139,23 @@ class Collector:
         return frozenset(self._running)
 
     def attempts_before(self, key: EpisodeKey) -> int:
-        """Failed attempts at this rollout since the collection was opened."""
+        """Return the failed attempts at this rollout since the collection was opened."""
         return key.attempt - self._first_attempt
 
     def draw(self, key: EpisodeKey) -> int:
-        """Return the number of this rollout's draw that the attempt is: part of its seed.
+        """Return the number of the attempt's draw: part of its seed.
 
-        Attempts that failed are repeated with the same seeds: what an agent does must not be a way to another draw.
-        Only sampled tokens that were themselves unusable (:data:`REDRAWN`) are drawn anew.
+        Attempts that failed are repeated with the same seeds: an agent must not get another draw by failing. Only
+        sampled tokens that were themselves unusable (:data:`REDRAWN`) are drawn anew.
         """
         return self._item(key).draws[key.index]
 
     def start_of(self, key: EpisodeKey) -> BranchStart | None:
-        """The point of a stored rollout that this one goes on from; None for the task's opening."""
+        """Return the point of a stored rollout that this one goes on from; None for the task's opening."""
         return self._item(key).item.start
 
     def start_next(self) -> EpisodeKey | None:
-        """The episode to start now, which then counts as running; None when none is to be started."""
+        """Return the episode to start now, and count it as running; None when there is none to start."""
         if self.outcome is not None:
             return None
         total_reached = self._finished >= self._floor_total
@@ -172,7 +172,7 @@ class Collector:
         return None
 
     def finished(self, key: EpisodeKey) -> None:
-        """The episode's rollout is on disk. Counted even after the end, if it was written when the end came."""
+        """Count an episode whose rollout is on disk, also after the end, if it was written when the end came."""
         state = self._leave(key)
         state.finished += 1
         self._finished += 1
@@ -181,7 +181,7 @@ class Collector:
             self._update_outcome()
 
     def failed(self, key: EpisodeKey, reason: str, message: str) -> bool:
-        """The attempt came to nothing: it is replaced, unless the rollout is gone; returns whether it is.
+        """Count a failed attempt, and replace it unless the rollout is gone; returns whether it is gone.
 
         A branch or a request that was refused would be refused again.
         """
@@ -201,7 +201,7 @@ class Collector:
         return True
 
     def drop(self, key: EpisodeKey) -> None:
-        """The running episode was aborted."""
+        """Count a running episode that was aborted."""
         self._leave(key)
         self.dropped += 1
 
@@ -226,7 +226,7 @@ class Collector:
 
     @property
     def refused(self) -> dict[str, str]:
-        """Why branches were refused, by the rollout id that each would have had."""
+        """The reasons why branches were refused, by the rollout id that each would have had."""
         return {
             rollout_id(self.request.id, key.task_id, key.index, key.attempt): why for key, why in self._refused.items()
         }
@@ -252,7 +252,7 @@ class Collector:
         return min(self._wanted, self._possible)
 
     def _note(self, state: _ItemState) -> None:
-        """A rollout of it began, ended or is gone."""
+        """Update the queue and the floors after a rollout of the item began, ended or is gone."""
         if state.waiting:
             heapq.heappush(self._due, state.due)
         if state.lacks and state.finished >= min(self.request.floor_per_task, len(state.item.indices) - state.gone):

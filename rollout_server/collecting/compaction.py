@@ -2,7 +2,7 @@
 
 A shorter history begins a new sequence of the same episode. It has the opening and the newest turn in every case. With
 "drop" it also has the agent's other turns, and only the oldest observations are left out. With "summary" a summary by
-the agent takes the place of everything between. What the agent thought in earlier turns is left out by both.
+the agent takes the place of everything between. Both leave out the agent's thoughts of earlier turns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agent_environments.tool_calls import render_tool_response, split_tool_respo
 from loop_formats.branch import Exchange
 
 LEFT_OUT = "(This answer was left out to save room.)"
-"""In place of an observation."""
+"""The text in the place of an observation."""
 SUMMARY_REQUEST = (
     "There is no room to go on with this conversation. Summarise it: what you did, what you found out that is still "
     "needed, and what is left to do. You will go on from the task, your summary, and your last turn with its answer."
@@ -25,7 +25,7 @@ SUMMARY_HEAD = "Your summary of what came before:\n\n"
 
 @dataclass(frozen=True)
 class History:
-    """The messages that a sequence begins with: an ``opening``, then turns and what answered them."""
+    """The messages that a sequence begins with: an ``opening``, then turns and their observations."""
 
     opening: Sequence[Message]
     exchanges: Sequence[Exchange]
@@ -33,15 +33,15 @@ class History:
     @property
     def after(self) -> list[Message]:
         """The messages behind the opening."""
-        said = ((Message("assistant", each.action), Message("user", each.observation)) for each in self.exchanges)
-        return [message for pair in said for message in pair]
+        pairs = ((Message("assistant", each.action), Message("user", each.observation)) for each in self.exchanges)
+        return [message for pair in pairs for message in pair]
 
 
 def shortened(history: History) -> Iterator[History]:
     """Return shorter histories, the one with the most in it first.
 
-    Observations go first, the older half of those that are there, then half of the rest, down to the newest. Where that
-    is not enough, turns go in the same way. Where the newest observation is itself too long, it goes.
+    Observations go first, the older half of them, then half of the rest, down to the newest. Where that is not enough,
+    turns go in the same way. Where the newest observation is itself too long, it goes.
     """
     *older, newest = history.exchanges
     yield from _less(history, newest)
@@ -52,13 +52,13 @@ def shortened(history: History) -> Iterator[History]:
 
 def _less(history: History, newest: Exchange) -> Iterator[History]:
     older = history.exchanges[:-1]
-    shown = [place for place, each in enumerate(older) if each != _without(each)]
-    for kept in _halves(len(shown) + 1):
-        first = shown[1 - kept] if kept > 1 else len(older)
+    places = [place for place, each in enumerate(older) if each != _without(each)]
+    for count in _halves(len(places) + 1):
+        first = places[1 - count] if count > 1 else len(older)
         yield replace(history, exchanges=[*map(_without, older[:first]), *older[first:], newest])
     bare = [_without(each) for each in older]
-    for kept in _halves(len(older) + 1):
-        yield replace(history, exchanges=[*bare[len(older) + 1 - kept :], newest])
+    for count in _halves(len(older) + 1):
+        yield replace(history, exchanges=[*bare[len(older) + 1 - count :], newest])
 
 
 def _halves(count: int) -> Iterator[int]:
@@ -70,13 +70,13 @@ def _halves(count: int) -> Iterator[int]:
 def summarised(opening: Sequence[Message], history: History, summary: str) -> Iterator[History]:
     """Return histories with a summary behind the task's ``opening``, the one with the newest observation first."""
     newest = history.exchanges[-1]
-    begun = [*opening, Message("user", SUMMARY_HEAD + summary)]
-    yield History(begun, [newest])
-    yield History(begun, [_without(newest)])
+    beginning = [*opening, Message("user", SUMMARY_HEAD + summary)]
+    yield History(beginning, [newest])
+    yield History(beginning, [_without(newest)])
 
 
 def _without(exchange: Exchange) -> Exchange:
-    """Return the turn without what answered it; results of tools stay as many as its calls."""
+    """Return the turn without its observation; results of tools stay as many as its calls."""
     results = split_tool_responses(exchange.observation)
     return replace(
         exchange, observation=LEFT_OUT if results is None else render_tool_response(*[LEFT_OUT] * len(results))

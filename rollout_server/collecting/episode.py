@@ -1,7 +1,7 @@
-"""One episode: start a world, let the policy client and the environment take turns until it ends, grade, close.
+"""An episode: start a world, let the policy client and the environment take turns until it ends, grade, close.
 
 A branch first replays, in its new world, the actions of the rollout that it goes on from. Where the history grows too
-long, ``limits.compaction`` says what a new sequence begins with.
+long, ``limits.compaction`` decides how a new sequence begins.
 
 This is the protocol of training, of a checkpoint's evaluation and of an endpoint's: only the policy client
 differs. Limits and end reasons are here; world, deadline, grade and record are those of every
@@ -42,7 +42,7 @@ from rollout_server.collecting.policy_client import (
 
 SHOWN_CHARACTERS = 60
 CUT_IN_THINKING = "Your turn ended before your thinking did, so there is no answer in it. Think less, then answer."
-"""The observation after such a turn, which no environment is given: there is nothing in it to act on."""
+"""The observation after such a turn. The environment does not get the turn: there is nothing in it to act on."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Episode(Attempt):
         on_phase: Callable[[str, float], None] = lambda phase, seconds: None,
         start: BranchStart | None = None,
     ):
-        # The origin is part of a branch's seed, so that it never repeats what that rollout itself drew there.
+        # The origin is part of a branch's seed, so that it never repeats the draws of that rollout itself.
         origin = () if start is None else (start.origin.rollout_id, start.origin.turns)
         super().__init__(key, draw, request, pool, on_phase, origin)
         self._start = start
@@ -113,15 +113,15 @@ class Episode(Attempt):
         self._begin(opening, replayed)
         while True:
             spoken = await self._speak()
-            asked = time.monotonic()
+            step_began = time.monotonic()
             try:
                 async with self._agent_timeout.running():
                     result = await self._step(environment, spoken)
             except (TimeoutError, EnvironmentTimeout):
-                self._note_turn(spoken, time.monotonic() - asked, failed=True)
+                self._note_turn(spoken, time.monotonic() - step_began, failed=True)
                 return "deadline"
             self._answered = time.monotonic()
-            self._note_turn(spoken, self._answered - asked, result.failed, result.reward)
+            self._note_turn(spoken, self._answered - step_began, result.failed, result.reward)
             self._messages.append({"role": "user", "content": result.observation})
             if result.done:
                 return "completed"
@@ -139,7 +139,7 @@ class Episode(Attempt):
         return self._request.max_turns(self.key.task_id) - self._turns_before - len(self._turns)
 
     async def _speak(self) -> PolicyTurn:
-        """The agent's next turn, which is a message then."""
+        """Return the agent's next turn, and add it to the messages."""
         spoken = await self._policy_client.speak(derive_seed(self.seed, self._turns_before + len(self._turns)))
         self._on_phase("node", time.monotonic() - self._answered - spoken.seconds)
         thought = {"reasoning": spoken.reasoning} if spoken.reasoning else {}
@@ -157,7 +157,7 @@ class Episode(Attempt):
         except ContextFull:
             if self._limits.compaction is None:
                 raise
-        from rollout_server.collecting.compaction import History, shortened, summarised  # which few runs need
+        from rollout_server.collecting.compaction import History, shortened, summarised  # few runs need it
 
         texts = [message["content"] for message in self._messages]
         exchanges = [Exchange(*texts[place : place + 2]) for place in range(self._before, len(texts), 2)]
@@ -173,7 +173,7 @@ class Episode(Attempt):
         raise ContextFull(f"no shorter history fits max_context {self._limits.max_context}")
 
     async def _summarise(self) -> str:
-        """The agent's summary of the history but for its newest observation, for which there may be no room."""
+        """Return the agent's summary of the history without its newest observation, for which there may be no room."""
         from rollout_server.collecting.compaction import SUMMARY_REQUEST
 
         self._policy_client.ask(SUMMARY_REQUEST)
@@ -190,15 +190,15 @@ class Episode(Attempt):
         return await environment.step(spoken.text)
 
     async def _replay(self, environment: Environment, opening: Sequence[Message], start: BranchStart) -> list[Message]:
-        """Bring the world to where the stored rollout had it; returns the messages of the turns replayed.
+        """Bring the world to the state that the stored rollout had; returns the messages of the turns replayed.
 
         Raises:
-            BranchRefused: the world answers otherwise than it did then, or not in an action's time.
+            BranchRefused: the world does not answer as it did then, or not in an action's time.
         """
         if list(opening) != start.branch.opening:
             raise BranchRefused(f"the opening differs from that of {start.branch.rollout_id}")
         began, messages = time.monotonic(), []
-        replay_timeout = AgentTimeout(self._limits.episode_deadline_s)  # of the agent that took these turns
+        replay_timeout = AgentTimeout(self._limits.episode_deadline_s)  # as the agent of these turns had it
         try:
             for turn, exchange in enumerate(start.exchanges):
                 messages += [Message("assistant", exchange.action), Message("user", exchange.observation)]
@@ -251,20 +251,20 @@ class Episode(Attempt):
         fields: list[dict[str, Any]] = []
         before = self._turns[0].history
         for number, record in enumerate(records):
-            noted = [each for each in self._turns if each.sequence == number]
-            turns, history = [each.turn for each in noted], noted[0].history
+            noted_turns = [each for each in self._turns if each.sequence == number]
+            turns, history = [each.turn for each in noted_turns], noted_turns[0].history
             own = {turn.message for turn in turns}
-            # Up to the answer to its last turn; what was thought in turns of other sequences is not in this one's ids.
+            # Up to the answer to its last turn; thoughts in turns of other sequences are not in this one's ids.
             messages = [
                 message if place in own else {key: text for key, text in message.items() if key != "reasoning"}
                 for place, message in enumerate(history[: turns[-1].message + 2])
             ]
-            begun = {} if history is before else {"compaction": self._limits.compaction}
+            compaction = {} if history is before else {"compaction": self._limits.compaction}
             before = history
             fields.append(
                 {
                     **vars(record),
-                    "extra": {**record.extra, **begun},
+                    "extra": {**record.extra, **compaction},
                     "turns": turns,
                     "messages": messages,
                     "branch_of": origin,
@@ -281,7 +281,7 @@ class Episode(Attempt):
 
 
 def _difference(rollout_id: str, turn: int, recorded: str, result: StepResult) -> str:
-    """One line on what the world answered otherwise."""
+    """Return one line on how the world's answer differs."""
     if result.observation == recorded:
         return f"turn {turn} of {rollout_id} now ends the episode"
     same = takewhile(lambda pair: pair[0] == pair[1], zip(recorded, result.observation, strict=False))

@@ -1,9 +1,8 @@
-"""The agent as an episode sees it: it hears what the environment says and speaks one turn at a time.
+"""The agent as an episode sees it: it hears the environment's observations and speaks one turn at a time.
 
 There are two: :class:`~rollout_server.collecting.sampling_client.SamplingClient` samples token ids on the node's own
-vLLM servers, and the evaluation's ``EndpointClient`` asks a chat endpoint for text. Whatever a policy client keeps of
-the conversation is its own: token ids never pass through the episode, which records them as it is given them at the
-end.
+vLLM servers, and the evaluation's ``EndpointClient`` asks a chat endpoint for text. A policy client keeps the
+conversation to itself: token ids never pass through the episode, which gets them for its record at the end.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ class EpisodeFailed(Exception):
 
 
 class BranchRefused(EpisodeFailed):
-    """The world answered otherwise than the rollout that was to be gone on from says."""
+    """The world's answers differ from those in the rollout that a branch goes on from."""
 
     def __init__(self, message: str):
         super().__init__(BRANCH_DIFFERS, message)
 
 
 TURN_LIMIT_S = 3600.0
-"""Last resort for one turn, retries included. A server that hangs is found out and replaced much sooner; one that is
-busy is waited for."""
+"""Last resort for one turn, retries included. The node replaces a server that hangs much sooner, and waits for a busy
+one."""
 
 
 class ContextFull(Exception):
@@ -42,12 +41,12 @@ class ContextFull(Exception):
 
 @dataclass(frozen=True)
 class PolicyTurn:
-    """One turn as it was spoken.
+    """A turn of the policy.
 
-    ``text`` is what the environment is given, ``reasoning`` the thinking before it. ``[start, end)`` is its span in the
-    token ids of the policy client's sequence ``sequence``; empty where the policy client has none. ``server`` names who
-    sampled it, ``seconds`` is from the request to the answer, failed tries included. ``thinking_tokens`` and
-    ``cut_in_thinking`` are those of :class:`~loop_formats.rollout.Turn`.
+    ``text`` is the action, ``reasoning`` the thinking before it. ``[start, end)`` is the turn's span in the token
+    ids of the policy client's sequence ``sequence``; empty where the policy client has none. ``server`` names the
+    server that sampled it, ``seconds`` is from the request to the answer, failed tries included. ``thinking_tokens``
+    and ``cut_in_thinking`` are those of :class:`~loop_formats.rollout.Turn`.
     """
 
     text: str
@@ -78,7 +77,7 @@ class SpokenRecord:
 
     @classmethod
     def of_context(cls, token_ids: Sequence[int]) -> SpokenRecord:
-        """A sequence that begins with ids that nobody sampled."""
+        """Return a sequence that begins with ids that nobody sampled."""
         record = cls()
         record.append_context(token_ids)
         return record
@@ -102,24 +101,24 @@ class PolicyClient(Protocol):
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens of the turns spoken so far; what an abort throws away."""
+        """Tokens of the turns spoken so far; an abort throws them away."""
 
     def begin(self, episode_id: str, opening: Sequence[Message], after: Sequence[Message] = ()) -> None:
         """Take the messages that the episode, or a new sequence of it, begins with.
 
         Args:
-            after: turns and what answered them: those that a branch replays, or those left of a longer history.
+            after: turns and their observations: those that a branch replays, or those left of a longer history.
 
         Raises:
             ContextFull: they leave no room for a turn.
         """
 
     async def speak(self, seed: int) -> PolicyTurn:
-        """The next turn, however long the policy's server takes over it, up to :data:`TURN_LIMIT_S`.
+        """Return the next turn, however long the policy's server takes over it, up to :data:`TURN_LIMIT_S`.
 
         Raises:
-            ContextFull: whoever serves the policy found the conversation too long.
-            EpisodeFailed: nothing can come of this attempt any more.
+            ContextFull: the policy's server found the conversation too long.
+            EpisodeFailed: the attempt cannot go on.
         """
 
     def hear(self, observation: str) -> None:
@@ -140,4 +139,4 @@ class PolicyClient(Protocol):
         """Return the records of the sequences that a turn was sampled in, mostly one, from first token to last."""
 
     def close(self) -> None:
-        """The episode is over, however it ended; let go of what was held for it."""
+        """Release the episode's resources once it is over, however it ended."""

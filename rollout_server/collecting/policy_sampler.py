@@ -1,4 +1,4 @@
-"""One request to the node's policy: which version answers it, and what its failures mean for the episode."""
+"""A request to the node's policy: the choice of the version, and the meaning of failures for the episode."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class EpisodeServices:
 
 
 class PolicySampler:
-    """Samples turns of one version, or of whichever is newest at each turn.
+    """Samples turns of one version, or of the newest at each turn.
 
     Args:
-        version: of the policy, where it is pinned.
-        pinned_model: the name that the servers know that version by, which somebody has acquired; None for the newest.
+        version: the policy's version, where it is pinned.
+        pinned_model: that version's name on the servers; the caller has acquired it. None for the newest.
     """
 
     def __init__(
@@ -63,16 +63,16 @@ class PolicySampler:
         sampling: Sampling | None = None,
         stops: Sequence[str] = (),
     ) -> tuple[int, Generation]:
-        """The policy version that answered, and what it sampled after ``token_ids``, fewer than ``limits.max_context``.
+        """Sample after ``token_ids``, fewer than ``limits.max_context``; returns the policy version and its tokens.
 
         Args:
             episode_id: keeps the requests of an episode on one server.
             max_tokens: a bound below that of the limits.
-            sampling: in place of its own.
+            sampling: settings in the place of its own.
             stops: texts that end the turn; the token that completes one is the last.
 
         Raises:
-            EpisodeFailed: nothing can come of this attempt any more.
+            EpisodeFailed: the attempt cannot go on.
         """
         services = self._services
         room = self._limits.max_context - len(token_ids)
@@ -109,9 +109,9 @@ class PolicySampler:
         sampling: Sampling,
         stops: Sequence[str],
     ) -> Generation:
-        """Thinking and answer in one request, or, where each has a limit of its own, in two."""
+        """Sample thinking and answer in one request, or, where each has a limit of its own, in two."""
         tokens, limits = self._services.tokens, self._limits
-        # vLLM would find a stop text in the prompt where its last character goes on in what is sampled.
+        # vLLM would find a stop text in the prompt where its last character goes on in the sampled tokens.
         if stops and tokens.decode(token_ids[-CHARACTER_TOKENS:]).endswith("\ufffd"):
             stops = ()
 
@@ -140,12 +140,12 @@ class PolicySampler:
         if len(thought.token_ids) > most:  # it began its answer without thinking
             ids, logprobs = thought.token_ids[:most], thought.logprobs[:most]
             return replace(thought, token_ids=ids, logprobs=logprobs, finish_reason="length")
-        left = min(most, room) - len(thought.token_ids)
+        remaining = min(most, room) - len(thought.token_ids)
         stopped = thought.finish_reason == "stop" and thought.token_ids[-1] not in tokens.thinking_ends
-        if stopped or turn.cut_in_thinking or left <= 0:
+        if stopped or turn.cut_in_thinking or remaining <= 0:
             return thought
         served = [*token_ids, *thought.token_ids]
-        rest = await request(served, left, derive_seed(seed, "answer"), tokens.stop_ids)
+        rest = await request(served, remaining, derive_seed(seed, "answer"), tokens.stop_ids)
         return replace(
             rest,
             token_ids=thought.token_ids + rest.token_ids,

@@ -1,7 +1,7 @@
 """An append-only file of JSON lines that survives a SIGKILL at any byte, a full disk and damage to some of its lines.
 
-A record counts once its line is whole and fsynced; only then does :attr:`AppendLog.count` include it, so whoever reads
-by cursor is never told of a record that a crash could take back. Cursor n is the n-th line, counted from 1.
+A record counts once its line is whole and fsynced; only then does :attr:`AppendLog.count` include it, so a client that
+reads by cursor never gets a record that a crash could take back. Cursor n is the n-th line, counted from 1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from loop_formats.run_files import is_blank, sync
 logger = logging.getLogger(__name__)
 
 THREADS = ThreadPoolExecutor(8, "log")
-"""For the files of collections alone: what agents and worlds have done in threads keeps none of them waiting."""
+"""Threads for the files of collections alone: work of agents and worlds in threads does not keep them waiting."""
 
 T = TypeVar("T")
 
@@ -33,17 +33,17 @@ async def beside(work: Callable[..., T], *arguments: Any) -> T:
 
 
 class AppendLog:
-    """One such file, for any number of threads. Opening it recovers it.
+    """Such a file, for any number of threads. Opening it recovers it.
 
-    What follows the last whole record is a write that a crash cut short: nobody was told of it, and it is cut off. A
-    line before that was told of, and damaged since. It is set aside in ``<file>.damaged`` and blanked, so that the
-    records after it keep their places.
+    The bytes after the last whole record are a write that a crash cut short: no reader has got it, and it is cut off. A
+    damaged line before that may have been read. It is set aside in ``<file>.damaged`` and blanked, so that the records
+    after it keep their places.
 
     Args:
         path: created when missing; its folder must be there.
         visit: called with every record (decoded) that is already in the file, in order; it raises ValueError for one
-            that is not whole, or that goes on from one that is not there. It returns whether the file may end there: a
-            record that is nothing without those after it shares their fate.
+            that is not whole, or whose predecessor is missing. It returns whether the file may end there: a record that
+            needs the ones after it is dropped with them.
     """
 
     def __init__(self, path: Path, visit: Callable[[Any], bool]):
@@ -62,7 +62,7 @@ class AppendLog:
         with open(self.path, "ab+") as file:
             file.seek(0)
             end, whole, damaged, why = 0, 0, list[int](), "others that belong to it are missing"
-            group: list[int] = []  # numbers, from 0, of the lines that are nothing without the next
+            group: list[int] = []  # numbers, from 0, of the lines that need the next
             bad: list[int] = []  # since the last whole record
             for number, line in enumerate(file):
                 end += len(line)
@@ -100,12 +100,12 @@ class AppendLog:
         numbers = ", ".join(str(number + 1) for number in damaged)
         logger.warning("%s is damaged in line %s: set aside in %s; the others are kept", self.path, numbers, aside)
         spans = [(self._ends[number - 1] if number else 0, self._ends[number] - 1) for number in damaged]
-        with open(aside, "ab") as kept, open(self.path, "rb+") as log:
+        with open(aside, "ab") as aside_file, open(self.path, "rb+") as log:
             for start, end in spans:
                 log.seek(start)
-                kept.write(log.read(end - start) + b"\n")
-            kept.flush()
-            sync(kept.fileno())
+                aside_file.write(log.read(end - start) + b"\n")
+            aside_file.flush()
+            sync(aside_file.fileno())
             for start, end in spans:
                 log.seek(start)
                 log.write(b" " * (end - start))
@@ -134,7 +134,7 @@ class AppendLog:
             self._ends += list(itertools.accumulate(map(len, records), initial=end))[1:]
 
     def read(self, after: int, most: int) -> list[bytes]:
-        """Up to ``most`` lines without their ends that follow cursor ``after``; one that was damaged is blank."""
+        """Return up to ``most`` lines, without line ends, that follow cursor ``after``; damaged ones are blank."""
         last = min(after + most, self.count)
         if after >= last:
             return []

@@ -2,14 +2,14 @@
 
 ``<id>.jsonl`` holds one rollout per line. ``<id>.meta.jsonl`` holds, one object per line: ``{"request": ...}`` first,
 ``{"opened": n}`` each time work began, ``{"failure": ...}`` per failed attempt, ``{"end": ...}`` when work ended. A
-collection whose last opening has no end was interrupted, and is taken up again from what is in the files: what it had
-lost stays lost. One that is taken up again after its end attempts the lost ones anew.
+collection whose last opening has no end was interrupted, and goes on from its files: lost rollouts stay lost. One that
+goes on after its end attempts the lost ones anew.
 
 Where the environment grades the rollouts of a task together, an episode is finished before it has its reward. It waits
-in ``<id>.held``, one episode a line, until its group is there: all of it, or what there is when the collection has what
-it needs. The grades are then noted as ``{"group": {"task_id", "grades"}}`` in the meta file, and only after that are
-the rollouts written, with them. So a group is graded once, whatever dies when: a grade that was noted is the one that
-counts. An episode that comes later, because it had been lost, is graded beside the others, whose grades stand.
+in ``<id>.held``, one episode a line, until its group is whole, or the collection has enough rollouts. The grades are
+then noted as ``{"group": {"task_id", "grades"}}`` in the meta file, and only after that are the rollouts written, with
+them. So a group is graded once, whatever dies when: a grade that was noted is the one that counts. An episode that
+comes later, because it had been lost, is graded beside the others, whose grades stand.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from rollout_server.collecting.rollout_log import AppendLog, beside
 logger = logging.getLogger(__name__)
 
 GRADED = ("complete", "early_stop")
-"""Ends of a collection at which the groups that still wait are graded; after others it may be taken up again."""
+"""Ends of a collection at which the groups that still wait are graded; after others the collection may go on."""
 
 NewAttempt = Callable[[EpisodeKey, int, CollectionRequest, str | None, BranchStart | None], Attempt]
 """Builds an attempt from its key, its draw, the request, the model's name (None in mode "latest"), and the point of a
@@ -49,15 +49,15 @@ stored rollout that it goes on from."""
 
 @dataclass
 class HeldEpisode:
-    """An episode that waits for its group. ``seen`` is what it is graded by; ``lines`` are its rollouts, as JSON, until
-    they are in the log."""
+    """An episode that waits for its group. ``group_input`` is its input of the group's grader; ``lines`` are its
+    rollouts, as JSON, until they are in the log."""
 
-    seen: Mapping[str, Any]
+    group_input: Mapping[str, Any]
     lines: list[str]
 
     def line(self, key: EpisodeKey) -> str:
-        """One line of JSON, no newline."""
-        named = json.dumps({"task_id": key.task_id, "index": key.index, "seen": self.seen}, allow_nan=False)
+        """Return the episode as one line of JSON, without a newline."""
+        named = json.dumps({"task_id": key.task_id, "index": key.index, "seen": self.group_input}, allow_nan=False)
         return f'{named[:-1]}, "rollouts": [{",".join(self.lines)}]}}'
 
 
@@ -120,15 +120,15 @@ class StoredCollection:
 
     @property
     def _is_graded(self) -> bool:
-        """Whether its groups are graded, and no episode will come later."""
+        """True once its groups are graded, and no episode will come later."""
         return self.end is not None and self.end.reason in GRADED and not self.end.lost
 
     def _visit_held(self, record: Any) -> bool:
         match record:
-            case {"task_id": str(task_id), "index": int(index), "seen": dict(seen), "rollouts": list(rollouts)}:
-                left = [] if (task_id, index) in self.done else rollouts
-                lines = [json.dumps(rollout, separators=(",", ":"), allow_nan=False) for rollout in left]
-                self.held[task_id, index] = HeldEpisode(seen, lines)
+            case {"task_id": str(task_id), "index": int(index), "seen": dict(group_input), "rollouts": list(rollouts)}:
+                undelivered = [] if (task_id, index) in self.done else rollouts
+                lines = [json.dumps(rollout, separators=(",", ":"), allow_nan=False) for rollout in undelivered]
+                self.held[task_id, index] = HeldEpisode(group_input, lines)
                 return True
             case _:
                 raise ValueError("not an episode that waits for its group")
@@ -149,7 +149,7 @@ class StoredCollection:
         self.graded |= {(task_id, index): grade for index, grade in grades.items()}
 
     def drop_held(self) -> None:
-        """Remove the file of the episodes that waited: their groups are graded, and none will come later."""
+        """Remove the file of the episodes that waited, once their groups are graded and no episode will come later."""
         self.held.clear()
         self._held_log = None
         self._held_path.unlink(missing_ok=True)
@@ -163,7 +163,7 @@ class StoredCollection:
         self._note_opening(self.opened + 1)
 
     def _note_opening(self, count: int) -> None:
-        if self.end is not None:  # whoever asked again has mended what was wrong
+        if self.end is not None:  # the client that asked again has mended the cause
             self.gone = {key: gone for key, gone in self.gone.items() if gone.refused}
         self.opened, self.end = count, None
 
@@ -181,7 +181,7 @@ class _Running:
     since: float
     delivering: bool = False
     aborted: bool = False
-    """Whether it was this collection that cancelled its task."""
+    """True once this collection has cancelled its task."""
 
     def abort(self) -> None:
         self.aborted = True
@@ -189,9 +189,9 @@ class _Running:
 
     @property
     def ended_from_outside(self) -> bool:
-        """Whether what its task raises now is the end that this collection gave it, or the end of the event loop.
+        """True if its task's exception comes from this collection's abort, or from the end of the event loop.
 
-        Not whether the task is being cancelled, or GeneratorExit is raised: whatever it ran can have asked for that.
+        A cancellation of the task, or GeneratorExit, is no proof: any code that the task ran can have asked for that.
         """
         try:
             return self.aborted or asyncio.current_task() is not self.task
@@ -220,9 +220,9 @@ class CollectionRun:
     unwritten: list[str] = field(default_factory=list)
     """Finished rollouts that the disk would not take; written when the collection is asked for again."""
     unheld: list[str] = field(default_factory=list)
-    """The same of episodes that wait for their group."""
+    """Episodes that wait for their group and that the disk would not take."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set, and replaced by a new one, at every change that a reader cares for."""
+    """Set, and replaced by a new event, at every change that a reader waits for."""
 
     def __post_init__(self) -> None:
         there = {*self.stored.done, *self.stored.held}
@@ -241,7 +241,7 @@ class CollectionRun:
 
     @property
     def state(self) -> str:
-        """ "running", or how it ended."""
+        """ "running", or the reason of its end."""
         return "running" if self.end is None else self.end.reason
 
     @property
@@ -250,13 +250,13 @@ class CollectionRun:
         return len(self._running)
 
     def facts(self) -> dict[str, Any]:
-        """Its id, state and progress, and the seconds since its first episode started: 0 before, or once it is over."""
+        """Return its id, state, progress, and the seconds since its first episode started: 0 before, and at its end."""
         seconds = 0.0 if self._launched is None or self.end is not None else time.monotonic() - self._launched
         return {"id": self.request.id, "state": self.state, "seconds": seconds, **asdict(self.collector.progress())}
 
     @property
     def idle(self) -> bool:
-        """It has ended and none of its episodes is left."""
+        """True once it has ended and none of its episodes is left."""
         return self.end is not None and not self._running
 
     def launch(self, key: EpisodeKey) -> None:
@@ -271,14 +271,14 @@ class CollectionRun:
         task.add_done_callback(lambda _: self._leave(key))
 
     def end_early(self) -> bool:
-        """Drop what runs where every task has reached its floor; returns whether it has ended, or will now."""
+        """Drop running episodes and end if every task has reached its floor; returns whether it ends or has ended."""
         ended = self.collector.end_early()
         self._settle()
         return ended
 
     async def cancel(self) -> None:
-        """Stop; what runs is dropped, what is finished stays. What an ended one has lost is attempted anew when it is
-        asked for again."""
+        """Stop: running episodes are dropped, finished ones stay. An ended collection that is asked for again attempts
+        its lost rollouts anew."""
         cancelled = "cancelled", "the collection was cancelled"
         self.collector.stop(*cancelled)
         self._settle()
@@ -287,7 +287,7 @@ class CollectionRun:
             await self._note_end(replace(self.end, reason=reason, error=error))
 
     async def suspend(self) -> None:
-        """Abort what runs, as a crash would, but tidily: no end is written, so the collection can be taken up again."""
+        """Abort running episodes, as a crash would, but tidily; writes no end, so that it can go on later."""
         tasks = [entry.task for entry in self._running.values()]
         for entry in self._running.values():
             if not entry.delivering:
@@ -300,11 +300,11 @@ class CollectionRun:
         try:
             rollouts = await episode.run()
             self._running[key].delivering = True
-            if episode.seen is None:
-                self._tell_of(rollouts[0])
+            if episode.group_input is None:
+                self._report_grade(rollouts[0])
                 await self._deliver(key, rollouts)
             else:
-                await self._hold(key, HeldEpisode(episode.seen, [rollout.to_json() for rollout in rollouts]))
+                await self._hold(key, HeldEpisode(episode.group_input, [rollout.to_json() for rollout in rollouts]))
             await self._grade_if_whole(key)
         except EpisodeFailed as error:
             await self._fail(episode, error.reason, str(error), time.monotonic() - began)
@@ -315,15 +315,15 @@ class CollectionRun:
             await self._fail(episode, "environment_error", error_line(error), time.monotonic() - began)
 
     def _leave(self, key: EpisodeKey) -> None:
-        """The episode's task is over, however: its slot is free."""
+        """Free the slot of an episode whose task is over, however it ended."""
         del self._running[key]
         self._settle()
         self.on_change()
         if self.idle:
             self.on_idle()
 
-    def _tell_of(self, rollout: Rollout) -> None:
-        """Log and count what is wrong with the grade of an episode."""
+    def _report_grade(self, rollout: Rollout) -> None:
+        """Log and count a broken environment or a state that was not gradable."""
         key = f"{rollout.task_id}, rollout {rollout.index}"
         if rollout.broke is not None:
             logger.warning("%s: its environment broke in %s: %s", key, rollout.broke["where"], rollout.broke["what"])
@@ -333,7 +333,7 @@ class CollectionRun:
             self.services.metrics.ungradable()
 
     async def _hold(self, key: EpisodeKey, episode: HeldEpisode) -> None:
-        """Put an episode on disk that waits for its group, and count it: it is finished, but for its grade."""
+        """Put an episode that waits for its group on disk, and count it: it is finished, but for its grade."""
         line = episode.line(key)
         async with self._write_lock:
             try:
@@ -346,7 +346,7 @@ class CollectionRun:
         self.collector.finished(key)
 
     async def _grade_if_whole(self, key: EpisodeKey) -> None:
-        """Grade the group of a rollout that is there, or lost, if it was the last; others are graded at the end."""
+        """Grade the group of a rollout that is finished or lost, if it was the last; others are graded at the end."""
         if self.stored.held and self.collector.is_whole(key) and self.collector.outcome in (None, *GRADED):
             try:
                 await self._grade_group(key.task_id, self.collector.group(key))
@@ -354,7 +354,7 @@ class CollectionRun:
                 self._disk_failed(error)
 
     async def _grade_group(self, task_id: str, indices: Sequence[int]) -> None:
-        """Grade a group by what is there of it, and deliver it. Raises OSError when that cannot be written."""
+        """Grade the finished episodes of a group, and deliver them. Raises OSError when they cannot be written."""
         every = {index: self.stored.held.get((task_id, index)) for index in indices}
         held = {index: episode for index, episode in every.items() if episode is not None}
         waiting = [index for index, episode in held.items() if episode.lines]
@@ -363,7 +363,7 @@ class CollectionRun:
         self._grading.add((task_id, indices[0]))
         try:
             if any((task_id, index) not in self.stored.graded for index in waiting):
-                grades = await grade_group(self.services.pool, task_id, [episode.seen for episode in held.values()])
+                grades = await grade_group(self.services.pool, task_id, [each.group_input for each in held.values()])
                 graded = zip(held, grades, strict=True)
                 new = {index: grade for index, grade in graded if (task_id, index) not in self.stored.graded}
                 await beside(self.stored.note_grades, task_id, new)
@@ -374,7 +374,7 @@ class CollectionRun:
                 await beside(self.stored.rollouts.append, [rollout.to_json() for each in episodes for rollout in each])
             for index, rollouts in zip(waiting, episodes, strict=True):
                 held[index].lines.clear()
-                self._tell_of(rollouts[0])
+                self._report_grade(rollouts[0])
                 self.services.metrics.finished()
             self._notify()
         finally:
@@ -425,7 +425,7 @@ class CollectionRun:
         return f"cannot write {path}: {error.strerror or error}; {cure}"
 
     def _settle(self) -> None:
-        """Once the outcome is known: abort the rest at once, and when nothing is being written, note the end."""
+        """Abort the rest once the outcome is known, and note the end when nothing is being written."""
         if self.collector.outcome is None or self._ending is not None:
             return
         for key, entry in self._running.items():

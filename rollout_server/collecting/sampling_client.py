@@ -18,11 +18,11 @@ from rollout_server.collecting.policy_sampler import EpisodeServices, PolicySamp
 
 
 class SamplingClient:
-    """A policy version that the node serves, or, in mode "latest", whichever is newest at each turn.
+    """A policy version that the node serves, or, in mode "latest", the newest at each turn.
 
-    ``pinned_model`` is the name that the servers know the collection's version by, which whoever started the collection
-    has acquired; None in mode "latest". ``start`` is the point that a branch goes on from, whose ids stay as they were
-    served; with None, the opening messages are encoded.
+    ``pinned_model`` is the name of the collection's version on the servers, acquired when the collection was started;
+    None in mode "latest". ``start`` is the point that a branch goes on from, whose ids stay as they were served; with
+    None, the opening messages are encoded.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class SamplingClient:
         self._turn_start = 0
         self._kept_free = request.limits.kept_free
         if request.limits.compaction == "summary":
-            from rollout_server.collecting.compaction import SUMMARY_REQUEST  # as in few runs
+            from rollout_server.collecting.compaction import SUMMARY_REQUEST  # few runs need it
 
             self._kept_free += len(services.tokens.encode_text(SUMMARY_REQUEST))
 
@@ -112,10 +112,10 @@ class SamplingClient:
                 raise full
             sequence.append_context(between)
         else:
-            begun = tokens.opening(messages, self._tools)
-            if len(begun) + free > most:
+            opening = tokens.opening(messages, self._tools)
+            if len(opening) + free > most:
                 raise full
-            self._sequences.append(SpokenRecord.of_context(begun))
+            self._sequences.append(SpokenRecord.of_context(opening))
         self._messages = messages
 
     def record(self) -> list[SpokenRecord]:

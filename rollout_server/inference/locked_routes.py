@@ -28,7 +28,7 @@ class NeedsKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket") and scope["path"] not in OPEN:
-            given = Headers(scope=scope).get("authorization", "").encode()
-            if not hmac.compare_digest(given, self._expected):
+            header = Headers(scope=scope).get("authorization", "").encode()
+            if not hmac.compare_digest(header, self._expected):
                 return await JSONResponse({"error": "missing or wrong key"}, 401)(scope, receive, send)
         await self._app(scope, receive, send)

@@ -1,9 +1,8 @@
 """Sends an episode's turns to vLLM servers: same server while it lives, any other with the same token ids after that.
 
-An episode stays on one server because its prefix cache is there. A new one goes where the last rollout of its task
-went, whose opening is cached there, or, when that server has no room, where there is most. A dead server costs an
-episode the cached prefix and the tokens of the turn under way, nothing else: the request is sent again, whole,
-elsewhere.
+An episode stays on one server because its prefix cache is there. A new one goes to the server of the last rollout of
+its task, which has cached the opening, or, when that server has no room, to the one with most room. A dead server costs
+an episode the cached prefix and the tokens of the turn under way, nothing else: another server gets the whole request.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from rollout_server.inference.server import VllmServer
 from rollout_server.inference.server_group import ServerGroup
 
 ATTEMPTS = 4
-"""How many servers may fail one request before it is given up: a request that kills servers must not kill them all."""
+"""Most servers that may fail a request before it is given up: a request that kills servers must not kill them all."""
 RETRY_PAUSE_S = 0.2
 POLL_S = 2.0
 LOST_S = 300.0
-"""A server that has no request for so long, by its own counters, while we wait for an answer of it, has lost ours."""
+"""A server that has no request for so many seconds, by its counters, while we wait for its answer, has lost ours."""
 MAX_ANSWER_BYTES = 64 << 20
 KEEP_ALIVE_S = 2.0
 POISONED_ANSWERS, POISONED_WITHIN_S = 3, 300.0
@@ -39,11 +38,11 @@ POISONED_ANSWERS, POISONED_WITHIN_S = 3, 300.0
 blocks, the answers to other prompts are good."""
 
 FULL_KV = 0.9
-"""A server whose KV cache is so full gets no episode for the sake of what it has cached: that is evicted next."""
+"""A server whose KV cache is so full gets no episode for the sake of its cached prefix, which it evicts next."""
 UNEVEN = 1.25
-"""Nor does one that has all episodes it samples at a time, and so many times an equal share of them."""
+"""Nor does a server that has all episodes it samples at a time, and so many times an equal share of them."""
 MOST_HOMES = 10_000
-"""Tasks whose last server is remembered."""
+"""Most tasks whose last server is remembered."""
 
 
 class ServerUnavailable(RuntimeError):
@@ -51,7 +50,7 @@ class ServerUnavailable(RuntimeError):
 
 
 class RequestRefused(ValueError):
-    """A server found the request itself wrong (such as too long); another would say the same."""
+    """A server found the request itself wrong (such as too long); another would refuse it, too."""
 
 
 class BadLogprob(RuntimeError):
@@ -59,12 +58,12 @@ class BadLogprob(RuntimeError):
 
 
 class _ServerFailed(Exception):
-    """This attempt failed for a reason that lies with the server."""
+    """An attempt failed for a reason that lies with the server."""
 
 
 @dataclass(frozen=True)
 class Generation:
-    """The result of one request for tokens.
+    """The result of a request for tokens.
 
     ``token_ids`` and ``logprobs`` are [n]; the stop token, if ``finish_reason`` is "stop", is the last of them.
     ``logprobs`` are of the distribution sampled from. ``cached_tokens`` of the prompt came from the prefix cache;
@@ -81,7 +80,7 @@ class Generation:
 
 @dataclass
 class RouterCounters:
-    """Totals since the start, for /metrics and the status line."""
+    """Totals since the node's start, for /metrics and the status line."""
 
     requests: int = 0
     failed_attempts: int = 0
@@ -114,13 +113,13 @@ class Router:
         self.counters = RouterCounters()
 
     async def start(self) -> None:
-        # vLLM closes a connection that was idle for 5 s, and a POST that meets that moment looks like a dead server: we
-        # close it long before.
+        # vLLM closes a connection that was idle for 5 s, and a POST at that moment looks like a dead server: we close
+        # it long before.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
         self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
 
     async def close(self) -> None:
-        """Drop all connections; vLLM aborts what was in flight on them."""
+        """Drop all connections; vLLM aborts the requests on them."""
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -138,15 +137,15 @@ class Router:
     def crowding(self, server: VllmServer) -> float:
         """Return how full a server is; 1 is about full. Our own episodes are counted exactly and at once.
 
-        What /metrics says is up to two seconds old but knows of others' requests and of the KV cache, which is what
-        runs out first with long contexts. Waiting requests weigh double: they mean that something has run out already.
+        The load from /metrics is up to two seconds old, but holds others' requests and the KV cache, which runs out
+        first with long contexts. Waiting requests weigh double: they mean that something has run out already.
         """
         occupied = max(len(self._own_work(server).episodes), server.load.running)
         return (occupied + 2 * server.load.waiting) / self._slots + server.load.kv_usage
 
     def _choose(self, episode_id: str, avoid: Iterable[str]) -> VllmServer | None:
-        """The episode's server, its task's if that has room, or the ready one with most; servers in ``avoid`` only when
-        there is no other."""
+        """Return the episode's server, its task's if that has room, or the ready one with most room; servers in
+        ``avoid`` only when there is no other."""
         ready = self._group.ready
         if not ready:
             return None
@@ -171,19 +170,19 @@ class Router:
         return chosen
 
     def _has_room(self, server: VllmServer) -> bool:
-        """Whether one more episode of a task that the server knows is better off there than on an emptier one."""
+        """Return whether an episode of a task that the server knows is better off there than on an emptier server."""
         load, episodes = server.load, len(self._own_work(server).episodes)
         most = max(self._slots, UNEVEN * len(self._pinned) / len(self._group.ready))
         return not load.waiting and load.kv_usage < FULL_KV and max(episodes, load.running) < most
 
     def release(self, episode_id: str) -> None:
-        """The episode is over; forget where it was. Unknown ids are no error."""
+        """Forget the server of an episode that is over; an unknown id raises nothing."""
         server = self._pinned.pop(episode_id, None)
         if server is not None:
             self._own_work(server).episodes.discard(episode_id)
 
     async def drain(self, seconds: float) -> None:
-        """Return when no server works for us any more, or after ``seconds``; whoever asks waits until one is ready."""
+        """Return when no server works for us any more, or after ``seconds``; requests wait until a server is ready."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._quiet.wait()
@@ -205,11 +204,11 @@ class Router:
     ) -> Generation:
         """Sample up to ``max_tokens`` after ``token_ids`` under the policy named ``model``, which the store serves.
 
-        However long a server takes that has work to do: one that hangs is replaced by whoever watches it, and the
-        request then goes to another. ``deadline``, in seconds of ``time.monotonic()``, is the last resort. Cancelling
-        the call closes the connection, on which vLLM aborts the request and frees its KV cache.
+        A server that has work to do may take any time: the group replaces one that hangs, and the request then goes to
+        another. ``deadline``, in seconds of ``time.monotonic()``, is the last resort. Cancelling the call closes the
+        connection, on which vLLM aborts the request and frees its KV cache.
 
-        Only ``stop_token_ids`` end the generation, and the texts ``stops``: vLLM would add the ids by which the model's
+        Only ``stop_token_ids`` and the texts ``stops`` end the generation: vLLM would add the ids by which the model's
         folder ends turns, which a chat format may not know.
 
         Raises:
@@ -258,7 +257,7 @@ class Router:
         raise ServerUnavailable(f"{episode_id}: gave up after {ATTEMPTS} attempts; last failure: {last}")
 
     async def _while_at_work(self, server: VllmServer, asking: Coroutine[Any, Any, Generation]) -> Generation:
-        """The answer, unless the server is given up meanwhile, or says for long that it has nothing to do.
+        """Return the answer, while the server is ready and does not report for long that it has nothing to do.
 
         Raises:
             _ServerFailed: the answer will not come.
@@ -271,7 +270,7 @@ class Router:
                 now = running_time.now()
                 if server.state != "ready":
                     raise _ServerFailed(f"{server.name} is {server.state}")
-                if server.load is load:  # nothing new is known of it
+                if server.load is load:  # no new report has come
                     continue
                 load = server.load
                 if load.running or load.waiting:

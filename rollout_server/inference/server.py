@@ -1,4 +1,4 @@
-"""One vLLM server: started as a child or found at its address, watched, ended.
+"""A vLLM server: started as a child or found at its address, watched, ended.
 
 A child runs under :mod:`loop_plumbing.process_guard`, which ends all of a server's processes when this process
 dies in any way.
@@ -45,22 +45,22 @@ START_POLL_S = 0.25
 PROBE_TIMEOUT_S = 10.0
 PROBES_MISSED = 3
 HANG_S = 120.0
-"""What has work to do, and for so long neither uses nor wants a processor or a disk, nor writes into its log, hangs."""
+"""A server with work to do that neither uses nor wants a processor or a disk, nor writes a log for so long, hangs."""
 MOVED_S = 0.2
-"""Processor time that counts as a move; what only looks now and then whether something has come uses less."""
+"""Processor time that counts as a move; a process that only polls now and then uses less."""
 STALL_S = 300.0
-"""A server with running requests that samples and reads no token for so long is hung, whatever its /health says, unless
-it had little of a processor: it may use as many seconds of one. So may a server that does not answer at all."""
+"""A server with running requests that samples and reads no token for so many seconds is hung, even if its /health is
+good, unless it had little of a processor: it may use as many seconds of one. So may one that does not answer at all."""
 EXTERNAL_START_S = 300.0
-"""A server that somebody else started is there by then, or its URL is wrong."""
+"""A server that somebody else started answers by then, or its URL is wrong."""
 SWAP_S = 300.0
-"""In which a server falls asleep or wakes up; the weights travel between GPU and host in seconds."""
+"""Deadline of falling asleep or waking up; the weights travel between GPU and host in seconds."""
 FIRST_TOKENS = 2
-"""Sampled by the first request, which is ours."""
+"""Tokens that the first request samples, which is ours."""
 GRACE_S = 5.0
 STOP_S = GRACE_S + process_guard.KILL_DEADLINE_S + 5.0
 AUTOGROUP_RETRY_S = 0.1
-"""The kernel takes one change of an autogroup in this time from who is not root."""
+"""The kernel takes one change of an autogroup in this time from a user who is not root."""
 
 TRANSPORT_ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
 
@@ -68,18 +68,18 @@ T = TypeVar("T")
 
 
 class ServerEnded(ServerStartError, ConnectionError):
-    """A server of ours whose processes are over."""
+    """A server of ours whose processes have ended."""
 
 
 class ServerHangs(ServerStartError, TimeoutError):
-    """A server of ours that is there and does nothing, or got nowhere within the last resort."""
+    """A server of ours that runs and does nothing, or was not ready within the last resort."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Why a server must be replaced: ``reason`` says it in one line.
+    """The reason why a server must be replaced: ``reason`` is one line.
 
-    ``hangs``: it is there and does not answer, or does nothing. ``cause`` is the error that it died of, if it said one.
+    ``hangs``: it runs and does not answer, or does nothing. ``cause`` is the error that it died of, if its log has one.
     """
 
     reason: str
@@ -88,7 +88,7 @@ class Fault:
 
 
 def free_port() -> int:
-    """A loopback port that was free a moment ago."""
+    """Return a loopback port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -102,7 +102,7 @@ async def _go_last(root: int, niceness: int) -> None:
     for _ in range(5):
         groups, sessions = set(), set()
         for pid in (root, *process_guard.descendants(root)):
-            with contextlib.suppress(OSError):  # it has ended; whoever waits for it is told
+            with contextlib.suppress(OSError):  # it has ended, as its watcher notices
                 groups.add(os.getpgid(pid))
                 sessions.add(os.getsid(pid))
         for group in groups:
@@ -134,7 +134,7 @@ async def _autogroup_goes_last(session: int, niceness: int) -> None:
 
 
 def _hangs(movement: Movement, patience_s: float) -> bool:
-    """Whether what should have come after ``patience_s`` will not: the server does nothing, or does it in vain."""
+    """Return whether a server hangs whose answer was due after ``patience_s``: it is idle, or works in vain."""
     idle, vain = movement.idle_s > HANG_S, movement.spent_s > STALL_S
     return movement.elapsed_s > patience_s and (idle or vain)
 
@@ -144,9 +144,9 @@ def _did(movement: Movement) -> str:
 
 
 class VllmServer:
-    """One server: its process if it is ours, its admin connection, and what is known of its state.
+    """A server: its process if it is ours, its admin connection, and its state.
 
-    ``failed_swaps``: how many times in a row, over its restarts, it did not "sleep", or not "wake" as it was.
+    ``failed_swaps``: the times in a row, over its restarts, at which it did not "sleep", or not "wake" as it was.
     """
 
     def __init__(self, index: int, model: ModelConfig, config: ServersConfig, log_folder: Path) -> None:
@@ -167,7 +167,7 @@ class VllmServer:
         self._api_key = read_secret("VLLM_API_KEY") if self.external else secrets.token_hex(16)
         self._process: asyncio.subprocess.Process | None = None
         self._log_start = 0
-        self._doing, self._since = "starts", time.monotonic()
+        self._activity, self._since = "starts", time.monotonic()
         self._admin = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=8, force_close=True))
 
     @property
@@ -181,17 +181,17 @@ class VllmServer:
         return self._process.pid if self._process is not None else None
 
     async def request(self, method: str, path: str, payload: Any = None, *, timeout_s: float) -> tuple[int, str]:
-        """One admin request: status and body. Raises aiohttp.ClientError, OSError or TimeoutError."""
+        """Send an admin request; returns status and body. Raises aiohttp.ClientError, OSError or TimeoutError."""
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         target = f"{self.url}{path}"
         async with self._admin.request(method, target, json=payload, headers=self.headers, timeout=timeout) as answer:
             return answer.status, await answer.text()
 
     async def work(self, path: str, payload: Any, *, timeout_s: float) -> tuple[int, str]:
-        """A POST that makes the server compute: one of ours is waited for as long as it moves.
+        """Send a POST that makes the server compute; waits for a server of ours as long as it moves.
 
         Raises:
-            ServerEnded, ServerHangs: it ended, or does not move any more. Otherwise what :meth:`request` does, after
+            ServerEnded, ServerHangs: it ended, or does not move any more. Otherwise errors of :meth:`request`, after
                 ``timeout_s`` where the server is not ours.
         """
         if self.external:
@@ -203,25 +203,25 @@ class VllmServer:
         """Have the server give back its GPU's memory: weights go to the host's, the KV cache is dropped.
 
         Raises:
-            ServerStartError: it does not do it. Otherwise what :meth:`work` does.
+            ServerStartError: it does not do it. Otherwise errors of :meth:`work`.
         """
-        self.now("falls asleep")
-        # Whoever still waits for tokens asks again, once it is awake.
+        self.note_activity("falls asleep")
+        # Clients that still wait for tokens ask again, once it is awake.
         await self._swap("/sleep?level=1&mode=abort", asleep=True)
-        self.now("sleeps until the trainer's turn ends (POST /v1/servers/wake)")
+        self.note_activity("sleeps until the trainer's turn ends (POST /v1/servers/wake)")
 
     async def wake(self) -> None:
-        """Have the server take its GPU's memory again; what it then computes has to be proven. Raises what
-        :meth:`sleep` does."""
-        self.now("wakes up")
+        """Have the server take its GPU's memory again; its policies must be proven anew then. Raises as :meth:`sleep`
+        does."""
+        self.note_activity("wakes up")
         await self._swap("/wake_up", asleep=False)
 
     async def _swap(self, path: str, asleep: bool) -> None:
         status, body = await self.work(path, None, timeout_s=SWAP_S)
         if status != 200:
             cure = "; start it with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1" if self.external else ""
-            said = f"HTTP {status} {' '.join(body.split())[:300]}"
-            raise ServerStartError(f"{self.name} ({self.url}) refuses {path.partition('?')[0]}: {said}{cure}")
+            answer = f"HTTP {status} {' '.join(body.split())[:300]}"
+            raise ServerStartError(f"{self.name} ({self.url}) refuses {path.partition('?')[0]}: {answer}{cure}")
         if await self._is_asleep() != asleep:
             raise ServerStartError(f"{self.name} ({self.url}) answered {path.partition('?')[0]} and did not do it")
 
@@ -240,12 +240,12 @@ class VllmServer:
         """
         self.condemned = None
         self.suspect.clear()
-        self.now("starts")
+        self.note_activity("starts")
         if self.external:
             return await self._launch_external()
         await self._spawn()
         await self._while_moving(self._until_healthy, self._config.start_timeout_s)
-        self.now("compiles for its first request")
+        self.note_activity("compiles for its first request")
         await self._first_request()
         if self._config.niceness and installed_vllm().cpu and self._process is not None:
             await _go_last(self._process.pid, self._config.niceness)
@@ -265,13 +265,13 @@ class VllmServer:
         while True:
             with contextlib.suppress(*TRANSPORT_ERRORS):
                 status, _ = await self.request("GET", "/health", timeout_s=PROBE_TIMEOUT_S)
-                # Ours must be alive too: while it starts, a stranger could have taken the port.
+                # Ours must be alive too: while it starts, another program could have taken the port.
                 if status == 200 and not self.has_ended:
                     return
             await asyncio.sleep(START_POLL_S)
 
     async def _first_request(self) -> None:
-        """Have vLLM compile what it compiles only when a request asks for log-probs, and show what it dies of."""
+        """Have vLLM compile the code that only a request for log-probs needs, and report the error that it dies of."""
         sampling = {
             "max_tokens": FIRST_TOKENS,
             "temperature": 1.0,
@@ -297,10 +297,10 @@ class VllmServer:
             raise ServerStartError(f"{self.name} failed its first request: {words} (log: {self.log_path})")
 
     async def _while_moving(self, work: Callable[[], Coroutine[Any, Any, T]], limit_s: float) -> T:
-        """The outcome of ``work()``, which the server's processes do.
+        """Return the outcome of ``work()``, which the server's processes do.
 
         Raises:
-            ServerEnded: they are over. ServerHangs: they stopped to move, or ``limit_s`` are over.
+            ServerEnded: they have ended. ServerHangs: they stopped moving, or ``limit_s`` are over.
         """
         if self._process is None:
             raise ServerEnded(f"{self.name} is being replaced")
@@ -310,12 +310,12 @@ class VllmServer:
             await while_moving(either, self._movement(), HANG_S, limit_s)
             if doing.done():
                 return doing.result()
-            raise ServerEnded(f"{self.name} ended while it {self._doing}{await self._last_words()}")
+            raise ServerEnded(f"{self.name} ended while it {self._activity}{await self._last_words()}")
         except Stalled as stalled:
             how = f"has not moved for {HANG_S:g} s: it hangs;"
             if stalled.moves:
                 how = f"is not ready after {limit_s:g} s, though it moves; raise servers.start_timeout_s or"
-            raise ServerHangs(f"{self.name} {self._doing} and {how} read {self.log_path}") from stalled
+            raise ServerHangs(f"{self.name} {self._activity} and {how} read {self.log_path}") from stalled
         finally:
             doing.cancel()
             ended.cancel()
@@ -350,14 +350,14 @@ class VllmServer:
         check_release(version[1], self.url)
         status, body = await self.request("GET", "/v1/models", timeout_s=PROBE_TIMEOUT_S)
         try:
-            held = {card["id"]: card.get("max_model_len") for card in json.loads(body)["data"]}
+            lengths = {card["id"]: card.get("max_model_len") for card in json.loads(body)["data"]}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ServerStartError(f"{self.url} does not answer /v1/models as vLLM does (HTTP {status})") from error
-        if BASE_MODEL_NAME not in held:
+        if BASE_MODEL_NAME not in lengths:
             raise ServerStartError(
-                f"{self.url} serves {', '.join(map(str, held))}; start it with --served-model-name {BASE_MODEL_NAME}"
+                f"{self.url} serves {', '.join(map(str, lengths))}; start it with --served-model-name {BASE_MODEL_NAME}"
             )
-        most = held[BASE_MODEL_NAME]
+        most = lengths[BASE_MODEL_NAME]
         if isinstance(most, int) and most < self._model.max_context:
             raise ServerStartError(
                 f"{self.url} holds sequences of {most} tokens, and model.max_context is {self._model.max_context}; "
@@ -366,11 +366,11 @@ class VllmServer:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is over, if it is ours."""
+        """True once the process has ended, if it is ours."""
         return self._process is not None and self._process.returncode is not None
 
     async def own_error(self) -> str | None:
-        """Return the reason of its end that the log of this start gives; None for none, and for a server elsewhere."""
+        """Return the error in the log of this start that ended it; None without one, and for a server elsewhere."""
         return None if self.external else await asyncio.to_thread(own_error, self.log_path, self._log_start)
 
     async def _last_words(self) -> str:
@@ -382,17 +382,17 @@ class VllmServer:
 
     @property
     def sampled(self) -> bool:
-        """Whether it was seen to sample for somebody since it started."""
+        """True once it has sampled for a client since it started."""
         return self.load.generated_tokens > FIRST_TOKENS
 
-    def now(self, doing: str) -> None:
-        """Note what is waited for, in the words that :meth:`waits_for` says it with."""
-        self._doing, self._since = doing, time.monotonic()
+    def note_activity(self, doing: str) -> None:
+        """Note what the server does now, in words that follow its name in :meth:`waits_for`."""
+        self._activity, self._since = doing, time.monotonic()
 
     def waits_for(self) -> str:
-        """Return in one line what this server, which is not ready, does, for how long, and what was wrong before."""
+        """Return one line on a server that is not ready: what it does, for how long, and its last error."""
         before = f" (before: {self.last_error})" if self.last_error else ""
-        return f"{self.name} {self._doing}, for {time.monotonic() - self._since:.0f} s{before}"
+        return f"{self.name} {self._activity}, for {time.monotonic() - self._since:.0f} s{before}"
 
     async def probe(self) -> str | None:
         """Refresh ``load``. Returns why the server must be replaced, or None; raises on a missed answer."""
@@ -409,7 +409,7 @@ class VllmServer:
     async def watch(self) -> Fault:
         """Probe until the server must be replaced; returns why. One that is slow need not be."""
         missed, tokens = 0, 0.0
-        # What it did since its last answer, and since its last token: looked at only while there is none.
+        # Its activity since its last answer, and since its last token, while the next does not come.
         unanswered: Movement | None = None
         stalled: Movement | None = None
         ended = asyncio.ensure_future(self._process.wait()) if self._process is not None else None

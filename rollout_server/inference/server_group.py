@@ -30,12 +30,12 @@ BACK_OFF_S = (1.0, 60.0)
 STABLE_S = 300.0
 """A server that stayed up so long has its back-off forgotten."""
 DEATHS_ALIKE = 3
-"""So many deaths in a row of the same error, without a token for anybody in between, and a server is given up; or so
-many turns in a row at whose beginning it does not sleep, or at whose end it does not wake, tokens or none."""
+"""Deaths in a row of the same error, without a token for a client in between, after which a server is given up; or
+turns in a row at whose beginning it does not sleep, or at whose end it does not wake, with or without tokens."""
 
 
 class _Record:
-    """The record of one server's faults: it says whether to start the server again, and when."""
+    """The record of one server's faults: it decides whether to start the server again, and when."""
 
     def __init__(self) -> None:
         self._pause_s = BACK_OFF_S[0]
@@ -44,7 +44,7 @@ class _Record:
         self._alike = 0
 
     def died(self, cause: str | None, useful: bool) -> bool:
-        """Count a death; true when there have been enough of this ``cause``. None: it was killed, which says nothing.
+        """Count a death; returns whether there have been enough of this ``cause``. None, a kill, does not count.
 
         ``useful``: it had sampled something since it was ready.
         """
@@ -56,10 +56,10 @@ class _Record:
         return self._alike >= DEATHS_ALIKE
 
     def pause(self, ready_s: float, start_s: float, hung: bool) -> float:
-        """Seconds until the next start, given how long it was ready, and how long its start took.
+        """Return the seconds until the next start, given the seconds for which it was ready, and those of its start.
 
-        A start is the most work of all. One that hangs again, which may be slow for reasons that we do not see, is left
-        alone for as long as its start took.
+        A start is the most work of all. A server that hangs again, which may be slow for reasons unknown to us, rests
+        for as long as its start took.
         """
         if ready_s > STABLE_S:
             self._pause_s, self._hung_before = BACK_OFF_S[0], False
@@ -74,8 +74,7 @@ class ServerAwake(RuntimeError):
 
 
 async def _fault_of_start(server: VllmServer, error: Exception) -> Fault:
-    """Return the fault behind an error of a start or a hook. A kill or a broken connection says nothing of the
-    cause."""
+    """Return the fault behind an error of a start or a hook. A kill or a broken connection has no known cause."""
     hangs = isinstance(error, ServerHangs)
     reason = str(error) or repr(error)
     killed = server.has_ended or (isinstance(error, TRANSPORT_ERRORS) and not hangs)
@@ -104,7 +103,7 @@ class ServerGroup:
 
     @property
     def resting(self) -> bool:
-        """Whether it is the trainer's turn, so that nothing is asked of a server and none is started."""
+        """True during the trainer's turn: no server gets a request, and none is started."""
         return not self._may_run.is_set()
 
     def rest(self) -> None:
@@ -115,7 +114,7 @@ class ServerGroup:
         """Return when no server holds a GPU's memory any more. One of ours that does not fall asleep is ended.
 
         Raises:
-            ServerAwake: one still holds its memory, or the node has only begun to look for its servers; ask again.
+            ServerAwake: one still holds its memory, or the node has not yet looked for its servers; ask again.
         """
         if not self.servers:
             raise ServerAwake("the node has not looked for its servers yet")
@@ -128,14 +127,14 @@ class ServerGroup:
                     await self.wait_for_change()
         except TimeoutError:
             raise ServerAwake(f"{server.waits_for()}; it cannot sleep yet") from None
-        # One of ours that waits to be started was ended before; one elsewhere may be there all the same.
+        # A server of ours that waits for its start was ended before; one elsewhere may run all the same.
         unseen = server.external and server.state == "waiting"
         if server.state != "ready" and not unseen:
             return
         try:
             async with asyncio.timeout(SWAP_S):
                 await server.sleep()
-        except Exception as error:  # whatever it was: its memory is needed
+        except Exception as error:  # any error: the trainer needs its memory
             if unseen and isinstance(error, aiohttp.ClientConnectorError):
                 return  # it is gone
             if server.external:
@@ -147,13 +146,13 @@ class ServerGroup:
             self._set_state(server, "asleep")
 
     async def wake(self) -> None:
-        """End the trainer's turn: servers that sleep wake, and prove what they hold as after a start; others start.
+        """End the trainer's turn: servers that sleep wake, and prove their policies as after a start; others start.
 
         One that does not wake, or has other weights then, is restarted.
         """
         if self.resting:
             for server in self.servers:
-                if server.state == "ready":  # asked to sleep it did not say that it does; it may do so all the same
+                if server.state == "ready":  # it did not confirm that it sleeps; it may do so all the same
                     self._set_state(server, "asleep")
             self._may_run.set()
         await asyncio.gather(*(self._wake(server) for server in self.servers if server.state == "asleep"))
@@ -171,14 +170,14 @@ class ServerGroup:
             self._set_state(server, "ready")
 
     async def _prepare(self, server: VllmServer) -> None:
-        """Run the hooks. No await may come between the last and "ready": whoever changes policies next has to see this
-        server as ready."""
-        server.now("loads its policies")
+        """Run the hooks. No await may come between the last and "ready": the next change of policies has to find this
+        server ready."""
+        server.note_activity("loads its policies")
         for hook in self._hooks:
             await hook(server)
 
     def add_ready_hook(self, hook: Callable[[VllmServer], Awaitable[None]]) -> None:
-        """``hook(server)`` runs each time a server has started, before it counts as ready."""
+        """Run ``hook(server)`` each time a server has started, before it counts as ready."""
         self._hooks.append(hook)
 
     async def start(self) -> None:
@@ -206,7 +205,7 @@ class ServerGroup:
             await self.stop()
             for first in first_starts:
                 if first.done() and not first.cancelled():
-                    first.exception()  # seen; only one of several can be raised
+                    first.exception()  # retrieved; only one of several can be raised
             raise
 
     async def stop(self) -> None:
@@ -225,20 +224,20 @@ class ServerGroup:
         return "; ".join(server.last_error or server.name for server in self.servers)
 
     def waits_for(self) -> list[str]:
-        """A line for each server that is not ready: what it does, and for how long."""
+        """Return a line for each server that is not ready: what it does, and for how long."""
         return [server.waits_for() for server in self.servers if server.state != "ready"]
 
     def status(self) -> list[dict[str, Any]]:
         return [server.describe() for server in self.servers]
 
     def report_failure(self, server: VllmServer) -> None:
-        """A request to ``server`` failed: probe it now rather than at the next poll."""
+        """Have ``server``, which failed a request, probed now rather than at the next poll."""
         server.suspect.set()
 
     def condemn(self, server: VllmServer, reason: str) -> None:
-        """Have ``server`` restarted although it answers, and nothing sent there until then.
+        """Have ``server`` restarted although it answers; it gets no request until then.
 
-        One that is not ready is being replaced already.
+        A server that is not ready is being replaced already.
         """
         if server.state in ("ready", "asleep"):
             server.condemned = reason
@@ -261,13 +260,13 @@ class ServerGroup:
     async def _supervise(self, server: VllmServer, first_start: asyncio.Future[None]) -> None:
         """Start, watch, replace, until given up; the first start's failure goes to ``first_start`` and ends it.
 
-        A server that is killed without a word before that is started again: twice where it has answered, for it did
+        A server that is killed before that, without an error, is started again: twice where it has answered, for it did
         start, and else once.
         """
         record = _Record()
         while True:
             if self.resting:
-                server.now("waits for the trainer's turn to end (POST /v1/servers/wake)")
+                server.note_activity("waits for the trainer's turn to end (POST /v1/servers/wake)")
                 self._set_state(server, "waiting")
                 await self._may_run.wait()
             self._set_state(server, "starting")
@@ -284,7 +283,7 @@ class ServerGroup:
                 logger.info("%s is ready at %s after %.1f s", server.name, server.url, ready_at - started)
                 fault = await server.watch()
             except Exception as error:
-                # Whatever a start or a hook raised: this server is of no use now, and the node goes on without it.
+                # After any error of a start or a hook this server is of no use, and the node goes on without it.
                 fault = await _fault_of_start(server, error)
                 killed = fault.cause is None and server.restarts + (1 if answered else 2) < DEATHS_ALIKE
                 if not first_start.done() and not killed:
@@ -302,7 +301,7 @@ class ServerGroup:
             pause = record.pause(ready_s, start_s, fault.hangs)
             logger.warning("%s is down, restart in %.1f s: %s", server.name, pause, server.last_error)
             await server.kill()
-            server.now("is to be started again")
+            server.note_activity("is to be started again")
             self._set_state(server, "waiting")
             await asyncio.sleep(pause)
             server.restarts += 1
@@ -310,7 +309,7 @@ class ServerGroup:
 
     async def _give_up(self, server: VllmServer, how: str) -> None:
         await server.kill()
-        server.now("is given up")
+        server.note_activity("is given up")
         server.last_error = f"{DEATHS_ALIKE} times {how}: {server.last_error}"
         logger.error("%s is given up, %s", server.name, server.last_error)
         self._set_state(server, "given up")

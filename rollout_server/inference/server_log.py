@@ -12,34 +12,34 @@ MAX_CHARACTERS = 400
 _PREFIX = re.compile(r"^\((?P<process>\w+)[^)]*\) (?:(?:ERROR|CRITICAL) [\d-]+ [\d:]+ \[[^\]]+\] )?")
 _EXCEPTION = re.compile(r"^(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Failure|Timeout|Interrupted)(?::\s.*)?$")
 _USAGE = re.compile(r"^\S+: error: .+$")
-# vLLM's words for another process's failure, and what comes of ending anything.
+# vLLM's words for another process's failure, and errors that come of ending any process.
 _SECONDARY = re.compile(r"EngineDeadError|root cause|died unexpectedly|Cancelled|BrokenPipe|ConnectionReset")
 _API_SERVER = "APIServer"
 
 
 def own_error(file: Path, start: int) -> str | None:
-    """The last error in the log from byte ``start`` on, in one line; None when it names none, as after a kill.
+    """Return the last error in the log from byte ``start`` on, in one line; None without one, as after a kill.
 
-    Of vLLM's processes the engine and its workers come first: what the API server says is mostly that they failed.
+    Errors of vLLM's engine and its workers go first: the API server mostly reports only that they failed.
     """
-    found: dict[bool, str] = {}
+    errors: dict[bool, str] = {}
     lines = log_text(file, start).splitlines()
     for index, line in enumerate(lines):
         prefix = _PREFIX.match(line)
         words = line[prefix.end() :] if prefix else line
         if (_EXCEPTION.match(words) or _USAGE.match(words)) and not _SECONDARY.search(words):
             engine = prefix is not None and prefix["process"] != _API_SERVER
-            found[engine] = _with_detail(words, lines[index + 1 : index + 2])
-    return found.get(True, found.get(False))
+            errors[engine] = _with_detail(words, lines[index + 1 : index + 2])
+    return errors.get(True, errors.get(False))
 
 
 def last_line(file: Path, start: int) -> str:
-    """The last line of the log from byte ``start`` on that says anything; "" for none."""
+    """Return the last line of the log from byte ``start`` on that is not blank; "" without one."""
     return next((_cut(line) for line in reversed(log_text(file, start).splitlines()) if line.strip()), "")
 
 
 def log_text(file: Path, start: int) -> str:
-    """The log from byte ``start`` on, at most the last :data:`READ_BYTES` of it; "" where there is none."""
+    """Return the log from byte ``start`` on, at most its last :data:`READ_BYTES`; "" without a file."""
     try:
         with open(file, "rb") as log:
             log.seek(max(start, os.path.getsize(file) - READ_BYTES))
@@ -49,7 +49,7 @@ def log_text(file: Path, start: int) -> str:
 
 
 def _with_detail(words: str, following: list[str]) -> str:
-    """pydantic says only on the next line what was wrong."""
+    """Return an error in one line, with pydantic's reason, which is on the line after it."""
     detail = [_PREFIX.sub("", line) for line in following] if "validation error" in words else []
     return _cut(" ".join([words, *detail]))
 

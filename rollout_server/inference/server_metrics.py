@@ -34,7 +34,7 @@ _METRIC_OF_FIELD = {
 
 
 def parse_metrics(text: str) -> dict[str, float]:
-    """The samples of a vLLM server's Prometheus text, by name without "vllm:"; several engines are added up."""
+    """Return the samples of a vLLM server's Prometheus text, by name without "vllm:", summed over its engines."""
     sums: dict[str, float] = {}
     for name, value in _SAMPLE.findall(text):
         sums[name] = sums.get(name, 0.0) + float(value)
@@ -48,7 +48,7 @@ def parse_load(text: str) -> Load:
 
 
 def adapters_at_work(text: str) -> str:
-    """The names, comma separated, of the adapters that running and waiting requests use, from the Prometheus text.
+    """Return the names, comma separated, of the adapters of running and waiting requests, from the Prometheus text.
 
     vLLM keeps a line for every combination there ever was, valued with the time it was last true: the newest counts.
     """

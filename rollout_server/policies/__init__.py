@@ -1,1 +1,1 @@
-"""Policy versions on the node: their folders, the checks before one is served, and who still needs which."""
+"""Policy versions on the node: their folders, the checks before one is served, and the users of each."""

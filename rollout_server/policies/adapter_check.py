@@ -23,8 +23,8 @@ from model_families.stored_weights import weights_digest
 
 MAX_CONFIG_BYTES = 1 << 20
 BASE_DIGEST = "base_model_digest"
-"""In the metadata of the weights, of those that they were trained on: PEFT refuses keys in its config that it does not
-know."""
+"""The key of the base weights' digest, in the metadata of the adapter's weights: PEFT refuses unknown keys in its
+config."""
 
 # The integer type to view an element as, and its exponent bits: all set means an infinity or a NaN.
 FLOATS: dict[str, tuple[type, int]] = {
@@ -33,8 +33,8 @@ FLOATS: dict[str, tuple[type, int]] = {
     "F16": (np.uint16, 0x7C00),
 }
 
-# Settings of PEFT that do not change what an adapter means, or are checked one by one. Which modules it acts on is said
-# by its tensors: in the config a pattern, whole paths, or what is left out may say the same.
+# Settings of PEFT that do not change the effect of an adapter, or are checked one by one. The tensors show the modules
+# that it acts on: the config may name the same by a pattern, by whole paths, or by exclusion.
 _MAY_BE_ANYTHING = frozenset(
     {
         "peft_type",
@@ -63,7 +63,7 @@ _SWITCHES = frozenset(
     {"fan_in_fan_out", "use_rslora", "use_dora", "use_qalora", "use_bdlora", "lora_bias", "ensure_weight_tying"}
 )
 _INITIAL = frozenset({"gaussian", "orthogonal", "eva", "mica"})
-"""Ways of PEFT to begin an adapter that leave the base model as it is; all others take a part of it away."""
+"""Initialisations of PEFT that leave the base model as it is; all others take a part of it away."""
 _LARGEST_ALPHA = 1e9
 _MODULE = re.compile(r"base_model\.model\.(.+)\.lora_[AB]\.weight")
 
@@ -76,8 +76,8 @@ class AdapterError(ValueError):
 class AdapterConfig:
     """The facts of an adapter's config: plain LoRA of one ``rank`` and ``alpha``.
 
-    ``listed`` and ``excluded`` are the names of modules, or the ends of their paths, to which PEFT lays it or not; None
-    and nothing where a pattern says it. ``layers`` are those it is laid to; None is all.
+    ``listed`` and ``excluded`` are the names of modules, or the ends of their paths, that PEFT adapts or leaves; None
+    and empty where the config has a pattern. ``layers`` are those that it adapts; None is all.
     """
 
     rank: int
@@ -88,7 +88,7 @@ class AdapterConfig:
 
 
 def check_adapter(folder: Path, base: BaseModel, rank_limit: int) -> None:
-    """Whether ``folder`` holds exactly a LoRA adapter of ``base``.
+    """Check that ``folder`` holds exactly a LoRA adapter of ``base``.
 
     Reads the whole weights file into memory (it is bounded by :meth:`BaseModel.max_adapter_bytes`).
 
@@ -109,10 +109,10 @@ def check_adapter(folder: Path, base: BaseModel, rank_limit: int) -> None:
 
 
 def other_base(folder: Path, base_model: str) -> str | None:
-    """Say that an adapter was trained on other weights than those in ``base_model``.
+    """Return a message if an adapter was trained on other weights than those in ``base_model``.
 
     Returns:
-        The words; None where it was not, or where its file, as those of other programs, or the folder does not tell.
+        The message; None where it was not, or where its file, as of other programs, or the folder has no digest.
 
     Raises:
         AdapterError: the adapter cannot be read.
@@ -134,7 +134,7 @@ def all_finite(data: bytes | bytearray, dtype: str) -> bool:
 
 
 def read_adapter_config(folder: Path) -> AdapterConfig:
-    """The config of a PEFT adapter, which must be plain LoRA as vLLM and the learner apply it alike.
+    """Read the config of a PEFT adapter, which must be plain LoRA as vLLM and the learner apply it alike.
 
     Raises:
         AdapterError: it is not; the first reason.
@@ -185,13 +185,13 @@ def _list_of(key: str, value: Any, kind: type) -> list[Any]:
 
 
 def _check_modules(config: AdapterConfig, tensors: Mapping[str, Any], base: BaseModel) -> None:
-    """Check that PEFT would lay the adapter to whatever there are tensors of, as vLLM does."""
-    if config.layers is not None and (left := set(range(base.layers)) - set(config.layers)):
+    """Check that PEFT would adapt all modules that the adapter has tensors of, as vLLM does."""
+    if config.layers is not None and (omitted := set(range(base.layers)) - set(config.layers)):
         raise AdapterError(
-            f"{ADAPTER_CONFIG}: layers_to_transform leaves out layer {min(left)}; it must name all or none"
+            f"{ADAPTER_CONFIG}: layers_to_transform leaves out layer {min(omitted)}; it must name all or none"
         )
     listed, excluded = (None if names is None else frozenset(names) for names in (config.listed, config.excluded))
-    for path in {found[1] for name in tensors if (found := _MODULE.fullmatch(name))}:
+    for path in {match[1] for name in tensors if (match := _MODULE.fullmatch(name))}:
         words = path.split(".")
         ends = {".".join(words[first:]) for first in range(len(words))}
         if (listed is not None and not ends & listed) or (excluded and ends & excluded):

@@ -12,8 +12,8 @@ from rollout_server.policies.adapter_check import AdapterError
 
 NEARER = 4.0
 CERTAIN, SHARE = 5.0, 0.1
-LARGEST = 2.0**31
-"""Of the numbers in a canary: ids, positions and nats are far smaller, and what is larger is not a float for sure."""
+MAX_NUMBER = 2.0**31
+"""The largest number in a canary. Ids, positions and nats are far smaller; a larger int may not fit a float."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class Canary:
     right weights. So no single token decides, but four figures of all of them: the mean and the 90th percentile of
     the differences, whether the servers are nearer to another version than to this one, and how much of the change
     from another version to this one they make. The last needs no bound on the noise: it finds an adapter that is
-    read in another order although its whole effect is smaller than what half precision rounds.
+    read in another order although its whole effect is smaller than the rounding of half precision.
 
     Attributes:
         logprobs: ``logprobs[i]`` is the log-prob of ``token_ids[positions[i]]`` given all ids before it.
         tolerance: the 90th percentile of abs(served - expected), in nats, may be this large.
         mean_tolerance: so may their mean; None means ``tolerance``.
-        others: log-probs of the same tokens under other versions that a server could have by mistake: that before
-            this one, and the base model.
+        others: log-probs of the same tokens under other versions that a server could have by mistake: the one before
+            this, and the base model.
     """
 
     token_ids: list[int]
@@ -42,9 +42,9 @@ class Canary:
     others: tuple[list[float], ...] = ()
 
     def objection(self, served: list[float]) -> str | None:
-        """Why log-probs of the tokens at ``positions`` are not of these weights; None if they may be."""
-        found, meant, *others = np.array([served, self.logprobs, *self.others], dtype=float)
-        gaps = np.abs(found - meant)
+        """Return why log-probs of the tokens at ``positions`` are not of these weights; None if they may be."""
+        computed, expected, *others = np.array([served, self.logprobs, *self.others], dtype=float)
+        gaps = np.abs(computed - expected)
         mean, p90 = gaps.mean(), np.sort(gaps)[round(0.9 * (len(gaps) - 1))]
         mean_tolerance = self.tolerance if self.mean_tolerance is None else self.mean_tolerance
         if mean > mean_tolerance or p90 > self.tolerance:
@@ -53,15 +53,15 @@ class Canary:
                 f"(tolerances {mean_tolerance:.3g} and {self.tolerance:.3g})"
             )
         for other in others:
-            # A token says for one of the two versions at most what they differ by. If all is right, the sum is
+            # A token is evidence for one of the two versions by at most their difference. If all is right, the sum is
             # negative by more than NEARER norms of the differences with a probability below exp(-NEARER^2 / 2)
             # (Hoeffding), and far more rarely with noise that is not made to deceive.
-            evidence, change = (np.abs(found - other) - gaps).sum(), meant - other
+            evidence, change = (np.abs(computed - other) - gaps).sum(), expected - other
             if evidence < -NEARER * np.linalg.norm(change):
                 return "is nearer to the log-probs of another policy version than to those of this one"
             # Noise has no sign of its own. If all is right, the sum is further from 0 than CERTAIN norms with a
             # probability below 2 exp(-CERTAIN^2 / 2), by the same inequality.
-            missing, whole = (meant - found) * change, (change**2).sum()
+            missing, whole = (expected - computed) * change, (change**2).sum()
             certain = abs(missing.sum()) > CERTAIN * np.linalg.norm(missing)
             if certain and abs(missing.sum()) > SHARE * whole:
                 return (
@@ -72,7 +72,7 @@ class Canary:
 
     @classmethod
     def from_dict(cls, data: Any, max_context: int) -> Canary:
-        """Raises AdapterError naming what is wrong with the canary."""
+        """Read a canary from JSON. Raises AdapterError, which names the wrong key."""
         if not isinstance(data, Mapping) or set(data) - {field.name for field in fields(cls)}:
             raise AdapterError(
                 "canary must be an object with token_ids, positions, logprobs and perhaps tolerance, mean_tolerance "
@@ -81,7 +81,7 @@ class Canary:
 
         def numbers(key: str, kind: Any, values: Any) -> list:
             if not isinstance(values, list) or not all(
-                isinstance(value, kind) and not isinstance(value, bool) and abs(value) <= LARGEST for value in values
+                isinstance(value, kind) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER for value in values
             ):
                 raise AdapterError(f"canary.{key} must be a list of finite numbers")
             return values
@@ -101,6 +101,6 @@ class Canary:
                 raise AdapterError(f"canary has {len(positions)} positions and {len(values)} logprobs")
         limits = {key: data[key] for key in ("tolerance", "mean_tolerance") if data.get(key) is not None}
         for key, value in limits.items():
-            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= LARGEST:
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MAX_NUMBER:
                 raise AdapterError(f"canary.{key} must be a number above 0")
         return cls(token_ids, positions, logprobs, **limits, others=tuple(others))

@@ -31,7 +31,7 @@ _NAME = re.compile(r"policy-v(\d{4,})-([0-9a-f]{8})")
 
 @dataclass(frozen=True)
 class Incoming:
-    """A checked copy that has no final name yet."""
+    """A checked copy of an adapter that has no final name yet."""
 
     folder: Path
     digest: str
@@ -43,7 +43,7 @@ class PolicyFolder:
     Args:
         root: the folder; on a file system that every server sees under the same path.
         source_root: a second folder from which adapters may be taken in; None for none.
-        base: the model they are adapters of.
+        base: the base model of the adapters.
         rank_limit: their largest rank.
     """
 
@@ -57,7 +57,7 @@ class PolicyFolder:
         self._publications = 0
 
     def staging(self) -> Path:
-        """A new folder for an upload, to be taken in; the caller removes what is left of it."""
+        """Make a new folder for an upload, to be taken in; the caller removes it if it is left."""
         folder = self.root / f"{_UPLOAD}{uuid.uuid4().hex}"
         folder.mkdir()
         return folder
@@ -65,8 +65,8 @@ class PolicyFolder:
     def take_in(self, source: Path) -> Incoming:
         """Move an upload here, or copy an adapter's two files, and check them.
 
-        Nobody else can write to an upload. Of any other folder the copy is checked, so that what was checked is what
-        will be served.
+        Nobody else can write to an upload. From any other folder the copy is checked, so that the servers get the files
+        that were checked.
 
         Raises:
             AdapterError: the first reason not to serve it.
@@ -75,7 +75,7 @@ class PolicyFolder:
             source = source.resolve()
             source.is_dir()
         except (ValueError, RuntimeError, OSError) as error:  # a NUL in it, a circle of links, a name too long
-            raise AdapterError(f"the path is that of no folder: {type(error).__name__}") from error
+            raise AdapterError(f"the path is not a folder's: {type(error).__name__}") from error
         self._check_source(source)
         folder = self.root / f".incoming-{uuid.uuid4().hex}"
         try:
@@ -126,7 +126,7 @@ class PolicyFolder:
     def settle(self, incoming: Incoming, version: int) -> Path:
         """Give the copy its final name, durably; returns the folder, whose name is the policy's."""
         final = self.root / policy_name(version, incoming.digest)
-        if final.exists():  # of the same content, left by a crash and served by nobody
+        if final.exists():  # the same content, left by a crash; no server serves it
             shutil.rmtree(final)
         os.rename(incoming.folder, final)
         sync(self.root)
@@ -145,25 +145,25 @@ class PolicyFolder:
             sync(folder)
 
     def scan(self, most: int) -> dict[int, Path]:
-        """The ``most`` whole versions that were published last, in that order.
+        """Return the ``most`` whole versions that were published last, in that order.
 
-        All else is deleted: what is torn, half uploaded, not proven, retired or superseded.
+        All other folders are deleted: torn, half uploaded, not proven, retired or superseded ones.
         """
-        found: list[tuple[int, int, Path]] = []
+        published: list[tuple[int, int, Path]] = []
         for path in self.root.iterdir():
             match, publication = _NAME.fullmatch(path.name), _read_publication(path)
             if match is not None and publication is not None and self._is_whole(path, match[2]):
-                found.append((publication, int(match[1]), path))
-        found.sort(reverse=True)
-        self._publications = found[0][0] if found else 0
-        kept: dict[int, Path] = {}
-        for _, version, path in found:
-            if len(kept) < most:
-                kept.setdefault(version, path)
+                published.append((publication, int(match[1]), path))
+        published.sort(reverse=True)
+        self._publications = published[0][0] if published else 0
+        newest: dict[int, Path] = {}
+        for _, version, path in published:
+            if len(newest) < most:
+                newest.setdefault(version, path)
         for path in self.root.iterdir():
-            if path.is_dir() and path not in kept.values():
+            if path.is_dir() and path not in newest.values():
                 shutil.rmtree(path, ignore_errors=True)
-        return dict(reversed(kept.items()))
+        return dict(reversed(newest.items()))
 
     def _is_whole(self, folder: Path, digest: str) -> bool:
         try:
@@ -181,5 +181,5 @@ def _read_publication(folder: Path) -> int | None:
 
 
 def policy_name(version: int, digest: str) -> str:
-    """The name under which vLLM serves a version: unique to its content."""
+    """Return the name under which vLLM serves a version: unique to its content."""
     return f"policy-v{version:04d}-{digest[:8]}"

@@ -1,4 +1,4 @@
-"""An adapter on the vLLM servers: loaded, proven to be what it should be, and taken off again."""
+"""An adapter on the vLLM servers: loaded, proven by its canary, and taken off again."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from rollout_server.policies.canary import Canary
 logger = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 120.0
-"""For a server that is not ours to load, or to prove, an adapter; ours may be slow."""
+"""Seconds for a server that is not ours to load, or to prove, an adapter; ours may be slow."""
 DRAIN_S = 10.0
 
 
 class _ServerBroke(AdapterError):
-    """A server that is up failed; whether over itself or over the adapter, other servers must say."""
+    """A server that runs failed, by its own fault or the adapter's: the other servers show which."""
 
 
 _SERVER_ERRORS = (*TRANSPORT_ERRORS, ServerUnavailable, _ServerBroke)
@@ -35,7 +35,7 @@ _SERVER_ERRORS = (*TRANSPORT_ERRORS, ServerUnavailable, _ServerBroke)
 
 @dataclass
 class Adapter:
-    """``name`` is that of its content and folder, and what requests call it; ``canary`` proves it."""
+    """An adapter. ``name`` is unique to its content, its folder's and requests' name for it; ``canary`` proves it."""
 
     name: str
     folder: Path
@@ -76,7 +76,7 @@ class Placement:
         raise ServerUnavailable(f"no server could load {adapter.name}: {why}")
 
     async def load(self, server: VllmServer, adapter: Adapter) -> None:
-        """Load and prove on one server; raises what :meth:`place` does, and transport errors."""
+        """Load and prove on one server; raises as :meth:`place` does, and transport errors."""
         # Two URLs may lead to one external server, where the loads would undo each other.
         async with self._external_load if server.external else contextlib.nullcontext():
             await self._load_and_prove(server, adapter)
@@ -93,7 +93,7 @@ class Placement:
         await self._prove(server, adapter)
 
     async def _prove(self, server: VllmServer, adapter: Adapter) -> None:
-        """Without a canary, at least the log-probs of a few ids must be numbers."""
+        """Check the canary; without one, at least the log-probs of a few ids must be numbers."""
         token_ids = adapter.canary.token_ids if adapter.canary is not None else list(range(8))
         payload = {
             "model": adapter.name,
@@ -105,28 +105,28 @@ class Placement:
         if status != 200:
             raise await self._refusal(server, f"refused the canary of {adapter.name}", status, body)
         rows = json.loads(body)["prompt_logprobs"]
-        found = [float(rows[i][str(token_ids[i])]["logprob"]) for i in range(1, len(token_ids))]
-        if not all(POISONED_LOGPROB < value <= 1e-6 for value in found):
-            raise AdapterError(f"{server.name}: {adapter.name} gives log-probs that are no numbers")
+        logprobs = [float(rows[i][str(token_ids[i])]["logprob"]) for i in range(1, len(token_ids))]
+        if not all(POISONED_LOGPROB < value <= 1e-6 for value in logprobs):
+            raise AdapterError(f"{server.name}: {adapter.name} gives log-probs that are not numbers")
         if adapter.canary is None:
             return
-        objection = adapter.canary.objection([found[position - 1] for position in adapter.canary.positions])
+        objection = adapter.canary.objection([logprobs[position - 1] for position in adapter.canary.positions])
         if objection is not None:
             raise AdapterError(f"canary: {server.name} {objection}; not the same weights")
 
     @staticmethod
     async def _refusal(server: VllmServer, what: str, status: int, body: str) -> Exception:
-        """vLLM answers 500 to an adapter that it cannot take, and also when its engine is dead."""
-        said = f"{server.name} {what}: HTTP {status} {body[:300]}"
+        """Return the error for an answer: vLLM's 500 is for an adapter that it cannot take, or a dead engine."""
+        answer = f"{server.name} {what}: HTTP {status} {body[:300]}"
         if status < 500:
-            return AdapterError(said)
+            return AdapterError(answer)
         if await server.probe() is None:
-            return _ServerBroke(said)
-        # It names its error only in its log: what it answers is that there was one.
-        return ServerUnavailable(f"{server.name} {what}: {await server.own_error() or said}")
+            return _ServerBroke(answer)
+        # vLLM names its error only in its log.
+        return ServerUnavailable(f"{server.name} {what}: {await server.own_error() or answer}")
 
     async def remove(self, adapter: Adapter) -> None:
-        """Unload it, and return when no server works with it any more, or after :data:`DRAIN_S`."""
+        """Unload an adapter, and return when no server works with it any more, or after :data:`DRAIN_S`."""
         await asyncio.gather(*(self._unload(server, adapter) for server in self._group.ready))
         await self._drain(adapter)
 

@@ -1,7 +1,7 @@
 """Policy versions: checked, loaded on every server, proven there, served, retired. One change at a time.
 
-The adapter of a version has a name and a folder of its own (:mod:`rollout_server.policies.folder` says why). While it
-is being loaded and proven, and if that fails, the versions served before are served on.
+The adapter of a version has a name and a folder of its own (:mod:`rollout_server.policies.folder` has the reason).
+While it is being loaded and proven, and if that fails, the versions served before are served on.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from rollout_server.policies.placement import Adapter, Placement
 logger = logging.getLogger(__name__)
 
 RELEASE_TIMEOUT_S = 120.0
-"""How long a publication waits for a version in use. The episodes that an early stop aborts may need a minute to close
-their worlds."""
+"""Seconds that a publication waits for a version in use. The episodes that an early stop aborts may need a minute to
+close their worlds."""
 READY_TIMEOUT_S = 30.0
-"""How long a publication waits for a server before it says for what: whoever asked is to ask again."""
+"""Seconds that a publication waits for a server before it refuses with the servers' states; the client asks again."""
 _END_USERS = "end the collections (rollout-server cancel) and the agents' keys (DELETE /v1/keys/KEY) that use"
 
 
@@ -46,7 +46,7 @@ class StillInUse(RuntimeError):
 
 @dataclass(frozen=True)
 class PolicyInfo:
-    """A version that is being served. ``seconds`` is what publishing it took."""
+    """A version that is being served. ``seconds`` is the time that publishing it took."""
 
     version: int
     name: str
@@ -64,11 +64,11 @@ class ServedPolicy(Adapter):
 
 
 class PolicyStore:
-    """The versions being served, and what it takes to change them. One change at a time.
+    """The versions being served, and their changes. One change at a time.
 
     Args:
         group: the servers; each gets the live versions again whenever it comes up.
-        folder: where versions are kept; on a file system that every server sees under the same path.
+        folder: the folder of the versions; on a file system that every server sees under the same path.
         source_root: folder from which :meth:`publish` may take adapters besides :meth:`staging`; None for none.
 
     Raises:
@@ -107,20 +107,20 @@ class PolicyStore:
         return self._base.vocabulary
 
     def staging(self) -> Path:
-        """A new folder to write an upload's two files into, for :meth:`publish`; the caller removes it."""
+        """Make a new folder for an upload's two files, for :meth:`publish`; the caller removes it."""
         return self._folder.staging()
 
     def versions(self) -> list[int]:
-        """The versions that new episodes may use, ascending."""
+        """Return the versions that new episodes may use, ascending."""
         return sorted(version for version, policy in self._live.items() if not policy.retiring)
 
     def users(self) -> dict[int, int]:
-        """Return how many use each version that the servers hold, those being retired too: collections, keys, single
-        turns."""
+        """Return the number of users of each version that the servers hold, those being retired too: collections, keys,
+        single turns."""
         return {version: policy.references for version, policy in sorted(self._live.items())}
 
     def latest(self) -> int:
-        """The version published last; raises UnknownPolicy when there is none.
+        """Return the version published last; raises UnknownPolicy when there is none.
 
         Not the highest: a run that went back to an earlier checkpoint publishes lower versions again.
         """
@@ -147,7 +147,7 @@ class PolicyStore:
         return policy.name
 
     def release(self, version: int) -> None:
-        """One user less. The last one of a retiring version sets off its removal."""
+        """Count one user less. The last user of a retiring version sets off its removal."""
         policy = self._get(version)
         if policy.references == 0:
             raise RuntimeError(f"policy version {version} was released more often than acquired")
@@ -163,7 +163,7 @@ class PolicyStore:
         """Check, copy, load everywhere, prove, then serve. On failure the versions served before are served on.
 
         Publishing the same content again under the same version only makes it the latest; other content replaces a
-        version that nobody uses, under another name. A version in use that has to go is waited for, for up to
+        version that nobody uses, under another name. A publication waits for a version in use that has to go, for up to
         :data:`RELEASE_TIMEOUT_S`. ``canary`` is a mapping of :class:`Canary`'s fields.
 
         Raises:
@@ -228,7 +228,7 @@ class PolicyStore:
         return policy
 
     async def _make_latest(self, policy: ServedPolicy) -> None:
-        """On disk first: whoever is told that a version is served finds it again after a restart."""
+        """Make a version the latest, on disk first: a client that knows of it finds it again after a restart."""
         await asyncio.to_thread(self._folder.mark_published, policy.folder)
         policy.retiring = False
         self._live.pop(policy.version, None)
@@ -254,7 +254,7 @@ class PolicyStore:
         """Return the policy to remove once ``version`` is proven: its other content or, where no slot is free, the
         oldest that is unused.
 
-        Raises StillInUse when all of that is in use but one is being retired, AdapterError when none is.
+        Raises StillInUse when all candidates are in use and one is being retired, AdapterError when none is.
         """
         latest = self._latest()
         if version in self._live:
@@ -276,10 +276,10 @@ class PolicyStore:
 
     @contextlib.contextmanager
     def _set_aside(self, policy: ServedPolicy | None) -> Iterator[None]:
-        """Nobody can begin to use ``policy`` within the block; if that raises, it is served as before.
+        """Let nobody begin to use ``policy`` within the block; if the block raises, it is served as before.
 
-        The servers hold it meanwhile, perhaps as one more than ``max_loras``. That is allowed while nobody samples from
-        it: vLLM lets only requests of more adapters than that wait, which it does without a word.
+        The servers hold it meanwhile, perhaps as one more than ``max_loras``. vLLM allows that while nobody samples
+        from it: only requests of more adapters than that wait, without a word.
         """
         served = dict(self._live)
         if policy is not None:
@@ -296,7 +296,7 @@ class PolicyStore:
             pass
 
     async def on_server_ready(self, server: VllmServer) -> None:
-        """Load and prove the live versions on a server that has just come up or woken; raises if it cannot."""
+        """Load and prove the live versions on a server that has just come up or woken; raises if that fails."""
         async with self._change:
             for policy in self._live.values():
                 await self._placement.load(server, policy)
@@ -336,7 +336,7 @@ class PolicyStore:
         await asyncio.to_thread(shutil.rmtree, policy.folder, ignore_errors=True)
 
     async def restore(self) -> list[int]:
-        """After a restart of the node, before the servers start: serve again the versions that were published last.
+        """Serve the versions again that were published last: after a restart of the node, before the servers start.
 
         They were proven before they were marked as published, and their names stand for their content; so their
         canaries are not kept. Returns the versions.

@@ -234,7 +234,7 @@ async def test_a_node_that_moves_while_it_starts_is_waited_for_and_one_that_does
         return web.json_response(report, status=503)
 
     client = RolloutClient(await node(handle), "token")
-    client.told = told.append
+    client.on_progress = told.append
     assert (await asyncio.to_thread(client.wait_ready, 0.0))["policy_versions"] == [3]
     assert told == [f"is starting; vllm-0 starts, for {count} s" for count in range(1, 7)]
     with pytest.raises(NodeUnreachable, match=r"is starting; vllm-0 starts, for \d+ s after 0 s; see its log"):
@@ -251,7 +251,7 @@ async def test_a_refused_call_is_repeated_while_what_it_waits_for_moves(node):
         return web.json_response({"error": "vllm-0 starts", "moved": min(len(asked), 9)}, status=503)
 
     client = RolloutClient(await node(handle), "token", reconnect_s=0.0)
-    client.told = told.append
+    client.on_progress = told.append
     assert await asyncio.to_thread(client.status) == {"status": "fine"}
     assert told == ["rollout node: vllm-0 starts"] * 6
     with pytest.raises(NodeUnreachable, match="is not ready after 0 s: rollout node: vllm-0 starts; see its log"):

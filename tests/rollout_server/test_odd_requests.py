@@ -56,7 +56,7 @@ NO_BOUNDARY = {"Content-Type": "multipart/form-data"}
         (OddRequest("PUT", "/v1/policies/1", DEEP, {}), "not JSON"),
         (OddRequest("POST", "/v1/collections", SURROGATE, {}), "not JSON"),
         (OddRequest("PUT", "/v1/policies/1", b'{"path": "a\\u0000b"}', {}), "path"),
-        (OddRequest("PUT", "/v1/policies/1", b"x", NO_BOUNDARY), "no multipart"),
+        (OddRequest("PUT", "/v1/policies/1", b"x", NO_BOUNDARY), "not multipart"),
         (OddRequest("PUT", "/v1/policies/" + "1" * 5000, b"{}", {}), "is not a whole number"),
         (OddRequest("GET", f"/v1/collections/{'x' * 5000}/rollouts", b"", {}), "no collection"),
         (OddRequest("GET", "/v1/nothing", b"", {}), "Not Found"),

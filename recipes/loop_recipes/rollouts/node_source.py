@@ -60,13 +60,13 @@ class NodeSource:
     @contextlib.contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
         """Show the purpose of a wait, its time, and the node's state."""
-        before = self._client.told
+        before = self._client.on_progress
         with Waiting(what) as waiting:
-            self._client.told = waiting.report
+            self._client.on_progress = waiting.report
             try:
                 yield
             finally:
-                self._client.told = before
+                self._client.on_progress = before
 
     def check_model(self, vocabulary: int, contexts: range) -> None:
         """Check the node's base model against this one.

@@ -323,7 +323,7 @@ async def test_server_that_fails_the_canary_after_a_restart_is_not_used(house):
     house.fakes[0].mode = "poisoned"
     await wait_until(lambda: house.group.servers[0].restarts >= 2)
     assert house.group.ready == [house.group.servers[1]]
-    assert "log-probs that are no numbers" in house.group.servers[0].last_error
+    assert "log-probs that are not numbers" in house.group.servers[0].last_error
 
 
 async def test_publishing_waits_for_a_server_and_gives_up(house, monkeypatch):

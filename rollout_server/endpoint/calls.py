@@ -1,4 +1,4 @@
-"""The calls of a session: how many there are at once, which answer a retry has, and how they end."""
+"""The calls of a session: their number at once, the answers for retries, and their end."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from rollout_server.endpoint.wire import RETRY_AFTER_S, Answer, ApiError, episod
 
 MAX_CALLS_AT_ONCE = 32
 MOST_BYTES_AT_ONCE = 32 << 20
-"""Of the requests that are being read, together."""
+"""Most bytes of the requests that are being read, together."""
 READ_AT_ONCE = 20_000
 """Bytes of a request up to which it is read, and its prompt encoded, in the event loop; more would hold up others."""
 READERS = ThreadPoolExecutor(2, "request")
-"""The threads for larger ones: apart from all others, so that no agent keeps the logs or a world waiting."""
+"""The threads for larger requests: apart from all others, so that no agent keeps the logs or a world waiting."""
 MOST_REFUSED = 1024
-"""Refused calls that are remembered."""
+"""Most refused calls that are remembered."""
 T = TypeVar("T")
 
 
 @dataclass
 class Call:
-    """A call and those who wait for its ``answer``; ``heard``: it reached one of them whole."""
+    """A call and the clients that wait for its ``answer``; ``heard``: it reached one of them whole."""
 
     answer: asyncio.Task[Answer]
     listeners: list[Callable[[], bool]] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Call:
 
     @property
     def lost(self) -> bool:
-        """Nobody has the answer, and nobody waits for it."""
+        """True if no client has the answer, and none waits for it."""
         return not self.heard and not any(listens() for listens in self.listeners)
 
 
@@ -42,11 +42,11 @@ class Calls:
     """All calls and steps behind one key.
 
     Args:
-        keep_answers: until the end, as for an episode. Else only the latest that reached nobody are kept.
+        keep_answers: keep them until the end, as for an episode. Else only the latest that reached nobody are kept.
 
     Attributes:
-        requests: how many are being read.
-        repeated: calls that were answered with the answer of an earlier one.
+        requests: the number of requests that are being read.
+        repeated: the number of calls that got the answer of an earlier one.
     """
 
     def __init__(self, keep_answers: bool):
@@ -56,7 +56,7 @@ class Calls:
         self._keep_answers = keep_answers
         self._made: dict[str, Call] = {}
         self._refused: Counter[str] = Counter()
-        """Calls that were refused before they began, by identity: there is no answer that a retry could be given."""
+        """Calls that were refused before they began, by identity: there is no answer for a retry."""
         self._large = asyncio.Lock()
         self._under_way: set[asyncio.Task[Any]] = set()
 
@@ -71,16 +71,15 @@ class Calls:
 
     @property
     def refused(self) -> int:
-        """How many refused calls are remembered."""
+        """The number of refused calls that are remembered."""
         return self._refused.total()
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Callable[[int], None]]:
-        """Count a request, and by the function that is given the bytes of it, from before its body is read until it is
-        a call.
+        """Count a request from before its body is read until it is a call; yields a function that counts its bytes.
 
         Raises:
-            ApiError: too many are read already, also of the function.
+            ApiError: too many are being read already; the function raises it, too.
         """
         own = 0
 
@@ -89,8 +88,8 @@ class Calls:
             own += size
             self._bytes += size
             if self._bytes > MOST_BYTES_AT_ONCE:
-                said = f"requests of more than {MOST_BYTES_AT_ONCE} bytes are being read"
-                raise ApiError(429, "too_many_calls", said, RETRY_AFTER_S)
+                message = f"requests of more than {MOST_BYTES_AT_ONCE} bytes are being read"
+                raise ApiError(429, "too_many_calls", message, RETRY_AFTER_S)
 
         if self.requests >= MAX_CALLS_AT_ONCE:
             raise ApiError(429, "too_many_calls", f"{MAX_CALLS_AT_ONCE} requests are being read", RETRY_AFTER_S)
@@ -102,8 +101,8 @@ class Calls:
             self._bytes -= own
 
     async def beside(self, size: int, work: Callable[[], T]) -> T:
-        """Return ``work()``, which reads ``size`` bytes: beside the event loop if these are many, one at a time of each
-        session, so that those of other keys wait for one of this key's and not for all."""
+        """Return ``work()``, which reads ``size`` bytes: beside the event loop if these are many, one at a time for
+        each session, so that requests of other keys wait for one of this key's and not for all."""
         if size <= READ_AT_ONCE:
             return work()
         async with self._large:
@@ -119,11 +118,11 @@ class Calls:
 
         Args:
             identity: the same for a call and its retries.
-            retried: the client says that it is a retry.
-            listens: whether the client is still there.
+            retried: the client marks it as a retry.
+            listens: returns whether the client is still connected.
 
         Raises:
-            ApiError: what the client is to be told.
+            ApiError: the refusal to send to the client.
         """
         call = self._made.get(identity)
         if retried and self._refused[identity]:
@@ -150,13 +149,13 @@ class Calls:
             raise
 
     def _forget_lost(self) -> None:
-        """Of the answers that reached nobody, a retry finds the latest; a key may live for days."""
+        """Forget answers that reached nobody, but for the latest, which a retry finds; a key may live for days."""
         answered = [identity for identity, call in self._made.items() if call.answer.done()]
         for identity in answered[:-MAX_CALLS_AT_ONCE]:
             del self._made[identity]
 
     def heard(self, identity: str) -> None:
-        """The answer reached the client whole."""
+        """Note that the answer reached the client whole."""
         if identity in self._made:
             self._made[identity].heard = True
             self._made[identity].listeners.clear()  # each holds its request, and so its body
@@ -187,12 +186,12 @@ class Calls:
             raise
 
     async def all_ended(self) -> None:
-        """Return once none is under way."""
+        """Return once no call or step is under way."""
         while self._under_way:
             await asyncio.wait(list(self._under_way))
 
     async def close(self) -> None:
-        """End those that are under way."""
+        """End the calls and steps that are under way."""
         work = list(self._under_way)
         for task in work:
             task.cancel()

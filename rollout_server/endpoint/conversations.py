@@ -1,15 +1,15 @@
 """The conversations of one episode as token ids: a tree of turns that hold the ids just as they were sampled.
 
 A harness sends its whole history with every call. Encoding it again would give other ids than were sampled, in a few
-turns of a hundred. So the longest beginning of it that ends in a turn sampled here is looked up, and only what is new
-is encoded. A history that was changed, cut or summarised leaves the tree at the first difference and grows a branch. So
-do sub-agents, and calls made at the same time. Where the chat format cannot go on from a turn, the whole history is
-encoded, and a new sequence begins.
+turns of a hundred. So this module finds its longest beginning that ends in a turn sampled here, and encodes only the
+messages after it. A history that was changed, cut or summarised leaves the tree at the first difference and grows a
+branch. So do sub-agents, and calls made at the same time. Where the chat format cannot go on from a turn, the whole
+history is encoded, and a new sequence begins.
 
-A turn with tool calls is known by the ids that its calls were given, and by its text: many programs fill in, convert or
-drop arguments before they hand a call back, some rename a tool that there is not, and some leave out the text. The
-policy is shown what it said itself. A turn without calls is known by its text alone. An id tells nothing where it is
-not at the place in the history at which it was given.
+A turn with tool calls is known by the ids of its calls, and by its text: many programs fill in, convert or drop
+arguments before they hand a call back, some rename a tool that does not exist, and some leave out the text. The policy
+reads its own words. A turn without calls is known by its text alone. An id counts only at the place in the history at
+which the call was made.
 
 At the end each way from a first turn to a last one is one sequence that was served, token for token.
 """
@@ -37,15 +37,15 @@ EDITS = {
     "no_text": "its calls come back without the text beside them: the policy is shown its own",
     "text": "its text beside its calls is another: the policy is shown what came back",
 }
-"""The ways in which a turn that is known by its call ids comes back changed, and what the policy is shown then."""
+"""The ways in which a turn that is known by its call ids comes back changed, and what the policy reads then."""
 
 
 @dataclass(frozen=True)
 class PromptTokens:
     """A prompt: ``token_ids`` is all of it, ``new`` the messages that follow the turn that it goes on from.
 
-    ``text`` is given where the prompt is a text without messages. ``edited`` are the turns that came back otherwise
-    than they were told, each with the kind of the change (:data:`EDITS`).
+    ``text`` is the prompt where it is a text without messages. ``edited`` are the turns that the harness sent back
+    changed, each with the kind of the change (:data:`EDITS`).
     """
 
     token_ids: list[int]
@@ -59,20 +59,20 @@ class PromptTokens:
 
 @dataclass(eq=False)
 class _SampledTurn:
-    """A turn after its prompt, of which ``between`` are the ids that are not those of the turn before."""
+    """A turn after its prompt; ``between`` are the ids of the prompt that follow the turn before."""
 
     before: _SampledTurn | None
     between: list[int]
-    said: list[tuple[str, str]]
+    new_texts: list[tuple[str, str]]
     spoken: ChatMessage
     turn: ReadTurn
     version: int
     generation: Generation
     continued: bool = False
-    """Something was sampled after it."""
+    """True once another turn was sampled after it."""
 
     def path(self) -> list[_SampledTurn]:
-        """From the first turn of its sequence to this one."""
+        """Return the turns from the first of its sequence to this one."""
         turns, turn = [], self
         while turn.before is not None:
             turns.append(turn)
@@ -80,14 +80,14 @@ class _SampledTurn:
         return [turn, *turns[::-1]]
 
     def prompt(self) -> list[int]:
-        """The ids that it was sampled after."""
+        """Return the ids that it was sampled after."""
         *before, _ = self.path()
         return [token for turn in before for token in (*turn.between, *turn.generation.token_ids)] + self.between
 
 
 @dataclass(frozen=True)
 class Segment(SpokenRecord):
-    """One sequence; the fields are those of :class:`~loop_formats.rollout.Rollout`."""
+    """A served sequence, in the fields of :class:`~loop_formats.rollout.Rollout`."""
 
     turns: list[Turn] = field(default_factory=list)
     messages: list[dict[str, str]] = field(default_factory=list)
@@ -103,13 +103,13 @@ class Conversations:
         self._turns: dict[int, _SampledTurn] = {}
         """The turn that was sampled last at a place."""
         self._messages: dict[int, tuple[int, ChatMessage]] = {}
-        """Of each place, the place before it and the message between them."""
+        """Place -> the place before it, and the message between them."""
         self._texts: dict[tuple[int, bytes], _SampledTurn] = {}
         """(length, digest) of a text -> the turn whose last id ends it; texts would fill the memory."""
         self._unended: dict[int, list[tuple[str, _SampledTurn]]] = {}
-        """(text, turn) of those that a stop text or a limit cut, by the place before them."""
+        """(text, turn) of turns that a stop text or a limit cut, by the place before them."""
         self._callers: dict[str, tuple[int, _SampledTurn]] = {}
-        """The turn that a call id was given in, and its place."""
+        """Call id -> the place of the turn that made the call, and that turn."""
         self._edited: set[tuple[_SampledTurn, str]] = set()
         self._sampled: list[_SampledTurn] = []
 
@@ -120,22 +120,22 @@ class Conversations:
 
     @property
     def edits(self) -> dict[str, int]:
-        """How many turns came back changed in each of the ways of :data:`EDITS`, without those of which none did."""
+        """The number of turns that came back changed, by the ways of :data:`EDITS`, without zeros."""
         return dict(Counter(kind for _, kind in self._edited))
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> PromptTokens:
-        """The ids to sample after; nothing is kept until :meth:`add`.
+        """Return the ids to sample after; nothing is kept until :meth:`add`.
 
         Raises:
             ValueError: the chat format has no form for these messages.
         """
-        path, known, found = list(messages), list(messages), None
+        path, known, parent = list(messages), list(messages), None
         place, edited = self._places.get((0, _offered(tools))), set[tuple[_SampledTurn, str]]()
         end, written = 0, ""
         for number, message in enumerate(messages):
             if place is None:
                 break
-            known_by_ids, message = self._as_told(place, message, edited)
+            known_by_ids, message = self._by_call_ids(place, message, edited)
             path[number] = message
             before, place = place, self._places.get((place, message.key))
             if message.role != "assistant":
@@ -144,58 +144,58 @@ class Conversations:
             if turn is None:
                 turn, rest = self._written_on(before, message)
             if turn is not None:
-                found, end, written = turn, number + 1, rest
+                parent, end, written = turn, number + 1, rest
                 known[number] = replace(message, reasoning=turn.spoken.reasoning)
         new = tuple(messages[end:])
-        if found is not None:
-            prompt, sampled = found.prompt(), found.generation.token_ids
+        if parent is not None:
+            prompt, sampled = parent.prompt(), parent.generation.token_ids
             more = self._tokens.encode_text(written) if written else []
             between = self._tokens.extension(prompt, [*sampled, *more], new, tools)
             if between is not None:
                 new = (ChatMessage("assistant", written), *new) if written else new
                 served = [*prompt, *sampled, *more, *between]
-                return PromptTokens(served, tuple(path), tools, found, new, edited=frozenset(edited))
+                return PromptTokens(served, tuple(path), tools, parent, new, edited=frozenset(edited))
         opening = self._tokens.opening(known, tools)
         return PromptTokens(opening, tuple(path), tools, None, tuple(known), edited=frozenset(edited))
 
-    def _as_told(
+    def _by_call_ids(
         self, place: int, message: ChatMessage, edited: set[tuple[_SampledTurn, str]]
     ) -> tuple[_SampledTurn | None, ChatMessage]:
-        """The turn after ``place`` that a message is by its call ids, and the message with the calls of that turn.
+        """Return the turn after ``place`` that made a message's calls, by their ids, and the message with its calls.
 
-        Without such a turn, the message as it is. Changes are added to ``edited``.
+        Without such a turn, return None and the message as it is. Adds the changes to ``edited``.
         """
         named = (self._callers[name] for name in message.call_ids if name in self._callers)
         at, turn = next(named, (0, None))
         if turn is None or self._messages[at][0] != place:
             return None, message
-        told = replace(message, calls=turn.spoken.calls, content=message.content or turn.spoken.content)
+        original = replace(message, calls=turn.spoken.calls, content=message.content or turn.spoken.content)
         if message.call_ids != turn.spoken.call_ids:
             edited.add((turn, "calls"))
-        elif self._places.get((place, told.key)) != at:
+        elif self._places.get((place, original.key)) != at:
             edited.add((turn, "text"))
         else:
             edited.update((turn, kind) for kind in _edits(turn.spoken, message))
-            return turn, told
+            return turn, original
         return None, message
 
     def _written_on(self, place: int, message: ChatMessage) -> tuple[_SampledTurn | None, str]:
-        """The turn after ``place`` that a message begins with, if it had not ended, and what the harness wrote on."""
+        """Return the unended turn after ``place`` that a message begins with, and the harness's text after it."""
         for text, turn in reversed(self._unended.get(place, [])):
             if message.content.startswith(text) and not message.calls:
                 return turn, printable(message.content[len(text) :])
         return None, ""
 
     def text_prompt(self, text: str) -> PromptTokens:
-        """The ids of a text. It goes on from a turn if it begins with what the turn's ids, and those before, spell."""
+        """Return the ids of a text. It goes on from a turn if it begins with the text of all ids up to that turn's."""
         text = printable(text)
-        for length, digest in sorted(self._texts, key=lambda known: -known[0]):
+        for length, digest in sorted(self._texts, key=lambda key: -key[0]):
             if digest == _digest(text[:length]):
-                found = self._texts[length, digest]
+                parent = self._texts[length, digest]
                 new = text[length:]
                 between = self._tokens.encode_text(new) if new else []
-                served = [*found.prompt(), *found.generation.token_ids, *between]
-                return PromptTokens(served, (), (), found, (ChatMessage("user", new),) if new else (), text)
+                served = [*parent.prompt(), *parent.generation.token_ids, *between]
+                return PromptTokens(served, (), (), parent, (ChatMessage("user", new),) if new else (), text)
         return PromptTokens(self._tokens.encode_text(text), (), (), None, (ChatMessage("user", text),), text)
 
     def add(
@@ -207,33 +207,33 @@ class Conversations:
         generation: Generation,
         stopped_by: str | None = None,
     ) -> int:
-        """Keep what was sampled after a prompt; returns its place, for :meth:`messages`.
+        """Keep the turn that was sampled after a prompt; returns its place, for :meth:`messages`.
 
         Args:
-            spoken: the turn as the harness is told it, by which it is known when it comes back.
-            turn: all of it.
+            spoken: the turn as the harness gets it, by which it is known when it comes back.
+            turn: the whole turn.
             stopped_by: the stop text that ended it, which a harness may put back.
         """
         before = prompt.goes_on_from
         served = 0 if before is None else len(before.prompt()) + len(before.generation.token_ids)
-        said = list(as_texts(prompt.new, prompt.tools if before is None else ()))
-        sampled = _SampledTurn(before, prompt.token_ids[served:], said, spoken, turn, version, generation)
+        new_texts = list(as_texts(prompt.new, prompt.tools if before is None else ()))
+        sampled = _SampledTurn(before, prompt.token_ids[served:], new_texts, spoken, turn, version, generation)
         self._sampled.append(sampled)
         if before is not None:
             before.continued = True
         if prompt.text is not None:
-            if self._tokens.without_stop(generation.token_ids) == generation.token_ids:  # what ends a turn has no text
+            if self._tokens.without_stop(generation.token_ids) == generation.token_ids:  # stop ids have no text
                 text = prompt.text + self._tokens.decode(generation.token_ids)
                 self._texts[len(text), _digest(text)] = sampled
             return 0
         place = self._place(0, _offered(prompt.tools))
         for message in prompt.messages:
             place = self._reach(place, message)
-        # The same words said twice are two turns; who goes on from them goes on from the later one.
+        # The same words sampled twice are two turns; a call goes on from the later one.
         at = self._reach(place, spoken)
-        for told in (spoken, replace(spoken, content=spoken.content + (stopped_by or ""))):
-            self._places.setdefault((place, told.key), at)
-            self._places.setdefault((place, told.key_without_thought), at)
+        for variant in (spoken, replace(spoken, content=spoken.content + (stopped_by or ""))):
+            self._places.setdefault((place, variant.key), at)
+            self._places.setdefault((place, variant.key_without_thought), at)
         if self._tokens.without_stop(generation.token_ids) == generation.token_ids and not spoken.calls:
             texts = {spoken.content + (stopped_by or ""), turn.answer} - {""}
             self._unended.setdefault(place, []).extend((text, sampled) for text in sorted(texts, key=len))
@@ -243,12 +243,12 @@ class Conversations:
         return at
 
     def messages(self, place: int) -> list[ChatMessage]:
-        """The messages that lead to a place."""
-        found = []
+        """Return the messages that lead to a place."""
+        messages = []
         while place in self._messages:
             place, message = self._messages[place]
-            found.append(message)
-        return found[::-1]
+            messages.append(message)
+        return messages[::-1]
 
     def _reach(self, place: int, message: ChatMessage) -> int:
         at = self._place(place, message.key)
@@ -259,7 +259,7 @@ class Conversations:
         return self._places.setdefault((place, key), len(self._places) + 1)
 
     def segments(self) -> list[Segment]:
-        """The sequences that were served, in the order in which their last turns were sampled.
+        """Return the served sequences, in the order in which their last turns were sampled.
 
         Each sampled turn is a turn of the first sequence that holds it, and context in all others.
         """
@@ -272,13 +272,13 @@ class Conversations:
         return segments
 
 
-def _edits(told: ChatMessage, back: ChatMessage) -> Iterator[str]:
-    """The ways in which a turn with calls came back changed."""
-    if [call.name for call in back.calls] != [call.name for call in told.calls]:
+def _edits(original: ChatMessage, returned: ChatMessage) -> Iterator[str]:
+    """Yield the ways in which a turn with calls came back changed."""
+    if [call.name for call in returned.calls] != [call.name for call in original.calls]:
         yield "names"
-    if [_spelled(call.arguments) for call in back.calls] != [_spelled(call.arguments) for call in told.calls]:
+    if [_spelled(call.arguments) for call in returned.calls] != [_spelled(call.arguments) for call in original.calls]:
         yield "arguments"
-    if told.content and not back.content:
+    if original.content and not returned.content:
         yield "no_text"
 
 
@@ -298,11 +298,11 @@ def _segment(path: Sequence[_SampledTurn], recorded: set[_SampledTurn]) -> Segme
     segment = Segment()
     for sampled in path:
         segment.append_context(sampled.between)
-        segment.messages.extend({"role": role, "content": text} for role, text in sampled.said)
+        segment.messages.extend({"role": role, "content": text} for role, text in sampled.new_texts)
         segment.messages.append(sampled.turn.message)
         generation = sampled.generation
         if sampled in recorded:
-            segment.append_context(generation.token_ids)  # which this sequence does not train on
+            segment.append_context(generation.token_ids)  # this sequence does not train on them
             continue
         start = len(segment.token_ids)
         segment.append_sampled(generation.token_ids, generation.logprobs)

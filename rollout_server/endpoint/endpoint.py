@@ -1,4 +1,4 @@
-"""What a node has for agents of somebody's own: sessions by their keys, and keys of no episode."""
+"""The node's services for agents of your own: sessions by their keys, and keys of no episode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Endpoint:
     """The recording endpoint of a node.
 
     Attributes:
-        sessions: of the episodes that programs play, by their keys.
+        sessions: the sessions of the episodes that programs play, by their keys.
         serving: opens and closes keys of no episode.
     """
 

@@ -1,4 +1,4 @@
-"""An episode that somebody's own program plays: the node gives it a key, records what it samples, and grades."""
+"""An episode that a program plays: the node gives it a key, records the sampled tokens, and grades the episode."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from rollout_server.inference.command import BASE_MODEL_NAME
 SHOWN_OUTPUT = 600
 """Most characters of a program's output in an error."""
 TURN_LIMIT_GRACE_S = 20.0
-"""Seconds of its own that a program has to end once a turn was refused because it has had them all."""
+"""Seconds of its own in which a program must end after a turn was refused because it has had them all."""
 logger = logging.getLogger(__name__)
 
 
 class HarnessEpisode(Attempt):
-    """One attempt of a program. It ends when the program does, or says so, or when its agent timeout is used up.
+    """An attempt of a program. It ends when the program ends, or finishes it, or when its agent timeout is used up.
 
     Raises (:meth:`run`):
         EpisodeFailed: also for a program that ended before its first turn: there is nothing to judge the policy by.
@@ -84,7 +84,7 @@ class HarnessEpisode(Attempt):
         )
         try:
             end_reason = await self._until_it_ends(session, harness, connection)
-        finally:  # nothing is sampled, and nothing changes the world, while it is graded
+        finally:  # before it is graded: no call samples, and no step changes the world, meanwhile
             await self._sessions.close(self._key)
         if session.failure.done():
             raise session.failure.result()
@@ -107,7 +107,7 @@ class HarnessEpisode(Attempt):
             if running is not None and not running.done():
                 running.cancel()
                 await asyncio.wait([running])
-        if not session.failure.done():  # cut in the middle, the world would be graded as no agent could have left it
+        if not session.failure.done():  # a step that is cut leaves the world in a state that no agent can leave it in
             await session.steps_ended()
         ended = None if running is None or running.cancelled() else running.result()
         if ended is not None:
@@ -119,7 +119,7 @@ class HarnessEpisode(Attempt):
 
     @staticmethod
     async def _while_it_may_run(session: Session, running: asyncio.Task[Ended | None], grades_itself: bool) -> None:
-        """Until it has ended, nothing can come of the attempt, or it goes on for too long without a turn to be had."""
+        """Wait until it has ended, the attempt has failed, or it goes on for too long after its last turn."""
         out_of_turns = asyncio.create_task(session.out_of_turns())
         try:
             waits: list[asyncio.Future[Any]] = [running, session.failure, out_of_turns]
@@ -131,7 +131,7 @@ class HarnessEpisode(Attempt):
             out_of_turns.cancel()
 
     def _why(self, session: Session) -> str:
-        """What is known of a program that never had a turn."""
+        """Return the refusals, exit status and output of a program that never had a turn."""
         refused = [f"it was refused: {of['status']} {of['said']}" for of in session.notes()["refusals"]]
         status = [f"exit status {self._notes['exit_status']}"] if "exit_status" in self._notes else []
         printed = [f"it printed {self._notes['output'][-SHOWN_OUTPUT:]!r}"] if self._notes.get("output") else []

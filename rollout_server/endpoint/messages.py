@@ -1,9 +1,8 @@
-"""Messages of a request, read: roles, parts, tool calls and tool results; the first form is that of OpenAI's chat API.
+"""Reads the messages of a request: roles, parts, tool calls and tool results; first in the form of OpenAI's chat API.
 
 A harness hands a policy's turn back as it understood it: calls with other blanks in their arguments, without its white
-space at the ends, without its thoughts. :meth:`~model_families.chat.messages.ChatMessage.key` does not see such
-differences; what a harness does to the arguments themselves is seen through by the ids of calls
-(:mod:`rollout_server.endpoint.conversations`).
+space at the ends, without its thoughts. :meth:`~model_families.chat.messages.ChatMessage.key` ignores such differences;
+calls whose arguments themselves were changed are known by their ids (:mod:`rollout_server.endpoint.conversations`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from loop_plumbing.sanitize import sanitize
 from model_families.chat.messages import ChatMessage
 
 MAX_NESTING = 100
-"""Of a call's arguments and of tools: they are written as JSON again, which fails at some depth."""
+"""Most levels of a call's arguments and of tools: they are written as JSON again, which fails at some depth."""
 UNREADABLE = {
     "image": "picture",
     "image_url": "picture",
@@ -30,7 +29,7 @@ UNREADABLE = {
     "input_audio": "recording",
     "video_url": "video",
 }
-"""What parts of messages are called to a policy that reads text alone, by their type."""
+"""The name that the policy, which reads text alone, gets for a part of a message, by the part's type."""
 KIND_CHARACTERS, NAME_CHARACTERS = 40, 100
 
 
@@ -39,10 +38,10 @@ class BadMessages(ValueError):
 
 
 def read_messages(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[ChatMessage]:
-    """The messages of a chat request that offers ``tools``.
+    """Read the messages of a chat request that offers ``tools``.
 
     Raises:
-        BadMessages: no message, an unknown role, content that is not a text, or tools that cannot be written.
+        BadMessages: no message, an unknown role, content that is not a text, or tools that are not JSON.
     """
     if not messages:
         raise BadMessages("messages must hold at least one message")
@@ -51,13 +50,13 @@ def read_messages(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
-    """Raises BadMessages for tools that cannot be written."""
+    """Raise BadMessages for tools that are nested too deeply to be written as JSON."""
     if _nests_deeply(tools):
         raise BadMessages(f"tools must not be nested more than {MAX_NESTING} times")
 
 
 def read_message(message: Mapping[str, Any], where: str) -> ChatMessage:
-    """One message; ``where`` is its place in the request. Raises BadMessages."""
+    """Read a message; ``where`` is its place in the request. Raises BadMessages."""
     role, content = message.get("role"), message.get("content")
     match role:
         case "system" | "developer":
@@ -66,19 +65,19 @@ def read_message(message: Mapping[str, Any], where: str) -> ChatMessage:
             return ChatMessage(role, read_heard(content, where), call_ids=(call_id(message.get("tool_call_id")),))
         case "assistant":
             calls = message.get("tool_calls") or []
-            read = tuple(_call(call, where) for call in calls)
+            tool_calls = tuple(_call(call, where) for call in calls)
             names = tuple(call_id(call.get("id")) for call in calls)
-            return ChatMessage("assistant", read_text(content, where), read, call_ids=names)
-    raise BadMessages(f"{where}.role {role!r} is none of system, developer, user, assistant, tool")
+            return ChatMessage("assistant", read_text(content, where), tool_calls, call_ids=names)
+    raise BadMessages(f"{where}.role {role!r} is not one of system, developer, user, assistant, tool")
 
 
 def read_text(content: object, where: str) -> str:
-    """``content`` may be text, null, or a list of text parts; thoughts among them are left out. Raises BadMessages."""
+    """Return the text of ``content`` (text, null, or a list of text parts) without thoughts. Raises BadMessages."""
     return "".join(_text(part, place) for part, place in _parts(content, where) if not _is_thought(part))
 
 
 def read_heard(content: object, where: str, loadable: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> str:
-    """What a user or a tool says; a line that says so stands in the place of each part that no policy can read.
+    """Return the text of a user or a tool; a line takes the place of each part that the policy cannot read.
 
     Args:
         loadable: tools by name that are offered once a part refers to them.
@@ -92,7 +91,7 @@ def read_heard(content: object, where: str, loadable: Mapping[str, Mapping[str, 
 def _heard(content: object, where: str, loadable: Mapping[str, Mapping[str, Any]], nested: bool) -> str:
     whole, apart = "", False
     for part, place in _parts(content, where):
-        text = _told(part, place, loadable, nested) if isinstance(part, Mapping) else None
+        text = _render(part, place, loadable, nested) if isinstance(part, Mapping) else None
         gap = "\n" if whole and not whole.endswith("\n") and (apart or text is not None) else ""
         whole, apart = whole + gap + (_text(part, place) if text is None else text), text is not None
     return whole
@@ -117,15 +116,15 @@ def _text(part: object, where: str) -> str:
             return text
         case {"type": kind}:
             raise BadMessages(f"{where} is of type {kind!r}; the policy reads text only")
-    raise BadMessages(f"{where} is no part of a message")
+    raise BadMessages(f"{where} is not a part of a message")
 
 
 def _is_thought(part: object) -> bool:
     return isinstance(part, Mapping) and part.get("type") in ("thinking", "redacted_thinking", "reasoning")
 
 
-def _told(part: Mapping[str, Any], where: str, loadable: Mapping[str, Mapping[str, Any]], nested: bool) -> str | None:
-    """A part that is not a text as the policy is told of it; None for a text, and for what is not a part.
+def _render(part: Mapping[str, Any], where: str, loadable: Mapping[str, Mapping[str, Any]], nested: bool) -> str | None:
+    """Return the policy's text for a part that is not a text; None for a text, and for a value that is not a part.
 
     A document in a document (``nested``) is left out: they would nest without end.
     """
@@ -148,14 +147,14 @@ def _told(part: Mapping[str, Any], where: str, loadable: Mapping[str, Mapping[st
 
 
 def _name(part: Mapping[str, Any]) -> str:
-    """The name of a file, or its kind, if the part says it."""
+    """Return the name of a file, or its kind, if the part has it."""
     inner = [part, *(value for value in part.values() if isinstance(value, Mapping))]
-    said = (of[key] for key in ("filename", "title", "media_type") for of in inner if isinstance(of.get(key), str))
-    return sanitize(" ".join(next(said, "").split()), NAME_CHARACTERS)
+    names = (of[key] for key in ("filename", "title", "media_type") for of in inner if isinstance(of.get(key), str))
+    return sanitize(" ".join(next(names, "").split()), NAME_CHARACTERS)
 
 
 def loaded_tool(name: str, tool: Mapping[str, Any] | None) -> str:
-    """How the policy is told in mid-conversation of a tool that it can call from there on."""
+    """Return the policy's text for a tool that it can call from there on, in mid-conversation."""
     schema = "" if tool is None else "\n" + json.dumps(tool, ensure_ascii=False)
     return f"The tool {name} can be called from here on.{schema}"
 
@@ -167,19 +166,19 @@ def _call(call: object, where: str) -> ToolCall:
     raise _no_call(where)
 
 
-def call_id(given: object) -> str:
-    """The id that a call comes back with, "" for none."""
-    return given if isinstance(given, str) else ""
+def call_id(value: object) -> str:
+    """Return the id that a call comes back with, "" for none."""
+    return value if isinstance(value, str) else ""
 
 
 def read_call(name: str, arguments: object, where: str) -> ToolCall:
-    """A call; ``arguments`` are an object, the text of one, or nothing for none. Raises BadMessages."""
+    """Read a call; ``arguments`` are an object, the text of one, or nothing for none. Raises BadMessages."""
     try:
-        given = json.loads(arguments or "{}") if isinstance(arguments, str | None) else arguments
+        parsed = json.loads(arguments or "{}") if isinstance(arguments, str | None) else arguments
     except (ValueError, RecursionError):
-        given = None
-    if isinstance(given, dict) and not _nests_deeply(given):
-        return ToolCall(name, given)
+        parsed = None
+    if isinstance(parsed, dict) and not _nests_deeply(parsed):
+        return ToolCall(name, parsed)
     raise _no_call(where)
 
 

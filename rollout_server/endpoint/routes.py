@@ -3,9 +3,8 @@
 The key comes as the bearer token, as OpenAI's clients send it, in a header of Anthropic's or Google's clients, or in
 the path for one that can send none: ``/sessions/<key>/v1/chat/completions``. Answers are whole before their first event
 is sent, also those that stream: so a failure has its HTTP status (but for one after more than twenty seconds, for which
-a stream is kept alive), a request may go to another server after one that
-died, and a client that hangs up finds the same answer when it asks again. To pass tokens on as they are sampled would
-also cost the node an event for each of all episodes' tokens.
+a stream is kept alive), a request may go to another server after one that died, and a client that hangs up finds the
+same answer when it asks again. To pass tokens on as they are sampled would also cost the node an event for each token.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from rollout_server.endpoint.wire import MODEL, Answer, ApiError, Asked
 
 WRITE_DEADLINE_S = 60.0
 ALIVE_S = 20.0
-"""How often a stream says that its answer is on its way: clients hang up after 60 to 300 seconds without a byte."""
+"""Seconds between signs of life in a stream: clients hang up after 60 to 300 seconds without a byte."""
 KEY_HEADERS = ("x-api-key", "x-goog-api-key")
 PATH_CHARACTERS = 200
 _WITH_KEY = re.compile(r"/sessions/([^/]*)(/.*)")
@@ -46,7 +45,7 @@ Handler = Callable[[web.Request, Session], Awaitable[web.StreamResponse]]
 
 
 def add_routes(app: web.Application, endpoint: Endpoint) -> set[str]:
-    """Add the endpoint's routes; returns the paths of those that authenticate by themselves, by keys of episodes."""
+    """Add the endpoint's routes; returns the paths of the routes that check keys of episodes by themselves."""
     app[ENDPOINT] = endpoint
     app.add_routes([web.post("/v1/keys", open_key), web.delete("/v1/keys/{key}", close_key)])
     paths = set()
@@ -67,7 +66,7 @@ def add_routes(app: web.Application, endpoint: Endpoint) -> set[str]:
 
 
 def _with_session(handler: Handler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    """Find the session of the request's key; refusals are in the shape of the dialect."""
+    """Return a handler that finds the session of the request's key, and refuses in the shape of the dialect."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
@@ -93,44 +92,44 @@ def _with_session(handler: Handler) -> Callable[[web.Request], Awaitable[web.Str
 def _session(request: web.Request, in_path: str | None) -> Session:
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ""
-    given = (in_path, bearer, *(request.headers.get(name) for name in KEY_HEADERS))
-    # One in the path is the one that is meant: clients send a header, too, with whatever they have.
-    keys = given[:1] if given[0] is not None else given[1:]
+    candidates = (in_path, bearer, *(request.headers.get(name) for name in KEY_HEADERS))
+    # A key in the path goes first: clients send a header, too, with any key that they have.
+    keys = candidates[:1] if candidates[0] is not None else candidates[1:]
     for key in keys:
         if key and (session := request.app[ENDPOINT].sessions.find(key)) is not None:
             trust_client(request, key)
             return session
-    raise ApiError(401, "invalid_api_key", "Incorrect API key: it is that of no episode, or its episode is over")
+    raise ApiError(401, "invalid_api_key", "Incorrect API key: it belongs to no episode, or its episode is over")
 
 
 def not_served(request: web.Request) -> web.Response:
-    """The refusal of a path that there is not, in the shape of the dialect that was meant."""
+    """Return the refusal of a path that does not exist, in the shape of the dialect of the request."""
     known = request.match_info.http_exception
     status = 404 if known is None else known.status
     served = ", ".join([*(one.path for one in routes()), "/v1/models"])
     key, path = _key_in_path(request)
     place = f"{request.method} {path[:PATH_CHARACTERS]}"
     error = ApiError(status, "not_served", f"{place} is not served here; what is: {served}")
-    with contextlib.suppress(ApiError):  # of no episode
+    with contextlib.suppress(ApiError):  # its key belongs to no episode
         _session(request, key).note_refusal(error)
     return _refusal(request, error)
 
 
 def _key_in_path(request: web.Request) -> tuple[str | None, str]:
-    """The key that the path of a request begins with, None for none, and the path without it."""
-    found = _WITH_KEY.fullmatch(request.path)
-    return (found[1], found[2]) if found else (None, request.path)
+    """Return the key that the path of a request begins with, None for none, and the path without it."""
+    match = _WITH_KEY.fullmatch(request.path)
+    return (match[1], match[2]) if match else (None, request.path)
 
 
 def _refusal(request: web.Request, error: ApiError) -> web.Response:
-    meant = (one for one in routes() if one.header in request.headers or one.path in request.path)
-    dialect = next(meant, CHAT).dialect
+    matching = (one for one in routes() if one.header in request.headers or one.path in request.path)
+    dialect = next(matching, CHAT).dialect
     headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
     return web.json_response(dialect.refusal(error), status=error.status, headers=headers)
 
 
 def _listed(name: str) -> dict[str, Any]:
-    """A model, in the words of both makers."""
+    """Return the entry of a model, with the keys of both OpenAI and Anthropic."""
     openais = {"id": name, "object": "model", "created": 0, "owned_by": "rollout-server"}
     return {**openais, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 
@@ -141,33 +140,33 @@ async def models(request: web.Request, session: Session) -> web.Response:
 
 
 async def model(request: web.Request, session: Session) -> web.Response:
-    """Any name is the policy's."""
+    """Answer with the entry of the model: any name is the policy's."""
     return web.json_response(_listed(request.match_info["model"]))
 
 
 async def complete(route: Route, request: web.Request, session: Session) -> web.StreamResponse:
-    """One call, in the dialect of a route."""
+    """Answer a call, in the dialect of a route."""
     dialect = route.dialect
     asked, body = await _asked(dialect, request, session)
     same = request.headers.get("Idempotency-Key", "").encode(errors="surrogateescape") or body
     identity = f"{route.path} {hashlib.sha256(same).hexdigest()}"
     del body
-    # What OpenAI's and Anthropic's own clients say of themselves.
+    # The header by which OpenAI's and Anthropic's own clients mark a retry.
     tried = request.headers.get("X-Stainless-Retry-Count", "0")
     retried = "Idempotency-Key" in request.headers or tried not in ("", "0")
     transport = request.transport  # not the request, which holds its body as long as its call is kept
     answering = asyncio.create_task(session.complete(asked, identity, retried, lambda: _is_open(transport)))
-    begun = await _kept_alive(request, dialect, answering) if asked.stream else None
+    stream = await _kept_alive(request, dialect, answering) if asked.stream else None
     try:
         answer = await answering
     except ApiError as error:
-        if begun is None:
+        if stream is None:
             raise
         session.note_refusal(error)
-        await _is_sent(request, begun, [dialect.failure(error)])
-        return begun
+        await _is_sent(request, stream, [dialect.failure(error)])
+        return stream
     if asked.stream:
-        response, events = begun or _stream(), dialect.events(asked, answer)
+        response, events = stream or _stream(), dialect.events(asked, answer)
     else:
         response, events = _whole(dialect.whole(asked, answer)), iter(())
     if await _is_sent(request, response, events) and _is_open(transport):
@@ -178,24 +177,24 @@ async def complete(route: Route, request: web.Request, session: Session) -> web.
 async def _kept_alive(
     request: web.Request, dialect: Dialect, answering: asyncio.Task[Answer]
 ) -> web.StreamResponse | None:
-    """A stream that says from time to time that the answer is on its way; None if it came before that was needed."""
-    begun: web.StreamResponse | None = None
+    """Send signs of life while the answer is on its way; returns their stream, None if none was needed."""
+    stream: web.StreamResponse | None = None
     try:
         while not (await asyncio.wait([answering], timeout=ALIVE_S))[0]:
-            begun = begun or _stream()
-            if not await _is_sent(request, begun, [dialect.alive], ends=False):
+            stream = stream or _stream()
+            if not await _is_sent(request, stream, [dialect.alive], ends=False):
                 break
     except asyncio.CancelledError:
         answering.cancel()
         raise
-    return begun
+    return stream
 
 
 async def _is_sent(
     request: web.Request, response: web.StreamResponse, events: Iterable[bytes], ends: bool = True
 ) -> bool:
-    """Send events, and the response's end; False for a client that has gone or takes nothing, whose answer waits for
-    its retry."""
+    """Send events, and the response's end; returns False if the client has gone or takes nothing: its answer then waits
+    for a retry."""
     try:
         async with asyncio.timeout(WRITE_DEADLINE_S):
             if not response.prepared:
@@ -212,13 +211,13 @@ async def _is_sent(
 
 
 async def count_tokens(route: Route, request: web.Request, session: Session) -> web.Response:
-    """Count the tokens that a call would have; nothing is sampled."""
+    """Answer with the number of tokens that a call would have; nothing is sampled."""
     asked, _ = await _asked(route.dialect, request, session)
     return web.json_response(route.dialect.counted(await session.count(asked)))
 
 
 async def _asked(dialect: Dialect, request: web.Request, session: Session) -> tuple[Asked, bytes]:
-    """The call that a request makes, and its body."""
+    """Read the call of a request; returns it and the body."""
     with session.calls.reading() as arrived:
         body = await read_body(request, arrived)
         asked = await session.calls.beside(len(body), lambda: dialect.read(body, session.recall))
@@ -227,20 +226,20 @@ async def _asked(dialect: Dialect, request: web.Request, session: Session) -> tu
 
 
 async def open_key(request: web.Request) -> web.Response:
-    """A key of no episode; the body is a :class:`~rollout_server.endpoint.serving.ServeRequest`."""
+    """Open a key of no episode; the body is a :class:`~rollout_server.endpoint.serving.ServeRequest`."""
     endpoint, asked = request.app[ENDPOINT], from_mapping(ServeRequest, read_json(await read_body(request)))
     return web.json_response({"base_url": endpoint.sessions.base_url, "api_key": endpoint.serving.open(asked)})
 
 
 async def close_key(request: web.Request) -> web.Response:
-    """End such a key."""
+    """Close a key of no episode."""
     if not await request.app[ENDPOINT].serving.close(request.match_info["key"]):
         return refusal(404, "no such key")
     return web.json_response({})
 
 
 async def episode(request: web.Request, session: Session) -> web.Response:
-    """The task, and the messages with which the episode's world opens, where there is one."""
+    """Answer with the task, and the messages with which the episode's world opens, where there is one."""
     world = session.world
     opening = [asdict(message) for message in world.opening]
     return web.json_response({"task_id": world.task_id, "messages": opening})
@@ -256,30 +255,30 @@ async def step(request: web.Request, session: Session) -> web.Response:
 
 
 async def finish(request: web.Request, session: Session) -> web.Response:
-    """The agent is done: ``{}``, or with a ``reward`` in [0, 1] where the node takes the harness's word.
+    """Finish the episode: ``{}``, or with a ``reward`` in [0, 1] where the node takes the harness's word.
 
     ``rewards`` and ``metrics``, numbers by name, are recorded and change nothing.
     """
-    said = await _object(request, session)
-    reward = said.get("reward")
+    body = await _object(request, session)
+    reward = body.get("reward")
     if reward is not None and not (isinstance(reward, int | float) and 0.0 <= reward <= 1.0):
         raise ApiError(400, "invalid_request", "reward must be a number from 0 to 1")
-    kinds: list[str] = [kind for kind in ("rewards", "metrics") if kind in said]
-    figures = {kind: _figures(kind, said[kind]) for kind in kinds}
+    kinds: list[str] = [kind for kind in ("rewards", "metrics") if kind in body]
+    figures = {kind: _figures(kind, body[kind]) for kind in kinds}
     session.finish(None if reward is None else float(reward), figures)
     return web.json_response({})
 
 
-def _figures(what: str, given: object) -> dict[str, float]:
-    """Numbers by name, as the record holds them."""
-    named: dict[str, Any] = given if isinstance(given, dict) and len(given) <= MAX_FIGURES else {"": None}
+def _figures(what: str, figures: object) -> dict[str, float]:
+    """Check numbers by name, and return them as the record holds them."""
+    named: dict[str, Any] = figures if isinstance(figures, dict) and len(figures) <= MAX_FIGURES else {"": None}
     if not all(0 < len(name) <= 64 and name.isprintable() and _is_number(value) for name, value in named.items()):
         raise ApiError(400, "invalid_request", f"{what} must be at most {MAX_FIGURES} finite numbers by short names")
     return {name: float(value) for name, value in named.items()}
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and abs(value) < 1e300  # which NaN is not
+    return isinstance(value, int | float) and abs(value) < 1e300  # false for NaN
 
 
 async def _object(request: web.Request, session: Session) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Keys of no episode: the node's model for whoever needs one, such as a judge or a simulated human.
+"""Keys of no episode: the node's model for other programs, such as a judge or a simulated human.
 
-The model is named when the key is opened: the base model, a policy version, or whichever version is newest at each
-call. Nothing is recorded.
+The request that opens a key names the model: the base model, a policy version, or the newest version at each call.
+Nothing is recorded.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class ServeRequest:
     seed: int = 0
     max_tokens_per_turn: PositiveInt = 1500
     max_context: Annotated[int, Field(ge=2)] | None = None
-    """Tokens of a call, prompt and sampled ones together; null is what the servers hold."""
+    """Most tokens of a call, prompt and sampled ones together; null is the servers' own limit."""
     seconds: Annotated[float, Field(gt=0, le=7 * 86_400)] = 3600.0
-    """After which the key is worth nothing."""
+    """Seconds after which the key ends."""
 
     def __post_init__(self) -> None:
         known = self.model in (LATEST, BASE_MODEL_NAME) or _VERSION.fullmatch(self.model)
-        require(known, f"model {self.model!r} is none of {BASE_MODEL_NAME}, {LATEST}, policy-v<number>")
+        require(known, f"model {self.model!r} is not one of {BASE_MODEL_NAME}, {LATEST}, policy-v<number>")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class _Served:
 
 
 class Serving:
-    """Opens such keys, and closes each when its time is over."""
+    """Opens keys of no episode, and closes each when its time is over."""
 
     def __init__(self, sessions: Sessions, services: EpisodeServices, max_context: int):
         self._sessions = sessions
@@ -65,17 +65,17 @@ class Serving:
         self._closing: set[asyncio.Task[bool]] = set()
 
     def open(self, request: ServeRequest) -> str:
-        """The new key.
+        """Return a new key.
 
         Raises:
             UnknownPolicy: the version is not served.
-            ConfigError: ``max_context`` is above what the servers hold.
+            ConfigError: ``max_context`` is above the servers' own.
         """
         longest = request.max_context or self._max_context
         require(longest <= self._max_context, f"max_context {longest} is above the servers' {self._max_context}")
         version, model = None, None
-        if found := _VERSION.fullmatch(request.model):
-            version = int(found[1])
+        if match := _VERSION.fullmatch(request.model):
+            version = int(match[1])
             model = self._services.policies.acquire(version)
         elif request.model == BASE_MODEL_NAME:
             model = BASE_MODEL_NAME
@@ -96,7 +96,7 @@ class Serving:
         task.add_done_callback(self._closing.discard)
 
     async def close(self, key: str) -> bool:
-        """End a key; False for one that is not, or no longer, of this kind."""
+        """End a key; returns False for one that is not, or no longer, of this kind."""
         served = self._served.pop(key, None)
         if served is None:
             return False

@@ -1,8 +1,8 @@
-"""One episode's calls: from a request to ids, from sampled ids to an answer, within the episode's limits.
+"""The calls of an episode: from a request to ids, from sampled ids to an answer, within the episode's limits.
 
 Sampling is the policy's, whatever a request asks for: its temperature and penalties are recorded and not applied,
-because a token is trained on as the policy itself would sample it. So is a form that the answer is to have: to enforce
-it would be to sample from another distribution. ``max_tokens`` and ``stop`` only end a turn earlier.
+because training needs tokens as the policy itself would sample them. So is a response format: to enforce it would be to
+sample from another distribution. ``max_tokens`` and ``stop`` only end a turn earlier.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NONCE_BYTES = 6
 SIDE_CALLS_PER_TURN = 4
 """Most calls aside for each turn that an episode may have: their time is not the agent's, so nothing else ends them."""
 COUNTED_BYTES = 1 << 20
-"""Most bytes of a first request whose tokens are counted though they are too many."""
+"""Most bytes of a first request whose tokens are counted even if they are too many."""
 MOST_REFUSALS, REFUSAL_CHARACTERS = 8, 300
 """Most different refusals that the record holds, and most characters of each: it holds them once a sequence."""
 T = TypeVar("T")
@@ -52,8 +52,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ServedWorld:
-    """The part of an episode's world that an agent elsewhere may use: its ``opening``, ``act``, which is the step of
-    the environment as the node guards it, and a way to say that it is done."""
+    """The part of an episode's world that an agent elsewhere may use: its ``opening``, ``act``, the environment's step
+    as the node guards it, and the ``harness`` that ends it."""
 
     task_id: str
     opening: list[Message]
@@ -65,15 +65,15 @@ class Session:
     """The state behind one key.
 
     Args:
-        seed: of the episode; call n is sampled with the seed of turn n, as in the node's own loop.
+        seed: the episode's seed; call n is sampled with the seed of turn n, as in the node's own loop.
         agent_timeout: the clock of the episode's agent; paused while a call is answered, running while a step does.
-        record: keep what was served. Without it every call is encoded anew, and nothing is left of it.
+        record: keep the served tokens. Without it every call is encoded anew, and nothing is left of it.
 
     Attributes:
-        calls: those that are under way, and the answers that a retry may ask for.
+        calls: the calls that are under way, and the answers that a retry may ask for.
         refused: why the last call was refused, in the words of :data:`loop_formats.rollout.END_REASONS`; None if it
             was not.
-        failure: done once nothing can come of the attempt any more.
+        failure: done once the attempt cannot go on.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Session:
         side_calls: Sequence[SideCalls] = (),
         base: PolicySampler | None = None,
     ):
-        """``side_calls`` are answered and not recorded, by ``base`` where a rule says so."""
+        """Open a session; ``side_calls`` are answered, by ``base`` where a rule says so, and not recorded."""
         self.episode_id = episode_id
         self.calls = Calls(keep_answers=record)
         self.refused: str | None = None
@@ -100,11 +100,11 @@ class Session:
         self._tokens = tokens
         self._conversations = Conversations(tokens)
         self._nonce = secrets.token_hex(NONCE_BYTES)
-        """In the ids of turns and calls: those of another session's are unknown here."""
+        """The beginning of the ids of turns and calls: ids of another session are unknown here."""
         self._side_calls, self._base = side_calls, base
         self._side_nonce, self._side_begun = secrets.token_hex(NONCE_BYTES), 0
         self._answered: dict[str, tuple[int, str | None, Tools]] = {}
-        """Of each turn, its place among the conversations, and the instructions and tools of its call."""
+        """Turn id -> the turn's place among the conversations, and the instructions and tools of its call."""
         self._record = record
         self._begun = 0
         self._sampled_tokens = 0
@@ -128,9 +128,9 @@ class Session:
 
     @property
     def world(self) -> ServedWorld:
-        """Raises ApiError where the session is of no episode."""
+        """The episode's world; raises ApiError where the session belongs to no episode."""
         if self._world is None:
-            raise ApiError(404, "no_episode", "this key is of no episode")
+            raise ApiError(404, "no_episode", "this key belongs to no episode")
         return self._world
 
     def serve_world(self, world: ServedWorld) -> None:
@@ -138,7 +138,7 @@ class Session:
         self._world = world
 
     async def step(self, action: str) -> StepResult:
-        """Act in the episode's world, one step at a time; what ends the episode there ends the session's calls.
+        """Act in the episode's world, one step at a time; a step that ends the episode ends the session's calls.
 
         Raises:
             ApiError: there is no world, the episode is over, or the world is lost.
@@ -154,7 +154,7 @@ class Session:
         async with self._stepping:
             self._check_going_on()  # the step before may have ended the episode
             if not self.turns:
-                # What is done before the first turn could be undone by leaving: the attempt is repeated then.
+                # An agent could undo a step before the first turn by leaving: the attempt is repeated then.
                 raise ApiError(400, "no_turn", "the policy has not spoken yet: ask it for a turn before you act")
             try:
                 async with self._agent_timeout.running():
@@ -172,7 +172,7 @@ class Session:
             return result
 
     def finish(self, reward: float | None, figures: Figures) -> None:
-        """The agent says that it is done; ``figures`` are recorded. Raises ApiError for a session of no episode."""
+        """Finish the episode for its agent; ``figures`` are recorded. Raises ApiError for a session of no episode."""
         self.world.harness.finish(reward, figures)
         self._done = True
 
@@ -186,44 +186,43 @@ class Session:
         await self.calls.all_ended()
 
     def segments(self) -> list[Segment]:
-        """Return the sequences that were served; an observation that no call has followed ends the last one's
-        messages."""
+        """Return the served sequences; an observation that no call has followed ends the last one's messages."""
         segments = self._conversations.segments()
         if segments and self._unread is not None:
             segments[-1].messages.append({"role": "user", "content": self._unread})
         return segments
 
     def notes(self) -> dict[str, Any]:
-        """For the record: what the harness asked for and did not get, the last value of each, counts of calls, and the
-        words of refusals."""
+        """Return notes for the record: settings that were asked for and not applied, the last value of each, counts of
+        calls, and the messages of refusals."""
         edited = {f"edited.{kind}": turns for kind, turns in self._conversations.edits.items()}
         refusals = [{"status": of[0], "said": of[1], "times": times} for of, times in self._refusals.items()]
         calls = {**(self._counts + Counter(repeated=self.calls.repeated)), **edited}
         return {"calls": calls, "not_applied": self._not_applied, "refusals": refusals}
 
     def note_refusal(self, error: ApiError) -> None:
-        """Keep for the record that a request was refused, and in which words."""
+        """Keep for the record that a request was refused, with the message."""
         self._counts[f"refused.{error.status}"] += 1
-        said = error.status, str(error)[:REFUSAL_CHARACTERS]
-        if said in self._refusals or len(self._refusals) < MOST_REFUSALS:
-            self._refusals[said] += 1
+        refusal = error.status, str(error)[:REFUSAL_CHARACTERS]
+        if refusal in self._refusals or len(self._refusals) < MOST_REFUSALS:
+            self._refusals[refusal] += 1
 
     async def complete(self, asked: Asked, identity: str, retried: bool, listens: Callable[[], bool]) -> Answer:
         """Answer a call, or give it the answer that it has already (:meth:`.calls.Calls.answered`).
 
         Raises:
-            ApiError: what the client is to be told.
+            ApiError: the refusal to send to the client.
         """
         return await self.calls.answered(identity, retried, listens, lambda: self._answer(asked))
 
     async def steps_ended(self) -> None:
-        """Return once the step that is under way has ended, or the agent's time is used up; later ones are refused."""
+        """Return once the step that is under way has ended, or the agent's time is used up; later steps are refused."""
         self._done = True
         async with self._stepping:
             pass
 
     async def close(self) -> None:
-        """End the calls and steps that are under way. Those that come later are refused."""
+        """End the calls and steps that are under way. Later ones are refused."""
         self._done = True
         await self.calls.close()
 
@@ -232,7 +231,7 @@ class Session:
         side = self._side_rule(asked) if self._record else None
         if side is None:
             self._check_turns_left(asked.choices)
-        sampling = None if self._record else self._wished(asked)
+        sampling = None if self._record else self._named_sampling(asked)
         try:
             prompt = await self._prompt(asked)
         except ApiError as error:
@@ -247,7 +246,7 @@ class Session:
         numbers = range(self._begun, self._begun + asked.choices)
         self._begun = numbers.stop
         seeds = [
-            derive_seed(self._seed, number) if self._record else self._wished_seed(asked, number) for number in numbers
+            derive_seed(self._seed, number) if self._record else self._named_seed(asked, number) for number in numbers
         ]
         try:
             drawn = await self._drawn(self._sampler, asked, prompt, seeds, sampling)
@@ -259,14 +258,14 @@ class Session:
             raise ApiError(503, error.reason, str(error), RETRY_AFTER_S) from error
         self.refused = self._unread = None
         named = [f"{self._nonce}_{number}" for number in numbers]
-        answer = self._told(asked, prompt, named, drawn, self._record)
+        answer = self._compose(asked, prompt, named, drawn, self._record)
         if self._record:
             self._note(asked)
         self._sampled_tokens += answer.completion_tokens
         return answer
 
     def _side_rule(self, asked: Asked) -> SideCalls | None:
-        """The rule by which a call is not a part of the task; None for one that is."""
+        """Return the rule by which a call is not a part of the task; None for one that is."""
         if not self._side_calls or asked.text is not None:
             return None
         system = "\n".join(message.content for message in asked.messages if message.role == "system")
@@ -274,19 +273,19 @@ class Session:
         return next((rule for rule in self._side_calls if rule.hold(asked.model, system, tools)), None)
 
     async def _answer_aside(self, asked: Asked, rule: SideCalls, prompt: PromptTokens) -> Answer:
-        """Answer a call that is not a turn, and is trained on by nobody: what fails in it does not end the attempt."""
+        """Answer a call that is not a turn, and not trained on: its failure does not end the attempt."""
         numbers = range(self._side_begun, self._side_begun + asked.choices)
         if numbers.stop > SIDE_CALLS_PER_TURN * self._limits.max_turns:
             raise ApiError(400, "too_many_side_calls", f"the episode has had {self._side_begun} calls aside")
         self._side_begun = numbers.stop
         sampler = self._base if rule.by_base and self._base is not None else self._sampler
-        sampling = self._wished(asked)
-        seeds = [self._wished_seed(asked, number, "aside") for number in numbers]
+        sampling = self._named_sampling(asked)
+        seeds = [self._named_seed(asked, number, "aside") for number in numbers]
         try:
             drawn = await self._drawn(sampler, asked, prompt, seeds, sampling)
         except EpisodeFailed as error:
             raise ApiError(503, error.reason, str(error), RETRY_AFTER_S) from error
-        answer = self._told(asked, prompt, [f"{self._side_nonce}_{number}" for number in numbers], drawn, keep=False)
+        answer = self._compose(asked, prompt, [f"{self._side_nonce}_{number}" for number in numbers], drawn, keep=False)
         self._counts["aside"] += asked.choices
         self._counts["aside_tokens"] += answer.completion_tokens
         return answer
@@ -299,14 +298,14 @@ class Session:
         seeds: Sequence[int],
         sampling: Sampling | None,
     ) -> list[tuple[int, Generation]]:
-        """The version that sampled each choice, and what it sampled."""
+        """Sample all choices; returns the version that sampled each, and its tokens."""
         limit, stops = asked.token_limit, asked.stops
         with self._agent_timeout.paused():
             return await _together(
                 sampler.sample(self.episode_id, prompt.token_ids, seed, limit, sampling, stops) for seed in seeds
             )
 
-    def _told(
+    def _compose(
         self,
         asked: Asked,
         prompt: PromptTokens,
@@ -314,7 +313,7 @@ class Session:
         drawn: Sequence[tuple[int, Generation]],
         keep: bool,
     ) -> Answer:
-        """What was sampled as it is told; ``keep``: it is recorded."""
+        """Return the answer that holds the sampled choices; ``keep``: record them."""
         choices = [
             self._choice(asked, prompt, turn_id, version, generation, keep)
             for turn_id, (version, generation) in zip(turn_ids, drawn, strict=True)
@@ -330,9 +329,9 @@ class Session:
     def _choice(
         self, asked: Asked, prompt: PromptTokens, turn_id: str, version: int, generation: Generation, keep: bool
     ) -> tuple[Choice, int]:
-        """Read what was sampled as a turn, and keep it; returns it as it is told, and how many tokens it has."""
+        """Read a generation as a turn, and keep it; returns the client's choice, and the number of its tokens."""
         generation, stopped_by = cut_at_stop(self._tokens, generation, asked.stops)
-        with_tools = bool(asked.tools) and not asked.compacts  # a summary is all that was said
+        with_tools = bool(asked.tools) and not asked.compacts  # a summary is the whole text
         if asked.text is None:
             turn = self._tokens.read(prompt.token_ids, generation.token_ids, with_tools)
         else:
@@ -348,11 +347,11 @@ class Session:
             finish=finish_reason(spoken, generation),
             stopped_by=stopped_by,
             thinking_tokens=turn.thinking_tokens,
-            tokens=self._told_tokens(generation) if asked.logprobs else (),
+            tokens=self._token_logprobs(generation) if asked.logprobs else (),
         )
         return choice, len(generation.token_ids)
 
-    def _told_tokens(self, generation: Generation) -> tuple[tuple[str, float], ...]:
+    def _token_logprobs(self, generation: Generation) -> tuple[tuple[str, float], ...]:
         token_ids = self._tokens.without_stop(generation.token_ids)
         return tuple(
             (self._tokens.decode([token]), logprob)
@@ -360,26 +359,26 @@ class Session:
         )
 
     def recall(self, turn_id: str) -> Recalled | None:
-        """The turn of this id; None where there was none, or none of messages."""
+        """Return the turn of this id; None where there was none, or its prompt was a text."""
         place, instructions, tools = self._answered.get(turn_id, (0, None, ()))
         messages = self._conversations.messages(place)
         if not messages:
             return None
-        *said, spoken = messages[instructions is not None :]
-        return Recalled(instructions, tuple(said), tools, spoken)
+        *before, spoken = messages[instructions is not None :]
+        return Recalled(instructions, tuple(before), tools, spoken)
 
-    def _wished_seed(self, asked: Asked, number: int, *origin: str) -> int:
-        """The seed of a choice that nobody records: the one that the call names."""
-        wished = asked.settings.get("seed")
-        if type(wished) is not int or abs(wished) >= 2**63:
+    def _named_seed(self, asked: Asked, number: int, *origin: str) -> int:
+        """Return the seed of a choice that nobody records: the one that the call names, if it does."""
+        seed = asked.settings.get("seed")
+        if type(seed) is not int or abs(seed) >= 2**63:
             return derive_seed(self._seed, number, *origin)
-        return wished if asked.choices == 1 else derive_seed(wished, number)
+        return seed if asked.choices == 1 else derive_seed(seed, number)
 
-    def _wished(self, asked: Asked) -> Sampling:
-        """The sampling that the call names; what it does not name is that of the key."""
-        wished = {name: asked.settings[name] for name in ("temperature", "top_p", "top_k") if name in asked.settings}
+    def _named_sampling(self, asked: Asked) -> Sampling:
+        """Return the sampling that the call names; other settings are those of the key."""
+        named = {name: asked.settings[name] for name in ("temperature", "top_p", "top_k") if name in asked.settings}
         try:
-            return from_mapping(Sampling, {**asdict(self._sampler.sampling), **wished})
+            return from_mapping(Sampling, {**asdict(self._sampler.sampling), **named})
         except ConfigError as error:
             raise ApiError(400, "invalid_request", str(error)) from error
 
@@ -393,13 +392,13 @@ class Session:
             raise ApiError(400, "invalid_request", f"n: {turns} choices are {turns} turns; the episode has {left} left")
 
     async def count(self, asked: Asked) -> int:
-        """The tokens of a call's prompt. Raises ApiError for one that does not fit."""
+        """Return the number of tokens of a call's prompt. Raises ApiError for one that does not fit."""
         return len((await self.calls.outcome(self.calls.begin(self._prompt(asked)))).token_ids)
 
     async def _prompt(self, asked: Asked) -> PromptTokens:
         messages, tools, most = asked.messages, asked.tools, self._limits.max_context
 
-        # How long the first one is, a person has to know, to give the program room; later ones are refused unencoded.
+        # A person has to know the length of the first, to give the program room; later ones are refused unencoded.
         to_count = not (self._begun or self._first_counted) and asked.size <= COUNTED_BYTES
         self._first_counted = True
 
@@ -416,14 +415,14 @@ class Session:
 
         try:
             prompt = await self.calls.beside(asked.size, encoded)
-        except ValueError as error:  # what the chat format has no form for
+        except ValueError as error:  # the chat format has no form for it
             raise ApiError(400, "invalid_request", str(error)) from error
         if prompt is not None and not prompt.token_ids:  # vLLM would refuse it, which voids the attempt
             raise ApiError(400, "invalid_request", "the prompt holds no token")
         if prompt is None or len(prompt.token_ids) >= most:
-            said = f"This model's maximum context length is {most} tokens. However, your messages resulted in"
+            reason = f"This model's maximum context length is {most} tokens. However, your messages resulted in"
             count = f"more than {most}" if prompt is None else len(prompt.token_ids)
-            raise ApiError(400, CONTEXT_EXCEEDED, f"{said} {count} tokens.")
+            raise ApiError(400, CONTEXT_EXCEEDED, f"{reason} {count} tokens.")
         return prompt
 
     def _note(self, asked: Asked) -> None:
@@ -434,7 +433,7 @@ class Session:
 
 
 async def _together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of all; the first failure ends the others."""
+    """Return the results of all; the first failure ends the others."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         return await asyncio.gather(*tasks)

@@ -11,18 +11,18 @@ KEY_PREFIX = "sk-"
 
 
 class Sessions:
-    """The sessions that are open, by the digests of their keys: a look-up tells nothing of keys by its time."""
+    """The sessions that are open, by the digests of their keys: the time of a look-up betrays nothing of keys."""
 
     def __init__(self) -> None:
         self.base_url = ""
-        """Where harnesses reach the endpoint, in the words of OpenAI's clients; known once the node listens."""
+        """The URL at which harnesses reach the endpoint, OpenAI's ``base_url``; known once the node listens."""
         self._sessions: dict[bytes, Session] = {}
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def open(self, session: Session) -> str:
-        """A new key for the session."""
+        """Return a new key for the session."""
         key = KEY_PREFIX + secrets.token_urlsafe(32)
         self._sessions[_digest(key)] = session
         return key
@@ -31,7 +31,7 @@ class Sessions:
         return self._sessions.get(_digest(key))
 
     async def close(self, key: str) -> None:
-        """The key is worth nothing from now on, and what is under way for it ends."""
+        """Forget the key, and end its calls and steps that are under way."""
         session = self._sessions.pop(_digest(key), None)
         if session is not None:
             await session.close()

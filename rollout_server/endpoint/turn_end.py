@@ -1,6 +1,6 @@
-"""Where a turn ends, and the reason that a client is told.
+"""The end of a turn, and the finish reason for the client.
 
-A turn that a stop text ends keeps the ids up to the one that completes that text; those after it were given to nobody.
+A turn that a stop text ends keeps the ids up to the one that completes that text; no client gets those after it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def cut_at_stop(tokens: ChatFormat, generation: Generation, stops: Sequence[str]
         beginning = tokens.decode(token_ids[:count])
         return any(stop in beginning for stop in stops)
 
-    kept = bisect_left(range(len(token_ids)), True, lo=1, key=holds_stop)
-    cut = replace(generation, token_ids=token_ids[:kept], logprobs=generation.logprobs[:kept], finish_reason=CUT)
+    length = bisect_left(range(len(token_ids)), True, lo=1, key=holds_stop)
+    cut = replace(generation, token_ids=token_ids[:length], logprobs=generation.logprobs[:length], finish_reason=CUT)
     rest = text[len(before_stop(text, stops)) :]
     return cut, max((stop for stop in stops if rest.startswith(stop)), key=len)
 
@@ -42,7 +42,7 @@ def before_stop(text: str, stops: Sequence[str]) -> str:
 
 
 def finish_reason(spoken: ChatMessage, generation: Generation) -> Literal["stop", "length", "tool_calls"]:
-    """Return the reason that a client is told, by OpenAI's names."""
+    """Return the finish reason for the client, by OpenAI's names."""
     if spoken.calls:
         return "tool_calls"
     return "length" if generation.finish_reason == "length" else "stop"

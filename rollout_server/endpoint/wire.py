@@ -1,4 +1,4 @@
-"""A call and its answer in no dialect's words: what was asked, what the policy said, and why a call was refused."""
+"""A call, its answer and its refusal, independent of any dialect."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ RETRY_AFTER_S = 1
 MESSAGE_CHARACTERS = 1000
 """Most characters of a refusal."""
 SETTING_CHARACTERS = 200
-"""Most characters of a setting that are recorded: an agent must not fill the record, which holds them once a
-sequence."""
+"""Most recorded characters of a setting: an agent must not fill the record, which holds them once a sequence."""
 
 
 class ApiError(Exception):
@@ -32,7 +31,7 @@ class ApiError(Exception):
         self.status, self.code, self.retry_after_s = status, code, retry_after_s
 
     def __str__(self) -> str:
-        """One line, which may hold words of the request, but not all of them."""
+        """Return the message in one line, cut: it may hold words of the request."""
         return sanitize(" ".join(super().__str__()[: 2 * MESSAGE_CHARACTERS].split()), MESSAGE_CHARACTERS)
 
 
@@ -42,13 +41,13 @@ def episode_over(why: str) -> ApiError:
 
 @dataclass(frozen=True)
 class Asked:
-    """One call.
+    """A call.
 
-    ``instructions`` is a system message that stands before ``said`` for this call only. ``text`` is a prompt of plain
-    text in place of all messages. ``called_as``: of a tool by its offered name, the fields in which a call of it is
-    told otherwise. ``compacts``: the answer is a summary that takes the place of the history. ``settings`` are the
-    wishes for sampling that the call names, by OpenAI's names. ``stream_usage``: a stream ends with the counts of
-    tokens. ``size`` are the bytes of the request that it was read from.
+    ``said`` are the messages, ``instructions`` is a system message before them for this call only. ``text`` is a prompt
+    of plain text in place of all messages. ``called_as`` maps a tool's offered name to the fields that differ when the
+    client gets a call of it. ``compacts``: the answer is a summary that takes the place of the history. ``settings``
+    are the settings of sampling that the call names, by OpenAI's names. ``stream_usage``: a stream ends with the counts
+    of tokens. ``size`` are the bytes of the request that it was read from.
     """
 
     said: tuple[ChatMessage, ...] = ()
@@ -73,7 +72,7 @@ class Asked:
         return self.said if self.instructions is None else (ChatMessage("system", self.instructions), *self.said)
 
     def not_applied(self) -> dict[str, bool | int | float | str]:
-        """The settings as they are recorded: a recorded policy is sampled by its own."""
+        """Return the settings as they are recorded: a recorded policy is sampled by its own."""
         return {name: _recorded(value) for name, value in self.settings.items()}
 
 
@@ -89,11 +88,11 @@ class Recalled:
 
 @dataclass(frozen=True)
 class Choice:
-    """One turn that answers a call.
+    """A turn that answers a call.
 
-    ``turn_id`` is that of no other turn, of no other episode either. ``spoken`` is what the harness is told,
-    ``stopped_by`` the stop text that ended it. ``tokens`` are (text, log-prob) of what was sampled, without the end of
-    the turn, where the call asked for them.
+    ``turn_id`` is unique, also among episodes. ``spoken`` is the message for the harness, ``stopped_by`` the stop text
+    that ended it. ``tokens`` are (text, log-prob) of the sampled tokens, without the end of the turn, where the call
+    asked for them.
     """
 
     turn_id: str
@@ -106,7 +105,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Answer:
-    """One answered call. ``created`` is in seconds since 1970: a retry is told the same."""
+    """An answered call. ``created`` is in seconds since 1970: a retry gets the same."""
 
     model: str
     choices: tuple[Choice, ...]
@@ -122,13 +121,13 @@ class Answer:
 
 
 def _recorded(value: Any) -> bool | int | float | str:
-    """A plain value as it is; of anything else, of what JSON has no word for (NaN) too, the beginning of its repr."""
+    """Return a plain value as it is; else, also for NaN, which JSON lacks, the beginning of its repr."""
     match value:
         case bool():
             return value
-        case int() | float() if abs(value) < 2**63:  # which NaN is not
+        case int() | float() if abs(value) < 2**63:  # false for NaN
             return value
-        case str() if len(value) <= SETTING_CHARACTERS and value.isprintable():  # which a lone surrogate is not
+        case str() if len(value) <= SETTING_CHARACTERS and value.isprintable():  # false for a lone surrogate
             return value
         case _:
             return reprlib.repr(value)[:SETTING_CHARACTERS]

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Route:
-    """The place at which a dialect is asked.
+    """A route of a dialect.
 
     Args:
-        path: of a call; aiohttp's patterns are taken. One called ``model`` is the model that the call names.
+        path: the path of a call, with aiohttp's patterns. A pattern called ``model`` is the model that the call names.
         target: ``module:Class`` of the dialect.
         counts: the path at which the same call is counted and not sampled, where there is one.
-        header: one that only clients of this dialect send.
+        header: a header that only clients of this dialect send.
     """
 
     path: str
@@ -52,13 +52,13 @@ COMPLETIONS = Route("/v1/completions", "rollout_server.endpoint.dialects.complet
 
 @cache
 def routes() -> tuple[Route, ...]:
-    """The project's own routes, and those that installed packages add.
+    """Return the project's own routes, and those that installed packages add.
 
     Raises:
         ImportError, AttributeError: an entry point leads nowhere.
     """
     added: list[Route] = []
     for target in plug_ins("dialects").values():
-        found: Route | Iterable[Route] = load(target)
-        added += [found] if isinstance(found, Route) else found
+        loaded: Route | Iterable[Route] = load(target)
+        added += [loaded] if isinstance(loaded, Route) else loaded
     return (CHAT, RESPONSES, ANTHROPIC, COMPLETIONS, *added)

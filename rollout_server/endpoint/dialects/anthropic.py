@@ -41,7 +41,7 @@ _MESSAGE = re.compile(rf"msg_({TURN_ID})")
 
 
 class _Thread(BaseModel):
-    """Continued, only what is new is sent: history, system and tools are those of the message before."""
+    """A thread of messages. With "continue" a request has new messages only: all else is as in the message before."""
 
     type: Literal["create", "continue"]
     previous_message_id: str = ""
@@ -65,26 +65,26 @@ class Anthropic(Dialect):
     alive = event({"type": "ping"}, "ping")
 
     def _read(self, body: bytes, recall: Recall) -> Asked:
-        given = _MessagesBody.parse(body)
-        if given.compaction is not None:
+        request = _MessagesBody.parse(body)
+        if request.compaction is not None:
             raise ApiError(400, "unsupported", "compaction: ask for a summary in a message")
-        before = _before(given.thread, recall)
-        kinds = [str(tool.get("type")) for tool in given.tools or []]
+        before = _before(request.thread, recall)
+        kinds = [str(tool.get("type")) for tool in request.tools or []]
         agent_searches = not any(kind.startswith(MAKERS_SEARCH) for kind in kinds)
-        tools = offered_tools(given.tools or [], "custom", "custom", "input_schema", agent_searches)
-        said = [*_read_messages(given.messages, tools.loadable)]
-        if said and said[-1].role == "assistant":
+        tools = offered_tools(request.tools or [], "custom", "custom", "input_schema", agent_searches)
+        messages = [*_read_messages(request.messages, tools.loadable)]
+        if messages and messages[-1].role == "assistant":
             raise ApiError(400, "unsupported", NO_PREFILL)
-        form = given.output_format or (given.output_config or {}).get("format")
+        form = request.output_format or (request.output_config or {}).get("format")
         return Asked(
-            said=(*(() if before is None else (*before.said, before.spoken)), *said),
-            instructions=_system_text(given.system, before),
-            tools=before.tools if before is not None and given.tools is None else tools.offered,
-            model=given.model,
-            stream=bool(given.stream),
-            token_limit=given.max_tokens,
-            stops=tuple(text for text in given.stop_sequences or [] if text),
-            settings=given.settings(response_format=form, tools=tools.others),
+            said=(*(() if before is None else (*before.said, before.spoken)), *messages),
+            instructions=_system_text(request.system, before),
+            tools=before.tools if before is not None and request.tools is None else tools.offered,
+            model=request.model,
+            stream=bool(request.stream),
+            token_limit=request.max_tokens,
+            stops=tuple(text for text in request.stop_sequences or [] if text),
+            settings=request.settings(response_format=form, tools=tools.others),
         )
 
     def whole(self, asked: Asked, answer: Answer) -> dict[str, Any]:
@@ -100,8 +100,8 @@ class Anthropic(Dialect):
 
     def events(self, asked: Asked, answer: Answer) -> Iterator[bytes]:
         whole = self.whole(asked, answer)
-        begun = {**whole, "content": [], "stop_reason": None, "stop_sequence": None, "usage": _usage(answer, 0)}
-        yield _event("message_start", message=begun)
+        start = {**whole, "content": [], "stop_reason": None, "stop_sequence": None, "usage": _usage(answer, 0)}
+        yield _event("message_start", message=start)
         for index, block in enumerate(whole["content"]):
             empty, deltas = _streamed(block)
             yield _event("content_block_start", index=index, content_block=empty)
@@ -114,24 +114,24 @@ class Anthropic(Dialect):
 
     def refusal(self, error: ApiError) -> dict[str, Any]:
         kind = ERROR_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-        said = str(error)
+        message = str(error)
         if error.code == CONTEXT_EXCEEDED:  # clients compact their history when they read these words
-            said = f"prompt is too long: {said}"
-        return {"type": "error", "error": {"type": kind, "message": said, "details": {"error_code": error.code}}}
+            message = f"prompt is too long: {message}"
+        return {"type": "error", "error": {"type": kind, "message": message, "details": {"error_code": error.code}}}
 
     def failure(self, error: ApiError) -> bytes:
         return event(self.refusal(error), "error")
 
 
 def _before(thread: _Thread | None, recall: Recall) -> Recalled | None:
-    """The message that a thread goes on from; None where it begins, or where there is none."""
+    """Return the message that a thread goes on from; None where it begins, or where there is none."""
     if thread is None or thread.type == "create":
         return None
-    found = _MESSAGE.fullmatch(thread.previous_message_id)
-    known = recall(found[1]) if found else None
-    if known is None:  # by this code clients send their whole history
+    match = _MESSAGE.fullmatch(thread.previous_message_id)
+    recalled = recall(match[1]) if match else None
+    if recalled is None:  # by this code clients send their whole history
         raise ApiError(404, "thread_not_found", f"no message {thread.previous_message_id[:40]!r} in this episode")
-    return known
+    return recalled
 
 
 def _read_messages(messages: Sequence[dict[str, Any]], loadable: Loadable) -> Iterator[ChatMessage]:
@@ -146,11 +146,11 @@ def _read_messages(messages: Sequence[dict[str, Any]], loadable: Loadable) -> It
             case "user" | "system" as role:
                 yield from _heard(role, blocks, where, loadable)
             case role:
-                raise BadMessages(f"{where}.role {role!r} is none of user, assistant, system")
+                raise BadMessages(f"{where}.role {role!r} is not one of user, assistant, system")
 
 
 def _turn(blocks: Sequence[Any], where: str) -> ChatMessage:
-    """An assistant's message; its thinking is known from the turn that was sampled."""
+    """Read an assistant's message; its thinking is known from the turn that was sampled."""
     texts, calls, names = [], [], []
     for block in blocks:
         match block:
@@ -165,7 +165,7 @@ def _turn(blocks: Sequence[Any], where: str) -> ChatMessage:
 
 
 def _heard(role: Any, blocks: Sequence[Any], where: str, loadable: Loadable) -> Iterator[ChatMessage]:
-    """Tool results as messages of their own, and the texts between them."""
+    """Yield tool results as messages of their own, and the texts between them."""
     texts: list[str] = []
     for block in blocks:
         match block:
@@ -204,7 +204,7 @@ def _blocks(choice: Choice) -> list[dict[str, Any]]:
 
 
 def _streamed(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A block as it begins, and what is added to it."""
+    """Return a block as it begins, and the deltas that are added to it."""
     match block["type"]:
         case "tool_use":
             text = arguments_text(block["input"])
@@ -215,7 +215,7 @@ def _streamed(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any
 
 
 def _usage(answer: Answer, sampled: int) -> dict[str, Any]:
-    """Counts of tokens; those of the prompt are apart from those that were cached."""
+    """Return counts of tokens; those of the prompt are apart from the cached ones."""
     return {
         "input_tokens": answer.prompt_tokens - answer.cached_tokens,
         "cache_read_input_tokens": answer.cached_tokens,

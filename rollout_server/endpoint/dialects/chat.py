@@ -43,35 +43,35 @@ class ChatDialect(Dialect):
     """OpenAI's chat API."""
 
     def _read(self, body: bytes, recall: Recall) -> Asked:
-        given = _ChatBody.parse(body)
-        extra = given.model_extra or {}
+        request = _ChatBody.parse(body)
+        extra = request.model_extra or {}
         if "functions" in extra:
             raise ApiError(400, "unsupported", "functions: offer them as tools")
-        if extra.get("continue_final_message") or any(message.get("prefix") for message in given.messages):
+        if extra.get("continue_final_message") or any(message.get("prefix") for message in request.messages):
             raise ApiError(400, "unsupported", NO_PREFILL)
-        tools = given.tools or []
+        tools = request.tools or []
         for number, tool in enumerate(tools):
             if not (isinstance(function := tool.get("function"), dict) and isinstance(function.get("name"), str)):
                 raise ApiError(400, "invalid_request", f"tools.{number}: a tool is a function with a name")
-        form = given.response_format
+        form = request.response_format
         return Asked(
-            said=tuple(read_messages(given.messages, tools)),
+            said=tuple(read_messages(request.messages, tools)),
             tools=tools,
-            model=given.model,
-            stream=bool(given.stream),
-            stream_usage=bool(given.stream_options and given.stream_options.include_usage),
-            token_limit=given.max_completion_tokens or given.max_tokens,
-            stops=stop_texts(given.stop),
-            choices=given.n or 1,
-            logprobs=bool(given.logprobs),
-            settings=given.settings(response_format=None if form in (None, {"type": "text"}) else form),
+            model=request.model,
+            stream=bool(request.stream),
+            stream_usage=bool(request.stream_options and request.stream_options.include_usage),
+            token_limit=request.max_completion_tokens or request.max_tokens,
+            stops=stop_texts(request.stop),
+            choices=request.n or 1,
+            logprobs=bool(request.logprobs),
+            settings=request.settings(response_format=None if form in (None, {"type": "text"}) else form),
         )
 
     def whole(self, asked: Asked, answer: Answer) -> dict[str, Any]:
         choices = [
             {
                 "index": index,
-                "message": said_message(choice.spoken),
+                "message": assistant_message(choice.spoken),
                 "logprobs": _logprobs(asked, choice),
                 "finish_reason": choice.finish,
             }
@@ -83,10 +83,10 @@ class ChatDialect(Dialect):
         head = _head("chat.completion.chunk", answer)
         for index, choice in enumerate(answer.choices):
             for delta in _deltas(choice.spoken):
-                told = {"index": index, "delta": delta, "finish_reason": None}
+                body = {"index": index, "delta": delta, "finish_reason": None}
                 if asked.logprobs and delta.keys() & {"content"} and "role" not in delta:
-                    told["logprobs"] = _logprobs(asked, choice)
-                yield event({**head, "choices": [told]})
+                    body["logprobs"] = _logprobs(asked, choice)
+                yield event({**head, "choices": [body]})
             yield event({**head, "choices": [{"index": index, "delta": {}, "finish_reason": choice.finish}]})
         if asked.stream_usage:
             yield event({**head, "choices": [], "usage": usage(answer)})
@@ -94,12 +94,12 @@ class ChatDialect(Dialect):
 
 
 def stop_texts(stop: str | list[str] | None) -> tuple[str, ...]:
-    """The texts before which a turn is to end."""
+    """Return the texts before which a turn is to end."""
     return tuple(text for text in ([stop] if isinstance(stop, str) else stop or []) if text)
 
 
 def usage(answer: Answer) -> dict[str, Any]:
-    """The counts of tokens."""
+    """Return the counts of tokens."""
     return {
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.completion_tokens,
@@ -108,8 +108,8 @@ def usage(answer: Answer) -> dict[str, Any]:
     }
 
 
-def said_message(spoken: ChatMessage) -> dict[str, Any]:
-    """An assistant's message as it is told."""
+def assistant_message(spoken: ChatMessage) -> dict[str, Any]:
+    """Return an assistant's message for the client."""
     message: dict[str, Any] = {"role": "assistant", "content": spoken.content}
     if spoken.reasoning:
         message["reasoning_content"] = spoken.reasoning

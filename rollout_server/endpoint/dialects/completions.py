@@ -29,19 +29,19 @@ class Completions(Dialect):
     """OpenAI's text completions."""
 
     def _read(self, body: bytes, recall: Recall) -> Asked:
-        given = _CompletionsBody.parse(body)
-        if given.echo or given.suffix or (given.best_of or 1) > (given.n or 1):
+        request = _CompletionsBody.parse(body)
+        if request.echo or request.suffix or (request.best_of or 1) > (request.n or 1):
             raise ApiError(400, "unsupported", "echo, suffix and best_of: leave them out")
         return Asked(
-            text=given.prompt if isinstance(given.prompt, str) else given.prompt[0],
-            model=given.model,
-            stream=bool(given.stream),
-            stream_usage=bool((given.stream_options or {}).get("include_usage")),
-            token_limit=given.max_tokens,
-            stops=stop_texts(given.stop),
-            choices=given.n or 1,
-            logprobs=given.logprobs is not None,
-            settings=given.settings(),
+            text=request.prompt if isinstance(request.prompt, str) else request.prompt[0],
+            model=request.model,
+            stream=bool(request.stream),
+            stream_usage=bool((request.stream_options or {}).get("include_usage")),
+            token_limit=request.max_tokens,
+            stops=stop_texts(request.stop),
+            choices=request.n or 1,
+            logprobs=request.logprobs is not None,
+            settings=request.settings(),
         )
 
     def whole(self, asked: Asked, answer: Answer) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a dialect is, and what all of them have in common.
+"""The base class of dialects, and their common parts.
 
 Answers are plain data: the classes of OpenAI's and Anthropic's packages read them in the tests, and the node need not
 import those.
@@ -21,7 +21,7 @@ from rollout_server.endpoint.wire import MODEL, Answer, ApiError, Asked, Choice,
 
 MAX_STOPS = 16
 MODEL_CHARACTERS = 200
-"""Of a model's name, which is kept with each answer, and stands in each event of a stream."""
+"""Most characters of a model's name, which is kept with each answer, and stands in each event of a stream."""
 NO_PREFILL = "messages: a prefill is refused: a turn cannot be begun here; end with what the user or a tool says"
 """A policy's turn is sampled as a whole, so that each of its tokens is its own."""
 MAX_CHOICES = 8
@@ -49,7 +49,7 @@ WISHES = (
 """Fields of a request, in whatever dialect, that are recorded and not applied."""
 
 Recall = Callable[[str], "Recalled | None"]
-"""An earlier turn of the episode by its id."""
+"""Finds an earlier turn of the episode by its id."""
 
 
 class RequestBody(BaseModel):
@@ -63,7 +63,7 @@ class RequestBody(BaseModel):
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
-        """Raises BadBody, or ApiError (400) for what is not a request."""
+        """Read a request; raises BadBody, or ApiError (400) for JSON that is not a request."""
         try:
             return cls.model_validate(read_agents_json(body))
         except ValidationError as error:
@@ -72,7 +72,7 @@ class RequestBody(BaseModel):
             raise ApiError(400, "invalid_request", f"{where}: {first['msg']}") from error
 
     def settings(self, **more: Any) -> dict[str, Any]:
-        """The wishes of the request; ``more`` are those that have another form in this dialect, None for none."""
+        """Return the wishes of the request; ``more`` are those with another form in this dialect, None for none."""
         extra = self.model_extra or {}
         named = {name: extra[name] for name in WISHES if extra.get(name) is not None}
         if self.tool_choice not in (None, "auto", {"type": "auto"}):
@@ -81,20 +81,20 @@ class RequestBody(BaseModel):
 
 
 class Dialect(ABC):
-    """One chat API.
+    """A chat API.
 
     Attributes:
-        alive: says in a stream that the answer is on its way; clients pass over it.
+        alive: a stream's sign of life while the answer is on its way; clients pass over it.
     """
 
     alive: bytes = b": the policy is speaking\n\n"
 
     def read(self, body: bytes, recall: Recall) -> Asked:
-        """The call that a request makes.
+        """Read the call that a request makes.
 
         Raises:
             BadBody: it is not JSON.
-            ApiError: it is not a request, or asks for what the policy cannot do.
+            ApiError: it is not a request, or asks for something that the policy cannot do.
         """
         try:
             asked = self._read(body, recall)
@@ -104,44 +104,44 @@ class Dialect(ABC):
 
     @abstractmethod
     def _read(self, body: bytes, recall: Recall) -> Asked:
-        """The same; may raise BadMessages."""
+        """Read the call as :meth:`read` does; may raise BadMessages, too."""
 
     @abstractmethod
     def whole(self, asked: Asked, answer: Answer) -> dict[str, Any]:
-        """The answer to a call that does not stream."""
+        """Return the answer to a call that does not stream."""
 
     @abstractmethod
     def events(self, asked: Asked, answer: Answer) -> Iterator[bytes]:
-        """The same as server-sent events."""
+        """Yield the answer to a call that streams, as server-sent events."""
 
     def counted(self, tokens: int) -> dict[str, Any]:
-        """How many tokens a call would have, where there is a route that counts them."""
+        """Return the answer of a route that counts the tokens of a call."""
         return {"input_tokens": tokens}
 
     def refusal(self, error: ApiError) -> dict[str, Any]:
-        """The body of a refusal; this one is in OpenAI's shape."""
+        """Return the body of a refusal; this one is in OpenAI's shape."""
         kind = {401: "authentication_error", 429: "rate_limit_error"}.get(error.status, "invalid_request_error")
         kind = "server_error" if error.status >= 500 else kind
         return {"error": {"message": str(error), "type": kind, "param": None, "code": error.code}}
 
     def failure(self, error: ApiError) -> bytes:
-        """A refusal that stands in a stream, which has begun."""
+        """Return the event of a refusal in a stream that has begun."""
         return event(self.refusal(error))
 
 
 def event(data: Mapping[str, Any], name: str | None = None) -> bytes:
-    """One server-sent event."""
+    """Return a server-sent event."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
 def arguments_text(arguments: Mapping[str, Any]) -> str:
-    """A call's arguments as the text in which they are sent."""
+    """Return a call's arguments as the text in which they are sent."""
     return json.dumps(arguments, ensure_ascii=False)
 
 
 def token_logprobs(choice: Choice) -> list[dict[str, Any]]:
-    """The sampled tokens in OpenAI's words: text, bytes where the text is whole characters, log-prob."""
+    """Return the sampled tokens in OpenAI's form: text, bytes where the text is whole characters, log-prob."""
     return [
         {
             "token": text,
@@ -154,18 +154,18 @@ def token_logprobs(choice: Choice) -> list[dict[str, Any]]:
 
 
 def function_tool(name: str, description: object, parameters: object) -> dict[str, Any]:
-    """A tool in the form in which the policy is offered it."""
-    given = {"description": description, "parameters": parameters}
-    return {"type": "function", "function": {"name": name, **{key: value for key, value in given.items() if value}}}
+    """Return a tool in the form in which the policy gets it."""
+    fields = {"description": description, "parameters": parameters}
+    return {"type": "function", "function": {"name": name, **{key: value for key, value in fields.items() if value}}}
 
 
 @dataclass(frozen=True)
 class OfferedTools:
     """The tools of a request.
 
-    ``offered`` are those that the policy is offered, in the form in which it is; ``loadable`` those by name that it is
-    told of once the agent refers to them. ``others`` are the kinds of those that only the API's own maker has, as a
-    setting: the policy is not offered them.
+    ``offered`` are the tools that the policy gets, in its form; ``loadable`` are those, by name, that it gets once the
+    agent refers to them. ``others`` are the kinds of tools that only the API's own maker has, as a setting: the policy
+    does not get them.
     """
 
     offered: list[dict[str, Any]]
@@ -174,29 +174,29 @@ class OfferedTools:
 
 
 def offered_tools(
-    given: Iterable[dict[str, Any]], kind: str, default: str | None, parameters: str, agent_searches: bool
+    tools: Iterable[dict[str, Any]], kind: str, default: str | None, parameters: str, agent_searches: bool
 ) -> OfferedTools:
     """Read the tools of a request.
 
     Args:
-        kind: of the tools that an agent answers itself, ``default`` that of a tool that names none.
+        kind: the kind of the tools that an agent answers itself; ``default`` is the kind of a tool that names none.
         parameters: the key that holds a tool's JSON schema.
-        agent_searches: tools that are to be loaded later are found by the agent. Where the API's maker would search,
-            they are offered at once.
+        agent_searches: the agent finds the tools that are to be loaded later. Where the API's maker would search, they
+            are offered at once.
 
     Raises:
         BadMessages: a tool has no name, or cannot be written for the policy.
     """
     offered, loadable, others = [], dict[str, dict[str, Any]](), set()
-    for number, tool in enumerate(given):
+    for number, tool in enumerate(tools):
         if (of := tool.get("type", default)) != kind:
             others.add(str(of))
         elif isinstance(name := tool.get("name"), str):
-            read = function_tool(name, tool.get("description"), tool.get(parameters))
+            function = function_tool(name, tool.get("description"), tool.get(parameters))
             if tool.get("defer_loading") is True and agent_searches:
-                loadable[name] = read
+                loadable[name] = function
             else:
-                offered.append(read)
+                offered.append(function)
         else:
             raise BadMessages(f"tools.{number}: a tool has a name and {parameters}")
     check_tools([*offered, *loadable.values()])

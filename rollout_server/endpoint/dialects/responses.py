@@ -25,7 +25,7 @@ from rollout_server.endpoint.wire import Answer, ApiError, Asked, Choice
 
 LOGPROBS = "message.output_text.logprobs"
 SEARCH = "tool_search"
-"""The name by which the policy is offered an agent's search for tools."""
+"""The name that an agent's search for tools has for the policy."""
 SUMMARISE = (
     "Summarise this conversation for yourself: what was asked, what was done and found out, and what is left to do. "
     "Answer with the summary alone: it takes the place of all that stands before it."
@@ -49,33 +49,33 @@ class _ResponsesBody(RequestBody):
 
 
 class Responses(Dialect):
-    """OpenAI's responses. Earlier answers of the episode can be referred to by their ids."""
+    """OpenAI's responses. A call can refer to earlier answers of the episode by their ids."""
 
     def _read(self, body: bytes, recall: Recall) -> Asked:
-        given = _ResponsesBody.parse(body)
-        if given.conversation is not None or given.prompt is not None or given.background:
+        request = _ResponsesBody.parse(body)
+        if request.conversation is not None or request.prompt is not None or request.background:
             why = "conversation, prompt and background: send the items, and wait for the answer"
             raise ApiError(400, "unsupported", why)
-        searches = [tool for tool in given.tools or [] if tool.get("type") == "tool_search"]
+        searches = [tool for tool in request.tools or [] if tool.get("type") == "tool_search"]
         agent_searches = any(tool.get("execution") == "client" for tool in searches)
-        flat = list(_flat(given.tools or [], agent_searches))
+        flat = list(_flat(request.tools or [], agent_searches))
         tools = offered_tools([tool for tool, _ in flat], "function", None, "parameters", agent_searches)
-        items = [{"role": "user", "content": given.input}] if isinstance(given.input, str) else given.input
-        said = [*_before(given.previous_response_id, recall), *_read_items(items, recall)]
-        if not said:
+        items = [{"role": "user", "content": request.input}] if isinstance(request.input, str) else request.input
+        messages = [*_before(request.previous_response_id, recall), *_read_items(items, recall)]
+        if not messages:
             raise BadMessages("input must hold at least one item")
-        form = (given.text or {}).get("format")
+        form = (request.text or {}).get("format")
         return Asked(
-            said=tuple(said),
-            instructions=given.instructions,
+            said=tuple(messages),
+            instructions=request.instructions,
             tools=tools.offered,
-            called_as={tool["name"]: called for tool, called in (*flat, *_flat(_found(items))) if called},
+            called_as={tool["name"]: called for tool, called in (*flat, *_flat(_searched_tools(items))) if called},
             compacts=any(item.get("type") == "compaction_trigger" for item in items),
-            model=given.model,
-            stream=bool(given.stream),
-            token_limit=given.max_output_tokens,
-            logprobs=LOGPROBS in (given.include or []),
-            settings=given.settings(
+            model=request.model,
+            stream=bool(request.stream),
+            token_limit=request.max_output_tokens,
+            logprobs=LOGPROBS in (request.include or []),
+            settings=request.settings(
                 response_format=None if form in (None, {"type": "text"}) else form, tools=tools.others
             ),
         )
@@ -111,39 +111,39 @@ class Responses(Dialect):
     def events(self, asked: Asked, answer: Answer) -> Iterator[bytes]:
         numbers, whole = count(), self.whole(asked, answer)
 
-        def told(kind: str, **data: Any) -> bytes:
+        def numbered(kind: str, **data: Any) -> bytes:
             kind = f"response.{kind}"
             return event({"type": kind, "sequence_number": next(numbers), **data}, kind)
 
-        begun = {**whole, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
-        yield told("created", response=begun)
-        yield told("in_progress", response=begun)
+        start = {**whole, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+        yield numbered("created", response=start)
+        yield numbered("in_progress", response=start)
         for index, item in enumerate(whole["output"]):
             place = {"output_index": index, "item_id": item["id"]}
-            yield told("output_item.added", output_index=index, item=_begun(item))
+            yield numbered("output_item.added", output_index=index, item=_begun(item))
             for kind, data in _streamed(item):
-                yield told(kind, **place, **data)
-            yield told("output_item.done", output_index=index, item=item)
-        yield told(whole["status"], response=whole)
+                yield numbered(kind, **place, **data)
+            yield numbered("output_item.done", output_index=index, item=item)
+        yield numbered(whole["status"], response=whole)
 
     def failure(self, error: ApiError) -> bytes:
-        told = {"code": error.code, "message": str(error), "param": None}
-        return event({"type": "error", "sequence_number": 0, **told}, "error")
+        fields = {"code": error.code, "message": str(error), "param": None}
+        return event({"type": "error", "sequence_number": 0, **fields}, "error")
 
 
 def _before(response_id: str | None, recall: Recall) -> Sequence[ChatMessage]:
-    """The conversation up to an earlier answer, and that answer."""
+    """Return the conversation up to an earlier answer, and that answer."""
     if response_id is None:
         return ()
-    found = _RESPONSE.fullmatch(response_id)
-    known = recall(found[1]) if found else None
-    if known is None:
+    match = _RESPONSE.fullmatch(response_id)
+    recalled = recall(match[1]) if match else None
+    if recalled is None:
         raise ApiError(404, "previous_response_not_found", f"no response {response_id[:40]!r} in this episode")
-    return [*known.said, known.spoken]
+    return [*recalled.said, recalled.spoken]
 
 
 def _read_items(items: Sequence[dict[str, Any]], recall: Recall) -> Iterator[ChatMessage]:
-    """Messages; thought, message and calls of an assistant that follow each other are one turn."""
+    """Yield messages; thought, message and calls of an assistant that follow each other are one turn."""
     turn: ChatMessage | None = None
     for number, item in enumerate(items):
         where = f"input[{number}]"
@@ -151,49 +151,49 @@ def _read_items(items: Sequence[dict[str, Any]], recall: Recall) -> Iterator[Cha
             item = _referred(item.get("id"), where, recall)
         match item:
             case {"type": "reasoning"}:
-                part = ChatMessage("assistant", "")
+                message = ChatMessage("assistant", "")
             case {"type": "function_call", "name": str(name)} | {"type": "tool_search_call" as name}:
                 named = SEARCH if name == "tool_search_call" else _joined(item.get("namespace"), name)
                 call = read_call(named, item.get("arguments"), where)
-                part = ChatMessage("assistant", "", (call,), call_ids=_of_call(item))
+                message = ChatMessage("assistant", "", (call,), call_ids=_call_ids(item))
             case {"type": "function_call_output"}:
-                part = ChatMessage("tool", read_heard(item.get("output"), where), call_ids=_of_call(item))
-            case {"type": "tool_search_output", "tools": list(found)}:
-                part = ChatMessage("tool", _loaded(found), call_ids=_of_call(item))
+                message = ChatMessage("tool", read_heard(item.get("output"), where), call_ids=_call_ids(item))
+            case {"type": "tool_search_output", "tools": list(tools)}:
+                message = ChatMessage("tool", _loaded(tools), call_ids=_call_ids(item))
             case {"type": "compaction_trigger"}:
-                part = ChatMessage("user", SUMMARISE)
+                message = ChatMessage("user", SUMMARISE)
             case {"type": "compaction", "encrypted_content": str(summary)}:
-                part = ChatMessage("user", f"{SUMMARY}\n{summary}")
+                message = ChatMessage("user", f"{SUMMARY}\n{summary}")
             case {"type": "message"} | {"role": _}:
-                part = read_message({"role": item.get("role"), "content": item.get("content")}, where)
+                message = read_message({"role": item.get("role"), "content": item.get("content")}, where)
             case _:
                 kind = str(item.get("type"))[:40]
                 raise BadMessages(f"{where} is of type {kind!r}; the policy reads messages, calls and their outputs")
-        begins = part.role != "assistant" or item.get("type") == "reasoning" or not part.calls
-        if turn is not None and begins and (part.role != "assistant" or turn.content or turn.calls):
+        begins = message.role != "assistant" or item.get("type") == "reasoning" or not message.calls
+        if turn is not None and begins and (message.role != "assistant" or turn.content or turn.calls):
             yield turn
             turn = None
-        if part.role != "assistant":
-            yield part
+        if message.role != "assistant":
+            yield message
         elif turn is None:
-            turn = part
+            turn = message
         else:
-            text = turn.content or part.content
-            turn = ChatMessage("assistant", text, turn.calls + part.calls, call_ids=turn.call_ids + part.call_ids)
+            text = turn.content or message.content
+            turn = ChatMessage("assistant", text, turn.calls + message.calls, call_ids=turn.call_ids + message.call_ids)
     if turn is not None:
         yield turn
 
 
-def _of_call(item: dict[str, Any]) -> tuple[str]:
+def _call_ids(item: dict[str, Any]) -> tuple[str]:
     return (call_id(item.get("call_id")),)
 
 
 def _referred(name: object, where: str, recall: Recall) -> dict[str, Any]:
-    """The item of an earlier answer that has this id."""
-    found = _ITEM.fullmatch(str(name))
-    known = recall(found[2]) if found else None
-    if found and known:
-        kind, place, spoken = found[1], int(found[3] or 0), known.spoken
+    """Return the item of an earlier answer that has this id."""
+    match = _ITEM.fullmatch(str(name))
+    recalled = recall(match[2]) if match else None
+    if match and recalled:
+        kind, place, spoken = match[1], int(match[3] or 0), recalled.spoken
         if kind == "rs":
             return {"type": "reasoning"}
         if kind == "msg":
@@ -206,7 +206,7 @@ def _referred(name: object, where: str, recall: Recall) -> dict[str, Any]:
 
 
 def _flat(tools: Iterable[Any], agent_searches: bool = False) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
-    """The tools, those of namespaces and the agent's own search as functions, and how a call of each is told."""
+    """Yield each tool, those of namespaces and the agent's search as functions, and fields that its calls change."""
     for tool in tools:
         match tool:
             case {"type": "namespace", "name": str(namespace), "tools": list(inner)}:
@@ -230,22 +230,22 @@ def _joined(namespace: object, name: str) -> str:
     return f"{namespace}{'' if namespace.endswith('__') else '__'}{name}"
 
 
-def _found(items: Iterable[dict[str, Any]]) -> Iterator[Any]:
-    """The tools that an agent's searches have found."""
+def _searched_tools(items: Iterable[dict[str, Any]]) -> Iterator[Any]:
+    """Yield the tools that an agent's searches have found."""
     for item in items:
         if item.get("type") == "tool_search_output" and isinstance(tools := item.get("tools"), list):
             yield from tools
 
 
-def _loaded(found: Iterable[Any]) -> str:
-    """What a search for tools has found, as the policy is told of it."""
-    flat = [tool for tool, _ in _flat(found)]
+def _loaded(searched: Iterable[Any]) -> str:
+    """Return the policy's text for the tools that a search has found."""
+    flat = [tool for tool, _ in _flat(searched)]
     tools = offered_tools(flat, "function", None, "parameters", agent_searches=False).offered
     return "\n".join(loaded_tool(tool["function"]["name"], tool) for tool in tools) or "No tool was found."
 
 
 def _compaction(choice: Choice) -> dict[str, Any]:
-    """A summary as the item that takes the place of what it sums up."""
+    """Return a summary as the item that takes the place of the history."""
     return {"id": f"cmp_{choice.turn_id}", "type": "compaction", "encrypted_content": choice.spoken.content}
 
 
@@ -256,8 +256,8 @@ def _items(choice: Choice, asked: Asked) -> list[dict[str, Any]]:
         thought = [{"type": "reasoning_text", "text": spoken.reasoning}]
         items.append({"id": f"rs_{turn_id}", "type": "reasoning", "summary": [], "content": thought, "status": status})
     if spoken.content or not spoken.calls:
-        told = token_logprobs(choice) if asked.logprobs else []
-        text = {"type": "output_text", "text": spoken.content, "annotations": [], "logprobs": told}
+        logprobs = token_logprobs(choice) if asked.logprobs else []
+        text = {"type": "output_text", "text": spoken.content, "annotations": [], "logprobs": logprobs}
         message = {"id": f"msg_{turn_id}", "type": "message", "role": "assistant", "content": [text]}
         items.append({**message, "status": status})
     for place, call in enumerate(spoken.calls):
@@ -269,7 +269,7 @@ def _items(choice: Choice, asked: Asked) -> list[dict[str, Any]]:
 
 
 def _begun(item: dict[str, Any]) -> dict[str, Any]:
-    """An item as it begins."""
+    """Return an item as it begins."""
     match item["type"]:
         case "compaction" | "tool_search_call":
             return item
@@ -279,7 +279,7 @@ def _begun(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _streamed(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(kind, data) of the events between an item's beginning and its end."""
+    """Yield (kind, data) of the events between an item's beginning and its end."""
     if item["type"] == "function_call":
         yield "function_call_arguments.delta", {"delta": item["arguments"]}
         yield "function_call_arguments.done", {"arguments": item["arguments"], "name": item["name"]}

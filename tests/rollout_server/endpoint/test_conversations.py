@@ -12,7 +12,7 @@ from model_families.chat import open_chat
 from model_families.chat.format import ReadTurn
 from model_families.chat.messages import spoken_message
 from rollout_server.endpoint.conversations import Conversations
-from rollout_server.endpoint.dialects.chat import said_message
+from rollout_server.endpoint.dialects.chat import assistant_message
 from rollout_server.endpoint.messages import read_messages
 from rollout_server.inference.router import Generation
 from support.chat_tokenizers import write_llama3, write_qwen3
@@ -61,7 +61,7 @@ class Policy:
         spoken = replace(spoken, call_ids=tuple(f"call_own_{number}_{n}" for n in range(len(spoken.calls))))
         self.tree.add(prompt, spoken, turn, number, generation)
         self.served.append((prompt.token_ids, generation))
-        return said_message(spoken)
+        return assistant_message(spoken)
 
     def ask(self, messages, text=None):
         return self.end(self.begin(messages), text)
@@ -122,7 +122,7 @@ def test_a_harness_that_leaves_out_the_thinking_is_known(formats, name, sequence
         spoken = spoken_message(turn.answer, True, turn.reasoning)
         policy.tree.add(prompt, spoken, turn, number, generation)
         policy.served.append((prompt.token_ids, generation))
-        told = said_message(spoken)
+        told = assistant_message(spoken)
         assert told.get("reasoning_content") == (None if name == "llama3" else "hm")
         messages += [{"role": "assistant", "content": told["content"]}, {"role": "user", "content": f"go on {number}"}]
     assert [len(segment.turns) for segment in check(policy)] == [4 // sequences] * sequences

@@ -58,7 +58,7 @@ def test_thought_before_a_call_stays_before_it():
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        ({"role": "function", "content": "3"}, "role 'function' is none of"),
+        ({"role": "function", "content": "3"}, "role 'function' is not one of"),
         ({"content": "3"}, "role None"),
         ({"role": "user", "content": 3}, r"messages\[0\].content must be text"),
         ({"role": "assistant", "content": [{"type": "image_url"}]}, "the policy reads text only"),

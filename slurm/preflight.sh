@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One node's check before a job starts on it: preflight.sh RUN_DIR [NODE...], which must be found by name. The last line of output says what is wrong.
+# Checks a node before a job starts on it: preflight.sh RUN_DIR [NODE...]; each NODE must resolve by its name. The last line of output names the problem.
 set -uo pipefail
 
 # shellcheck source=slurm/site.sh

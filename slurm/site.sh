@@ -1,19 +1,19 @@
 # Site settings: the one file to edit before the first sbatch. Sourced by the sbatch scripts, on every node.
 # shellcheck shell=bash
-# Account, partition and time limit are given to sbatch itself (or as SBATCH_ACCOUNT, SBATCH_PARTITION, SBATCH_TIMELIMIT).
+# Give account, partition and time limit to sbatch itself (or as SBATCH_ACCOUNT, SBATCH_PARTITION, SBATCH_TIMELIMIT).
 
 # Folder that every node sees: code, environments, model, dataset and runs live under it.
 : "${LOOP_HOME:=${SLURM_SUBMIT_DIR:-$PWD}}"
-# Where runs go: <RUNS>/<run name>/.
+# Folder of runs: <RUNS>/<run name>/.
 : "${LOOP_RUNS:=$LOOP_HOME/runs}"
 # GPUs a node must have; 0 on a cluster of CPUs (the tests' cluster is one).
 : "${LOOP_GPUS_PER_NODE:=8}"
-# How many of a training job's nodes train, each with a copy of the model.
+# Number of a training job's nodes that train, each with a copy of the model.
 : "${LOOP_TRAINER_NODES:=1}"
-# Port of the rollout node, and that on which trainers of several nodes meet; one on a single node takes a free one.
+# Port of the rollout node, and the one at which trainers of several nodes meet; on a single node it is any free port.
 : "${LOOP_NODE_PORT:=8700}"
 : "${LOOP_TRAINER_PORT:=29500}"
-# How often a job may requeue itself (USR1, sent before the time limit); what Slurm requeues by itself is not counted.
+# Most times that a job requeues itself (USR1, sent before the time limit); Slurm's own requeues do not count.
 : "${LOOP_MAX_REQUEUES:=20}"
 # Seconds a node has for its preflight: importing torch and vLLM from a cold shared file system can take minutes.
 : "${LOOP_PREFLIGHT_TIMEOUT:=300}"
@@ -25,7 +25,7 @@
 # an hour needs both lower: LOOP_SAVE_TIMEOUT=240 and --signal=B:USR1@360.
 : "${LOOP_SAVE_TIMEOUT:=1200}"
 
-# Seconds for which a controller that is away (a restart, a failover, an upgrade) is asked again.
+# Seconds for which a job asks a controller again that is away (a restart, a failover, an upgrade).
 : "${LOOP_CONTROLLER_TIMEOUT:=900}"
 # Seconds for which a requeued job waits for its earlier attempt, if that lives on a node which Slurm does not hear any more.
 # At least the cluster's SlurmdTimeout.

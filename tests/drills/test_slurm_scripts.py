@@ -477,7 +477,7 @@ def test_a_variable_that_an_allocation_lacks_is_not_needed(programs, script, lac
     done = batch(script, "run", "config", without=lacks)
     assert (done.returncode, "unbound" in done.stderr) == (0, False), done.stderr
     outside = batch(script, "run", "config", without="SLURM_JOB_ID")
-    said = "this is no job of Slurm's: give the script to sbatch, or run it within salloc\n"
+    said = "this is not a Slurm job: give the script to sbatch, or run it within salloc\n"
     assert (outside.returncode, outside.stderr) == (64, said)
 
 

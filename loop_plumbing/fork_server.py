@@ -38,7 +38,7 @@ from loop_plumbing.breakage import error_line
 MAX_MESSAGE = 1 << 16
 MAX_LINE = 64 << 20
 """Most bytes of one answer of a process."""
-TOO_LONG = b'{"raised": "its result is too long"}\n'
+TOO_LONG_ANSWER = b'{"raised": "its result is too long"}\n'
 
 
 class DeadlinePassed(Exception):
@@ -82,7 +82,7 @@ def answers(make: Callable[[], Answering]) -> Callable[[socket.socket], None]:
             for line in requests:
                 answer = json.dumps(answering(json.loads(line))).encode() + b"\n"
                 sys.stdout.flush()
-                rest = memoryview(answer if len(answer) < MAX_LINE else TOO_LONG)
+                rest = memoryview(answer if len(answer) < MAX_LINE else TOO_LONG_ANSWER)
                 while rest:
                     rest = rest[os.write(requests.fileno(), rest) :]
 

@@ -29,8 +29,8 @@ a request could meet its end; short, because each takes a file descriptor."""
 MAX_STRANGERS = 512
 """More connections than an event loop accepts before it reads from them (twice the backlog of 128)."""
 LEAST_STRANGERS = 16
-MOST_OF_A_KEY = 64
-"""Connections by the key of an agent; twice the calls that it may make at once."""
+MAX_CONNECTIONS_OF_KEY = 64
+"""Twice the calls that an agent may make at once by its key."""
 FEWEST_FILES = 256
 """Files that a server has open whatever it serves: logs, uploads, clients."""
 
@@ -101,7 +101,7 @@ def trust_client(request: web.Request, key: str | None = None) -> None:
     """Mark the connection of this request as trusted: it has shown a token.
 
     Args:
-        key: the token, where it is an agent's: it has :data:`MOST_OF_A_KEY` connections at most.
+        key: the token, where it is an agent's: it has :data:`MAX_CONNECTIONS_OF_KEY` connections at most.
     """
     own = request.protocol
     if not isinstance(own, _ServedConnection):
@@ -111,7 +111,7 @@ def trust_client(request: web.Request, key: str | None = None) -> None:
     if is_new:
         others = [other for other in _connections(own.server) if other.key == key and other is not own]
         idle_first = sorted(others, key=lambda other: other.is_answered)
-        for other in idle_first[: max(0, len(others) + 1 - min(MOST_OF_A_KEY, _files_for(8)))]:
+        for other in idle_first[: max(0, len(others) + 1 - min(MAX_CONNECTIONS_OF_KEY, _files_for(8)))]:
             other.force_close()
 
 

@@ -42,8 +42,8 @@ RECORDS_PER_READ = 16
 MAX_DIGITS = 9
 """Most digits of a whole number in a path or query."""
 
-ALWAYS = ("/metrics", "/v1/status")
-EARLY = (*ALWAYS, "/v1/servers/sleep", "/v1/servers/wake")
+ALWAYS_ROUTES = ("/metrics", "/v1/status")
+EARLY_ROUTES = (*ALWAYS_ROUTES, "/v1/servers/sleep", "/v1/servers/wake")
 """Routes that answer before the node is ready: servers may wait for the trainer's turn to end, and "wake" ends it."""
 
 NODE: web.AppKey[Node] = web.AppKey("node", Node)
@@ -139,7 +139,7 @@ def _authentication(token: str, exempt: Set[str], not_served: Callable[[web.Requ
         if resource is None and node.endpoint is None:
             return not_served(request)
         usable = node.ready and node.failure is None
-        if not usable and request.path not in (EARLY if node.failure is None else ALWAYS):
+        if not usable and request.path not in (EARLY_ROUTES if node.failure is None else ALWAYS_ROUTES):
             raise _not_ready(node)
         return await handler(request)
 

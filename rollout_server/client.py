@@ -310,8 +310,8 @@ class RolloutClient:
 class RolloutStream:
     """Iterates over a collection: yields :class:`Rollout` and, in between, :class:`Progress`.
 
-    ``cursor`` is that of the last rollout yielded, ``end`` is set once the iteration is over. A dropped connection is
-    taken up again at the cursor.
+    ``cursor`` is that of the last rollout yielded, ``end`` is set once the iteration is over. After a dropped
+    connection the stream goes on at the cursor.
 
     Raises (while iterating):
         CollectionFailed: it failed or was cancelled; raised after all finished rollouts have been yielded.

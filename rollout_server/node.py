@@ -47,9 +47,8 @@ logger = logging.getLogger(__name__)
 
 MAX_OPEN_COLLECTIONS = 1024
 """Each may be one group of a stream."""
-COLLECTIONS_KEPT, COLLECTIONS_SHOWN = 200, 20
-"""Most ended collections in memory, and most collections in the status."""
-RETRIED = ("failed", "cancelled")
+MAX_ENDED_COLLECTIONS, MAX_SHOWN_COLLECTIONS = 200, 20
+RETRIED_ENDS = ("failed", "cancelled")
 """Ends after which a collection that is asked for again goes on."""
 STOP_DEADLINE_S = 90.0
 DRAIN_S = 60.0
@@ -242,7 +241,7 @@ class Node:
             "environment": asdict(self.pool.status()),
             "router": asdict(self.router.counters),
             "servers": self.servers.status(),
-            "collections": self.collections()[-COLLECTIONS_SHOWN:],
+            "collections": self.collections()[-MAX_SHOWN_COLLECTIONS:],
         }
 
     def collections(self) -> list[dict[str, Any]]:
@@ -266,7 +265,7 @@ class Node:
             run = self._runs.get(request.id)
             if run is not None and run.request != request:
                 raise self._conflict(request.id)
-            if run is not None and run.state not in RETRIED:
+            if run is not None and run.state not in RETRIED_ENDS:
                 return run
             if run is None and await beside(StoredCollection.exists, self._folder, request.id):
                 stored = await beside(StoredCollection, self._folder, request.id)
@@ -325,7 +324,7 @@ class Node:
         model: str | None = None
         try:
             stored = await beside(load)
-            if stored.end is None or (retry and stored.end.reason in RETRIED):
+            if stored.end is None or (retry and stored.end.reason in RETRIED_ENDS):
                 model = self._check(request)
                 await beside(stored.begin, request)
         except OSError as error:
@@ -341,7 +340,7 @@ class Node:
     def _forget_ended(self) -> None:
         """Keep the newest collections that have ended; the others are on disk, and a request with branches is large."""
         ended = [name for name, run in self._runs.items() if run.idle and not (run.unwritten or run.unheld)]
-        for name in ended[:-COLLECTIONS_KEPT]:
+        for name in ended[:-MAX_ENDED_COLLECTIONS]:
             del self._runs[name]
 
     def _check(self, request: CollectionRequest) -> str | None:
@@ -367,14 +366,14 @@ class Node:
     def _check_branch(self, branch: Branch) -> None:
         """Refuse a rollout of another world or of another tokenizer, which no replay would bring back."""
         if isinstance(self.pool, ProgramPool):
-            raise RequestError(400, "the episodes of a program cannot be gone on from: it would have to be replayed")
+            raise RequestError(400, "a program's episodes cannot be continued: the program would have to be replayed")
         if branch.dataset != self.pool.dataset:
             raise RequestError(400, f"{branch.rollout_id} is of dataset {branch.dataset}, not {self.pool.dataset}")
         longer = self.tokens.overfill((message.content for message in branch.opening), len(branch.token_ids))
         opening = [] if longer else self.tokens.prompt(branch.opening)
         if longer or branch.token_ids[: len(opening)] != opening:
             reason = "its first token_ids are not its opening in this model's tokenizer"
-            raise RequestError(400, f"{branch.rollout_id} cannot be gone on from here: {reason}")
+            raise RequestError(400, f"{branch.rollout_id} cannot be continued here: {reason}")
 
     def _attempt(
         self, key: EpisodeKey, draw: int, request: CollectionRequest, model: str | None, start: BranchStart | None

@@ -24,7 +24,7 @@ from loop_formats.collection_request import (
 from loop_formats.ids import rollout_id
 from loop_formats.rollout import BRANCH_DIFFERS, REQUEST_REFUSED
 
-REDRAWN = frozenset({"bad_logprob"})
+REDRAWN_REASONS = frozenset({"bad_logprob"})
 """Failure reasons after which the same seeds would sample the same useless tokens."""
 
 
@@ -146,7 +146,7 @@ class Collector:
         """Return the number of the attempt's draw: part of its seed.
 
         Attempts that failed are repeated with the same seeds: an agent must not get another draw by failing. Only
-        sampled tokens that were themselves unusable (:data:`REDRAWN`) are drawn anew.
+        sampled tokens that were themselves unusable (:data:`REDRAWN_REASONS`) are drawn anew.
         """
         return self._item(key).draws[key.index]
 
@@ -189,7 +189,7 @@ class Collector:
         if not gone.refused:
             self.failures[reason] += 1
             state.failures += 1
-            state.draws[key.index] += reason in REDRAWN
+            state.draws[key.index] += reason in REDRAWN_REASONS
             if reason != REQUEST_REFUSED and self.attempts_before(key) + 1 < self.request.attempts:
                 state.waiting.appendleft(EpisodeKey(key.task_id, key.index, key.attempt + 1))
                 self._note(state)
@@ -244,7 +244,7 @@ class Collector:
 
     @property
     def _possible(self) -> int:
-        """Rollouts asked for, less those that are gone."""
+        """Requested rollouts, less those that are gone."""
         return self._asked_for - len(self._refused) - len(self.lost)
 
     @property

@@ -39,7 +39,7 @@ from rollout_server.collecting.rollout_log import AppendLog, beside
 
 logger = logging.getLogger(__name__)
 
-GRADED = ("complete", "early_stop")
+GRADED_ENDS = ("complete", "early_stop")
 """Ends of a collection at which the groups that still wait are graded; after others the collection may go on."""
 
 NewAttempt = Callable[[EpisodeKey, int, CollectionRequest, str | None, BranchStart | None], Attempt]
@@ -121,7 +121,7 @@ class StoredCollection:
     @property
     def _is_graded(self) -> bool:
         """True once its groups are graded, and no episode will come later."""
-        return self.end is not None and self.end.reason in GRADED and not self.end.lost
+        return self.end is not None and self.end.reason in GRADED_ENDS and not self.end.lost
 
     def _visit_held(self, record: Any) -> bool:
         match record:
@@ -347,7 +347,7 @@ class CollectionRun:
 
     async def _grade_if_whole(self, key: EpisodeKey) -> None:
         """Grade the group of a rollout that is finished or lost, if it was the last; others are graded at the end."""
-        if self.stored.held and self.collector.is_whole(key) and self.collector.outcome in (None, *GRADED):
+        if self.stored.held and self.collector.is_whole(key) and self.collector.outcome in (None, *GRADED_ENDS):
             try:
                 await self._grade_group(key.task_id, self.collector.group(key))
             except OSError as error:
@@ -441,7 +441,7 @@ class CollectionRun:
     async def _finish(self) -> None:
         assert self.collector.outcome is not None, "asked for once it is known"
         outcome, why = self.collector.outcome, self.collector.error
-        if outcome in GRADED:
+        if outcome in GRADED_ENDS:
             try:
                 await self._grade_rest()
             except Exception as error:  # else the collection would never end
@@ -463,7 +463,7 @@ class CollectionRun:
         if warning := failures_warning(end.finished, end.failures, end.failures_by_task):
             logger.warning("collection %s: %s", self.request.id, warning)
         await self._note_end(end)
-        if outcome in GRADED and self.stored.held and not end.lost:
+        if outcome in GRADED_ENDS and self.stored.held and not end.lost:
             await beside(self.stored.drop_held)
         logger.info("collection %s ended: %s", self.request.id, end)
         self._notify()

@@ -13,14 +13,12 @@ from typing import Any, TypeVar
 from rollout_server.endpoint.wire import RETRY_AFTER_S, Answer, ApiError, episode_over
 
 MAX_CALLS_AT_ONCE = 32
-MOST_BYTES_AT_ONCE = 32 << 20
-"""Most bytes of the requests that are being read, together."""
+MAX_BYTES_BEING_READ = 32 << 20
 READ_AT_ONCE = 20_000
 """Bytes of a request up to which it is read, and its prompt encoded, in the event loop; more would hold up others."""
 READERS = ThreadPoolExecutor(2, "request")
 """The threads for larger requests: apart from all others, so that no agent keeps the logs or a world waiting."""
-MOST_REFUSED = 1024
-"""Most refused calls that are remembered."""
+MAX_REMEMBERED_REFUSALS = 1024
 T = TypeVar("T")
 
 
@@ -87,8 +85,8 @@ class Calls:
             nonlocal own
             own += size
             self._bytes += size
-            if self._bytes > MOST_BYTES_AT_ONCE:
-                message = f"requests of more than {MOST_BYTES_AT_ONCE} bytes are being read"
+            if self._bytes > MAX_BYTES_BEING_READ:
+                message = f"requests of more than {MAX_BYTES_BEING_READ} bytes are being read"
                 raise ApiError(429, "too_many_calls", message, RETRY_AFTER_S)
 
         if self.requests >= MAX_CALLS_AT_ONCE:
@@ -133,7 +131,7 @@ class Calls:
                 call = self._made[identity] = Call(self.begin(work()))
             except ApiError:
                 self._refused[identity] += 1
-                if len(self._refused) > MOST_REFUSED:
+                if len(self._refused) > MAX_REMEMBERED_REFUSALS:
                     del self._refused[next(iter(self._refused))]
                 raise
         else:

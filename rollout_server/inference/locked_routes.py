@@ -13,11 +13,11 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-OPEN = ("/health", "/metrics", "/version")
+OPEN_ROUTES = ("/health", "/metrics", "/version")
 
 
 class NeedsKey:
-    """Answers 401 on every route but :data:`OPEN` to a request without the server's key (``VLLM_API_KEY``).
+    """Answers 401 on every route but :data:`OPEN_ROUTES` to a request without the server's key (``VLLM_API_KEY``).
 
     Plain ASGI, so that vLLM hears of a client that has gone, and aborts its request, as without it.
     """
@@ -27,7 +27,7 @@ class NeedsKey:
         self._expected = f"Bearer {os.environ['VLLM_API_KEY']}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in ("http", "websocket") and scope["path"] not in OPEN:
+        if scope["type"] in ("http", "websocket") and scope["path"] not in OPEN_ROUTES:
             header = Headers(scope=scope).get("authorization", "").encode()
             if not hmac.compare_digest(header, self._expected):
                 return await JSONResponse({"error": "missing or wrong key"}, 401)(scope, receive, send)

@@ -41,8 +41,7 @@ FULL_KV = 0.9
 """A server whose KV cache is so full gets no episode for the sake of its cached prefix, which it evicts next."""
 UNEVEN = 1.25
 """Nor does a server that has all episodes it samples at a time, and so many times an equal share of them."""
-MOST_HOMES = 10_000
-"""Most tasks whose last server is remembered."""
+MAX_REMEMBERED_TASKS = 10_000
 
 
 class ServerUnavailable(RuntimeError):
@@ -160,7 +159,7 @@ class Router:
             chosen = min(candidates, key=lambda s: (self.crowding(s), len(self._own_work(s).episodes), s.index))
         if task:
             self._homes[task] = chosen
-            if len(self._homes) > MOST_HOMES:
+            if len(self._homes) > MAX_REMEMBERED_TASKS:
                 del self._homes[next(iter(self._homes))]
         if pinned is not None:
             self.counters.moved_episodes += 1

@@ -27,7 +27,7 @@ BASE_DIGEST = "base_model_digest"
 config."""
 
 # The integer type to view an element as, and its exponent bits: all set means an infinity or a NaN.
-FLOATS: dict[str, tuple[type, int]] = {
+FLOAT_TYPES: dict[str, tuple[type, int]] = {
     "F32": (np.uint32, 0x7F800000),
     "BF16": (np.uint16, 0x7F80),
     "F16": (np.uint16, 0x7C00),
@@ -62,7 +62,7 @@ _MAY_BE_ANYTHING = frozenset(
 _SWITCHES = frozenset(
     {"fan_in_fan_out", "use_rslora", "use_dora", "use_qalora", "use_bdlora", "lora_bias", "ensure_weight_tying"}
 )
-_INITIAL = frozenset({"gaussian", "orthogonal", "eva", "mica"})
+_INITIALISATIONS = frozenset({"gaussian", "orthogonal", "eva", "mica"})
 """Initialisations of PEFT that leave the base model as it is; all others take a part of it away."""
 _LARGEST_ALPHA = 1e9
 _MODULE = re.compile(r"base_model\.model\.(.+)\.lora_[AB]\.weight")
@@ -128,8 +128,8 @@ def other_base(folder: Path, base_model: str) -> str | None:
 
 
 def all_finite(data: bytes | bytearray, dtype: str) -> bool:
-    """Return whether no element of a tensor's bytes is a NaN or an infinity; ``dtype`` is a key of :data:`FLOATS`."""
-    view, exponent = FLOATS[dtype]
+    """Return whether no element of a tensor's bytes is NaN or infinite; ``dtype`` is a key of :data:`FLOAT_TYPES`."""
+    view, exponent = FLOAT_TYPES[dtype]
     return not bool(np.any((np.frombuffer(data, dtype=view) & exponent) == exponent))
 
 
@@ -160,7 +160,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     if config.get("bias", "none") != "none":
         raise AdapterError(f"{ADAPTER_CONFIG}: bias is {_short(config['bias'])}, must be 'none'")
     initial = config.get("init_lora_weights", True)
-    if not (isinstance(initial, bool) or initial in _INITIAL):
+    if not (isinstance(initial, bool) or initial in _INITIALISATIONS):
         raise AdapterError(f"{ADAPTER_CONFIG}: init_lora_weights {_short(initial)} changes the base model")
     listed, excluded = config.get("target_modules"), config.get("exclude_modules") or []
     return AdapterConfig(
@@ -214,8 +214,8 @@ def _check_weights(tensors: Mapping[str, Any], expected: dict[str, tuple[int, in
         shape, dtype = tuple(tensor["shape"]), tensor["dtype"]
         if shape != expected[name]:
             raise AdapterError(f"{ADAPTER_WEIGHTS}: {name} has shape {list(shape)}, must be {list(expected[name])}")
-        if dtype not in FLOATS:
-            raise AdapterError(f"{ADAPTER_WEIGHTS}: {name} is {dtype}, must be one of {', '.join(FLOATS)}")
+        if dtype not in FLOAT_TYPES:
+            raise AdapterError(f"{ADAPTER_WEIGHTS}: {name} is {dtype}, must be one of {', '.join(FLOAT_TYPES)}")
         if not all_finite(tensor["data"], dtype):
             raise AdapterError(f"{ADAPTER_WEIGHTS}: {name} holds a NaN or an infinity")
 

@@ -23,7 +23,7 @@ from loop_formats.run_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_dige
 from model_families.base_model import BaseModel
 from rollout_server.policies.adapter_check import MAX_CONFIG_BYTES, AdapterError, check_adapter
 
-PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _UPLOAD = ".upload-"
 _PUBLICATION = "publication"
 _NAME = re.compile(r"policy-v(\d{4,})-([0-9a-f]{8})")
@@ -101,7 +101,7 @@ class PolicyFolder:
             raise AdapterError(f"{source} is outside the folder from which adapters may be named: {allowed}")
         if not source.is_dir():
             raise AdapterError(f"{source} is not a folder")
-        pickled = sorted(path.name for path in source.iterdir() if path.suffix in PICKLED)
+        pickled = sorted(path.name for path in source.iterdir() if path.suffix in PICKLE_SUFFIXES)
         if pickled:
             raise AdapterError(f"{source} holds {pickled[0]}; only safetensors weights are taken")
         for name, limit in self._limits.items():

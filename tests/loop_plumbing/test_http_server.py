@@ -114,7 +114,7 @@ async def test_strangers_are_hung_up_on_the_oldest_first_and_the_trusted_never(m
 @pytest.mark.attack
 @pytest.mark.fault("one agent's connections shut the trainer out")
 async def test_a_key_has_so_many_connections_and_others_are_not_hung_up_on_for_it(monkeypatch):
-    monkeypatch.setattr(http_server, "MOST_OF_A_KEY", 10)
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS_OF_KEY", 10)
     async with serving() as (port, runner):
         head, greedy = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n", []
         trusted, other = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]

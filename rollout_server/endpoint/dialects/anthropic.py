@@ -23,10 +23,10 @@ from rollout_server.endpoint.dialects.dialect import (
 from rollout_server.endpoint.messages import BadMessages, call_id, read_call, read_heard, read_text
 from rollout_server.endpoint.wire import CONTEXT_EXCEEDED, Answer, ApiError, Asked, Choice, Recalled
 
-ACCOUNTING = "x-anthropic-billing-header"
-"""Begins a system block of Claude Code that is meant for its maker's accounts, and is another one in every call."""
-MAKERS_SEARCH = "tool_search_tool_"
-"""Begins the type of a tool by which the API's maker would search those that are to be loaded later."""
+ACCOUNTING_PREFIX = "x-anthropic-billing-header"
+"""Beginning of a system block of Claude Code that is meant for its maker's accounts, and differs in every call."""
+MAKERS_SEARCH_PREFIX = "tool_search_tool_"
+"""Beginning of the type of a tool by which the API's maker would search the tools that are to be loaded later."""
 Loadable = Mapping[str, Mapping[str, Any]]
 STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "stop": "end_turn"}
 ERROR_TYPES = {
@@ -70,7 +70,7 @@ class Anthropic(Dialect):
             raise ApiError(400, "unsupported", "compaction: ask for a summary in a message")
         before = _before(request.thread, recall)
         kinds = [str(tool.get("type")) for tool in request.tools or []]
-        agent_searches = not any(kind.startswith(MAKERS_SEARCH) for kind in kinds)
+        agent_searches = not any(kind.startswith(MAKERS_SEARCH_PREFIX) for kind in kinds)
         tools = offered_tools(request.tools or [], "custom", "custom", "input_schema", agent_searches)
         messages = [*_read_messages(request.messages, tools.loadable)]
         if messages and messages[-1].role == "assistant":
@@ -185,7 +185,7 @@ def _system_text(system: str | list[Any] | None, before: Recalled | None) -> str
     if system is None:
         return None if before is None else before.instructions
     texts = [system] if isinstance(system, str) else [read_text([block], "system") for block in system]
-    return "\n".join(text for text in texts if not text.startswith(ACCOUNTING))
+    return "\n".join(text for text in texts if not text.startswith(ACCOUNTING_PREFIX))
 
 
 def _head(answer: Answer) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from rollout_server.endpoint.messages import BadMessages, call_id, loaded_tool, 
 from rollout_server.endpoint.wire import Answer, ApiError, Asked, Choice
 
 LOGPROBS = "message.output_text.logprobs"
-SEARCH = "tool_search"
+SEARCH_TOOL = "tool_search"
 """The name that an agent's search for tools has for the policy."""
 SUMMARISE = (
     "Summarise this conversation for yourself: what was asked, what was done and found out, and what is left to do. "
@@ -153,7 +153,7 @@ def _read_items(items: Sequence[dict[str, Any]], recall: Recall) -> Iterator[Cha
             case {"type": "reasoning"}:
                 message = ChatMessage("assistant", "")
             case {"type": "function_call", "name": str(name)} | {"type": "tool_search_call" as name}:
-                named = SEARCH if name == "tool_search_call" else _joined(item.get("namespace"), name)
+                named = SEARCH_TOOL if name == "tool_search_call" else _joined(item.get("namespace"), name)
                 call = read_call(named, item.get("arguments"), where)
                 message = ChatMessage("assistant", "", (call,), call_ids=_call_ids(item))
             case {"type": "function_call_output"}:
@@ -217,7 +217,7 @@ def _flat(tools: Iterable[Any], agent_searches: bool = False) -> Iterator[tuple[
                         yield {**each, **described}, {"name": name, "namespace": namespace}
             case {"type": "tool_search"} if agent_searches:
                 called_as = {"type": "tool_search_call", "execution": "client"}
-                yield {**tool, "type": "function", "name": SEARCH}, called_as
+                yield {**tool, "type": "function", "name": SEARCH_TOOL}, called_as
             case dict():
                 yield tool, {}
             case _:

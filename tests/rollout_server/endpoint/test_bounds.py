@@ -187,11 +187,11 @@ async def test_a_refusal_does_not_repeat_the_request(opened, path, body):
 
 
 async def test_refused_calls_leave_little_behind(opened):
-    for number in range(calls_module.MOST_REFUSED + 200):
+    for number in range(calls_module.MAX_REMEMBERED_REFUSALS + 200):
         opened.session._done = True
         with pytest.raises(ApiError):
             await opened.session.complete(SimpleNamespace(choices=1), str(number), False, lambda: True)
-    assert opened.session.calls.refused <= calls_module.MOST_REFUSED
+    assert opened.session.calls.refused <= calls_module.MAX_REMEMBERED_REFUSALS
 
 
 async def test_a_key_of_a_call_is_kept_as_its_digest(opened):

@@ -106,7 +106,7 @@ async def test_bodies_that_never_come_whole(running, attacker, monkeypatch):
 
 @pytest.mark.fault("one agent's connections shut the trainer out")
 async def test_the_bytes_of_one_key_are_bounded_and_those_of_others_are_not(running, attacker, monkeypatch):
-    monkeypatch.setattr("rollout_server.endpoint.calls.MOST_BYTES_AT_ONCE", 3 << 20)
+    monkeypatch.setattr("rollout_server.endpoint.calls.MAX_BYTES_BEING_READ", 3 << 20)
 
     async def attack():
         readers = []

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference.command import server_command
-from rollout_server.inference.locked_routes import OPEN, NeedsKey
+from rollout_server.inference.locked_routes import OPEN_ROUTES, NeedsKey
 from support.random_policy import write_model
 
 
@@ -70,9 +70,9 @@ def test_every_route_of_the_installed_vllm_needs_the_key(share, developers, tmp_
     app = build_app(parsed, ("generate",))
     client = TestClient(app, raise_server_exceptions=False)
     routes = {route.path for route in app.routes}
-    assert {"/invocations", "/tokenize", "/load", "/v1/completions", "/openapi.json", *OPEN} <= routes
+    assert {"/invocations", "/tokenize", "/load", "/v1/completions", "/openapi.json", *OPEN_ROUTES} <= routes
     refused = {path for path in routes for method in ("GET", "POST") if client.request(method, path).status_code == 401}
-    assert routes - refused <= set(OPEN)
+    assert routes - refused <= set(OPEN_ROUTES)
     for path in (*routes, "//health", "/health/", "/Health", "/health/../invocations", "/metrics/../load", "/%68ealth"):
         answer = client.post(path, headers={"Authorization": "Bearer"}, json={})
-        assert answer.status_code == 401 or answer.url.path in OPEN, path
+        assert answer.status_code == 401 or answer.url.path in OPEN_ROUTES, path

@@ -1,6 +1,6 @@
 """A server that prepares once and forks a process for each episode: its own end, and that of the processes.
 
-Nothing that happens in a process holds up another episode, or the owner. What a process did ends with it: its memory,
+Nothing that happens in a process holds up another episode, or the owner. Its traces end with the process: its memory,
 its folder, and the processes that it started. The server runs below the owner (:mod:`loop_plumbing.forked_process`),
 perhaps under another interpreter, so it needs the standard library only. They speak in messages of JSON over a socket:
 
@@ -167,7 +167,7 @@ class _Server:
         finally:
             os.close(descriptor)
             os.close(clock)
-        with contextlib.suppress(OSError):  # also done by the process: whoever comes first
+        with contextlib.suppress(OSError):  # the process does it, too: the first call counts
             os.setpgid(pid, pid)
         self._processes.add(pid)
         self._send({"pid": pid})

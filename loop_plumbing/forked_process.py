@@ -34,7 +34,7 @@ KILL_AFTER_S = 10.0
 """Seconds after its deadline at which a call that cannot be interrupted ends with its process."""
 KILLED = f"signal {signal.SIGKILL:d}"
 DEATH_SHOWS_S = 30.0
-"""Seconds in which a process has ended after the end of its answers."""
+"""Seconds after the end of its answers within which a process has ended."""
 
 logger = logging.getLogger(__name__)
 
@@ -442,7 +442,7 @@ class ForkedProcess:
         return await self.answer()
 
     async def exchange_while_it_moves(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """:meth:`exchange` without a deadline: it ends the server and its processes only where they stand still.
+        """Exchange as :meth:`exchange` does; the server and its processes are ended where they stand still.
 
         Raises:
             ProcessEnded, away: as there; away also where they stood still.

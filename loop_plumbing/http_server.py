@@ -203,7 +203,7 @@ class _ServedConnection(web.RequestHandler):
 
 
 def raise_open_files(needed: int) -> int:
-    """Raise the limit of open files to ``needed``, or as far as the system lets us; returns what may be open now."""
+    """Raise the limit of open files to ``needed``, or as far as the system lets us; returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     if soft == resource.RLIM_INFINITY or soft >= allowed:

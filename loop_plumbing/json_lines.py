@@ -41,7 +41,7 @@ def open_text(file: Path) -> IO[str]:
         raise ValueError(f"{file} is gzipped and broken: {error}") from error
     table = next((suffix[1:].upper() for suffix in _TABLES if suffix in file.suffixes), None)
     if packed := next((kind for kind, begins in _PACKED.items() if content.startswith(begins)), table):
-        raise ValueError(f"{file} is {packed}, which is not read here: give what is in it, as JSON lines")
+        raise ValueError(f"{file} is {packed}, which is not read here: give its content as JSON lines")
     encoding = "utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
     try:
         return io.StringIO(content.decode(encoding))

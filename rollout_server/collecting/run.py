@@ -139,11 +139,11 @@ class StoredCollection:
         return self._held_log
 
     def hold(self, lines: Sequence[str]) -> None:
-        """Keep episodes until their groups are graded. Raises OSError when that cannot be written."""
+        """Keep episodes until their groups are graded. Raises OSError when they cannot be written."""
         self._open_held().append(lines)
 
     def note_grades(self, task_id: str, grades: Mapping[int, Grade]) -> None:
-        """Note the grades of a group, by index: those that count. Raises OSError when that cannot be written."""
+        """Note the final grades of a group, by index. Raises OSError when they cannot be written."""
         plain = {str(index): asdict(grade) for index, grade in grades.items()}
         self.meta.append([json.dumps({"group": {"task_id": task_id, "grades": plain}}, allow_nan=False)])
         self.graded |= {(task_id, index): grade for index, grade in grades.items()}

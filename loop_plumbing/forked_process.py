@@ -494,7 +494,7 @@ class ForkedProcess:
             pass
 
     def interrupt(self) -> None:
-        """End the call that is being made: at once if it lets itself be interrupted, soon with the process else."""
+        """End the call that is being made: at once if it can be interrupted, else soon with the process."""
         if self.alive and self._until is not None:
             with contextlib.suppress(RuntimeError):  # it is over already: the process is being ended
                 self._until.reschedule(asyncio.get_running_loop().time() + KILL_AFTER_S)

@@ -142,7 +142,7 @@ class EnvironmentConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class NodeConfig:
-    """All of a rollout node."""
+    """The configuration of a rollout node."""
 
     root: str
     """Folder of the node's logs, policies and address file."""

@@ -70,7 +70,7 @@ class _Record:
 
 
 class ServerAwake(RuntimeError):
-    """A server that should sleep holds its GPU's memory still; ask again."""
+    """A server that should sleep still holds its GPU's memory; ask again."""
 
 
 async def _fault_of_start(server: VllmServer, error: Exception) -> Fault:

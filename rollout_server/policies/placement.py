@@ -35,7 +35,7 @@ _SERVER_ERRORS = (*TRANSPORT_ERRORS, ServerUnavailable, _ServerBroke)
 
 @dataclass
 class Adapter:
-    """An adapter. ``name`` is unique to its content, its folder's and requests' name for it; ``canary`` proves it."""
+    """An adapter. ``name`` is unique to its content; its folder and requests use it. ``canary`` proves the adapter."""
 
     name: str
     folder: Path

@@ -23,7 +23,7 @@ from rollout_server.metrics import NodeMetrics
 from rollout_server.policies.store import PolicyStore, UnknownPolicy
 
 CHARACTER_TOKENS = 8
-"""Tokens that one character may have, and more."""
+"""More tokens than one character can have."""
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,8 @@ HANG_S = 120.0
 MOVED_S = 0.2
 """Processor time that counts as a move; a process that only polls now and then uses less."""
 STALL_S = 300.0
-"""A server with running requests that samples and reads no token for so many seconds is hung, even if its /health is
-good, unless it had little of a processor: it may use as many seconds of one. So may one that does not answer at all."""
+"""Seconds without a sampled or read token after which a server with running requests is hung, even if its /health is
+good: if it is idle, or has used as many seconds of a processor. A server that does not answer may use as many, too."""
 EXTERNAL_START_S = 300.0
 """A server that somebody else started answers by then, or its URL is wrong."""
 SWAP_S = 300.0

@@ -182,7 +182,7 @@ class Attempt(ABC):
         in_group = grades_groups(self._pool, self.key.task_id)
         member = await environment.grade_member() if in_group else Member(await environment.grade())
         self._on_phase("grade", time.monotonic() - before)
-        self.seen = member.group_input
+        self.group_input = member.group_input
         return replace(member.grade, broke=self._broke or member.grade.broke)
 
     async def _to_the_end(self, close: Callable[[], Awaitable[None]]) -> None:

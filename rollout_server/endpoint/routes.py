@@ -109,7 +109,7 @@ def not_served(request: web.Request) -> web.Response:
     served = ", ".join([*(one.path for one in routes()), "/v1/models"])
     key, path = _key_in_path(request)
     place = f"{request.method} {path[:PATH_CHARACTERS]}"
-    error = ApiError(status, "not_served", f"{place} is not served here; these are: {served}")
+    error = ApiError(status, "not_served", f"{place} is not served here; what is: {served}")
     with contextlib.suppress(ApiError):  # its key belongs to no episode
         _session(request, key).note_refusal(error)
     return _refusal(request, error)

@@ -65,7 +65,7 @@ def test_thought_before_a_call_stays_before_it():
         ({"role": "system", "content": [{"type": "image_url"}]}, "the policy reads text only"),
         ({"role": "user", "content": [{"type": "text", "text": 3}]}, "the policy reads text only"),
         ({"role": "user", "content": [{"type": None}]}, "the policy reads text only"),
-        ({"role": "user", "content": ["text"]}, "no part of a message"),
+        ({"role": "user", "content": ["text"]}, "not a part of a message"),
         ({"role": "assistant", "tool_calls": [call("add", "[1]")]}, "a JSON object"),
         ({"role": "assistant", "tool_calls": [call("add", "{")]}, "a JSON object"),
         ({"role": "assistant", "tool_calls": [call("add", '{"a":' * 5000)]}, "a JSON object"),

@@ -428,7 +428,7 @@ FILES = {
     "a.parquet": (b"x", "a.parquet"),
     "a.jsonl.zst": (b"\x28\xb5\x2f\xfd\0", "a.jsonl.zst is zstd, which is not read here: give its content"),
     "a.zip": (b"PK\x03\x04", "a.zip is zip, which is not read here"),
-    "a.csv": (b"task,answer\nAdd.,2\n", "a.csv is CSV, which is not read here: give what is in it, as JSON lines"),
+    "a.csv": (b"task,answer\nAdd.,2\n", "a.csv is CSV, which is not read here: give its content as JSON lines"),
     "a.tsv.gz": (gzip.compress(b"task\tanswer\n"), "a.tsv.gz is TSV, which is not read here"),
     "stray.jsonl": (
         json.dumps({"messages": [ASK, CALLED, {**RESULT, "tool_call_id": "c9"}, SAY]}).encode(),

@@ -191,7 +191,7 @@ class _Running:
     def ended_from_outside(self) -> bool:
         """True if its task's exception comes from this collection's abort, or from the end of the event loop.
 
-        A cancellation of the task, or GeneratorExit, is no proof: any code that the task ran can have asked for that.
+        A cancellation of the task, or GeneratorExit, proves nothing: any code that the task ran can ask for that.
         """
         try:
             return self.aborted or asyncio.current_task() is not self.task

@@ -1,9 +1,9 @@
 """Runs an evaluation on rollout nodes: one collection per policy and way of sampling, resumable, with named losses.
 
 Every rollout that arrives becomes a line of ``journal.jsonl`` at once, so an evaluation that is started again with the
-same config asks only for what is missing; the node, too, finds again what it has under the collection's id. An attempt
-is known by what its result rests on, its task and its run: an evaluation that is asked for more uses what is there, and
-one whose grader, model or limits are others begins anew beside it.
+same config asks only for the missing rollouts; the node, too, finds again the rollouts stored under the collection's
+id. An attempt is identified by its cell's fingerprint, its task and its run: an evaluation of more runs reuses stored
+results, and one with another grader, model or other limits begins anew beside them.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from rollout_server.client import CollectionFailed
 
 
 class EvaluationTimeout(RuntimeError):
-    """The rollouts did not come within ``deadline_s``; what came is kept."""
+    """The rollouts did not come within ``deadline_s``; the finished ones are stored."""
 
 
 class NoScore(RuntimeError):
-    """Nothing came of a cell: there is nothing to score, and trying again would be in vain."""
+    """A cell lost all its rollouts: there is nothing to score, and trying again would be in vain."""
 
     @classmethod
     def of(cls, cell: Cell, why: str) -> NoScore:
-        """``why``: what was lost, in one line."""
+        """Make the error of a cell; ``why`` names the lost rollouts, in one line."""
         return cls(f"no score of {cell.label}: {why}; mend that and start the same evaluation again")
 
 
@@ -55,9 +55,8 @@ class NoScore(RuntimeError):
 class Cell:
     """A unit that gets one score: a policy, a way of sampling, and R runs over the tasks.
 
-    ``request`` asks for all of it. ``fingerprint`` names all that the result of an attempt depends on, beside its task
-    and run, as JSON-able values: attempts of whose cells these are the same are the same attempts, whatever else
-    was asked for with them.
+    ``request`` asks for all of it. ``fingerprint`` names everything that the result of an attempt depends on, beside
+    its task and run, as JSON-able values: cells with equal fingerprints share their attempts.
     """
 
     policy: PolicyUnderTest
@@ -76,7 +75,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """The same for cells that rest on the same."""
+        """The hash of the fingerprint."""
         return hashlib.sha256(json.dumps(self.fingerprint, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -89,13 +88,13 @@ def evaluation_cell(
     identity: Mapping[str, Any] = MappingProxyType({}),
     environment_turns: Mapping[str, int] = MappingProxyType({}),
 ) -> Cell:
-    """The unit behind one score: every run of every task, under one pinned version.
+    """Make the unit behind one score: every run of every task, under one pinned version.
 
-    Its collection's id ends in a hash of what it rests on and of what is asked for, so another protocol is another
-    collection, and the same one is found again.
+    Its collection's id ends in a hash of the fingerprint, tasks and runs, so another protocol is another collection,
+    and the same protocol finds its collection again.
 
     Args:
-        identity: what else a result depends on, by name, JSON-able: base model, dataset, the environment's code.
+        identity: further facts that a result depends on, by name, JSON-able: base model, dataset, environment's code.
         environment_turns: environment of a mixture -> turns of its episodes, in place of ``limits.max_turns``.
     """
     how = {name: value for name, value in asdict(sampling).items() if name != "runs"}
@@ -119,10 +118,10 @@ def evaluation_cell(
 
 
 class ResultStore:
-    """``journal.jsonl``: one line per attempt, {"key": what it rests on, "cell": collection id, "policy", "sampling",
-    ...TaskResult}, and before the first of a key {"key", "fingerprint", "policy", "sampling"}.
+    """``journal.jsonl``: one line per attempt, {"key": hash of its fingerprint, "cell": collection id, "policy",
+    "sampling", ...TaskResult}, and before the first of a key {"key", "fingerprint", "policy", "sampling"}.
 
-    Lines are kept whatever the config becomes; only attempts that the cells ask for are used. A lost rollout is only
+    Lines stay whatever the config becomes; only attempts that the cells ask for are used. A lost rollout is only
     counted, and a line that is not a result is ignored: starting the evaluation again plays those again.
     """
 
@@ -131,7 +130,7 @@ class ResultStore:
         self._from: dict[tuple[str, str, int], str] = {}
         """(key, task, run) -> id of the collection that the result came with."""
         self._heads: dict[str, tuple[str, str, dict[str, Any]]] = {}
-        """Key -> the policy's name, the label of the sampling, and what results of this key rest on."""
+        """Key -> the policy's name, the label of the sampling, and the fingerprint."""
         self._losses: Counter[tuple[str, str, int]] = Counter()
         self._path = path
         append_to(path).close()
@@ -155,11 +154,11 @@ class ResultStore:
             self._from[key, result.task_id, result.run] = collection
 
     def add(self, cell: Cell, result: TaskResult) -> bool:
-        """Store it unless it is there; returns whether it was new."""
-        known = self._results.setdefault(cell.key, {})
-        if (result.task_id, result.run) in known:
+        """Store a result unless the store has it; returns whether it was new."""
+        results = self._results.setdefault(cell.key, {})
+        if (result.task_id, result.run) in results:
             return False
-        known[result.task_id, result.run] = result
+        results[result.task_id, result.run] = result
         self._from[cell.key, result.task_id, result.run] = cell.request.id
         head = {"key": cell.key, "policy": cell.policy.name, "sampling": cell.sampling.label}
         lines = [head | {"cell": cell.request.id} | result.to_dict()]
@@ -171,17 +170,17 @@ class ResultStore:
         return True
 
     def results(self, cell: Cell) -> list[TaskResult]:
-        """Return the results of a cell that are there, in the order of its tasks and runs."""
-        known = self._results.get(cell.key, {})
-        return [known[key] for key in cell.expected if key in known]
+        """Return the stored results of a cell, in the order of its tasks and runs."""
+        results = self._results.get(cell.key, {})
+        return [results[key] for key in cell.expected if key in results]
 
     def missing(self, cell: Cell) -> list[tuple[str, int]]:
-        known = self._results.get(cell.key, {})
-        return [key for key in cell.expected if key not in known]
+        results = self._results.get(cell.key, {})
+        return [key for key in cell.expected if key not in results]
 
     def request(self, cell: Cell) -> CollectionRequest:
-        """Return the cell's request without what other collections have brought; what it has brought itself is found
-        again under its id by the node, with whatever else the node has of it."""
+        """Return the cell's request without the results of other collections; the node finds the rollouts of this
+        collection again under its id."""
         elsewhere = {
             (task, run)
             for task, run in cell.expected
@@ -193,12 +192,12 @@ class ResultStore:
         return replace(cell.request, id=replay_id(cell.request.id, json.dumps(only)), tasks=list(only), only=only)
 
     def times_lost(self, cell: Cell) -> int:
-        """Return how many earlier starts ended with a loss among what is missing: the most of any of them."""
+        """Return how many earlier starts lost a missing attempt: the maximum over the missing attempts."""
         return max((self._losses[cell.key, task, run] for task, run in self.missing(cell)), default=0)
 
     def set_aside(self, cells: Sequence[Cell]) -> list[str]:
-        """Return a line for the results that are there under the name and sampling of one of ``cells``, but are in no
-        figure, because something that they rest on has changed: how many they are, and what has changed."""
+        """Return a line for stored results that have the name and sampling of one of ``cells`` but another fingerprint,
+        so that no figure counts them: how many they are, and what has changed."""
         lines, used = [], {cell.key for cell in cells}
         for cell in cells:
             for key, (policy, sampling, was) in self._heads.items():
@@ -211,7 +210,7 @@ class ResultStore:
 
 
 def _by_task(attempts: Sequence[tuple[str, int]]) -> dict[str, list[int]]:
-    """Task -> its runs among (task, run), in their order."""
+    """Return task -> its runs among (task, run), in their order."""
     only: dict[str, list[int]] = {}
     for task, run in attempts:
         only.setdefault(task, []).append(run)
@@ -225,8 +224,8 @@ class Nodes(Protocol):
         """Ask for a collection without waiting; asking again is harmless."""
 
     def events(self, request: CollectionRequest) -> Iterator[Rollout | Progress | CollectionEnd]:
-        """Each rollout of a started collection as it finishes, in between the collection's progress, and its end, or
-        the end of each node's share.
+        """Yield each rollout of a started collection as it finishes, in between the collection's progress, and its end,
+        or the end of each node's share.
 
         Raises:
             CollectionFailed: everything was lost, or it failed otherwise; raised after the last rollout.
@@ -243,11 +242,11 @@ def run_cells(
     deadline_s: float,
     on_result: Callable[[Cell, TaskResult], None] = lambda cell, result: None,
 ) -> None:
-    """Fill the store with a result for every rollout of ``cells``, whose policy is served already.
+    """Fill the store with a result for every rollout of ``cells``, whose policy the nodes serve already.
 
-    All collections are started first, so that the last episodes of one overlap with the first of the next. What is lost
-    is played again at the end, all of it at once and over all nodes, ``retries`` times with one attempt each, and what
-    cannot be had then is recorded as lost.
+    All collections are started first, so that the last episodes of one overlap with the first of the next. Lost
+    rollouts are played again at the end, all at once and over all nodes, ``retries`` times with one attempt each; those
+    that fail again are recorded as lost.
 
     Raises:
         NoScore: everything of a cell was lost.
@@ -257,27 +256,27 @@ def run_cells(
     """
     give_up = running_time.now() + deadline_s
     waiting = [cell for cell in cells if store.missing(cell)]
-    lost: dict[str, dict[tuple[str, int], str]] = {cell.request.id: {} for cell in waiting}
+    reasons: dict[str, dict[tuple[str, int], str]] = {cell.request.id: {} for cell in waiting}
     for number in range(retries + 1):
-        asked = [(cell, _missing_again(cell, store, number) if number else store.request(cell)) for cell in waiting]
-        for _, request in asked:
+        requests = [(cell, _missing_again(cell, store, number) if number else store.request(cell)) for cell in waiting]
+        for _, request in requests:
             nodes.start(request)
-        for cell, request in asked:
-            found = _read(nodes, cell, request, store, environment, give_up, on_result)
-            if found and not store.results(cell):
-                raise NoScore.of(cell, losses(found, request.episodes))
-            lost[cell.request.id] |= {(each.task_id, each.index): f"{each.reason}: {each.message}" for each in found}
+        for cell, request in requests:
+            lost = _read(nodes, cell, request, store, environment, give_up, on_result)
+            if lost and not store.results(cell):
+                raise NoScore.of(cell, losses(lost, request.episodes))
+            reasons[cell.request.id] |= {(each.task_id, each.index): f"{each.reason}: {each.message}" for each in lost}
         waiting = [cell for cell in waiting if store.missing(cell)]
     for cell in waiting:
         for task, run in store.missing(cell):
-            result = TaskResult(task_id=task, run=run, failure=lost[cell.request.id].get((task, run), ""))
+            result = TaskResult(task_id=task, run=run, failure=reasons[cell.request.id].get((task, run), ""))
             store.add(cell, result)
             on_result(cell, result)
 
 
 def _missing_again(cell: Cell, store: ResultStore, number: int) -> CollectionRequest:
-    """Return a request for what the cell lacks, with the seeds that it had; ``number`` counts such requests from 1
-    since this start of the evaluation."""
+    """Return a request for the cell's missing attempts, with their seeds; ``number`` counts such requests from 1 since
+    this start of the evaluation."""
     only = _by_task(store.missing(cell))
     protocol = json.dumps([only, store.times_lost(cell), number])
     request_id = replay_id(cell.request.id, protocol)
@@ -293,10 +292,10 @@ def _read(
     give_up: float,
     on_result: Callable[[Cell, TaskResult], None],
 ) -> list[LostRollout]:
-    """Store the rollouts of a collection as they come; returns those that were lost."""
+    """Store the rollouts of a collection as they come; returns the lost ones."""
     lost: list[LostRollout] = []
-    # The sequences of an episode follow each other. With the last it is stored, before another is asked for: that may
-    # raise.
+    # The sequences of an episode follow each other. The episode is stored with its last one, before the next event,
+    # which may raise.
     sequences: list[Rollout] = []
     try:
         for event in nodes.events(request):

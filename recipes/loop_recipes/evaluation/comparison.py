@@ -32,10 +32,10 @@ from loop_recipes.evaluation.tables import Document, Table
 class Comparison:
     """Second minus first; both scores in percentage points.
 
-    Over the tasks of which both have a rollout, ``tasks`` of them. ``gained`` and ``lost`` hold (task id, success rate
-    of the first, of the second), largest change first. ``lost_rollouts`` is how many either side is without, and
-    ``success_bounds`` and ``group_success_bounds`` are the smallest and the largest difference that they could have
-    made; None where there are none.
+    All figures are over the ``tasks`` tasks of which both sides have a rollout. ``gained`` and ``lost`` hold (task id,
+    success rate of the first, of the second), largest change first. ``lost_rollouts`` counts the lost rollouts of each
+    side, and ``success_bounds`` and ``group_success_bounds`` are the smallest and the largest difference that they
+    could have made; None where there are none.
     """
 
     first: str
@@ -53,19 +53,20 @@ class Comparison:
 
 
 def pool_seeds(label: str, evaluations: Sequence[Sequence[NamedResults]]) -> list[NamedResults]:
-    """Make one of each policy that several evaluations of one setting have: of the only one that each has under a way
-    of sampling, whatever it is called, or of those of one name. A pooled one is called ``label`` with what tells it.
+    """Pool each policy that several evaluations of one setting share: the only policy that each has under a way of
+    sampling, whatever its name, or the policies of one name. A pooled policy is called ``label``, with its name if
+    there are several.
 
     Raises:
         ValueError: an evaluation lacks a policy, or has other tasks or numbers of runs.
     """
-    found: dict[tuple[str, str], list[NamedResults]] = {}
+    by_policy: dict[tuple[str, str], list[NamedResults]] = {}
     alone = all(len({item.sampling for item in each}) == len(each) for each in evaluations)
     for each in evaluations:
         for item in each:
-            found.setdefault(("" if alone else f"/{item.name}", item.sampling), []).append(item)
+            by_policy.setdefault(("" if alone else f"/{item.name}", item.sampling), []).append(item)
     pooled = []
-    for (name, sampling), items in found.items():
+    for (name, sampling), items in by_policy.items():
         if len(items) < len(evaluations):
             raise ValueError(f"{label}: not every evaluation has {items[0].name}, {sampling}; pool those that have it")
         runs = [Counter(result.task_id for result in item.results) for item in items]
@@ -88,18 +89,18 @@ def compare(
     environment: Description = DEFAULT_DESCRIPTION,
     **bootstrap: Any,
 ) -> Comparison:
-    """Compare paired by task, and by group of tasks; rates over several runs are averaged per task first.
+    """Compare two policies paired by task, and by group of tasks; rates over several runs are averaged per task first.
 
     Args:
-        groups: name -> its tasks, which are compared by themselves too.
+        groups: name -> its tasks, which are also compared by themselves.
         environment: says which group a task belongs to.
-        bootstrap: of :func:`~loop_recipes.evaluation.statistics.rate_interval`.
+        bootstrap: as for :func:`~loop_recipes.evaluation.statistics.rate_interval`.
 
     Raises:
         ValueError: the two are not over the same tasks, or have no task in common that was not lost.
     """
-    asked = [{result.task_id for result in side.results} for side in (first, second)]
-    if odd := sorted(asked[0] ^ asked[1]):
+    task_ids = [{result.task_id for result in side.results} for side in (first, second)]
+    if odd := sorted(task_ids[0] ^ task_ids[1]):
         raise ValueError(
             f"{first.name} and {second.name} are not over the same tasks: {len(odd)} are in only one, such as {odd[0]}"
         )
@@ -137,14 +138,13 @@ def _difference_bounds(first: tuple[float, float], second: tuple[float, float]) 
 
 
 def lost_lines(comparisons: Sequence[Comparison], environment: Description = DEFAULT_DESCRIPTION) -> list[str]:
-    """Return a line for each difference with the bounds that the losses of either side leave; none where nothing was
-    lost."""
+    """Return a line for each difference with the bounds that the losses of either side leave, if there are losses."""
     names = score_names(environment)
 
     def ranges(item: Comparison) -> str:
         bounds = {name: getattr(item, f"{key}_bounds") for key, name in names.items()}
-        said = ", ".join(f"the {name} difference in [{low:+.1f}, {high:+.1f}]" for name, (low, high) in bounds.items())
-        return said.replace(" difference in ", " difference would lie in ", 1)
+        text = ", ".join(f"the {name} difference in [{low:+.1f}, {high:+.1f}]" for name, (low, high) in bounds.items())
+        return text.replace(" difference in ", " difference would lie in ", 1)
 
     return [
         f"- {_title(item)}: {item.lost_rollouts[1]} and {item.lost_rollouts[0]} "
@@ -160,7 +160,7 @@ def compare_with_first(
     environment: Description = DEFAULT_DESCRIPTION,
     **bootstrap: Any,
 ) -> list[Comparison]:
-    """For every way of sampling: the first that used it against each other one."""
+    """Compare, for every way of sampling, the first policy that used it with each other one."""
     samplings: dict[str, list[NamedResults]] = {}
     for entry in scores:
         samplings.setdefault(entry.sampling, []).append(entry)
@@ -174,7 +174,7 @@ def compare_with_first(
 def comparison_document(
     comparisons: Sequence[Comparison], header: Mapping[str, str], environment: Description = DEFAULT_DESCRIPTION
 ) -> Document:
-    """Return a document: what is compared, tables of differences, tasks gained and lost."""
+    """Return a document: the compared evaluations, tables of differences, tasks gained and lost."""
     document: list[str | Table] = [
         "# Comparison on " + header["dataset"],
         "\n".join(f"- {name}: {value}" for name, value in header.items()),

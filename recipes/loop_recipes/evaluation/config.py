@@ -1,4 +1,4 @@
-"""The keys of ``eval_appworld``'s YAML, and everything that can be refused before any work begins."""
+"""The keys of ``eval_appworld``'s YAML, and every check that runs before any work begins."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from loop_recipes.config.rollout_node import WithNode, check_token
 from rollout_server.config import EnvironmentConfig, NodeConfig
 
 _WHERE = ("python", "root", "module", "max_worlds", "experiments_root", "keep_experiments", "sandbox_minimum")
-"""Options of environments that say where episodes run and how many; a dataset is known by its name, a module by the
-digest of its code."""
+"""Options of environments that say where episodes run and how many, on which no result depends: a dataset is identified
+by its name, a module by the digest of its code."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -35,7 +35,7 @@ class PolicyConfig:
     """A policy to evaluate: an adapter, the node's base model as it is (``adapter: null``), or an endpoint's model."""
 
     name: Annotated[str, Field(pattern=r"^[\w.+-]{1,40}$")]
-    """What the policy is called in the report: 1 to 40 letters, digits or ``_.+-``."""
+    """The policy's name in the report: 1 to 40 letters, digits or ``_.+-``."""
     adapter: str | None = None
     """A folder in PEFT's format. The folder of a training run stands for the newest version in its ``policies``, that
     of an evaluation for the best adapter it found. A pattern with ``*`` stands for every adapter folder it matches, for
@@ -46,12 +46,12 @@ class PolicyConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class SamplingConfig(Sampling):
-    """One way of sampling."""
+    """A way of sampling."""
 
     temperature: float = 0.0
     """0 is greedy; at most 2."""
     runs: PositiveInt = 5
-    """How many runs over all tasks are made with it."""
+    """Number of runs over all tasks."""
 
     @property
     def label(self) -> str:
@@ -69,7 +69,7 @@ class StatisticsConfig:
     level: Annotated[float, Field(ge=0.5, lt=1)] = 0.95
     """Confidence of an interval."""
     resamples: Annotated[int, Field(ge=100)] = 10_000
-    """How often the groups of tasks are drawn again."""
+    """Number of bootstrap samples of the groups of tasks."""
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
@@ -82,7 +82,7 @@ class EvalConfig(WithNode):
     policies: Some[PolicyConfig]
     limits: Limits
     environment_turns: dict[str, PositiveInt] = field(default_factory=dict)
-    """By name, the turns that the episodes of a mixture's environments may take, in place of ``limits.max_turns``."""
+    """Turns that the episodes of a mixture's environments may take, by name, in place of ``limits.max_turns``."""
     run: str | None = None
     """A training run, to refer to."""
     adapter: str | None = None
@@ -93,18 +93,18 @@ class EvalConfig(WithNode):
     tasks: Some[str] | None = None
     """Task ids, which take the place of the split, as in ``collection``."""
     groups: dict[str, str] = field(default_factory=dict)
-    """Groups of tasks whose success and reward are also said by themselves: name and a pattern of task ids, such as
-    ``deep: craft/depth4-*``. The environments of a mixture need no pattern."""
+    """Groups of tasks whose success and reward the report also gives by themselves: name and pattern of task ids, such
+    as ``deep: craft/depth4-*``. The environments of a mixture need no pattern."""
     samplings: Some[SamplingConfig] = field(default_factory=lambda: [SamplingConfig()])
     seed: Seed = 0
     """Each run over the tasks has seeds of its own, made from this one."""
     retries: NonNegativeInt = 1
-    """How often the rollouts that were lost are played again at the end, all at once, with one attempt each."""
+    """Number of times that lost rollouts are played again at the end, all at once, with one attempt each."""
     deadline_s: PositiveFloat = 14_400.0
     """Seconds until the runs of one policy must be done."""
     final_states: bool = False
-    """Also writes every run in the environment's own layout, from the final states that a launched node then keeps:
-    what `appworld evaluate` reads, say."""
+    """Also writes every run in the environment's own layout (which `appworld evaluate` reads, say), from the final
+    states that a launched node then keeps."""
     statistics: StatisticsConfig = field(default_factory=StatisticsConfig)
 
     def __post_init__(self) -> None:
@@ -149,8 +149,8 @@ class EvalConfig(WithNode):
 
     @property
     def node_identity(self) -> dict[str, Any]:
-        """The settings of a node on which results depend, beside its model and dataset, by name; {} where the config
-        describes no node."""
+        """The settings of a node on which results depend, beside its model and dataset, by name; {} if the recipe
+        launches no node."""
         if not self.rollout_node.launch:
             return {}
         environment, model = self.child.environment, self.child.model
@@ -162,7 +162,7 @@ class EvalConfig(WithNode):
 
     @property
     def metadata_root(self) -> Path | None:
-        """Folder that holds ``data/``, where difficulties are read: the root of the node that the config describes."""
+        """Folder that holds ``data/`` with the difficulties: the root of the node that the config describes."""
         root = self.environment.options.get("root") if self.environment else None
         return Path(root) if root else None
 
@@ -175,19 +175,20 @@ def _without_where(options: Any) -> Any:
 
 
 def child_node_config(config: EvalConfig, worlds: Path) -> NodeConfig:
-    """The configuration of a launched node; with ``final_states`` it keeps final states in ``worlds``."""
+    """Return the configuration of a launched node; with ``final_states`` it keeps final states in ``worlds``."""
     node = config.child
     if not config.final_states:
         return node
-    kept = keeping_states(node.environment.name, node.environment.options, worlds)
-    return replace(node, environment=replace(node.environment, options=kept))
+    options = keeping_states(node.environment.name, node.environment.options, worlds)
+    return replace(node, environment=replace(node.environment, options=options))
 
 
 @dataclasses.dataclass(frozen=True)
 class PolicyUnderTest:
-    """A policy with its weights found: ``digest`` is the SHA-256 of the adapter's files, "base" where there is none.
+    """A policy with the path of its weights: ``digest`` is the SHA-256 of the adapter's files, "base" where there is
+    none.
 
-    ``chosen`` says how the adapter was chosen, where an evaluation chose it; ``remark`` what else a reader should know.
+    ``chosen`` says how an evaluation chose the adapter, ``remark`` what else a reader should know.
     """
 
     name: str
@@ -199,13 +200,13 @@ class PolicyUnderTest:
 
     @property
     def served_version(self) -> int:
-        """The number under which it is published: far from a training run's, and the same for the same content."""
+        """The policy's version number on the node: far from a training run's, and the same for the same content."""
         number = int(hashlib.sha256(self.digest.encode()).hexdigest()[:7], 16)
         return 100_000_000 + number
 
 
 def read_eval_config(cfg: DictConfig) -> EvalConfig:
-    """Check the whole config and what it names on this machine.
+    """Check the whole config and the files that it names on this machine.
 
     Raises:
         ConfigError: one line that names the key and the cure.
@@ -217,45 +218,46 @@ def read_eval_config(cfg: DictConfig) -> EvalConfig:
 
 
 def find_policies(config: EvalConfig) -> list[PolicyUnderTest]:
-    """The policies of the config, patterns expanded, in order.
+    """Return the policies of the config, patterns expanded, in order.
 
     Raises:
-        ConfigError: a folder that is not an adapter, a pattern without a match, a name twice.
+        ConfigError: a folder that is not an adapter, a pattern without a match, a duplicate name.
     """
-    found: list[PolicyUnderTest] = []
+    policies: list[PolicyUnderTest] = []
     for number, policy in enumerate(config.policies):
         key = f"policies[{number}]"
         if policy.endpoint is not None:
             require(policy.adapter is None, f"{key}: give adapter or endpoint, not both")
             policy.endpoint.headers()
-            found.append(PolicyUnderTest(policy.name, None, policy.endpoint.digest, endpoint=policy.endpoint))
+            policies.append(PolicyUnderTest(policy.name, None, policy.endpoint.digest, endpoint=policy.endpoint))
         elif policy.adapter is None:
-            found.append(PolicyUnderTest(policy.name, None, "base"))
+            policies.append(PolicyUnderTest(policy.name, None, "base"))
         elif "*" in policy.adapter and not Path(policy.adapter).exists():
             matching = map(Path, glob.glob(policy.adapter.replace("[", "[[]")))
             folders = [path for path in in_order(matching) if is_adapter(path)]
             require(bool(folders), f"{key}.adapter: no adapter folder matches {policy.adapter}")
-            found += [PolicyUnderTest(policy.name + folder.name, folder, adapter_digest(folder)) for folder in folders]
+            policies += [PolicyUnderTest(policy.name + path.name, path, adapter_digest(path)) for path in folders]
         else:
-            given = Path(policy.adapter)
-            meant = run_meant(given) or "; give that of an adapter, of a training run or of an evaluation"
-            require(given.is_dir(), f"{key}.adapter: there is no folder {given}{meant}")
-            folder, chosen = _best_of_evaluation(given, key)
+            path = Path(policy.adapter)
+            hint = run_meant(path) or "; give that of an adapter, of a training run or of an evaluation"
+            require(path.is_dir(), f"{key}.adapter: there is no folder {path}{hint}")
+            folder, chosen = _best_of_evaluation(path, key)
             folder = newest_adapter(folder) or folder
             require(
                 is_adapter(folder),
                 f"{key}.adapter: {folder} is neither a PEFT adapter (a folder with {' and '.join(ADAPTER_FILES)}) nor "
                 f"a training run with policies/policy-v* nor an evaluation with report.json{run_meant(folder)}",
             )
-            found.append(PolicyUnderTest(policy.name, folder, adapter_digest(folder), chosen))
-    names = [policy.name for policy in found]
+            policies.append(PolicyUnderTest(policy.name, folder, adapter_digest(folder), chosen))
+    names = [policy.name for policy in policies]
     for name in names:
         require(names.count(name) == 1, f"policies: the name {name!r} is there twice")
-    return found
+    return policies
 
 
 def _best_of_evaluation(folder: Path, key: str) -> tuple[Path, str]:
-    """The adapter that an evaluation found best, and how; the folder itself, and "", if it is not an evaluation."""
+    """Return the best adapter of an evaluation, and how it won; the folder itself, and "", if it is not an
+    evaluation."""
     if not (folder / "report.json").is_file():
         return folder, ""
     try:

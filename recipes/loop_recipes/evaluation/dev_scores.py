@@ -1,4 +1,4 @@
-"""Scores a policy during training, by the collection that an evaluation asked for."""
+"""Scores a policy during training, from the collection of an evaluation."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ logger = logging.getLogger(__name__)
 def dev_scores(
     source: CollectionSource, request: CollectionRequest, environment: Description = DEFAULT_DESCRIPTION
 ) -> dict[str, float] | None:
-    """Wait for an evaluation; returns its figures of ``metrics.jsonl``, or None when the run was asked to stop.
+    """Wait for an evaluation; returns its figures of ``metrics.jsonl``, or None if a stop of the run was requested.
 
     Both scores are as in `eval_appworld`: a task is solved where its environment says so, and counts with its mean over
-    the rollouts that it has. With several rollouts of a task there are pass@k and pass^k too. An episode of several
-    sequences counts once. A lost rollout is in no figure but ``dev_lost``, and ``dev_tasks`` is how many tasks have one
-    that is not; where all are lost there are no figures.
+    its rollouts. With several rollouts of a task there are pass@k and pass^k too. An episode of several sequences
+    counts once. A lost rollout is in no figure but ``dev_lost``, and ``dev_tasks`` counts the tasks with a rollout; if
+    all rollouts are lost there are no figures.
     """
     try:
         collected = collect(source, request)
@@ -47,12 +47,12 @@ def dev_scores(
     }
 
 
-def _several(found: list[PassAtK], runs: int) -> dict[str, float]:
-    """pass@k and pass^k with their intervals, as shares, for k as the number of runs; {} where there is one run, or
-    no task has so many."""
-    of_all = {one.k: one for one in found}.get(runs)
+def _several(scores: list[PassAtK], runs: int) -> dict[str, float]:
+    """Return pass@k and pass^k with their intervals, as shares, for k = ``runs``; {} where there is one run, or no task
+    has so many."""
+    of_all = {score.k: score for score in scores}.get(runs)
     if of_all is None:
         return {}
     both = {"dev_pass_at_k": of_all.any.scaled(0.01), "dev_pass_all_k": of_all.all.scaled(0.01)}
-    ends = {f"{name}_{end}": getattr(one, end) for name, one in both.items() for end in ("low", "high")}
-    return {**{name: one.estimate for name, one in both.items()}, **ends}
+    ends = {f"{name}_{end}": getattr(score, end) for name, score in both.items() for end in ("low", "high")}
+    return {**{name: score.estimate for name, score in both.items()}, **ends}

@@ -19,8 +19,8 @@ ALL = "all tasks"
 
 @dataclass(frozen=True)
 class GroupScore:
-    """Of the tasks of one group: ``success`` in percent, ``reward`` in [0, 1], both means over tasks of each one's mean
-    over the runs that have it."""
+    """The score of one group of tasks: ``success`` in percent, ``reward`` in [0, 1], both means over tasks of each
+    task's mean over its runs."""
 
     group: str
     tasks: int
@@ -30,7 +30,7 @@ class GroupScore:
 
 @dataclass(frozen=True)
 class GroupDifference:
-    """Second minus first on the tasks of one group: ``success`` in percentage points, ``reward`` as it is."""
+    """Second minus first on the tasks of one group: ``success`` in percentage points, ``reward`` in its own unit."""
 
     group: str
     tasks: int
@@ -41,11 +41,11 @@ class GroupDifference:
 def task_groups(
     tasks: Sequence[str], patterns: Mapping[str, str], environment: Description = DEFAULT_DESCRIPTION
 ) -> dict[str, list[str]]:
-    """Group -> its tasks: :data:`ALL`, each environment of a mixture, each pattern of task ids; {} if there is nothing
-    but all tasks.
+    """Return group -> its tasks: :data:`ALL`, each environment of a mixture, each pattern of task ids; {} if there is
+    only :data:`ALL`.
 
     Raises:
-        ConfigError: a pattern that no task matches, or a group called as an environment is.
+        ConfigError: a pattern that no task matches, or a group with the name of an environment.
     """
     groups: dict[str, list[str]] = {}
     for task in tasks:
@@ -64,7 +64,7 @@ def score_groups(
     environment: Description = DEFAULT_DESCRIPTION,
     **bootstrap: Any,
 ) -> list[GroupScore]:
-    """The score of each group that has a rollout.
+    """Score each group that has a rollout.
 
     ``bootstrap`` as for :func:`~loop_recipes.evaluation.statistics.rate_interval`.
     """
@@ -87,7 +87,8 @@ def difference(
     cluster_of: ClusterOf,
     **bootstrap: Any,
 ) -> Difference:
-    """Second minus first of what ``rates`` makes of results, by task or by group of tasks, paired over ``names``."""
+    """Compare the ``rates`` of two sides' results, second minus first, by task or by group of tasks, paired over
+    ``names``."""
     first, second = pooled = [rates(side.results) for side in sides]
     deviations = []
     for side, of_all in zip(sides, pooled, strict=True):
@@ -105,7 +106,7 @@ def compare_groups(
     environment: Description = DEFAULT_DESCRIPTION,
     **bootstrap: Any,
 ) -> list[GroupDifference]:
-    """The difference on each group, paired by task, over the tasks of which both have a rollout."""
+    """Return the difference on each group, paired by task, over the tasks of which both have a rollout."""
     sides = (first, second)
     before, after = (reward_rates(side.results) for side in sides)
     return [
@@ -134,12 +135,12 @@ def difference_table(differences: Sequence[GroupDifference]) -> Table:
 
 
 def difference_cells(difference: Difference, form: str) -> list[str]:
-    """Return the two cells of a difference: itself with its interval, each in the format ``form``, and its p-value."""
+    """Return the two cells of a difference: the value with its interval, in the format ``form``, and its p-value."""
     return [difference.interval.text(form), f"{difference.p_value:.3g}"]
 
 
 def _with_rollouts(groups: Mapping[str, Sequence[str]], values: Mapping[str, float]) -> Iterator[tuple[str, list[str]]]:
-    """Each group with those of its tasks that have a value, where there are any."""
+    """Yield each group with its tasks that have a value, where there are any."""
     for group, tasks in groups.items():
         if known := [task for task in tasks if task in values]:
             yield group, known

@@ -33,7 +33,7 @@ UNFINISHED = " An episode that the agent did not end itself counts as a failure.
 
 @dataclass(frozen=True)
 class ScoredCell:
-    """A cell, the attempts at it, their score, and that of each group of tasks."""
+    """A cell, its attempts, their score, and the score of each group of tasks."""
 
     cell: Cell
     results: list[TaskResult]
@@ -43,8 +43,7 @@ class ScoredCell:
 
 @dataclass(frozen=True)
 class Protocol:
-    """Everything that all scores of one evaluation share; ``set_aside`` names earlier results that are in none of
-    them."""
+    """Everything that all scores of one evaluation share; ``set_aside`` names earlier results that no score counts."""
 
     environment: Description
     dataset: str
@@ -63,11 +62,11 @@ class Protocol:
 
     @property
     def bootstrap(self) -> dict[str, Any]:
-        """The arguments of every interval."""
+        """The arguments of every bootstrap interval."""
         return {"level": self.level, "resamples": self.resamples}
 
     def lines(self) -> dict[str, str]:
-        """Name to text, for the head of a document."""
+        """Return name -> text, for the head of a document."""
         limits = self.limits
         return {
             "dataset": self.dataset,
@@ -111,14 +110,14 @@ def score_cells(cells: Sequence[tuple[Cell, list[TaskResult]]], protocol: Protoc
 
 
 def compare_cells(scored: Sequence[ScoredCell], protocol: Protocol) -> list[Comparison]:
-    """The first policy against every other one, for each way of sampling."""
+    """Compare the first policy with every other one, for each way of sampling."""
     named = [NamedResults(item.cell.policy.name, item.cell.sampling.label, item.results) for item in scored]
     return compare_with_first(named, protocol.groups, protocol.environment, **protocol.bootstrap)
 
 
 def best_policy(scored: Sequence[ScoredCell]) -> str | None:
-    """Name of the policy with the highest score, then group score, then the earlier one, under the first way of
-    sampling; one policy is the best of one. None where none was scored.
+    """Return the name of the policy with the highest score, then group score, then the earlier one, under the first way
+    of sampling; None where there is no score.
     """
     first = [item for item in scored if item.cell.sampling == scored[0].cell.sampling]
     if not first:
@@ -172,7 +171,7 @@ def write_report(
 
 
 def _document(protocol: Protocol, scored: Sequence[ScoredCell], comparisons: Sequence[Comparison]) -> Document:
-    """Return the report: how it was scored, scores, differences, behaviour, and what was lost."""
+    """Return the report: protocol, scores, differences, behaviour, and lost rollouts."""
     percent, environment = f"{protocol.level:.0%}", protocol.environment
     unfinished = "" if environment.unfinished_solves else UNFINISHED
     policies = dict.fromkeys(item.cell.policy for item in scored)
@@ -216,7 +215,8 @@ def _document(protocol: Protocol, scored: Sequence[ScoredCell], comparisons: Seq
 
 
 def lost_rollouts(scored: Sequence[ScoredCell], environment: Description) -> list[str]:
-    """For each score that lacks rollouts, how many and what they could have made of it; then each with its reason."""
+    """Say for each score with lost rollouts how many there are and how far they could move it; then each with its
+    reason."""
     lines = []
     for item in scored:
         result, bounds = item.score, item.score.bounds
@@ -241,7 +241,7 @@ def lost_rollouts(scored: Sequence[ScoredCell], environment: Description) -> lis
 
 
 def terminal_table(protocol: Protocol, scored: Sequence[ScoredCell], console: Console) -> None:
-    """Print the tables of scores, and what was lost."""
+    """Print the tables of scores, and the lost rollouts."""
     environment = protocol.environment
     title = f"{protocol.dataset}, {protocol.split}: {_scores(environment)} in %"
     print_table(console, title, _score_table(scored, environment))
@@ -261,8 +261,8 @@ def _describe(policy: PolicyUnderTest) -> str:
         return f"{policy.endpoint.model} at {policy.endpoint.url}, whose weights and prompt format are its own"
     if policy.adapter is None:
         return "the base model"
-    said = [f"sha256 {policy.digest[:12]}", policy.chosen, policy.remark]
-    return f"adapter {policy.adapter} ({'; '.join(filter(None, said))})"
+    details = [f"sha256 {policy.digest[:12]}", policy.chosen, policy.remark]
+    return f"adapter {policy.adapter} ({'; '.join(filter(None, details))})"
 
 
 def _scores(environment: Description) -> str:
@@ -270,7 +270,7 @@ def _scores(environment: Description) -> str:
 
 
 def _score_words(environment: Description) -> str:
-    """Say what each score is the share of."""
+    """Return what each score is the share of."""
     of = {"success": "tasks that are solved", "group_success": f"{environment.groups} all of whose tasks are solved"}
     return "; ".join(f"{name}: {of[key]}" for key, name in score_names(environment).items())
 
@@ -341,7 +341,7 @@ def _figure(figure: Figure) -> str:
 
 
 def read_report(folder: Path) -> tuple[Mapping[str, Any], list[NamedResults]]:
-    """An evaluation's report.json, and its results in the order of its scores.
+    """Read an evaluation's report.json, and its results in the order of its scores.
 
     Raises:
         ValueError: the folder holds no evaluation, or one of another schema.
@@ -371,5 +371,5 @@ def read_report(folder: Path) -> tuple[Mapping[str, Any], list[NamedResults]]:
             grouped.setdefault((data["policy"], data["sampling"]), []).append(TaskResult.from_dict(data))
         except (ValueError, KeyError, TypeError) as error:
             file = folder / "results.jsonl"
-            raise ValueError(f"{file}:{number} is no result; evaluate again, which repeats no rollout") from error
+            raise ValueError(f"{file}:{number} is not a result; evaluate again, which repeats no rollout") from error
     return report, [NamedResults(name, sampling, results) for (name, sampling), results in grouped.items()]

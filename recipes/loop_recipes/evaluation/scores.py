@@ -1,12 +1,12 @@
 """Turns rollouts into scores: whether an attempt solved its task, and both scores over runs, with their spread.
 
 A task counts as solved when its environment says so, mostly when all its tests passed *and* the agent ended the episode
-itself: one that ran into a limit of turns, context or time is over budget, which is a failure (LOOP, appendix D).
+itself: an episode that ran into a limit of turns, context or time is over budget, which is a failure (LOOP, appendix
+D).
 
 A rollout that was lost, through no fault of the agent, is neither a success nor a failure. A score is the mean over the
-tasks of each one's mean over the runs that have it, here as in intervals, comparisons and the scores on the way, so a
-run of which little is left weighs little. :class:`Bounds` say what the scores would be if all that is lost had failed
-or had succeeded.
+tasks of each task's mean over its runs, here as in intervals, comparisons and dev scores, so a run of which little is
+left weighs little. :class:`Bounds` say what the scores would be if all lost rollouts had failed or had succeeded.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from loop_recipes.evaluation.success import RunSuccess, run_success
 class TaskResult:
     """The rollout of one task in one run, or that it was lost.
 
-    ``run`` counts from 0. ``success`` is the grader's verdict, ``solved`` whether the task counts as solved: as the
-    environment says, and unless given as :data:`DEFAULT_DESCRIPTION` does.
-    ``behavior`` holds the counts that the environment's figures are made of. ``failure`` says why the rollout was lost;
-    the other fields are then empty. ``broke`` says where and in what the environment itself broke, as in the rollout.
+    ``run`` counts from 0. ``success`` is the grader's verdict, ``solved`` whether the task counts as solved by the
+    environment's rule (by default, that of :data:`DEFAULT_DESCRIPTION`). ``behavior`` holds the counts behind the
+    environment's figures. ``failure`` says why the rollout was lost; the other fields are then empty. ``broke`` says
+    where and in what the environment itself broke, as in the rollout.
     """
 
     task_id: str
@@ -69,7 +69,7 @@ class TaskResult:
     def from_rollout(
         cls, rollout: Rollout, *further: Rollout, environment: Description = DEFAULT_DESCRIPTION
     ) -> TaskResult:
-        """Of an episode: its first sequence and the further ones, where it has several."""
+        """Make the result of an episode from its first sequence and any further ones."""
         sequences = [rollout, *further]
         return cls(
             task_id=rollout.task_id,
@@ -91,12 +91,12 @@ class TaskResult:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields; ``broke`` only where something did."""
+        """Return the fields; ``broke`` only where something did."""
         return {name: value for name, value in asdict(self).items() if name != "broke" or value is not None}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TaskResult:
-        """The inverse of :meth:`to_dict`; keys it does not know are ignored.
+        """Invert :meth:`to_dict`; unknown keys are ignored.
 
         Raises:
             TypeError: the data is not a result.
@@ -108,8 +108,8 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class NamedResults:
-    """The results of one score: who, sampled how, and every attempt; ``seeds`` are those of each evaluation, where
-    several were pooled."""
+    """The results of one score: policy, way of sampling, and every attempt; ``seeds`` holds the results of each
+    evaluation, where several were pooled."""
 
     name: str
     sampling: str
@@ -119,8 +119,8 @@ class NamedResults:
 
 @dataclass(frozen=True)
 class Figure:
-    """A percentage: the mean over tasks (or groups of them) of each one's mean over the runs that have it; the standard
-    deviation over the runs that are whole, None where there are fewer than two; the bootstrap interval."""
+    """A percentage: the mean over tasks (or groups of them) of each one's mean over its runs; the standard deviation
+    over whole runs, None where there are fewer than two; the bootstrap interval."""
 
     mean: float
     std: float | None
@@ -129,7 +129,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Bounds:
-    """[low, high] of the means: what they would be if every lost rollout had failed, or had succeeded."""
+    """[low, high] of the means, if every lost rollout had failed, or had succeeded."""
 
     success: tuple[float, float]
     group_success: tuple[float, float]
@@ -141,10 +141,10 @@ class Score:
     """All figures of one policy under one way of sampling. ``per_run`` holds both scores of each run with a rollout,
     over the tasks that it has.
 
-    ``reward`` is a mean as that of a :class:`Figure`. ``behavior`` holds the environment's figures by name, None where
-    one is not defined, and the number of ``rollouts``. ``interactions`` is the mean number of agent turns; ``passes``
-    holds pass@k and pass^k, nothing where there is one run. ``over_budget`` names rollouts as (task id, run), ``lost``
-    those that are in no figure, with the reason. ``bounds`` is None where nothing was lost.
+    ``reward`` is a mean as in a :class:`Figure`. ``behavior`` holds the environment's figures by name, None where one
+    is not defined, and the number of ``rollouts``. ``interactions`` is the mean number of agent turns; ``passes`` holds
+    pass@k and pass^k, and is empty with one run. ``over_budget`` names rollouts as (task id, run), ``lost`` the
+    rollouts that no figure counts, with the reason. ``bounds`` is None without lost rollouts.
     """
 
     runs: int
@@ -164,7 +164,7 @@ class Score:
 
 
 def success_table(results: Iterable[TaskResult]) -> list[dict[str, bool]]:
-    """For each run that has a rollout, ascending: task id -> solved; lost rollouts are left out."""
+    """Return task id -> solved for each run with a rollout, ascending; lost rollouts are left out."""
     runs: dict[int, dict[str, bool]] = {}
     for result in results:
         if not result.lost:
@@ -173,7 +173,7 @@ def success_table(results: Iterable[TaskResult]) -> list[dict[str, bool]]:
 
 
 def task_means(values: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Task id -> the mean of its values, which are those of the runs that have it; the mean of these means is a score.
+    """Return task id -> the mean of its values over its runs; the mean of these means is a score.
 
     Args:
         values: (task id, value) of each rollout.
@@ -185,25 +185,25 @@ def task_means(values: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def success_rates(runs: Sequence[Mapping[str, bool]]) -> dict[str, float]:
-    """Task id -> share of the runs that solved it, of those that have it."""
+    """Return task id -> share of its runs that solved it."""
     return task_means(item for run in runs for item in run.items())
 
 
 def task_success(results: Iterable[TaskResult]) -> dict[str, float]:
-    """Task id -> share of its runs that solved it, of those that have it."""
+    """Return task id -> share of its runs that solved it."""
     return success_rates(success_table(results))
 
 
 def reward_rates(results: Iterable[TaskResult]) -> dict[str, float]:
-    """Task id -> its mean reward over the runs that have it."""
+    """Return task id -> its mean reward over its runs."""
     return task_means((result.task_id, result.reward) for result in results if not result.lost)
 
 
 def group_rates(runs: Sequence[Mapping[str, bool]], environment: Description = DEFAULT_DESCRIPTION) -> dict[str, float]:
-    """Group of tasks -> share of the runs that solved all of its tasks, of those that have one of them.
+    """Return group of tasks -> share of the runs with one of its tasks that solved all of them.
 
-    A task that a run lacks counts in it with the share of the other runs that solved it; one that no run has is left
-    out of its group.
+    A task that a run lacks counts in it with the share of the other runs that solved it; a task of no run is left out
+    of its group.
     """
     shares = success_rates(runs)
     groups: dict[str, list[str]] = {}
@@ -229,17 +229,17 @@ def score(
     each with all its tasks and runs.
 
     Args:
-        results: one per task and run; those that were lost included.
+        results: one per task and run, lost ones included.
         difficulties: task id -> difficulty; figures by difficulty are left out without it.
-        environment: groups the tasks, and says which figures of behaviour there are.
-        bootstrap: of :func:`~loop_recipes.evaluation.statistics.rate_interval`.
+        environment: groups the tasks, and defines the figures of behaviour.
+        bootstrap: as for :func:`~loop_recipes.evaluation.statistics.rate_interval`.
 
     Raises:
         ValueError: no rollout, or runs that do not cover the same tasks.
     """
     tasks, numbers = ({getattr(result, key) for result in results} for key in ("task_id", "run"))
-    asked = {(result.task_id, result.run) for result in results}
-    if not results or not len(results) == len(asked) == len(tasks) * len(numbers):
+    attempts = {(result.task_id, result.run) for result in results}
+    if not results or not len(results) == len(attempts) == len(tasks) * len(numbers):
         raise ValueError("a score needs exactly one result for each task and run")
     runs = success_table(results)
     if not runs:
@@ -272,7 +272,7 @@ def score(
 
 
 def _behavior(results: Sequence[TaskResult], environment: Description) -> dict[str, float | None] | None:
-    """The environment's figures over the results that have counts; None where there are none."""
+    """Compute the environment's figures over the results that have counts; None where there are none."""
     counts = [result.behavior for result in results if result.behavior]
     if not counts:
         return None
@@ -280,7 +280,7 @@ def _behavior(results: Sequence[TaskResult], environment: Description) -> dict[s
 
 
 def score_bounds(results: Sequence[TaskResult], environment: Description = DEFAULT_DESCRIPTION) -> Bounds:
-    """Of results as for :func:`score`."""
+    """Return the bounds of the scores of ``results``, which are as for :func:`score`."""
     ends = []
     for lost_as in (False, True):
         filled = [replace(each, failure=None, **_outcome(lost_as)) if each.lost else each for each in results]
@@ -308,7 +308,7 @@ def _figure(of_whole_runs: list[float], interval: Interval) -> Figure:
 def _mean_by_difficulty(
     runs: Sequence[Mapping[str, bool]], difficulties: Mapping[str, int], environment: Description
 ) -> dict[int, RunSuccess]:
-    """Both scores over the tasks of each difficulty, ascending; those of which no run has a task are left out."""
+    """Return both scores over the tasks of each difficulty, ascending; difficulties without a rollout are left out."""
     levels = {}
     for difficulty in sorted(set(difficulties.values())):
         of_level = [{task: run[task] for task in run if difficulties.get(task) == difficulty} for run in runs]

@@ -21,7 +21,7 @@ import numpy as np
 
 ClusterOf = Callable[[str], Hashable]
 Deviations = Sequence[Sequence[float]]
-"""Of each side of a difference: how far the mean of each of its seeds lies from that of all of them."""
+"""Distances of the mean of each seed from the mean of all seeds, for each side of a difference."""
 
 _RATE_PSEUDO = ((0.0, 1.0), (1.0, 1.0))  # (value, weight): one cluster of failures, one of successes
 _DIFFERENCE_PSEUDO = ((-1.0, 0.5), (0.0, 1.0), (1.0, 0.5))
@@ -39,7 +39,7 @@ class Interval:
     clusters: int
 
     def scaled(self, factor: float) -> Interval:
-        """The same interval in other units, 100 for percent."""
+        """Return the same interval in other units, 100 for percent."""
         return Interval(self.estimate * factor, self.low * factor, self.high * factor, self.level, self.clusters)
 
     def text(self, form: str) -> str:
@@ -48,7 +48,7 @@ class Interval:
 
 
 def rate_interval(values: Mapping[str, float], cluster_of: ClusterOf, **bootstrap: Any) -> Interval:
-    """Interval of the mean of ``values``.
+    """Return the interval of the mean of ``values``.
 
     Args:
         values: task (or group) id -> value in [0, 1]: its success, or its success rate over several runs.
@@ -63,8 +63,8 @@ def rate_interval(values: Mapping[str, float], cluster_of: ClusterOf, **bootstra
 
 
 def difference_interval(differences: Mapping[str, float], cluster_of: ClusterOf, **bootstrap: Any) -> Interval:
-    """Interval of the mean of paired differences in [-1, 1]; arguments as for :func:`rate_interval`, and ``seeds``,
-    which widen it by what they differ in."""
+    """Return the interval of the mean of paired differences in [-1, 1]; arguments as for :func:`rate_interval`, and
+    ``seeds``, whose differences widen it."""
     _check(differences, -1.0)
     return _interval(differences, cluster_of, _DIFFERENCE_PSEUDO, **bootstrap)
 
@@ -77,7 +77,7 @@ class Difference:
     p_value: float
 
     def scaled(self, factor: float) -> Difference:
-        """The same difference in other units, 100 for percentage points."""
+        """Return the same difference in other units, 100 for percentage points."""
         return Difference(self.interval.scaled(factor), self.p_value)
 
 
@@ -89,9 +89,9 @@ def paired_difference(
     seeds: Deviations = (),
     **bootstrap: Any,
 ) -> Difference:
-    """Interval and p-value of the mean of paired differences in [-1, 1]; arguments as for :func:`difference_interval`.
+    """Return interval and p-value of the mean of paired differences in [-1, 1]; arguments: :func:`difference_interval`.
 
-    With several seeds the p-value is the larger one of two: that of the tasks, and that of Student's t over the seeds.
+    With several seeds the p-value is the larger one of two: over the tasks, and by Student's t over the seeds.
     """
     interval = difference_interval(differences, cluster_of, seed=seed, seeds=seeds, **bootstrap)
     p_value = permutation_p_value(differences, cluster_of, seed=seed)
@@ -103,7 +103,7 @@ def paired_difference(
 def permutation_p_value(
     differences: Mapping[str, float], cluster_of: ClusterOf, *, permutations: int = 20_000, seed: int = 0
 ) -> float:
-    """Two-sided p-value of the paired sign-flip test that neither side is better.
+    """Return the two-sided p-value of the paired sign-flip test that neither side is better.
 
     Under the null hypothesis the two sides of a cluster can be exchanged, so the sign of its summed difference is
     arbitrary. Up to 12 clusters all sign patterns are enumerated; beyond, they are drawn at random, and the observed
@@ -128,7 +128,7 @@ def _check(values: Mapping[str, float], lowest: float) -> None:
 
 
 def _cluster_sums(values: Mapping[str, float], cluster_of: ClusterOf) -> tuple[np.ndarray, np.ndarray]:
-    """(sum of values, number of values) of each cluster, both [c], in order of first appearance."""
+    """Return (sum of values, number of values) of each cluster, both [c], in order of first appearance."""
     sums: dict[Hashable, float] = {}
     sizes: dict[Hashable, int] = {}
     for name, value in values.items():
@@ -139,8 +139,8 @@ def _cluster_sums(values: Mapping[str, float], cluster_of: ClusterOf) -> tuple[n
 
 
 def _seed_noise(seeds: Deviations, draws: int, seed: int) -> np.ndarray | None:
-    """Draws of how far other seeds could have moved a difference, [draws]: Student's t with the variance that both
-    sides' seeds show together, so a side of one seed is taken to vary as the other. None where each side has one."""
+    """Draw how far other seeds could have moved a difference, [draws]: Student's t with the pooled variance of both
+    sides' seeds, so a side of one seed is taken to vary as the other. None where each side has one seed."""
     degrees = sum(len(side) - 1 for side in seeds)
     if not degrees:
         return None

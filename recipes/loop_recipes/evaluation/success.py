@@ -1,7 +1,7 @@
 """The two scores of an evaluation, in percent: the share of tasks solved, and of groups all of whose tasks are solved.
 
-Reports keep them as ``success`` and ``group_success``, and print the names that the environment gives them. Both are
-over the tasks they are given.
+Reports store them as ``success`` and ``group_success``, and print the names that the environment gives them. Both are
+over the tasks of their arguments.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class RunSuccess:
 
 
 def score_names(environment: Description) -> dict[str, str]:
-    """Key in a report -> name in print, of the scores that say something: where every task is its own group, one."""
+    """Return key in a report -> printed name of each score; where every task is its own group, only the first."""
     names = {"success": environment.score}
     return names | {"group_success": environment.group_score} if environment.grouped else names
 
 
 def group_success(successes: Mapping[str, bool], environment: Description = DEFAULT_DESCRIPTION) -> dict[str, bool]:
-    """Group of tasks -> whether all of its tasks among ``successes`` (task id -> solved) are solved."""
+    """Return group of tasks -> whether all of its tasks among ``successes`` (task id -> solved) are solved."""
     solved: dict[str, bool] = {}
     for task_id, success in successes.items():
         group = environment.group_of(task_id)
@@ -38,7 +38,7 @@ def group_success(successes: Mapping[str, bool], environment: Description = DEFA
 
 
 def run_success(successes: Mapping[str, bool], environment: Description = DEFAULT_DESCRIPTION) -> RunSuccess:
-    """Both scores of one run.
+    """Compute both scores of one run.
 
     Args:
         successes: task id -> whether every requirement of the task passed; a task that was not finished is False.

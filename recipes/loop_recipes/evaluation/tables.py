@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 
 UNBOUNDED = 100_000
-"""Columns, more than any table has."""
+"""Width in columns, more than any table has."""
 
 
 @dataclass(frozen=True)
@@ -30,25 +30,25 @@ Document = Sequence[str | Table]
 
 
 def to_markdown(document: Document) -> str:
-    """Return a document as Markdown, its parts divided by empty lines."""
-    return "\n\n".join(part if isinstance(part, str) else _rows(part) for part in document) + "\n"
+    """Return a document as Markdown, its blocks divided by empty lines."""
+    return "\n\n".join(block if isinstance(block, str) else _rows(block) for block in document) + "\n"
 
 
 def print_document(console: Console, document: Document) -> None:
     """Print a document; its tables are whole at any width."""
-    for kind, parts in groupby(document, type):
+    for kind, blocks in groupby(document, type):
         if kind is Table:
-            for part in parts:
-                assert isinstance(part, Table), "they are grouped by type"
-                print_table(console, "", part)
+            for block in blocks:
+                assert isinstance(block, Table), "they are grouped by type"
+                print_table(console, "", block)
         else:
-            console.print(Markdown("\n\n".join(map(str, parts))))
+            console.print(Markdown("\n\n".join(map(str, blocks))))
 
 
-def print_table(console: Console, title: str, shown: Table) -> None:
+def print_table(console: Console, title: str, data: Table) -> None:
     """Print a table, or where it is wider than the console, a block of lines for each row."""
-    grid = table.Table(*map(escape, shown.columns), title=escape(title) if title else None, title_justify="left")
-    for row in shown.rows:
+    grid = table.Table(*map(escape, data.columns), title=escape(title) if title else None, title_justify="left")
+    for row in data.rows:
         grid.add_row(*map(escape, row))
     unbounded = console.options.update(width=UNBOUNDED)
     if max(Measurement.get(console, unbounded, grid).maximum, len(title)) <= console.width:
@@ -56,15 +56,15 @@ def print_table(console: Console, title: str, shown: Table) -> None:
         return
     if title:
         console.print(title, markup=False, highlight=False, style="italic")
-    columns = shown.columns[shown.named :]
+    columns = data.columns[data.named :]
     widest = max(map(len, columns), default=0)
-    for row in shown.rows:
-        console.print(", ".join(row[: shown.named]), markup=False, highlight=False, style="bold")
-        for name, cell in zip(columns, row[shown.named :], strict=True):
+    for row in data.rows:
+        console.print(", ".join(row[: data.named]), markup=False, highlight=False, style="bold")
+        for name, cell in zip(columns, row[data.named :], strict=True):
             console.print(f"  {name:<{widest}}  {cell}", markup=False, highlight=False)
 
 
-def _rows(shown: Table) -> str:
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (shown.columns, *shown.rows)]
-    lines.insert(1, "|" + "---|" * len(shown.columns))
+def _rows(data: Table) -> str:
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (data.columns, *data.rows)]
+    lines.insert(1, "|" + "---|" * len(data.columns))
     return "\n".join(lines)

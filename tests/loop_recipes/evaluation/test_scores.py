@@ -272,7 +272,7 @@ def test_compare_evals_names_a_damaged_line(tmp_path, capsys, damaged):
     line = file.read_text().splitlines()[0]
     file.write_text(f"{line}\n{line[:-9] if damaged == 'cut' else damaged}")
     assert compare_evals([first]) == 1
-    assert capsys.readouterr().err.startswith(f"loop compare: {file}:2 is no result; evaluate again")
+    assert capsys.readouterr().err.startswith(f"loop compare: {file}:2 is not a result; evaluate again")
 
 
 def test_compare_evals_refuses_a_report_that_is_none(tmp_path, capsys):

@@ -1,1 +1,1 @@
-"""Configs: schemas, files and what they extend, and everything that can be refused before work begins."""
+"""Configs: schemas, files that extend each other, and every check that runs before work begins."""

@@ -21,7 +21,7 @@ class _Help(argparse.HelpFormatter):
     wider than the terminal."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return "\n\n".join(self._paragraph(part.replace("``", "`"), width) for part in text.split("\n\n"))
+        return "\n\n".join(self._paragraph(paragraph.replace("``", "`"), width) for paragraph in text.split("\n\n"))
 
     def _paragraph(self, text: str, width: int) -> str:
         lines = text.splitlines()
@@ -29,25 +29,25 @@ class _Help(argparse.HelpFormatter):
             return text if _EXAMPLE.fullmatch(lines[0]) else textwrap.fill(text, width, break_on_hyphens=False)
         examples: list[tuple[str, list[str]]] = []
         for line in lines:
-            if found := _EXAMPLE.fullmatch(line):
-                examples.append((found[1], [found[2] or ""]))
+            if match := _EXAMPLE.fullmatch(line):
+                examples.append((match[1], [match[2] or ""]))
             else:
                 examples[-1][1].append(line.strip())
         written = []
         for command, beside in examples:
-            said = textwrap.wrap(" ".join(filter(None, beside)), width - 8, break_on_hyphens=False)
+            notes = textwrap.wrap(" ".join(filter(None, beside)), width - 8, break_on_hyphens=False)
             words = textwrap.wrap(command, width - 2, subsequent_indent=" " * 12, break_on_hyphens=False)
-            written += [" \\\n".join(words), *(f"        {line}" for line in said)]
+            written += [" \\\n".join(words), *(f"        {line}" for line in notes)]
         return "\n".join(written)
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what was meant: keys are no options, and none of them is required."""
+    """Names the key or option that was probably meant: keys are not options, and none of them is required."""
 
     def error(self, message: str) -> NoReturn:
         message = message.removesuffix(", key=value")
-        if found := re.match(r"unrecognized arguments: (--[\w.-]+)", message):
-            option, options = found[1], self._option_string_actions
+        if match := re.match(r"unrecognized arguments: (--[\w.-]+)", message):
+            option, options = match[1], self._option_string_actions
             near = difflib.get_close_matches(option, [*options], n=1, cutoff=0.7)
             keys = any(action.metavar == "key=value" for action in self._actions)
             word = _as_word(option.lstrip("-").replace("-", "_"), of_training=self.prog != "loop eval")
@@ -57,8 +57,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _as_word(name: str, of_training: bool) -> str:
-    """What stands after a config in place of an option ``name`` that there is not: ``key=VALUE``, or a shipped file."""
-    from loop_recipes.config.files import compose  # the schemas, which no help needs
+    """Return the word that replaces an unknown option ``name`` after a config: ``key=VALUE``, or a shipped file."""
+    from loop_recipes.config.files import compose  # the schemas, which the help does not need
     from loop_recipes.config.loop_config import LoopConfig
 
     if (kind := next((kind for kind, files in config_files().items() if name in files), None)) is not None:
@@ -69,12 +69,12 @@ def _as_word(name: str, of_training: bool) -> str:
 
 
 def verb_parser(verb: str, description: str | None) -> argparse.ArgumentParser:
-    """A parser for ``loop VERB``; ``description``, a docstring, is printed as wide as the terminal is."""
+    """Return a parser for ``loop VERB``; ``description``, a docstring, is printed as wide as the terminal is."""
     return _Parser(f"loop {verb}", description=inspect.cleandoc(description or ""), formatter_class=_Help)
 
 
 def config_parser(verb: str, description: str | None, optional: bool = False) -> argparse.ArgumentParser:
-    """A parser for ``loop VERB CONFIG [key=value ...]``: ``config`` and ``overrides`` of what it parses.
+    """Return a parser for ``loop VERB CONFIG [key=value ...]``, whose result has ``config`` and ``overrides``.
 
     Call its ``parse_intermixed_args``: words may stand before and after the options.
     """

@@ -19,10 +19,10 @@ from loop_recipes.terminal import fold_logs
 
 
 def parse(section: type) -> Callable[[Callable[[DictConfig], Any]], Callable[[], Any]]:
-    """A decorator for a recipe's ``main(cfg)``: called without arguments it composes ``cfg`` from the command line.
+    """Decorate a recipe's ``main(cfg)``: called without arguments it composes ``cfg`` from the command line.
 
     Args:
-        section: what the recipe reads ``cfg`` as.
+        section: the schema of ``cfg``.
     """
 
     def decorated(main: Callable[[DictConfig], Any]) -> Callable[[], Any]:
@@ -50,7 +50,7 @@ def parse(section: type) -> Callable[[Callable[[DictConfig], Any]], Callable[[],
 
 
 def _check_keys(words: list[str], section: type, recipe: str) -> None:
-    """Refuse what a config may hold for another recipe, but a command line of this one need not."""
+    """Refuse keys of other recipes, which a config may hold but a command line of this recipe need not."""
     others = fields_of(LoopConfig).keys() - fields_of(section).keys()
     for word in words:
         key = word.lstrip("~").partition("=")[0].partition(".")[0]

@@ -20,13 +20,13 @@ from rollout_server.config import as_config
 
 
 def build(component: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-    """Build what ``component`` names; positional arguments first, ``kwargs`` win over the component's own keys.
+    """Build a ``component`` by its name; positional arguments first, ``kwargs`` win over the component's own keys.
 
-    A key whose value names a component of its own gets that, built.
+    A value that is itself a component is built first.
     """
     values: dict[str, Any] = OmegaConf.to_object(as_config(component))  # type: ignore[assignment]
-    parts = {key: build(value) for key, value in values.items() if _is_component(value)}
-    return _named(values.pop("_component_"))(*args, **{**values, **parts, **kwargs})
+    components = {key: build(value) for key, value in values.items() if _is_component(value)}
+    return _named(values.pop("_component_"))(*args, **{**values, **components, **kwargs})
 
 
 def _named(name: str) -> Callable[..., Any]:
@@ -37,7 +37,7 @@ def _named(name: str) -> Callable[..., Any]:
 
 
 def _kinds(target: Callable[..., Any], signature: inspect.Signature) -> dict[str, object]:
-    """The types of a component's arguments, as far as annotations or, without one, defaults say."""
+    """Return the types of a component's arguments, by annotations or, without one, by defaults."""
     function = inspect.unwrap(target.__init__ if inspect.isclass(target) else target)
     kinds: dict[str, object] = {}
     for name, each in signature.parameters.items():
@@ -55,26 +55,26 @@ def _is_component(value: Any) -> bool:
 
 
 def _meant(name: str) -> str:
-    """The cure for a component that is not there; "" where none is known."""
+    """Return the cure for an unknown component; "" where there is none."""
     module, _, last = name.rpartition(".")
     if not module:
         return "; give its module too, as in torch.optim.AdamW"
-    found = vars(sys.modules[module]) if module in sys.modules else {}
-    near = similar_names(last, [each for each, value in found.items() if callable(value)])
+    members = vars(sys.modules[module]) if module in sys.modules else {}
+    near = similar_names(last, [each for each, value in members.items() if callable(value)])
     return f"; {did_you_mean([f'{module}.{each}' for each in near])}" if near else ""
 
 
 def check_component(
     path: str, component: Mapping[str, Any], positional: int = 0, provided: Iterable[str] = (), kind: type = object
 ) -> Callable[..., Any]:
-    """Import what ``component`` names, check that it can be called with its keys, and return it. It is of the reader's
-    own config, or :func:`~loop_recipes.config.stored.check_stored` has passed it.
+    """Import the class or function of ``component``, check that it takes the keys, and return it. The component is of
+    the reader's own config, or :func:`~loop_recipes.config.stored.check_stored` has passed it.
 
     Args:
         path: key of the node, for messages.
         positional: number of positional arguments the recipe will pass.
         provided: keyword arguments the recipe will pass.
-        kind: the class that it must be derived from.
+        kind: the required base class.
 
     Raises:
         ConfigError: no ``_component_``, one that cannot be imported or is of another kind, or keys that do not fit its
@@ -112,14 +112,14 @@ def check_component(
 
 
 def _require_kind(path: str, name: str, kind: type, holds: bool) -> None:
-    """Raise ConfigError unless what ``name`` says ``holds`` to be of a kind."""
-    wanted = f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
+    """Raise ConfigError unless ``holds``: the object called ``name`` is of a kind."""
+    expected = f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
     cure = f'derive it from {kind.__module__}.{kind.__name__} (docs/architecture.md, "How to add")'
-    require(holds, f"{path}: {name} is not {wanted}; {cure}")
+    require(holds, f"{path}: {name} is not {expected}; {cure}")
 
 
 def build_checked(key: str, component: Mapping[str, Any], kind: type, *args: Any, **kwargs: Any) -> Any:
-    """Build what ``component`` names under ``key`` of a config, an instance of ``kind``, as :func:`build`.
+    """Check the ``component`` under ``key`` of a config, and build it as :func:`build` does: an instance of ``kind``.
 
     Raises:
         ConfigError: as :func:`check_component`, or it refuses its arguments.

@@ -1,4 +1,4 @@
-"""Composes the config of a run: a machine's config, and over it what differs.
+"""Composes the config of a run: a machine's config, and over it the changes.
 
     loop train qwen2_5_7b algorithm=grpo
 
@@ -15,9 +15,9 @@ without the key ``machine`` is itself a machine's config. Sections are merged ke
 another ``_component_``, or an environment of another ``name``, replaces the one below, whose arguments would mean
 nothing to it.
 
-One file serves several recipes: the sections ``train``, ``sft``, ``eval`` and ``warm_start`` hold what is meant for one
-of them alone, and each recipe passes over the others' keys. The section ``when`` holds what is meant for machines with
-a trait: ``when: {tiny_policy: ...}`` for those that say ``traits: [tiny_policy]``.
+One file serves several recipes: the sections ``train``, ``sft``, ``eval`` and ``warm_start`` hold keys for one of them
+alone, and each recipe ignores the others' keys. The section ``when`` holds keys for machines with a trait: ``when:
+{tiny_policy: ...}`` for those that say ``traits: [tiny_policy]``.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from rollout_server.config import as_written, as_yaml, read_file
 Tree = dict[str, Any]
 CONFIGS = recipes_folder() / "configs"
 _SOME = (*RECIPES.values(), "when", "traits")
-"""Sections of a file that are not meant for all recipes and machines."""
+"""Sections of a file that are not for all recipes and machines."""
 _MERGE_ERRORS = (OmegaConfBaseException, YAMLError, TypeError, ValueError, AssertionError)
 
 
 def compose(name: str, overrides: Sequence[str] = (), recipe: str = "loop_appworld") -> DictConfig:
-    """The config that ``tune run recipe --config name overrides...`` runs with.
+    """Return the config that ``tune run recipe --config name overrides...`` runs with.
 
     Args:
         name: a machine as in `tune ls`, with or without the recipe's name before it, or a YAML file.
@@ -58,7 +58,7 @@ def compose(name: str, overrides: Sequence[str] = (), recipe: str = "loop_appwor
             file.
 
     Raises:
-        ConfigError: there is no such file, it cannot be read, or a word is not understood.
+        ConfigError: there is no such file, it cannot be read, or a word is not ``key=value`` or ``~key``.
     """
     check_overrides(overrides, recipe)
     choices = dict(word.split("=", 1) for word in overrides if word.partition("=")[0] in KINDS)
@@ -73,13 +73,13 @@ def compose(name: str, overrides: Sequence[str] = (), recipe: str = "loop_appwor
 
 
 def pin_models(config: DictConfig) -> list[str]:
-    """Give each model of the hub's that ``config`` names the commit that it stands for now.
+    """Replace each hub model's name in ``config`` by the name with its present commit.
 
     Returns:
-        The same as words of a command line.
+        The changes as words of a command line.
 
     Raises:
-        ConfigError: it cannot be fetched; one line.
+        ConfigError: a model cannot be fetched; one line.
     """
     words, written = [], as_written(config)
     for key in ("model.path", "node.model.path"):
@@ -105,13 +105,13 @@ def check_overrides(words: Sequence[str], recipe: str = "loop_appworld") -> None
 
 
 def _check_no_kind(key: str) -> None:
-    """Refuse a key that is one of the kinds, misspelt: no schema knows these."""
+    """Refuse a misspelt kind as a key: kinds are in no schema."""
     if key not in KINDS and (near := similar_names(key, KINDS, TYPING_ERROR)):
         raise ConfigError(f"unknown key {key!r}; {did_you_mean(near)}")
 
 
 def _meant(word: str, after: str, recipe: str) -> str:
-    """The cure for a word that is no ``key=value``, with another ``after`` it."""
+    """Return the cure for a word that is not ``key=value``, with the word ``after`` it."""
     known = config_files(recipe)
     if Path(word).is_dir():
         return f"did you mean {'run' if recipe == 'eval_appworld' else 'output_dir'}={word}?"
@@ -126,19 +126,19 @@ def _meant(word: str, after: str, recipe: str) -> str:
 
 
 def config_name(name: str, recipe: str) -> str:
-    """``name`` as `tune run` knows it: a file, or with the name of ``recipe`` before it where it has none."""
+    """Return ``name`` as `tune run` takes it: a file, or with the name of ``recipe`` before it where it has none."""
     return name if Path(name).is_file() or "/" in name or name.endswith(".yaml") else f"{recipe}/{name}"
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words before ``--``, and those after it."""
+    """Return the words before ``--``, and those after it."""
     at = list(words).index("--") if "--" in words else len(words)
     return list(words[:at]), list(words[at + 1 :])
 
 
 @dataclass(frozen=True)
 class _File:
-    """A file of a run, or several of one kind as one: its name, its content, and the files that it chooses by kind."""
+    """A file of a run, or several of one kind as one: its name, its content, and the files that it names by kind."""
 
     name: str
     content: Tree
@@ -146,7 +146,7 @@ class _File:
 
 
 def _layers(files: Mapping[str, _File], recipe: str) -> list[Tree]:
-    """What a config is made of, each over those before it; ``files`` are those of :func:`_files`."""
+    """Return the layers of a config, each over those before it; ``files`` as :func:`_files` returns them."""
     verb = RECIPES[recipe]
     traits = files["machine"].content.get("traits") or []
     common: dict[str, Tree] = {"world": {}, "preset": {}, "algorithm": {}, "own": {}}
@@ -176,25 +176,25 @@ def _layers(files: Mapping[str, _File], recipe: str) -> list[Tree]:
 
 
 def _check_meant(kind: str, file: _File, common: Tree, special: Tree, recipe: str) -> None:
-    """Refuse a preset or an algorithm that is meant for other recipes."""
-    meant = [name for name, verb in RECIPES.items() if verb in file.content]
-    require(common or special or not meant, f"{kind} {file.name} is one of {' and '.join(meant)}, not of {recipe}")
+    """Refuse a preset or an algorithm of other recipes."""
+    recipes = [name for name, verb in RECIPES.items() if verb in file.content]
+    require(common or special or not recipes, f"{kind} {file.name} is one of {' and '.join(recipes)}, not of {recipe}")
     if kind == "algorithm" and recipe == "sft_appworld":
         foreign = sorted(common.keys() & {"collection", "credit"})
         require(not foreign, f"algorithm {file.name} is one of loop_appworld: it sets {', '.join(foreign)}")
 
 
 def _evaluated(trained: Tree) -> Tree:
-    """What a training's keys mean for its evaluation: its ``output_dir`` is the ``run`` to evaluate."""
+    """Turn a training's keys into those of its evaluation: its ``output_dir`` is the ``run`` to evaluate."""
     if not trained.keys() <= fields_of(LoopConfig).keys():
         return trained
     return {("run" if key == "output_dir" else key): value for key, value in trained.items()}
 
 
 def _folder(files: Mapping[str, _File], common: Mapping[str, Tree], special: Mapping[str, Tree], verb: str) -> Tree:
-    """The output folder of a run that is more than its machine: named by all that it is made of."""
+    """Return the output folder of a run of more files than its machine's, named by all of them."""
     named = [kind for kind in (*KINDS[1:], "own") if kind in files]
-    if verb == "eval" and not common["preset"]:  # a preset of evaluations alone is none of the run's
+    if verb == "eval" and not common["preset"]:  # a preset of evaluations alone is not one of the run's
         named = [kind for kind in named if kind != "preset"]
     if verb == "sft":
         other = bool(named) or ("output_dir" not in special["machine"] and "rollouts" not in common["machine"])
@@ -208,10 +208,10 @@ def _folder(files: Mapping[str, _File], common: Mapping[str, Tree], special: Map
 
 
 def _files(name: str, choices: Mapping[str, str], recipe: str) -> dict[str, _File]:
-    """The files of a run by their kinds, and as ``own`` the one that it is named by where that is not a machine's.
+    """Return the files of a run by kind, and as ``own`` the file of the command line where that is not a machine's.
 
     Args:
-        choices: what the command line chooses, by kind.
+        choices: names or paths from the command line, by kind.
     """
     file = _file_of_run(name, recipe)
     own = _read(file, recipe)
@@ -221,14 +221,14 @@ def _files(name: str, choices: Mapping[str, str], recipe: str) -> dict[str, _Fil
     require(len(chosen["machine"]) == 1, "machine must be one")
     files = {"machine": _machine(chosen["machine"][0], recipe)}
     for kind in KINDS[1:]:
-        if parts := [_read(path, recipe) for path in {**files["machine"].chosen, **chosen}.get(kind, ())]:
-            content = functools.reduce(_merged, (part.content for part in parts))
-            files[kind] = _File("_".join(part.name for part in parts), content, {})
+        if sources := [_read(path, recipe) for path in {**files["machine"].chosen, **chosen}.get(kind, ())]:
+            content = functools.reduce(_merged, (source.content for source in sources))
+            files[kind] = _File("_".join(source.name for source in sources), content, {})
     return files if is_machine else {**files, "own": own}
 
 
 def _machine(file: Path, recipe: str, above: tuple[Path, ...] = ()) -> _File:
-    """A machine over the one that it names, and so on."""
+    """Read a machine, merged over the machine that it names, and so on."""
     if file in above:
         raise ConfigError(f"machine: {' -> '.join(path.name for path in (*above, file))} goes in a circle")
     own = _read(file, recipe)
@@ -247,7 +247,7 @@ def _read(file: Path, recipe: str) -> _File:
 
 
 def _chosen(kind: str, value: Any, folder: Path, recipe: str) -> list[Path]:
-    """The files that ``value`` chooses: a name or a path relative to ``folder``, a list of them, or null for none."""
+    """Return the files that ``value`` names: a name or a path relative to ``folder``, a list of them, or null."""
     if isinstance(value, str) and value.startswith("["):
         value = [name.strip() for name in value.strip("[]").split(",")]
     names = value if isinstance(value, list) else [] if value in (None, "null", "None") else [value]
@@ -262,7 +262,7 @@ def _chosen(kind: str, value: Any, folder: Path, recipe: str) -> list[Path]:
 
 
 def _file_of_run(name: str, recipe: str) -> Path:
-    """The file that stands first on a command line."""
+    """Return the file that stands first on a command line."""
     known = config_files(recipe)["machine"]
     stem = name.removeprefix(f"{recipe}/")
     is_file = Path(name).is_file()
@@ -272,12 +272,12 @@ def _file_of_run(name: str, recipe: str) -> Path:
         cure = f"`loop try {name}` plays its tasks, {train}"
         if written.is_file():
             cure = "give the one that its training wrote"
-        raise ConfigError(f"{name} is a file of functions, no config: {cure}, {written}")
+        raise ConfigError(f"{name} is a file of functions, not a config: {cure}, {written}")
     if stem in known or is_file:
         return known.get(stem) or Path(name).resolve()
     folder = Path(stem) if Path(stem).is_dir() else Path("runs") / stem
     if stem and folder.is_dir():
-        raise ConfigError(f"{folder} is a folder, no config; give {_config_of(folder, recipe)}")
+        raise ConfigError(f"{folder} is a folder, not a config; give {_config_of(folder, recipe)}")
     cure = _file_meant(name, Path(stem).stem if stem.endswith(".yaml") else stem, Path(), known, f"{recipe}/")
     if (functions := Path(f"{stem}.py")).is_file():
         cure = f"did you mean {functions}?"
@@ -285,28 +285,28 @@ def _file_of_run(name: str, recipe: str) -> Path:
 
 
 def _config_of(folder: Path, recipe: str) -> str:
-    """What to give in place of a run's folder."""
+    """Return the words to give in place of a run's folder."""
     own, stored = folder / "train.yaml", folder / "config.yaml"
     if own.is_file():
         return str(own)
     if recipe == "eval_appworld":
         return f"a config and run={folder}"
-    begun = stored if stored.is_file() else "the config that it began with"
-    return f"{begun} and output_dir={folder} resume_from_checkpoint=True"
+    config = stored if stored.is_file() else "the config that it began with"
+    return f"{config} and output_dir={folder} resume_from_checkpoint=True"
 
 
 def _file_meant(name: str, stem: str, folder: Path, known: Mapping[str, Path], prefix: str = "") -> str:
-    """The cure for a name, spelt ``stem`` where it is one of ``known``, that is not a file in ``folder`` either."""
+    """Return the cure for a name (``stem`` among ``known``) that is neither known nor a file in ``folder``."""
     there_are = f"there are: {', '.join(f'{prefix}{one}' for one in known)}, or give a YAML file"
     no_file = f"there is no such file in {(folder / name).absolute().parent}"
     return nearest(stem, list(known), no_file if name.endswith((".yaml", ".yml")) else there_are)
 
 
 def with_words(tree: Tree, words: Iterable[str]) -> Tree:
-    """``tree`` with the words of a command line over it, as torchtune merges them.
+    """Merge the words of a command line over ``tree``, as torchtune does.
 
     Raises:
-        ConfigError: a word leaves out a key that is not there, or gives a value that is not YAML.
+        ConfigError: a word leaves out a missing key, or gives a value that is not YAML.
     """
     result = tree
     for word in words:
@@ -319,10 +319,10 @@ def with_words(tree: Tree, words: Iterable[str]) -> Tree:
             key += "._component_"
         value = "!!null" if value == "None" else as_yaml(value)
         try:
-            given = as_written(OmegaConf.from_dotlist([f"{key}={value}"]))
+            change = as_written(OmegaConf.from_dotlist([f"{key}={value}"]))
         except _MERGE_ERRORS as error:
             raise ConfigError(f"{word}: {' '.join(str(error).split())}") from error
-        result = _merged(result, given, ("name",))
+        result = _merged(result, change, ("name",))
     return result
 
 
@@ -337,9 +337,9 @@ def _check_no_section(key: str, before: Any, value: str) -> None:
 
 
 def _at(tree: Any, key: str) -> Any:
-    """The value of a dotted key as it stands there; None if it is not there."""
-    for part in key.split("."):
-        tree = tree.get(part) if isinstance(tree, dict) else None
+    """Return the value of a dotted key, unresolved; None if it is missing."""
+    for name in key.split("."):
+        tree = tree.get(name) if isinstance(tree, dict) else None
     return tree
 
 
@@ -359,7 +359,7 @@ def _leave_out(keys: Tree, path: Sequence[str], word: str) -> None:
 
 
 def _merged(base: Tree, over: Mapping[str, Any], identity: Sequence[str] = ("_component_", "name")) -> Tree:
-    """``over`` over ``base``; a section with another ``identity`` replaces the one below."""
+    """Merge ``over`` over ``base``; a section with another ``identity`` replaces the one below."""
     result = dict(base)
     for key, value in over.items():
         before = base.get(key)

@@ -25,10 +25,10 @@ from rollout_server.config import as_keys, resolved
 Section = TypeVar("Section")
 COMPONENT = "component"
 Component = Annotated[dict[str, Any], COMPONENT]
-"""What to build, by ``_component_``, and its arguments."""
+"""A class or function to build, by ``_component_``, and its arguments."""
 TrackerNames = Annotated[
     list[Literal["tensorboard", "wandb", "mlflow", "trackio"]],
-    BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
+    BeforeValidator(lambda names: [names] if isinstance(names, str) else names),
 ]
 
 
@@ -63,7 +63,7 @@ class HorizonStage:
     from_iteration: NonNegativeInt
     """The first iteration of the stage."""
     max_turns: PositiveInt
-    """How many turns its episodes may take."""
+    """Turns that its episodes may take."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -95,38 +95,38 @@ class CollectionConfig:
     """Tasks to train on: a split of the dataset, with difficulties as in ``train:1,2``."""
     task_order: Literal["passes", "uniform"] = "passes"
     """``passes`` visits every task once before any a second time, all groups in turn; ``uniform`` draws each
-    iteration's tasks from all of them, whatever was drawn before (the paper)."""
+    iteration's tasks from all of them, independent of earlier draws (the paper)."""
     tasks: Some[str] | None = None
     """Task ids to train on instead of a split."""
     horizons: list[HorizonStage] = field(default_factory=list)
     """Stages that replace ``limits.max_turns`` from the first stage's iteration on."""
     environments: dict[str, EnvironmentPartConfig] = field(default_factory=dict)
-    """By name, the environments of a mixture: their shares and horizons. One that is not named has a share of 1. Empty
+    """Shares and horizons of a mixture's environments, by name. An environment without an entry has a share of 1. Empty
     draws from the tasks of all environments alike."""
     stream: bool = False
     """Keeps the node at work on groups (a task's rollouts) without an end; an iteration takes the first
-    ``tasks_per_iteration`` that are whole, and the others go on (docs/training.md)."""
+    ``tasks_per_iteration`` whole groups, and the others go on (docs/training.md)."""
     max_policy_lag: NonNegativeInt = 0
     """1 collects the next iteration while this one is trained on. In a stream, the most versions that a rollout's turn
     may be behind the newest; no group starts that would be older."""
     publish_every: PositiveInt = 1
-    """Updates from one version that the node serves to the next, in a stream: each empties the prefix cache of what
-    runs."""
+    """Updates from one version that the node serves to the next, in a stream: each version empties the prefix cache of
+    running episodes."""
     policy_mode: Literal["pinned", "latest"] | None = None
     """``pinned`` samples a whole episode from one policy version, ``latest`` takes the newest one at every turn; null
     is ``latest`` in a stream, else ``pinned``."""
     deadline_s: PositiveFloat = 7200.0
     """Seconds until a collection must have ended."""
     max_lost_share: Annotated[float, Field(ge=0, lt=0.5)] = 0.25
-    """The run ends when a larger share of an iteration's rollouts is lost, that is when all attempts at them failed
-    through no fault of the agent. It is below half, so that there is always something to learn from."""
+    """The run ends when a larger share of an iteration's rollouts is lost: all attempts at them failed through no fault
+    of the agent. It is below half, so that there is always something to learn from."""
     refill_budget: Annotated[float, Field(ge=1)] = 1.0
-    """Tasks that an iteration may sample in all, in units of ``tasks_per_iteration``: those whose rollouts carry no
-    signal are replaced by others of the split until it is used up. 1 replaces none."""
+    """Tasks that an iteration may sample in all, in units of ``tasks_per_iteration``: others of the split replace tasks
+    whose rollouts carry no signal until the budget is used up. 1 replaces none."""
     rest_iterations: NonNegativeInt = 0
-    """For how many iterations a task rests after one in which its rollouts carried no signal."""
+    """Iterations that a task rests after an iteration in which its rollouts carried no signal."""
     max_broken_share: Annotated[float, Field(ge=0, le=1)] = 0.25
-    """An iteration ends the run if the environment itself broke in a larger share of its episodes. 1 never does."""
+    """An iteration ends the run if the environment itself broke in a larger share of its episodes. 1 never ends it."""
 
     def __post_init__(self) -> None:
         most, least = self.rollouts_per_task, self.min_rollouts_per_task
@@ -153,18 +153,18 @@ class CollectionConfig:
 
     @property
     def mode(self) -> Literal["pinned", "latest"]:
-        """``policy_mode``, or what it is by default."""
+        """``policy_mode``, or its default."""
         return self.policy_mode or ("latest" if self.stream else "pinned")
 
     @property
     def depends_on_signal(self) -> bool:
-        """Whether tasks are collected by the signal of the rollouts before them."""
+        """True if the signal of earlier rollouts decides which tasks are collected."""
         return self.refill_budget > 1 or self.rest_iterations > 0
 
 
 @dataclass(frozen=True, config=STRICT)
 class UpdateConfig:
-    """One iteration's update."""
+    """The update of an iteration."""
 
     epochs: PositiveInt = 1
     """Passes over the rollouts of the iteration."""
@@ -181,20 +181,20 @@ class UpdateConfig:
     """Rollouts with a smaller advantage carry no signal and are left out. A loss on pairs leaves out those without a
     partner instead."""
     loss_divisor: Literal["mean", "tokens"] | PositiveFloat = "mean"
-    """``mean`` over the rollouts of the minibatch, each a mean over its tokens, as in the paper (of a loss on pairs:
+    """``mean`` over the rollouts of the minibatch, each a mean over its tokens, as in the paper (for a loss on pairs:
     over the pairs); ``tokens``: over all their sampled tokens alike (DAPO); or a constant in place of the number of
     rollouts (the authors' code: 32, whatever the filter leaves)."""
     clip_grad_norm: PositiveFloat | None = 1.0
     """The largest norm of the gradient; null does not clip."""
     episode_return: Literal["reward", "success"] = "reward"
-    """The return that is learned from: the reward, or 1 where the grader says that the task is solved and 0 elsewhere,
-    with no rewards of turns. Metrics and filters of tasks have both as they are."""
+    """The return to learn from: the reward, or 1 where the grader says that the task is solved and 0 elsewhere, without
+    rewards of turns. Metrics and filters of tasks use both unchanged."""
     unfinished_return: Literal["graded", "zero"] = "graded"
-    """Return of a rollout that ran into its turns, context or deadline: what ``episode_return`` takes from the grader,
-    as in the authors' code, or 0."""
+    """Return of a rollout that ran into its turns, context or deadline: ``episode_return`` as graded (the authors'
+    code), or 0."""
     max_tokens_per_rollout: PositiveInt | None = None
-    """Learns from so many first tokens of a rollout (the authors' code: 32000 of up to 32768), and leaves out one
-    with no sampled token so early; null learns from all."""
+    """Number of first tokens of a rollout to learn from (the authors' code: 32000 of up to 32768); a rollout with no
+    sampled token among them is left out; null learns from all."""
     max_trajectory_log_ratio: PositiveFloat | None = None
     """Leaves out a step, and the iteration's later ones, where the log-ratio to the sampling policy, summed over each
     rollout's tokens, is further than this from 0 in the minibatch's mean (the authors' code: 20); null never."""
@@ -205,7 +205,7 @@ class UpdateConfig:
     entropy with ``exact_entropy``, and 6 its advantage where it has one of its own, as with a critic."""
 
     def return_of(self, rollout: Rollout) -> float:
-        """Return what is learned from, in [0, 1]: of what the grader said the part that these keys take."""
+        """Return the return to learn from, in [0, 1]: the part of the grade that these keys choose."""
         if self.unfinished_return == "zero" and rollout.end_reason != "completed":
             return 0.0
         return rollout.reward if self.episode_return == "reward" else float(rollout.success)
@@ -216,7 +216,7 @@ AS_GRADED = UpdateConfig()
 
 @dataclass(frozen=True, config=STRICT)
 class DevEvaluationConfig:
-    """Scores on the way, for choosing a checkpoint: ``runs`` rollouts of every task, made while the next iteration
+    """Scores during training, for choosing a checkpoint: ``runs`` rollouts of every task, made while the next iteration
     updates, or after it where GPUs are shared. The checkpoint with the best success is kept. `eval_appworld` makes the
     scores to report."""
 
@@ -227,13 +227,13 @@ class DevEvaluationConfig:
     temperature: float = 0.0
     """0 is greedy; at most 2."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the probability that is sampled from."""
+    """Share of the probability to sample from (nucleus sampling)."""
     runs: PositiveInt = 1
     """Rollouts of a task; with several, pass@k and pass^k are logged too, where k is their number."""
     max_turns: PositiveInt = 50
     """Turns of an episode."""
     environment_turns: dict[str, PositiveInt] = field(default_factory=dict)
-    """By name, the turns that the episodes of a mixture's environments may take, in place of ``max_turns``."""
+    """Turns that the episodes of a mixture's environments may take, by name, in place of ``max_turns``."""
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
@@ -241,15 +241,15 @@ class DevEvaluationConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class StopConfig:
-    """When a run stops by itself, saying why."""
+    """Conditions under which a run stops by itself, saying why."""
 
     iterations_without_signal: int | None = 10
-    """After so many iterations in a row in which no rollout had an advantage; null never."""
+    """Iterations in a row without a rollout with an advantage after which the run stops; null never."""
     max_approx_kl: float | None = None
-    """When the metric ``approx_kl`` is larger; null never."""
+    """Value of the metric ``approx_kl`` above which the run stops; null never."""
 
     def reason(self, idle_iterations: int, approx_kl: float) -> str | None:
-        """Why to stop now, or None."""
+        """Return why to stop now, or None."""
         if self.iterations_without_signal is not None and idle_iterations >= self.iterations_without_signal:
             return f"{idle_iterations} iterations without signal (stop.iterations_without_signal)"
         if self.max_approx_kl is not None and approx_kl > self.max_approx_kl:
@@ -265,17 +265,17 @@ class GapConfig:
     ok, and eight times that is broken, within these two."""
 
     ok: float = 1e-3
-    """Up to here the verdict is "ok", above it perhaps "drift"; a canary's mean may be this large."""
+    """Largest gap with the verdict "ok", above it perhaps "drift"; a canary's mean may be this large."""
     broken: float = 0.1
-    """Above this the verdict is "broken", which ends a run; a canary's 90th percentile may be this large."""
+    """Gap above which the verdict is "broken", which ends a run; a canary's 90th percentile may be this large."""
 
 
 @dataclass(frozen=True, config=STRICT)
 class EndpointConfig:
-    """An endpoint in OpenAI's protocol: ``POST <url>/chat/completions``, of a teacher ``POST <url>/completions``."""
+    """An endpoint in OpenAI's protocol: ``POST <url>/chat/completions``, for a teacher ``POST <url>/completions``."""
 
     url: str
-    """Without ``/chat/completions`` or ``/completions``."""
+    """The address without ``/chat/completions`` or ``/completions``."""
     model: str
     """The name of the model there."""
     api_key_env: str | None = "OPENAI_API_KEY"
@@ -283,9 +283,9 @@ class EndpointConfig:
     max_concurrent: PositiveInt = 8
     """Episodes, or a teacher's requests, at the same time."""
     request_timeout_s: PositiveFloat = 600.0
-    """Seconds until one answer must be there."""
+    """Seconds until one answer must have come."""
     request: dict[str, Any] = field(default_factory=dict)
-    """Merged into the body of every request, for what one service wants and another refuses; null leaves a key out."""
+    """Keys merged into the body of every request, for options that only some services take; null leaves a key out."""
 
     def __post_init__(self) -> None:
         if (problem := url_problem(self.url)) is not None:
@@ -293,14 +293,14 @@ class EndpointConfig:
 
     @property
     def digest(self) -> str:
-        """A text that changes with everything that a result depends on, as far as this side can know it."""
+        """A text that changes with everything that a result depends on, as far as this side knows it."""
         return f"endpoint {self.url} {self.model} {json.dumps(self.request, sort_keys=True)}"
 
     def headers(self) -> dict[str, str]:
         """Return the headers that authorize a request.
 
         Raises:
-            ConfigError: the environment variable is not set, or holds what no header can carry.
+            ConfigError: the environment variable is not set, or no header can carry its value.
         """
         if self.api_key_env is None:
             return {}
@@ -323,7 +323,7 @@ class LearnerConfig:
     ``apply_lora_to_mlp``, ``lora_dropout``, ``max_context`` where it is served with another than this config's; or one
     of torchtune's builders of LoRA models with all its arguments."""
     advantage: Component
-    """From ``loop_recipes.algorithm.advantages``: what a rollout's return is compared with; ``ReturnPairs`` from
+    """From ``loop_recipes.algorithm.advantages``: compares a rollout's return with others; ``ReturnPairs`` from
     ``loop_recipes.algorithm.preferences`` for a loss on pairs."""
     loss: Component
     """From ``loop_recipes.algorithm.losses``, or one on pairs from ``loop_recipes.algorithm.preferences``."""
@@ -349,7 +349,7 @@ class LearnerConfig:
     enable_activation_checkpointing: bool = False
     """Recomputes each layer's activations in the backward pass."""
     enable_activation_offloading: bool = False
-    """The inputs that are kept for that wait in the host's memory."""
+    """Keeps the inputs for that in the host's memory."""
     keep_attention: bool = False
     """Recomputes all but attention, for one more tensor of the queries' width in each layer; not with ``compile``."""
     attention: Literal["auto", "fa2", "fa4"] = "auto"
@@ -365,10 +365,10 @@ class LearnerConfig:
     resume_from_checkpoint: bool = False
     """Goes on with the newest checkpoint in ``output_dir``, if there is one."""
     accept_changes: bool = False
-    """A resumed run goes on though its base model, initial adapter, tasks or their grader are not those of its
+    """A resumed run goes on though its base model, initial adapter, tasks or their grader differ from those of its
     checkpoint, and a run begins with an adapter that was trained on other base weights; the log says which."""
     keep_last_checkpoints: PositiveInt = 2
-    """Checkpoints that are kept, beside the best of ``dev_evaluation`` and the one it is scoring."""
+    """Number of checkpoints to keep, beside the best of ``dev_evaluation`` and the one it is scoring."""
     tracker: TrackerNames = field(default_factory=list)
     """Shows the figures of ``metrics.jsonl`` elsewhere: ``tensorboard``, ``wandb``, ``mlflow``, ``trackio``, or a list
     of them (docs/training.md)."""
@@ -388,13 +388,13 @@ class LoopConfig(LearnerConfig, WithNode):
     rollout_node: RolloutSourceConfig
     collection: CollectionConfig
     credit: dict[str, Component] = field(default_factory=dict)
-    """What gives tokens advantages of their own, one after the other, by names of your choice: subclasses of
+    """Methods that give tokens advantages of their own, one after the other, by names of your choice: subclasses of
     ``loop_recipes.algorithm.credit.Credit``. Empty gives all tokens of a rollout its advantage."""
     stop: StopConfig = field(default_factory=StopConfig)
     dev_evaluation: DevEvaluationConfig = field(default_factory=DevEvaluationConfig)
     sampler_gap: GapConfig = field(default_factory=GapConfig)
     run_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = None
-    """Begins the ids of this run's collections; null makes a name of the output folder's and a random part."""
+    """Begins the ids of this run's collections; null joins the output folder's name and a random part."""
     stress_test: bool = False
     """Runs one forward and backward pass of ``collection.limits.max_context`` tokens before the first iteration."""
     device_peak_tflops: PositiveFloat | None = None
@@ -402,7 +402,7 @@ class LoopConfig(LearnerConfig, WithNode):
 
     @property
     def longest_rollout(self) -> int:
-        """Tokens of the longest rollout that is trained on."""
+        """Tokens of the longest rollout to train on."""
         context = self.collection.limits.max_context
         return min(context, self.update.max_tokens_per_rollout or context)
 
@@ -415,9 +415,9 @@ class LoopConfig(LearnerConfig, WithNode):
         )
         if self.collection.stream:
             self._check_stream()
-        for name in self.credit:  # which names a file of checkpoints too
+        for name in self.credit:  # the name also names a file of checkpoints
             fit = re.fullmatch("[a-z_]+", name) and name not in ("optimizer", "rng")
-            require(fit, f"credit: {name} is no name; take small letters and _, but not optimizer or rng")
+            require(fit, f"credit: {name} is not a name; take small letters and _, but not optimizer or rng")
         if self.rollout_node.replay is not None:
             require(self.dev_evaluation.every == 0, "dev_evaluation.every must be 0 with rollout_node.replay")
             require(self.collection.refill_budget == 1, "collection.refill_budget must be 1 with rollout_node.replay")
@@ -431,9 +431,9 @@ class LoopConfig(LearnerConfig, WithNode):
         require(url is None or "," not in url, "collection.stream takes one node: give rollout_node.url one address")
         least = conf.max_policy_lag + 2
         if conf.mode == "pinned" and self.rollout_node.launch:
-            held = self.child.servers.max_loras
+            slots = self.child.servers.max_loras
             why = f"for policy_mode: pinned in a stream of max_policy_lag {conf.max_policy_lag}"
-            require(held >= least, f"node.servers.max_loras is {held}; {why} it must be at least {least}")
+            require(slots >= least, f"node.servers.max_loras is {slots}; {why} it must be at least {least}")
 
     def _check_child(self) -> None:
         served, limits = self.child.model, self.collection.limits
@@ -454,7 +454,7 @@ class LoopConfig(LearnerConfig, WithNode):
 
 
 def keys_to_keep(config: Any) -> dict[str, Any]:
-    """The keys of a config as a run's files have them: a model of the hub's by its name and commit, which mean the same
+    """Return the keys of a config as a run's files store them: a hub model by its name and commit, which mean the same
     on every machine."""
     keys = as_keys(config)
     for section in (keys.get("model"), (keys.get("node") or {}).get("model")):
@@ -467,8 +467,8 @@ _LIMIT = "collection.limits.max_context"
 
 
 def read_config(cfg: DictConfig | Mapping[str, Any], section: type[Section]) -> Section:
-    """Resolve ``cfg`` and turn it into ``section``, without what is meant for other recipes. It is judged by itself;
-    preflight.py looks at what it names.
+    """Resolve ``cfg`` and turn it into ``section``, without the keys of other recipes. Only the config itself is
+    checked; preflight.py checks the files that it names.
 
     Raises:
         ConfigError: an interpolation that does not resolve, an unknown, missing or ill-typed key.
@@ -477,10 +477,10 @@ def read_config(cfg: DictConfig | Mapping[str, Any], section: type[Section]) -> 
     try:
         config = cfg if isinstance(cfg, DictConfig) else OmegaConf.create(dict(cfg))
         plain = resolved(config, [str(key) for key in config if key not in others])
-        held = OmegaConf.select(config, "node.model.max_context") or OmegaConf.select(config, _LIMIT)
+        context = OmegaConf.select(config, "node.model.max_context") or OmegaConf.select(config, _LIMIT)
         model = plain.get("model")
-        if held is not None and isinstance(model, dict) and "path" in model and "_component_" not in model:
-            model.setdefault("max_context", held)
+        if context is not None and isinstance(model, dict) and "path" in model and "_component_" not in model:
+            model.setdefault("max_context", context)
     except OmegaConfBaseException as error:
         raise ConfigError(f"config: {str(error).splitlines()[0]}") from error
     return from_mapping(section, plain)

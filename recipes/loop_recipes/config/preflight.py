@@ -1,6 +1,6 @@
-"""Checks what a training config names on this machine before any work begins: components, files, folders, ports.
+"""Checks the names in a training config on this machine before any work begins: components, files, folders, ports.
 
-Nothing is made here, so that `loop check` can ask the same questions as the recipe.
+The checks create nothing, so that `loop check` can run the same ones as the recipe.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = utils.get_logger("INFO")
 
 
 def check_learner(config: LearnerConfig, *, starts_now: bool = True) -> None:
-    """Check what ``config`` names, as far as all recipes with a learner share it.
+    """Check the components and files of the keys that all recipes with a learner share.
 
     Raises:
         ConfigError: one line that names the key and the cure.
@@ -65,11 +65,11 @@ def check_learner(config: LearnerConfig, *, starts_now: bool = True) -> None:
 
 
 def _check_shared_rows(config: LearnerConfig, ranks: int | None) -> None:
-    """Check that so many ranks (None: not known yet) can share rows as ``sequence_parallel`` says."""
+    """Check that ``ranks`` ranks (None: not known yet) can share rows as ``sequence_parallel`` says."""
     sharers = config.sequence_parallel
     if sharers == 1:
         return
-    shared = f"sequence_parallel is {sharers}, and what ranks share is packed rows: give update.packed: True"
+    shared = f"sequence_parallel is {sharers}, and ranks share packed rows alone: give update.packed: True"
     require(config.update.packed, shared)
     base = BaseModel.read(config.base_model)
     heads = f"{base.heads} heads and {base.kv_heads} key heads"
@@ -90,7 +90,7 @@ def check_sharers(sharers: int, ranks: int) -> None:
 
 
 def check_adapter_folder(key: str, name: str | None, config: LearnerConfig) -> None:
-    """Check that the folder ``name``, if ``key`` names one, holds an adapter of the base model of ``config``.
+    """Check that the folder ``name``, the value of ``key`` if given, holds an adapter of the base model of ``config``.
 
     Raises:
         ConfigError: it does not, or was trained on other base weights, which ``accept_changes`` allows.
@@ -98,14 +98,14 @@ def check_adapter_folder(key: str, name: str | None, config: LearnerConfig) -> N
     if not name:
         return
     folder = Path(name)
-    require(is_adapter(folder), f"{key} {folder} is no PEFT adapter: it must hold {' and '.join(ADAPTER_FILES)}")
+    require(is_adapter(folder), f"{key} {folder} is not a PEFT adapter: it must hold {' and '.join(ADAPTER_FILES)}")
     with raised_as(ConfigError, f"{key} {folder}: ", OSError, ValueError):
         check_adapter(folder, BaseModel.read(config.base_model), MAX_LORA_RANK)
     check_trained_on(key, folder, config)
 
 
 def check_trained_on(key: str, adapter: Path, config: LearnerConfig) -> None:
-    """Check that an adapter, which ``key`` names, was trained on the base weights of ``config``, as far as it tells.
+    """Check that the adapter of ``key`` was trained on the base weights of ``config``, if the adapter records them.
 
     Raises:
         ConfigError: it was trained on others, and ``accept_changes`` is off.
@@ -120,10 +120,10 @@ def check_trained_on(key: str, adapter: Path, config: LearnerConfig) -> None:
 
 
 def check_can_write(output_dir: Path, key: str = "output_dir") -> None:
-    """Whether the folder that ``key`` names exists or could be made, and could be written to.
+    """Check that the folder of ``key`` exists or can be made, and can be written to.
 
     Raises:
-        ConfigError: it could not.
+        ConfigError: it cannot.
     """
     tilde = str(output_dir).startswith("~")
     require(not tilde, f"{key} {output_dir} begins with ~, which only a shell takes for your home; write the path out")
@@ -135,7 +135,7 @@ def check_can_write(output_dir: Path, key: str = "output_dir") -> None:
 
 
 def port_problem(node: NodeConfig) -> str | None:
-    """Why the node could not listen at its port on this machine, in the system's words; None if it could."""
+    """Return why the node cannot listen at its port on this machine, in the system's words; None if it can."""
     if node.port == 0:
         return None
     with socket.socket(socket.AF_INET6 if ":" in node.host else socket.AF_INET) as probe:
@@ -175,8 +175,8 @@ def _check_components(config: LearnerConfig) -> None:
 
 
 def _check_optimizer(config: LearnerConfig) -> None:
-    """Check by a step that the optimizer and its schedule take their options, and that checkpoints can hold what the
-    optimizer keeps."""
+    """Check by a step that the optimizer and its schedule take their options, and that checkpoints can hold the
+    optimizer's state."""
     weight = nn.Parameter(torch.zeros(64, 64))
     weight.grad = torch.zeros_like(weight)
     optimizer = build_checked("optimizer", config.optimizer, torch.optim.Optimizer, [weight])
@@ -229,7 +229,7 @@ def _check_new_or_resumed(config: LearnerConfig) -> None:
 
 
 def check_rollout_node(config: LoopConfig) -> None:
-    """Check where rollouts come from.
+    """Check the source of rollouts.
 
     Raises:
         ConfigError: one line that names the key and the cure.
@@ -239,7 +239,7 @@ def check_rollout_node(config: LoopConfig) -> None:
 
 
 def node_checks(config: LoopConfig, starts_now: bool = True) -> Checks:
-    """The checks of :func:`check_rollout_node`, in order, by what each looks at; each raises ConfigError."""
+    """Return the checks of :func:`check_rollout_node`, in order, by subject; each raises ConfigError."""
     section = config.rollout_node
     if section.replay is not None:
         logs = only_logs(Path(section.replay).glob("*"))
@@ -285,7 +285,7 @@ def _check_port(node: NodeConfig) -> None:
 
 
 def check_served(model: ModelConfig) -> None:
-    """Check what a rollout node would refuse of its model, before one is started.
+    """Check the model of a rollout node as the node would, before a node is started.
 
     Raises:
         ConfigError: one line that names the folder and the cure.
@@ -293,15 +293,15 @@ def check_served(model: ModelConfig) -> None:
     with raised_as(ConfigError, "node.model: "):
         base = BaseModel.read(model.path)
         check_served_as(model.path, base, model.max_context, model.dtype)
-        if any(Path(model.path).glob("tokenizer*")):  # else that of a job that is checked may still be on its way
+        if any(Path(model.path).glob("tokenizer*")):  # else the tokenizer of a checked job may still be on its way
             open_model_chat(model.path, base, model.thinking, model.observation_role)
 
 
 def tasks_ahead(config: LoopConfig, node: NodeConfig) -> tuple[str, list[str]] | None:
-    """The name of the dataset and the ids of the tasks to train on, where the environment knows them before it opens.
+    """Return the dataset's name and the ids of the tasks to train on, if the environment knows them before it opens.
 
     Raises:
-        ConfigError: an option that the environment does not take, no such task, or something that this machine lacks.
+        ConfigError: an option unknown to the environment, an unknown task, or something that this machine lacks.
     """
     environment = node.environment
     with raised_as(ConfigError, "node.environment.name: "):

@@ -26,8 +26,8 @@ class RolloutNodeConfig:
     token_env: str = "ROLLOUT_SERVER_TOKEN"
     """The environment variable that holds the bearer token; a launched node needs none."""
     start_deadline_s: PositiveFloat = 600.0
-    """Seconds without a sign of life after which a node that is not ready is given up, at the beginning and after it
-    was restarted. One that is slow is waited for; its own deadlines are in ``node``."""
+    """Seconds without a sign of life after which the recipe gives up a node that is not ready, at the beginning and
+    after a restart. The recipe waits for a slow node; its own deadlines are in ``node``."""
 
     def __post_init__(self) -> None:
         ways = self._ways()
@@ -53,27 +53,27 @@ class WithNode:
 
     @property
     def child(self) -> NodeConfig:
-        """The node to launch; ask only where one is to be launched."""
+        """The node to launch; read this only where ``rollout_node.launch`` is on."""
         assert self.node is not None
         return self.node
 
     @property
     def takes_turns(self) -> bool:
-        """Whether the trainer and the node's servers have the same GPUs, in turns."""
+        """True if the trainer and the node's servers use the same GPUs, in turns."""
         return self.node is not None and self.node.servers.share is not None
 
     def check_compaction(self, key: str, limits: Limits) -> None:
-        """Raises ConfigError where the node would leave ``limits.compaction`` to a program."""
+        """Raise ConfigError where the node would leave ``limits.compaction`` to a program."""
         by_node = self.node is None or not is_harness(self.node.environment.name)
         of_program = f"{key}.compaction must be null: an agent of your own (harness) shortens its history itself"
         require(by_node or limits.compaction is None, of_program)
 
 
 def described_node(config: DictConfig) -> NodeConfig:
-    """The node that a composed config describes in ``node``, whether or not the recipe launches it.
+    """Return the node that a composed config describes in ``node``, whether or not the recipe launches it.
 
     Raises:
-        ConfigError: none is described, or an unknown, missing or ill-typed key.
+        ConfigError: the config has no node, or an unknown, missing or ill-typed key.
     """
     try:
         plain = OmegaConf.select(config, "node")
@@ -96,10 +96,10 @@ def check_token(variable: str) -> None:
 
 
 def read_token(variable: str) -> str:
-    """As :func:`~loop_plumbing.secret.read_secret`.
+    """Read a token as :func:`~loop_plumbing.secret.read_secret` does.
 
     Raises:
-        ConfigError: no HTTP header can carry it.
+        ConfigError: no HTTP header can carry the token.
     """
     with raised_as(ConfigError):
         return read_secret(variable)

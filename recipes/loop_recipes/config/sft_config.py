@@ -11,19 +11,19 @@ from loop_formats.schema import STRICT, Some, require
 from loop_recipes.config.loop_config import Component, LearnerConfig
 
 REFUSED = tuple(f"update.{name}" for name in ("exact_entropy", "token_statistics", "max_trajectory_log_ratio"))
-"""Keys of the learner's sections that a fixed set has no use for."""
+"""Keys of the learner's sections that a fixed set does not use."""
 WHY_REFUSED = "a fixed set is trained on without log-probs of the policy that sampled it"
 
 
 @dataclass(frozen=True, config=STRICT)
 class FixedSetConfig:
-    """The rollouts to train on; which of them count, and how much, is said by ``advantage``."""
+    """The rollouts to train on; ``advantage`` decides which of them count, and how much."""
 
     logs: Some[str]
-    """Logs of rollouts, or folders of runs, collections and demonstrations that hold some. In a folder, evaluations,
-    also those on dev, are left out."""
+    """Logs of rollouts, or folders of runs, collections and demonstrations with logs. Evaluations in a folder, also
+    those on dev, are left out."""
     most_per_task: PositiveInt | None = None
-    """Solved rollouts of a task that are used, those first in the order of logs and lines; null uses all."""
+    """Maximum of solved rollouts per task, the first in the order of logs and lines; null uses all."""
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
@@ -35,12 +35,12 @@ class SftConfig(LearnerConfig):
     """Files of conversations (JSONL, JSON or parquet) to train on in place of ``rollouts.logs``: OpenAI's messages,
     ShareGPT, ATIF trajectories or verifiers' traces. The model's own chat format writes them."""
     turns: Literal["all", "last"] = "all"
-    """Of the conversations in ``data``, the assistant's turns that are learned from."""
+    """The assistant's turns to learn from in the conversations of ``data``."""
     held_out: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Share of the conversations in ``data`` that are not trained on; the metric ``held_out_loss`` is theirs."""
+    """Share of the conversations in ``data`` that are held out of training, for the metric ``held_out_loss``."""
     samples: Component | None = None
-    """What makes the samples of the rollouts: a subclass of ``loop_recipes.rollouts.fixed_set.SampleMaker``. Null makes
-    one of each rollout."""
+    """Maker of samples from rollouts: a subclass of ``loop_recipes.rollouts.fixed_set.SampleMaker``. Null makes one
+    sample of each rollout."""
     export_every: PositiveInt = 1
     """Iterations between two policies in ``policies/``; the last one is always exported."""
 
@@ -48,8 +48,8 @@ class SftConfig(LearnerConfig):
         for key in REFUSED:
             value = getattr(self.update, key.removeprefix("update."))
             require(not value, f"{key} must be left out: {WHY_REFUSED}")
-        given = self.data is not None or (self.turns == "all" and not self.held_out)
-        require(given, "turns and held_out are for conversations: give data, or leave them out")
+        fits = self.data is not None or (self.turns == "all" and not self.held_out)
+        require(fits, "turns and held_out are for conversations: give data, or leave them out")
 
     @property
     def data_files(self) -> list[str]:

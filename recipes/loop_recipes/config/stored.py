@@ -1,4 +1,4 @@
-"""The config that a run has left in its folder, read as data: the folder may be somebody else's."""
+"""Reads the config in a run's folder as data: the folder may be somebody else's."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "checkpointer": ("torchtune.training.",),
     "metric_logger": ("torchtune.training.metric_logging.",),
 }
-"""By key, how the names of the components begin that a stored config may choose there; under other keys, parts of a
-method, of an environment of the project's, and of installed packages that add something to it."""
+"""Prefixes of the component names that a stored config may choose, by key; under other keys, parts of a method, of an
+environment of the project's, and of installed packages that extend the project."""
 _MAKERS = ("lr_schedules", "lr_schedulers", "_builders", "_model_builders")
-"""How the modules end whose functions are components; of other modules, only classes are."""
+"""Endings of the names of modules whose functions are components; in other modules only classes are."""
 
 
 def read_stored(file: Path, section: type[Section]) -> tuple[dict[str, Any], Section]:
-    """Read the config of a run: its keys as they are stored, and the ``section`` of them.
+    """Read the config of a run: its stored keys, and the ``section`` of them.
 
     Raises:
-        ConfigError: it cannot be read, :func:`check_stored` refuses it, or it is not such a section.
+        ConfigError: the file cannot be read, :func:`check_stored` refuses it, or it is not such a section.
     """
     _check_aliases(file)
     stored = read_file(file)
@@ -49,7 +49,7 @@ def read_stored(file: Path, section: type[Section]) -> tuple[dict[str, Any], Sec
 
 
 def _check_aliases(file: Path) -> None:
-    """Refuse YAML's aliases, by which ten lines are as large as one likes."""
+    """Refuse YAML's aliases, by which ten lines can be arbitrarily large."""
     try:
         with file.open(encoding="utf-8") as text:
             repeats = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader))
@@ -59,24 +59,24 @@ def _check_aliases(file: Path) -> None:
 
 
 def check_stored(stored: Any, path: str = "") -> None:
-    """Check that a config which a run has left refers to nothing, and names no component but those that belong at its
-    places: what a folder holds is data, and others are imported only where the reader's own config names them.
+    """Check that a run's stored config has no interpolation, and names only components that belong under their keys: a
+    folder's content is data, and others are imported only where the reader's own config names them.
 
     Raises:
-        ConfigError: one line that names the place; nothing has been resolved or imported.
+        ConfigError: one line that names the key; nothing has been resolved or imported.
     """
-    parts = stored.items() if isinstance(stored, Mapping) else enumerate(stored) if isinstance(stored, list) else ()
-    for key, value in parts:
+    items = stored.items() if isinstance(stored, Mapping) else enumerate(stored) if isinstance(stored, list) else ()
+    for key, value in items:
         place = f"{path}.{key}" if path else str(key)
         if (
             key == "_component_"
             and not _belongs(value, place.partition(".")[0])
             and not _is_trusted_elsewhere(str(value))
         ):
-            shown = sanitize(str(value), 200)
-            cure = f"if you trust it, set {VARIABLE}={shown.partition('.')[0]}"
+            name = sanitize(str(value), 200)
+            cure = f"if you trust it, set {VARIABLE}={name.partition('.')[0]}"
             raise ConfigError(
-                f"{place} is {shown}, which only this file names: it is not one of the project's for that key; {cure}"
+                f"{place} is {name}, which only this file names: it is not one of the project's for that key; {cure}"
             )
         if isinstance(value, str) and OmegaConf.is_interpolation(OmegaConf.create({"value": value}), "value"):
             raise ConfigError(f"{place} is {sanitize(value, 200)}: the config of a run holds values alone")
@@ -84,22 +84,22 @@ def check_stored(stored: Any, path: str = "") -> None:
 
 
 def _is_trusted_elsewhere(name: str) -> bool:
-    """Whether the reader trusts the package of a component. Those of :data:`_PLACES` are never trusted elsewhere,
-    though every config names parts of them."""
-    judged = {prefix.partition(".")[0] for prefixes in _PLACES.values() for prefix in prefixes}
-    return name.partition(".")[0] not in judged and is_trusted(name)
+    """Return whether the reader trusts the package of a component. The packages of :data:`_PLACES` are never trusted
+    elsewhere, though every config names parts of them."""
+    own = {prefix.partition(".")[0] for prefixes in _PLACES.values() for prefix in prefixes}
+    return name.partition(".")[0] not in own and is_trusted(name)
 
 
 def _belongs(name: object, key: str) -> bool:
-    """Return whether a component is a class, or makes a schedule or a model, of those that stand under a key."""
+    """Return whether a component, a class or a maker of a schedule or a model, belongs under a key."""
     environments = {f"{path.partition('.')[0]}." for path in ENVIRONMENTS.values()}
     begin = (*_PLACES.get(key, (_METHOD, *environments)), *(f"{package}." for package in packages()))
     if not isinstance(name, str) or not name.startswith(begin):
         return False
     try:
-        found = pkgutil.resolve_name(name)
+        target = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError):
         return False
-    return f"{getattr(found, '__module__', '')}.".startswith(begin) and (
-        inspect.isclass(found) or (inspect.isfunction(found) and found.__module__.endswith(_MAKERS))
+    return f"{getattr(target, '__module__', '')}.".startswith(begin) and (
+        inspect.isclass(target) or (inspect.isfunction(target) and target.__module__.endswith(_MAKERS))
     )

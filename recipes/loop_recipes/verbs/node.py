@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if talk := difflib.get_close_matches(name, ("status", "cancel"), n=1):
         parser.error(f"no config {name!r}; did you mean {talk[0]!r}?")
     if (yaml := Path(name, "rollout_node.yaml")).is_file():
-        parser.error(f"{name} is a folder, no config; did you mean --file {yaml}?")
+        parser.error(f"{name} is a folder, not a config; did you mean --file {yaml}?")
     try:
         file = _write_yaml(compose(name, overrides))
     except (ConfigError, OSError) as error:

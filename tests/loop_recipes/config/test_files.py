@@ -171,17 +171,17 @@ def test_in_place_of_a_run_the_config_that_it_stores_is_named_and_is_one(tmp_pat
     words = [f"output_dir={tmp_path}", "resume_from_checkpoint=True"]
     with pytest.raises(ConfigError) as refused:
         compose(str(tmp_path))
-    assert str(refused.value) == f"{tmp_path} is a folder, no config; give {stored} and {' '.join(words)}"
+    assert str(refused.value) == f"{tmp_path} is a folder, not a config; give {stored} and {' '.join(words)}"
     again, asked = (read_config(compose(name, words), LoopConfig) for name in (stored, "tiny_cpu"))
     assert again.resume_from_checkpoint
     assert again.child.environment.name == "babyai" != asked.child.environment.name
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "runs/demo", "metrics.jsonl", "")
-    with pytest.raises(ConfigError, match=r"^runs/demo is a folder, no config; give a config and run=runs/demo$"):
+    with pytest.raises(ConfigError, match=r"^runs/demo is a folder, not a config; give a config and run=runs/demo$"):
         compose("demo", (), "eval_appworld")
     own = written(tmp_path, "train.yaml", "machine: tiny_cpu\n")
     for recipe in ("loop_appworld", "eval_appworld"):
-        with pytest.raises(ConfigError, match=f"is a folder, no config; give {own}$"):
+        with pytest.raises(ConfigError, match=f"is a folder, not a config; give {own}$"):
             compose(str(tmp_path), (), recipe)
 
 
@@ -232,5 +232,7 @@ def test_a_file_of_functions_is_told_the_config_that_its_training_wrote(tmp_path
         compose("mine.py", [], "eval_appworld")
     (tmp_path / "runs/mine").mkdir(parents=True)
     (tmp_path / "runs/mine/train.yaml").touch()
-    with pytest.raises(ConfigError, match=r"no config: give the one that its training wrote, runs/mine/train\.yaml$"):
+    with pytest.raises(
+        ConfigError, match=r"not a config: give the one that its training wrote, runs/mine/train\.yaml$"
+    ):
         compose("mine.py", [], "eval_appworld")

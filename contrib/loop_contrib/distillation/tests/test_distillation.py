@@ -320,7 +320,7 @@ def test_what_does_not_fit_is_refused_before_work(tmp_path):
         with pytest.raises(ConfigError, match=message):
             LoopAppWorldRecipe(OmegaConf.merge(cfg, changes))
 
-    refused(r"credit\.teacher\.adapter .*nowhere is no PEFT adapter", credit=with_teacher(adapter="nowhere"))
+    refused(r"credit\.teacher\.adapter .*nowhere is not a PEFT adapter", credit=with_teacher(adapter="nowhere"))
     refused("loss.level is 'turn'; credit.teacher gives tokens", credit=with_teacher(), loss={"level": "turn"})
     endpoint = {"url": "http://127.0.0.1:1/v1", "model": "m"}
     refused("at most one of adapter and endpoint", credit=with_teacher(adapter="a", endpoint=endpoint))

@@ -191,7 +191,7 @@ def test_what_does_not_fit_is_refused_before_work(tmp_path):
     refused("credit.turns must be left out or come first: .* and advantage gives", credit=critic, advantage=to_go)
     ppo = {"critic": {"_component_": "loop_recipes.algorithm.critic.Critic"}}
     refused("credit.turns must be left out or come first: .* and credit.critic gives", credit={**ppo, **critic})
-    refused("credit: rng is no name", credit={"rng": ppo["critic"]})
+    refused("credit: rng is not a name", credit={"rng": ppo["critic"]})
     other = {"own": {"_component_": "torch.nn.Identity"}}
     refused("credit.own: torch.nn.Identity is not a Credit; derive it from", credit=other)
     cfg.loss = {"_component_": "loop_recipes.algorithm.preferences.DMPO"}

@@ -53,9 +53,8 @@ class Comparison:
 
 
 def pool_seeds(label: str, evaluations: Sequence[Sequence[NamedResults]]) -> list[NamedResults]:
-    """Pool each policy that several evaluations of one setting share: the only policy that each has under a way of
-    sampling, whatever its name, or the policies of one name. A pooled policy is called ``label``, with its name if
-    there are several.
+    """Pool each policy that several evaluations of one setting share: the only one under each way of sampling, whatever
+    its name, or those of one name. A pooled policy is called ``label``, with its name if there are several.
 
     Raises:
         ValueError: an evaluation lacks a policy, or has other tasks or numbers of runs.

@@ -1,1 +1,1 @@
-"""What a job needs and whether it fits: GPUs, memory, time, disk; `loop check` prints it."""
+"""Plans of a job, its needs and whether it fits: GPUs, memory, time, disk; `loop check` prints them."""

@@ -13,21 +13,21 @@ from loop_recipes.plan.memory_plan import GIB, plan_host, plan_rank
 from model_families.base_model import BaseModel
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-_FILES = {  # of a cgroup, by the version of cgroups: limit, use, and where memory.stat says what of it can be dropped
+_FILES = {  # of a cgroup, by the version of cgroups: limit, use, and the keys of droppable pages in memory.stat
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
     2: ("memory.max", "memory.current", ("active_file", "inactive_file")),
 }
 
 
 class Available(NamedTuple):
-    """The GiB that new processes may take, and what leaves no more."""
+    """The GiB that new processes may take, and the limit behind them."""
 
     gib: float
     by: str
 
 
 def available() -> Available:
-    """Return the least of what the system has available and what each limit of a cgroup leaves."""
+    """Return the minimum of the system's available memory and of the memory that each cgroup's limit leaves."""
     return min([_of_system(), *_of_cgroups()])
 
 
@@ -46,14 +46,14 @@ def _of_cgroups() -> Iterator[Available]:
         if controllers and "memory" not in controllers.split(","):
             continue
         root = CGROUPS / "memory" if controllers else CGROUPS
-        place = root / path.lstrip("/")  # what a container cannot see of it is not there
+        place = root / path.lstrip("/")  # folders that a container cannot see do not exist in it
         for folder in (place, *place.parents):
             if folder.is_relative_to(root) and (left := _left(folder, 1 if controllers else 2)) is not None:
                 yield left
 
 
 def _left(folder: Path, version: int) -> Available | None:
-    """What the limit of a cgroup leaves; None where it has none."""
+    """Return the memory that a cgroup's limit leaves; None without a limit."""
     limit, used, droppable = _FILES[version]
     try:
         most = int((folder / limit).read_text(encoding="ascii"))
@@ -61,18 +61,18 @@ def _left(folder: Path, version: int) -> Available | None:
         stat = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
     except (OSError, ValueError):  # "max" is not a number
         return None
-    held = now - sum(int(stat.get(key, 0)) for key in droppable)
-    return Available((most - held) / GIB, f"the limit in {folder / limit}")
+    occupied = now - sum(int(stat.get(key, 0)) for key in droppable)
+    return Available((most - occupied) / GIB, f"the limit in {folder / limit}")
 
 
 def host_line(parts: Mapping[str, float]) -> str:
-    """``parts``, GiB by use, and their sum."""
+    """Describe ``parts``, GiB by use, and their sum."""
     uses = ", ".join(f"{size:.1f} {use}" for use, size in parts.items()) or "nothing is pinned"
     return f"about {sum(parts.values()):.1f} GiB: {uses}"
 
 
 def check_host(parts: Mapping[str, float], free: Available) -> None:
-    """Check that what is ``free`` holds ``parts``, GiB by use.
+    """Check that the ``free`` memory holds ``parts``, GiB by use.
 
     Raises:
         ConfigError: it does not.
@@ -85,17 +85,17 @@ def check_host(parts: Mapping[str, float], free: Available) -> None:
 
 
 def check_host_memory(config: LoopConfig) -> None:
-    """Check that this machine has the memory that trainer and launched node are going to take of it.
+    """Check that this machine has the memory that trainer and launched node will take.
 
-    Only the first rank of a machine asks: the others might see what the first has begun to take.
+    Only the first rank of a machine checks: the others might count memory that the first has begun to take.
 
     Raises:
-        ConfigError: it has not.
+        ConfigError: the machine has less.
     """
     if launched("LOCAL_RANK", 0) > 0:
         return
     shape, ranks = BaseModel.read(config.base_model), launched("LOCAL_WORLD_SIZE", 1)
     trainer = plan_rank(config, shape, ranks, gpu_gib=0.0)
-    node = config.node if config.rollout_node.launch else None  # one that runs already has taken what it needs
+    node = config.node if config.rollout_node.launch else None  # a node that runs already has taken its memory
     if parts := plan_host(shape, node, trainer, ranks):
         check_host(parts, available())

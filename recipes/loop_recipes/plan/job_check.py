@@ -1,6 +1,6 @@
-"""What a training job would do, and whether it can, before it waits in a queue: paths, config, dataset, memory, disk.
+"""Checks a training job before it waits in a queue (paths, config, dataset, memory, disk), and says what it would do.
 
-Looks at this machine's file system, which is the nodes' too on a cluster with shared folders, and needs no GPU.
+The checks read this machine's file system, which a cluster with shared folders has on all nodes, and need no GPU.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Iterator
     yield from _compiling(node)
     try:
         config = read_config(cfg, LoopConfig)
-    except ConfigError as error:  # with no more to go by than that
+    except ConfigError as error:  # nothing further can be checked
         yield Problem("config", str(error))
         return
     unsound = [*_run(config)]
@@ -84,7 +84,7 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Iterator
 
 
 def _trackers(config: LoopConfig) -> Iterator[Finding]:
-    """Where the trackers write, and whether that can be reached from here."""
+    """Yield where the trackers write, and whether this machine reaches it."""
     for name in config.tracker:
         tracker = named_tracker(name)
         try:
@@ -100,10 +100,10 @@ def _trackers(config: LoopConfig) -> Iterator[Finding]:
 
 
 def _unreachable(url: str) -> str | None:
-    """Why nothing answers at ``url``, by the proxies of the environment; None where something does."""
+    """Return why nothing answers at ``url``, by the proxies of the environment; None where something does."""
     try:
         urllib.request.urlopen(url, timeout=5.0).close()
-    except urllib.error.HTTPError:  # an answer too
+    except urllib.error.HTTPError:  # also an answer
         return None
     except (OSError, ValueError) as error:
         return error_line(error)
@@ -148,10 +148,10 @@ def _placement(cfg: DictConfig, node: NodeConfig, machines: Machines, cuda: bool
         )
     uses = Counter(gpu for gpus in servers.gpus or [] for gpu in gpus)
     named = sorted(uses)
-    if several := [gpu for gpu in named if uses[gpu] > 1]:
+    if repeated := [gpu for gpu in named if uses[gpu] > 1]:
         yield Problem(
             "GPUs of several servers",
-            f"node.servers.gpus names {several} more than once, and a server is planned as the only one on its GPUs: "
+            f"node.servers.gpus names {repeated} more than once, and a server is planned as the only one on its GPUs: "
             "give each GPUs of its own",
         )
     if any(gpu not in allowed for gpu in named):
@@ -184,8 +184,7 @@ def _compiling(node: NodeConfig) -> Iterator[Finding]:
 
 
 def _run(config: LoopConfig) -> Iterator[Problem]:
-    """The first thing that the config names and that is not there. Its run may exist already, and the port is not this
-    machine's matter."""
+    """Yield the first missing thing that the config names; the run may exist already, and the port is not checked."""
     method: Checks = {"method": partial(check_method, config, starts_now=False)}
     for about, check in (method | node_checks(config, starts_now=False)).items():
         try:
@@ -197,7 +196,7 @@ def _run(config: LoopConfig) -> Iterator[Problem]:
 
 def _head(config: LoopConfig) -> Iterator[Finding]:
     """Say which head gives the log-probs, in the words of its class."""
-    with suppress(ConfigError):  # which is a problem of the run
+    with suppress(ConfigError):  # a problem that _run yields
         head = check_component("log_probs", config.log_probs)
         first = " ".join((inspect.getdoc(head) or "").split()).partition(". ")[0]
         yield ReportRow("log-probs", f"{head.__name__}{f', {first}' if first else ''}")
@@ -225,26 +224,26 @@ def _dataset(config: LoopConfig, node: NodeConfig) -> Iterator[Finding]:
 
 
 def _environment(config: LoopConfig, node: NodeConfig) -> Generator[Finding, None, tuple[str, list[str]] | None]:
-    """Build the node's pool, without opening it: options that it does not take.
+    """Build the node's pool, without opening it, to check its options.
 
     Returns:
-        Its dataset and the tasks to train on, where it knows its splits by then.
+        Its dataset and the tasks to train on, if it knows its splits before it opens.
     """
-    settings, wanted = node.environment, config.collection.tasks
+    settings, task_ids = node.environment, config.collection.tasks
     ahead = None
     yield ReportRow("environment", settings.name)
     try:
         pool = create_pool(settings.name, settings.options, lambda text: [])
         if isinstance(pool, PoolWithSplits):
-            pool.check_tasks(wanted or [])
-            ahead = (pool.dataset, wanted or pool.tasks(config.collection.split))
+            pool.check_tasks(task_ids or [])
+            ahead = (pool.dataset, task_ids or pool.tasks(config.collection.split))
         else:
             yield Unopened(settings.name)
     except UnknownTask as error:
-        yield Problem("tasks", f"collection.{'tasks' if wanted else 'split'}: {error}")
+        yield Problem("tasks", f"collection.{'tasks' if task_ids else 'split'}: {error}")
     except Exception as error:
-        said = str(error) if isinstance(error, ValueError | OSError) else error_line(error)
-        yield Problem("node.environment", f"node.environment: {said}")
+        reason = str(error) if isinstance(error, ValueError | OSError) else error_line(error)
+        yield Problem("node.environment", f"node.environment: {reason}")
         return None
     python = settings.options.get("python")
     if isinstance(python, str) and os.sep in python and not os.access(python, os.X_OK):
@@ -253,7 +252,7 @@ def _environment(config: LoopConfig, node: NodeConfig) -> Generator[Finding, Non
 
 
 def _served(model: ModelConfig, shape: BaseModel, cuda: bool) -> Iterator[Finding]:
-    """Ask of the node's model what an earlier problem of the run left open; of a CPU's, whether vLLM serves it."""
+    """Check the node's model where a problem of the run has left it unchecked; on a CPU, also that vLLM serves it."""
     try:
         check_served(model)
         if not cuda:
@@ -263,7 +262,7 @@ def _served(model: ModelConfig, shape: BaseModel, cuda: bool) -> Iterator[Findin
 
 
 def _sizes(config: LoopConfig, shape: BaseModel, model: Unloaded) -> Iterator[Finding]:
-    """Compare what is built under `model` with config.json, of which the weights are."""
+    """Compare the model built from `model` with config.json, which describes the weights."""
     try:
         if isinstance(model, ConfigError):
             raise model
@@ -295,7 +294,7 @@ def _run_state(config: LoopConfig) -> ReportRow:
 
 
 def _disk(config: LoopConfig, adapter_parameters: int) -> Iterator[Finding]:
-    """Every version's adapter is kept; checkpoints (adapter, two moments) are few."""
+    """Yield the disk space that the run needs: every version's adapter, and few checkpoints (adapter, two moments)."""
     each = adapter_parameters * (2 if config.adapter_dtype in ("bf16", "fp16") else 4)
     checkpoints = (config.keep_last_checkpoints + 1) * adapter_parameters * 12
     need = each * config.max_iterations + checkpoints
@@ -303,7 +302,7 @@ def _disk(config: LoopConfig, adapter_parameters: int) -> Iterator[Finding]:
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
-    said = f"about {need / GIB:.1f} GiB of adapters and checkpoints, {free / GIB:.0f} GiB free in {folder}"
-    yield ReportRow("disk", said)
+    text = f"about {need / GIB:.1f} GiB of adapters and checkpoints, {free / GIB:.0f} GiB free in {folder}"
+    yield ReportRow("disk", text)
     if need > free:
         yield Problem("disk", f"disk: {folder} has {free / GIB:.0f} GiB free, the run needs {need / GIB:.0f}")

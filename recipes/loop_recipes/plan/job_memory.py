@@ -1,4 +1,4 @@
-"""What a job needs of its GPUs and of the host's memory, by arithmetic, and which configs fit a card."""
+"""Plans a job's memory on its GPUs and on the host, by arithmetic, and which configs fit a card."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ from rollout_server.inference.command import ServerStartError, check_divided
 
 
 class Planned(NamedTuple):
-    """A server and a trainer's rank, each by itself, and what layers take of a model that transformers builds."""
+    """Plans of a server and of a trainer's rank, each alone, and the layers' bytes where transformers builds the
+    model."""
 
     server: MemoryPlan
     trainer: MemoryPlan
@@ -66,7 +67,7 @@ def what_fits(names: Iterable[str], gpu_gib: float) -> list[str]:
         lines.append(f"{name:<24}" + "".join(f"{cell:<20}" for cell in cells).rstrip())
     return [
         *lines,
-        f"no: it does not fit GPUs of {gpu_gib:g} GiB, of which a config has as many as `loop check NAME` says.",
+        f"no: it does not fit on GPUs of {gpu_gib:g} GiB; `loop check NAME` says how many GPUs a config has.",
         "Where trainer and server divide one GPU, both figures are of it.",
     ]
 
@@ -77,13 +78,13 @@ def _fits(name: str, folder: str, gpu_gib: float) -> Iterator[str]:
         cfg = compose(name, words)
         config, node = _reading(read_config(cfg, LoopConfig), folder), described_node(cfg)
         machines = Machines(*usual_machines(node.servers), gpu_gib)
-        found = [*_memory(config, node, machines, shape, partial(unloaded, config))]
-        sums = [f"{each.sum:.2f}" for each in found if isinstance(each, MemoryPlan)]
-        yield ", ".join(sums) + (" no" if Report.of(found).problems else "")
+        findings = [*_memory(config, node, machines, shape, partial(unloaded, config))]
+        sums = [f"{each.sum:.2f}" for each in findings if isinstance(each, MemoryPlan)]
+        yield ", ".join(sums) + (" no" if Report.of(findings).problems else "")
 
 
 def _reading(config: LoopConfig, folder: str) -> LoopConfig:
-    """The config with the model in ``folder`` in place of one that is not here."""
+    """Return the config with the model in ``folder`` in place of a missing one."""
     return replace(config, model={**config.model, "path": folder}) if "path" in config.model else config
 
 
@@ -98,7 +99,7 @@ def unloaded(config: LoopConfig) -> Unloaded:
 
 
 def needs_of_published(config: LoopConfig, node: NodeConfig, machines: Machines) -> Iterator[Finding]:
-    """Plan a model whose folder is not here by its published sizes; nothing where they are not known."""
+    """Plan a model whose folder is missing by its published sizes; yields nothing where they are not known."""
     if (Path(node.model.path) / "config.json").is_file():
         return
     with folder_to_plan(node.model.path) as folder:
@@ -111,7 +112,7 @@ def needs_of_published(config: LoopConfig, node: NodeConfig, machines: Machines)
 def needs(
     config: LoopConfig, node: NodeConfig, machines: Machines, shape: BaseModel, model: Unloaded
 ) -> Iterator[Finding]:
-    """Plan what the job needs of its GPUs: memory, and what bounds an iteration, so that configs compare."""
+    """Plan the job's needs on its GPUs: memory, and the bounds of an iteration's time, so that configs compare."""
     ranks = GpuDivision.of(machines, node.servers).trainer_gpus
     flops = None if isinstance(model, ConfigError) else rollout_flops(config, model)
     planned = yield from _memory(config, node, machines, shape, lambda: model)
@@ -120,7 +121,7 @@ def needs(
         return
     rollouts = config.collection.tasks_per_iteration * config.collection.rollouts_per_task
     card, work = card_of(machines.gpu_gib), update_work(config, flops, planned.counted)
-    # What was measured are H100s and torchtune's modules.
+    # The measurements are of H100s and torchtune's modules.
     about = "" if card == H100 and planned.counted is None else "about "
     sampled = sampled_tokens_per_s(shape, node, planned.server, card)
     yield ReportRow(
@@ -140,7 +141,7 @@ def _memory(
     """Plan a GPU of a server and one of a trainer rank, or, in turns, both phases of one.
 
     Args:
-        model: asked for where transformers builds it, and of no use afterwards.
+        model: called where transformers builds the model, which cannot be used afterwards.
     """
     place = GpuDivision.of(machines, node.servers)
     try:
@@ -174,7 +175,7 @@ def _memory(
 
 
 def _host(parts: dict[str, float]) -> Iterator[Finding]:
-    """The host's memory beside what this machine has, which may be another than the one that has the GPUs."""
+    """Compare the host memory that the job needs with that of this machine, which need not be the one with the GPUs."""
     free, gpus = available(), torch.cuda.device_count()
     here = f"{free.gib:.1f} GiB available here{'' if gpus else ', where torch finds no GPU'}"
     yield ReportRow("host's memory", f"{host_line(parts)} (arithmetic); {here}")
@@ -193,7 +194,7 @@ def _planned(*plans: MemoryPlan) -> Iterator[Finding]:
 
 
 def _counted(model: Unloaded) -> Generator[Finding, None, LayerBytes | None]:
-    """What a layer takes of a model that transformers builds; None where it cannot be built or does not run."""
+    """Return a layer's bytes of a model that transformers builds; None where it cannot be built or does not run."""
     if isinstance(model, ConfigError):
         yield Problem("model", str(model))
         return None

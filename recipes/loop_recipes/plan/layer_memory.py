@@ -1,7 +1,7 @@
 """Bytes that a layer of a model takes and moves at work, counted on shapes: no weights, no GPU.
 
-What transformers' layers keep for their backward pass differs from kind to kind: experts have a copy of each token for
-each one that it goes to, delta nets chunks in fp32. So the layers run, on fake tensors.
+The tensors that transformers' layers save for their backward pass differ from kind to kind: a copy of each token for
+each of its experts, chunks in fp32 for delta nets. So the layers run, on fake tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from loop_recipes.engine.general_attention import MOST_SCORES
 from loop_recipes.engine.general_decoder import GeneralDecoder
 
 DOCUMENT, LONG = 64, 256
-"""Tokens of each document of a row, so few that scores of attention are little, and of the one that shows them."""
+"""Tokens of each short document of a row, whose attention scores are small, and of the long one that shows them."""
 
 
 _MOVE_NOTHING = ("_unsafe_view", "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
@@ -32,7 +32,7 @@ _MOVE_NOTHING = ("_unsafe_view", "empty", "empty_like", "new_empty", "empty_stri
 
 
 class LiveBytes(TorchDispatchMode):
-    """``live`` and ``peak`` bytes of the storages made inside, or given to :meth:`add`; FSDP's resizing included.
+    """Counts ``live`` and ``peak`` bytes of storages made inside or given to :meth:`add`, FSDP's resizing included.
 
     ``moved``: the bytes that operators read and write, each by itself.
     """
@@ -74,14 +74,14 @@ class LiveBytes(TorchDispatchMode):
         if storage not in self._sizes:
             size = self._sizes[storage] = [0]
             self._count(storage, size)
-            weakref.finalize(storage, self._gone, size)
+            weakref.finalize(storage, self._free, size)
 
     def _count(self, storage: torch.UntypedStorage, size: list[int]) -> None:
         self.live += storage.nbytes() - size[0]
         size[0] = storage.nbytes()
         self.peak = max(self.peak, self.live)
 
-    def _gone(self, size: list[int]) -> None:
+    def _free(self, size: list[int]) -> None:
         self.live -= size[0]
 
 
@@ -89,7 +89,7 @@ class LiveBytes(TorchDispatchMode):
 class LayerBytes:
     """The peak of a layer's forward and backward pass: ``token`` for each token, and ``block``, which does not grow.
 
-    ``moved``: what all layers together read and write of their activations in both passes, for each token.
+    ``moved``: bytes of activations that all layers together read and write in both passes, for each token.
     """
 
     token: float
@@ -98,16 +98,16 @@ class LayerBytes:
 
 
 def _size(tensor: Tensor) -> int:
-    """Bytes; what is expanded is read once."""
+    """Return a tensor's bytes; an expanded dimension is read once."""
     own = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
     return math.prod(own) * tensor.element_size()
 
 
 def layer_bytes(model: GeneralDecoder) -> LayerBytes:
-    """Count what a layer takes, of the kind that takes most, and what all layers move.
+    """Count the bytes that a layer of the largest kind takes, and those that all layers move.
 
     Args:
-        model: without storage; it is of no use afterwards.
+        model: without storage; it cannot be used afterwards.
 
     Raises:
         ValueError: a layer cannot be run on shapes alone.
@@ -119,7 +119,7 @@ def layer_bytes(model: GeneralDecoder) -> LayerBytes:
         with FakeTensorMode(allow_non_fake_inputs=True) as fake:
             model.to_empty(device="cpu")
             tokens, blocks, moved = [], [], 0.0
-            # Without any layer, last, what is outside of them.
+            # Last, without any layer: the bytes outside of layers.
             for kind, count in [*kinds.items(), (None, -sum(kinds.values()))]:
                 for number, layer in enumerate(model.layers):
                     layer.forward = runs[number] if number == kind else _passed_on
@@ -140,7 +140,7 @@ def _passed_on(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _counted(model: GeneralDecoder, lengths: list[int], fake: FakeTensorMode) -> LiveBytes:
-    """Of a row of such documents."""
+    """Count the bytes of a forward and a backward pass over a row of documents of these lengths."""
     ids = fake.from_tensor(torch.zeros(1, sum(lengths), dtype=torch.long))
     places = fake.from_tensor(torch.cat([torch.arange(length) for length in lengths])[None])
     begin = model.tok_embeddings.register_forward_hook(lambda module, given, out: out.requires_grad_())

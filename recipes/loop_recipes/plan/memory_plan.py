@@ -1,7 +1,7 @@
-"""Memory arithmetic for a job before it runs: what a trainer rank and a vLLM server hold, by kind.
+"""Memory arithmetic for a job before it runs: the memory of a trainer rank and of a vLLM server, by use.
 
-Estimates from shapes, no measurement; the recipe's own stress test measures. All sizes in GiB (2**30 bytes), where
-nothing else is said.
+Estimates from shapes, no measurement; the recipe's own stress test measures. All sizes are in GiB (2**30 bytes) unless
+stated otherwise.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # transformers comes with it
 
 GIB = 2**30
 USABLE = 0.92
-"""Of a GPU's memory: the rest goes to the CUDA context, NCCL and what the allocator cannot use."""
+"""Share of a GPU's memory that a plan may fill: the rest goes to the CUDA context, NCCL and allocator fragments."""
 CACHE = "KV cache"
 CONTEXT = "CUDA context, activations and graphs (allowance)"
 BUS_GB_S = 25.0
@@ -29,10 +29,10 @@ TRAINER_CONTEXT = 1.0
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The memory that one GPU needs, by use. ``over`` is the one line to say when it does not fit.
+    """The memory that one GPU needs, by use. ``over`` is the line to print when it does not fit.
 
-    ``weights`` of its ``parts`` are the model's, and ``adapters`` LoRA's, with what trains them; what is
-    ``offloaded`` is in the host's memory.
+    ``weights`` are the GiB of ``parts`` for the model, ``adapters`` those for LoRA with its training state;
+    ``offloaded`` GiB are in the host's memory.
     """
 
     title: str
@@ -67,18 +67,18 @@ def plan_trainer(
     counted: LayerBytes | None = None,
     versions: int = 2,
 ) -> MemoryPlan:
-    """One rank of the trainer where it holds most, in the backward pass through a layer, of ``tokens`` at once.
+    """Plan one rank of the trainer at its peak, in the backward pass through a layer, of ``tokens`` at once.
 
     One rank holds the bf16 base whole, and FSDP2 shards that of several: it keeps the embedding and the head gathered
     for the whole pass, and the next layer beside the one at work. A weight of the adapter has four bytes in fp32 each
-    for itself, its gradient, two Adam moments and each of so many ``versions``. While servers sample there is no
-    gradient, but a copy of what stands while another version is read. Activation checkpointing saves each layer's
-    input. The layer at work is differentiated with its activations recomputed: at the peak six tensors of the
-    feed-forward width (four activations of the MLP and two gradients on their way), six of the model's width and four
-    of the keys' width. ``keep_attention`` keeps its output and fp32 normalisers, in each layer that has it. Where
-    several ranks are ``sharers`` of each row, what attention exchanges is one more tensor of the queries' width.
-    A rank that ``offloads`` has two of the layers' inputs on its GPU, the one at work and one on its way.
-    ``counted`` is the layer at work of a model that transformers builds, in the place of these tensors.
+    for itself, its gradient, two Adam moments and each of its ``versions``. While servers sample there is no gradient,
+    but a copy of the weights while another version is read. Activation checkpointing saves each layer's input. The
+    layer at work is differentiated with its activations recomputed: at the peak six tensors of the feed-forward width
+    (four activations of the MLP and two gradients on their way), six of the model's width and four of the keys' width.
+    ``keep_attention`` keeps its output and fp32 normalisers, in each layer that has it. Where several ranks are
+    ``sharers`` of each row, attention exchanges one more tensor of the queries' width. A rank that ``offloads`` has two
+    of the layers' inputs on its GPU, one in use and one on its way. ``counted`` is the layer at work of a model that
+    transformers builds, in place of these tensors.
 
     A test compares this with a count on the recipe's own code (tests/support/memory_count.py).
     """
@@ -105,8 +105,8 @@ def plan_trainer(
         "one layer recomputed and differentiated, bf16": layer / GIB,
     }
     if keep_attention:
-        kept = shape.heads * (shape.head_width * 2 + 4)
-        parts["attention of the layers, bf16"] = len(shape.attention_layers) * tokens * kept / GIB
+        attention_bytes = shape.heads * (shape.head_width * 2 + 4)
+        parts["attention of the layers, bf16"] = len(shape.attention_layers) * tokens * attention_bytes / GIB
     need = sum(parts.values())
     over = None
     if need > gpu_gib * USABLE:
@@ -139,13 +139,13 @@ def plan_rank(
 
 
 def plan_host(shape: BaseModel, node: NodeConfig | None, trainer: MemoryPlan, ranks: int) -> dict[str, float]:
-    """The GiB of memory that a machine's GPUs need of their host, by use, where both sides need most at a time.
+    """Plan the GiB of host memory that a machine's GPUs need, by use, at the peak of both sides.
 
-    What is pinned is counted as it is: both sides tell torch not to round it up to powers of two. A server that has
-    slept once keeps its pinned memory. Weights mapped from files are not counted, as their pages can be dropped.
+    Pinned memory is counted without rounding: both sides tell torch not to round it up to powers of two. A server that
+    has slept once keeps its pinned memory. Weights mapped from files are not counted, as their pages can be dropped.
 
     Args:
-        node: whose servers are on this machine; None for none.
+        node: its servers are on this machine; None for none.
         trainer: one of its ``ranks`` ranks, as :func:`plan_trainer` plans it.
     """
     shares = node is not None and node.servers.share is not None
@@ -162,8 +162,8 @@ def plan_host(shape: BaseModel, node: NodeConfig | None, trainer: MemoryPlan, ra
 
 
 def plan_rollout_server(shape: BaseModel, node: NodeConfig, gpu_gib: float) -> MemoryPlan:
-    """One GPU of one vLLM server: weights as stored and adapter slots over the tensor-parallel GPUs, and the KV cache,
-    which is what ``servers.kv_cache_bytes`` says, else the rest of ``servers.gpu_memory_utilization``."""
+    """Plan one GPU of one vLLM server: weights as stored and adapter slots over the tensor-parallel GPUs, and the KV
+    cache of ``servers.kv_cache_bytes``, else the rest of ``servers.gpu_memory_utilization``."""
     gpus = node.servers.tensor_parallel_size
     weights = shape.served_bytes / gpus / GIB
     adapters = node.servers.max_loras * shape.adapter_parameters(node.model.lora_rank) * 2 / gpus / GIB
@@ -210,7 +210,7 @@ def plan_turns(shape: BaseModel, node: NodeConfig, trainer: MemoryPlan, gpu_gib:
     """Plan a GPU that holds the frozen base once at a time: vLLM's while it samples, the trainer's while it trains.
 
     A server that sleeps (level 1) has its weights and adapters in pinned host memory and drops its KV cache; its
-    context and graphs stay. A trainer that waits keeps its context and all that it has of the adapter. Its frozen
+    context and graphs stay. A trainer that waits keeps its context and all tensors of the adapter. Its frozen
     weights never change, so only vLLM copies out: an iteration moves the server's weights out and in, and the
     trainer's in.
 

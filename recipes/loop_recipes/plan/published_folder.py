@@ -1,6 +1,6 @@
 """The folder of a published model whose weights are not here: config.json, and headers without a byte of weights.
 
-What plans a job reads it as it would read the model's own.
+The planner reads it as it would read the model's own folder.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from model_families.weights.published import published_config
 
 @contextmanager
 def folder_to_plan(path: str | Path) -> Iterator[str | None]:
-    """The model's folder ``path`` where it is there, else one of the published model that it is called after, which is
-    gone afterwards; None where none is known."""
+    """Yield the model's folder ``path`` if it exists, else a temporary folder of the published model of that name; None
+    where the name is not known."""
     if (Path(path) / "config.json").is_file():
         yield str(path)
         return
@@ -40,7 +40,7 @@ def folder_to_plan(path: str | Path) -> Iterator[str | None]:
 
 
 def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The weights of the model that transformers builds of a folder's config.json, by their names in its files."""
+    """Return the shapes of the weights that a folder's config.json describes, by their names in its files."""
     config = AutoConfig.from_pretrained(folder)
     auto = AutoModelForImageTextToText if hasattr(config, "text_config") else AutoModelForCausalLM
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""What is found of a job, as data, and the machines that it is found for."""
+"""The findings about a job, as data, and the machines that they are for."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Machines:
 
 
 def usual_machines(servers: ServersConfig) -> tuple[int, int]:
-    """The nodes, and GPUs of each, that a config is meant for, by the GPUs that its servers take: one node where these
-    are the trainer's too, one GPU where the only server is on GPU 0, one node where the first GPUs are left to the
+    """Return the nodes, and GPUs of each, that a config is for, by the GPUs of its servers: one node where these are
+    also the trainer's, one GPU where the only server is on GPU 0, one node where the first GPUs are left to the
     trainer, else two nodes."""
     if servers.share is not None:
         return 1, servers.count * servers.tensor_parallel_size
@@ -45,9 +45,9 @@ def usual_machines(servers: ServersConfig) -> tuple[int, int]:
 class GpuDivision:
     """The division of a node's GPUs: those that train, and those (by index) that vLLM may use on a rollout node.
 
-    Of several nodes the last trains. On one whose GPUs both have in turns, each has all of them. Another one is divided
-    in halves, the trainer's first, unless it has only one GPU or the config's only server is on GPU 0: then the trainer
-    has one rank, on that GPU, and shares it.
+    The last of several nodes trains. On a node whose GPUs both use in turns, each uses all of them. Any other node is
+    divided in halves, the trainer's first, unless it has only one GPU or the config's only server is on GPU 0: then the
+    trainer has one rank, on that GPU, and shares it.
     """
 
     trainer_gpus: int
@@ -67,7 +67,7 @@ class GpuDivision:
 
 
 class ReportRow(NamedTuple):
-    """What would happen: a line about ``name``."""
+    """A line about ``name`` that says what would happen."""
 
     name: str
     text: str
@@ -77,14 +77,14 @@ class ReportRow(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What would stop the job, in one line; ``about`` is what was looked at, and looking twice finds one problem."""
+    """A line that says what would stop the job; two problems with the same ``about`` count as one."""
 
     about: str
     text: str
 
 
 class Unopened(NamedTuple):
-    """The environment knows what it needs when it is opened only, which nobody did here."""
+    """An environment that a check did not open, and that knows its needs only once it is open."""
 
     environment: str
 

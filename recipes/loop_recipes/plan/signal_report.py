@@ -1,4 +1,4 @@
-"""Says what groups of rollouts taught, or would teach: of a run, of a pilot, of an evaluation."""
+"""Says how many groups of rollouts of a run, a pilot or an evaluation have signal, or would have."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from loop_recipes.run.group_signal import Groups, coverage, groups_by_solved, si
 PARTS = {"never": 0.0, "up to a quarter": 0.25, "a half": 0.5, "three quarters": 0.75, "nearly always": 1 - 1e-9}
 ALWAYS = "always"
 MOST_GROUPS = 10**9
-"""That a line of a file may tell of."""
+"""Number of groups that a line of a file may hold at most."""
 
 
 def together(every: Iterable[Any]) -> Groups:
-    """The groups of several iterations as one; a file of others may hold anything there, which is left out."""
-    found: dict[str, dict[str, int]] = {}
+    """Merge the groups of several iterations; malformed counts, which a file of others may hold, are left out."""
+    merged: dict[str, dict[str, int]] = {}
     for key, counts in (item for groups in every if isinstance(groups, Mapping) for item in groups.items()):
         named = re.fullmatch(r"(\d{1,6})/([1-9]\d{0,5})", str(key))
         if named is None or int(named[1]) > int(named[2]) or not isinstance(counts, Mapping):
@@ -30,36 +30,36 @@ def together(every: Iterable[Any]) -> Groups:
             continue
         if not 0 <= counts["with_signal"] <= counts["groups"] <= MOST_GROUPS or not counts["groups"]:
             continue
-        known = found.setdefault(key, dict.fromkeys(counts, 0))
-        found[key] = {name: known[name] + count for name, count in counts.items()}
-    return found
+        before = merged.setdefault(key, dict.fromkeys(counts, 0))
+        merged[key] = {name: before[name] + count for name, count in counts.items()}
+    return merged
 
 
-def told(groups: Groups) -> str:
-    """How many groups had signal, by how often their task was solved."""
+def signal_text(groups: Groups) -> str:
+    """Say how many groups had signal, by how often their task was solved."""
     parts = {name: [0, 0] for name in (*PARTS, ALWAYS)}
     for key, counts in groups.items():
-        part = parts[next((name for name, most in PARTS.items() if solved_rate(key) <= most), ALWAYS)]
-        part[:] = part[0] + counts["with_signal"], part[1] + counts["groups"]
-    signal, total = (sum(part[place] for part in parts.values()) for place in (0, 1))
-    shown = ", ".join(f"{name} {some} of {of}" for name, (some, of) in parts.items() if of)
-    return f"{signal} of {total} groups; of tasks solved {shown}"
+        counted = parts[next((name for name, most in PARTS.items() if solved_rate(key) <= most), ALWAYS)]
+        counted[:] = counted[0] + counts["with_signal"], counted[1] + counts["groups"]
+    signal, total = (sum(counted[place] for counted in parts.values()) for place in (0, 1))
+    shares = ", ".join(f"{name} {some} of {of}" for name, (some, of) in parts.items() if of)
+    return f"{signal} of {total} groups; of tasks solved {shares}"
 
 
-def foretold(groups: Groups, size: int | None = None) -> str:
-    """What groups of ``size``, and of what other size, would give by success."""
-    wanted, total = signal_figures(groups).get("enough_rollouts"), sum(each["groups"] for each in groups.values())
-    alike = sum(each["groups"] for key, each in groups.items() if solved_rate(key) in (0.0, 1.0))
-    said = [] if size is None else [f"groups of {size} would give {coverage(groups, size):.0%} of all tasks signal"]
-    said += [] if wanted is None else [f"groups of {wanted} four of five of those solved sometimes"]
-    return "; ".join([*said, f"{alike} of {total} were solved never or always, of which this foretells nothing"])
+def forecast(groups: Groups, size: int | None = None) -> str:
+    """Say which share of tasks would have signal by success in groups of ``size``, and which size gives 4 of 5."""
+    size_needed, total = signal_figures(groups).get("enough_rollouts"), sum(each["groups"] for each in groups.values())
+    decided = sum(each["groups"] for key, each in groups.items() if solved_rate(key) in (0.0, 1.0))
+    texts = [] if size is None else [f"groups of {size} would give {coverage(groups, size):.0%} of all tasks signal"]
+    texts += [] if size_needed is None else [f"groups of {size_needed} four of five of those solved sometimes"]
+    return "; ".join([*texts, f"{decided} of {total} were solved never or always, of which this foretells nothing"])
 
 
 def pilot_groups(folder: Path) -> Groups:
-    """The groups of a training run, or the tasks of an evaluation's first policy.
+    """Read the groups of a training run, or the tasks of an evaluation's first policy.
 
     Raises:
-        ConfigError: the folder is neither, or tells of no groups.
+        ConfigError: the folder is neither, or has no groups.
     """
     if (folder / METRICS_FILE).is_file():
         with raised_as(ConfigError, f"--pilot {folder}: ", ValueError, OSError):

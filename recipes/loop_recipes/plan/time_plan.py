@@ -1,4 +1,4 @@
-"""Time arithmetic for a job before it runs: what an iteration computes and moves, and what decoding reads, on a card.
+"""Time arithmetic for a job before it runs: FLOPs and bytes of an iteration, and bytes that decoding reads, on a card.
 
 Estimates from shapes and data sheets, no measurement: they say which of two configs is faster, and about how much.
 """
@@ -37,7 +37,7 @@ CARDS = (
     Gpu("B200", 180, 2250e12, 8.0e12),
 )
 USED = 0.28
-"""Of an H100's FLOPs, recomputation not counted: updates had 20 to 31% (benchmarks/results)."""
+"""Share of an H100's FLOPs that an update uses, without recomputation: measured 20 to 31% (benchmarks/results)."""
 
 
 def card_of(gpu_gib: float) -> Gpu:
@@ -46,14 +46,14 @@ def card_of(gpu_gib: float) -> Gpu:
 
 
 class UpdateWork(NamedTuple):
-    """What the ranks together do in an update: ``flops`` and, where layers run as transformers has them, ``moved``, the
-    bytes that their operators read and write one by one."""
+    """The work of all ranks in an update: ``flops`` and, where layers run transformers' code, ``moved``, the bytes that
+    their operators read and write one by one."""
 
     flops: float
     moved: float
 
     def seconds(self, card: Gpu, ranks: int) -> float:
-        """By the one of both that takes longer."""
+        """Return the time of the one that takes longer."""
         return max(self.flops / USED / card.flops, self.moved / card.bytes) / ranks
 
 
@@ -63,7 +63,7 @@ def update_work(config: LoopConfig, flops: float, counted: LayerBytes | None) ->
 
     Args:
         flops: of both passes over one rollout, as :func:`rollout_flops` gives them.
-        counted: None for a model of torchtune's modules, of which the share of FLOPs was measured.
+        counted: None for a model of torchtune's modules, whose share of FLOPs was measured.
     """
     rollouts = config.collection.tasks_per_iteration * config.collection.rollouts_per_task
     epochs, again = config.update.epochs, config.enable_activation_checkpointing / 3
@@ -72,12 +72,12 @@ def update_work(config: LoopConfig, flops: float, counted: LayerBytes | None) ->
 
 
 def rollout_flops(config: LoopConfig, model: AnyDecoder) -> float:
-    """FLOPs of a pass forward and one backward over the longest rollout, by a ``model`` without storage."""
+    """Count FLOPs of a pass forward and one backward over the longest rollout, by a ``model`` without storage."""
     return training_flops(model, config.longest_rollout, 0)
 
 
 def sampled_tokens_per_s(shape: BaseModel, node: NodeConfig, server: MemoryPlan, card: Gpu) -> float:
-    """Tokens that all servers sample a second at most, where reading weights and cache is all that takes time.
+    """Return the most tokens that all servers sample a second, if only reading weights and cache takes time.
 
     Episodes are taken to be at half of their context, and to be as many as the cache holds then.
 

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         read_config(config, LoopConfig)  # a mistake in the config itself is said before torch is loaded
         from loop_recipes.plan.job_check import check_job, probe_model  # imports the components, and torch with them
         from loop_recipes.plan.report import Machines, Report, ReportRow, usual_machines
-        from loop_recipes.plan.signal_report import foretold, pilot_groups
+        from loop_recipes.plan.signal_report import forecast, pilot_groups
 
         _quiet()
         nodes, gpus = usual_machines(node.servers)
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             findings.append(probe_model(node.model.path, node.model.max_context))
         if options.pilot is not None:
             groups = pilot_groups(options.pilot)
-            findings.append(ReportRow("signal", foretold(groups, config.collection.rollouts_per_task)))
+            findings.append(ReportRow("signal", forecast(groups, config.collection.rollouts_per_task)))
     except (ConfigError, OSError) as error:
         sys.exit(f"{parser.prog}: {error}")
     except OmegaConfBaseException as error:

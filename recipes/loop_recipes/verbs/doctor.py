@@ -18,7 +18,7 @@ from typing import Any
 
 from loop_formats.run_folder import read_metrics
 from loop_recipes.config.arguments import verb_parser
-from loop_recipes.plan.signal_report import foretold, together, told
+from loop_recipes.plan.signal_report import forecast, signal_text, together
 from loop_recipes.terminal import say
 
 Lines = Sequence[Mapping[str, Any]]
@@ -178,7 +178,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     found = findings(lines)
     groups = together(line.get("groups_by_solved", {}) for line in lines[-RECENT:])
-    say(*map(str, found), *([f"signal: {told(groups)}", f"signal: {foretold(groups)}"] if groups else []))
+    say(*map(str, found), *([f"signal: {signal_text(groups)}", f"signal: {forecast(groups)}"] if groups else []))
     if not found:
         names = ", ".join(rule.__name__.replace("_", " ") for rule in RULES)
         looked_at = f"{len(lines)} iteration{'' if len(lines) == 1 else 's'}"

@@ -343,7 +343,7 @@ def test_which_shipped_configs_fit_a_card(capsys, models, monkeypatch):
     code, shown, problems = check(capsys, "--gpu-memory", "23.5")
     assert (code, problems) == (0, [])
     *table, no, _ = shown.splitlines()
-    assert no.startswith("no: it does not fit GPUs of 23.5 GiB")
+    assert no.startswith("no: it does not fit on GPUs of 23.5 GiB")
     rows = {line.split()[0]: line for line in table[1:]}
     assert rows.keys() == {*some["machine"]} - {"cpu"}
     assert re.search(r"\d no +\d+\.\d\d, \d+\.\d\d no$", rows["qwen3_5_4b_one_gpu"]), "a hybrid by its sizes too"

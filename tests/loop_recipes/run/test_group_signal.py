@@ -6,7 +6,7 @@ import json
 import pytest
 
 from loop_formats.schema import ConfigError
-from loop_recipes.plan.signal_report import foretold, pilot_groups, together, told
+from loop_recipes.plan.signal_report import forecast, pilot_groups, signal_text, together
 from loop_recipes.run.group_signal import coverage, groups_by_solved, signal_figures
 from loop_recipes.verbs import doctor
 
@@ -23,7 +23,7 @@ def test_groups_are_counted_by_the_share_solved_and_have_signal_where_returns_di
         "1/4": {"groups": 1, "with_signal": 1},
         "4/4": {"groups": 1, "with_signal": 0},
     }
-    assert told(found) == "3 of 5 groups; of tasks solved never 2 of 3, up to a quarter 1 of 1, always 0 of 1"
+    assert signal_text(found) == "3 of 5 groups; of tasks solved never 2 of 3, up to a quarter 1 of 1, always 0 of 1"
     assert together([found, found])["0/4"] == {"groups": 6, "with_signal": 4}
     junk = ("text", None, [1], {"a": 1}, {"1/0": found["0/4"]}, {"9/4": found["0/4"]}, {"1/4": {"groups": "many"}})
     assert together([*junk, found]) == found
@@ -54,8 +54,8 @@ def test_a_large_count_or_a_rare_task_takes_no_time():
 def test_a_task_never_or_always_solved_foretells_nothing():
     found = groups([0, 0], [1, 1])
     assert signal_figures(found).keys() == {"groups_by_solved"}
-    assert foretold(found, 8).startswith("groups of 8 would give 0% of all tasks signal; 2 of 2 were solved never or")
-    assert "groups of 4 four of five" in foretold(groups([0, 1], [0, 0]))
+    assert forecast(found, 8).startswith("groups of 8 would give 0% of all tasks signal; 2 of 2 were solved never or")
+    assert "groups of 4 four of five" in forecast(groups([0, 1], [0, 0]))
 
 
 def test_a_run_tells_its_signal_and_a_folder_that_is_none_is_one_line(tmp_path, capsys):

@@ -185,8 +185,7 @@ def child_node_config(config: EvalConfig, worlds: Path) -> NodeConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PolicyUnderTest:
-    """A policy with the path of its weights: ``digest`` is the SHA-256 of the adapter's files, "base" where there is
-    none.
+    """A policy and the path of its weights: ``digest`` is the SHA-256 of the adapter's files, "base" without one.
 
     ``chosen`` says how an evaluation chose the adapter, ``remark`` what else a reader should know.
     """
@@ -256,8 +255,7 @@ def find_policies(config: EvalConfig) -> list[PolicyUnderTest]:
 
 
 def _best_of_evaluation(folder: Path, key: str) -> tuple[Path, str]:
-    """Return the best adapter of an evaluation, and how it won; the folder itself, and "", if it is not an
-    evaluation."""
+    """Return an evaluation's best adapter, and how it won; the folder itself, and "", if it is not an evaluation."""
     if not (folder / "report.json").is_file():
         return folder, ""
     try:

@@ -87,8 +87,7 @@ def difference(
     cluster_of: ClusterOf,
     **bootstrap: Any,
 ) -> Difference:
-    """Compare the ``rates`` of two sides' results, second minus first, by task or by group of tasks, paired over
-    ``names``."""
+    """Compare the ``rates`` of two sides, second minus first, by task or by group of tasks, paired over ``names``."""
     first, second = pooled = [rates(side.results) for side in sides]
     deviations = []
     for side, of_all in zip(sides, pooled, strict=True):

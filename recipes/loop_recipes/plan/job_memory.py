@@ -36,8 +36,7 @@ from rollout_server.inference.command import ServerStartError, check_divided
 
 
 class Planned(NamedTuple):
-    """Plans of a server and of a trainer's rank, each alone, and the layers' bytes where transformers builds the
-    model."""
+    """Plans of a server and of a trainer's rank, each alone, and layer bytes of a model that transformers builds."""
 
     server: MemoryPlan
     trainer: MemoryPlan

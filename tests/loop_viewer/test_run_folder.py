@@ -7,7 +7,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from loop_formats.folder_lock import lock_folder
-from loop_recipes.verbs.view import main, what_to_show
+from loop_recipes.verbs.view import main, open_runs
 from loop_viewer import run_folder as subject
 from loop_viewer.app import build_app
 from loop_viewer.run_data import RunData
@@ -54,13 +54,13 @@ def row(folder, name):
 
 
 def test_a_folder_that_is_no_run_itself_is_its_runs(runs):
-    assert list(what_to_show([runs]).runs()) == ["a", "scores", "sweep/b"]
+    assert list(open_runs([runs]).runs()) == ["a", "scores", "sweep/b"]
     for run in (runs / "a", runs / "scores", runs / "a/node", runs / "a/node/collections/demo-i0001.jsonl"):
-        assert isinstance(what_to_show([run]), RunData)
+        assert isinstance(open_runs([run]), RunData)
 
 
 def test_runs_may_be_named(runs):
-    named = what_to_show([runs / "a", runs / "sweep/b"])
+    named = open_runs([runs / "a", runs / "sweep/b"])
     assert named.runs() == {"a": runs / "a", "b": runs / "sweep/b"}
     assert named.run("b").path == runs / "sweep/b"
     with pytest.raises(KeyError):
@@ -156,7 +156,7 @@ def test_a_curve_holds_one_quantity(runs):
 
 
 async def test_each_run_has_an_address_and_none_lies_outside_the_folder(runs):
-    async with TestClient(TestServer(build_app(what_to_show([runs])))) as client:
+    async with TestClient(TestServer(build_app(open_runs([runs])))) as client:
         answer = await (await client.get("/api/run")).json()
         assert [run["name"] for run in answer["runs"]] == ["a", "scores", "sweep/b"]
         for name in ("a", "sweep%2Fb"):
@@ -189,7 +189,7 @@ async def test_each_run_has_an_address_and_none_lies_outside_the_folder(runs):
 
 
 async def test_a_run_that_is_removed_or_begun_anew_while_it_is_shown(runs):
-    async with TestClient(TestServer(build_app(what_to_show([runs])))) as client:
+    async with TestClient(TestServer(build_app(open_runs([runs])))) as client:
 
         async def said(path):
             return await (await client.get(path)).json()

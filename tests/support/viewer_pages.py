@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 from playwright.async_api import Browser, Page
 
 from loop_recipes.verbs import continuation
-from loop_recipes.verbs.view import what_to_show
+from loop_recipes.verbs.view import open_runs
 from loop_viewer.app import build_app
 from support.browser import open_page, true_in
 
@@ -22,7 +22,7 @@ async def viewing(
     browser: Browser, folder: Path, *middlewares: object, phone: bool = False
 ) -> AsyncIterator[tuple[Page, str]]:
     """(page, address of the viewer) of a run's folder, or of a folder of runs."""
-    app = build_app(what_to_show([folder]), continuation)
+    app = build_app(open_runs([folder]), continuation)
     app.middlewares.extend(middlewares)
     async with TestServer(app) as server, open_page(browser, phone) as page:
         yield page, str(server.make_url("/"))

@@ -1,1 +1,1 @@
-"""A run's own bookkeeping: its metrics, and whether somebody asked it to stop."""
+"""A run's own bookkeeping: its metrics, and requests to stop it."""

@@ -1,7 +1,7 @@
 """The fingerprint of a run, beside its config: digests of its base model and first adapter, its tasks and their grader.
 
-Their digests are in every checkpoint. A run that goes on with others under the same names is another run without a
-word of it: adapters are trained for weights that they were never on, and rewards of two graders are in one curve.
+The digests are in every checkpoint. Without them, a run could silently go on with other files of the same names: its
+adapters would train on weights that they do not fit, and one curve would hold the rewards of two graders.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ log = utils.get_logger("INFO")
 
 
 def model_identity(base_model: str, initial_adapter: str | None) -> dict[str, str]:
-    """Digests of the base model in its folder, and of the adapter that the run began with, if it names one.
+    """Return digests of the base model in its folder, and of the adapter that the run began with, if there is one.
 
     Raises:
         ConfigError: a file cannot be read.
     """
     try:
-        found = {"base model": model_digest(base_model)}
+        digests = {"base model": model_digest(base_model)}
         if initial_adapter is not None:
-            found["initial adapter"] = adapter_digest(Path(initial_adapter))
+            digests["initial adapter"] = adapter_digest(Path(initial_adapter))
     except OSError as error:
         raise ConfigError(f"{error.filename} cannot be read: {error.strerror}") from error
-    return found
+    return digests
 
 
 def environment_identity(dataset: str, environment: Description) -> dict[str, str]:
-    """The name of the dataset, and what the environment says that its grades rest on."""
+    """Return the name of the dataset, and the environment's identity, on which its grades depend."""
     return {"dataset": dataset, **environment.whole_identity}
 
 
 def compare(state: Mapping[str, Any], what: str, now: Mapping[str, str], accept: bool) -> None:
-    """Compare what the run rests on with its checkpoint, and say what has changed if that is accepted.
+    """Compare the run's fingerprint with its checkpoint's, and log accepted changes.
 
     Args:
-        state: of the checkpoint that the run goes on from; one that does not say what it rested on is not compared.
-        what: the part that ``now`` holds digests of: "model" or "environment".
+        state: the checkpoint that the run goes on from; one without a fingerprint is not compared.
+        what: the part whose digests ``now`` holds: "model" or "environment".
         accept: the config's ``accept_changes``.
 
     Raises:
@@ -64,5 +64,5 @@ def compare(state: Mapping[str, Any], what: str, now: Mapping[str, str], accept:
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the names under which the two have other values, or only one has one."""
+    """Return the names under which the two values differ, or only one has a value."""
     return [name for name in {**before, **now} if before.get(name) != now.get(name)]

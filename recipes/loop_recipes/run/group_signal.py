@@ -19,30 +19,30 @@ def groups_by_solved(episodes: Iterable[tuple[str, bool, float]]) -> Groups:
     tasks: dict[str, list[tuple[bool, float]]] = {}
     for task, solved, paid in episodes:
         tasks.setdefault(task, []).append((solved, paid))
-    found: dict[str, dict[str, int]] = {}
+    tally: dict[str, dict[str, int]] = {}
     for group in tasks.values():
-        counts = found.setdefault(f"{sum(solved for solved, _ in group)}/{len(group)}", {"groups": 0, "with_signal": 0})
+        counts = tally.setdefault(f"{sum(solved for solved, _ in group)}/{len(group)}", {"groups": 0, "with_signal": 0})
         counts["groups"] += 1
         counts["with_signal"] += len({paid for _, paid in group}) > 1
-    return dict(sorted(found.items()))
+    return dict(sorted(tally.items()))
 
 
 def solved_rate(key: str) -> float:
-    """The share that a key of :data:`Groups` stands for."""
+    """Return the share solved that a key of :data:`Groups` stands for."""
     solved, _, rollouts = key.partition("/")
     return int(solved) / int(rollouts)
 
 
 def coverage(groups: Groups, size: int) -> float:
-    """The share of the groups that would have signal by success if they were of so many rollouts."""
+    """Return the share of the groups that would have signal by success if they had ``size`` rollouts."""
     rates = [(solved_rate(key), each["groups"]) for key, each in groups.items()]
     covered = sum(count * (1.0 - rate**size - (1.0 - rate) ** size) for rate, count in rates)
     return covered / sum(count for _, count in rates)
 
 
 def signal_figures(groups: Groups) -> dict[str, Any]:
-    """The metrics of an iteration's groups, with the smallest size that would give four of five of them signal, of
-    tasks solved sometimes."""
+    """Return the metrics of an iteration's groups, with the smallest size at which four of five groups of tasks solved
+    sometimes would have signal."""
     sometimes = {key: each for key, each in groups.items() if 0.0 < solved_rate(key) < 1.0}
     if not sometimes:
         return {"groups_by_solved": groups}

@@ -155,22 +155,22 @@ METRICS: dict[str, str] = {
     },
     "peak_memory_gib": "peak memory of rank 0's device so far (CUDA only, else 0)",
 }
-"""Every key that may stand in metrics.jsonl, and what it means, beside the environment's figures of behaviour and those
-of a credit, which say it themselves. A number that is not finite stands there as null."""
+"""Every key of metrics.jsonl and its meaning, beside the environment's figures of behaviour and those of a credit,
+which document their own. A number that is not finite is written as null."""
 
 MACHINE_KEYS = ("tokens_per_second", "model_flops_utilization", "peak_memory_gib")
 
 
 class RunMetrics:
-    """Appends one line per iteration to ``metrics.jsonl`` and has trackers told its numbers."""
+    """Appends one line per iteration to ``metrics.jsonl`` and passes its numbers to trackers."""
 
     def __init__(
         self, path: Path, trackers: Trackers | None, after_iteration: int, more_keys: Collection[str] = ()
     ) -> None:
-        """Lines of iterations after ``after_iteration`` (of a run that died before its checkpoint) are removed.
+        """Open the file; lines after ``after_iteration`` (of a run that died before its checkpoint) are removed.
 
         Args:
-            more_keys: those that the environment and a credit document, which a line may hold too.
+            more_keys: further keys of a line, which the environment and a credit document.
 
         Raises:
             ConfigError: the file is damaged; names the line.
@@ -191,7 +191,7 @@ class RunMetrics:
         """Write one iteration.
 
         Raises:
-            KeyError: a key that nothing documents: :data:`METRICS`, the environment or ``figures`` of a credit.
+            KeyError: a key that neither :data:`METRICS`, the environment nor ``figures`` of a credit documents.
         """
         for key in metrics:
             if key not in self._keys:
@@ -202,8 +202,8 @@ class RunMetrics:
         self._lines.append(json.loads(text))
 
     def amend(self, metrics: Mapping[str, Any]) -> None:
-        """Add the dev scores of a policy to the line written last. Those of another policy that are there already are
-        kept, as ``earlier_dev_*``."""
+        """Add the dev scores of a policy to the last line. Scores of another policy in that line stay, as
+        ``earlier_dev_*``."""
         line = self._lines[-1]
         if line.get("dev_iteration", metrics["dev_iteration"]) != metrics["dev_iteration"]:
             line |= {f"earlier_{key}": line[key] for key in metrics if key in line}
@@ -211,13 +211,13 @@ class RunMetrics:
         self._write_all()
 
     def tell(self) -> None:
-        """Have the trackers told what they have not been told. What a run that died would not have again must not be
-        told: call it when the checkpoint is saved."""
+        """Pass all new lines to the trackers. Call it when the checkpoint is saved: a tracker must not get a line that
+        a resumed run would lack."""
         if self._trackers is not None:
             self._trackers.tell(self._lines)
 
     def close(self) -> None:
-        """Have the trackers told the rest and closed. Raises nothing."""
+        """Pass the remaining lines to the trackers and close them. Raises nothing."""
         if self._trackers is not None:
             self._trackers.close()
 
@@ -227,7 +227,7 @@ class RunMetrics:
 
 
 def rollout_metrics(rollouts: list[Rollout]) -> dict[str, Any]:
-    """Means over a collection's episodes, in the order of their ids: arrival order cannot show in the last digit.
+    """Average over a collection's episodes, in the order of their ids: arrival order must not change the last digit.
 
     An episode of several sequences counts once; its turns and tokens are those of all of them.
     """
@@ -264,7 +264,7 @@ def rollout_metrics(rollouts: list[Rollout]) -> dict[str, Any]:
 
 
 def _errors(rollouts: list[Rollout]) -> dict[str, float]:
-    """Standard errors of mean reward and success, clustered by task; {} of one task."""
+    """Return standard errors of mean reward and success, clustered by task; {} for one task."""
     tasks = {rollout.task_id for rollout in rollouts}
     errors = {}
     for key in ("reward", "success") if len(tasks) > 1 else ():
@@ -278,7 +278,7 @@ def _errors(rollouts: list[Rollout]) -> dict[str, float]:
 
 
 def _endpoint(rollouts: list[Rollout]) -> dict[str, dict[str, float]]:
-    """Of rollouts that programs played, the mean of each count of their calls."""
+    """Return the mean of each count of calls over rollouts that programs played."""
     counts = [rollout.extra["harness"]["calls"] for rollout in rollouts if "harness" in rollout.extra]
     names = sorted({name for of in counts for name in of})
     means = {name: sum(of.get(name, 0) for of in counts) / len(counts) for name in names}
@@ -286,7 +286,7 @@ def _endpoint(rollouts: list[Rollout]) -> dict[str, dict[str, float]]:
 
 
 def _stated(rollouts: list[Rollout]) -> dict[str, dict[str, dict[str, float]]]:
-    """For rewards and metrics, the mean of each over the rollouts whose grade has it."""
+    """Return the mean of each stated reward and metric over the rollouts whose grade has it."""
     values: dict[str, dict[str, list[float]]] = {}
     for rollout in rollouts:
         for kind in ("rewards", "metrics"):
@@ -298,7 +298,7 @@ def _stated(rollouts: list[Rollout]) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def environment_metrics(rollouts: list[Rollout], environment: Description = DEFAULT_DESCRIPTION) -> dict[str, Any]:
-    """The figures of each environment, by name; {} where the tasks are of no mixture."""
+    """Return the figures of each environment of a mixture, by name; {} without a mixture."""
     by_environment: dict[str, list[Rollout]] = {}
     for rollout in rollouts:
         by_environment.setdefault(environment.environment_of(rollout.task_id), []).append(rollout)
@@ -310,9 +310,9 @@ def environment_metrics(rollouts: list[Rollout], environment: Description = DEFA
 
 
 def behavior_metrics(rollouts: list[Rollout], environment: Description = DEFAULT_DESCRIPTION) -> dict[str, float]:
-    """The behaviour of a collection, from its messages; what is not defined, or has no messages, is left out.
+    """Compute figures of behaviour from messages; undefined ones, and rollouts without messages, are left out.
 
-    Figures whose computing raises end no run: they are left out, counted, and told of.
+    A figure whose computing raises does not end the run: it is left out, counted and logged.
     """
     episodes: dict[Behavior, list[list[Rollout]]] = {}
     for sequences in by_episode(rollout for rollout in rollouts if rollout.messages):
@@ -337,7 +337,7 @@ SUMMARY_WORDS = (
     "share of tokens whose ratio was clipped; gap: 99th percentile of how far the sampler's log-probs are from the "
     "learner's; left: time until the last iteration"
 )
-"""What the words of :func:`summary_line` mean, said once before the first."""
+"""Explanation of the words of :func:`summary_line`, printed once before the first."""
 
 
 def summary_line(metrics: Mapping[str, Any], max_iterations: int) -> str:

@@ -1,6 +1,6 @@
 """Records each start of a run: when, by which command, on what machine, with which packages, code and config.
 
-``starts.jsonl`` is only ever added to, while ``config.yaml`` is that of the newest start.
+``starts.jsonl`` only grows, while ``config.yaml`` is that of the newest start.
 """
 
 from __future__ import annotations
@@ -34,17 +34,16 @@ GIT_DEADLINE_S = 10.0
 
 
 def package_versions(environment: EnvironmentConfig | None = None) -> dict[str, str]:
-    """Versions of the packages on which a run or a score can depend, here and in the environment, where they can be
-    found."""
-    found = {}
+    """Return the versions of installed packages on which a run or a score can depend, here and in the environment."""
+    versions = {}
     for name in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found if environment is None else found | packages_of(environment.name, environment.options)
+            versions[name] = importlib.metadata.version(name)
+    return versions if environment is None else versions | packages_of(environment.name, environment.options)
 
 
 def code_version() -> str | None:
-    """The commit of the checkout that runs, with ``+changes`` where its files differ from it; None outside of one."""
+    """Return the commit of the running checkout, with ``+changes`` where its files differ; None outside of one."""
     folder = loop_package("").parents[1]
     if not (folder / ".git").exists():
         return None
@@ -60,7 +59,7 @@ def code_version() -> str | None:
 
 
 def machine() -> dict[str, Any]:
-    """This machine: its name, processors, memory in GiB, and GPUs."""
+    """Describe this machine: its name, processors, memory in GiB, and GPUs."""
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     return {
         "name": socket.gethostname(),

@@ -1,4 +1,4 @@
-"""Whether somebody asked a run to stop: SIGTERM, Ctrl-C, or a file in its output folder."""
+"""Requests to stop a run: SIGTERM, Ctrl-C, or a file in its output folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class StopRequested(Exception):
-    """The run was asked to stop, and does so where the message says."""
+    """A run stops on request, at the point that the message names."""
 
     def __init__(self, where: str = "while waiting for the rollout node") -> None:
         super().__init__(where)
@@ -21,16 +21,16 @@ ANSWERS = (
     b"\nstopping before the next optimizer step; a resumed run repeats the update with\n"
     b"the same rollouts; a third Ctrl-C or signal ends the run at once\n",
 )
-"""What the first signal is answered, and the second."""
+"""Answers to the first signal, and to the second."""
 
 
 class StopRequest:
-    """Asked of at safe points of a run. The first signal asks to stop after what was begun, the second to leave an
-    update before its next step; the third ends the process at once.
+    """A request to stop, which a run checks at safe points. The first signal asks to stop after the update or
+    checkpoint in hand, the second to leave an update before its next step; the third ends the process at once.
 
     Args:
-        file: asks to stop, as the first signal does, by being there.
-        says: whether this process answers signals in the terminal; one of a job does.
+        file: its existence asks to stop, as the first signal does.
+        says: whether this process answers signals in the terminal; one process of a job does.
     """
 
     def __init__(self, file: Path, says: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""A tracker, the points that a run tells it, and the trackers that a config names by a word.
+"""The protocol of trackers, the points that a run passes to them, and the trackers that a config names by a word.
 
 A client is imported when its tracker is chosen.
 """
@@ -20,8 +20,8 @@ class Point:
     """Figures of one step.
 
     Attributes:
-        step: the iteration; of dev scores, the one after which the policy stood.
-        seconds: of the run, up to it.
+        step: the iteration; for dev scores, the one that made the policy.
+        seconds: of the run, up to the step.
         numbers: by flat names.
     """
 
@@ -32,14 +32,14 @@ class Point:
 
 @dataclass(frozen=True)
 class TrackerState:
-    """What a tracker was told.
+    """The progress of a tracker.
 
     Attributes:
         run: the tracker's own name of the run.
-        points: the first so many.
+        points: how many points the tracker has, from the first on.
         iteration: the latest of those points.
-        back_to: the iteration after which the run goes on, where it has given up later ones that the tracker was told;
-            0 where it has not.
+        back_to: the iteration after which the run goes on, where it has dropped later ones that the tracker has; else
+            0.
     """
 
     run: str | None = None
@@ -49,27 +49,27 @@ class TrackerState:
 
 
 def points(lines: Iterable[Mapping[str, Any]]) -> list[Point]:
-    """The lines' numbers by flat names, as trackers are told them: an iteration's own, then the dev scores in its line.
+    """Turn lines into points with flat names for trackers: an iteration's own, then the dev scores in its line.
 
     A line that gets dev scores later leaves the points before them as they are.
     """
-    found, seconds = [], 0.0
+    result, seconds = [], 0.0
     for line in lines:
         numbers = {key: value for key, value in line.items() if isinstance(value, int | float)}
         parts = {**line.get("environments", {}), **line.get("stated", {}), "endpoint": line.get("endpoint", {})}
         for name, figures in parts.items():
             numbers |= {f"{name}/{key}": value for key, value in figures.items() if value is not None}
         seconds += numbers.get("seconds", numbers.get("seconds_updating", 0.0))
-        scores = [_taken(numbers, beginning) for beginning in ("earlier_dev_", "dev_")]
-        found.append(Point(line["iteration"], seconds, numbers))
+        scores = [_take_out(numbers, beginning) for beginning in ("earlier_dev_", "dev_")]
+        result.append(Point(line["iteration"], seconds, numbers))
         for score in filter(None, scores):
             dev = {f"dev_{key}": value for key, value in score.items()}
-            found.append(Point(int(score["iteration"]), seconds, dev))
-    return found
+            result.append(Point(int(score["iteration"]), seconds, dev))
+    return result
 
 
-def _taken(numbers: dict[str, float], beginning: str) -> dict[str, float]:
-    """Take what begins so out of ``numbers``, without that beginning."""
+def _take_out(numbers: dict[str, float], beginning: str) -> dict[str, float]:
+    """Take the numbers whose names begin so out of ``numbers``, and return them without that beginning."""
     keys = [key for key in numbers if key.startswith(beginning)]
     return {key.removeprefix(beginning): numbers.pop(key) for key in keys}
 
@@ -78,35 +78,35 @@ class Tracker(Protocol):
     """A tracker. All calls come from one thread; whatever they raise costs one line on the terminal."""
 
     offline: str
-    """How it does without a network, for the line that says that it is away; empty where it needs none."""
+    """Advice for a run without a network, printed when the tracker is unreachable; empty where it needs none."""
 
-    def open(self, folder: Path, config: DictConfig, told: TrackerState) -> TrackerState:
-        """Begin a run, or go on with ``told.run``, and tell its config; called again after it failed.
+    def open(self, folder: Path, config: DictConfig, state: TrackerState) -> TrackerState:
+        """Begin a run, or go on with ``state.run``, and write its config; called again after it failed.
 
-        With ``told.back_to`` a tracker that takes nothing back begins another run: no curve may be of two.
+        With ``state.back_to`` a tracker that cannot delete points begins another run: a curve is never of two runs.
 
         Args:
             folder: the tracker's own, in the run's folder.
 
         Returns:
-            the run, and how many points it really has.
+            the run, and the number of points that it really has.
         """
 
     def tell(self, number: int, point: Point) -> None:
         """Take the point with this number, from 0."""
 
     def close(self) -> None:
-        """End; what was told must be safe afterwards."""
+        """End; all points must be stored afterwards."""
 
 
 class NamedTracker(Tracker, Protocol):
     """A tracker that a config names by one word."""
 
     def check(self) -> str | None:
-        """Check before a run that the tracker can be told anything.
+        """Check before a run that the tracker can be used.
 
         Returns:
-            The address of the service that it would be told through; None where it writes on this machine.
+            The address of its service; None where it writes on this machine.
 
         Raises:
             ConfigError: its package is missing, or nobody is logged in; names the cure.

@@ -1,8 +1,7 @@
-"""The clients of the trackers: what each is told a run's config and figures by, and how a resumed run goes on in it.
-
-Each tells a point once, also when a process was killed: MLflow keeps
-the number of points with the figures, W&B takes a point by its number, and TensorBoard, trackio and W&B offline, which
-may lose what a killed process had not written out, are told all points anew in place of the old ones.
+"""The clients of the trackers, which pass on a run's config and figures, and how a resumed run goes on in each. Each
+stores a point once, also when a process was killed: MLflow stores the number of points with the figures, W&B takes a
+point by its number, and TensorBoard, trackio and W&B offline, which may lose points that a killed process had not
+written out, get all points anew in place of the old ones.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ PROJECT = "torchtune-loop"
 
 
 class TorchtuneLogger:
-    """One of torchtune's metric loggers, by its component."""
+    """A metric logger of torchtune's, by its component."""
 
     offline = ""
 
     def __init__(self, component: Mapping[str, Any]) -> None:
         self._component = component
 
-    def open(self, folder: Path, config: DictConfig, told: TrackerState) -> TrackerState:
+    def open(self, folder: Path, config: DictConfig, state: TrackerState) -> TrackerState:
         self._logger = build(self._component)
         self._logger.log_config(config)
-        return told
+        return state
 
     def tell(self, number: int, point: Point) -> None:
         self._logger.log_dict(point.numbers, step=point.step)
@@ -60,10 +59,10 @@ class TensorBoard:
         _require_package("tensorboard", "tensorboard")
         return None
 
-    def open(self, folder: Path, config: DictConfig, told: TrackerState) -> TrackerState:
+    def open(self, folder: Path, config: DictConfig, state: TrackerState) -> TrackerState:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._began = float(told.run or time.time())
+        self._began = float(state.run or time.time())
         self._writer = SummaryWriter(str(folder), purge_step=0)
         self._writer.add_text("config", f"```\n{OmegaConf.to_yaml(config)}\n```", 0, self._began)
         return TrackerState(str(self._began), 0)
@@ -80,8 +79,8 @@ class TensorBoard:
 class Wandb:
     """Weights & Biases, in the project ``WANDB_PROJECT``; curves stand over the iteration.
 
-    W&B's own step is the number of the point, which the service takes once. Offline the service cannot be asked what it
-    has, so that a resumed run writes all points anew and removes the files that it had not sent.
+    W&B's own step is the number of the point, which the service takes once. Offline the service cannot say which points
+    it has, so a resumed run writes all points anew and removes the files that were not sent.
     """
 
     offline = "WANDB_MODE=offline writes to the run's folder, and `wandb sync` sends it"
@@ -100,14 +99,14 @@ class Wandb:
         require(bool(logged_in), f"tracker: wandb: nobody is logged in; run `wandb login`, or {self.offline}")
         return url
 
-    def open(self, folder: Path, config: DictConfig, told: TrackerState) -> TrackerState:
+    def open(self, folder: Path, config: DictConfig, state: TrackerState) -> TrackerState:
         import wandb
 
         folder.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
-            id=told.run if told.run and not told.back_to else uuid.uuid4().hex[:12],
-            name=_run_name(folder, told),
+            id=state.run if state.run and not state.back_to else uuid.uuid4().hex[:12],
+            name=_run_name(folder, state),
             resume="allow",
             dir=str(folder),
             config=_plain(config),
@@ -131,8 +130,8 @@ class Wandb:
 class Mlflow:
     """MLflow, by ``MLFLOW_TRACKING_URI`` or in a database in the run's folder; in ``MLFLOW_EXPERIMENT_NAME``.
 
-    A tag of the run is written with each point and counts them; a point that was written without it has the same
-    time when it is told again, by which MLflow knows it.
+    A tag of the run is written with each point and counts them; a point that was written without the tag has the same
+    time when it is written again, by which MLflow recognizes it.
     """
 
     offline = "without MLFLOW_TRACKING_URI it writes to the run's folder"
@@ -144,23 +143,23 @@ class Mlflow:
             _require_package("sqlalchemy", "mlflow", "; mlflow-skinny has no database of its own")
         return url if url is not None and url.startswith("http") else None
 
-    def open(self, folder: Path, config: DictConfig, told: TrackerState) -> TrackerState:
+    def open(self, folder: Path, config: DictConfig, state: TrackerState) -> TrackerState:
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
         folder.mkdir(parents=True, exist_ok=True)
         url = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(folder / 'mlflow.db').resolve()}"
         self._client = MlflowClient(url)
-        if told.run is None or told.back_to:
+        if state.run is None or state.back_to:
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
             experiment = self._client.get_experiment_by_name(name)
             number = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
-            self._run = self._client.create_run(number, run_name=_run_name(folder, told)).info.run_id
+            self._run = self._client.create_run(number, run_name=_run_name(folder, state)).info.run_id
             parameters = [Param(_mlflow_name(key), str(value)[:6000]) for key, value in _flat(_plain(config))]
-            for first in range(0, len(parameters), 100):  # as many as a request may have
+            for first in range(0, len(parameters), 100):  # the maximum of a request
                 self._client.log_batch(self._run, params=parameters[first : first + 100])
         else:
-            self._run = told.run
+            self._run = state.run
             self._client.update_run(self._run, status="RUNNING")
         run = self._client.get_run(self._run)
         self._began_ms = run.info.start_time
@@ -192,12 +191,12 @@ class Trackio:
                 )
         return None
 
-    def open(self, folder: Path, config: DictConfig, told: TrackerState) -> TrackerState:
+    def open(self, folder: Path, config: DictConfig, state: TrackerState) -> TrackerState:
         os.environ.setdefault("TRACKIO_DIR", str(folder.resolve()))
-        os.environ.setdefault("TRACKIO_STORAGE_MODE", "sqlite")  # else nothing written on a network's folder is known
+        os.environ.setdefault("TRACKIO_STORAGE_MODE", "sqlite")  # else trackio finds no runs in a network folder
         import trackio
 
-        name = told.run or f"{_run_name(folder, told)}-{uuid.uuid4().hex[:6]}"
+        name = state.run or f"{_run_name(folder, state)}-{uuid.uuid4().hex[:6]}"
         try:
             earlier = [run for run in trackio.Api().runs(PROJECT) if run.name == name]
         except ValueError:  # no such project yet
@@ -219,9 +218,9 @@ def _require_package(module: str, package: str, why: str = "") -> None:
     require(installed, f"tracker: {module} is not installed{why}: pip install {package}, where the training runs")
 
 
-def _run_name(folder: Path, told: TrackerState) -> str:
-    """The name of the run's folder, from that of its tracker; of a run that goes back also where to."""
-    return folder.resolve().parents[1].name + (f"-after-{told.back_to}" if told.back_to else "")
+def _run_name(folder: Path, state: TrackerState) -> str:
+    """Return the name of the run's folder, from its tracker's folder; with the iteration to which a run goes back."""
+    return folder.resolve().parents[1].name + (f"-after-{state.back_to}" if state.back_to else "")
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:
@@ -229,7 +228,7 @@ def _plain(config: DictConfig) -> dict[str, Any]:
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """The values by dotted names."""
+    """Yield the values by dotted names."""
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{before}{key}.")
@@ -238,5 +237,5 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
 
 
 def _mlflow_name(name: str) -> str:
-    """Put an underscore for what MLflow has in no name."""
+    """Replace characters that MLflow allows in no name by an underscore."""
     return re.sub(r"[^\w./: -]", "_", name)

@@ -1,8 +1,8 @@
-"""Has trackers told a run's figures.
+"""Passes a run's figures to trackers.
 
-``metrics.jsonl`` has every figure; a tracker is told them from there, in a thread of its own, once the checkpoint is
-saved. So a tracker that fails, hangs or is away ends no run, and what it was not told then it is told later: with the
-next figures, or by a resumed run. ``<output_dir>/trackers/NAME.json`` remembers how far each was told, as which run.
+``metrics.jsonl`` has every figure; a thread for each tracker passes them on from there, once the checkpoint is saved.
+So a tracker that fails, hangs or cannot be reached does not end the run, and gets missed figures later: with the next
+ones, or from a resumed run. ``<output_dir>/trackers/NAME.json`` stores each tracker's progress and its run.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from loop_recipes.run.tracker import Point, Tracker, TrackerState, named_tracker
 logger = logging.getLogger(__name__)
 
 OPENING_S = 30.0
-"""So long a run waits at its start for a tracker to open; it opens on while the run goes on."""
+"""Seconds that a run waits at its start for a tracker to open; opening continues while the run goes on."""
 HANG_S = 300.0
-"""A tracker that takes longer for one point hangs; clients try again for minutes by themselves."""
+"""Seconds for one point after which a tracker hangs; clients try again for minutes by themselves."""
 CLOSING_S = 30.0
-"""So long a run waits at its end for what its trackers have not been told yet."""
+"""Seconds that a run waits at its end for its trackers to take the remaining points."""
 
 
 class Trackers:
@@ -40,11 +40,11 @@ class Trackers:
         names: keys of :data:`~loop_recipes.run.tracker.TRACKERS`.
         loggers: torchtune's, as components.
         output_dir: the run's folder.
-        config: the run's, told to each.
-        after_iteration: of the checkpoint that is resumed from; 0 forgets what an earlier run in the folder told.
+        config: the run's, written to each.
+        after_iteration: of the checkpoint to resume from; 0 forgets the progress of an earlier run in the folder.
 
     Raises:
-        ConfigError: one is not installed, or cannot write the path that it is given.
+        ConfigError: one is not installed, or cannot write to its path.
     """
 
     def __init__(
@@ -73,17 +73,17 @@ class Trackers:
             follower.check_opening(deadline - running_time.now())
 
     def tell(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Have every tracker told all points of the run that it has not been told; does not wait for that.
+        """Pass every tracker all points of the run that it lacks; does not wait for it.
 
         Args:
             lines: the run's, of metrics.jsonl.
         """
-        told = points(lines)
+        run_points = points(lines)
         for follower in self._followers:
-            follower.tell(told)
+            follower.tell(run_points)
 
     def close(self) -> None:
-        """Have the trackers told the rest and closed, in :data:`CLOSING_S` at most. Raises nothing."""
+        """Pass the trackers the rest and close them, in :data:`CLOSING_S` at most. Raises nothing."""
         for follower in self._followers:
             follower.end()
         deadline = running_time.now() + CLOSING_S
@@ -92,17 +92,17 @@ class Trackers:
 
 
 class Follower:
-    """Tells one tracker, in a thread of its own, what it has not been told.
+    """Passes one tracker, in a thread of its own, the points that it lacks.
 
     Args:
-        title: what the terminal calls it.
-        folder: the tracker's own; what it was told stands beside it.
+        title: its name on the terminal.
+        folder: the tracker's own; its progress is stored beside it.
     """
 
     def __init__(self, title: str, tracker: Tracker, folder: Path, config: DictConfig, after_iteration: int) -> None:
         self._title, self._tracker, self._folder, self._config = title, tracker, folder, config
         self._file = folder.with_suffix(".json")
-        self._told, self._opened = self._remembered(after_iteration), False
+        self._state, self._opened = self._read_state(after_iteration), False
         self._points: Sequence[Point] = ()
         self._news, self._ending = True, False
         self._wake = threading.Condition()
@@ -117,7 +117,7 @@ class Follower:
         """Wait until the tracker has opened, failed to, or the time is up.
 
         Raises:
-            ConfigError: it can never open as it is asked for.
+            ConfigError: it can never open with these settings.
         """
         if not self._tried.wait(max(seconds, 0.0)):
             self._complain(self._or_offline(f"it has not opened within {OPENING_S:.0f} s"))
@@ -134,18 +134,18 @@ class Follower:
             self._complain(f"it has not answered for {HANG_S:.0f} s")
 
     def end(self) -> None:
-        """Ask the thread to tell the rest, to close the tracker and to end."""
+        """Ask the thread to pass on the rest, to close the tracker and to end."""
         with self._wake:
             self._ending = True
             self._wake.notify()
 
     def join(self, seconds: float) -> None:
-        """Wait for that, and say what could not be told."""
+        """Wait for the thread to end, and warn of points that the tracker lacks."""
         ended = self._ended.wait(max(seconds, 0.0))
-        if (told := self._told.points) < len(self._points):
+        if (count := self._state.points) < len(self._points):
             logger.warning(
-                "%s was told %d of %d points; the same command with resume_from_checkpoint=True tells it the rest",
-                *(self._title, told, len(self._points)),
+                "%s has %d of %d points; the same command with resume_from_checkpoint=True sends the rest",
+                *(self._title, count, len(self._points)),
             )
         elif not ended:
             self._complain(f"it has not closed within {CLOSING_S:.0f} s")
@@ -165,7 +165,7 @@ class Follower:
     def _attempt(self, work: Callable[..., None], *args: Any) -> None:
         try:
             work(*args)
-        except (Exception, SystemExit) as error:  # somebody else's code: nothing of it may end a run
+        except (Exception, SystemExit) as error:  # somebody else's code: none of its errors may end a run
             self._error = error
             if self._tried.is_set() or not _never_opens(error):
                 self._complain(error_line(error) if self._opened else self._or_offline(error_line(error)))
@@ -176,18 +176,18 @@ class Follower:
         self._busy_since = running_time.now()
         if not self._opened:
             self._folder.parent.mkdir(parents=True, exist_ok=True)
-            self._remember()  # that it goes back, which a later start would not see
-            opened = self._tracker.open(self._folder, self._config, self._told)
-            self._told = replace(opened, iteration=self._told.iteration)
+            self._write_state()  # stores back_to, which a later start would not see
+            opened = self._tracker.open(self._folder, self._config, self._state)
+            self._state = replace(opened, iteration=self._state.iteration)
             self._opened = True
-            self._remember()
-        while self._told.points < len(points):
+            self._write_state()
+        while self._state.points < len(points):
             self._busy_since = running_time.now()
-            point = points[self._told.points]
-            self._tracker.tell(self._told.points, point)
-            latest = max(self._told.iteration, point.step)
-            self._told = replace(self._told, points=self._told.points + 1, iteration=latest)
-            self._remember()
+            point = points[self._state.points]
+            self._tracker.tell(self._state.points, point)
+            latest = max(self._state.iteration, point.step)
+            self._state = replace(self._state, points=self._state.points + 1, iteration=latest)
+            self._write_state()
 
     def _complain(self, why: str) -> None:
         if not self._complained:
@@ -197,19 +197,19 @@ class Follower:
     def _or_offline(self, why: str) -> str:
         return f"{why}; {self._tracker.offline}" if self._tracker.offline else why
 
-    def _remember(self) -> None:
-        write_whole(self._file, json.dumps(asdict(self._told)))
+    def _write_state(self) -> None:
+        write_whole(self._file, json.dumps(asdict(self._state)))
 
-    def _remembered(self, after_iteration: int) -> TrackerState:
+    def _read_state(self, after_iteration: int) -> TrackerState:
         try:
-            told = TrackerState(**json.loads(self._file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):  # none, or of no use
+            state = TrackerState(**json.loads(self._file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):  # no file, or a useless one
             return TrackerState()
-        if told.iteration > after_iteration > 0:
-            return TrackerState(told.run, back_to=after_iteration)
-        return told if after_iteration or not told.points else TrackerState()
+        if state.iteration > after_iteration > 0:
+            return TrackerState(state.run, back_to=after_iteration)
+        return state if after_iteration or not state.points else TrackerState()
 
 
 def _never_opens(error: BaseException | None) -> bool:
-    """A package or a path is wrong: that is the config's fault, not that of a service which may come back."""
+    """Return whether a package or a path is wrong: the config's fault, not that of an unreachable service."""
     return isinstance(error, ImportError) or getattr(error, "filename", None) is not None

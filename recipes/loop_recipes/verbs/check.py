@@ -26,7 +26,7 @@ from loop_recipes.paths import config_files
 from loop_recipes.terminal import say
 
 KEYS_COLUMNS = 100
-"""Of the sentences of keys, where the terminal is not narrower."""
+"""Width of the sentences of keys, where the terminal is not narrower."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,10 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     usual = "by node.servers.gpus, else"
     parser.add_argument("--nodes", type=int, help=f"1: rollouts and trainer share a node, half each ({usual} 2)")
     parser.add_argument("--gpus", type=int, help=f"GPUs of each node ({usual} 8)")
-    said = "memory of one GPU in GiB (79); without a config: which of the shipped ones fit"
-    parser.add_argument("--gpu-memory", type=float, metavar="GIB", help=said)
-    said = "a training run or an evaluation: says what groups of rollouts would teach"
-    parser.add_argument("--pilot", type=Path, metavar="FOLDER", help=said)
+    text = "memory of one GPU in GiB (79); without a config: which of the shipped ones fit"
+    parser.add_argument("--gpu-memory", type=float, metavar="GIB", help=text)
+    text = "a training run or an evaluation: says what groups of rollouts would teach"
+    parser.add_argument("--pilot", type=Path, metavar="FOLDER", help=text)
     parser.add_argument("--probe", action="store_true", help="read the model and compare its layers with transformers'")
     options = parser.parse_intermixed_args(arguments)
     if options.keys is not None:
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         config = compose(options.config, options.overrides)
         node = described_node(config)
-        read_config(config, LoopConfig)  # a mistake in the config itself is said before torch is loaded
+        read_config(config, LoopConfig)  # reports a mistake in the config itself before torch is loaded
         from loop_recipes.plan.job_check import check_job, probe_model  # imports the components, and torch with them
         from loop_recipes.plan.report import Machines, Report, ReportRow, usual_machines
         from loop_recipes.plan.signal_report import forecast, pilot_groups
@@ -85,13 +85,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"problem: {problem}", stream=sys.stderr)
     if report.problems:
         return 1
-    unseen = f", but its environment was not opened: `loop try {options.config}` does so" if report.unopened else ""
-    say(f"nothing found that would stop this job{unseen}")
+    unopened = f", but its environment was not opened: `loop try {options.config}` does so" if report.unopened else ""
+    say(f"nothing found that would stop this job{unopened}")
     return 0
 
 
 def _quiet() -> None:
-    """Have transformers say nothing of kernels that this machine lacks: nothing is computed here."""
+    """Silence transformers' warnings about kernels that this machine lacks: nothing is computed here."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()

@@ -6,7 +6,7 @@
 
 Each folder is an output of `eval_appworld`; one folder that holds several policies will do. For every way of sampling,
 the first policy is compared with each other one. A policy is named with the part of its folder's path that differs.
-Folders joined by commas are seeds of one setting: they are pooled, and the interval knows how far they differ.
+Folders joined by commas are seeds of one setting: they are pooled, and the interval includes how far they differ.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from loop_recipes.terminal import console
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what the words ask for; returns the exit status."""
+    """Run the command; returns the exit status."""
     parser = verb_parser("compare", __doc__)
     shape = "[LABEL=]FOLDER[,FOLDER...]"
     parser.add_argument("sides", nargs="+", metavar=shape, help="output of an evaluation, or of one for each seed")
@@ -67,19 +67,19 @@ def _compare(texts: list[str], level: float, resamples: int) -> tuple[Document, 
     described = [read_description(folder) for _, folders in sides for folder in folders]
     environment = described[0]
     scores: list[NamedResults] = []
-    read: dict[Path, tuple[Mapping[str, Any], list[NamedResults]]] = {}
+    evaluations: dict[Path, tuple[Mapping[str, Any], list[NamedResults]]] = {}
     for label, folders in sides:
         for folder in folders:
-            found = read_report(folder)
-            if same := next((other for other, held in read.items() if held == found), None):
+            evaluation = read_report(folder)
+            if same := next((other for other, earlier in evaluations.items() if earlier == evaluation), None):
                 raise ValueError(f"{folder} is {same}, or holds a copy of it; give each evaluation once")
-            read[folder] = found
+            evaluations[folder] = evaluation
         if len(folders) > 1:
-            scores += pool_seeds(label, [read[folder][1] for folder in folders])
+            scores += pool_seeds(label, [evaluations[folder][1] for folder in folders])
         else:
             prefix = f"{label}/" if len(sides) > 1 else ""
-            scores += [replace(item, name=prefix + item.name) for item in read[folders[0]][1]]
-    reports = [report for report, _ in read.values()]
+            scores += [replace(item, name=prefix + item.name) for item in evaluations[folders[0]][1]]
+    reports = [report for report, _ in evaluations.values()]
     for key in ("dataset", "limits", "environment_turns"):
         values = [json.dumps(report.get(key, {}), sort_keys=True) for report in reports]
         if len(set(values)) > 1:
@@ -95,8 +95,8 @@ def _compare(texts: list[str], level: float, resamples: int) -> tuple[Document, 
     groups = reports[0].get("groups")
     comparisons = compare_with_first(scores, groups, environment, level=level, resamples=resamples)
     if not comparisons:
-        held = ", ".join(f"{item.name} ({item.sampling})" for item in scores)
-        raise ValueError(f"nothing to compare: no two policies were sampled the same way; there are {held}")
+        names = ", ".join(f"{item.name} ({item.sampling})" for item in scores)
+        raise ValueError(f"nothing to compare: no two policies were sampled the same way; there are {names}")
     first = reports[0]
     header = {"dataset": first["dataset"], "split": f"{first['split']} ({len(first['tasks'])} tasks)"}
     header["intervals"] = (

@@ -1,4 +1,4 @@
-"""Asks the rollout node of a live run to continue a rollout from a turn that the viewer shows."""
+"""Asks the rollout node of a live run to continue a rollout from a turn in the viewer."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def continue_rollout(log: Path, line: bytes, turn: int) -> str:
     """Have the node that wrote ``log`` play one continuation of a rollout, by its newest policy version.
 
     Args:
-        log: in the folder of the node's collections.
-        line: the rollout as it stands there.
-        turn: of its episode, from 0.
+        log: a file in the folder of the node's collections.
+        line: the rollout's line in ``log``.
+        turn: the turn of its episode, from 0.
 
     Returns:
         The id of the collection that will hold the new rollout.
@@ -43,7 +43,7 @@ def continue_rollout(log: Path, line: bytes, turn: int) -> str:
         if not versions:
             raise CannotContinue("the rollout node serves no policy yet; try again when it does")
         limits = replace(limits, compaction=None)  # the new rollout ends where its context does
-        # Each time another one: a seed of its own is another collection.
+        # Each call starts another collection, because its seed differs.
         how = HowToSample(1, versions[-1], sampling, limits, seed=secrets.randbelow(1 << 31))
         request = continuation_request([branch], how)
         client.start_collection(request)
@@ -56,10 +56,10 @@ def continue_rollout(log: Path, line: bytes, turn: int) -> str:
 
 
 def continuation_state(log: Path) -> dict[str, Any]:
-    """{"ended": false}, or {"ended": true, "error": why there is no rollout, or None} of a collection of branches.
+    """Return {"ended": false}, or {"ended": true, "error": why there is no rollout, or None}, for a collection.
 
     Raises:
-        CannotContinue: it has not ended, and its node is gone.
+        CannotContinue: the collection has not ended, and its node is gone.
     """
     meta = meta_path(log.parent, log.stem)
     for line in read_lines(meta) if meta.is_file() else ():
@@ -78,10 +78,10 @@ def continuation_state(log: Path) -> dict[str, Any]:
 
 
 def _client(log: Path) -> RolloutClient:
-    """Of the node whose collections ``log`` lies among.
+    """Connect to the node that wrote ``log`` among its collections.
 
     Raises:
-        CannotContinue: none is running.
+        CannotContinue: no node is running.
     """
     url = node_address(log.parent.parent)
     if url is None:

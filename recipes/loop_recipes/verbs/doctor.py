@@ -2,9 +2,9 @@
 
     loop doctor runs/demo
 
-It looks at the last five iterations, and for what rises at all of them. It ends with 1 where it has found something.
-It also says how many groups of rollouts had signal, by how often their tasks are solved, and what others would give.
-What it looks at is in ``metrics.jsonl``; `loop view` shows the rollouts behind it.
+It reads the last five iterations, and for trends all of them. It ends with 1 where it has found something. It also says
+how many groups of rollouts had signal, by how often their tasks are solved, and what other group sizes would give. All
+its figures are from ``metrics.jsonl``; `loop view` shows the rollouts behind them.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from loop_recipes.terminal import say
 Lines = Sequence[Mapping[str, Any]]
 
 RECENT = 5
-"""Iterations that say how a run is now."""
+"""Number of last iterations that describe a run's present state."""
 FEWEST_FOR_A_TREND = 6
 LARGEST = 1e100
-"""Of what is computed with: squares of it are floats, too."""
+"""Largest value to compute with: its square is a finite float, too."""
 PAGE = "docs/troubleshooting.md"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A thing that is wrong: what was seen, with its figure; what it means or helps; and the page's section."""
+    """A thing that is wrong: the symptom with its figure; its meaning or cure; and the section of the page."""
 
-    seen: str
+    symptom: str
     cure: str
     section: str
 
     def __str__(self) -> str:
-        return f"{self.seen}: {self.cure} ({PAGE}#{self.section})"
+        return f"{self.symptom}: {self.cure} ({PAGE}#{self.section})"
 
 
 def no_signal(lines: Lines) -> Finding | None:
-    """All rollouts of most tasks earn the same, so that few of them teach anything."""
+    """Find groups without signal: all rollouts of most tasks earn the same, so that few of them teach anything."""
     recent = lines[-RECENT:]
     groups, idle = (sum(_numbers(recent, key)) for key in ("groups", "groups_without_signal"))
     if not groups or idle <= 0.8 * groups:
@@ -63,7 +63,7 @@ def no_signal(lines: Lines) -> Finding | None:
 
 
 def broken_gap(lines: Lines) -> Finding | None:
-    """Sampler and learner disagree about the same tokens."""
+    """Find a gap: sampler and learner disagree about the same tokens."""
     verdicts = [line.get("gap_verdict") for line in lines[-RECENT:]]
     worst = next((verdict for verdict in ("broken", "drift") if verdict in verdicts), None)
     if worst is None:
@@ -71,13 +71,13 @@ def broken_gap(lines: Lines) -> Finding | None:
     largest = max(_numbers(lines[-RECENT:], "gap_p99"), default=0.0)
     base = _mean(lines[-1:], "gap_base")
     before = "" if base is None else f", before the first step {base:.2g}"
-    seen = f"the gap of sampler and learner is called {worst} in {verdicts.count(worst)} of {len(verdicts)} iterations"
+    text = f"the gap of sampler and learner is called {worst} in {verdicts.count(worst)} of {len(verdicts)} iterations"
     figures = f"(99th percentile up to {largest:.2g} nats{before})"
-    return Finding(f"{seen} {figures}", "compare weights and dtypes", "the-gap-drifts")
+    return Finding(f"{text} {figures}", "compare weights and dtypes", "the-gap-drifts")
 
 
 def cut_turns(lines: Lines) -> Finding | None:
-    """Episodes, or thoughts, are ended by limits and not by the agent."""
+    """Find episodes, turns or thoughts that limits end, and not the agent."""
     recent = lines[-RECENT:]
     thinking, completed = _mean(recent, "cut_in_thinking"), _mean(recent, "completed")
     if thinking is not None and thinking > 0.1:
@@ -94,7 +94,7 @@ def cut_turns(lines: Lines) -> Finding | None:
 
 
 def failing_calls(lines: Lines) -> Finding | None:
-    """The agent's calls reach no tool, or the tool fails."""
+    """Find calls of the agent that reach no tool, or whose tool fails."""
     kinds = {
         "tool_calls_bad": ("cannot be read", "the model writes calls in another form; demonstrations first (loop sft)"),
         "tool_calls_unknown": ("name no tool", "say in the instructions which tools there are"),
@@ -109,16 +109,16 @@ def failing_calls(lines: Lines) -> Finding | None:
 
 
 def hollow_reward(lines: Lines) -> Finding | None:
-    """The reward rises and the share of solved tasks does not: the agent may have found what pays without solving."""
+    """Find a reward that rises without the share of solved tasks: the agent may be paid without solving."""
     rise = _rise(lines, "reward")
     if rise is None or rise.by <= 2 * rise.error or rise.by < 0.02:
         return None
     for key, name in (("dev_success", "the share of dev tasks solved"), ("success", "the share of tasks solved")):
         solved = _rise(lines, key)
         if solved is not None and solved.by <= max(0.0, 0.1 * rise.by):
-            seen = f"the reward rose by {rise.by:.3f} and {name} by {solved.by:+.3f}"
+            symptom = f"the reward rose by {rise.by:.3f} and {name} by {solved.by:+.3f}"
             return Finding(
-                seen, "read rollouts with a high reward that are not solved (loop view)", "it-does-not-learn"
+                symptom, "read rollouts with a high reward that are not solved (loop view)", "it-does-not-learn"
             )
     return None
 
@@ -151,7 +151,7 @@ def _rise(lines: Lines, key: str) -> Rise | None:
 
 
 def _numbers(lines: Lines, key: str) -> list[float]:
-    """The values of a key; a file of others may hold anything there, which is left out."""
+    """Return the numbers under a key; other values, which a file of others may hold, are left out."""
     values = [line.get(key) for line in lines]
     return [float(value) for value in values if isinstance(value, int | float) and abs(value) < LARGEST]  # NaN is not
 
@@ -162,12 +162,12 @@ def _mean(lines: Lines, key: str) -> float | None:
 
 
 def findings(lines: Lines) -> list[Finding]:
-    """All that the rules find in the lines of a run, the first of which is the first iteration."""
-    return [found for rule in RULES if (found := rule(lines)) is not None]
+    """Apply all rules to the lines of a run, from the first iteration on."""
+    return [finding for rule in RULES if (finding := rule(lines)) is not None]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what the words ask for; returns the exit status."""
+    """Run the command; returns the exit status."""
     parser = verb_parser("doctor", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a training run")
     options = parser.parse_args(arguments)
@@ -176,11 +176,11 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
-    found = findings(lines)
+    problems = findings(lines)
     groups = together(line.get("groups_by_solved", {}) for line in lines[-RECENT:])
-    say(*map(str, found), *([f"signal: {signal_text(groups)}", f"signal: {forecast(groups)}"] if groups else []))
-    if not found:
+    say(*map(str, problems), *([f"signal: {signal_text(groups)}", f"signal: {forecast(groups)}"] if groups else []))
+    if not problems:
         names = ", ".join(rule.__name__.replace("_", " ") for rule in RULES)
-        looked_at = f"{len(lines)} iteration{'' if len(lines) == 1 else 's'}"
-        say(f"nothing found in {looked_at} of {options.run}; looked for: {names}")
-    return 1 if found else 0
+        count = f"{len(lines)} iteration{'' if len(lines) == 1 else 's'}"
+        say(f"nothing found in {count} of {options.run}; looked for: {names}")
+    return 1 if problems else 0

@@ -1,4 +1,4 @@
-"""Ends commands that go on where they were stopped."""
+"""Ends commands that resume when they are run again."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
     loop export runs/demo policy=policy-v0007 to=shared/my_policy
 
 Either way the folder has a card and its lines for vLLM. A merged model is loaded again and compared with the adapter on
-what the run sampled. Other keys: rollouts=64, how many rollouts that comparison takes.
+rollouts of the run. Other keys: rollouts=64, the number of rollouts to compare on.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from loop_recipes.config.arguments import verb_parser
 from loop_recipes.verbs.exit_status import exit_status
 
 EXAMPLE = Path(agent_environments.__file__).parent / "tools" / "guess_number.py"
-TEST = '''"""Tests of {name}.py, without a model: how the game goes, and what it is worth. Run them with pytest."""
+TEST = '''"""Tests of {name}.py, without a model: how the game goes, and its reward. Run them with pytest."""
 
 import re
 
@@ -30,15 +30,15 @@ def test_halving_finds_every_number(task):
     game = Game()
     game.reset(task)
     low, high = map(int, re.findall("[0-9]+", task["question"]))
-    said = ""
-    while said is not None:
+    reply = ""
+    while reply is not None:
         middle = (low + high) // 2
-        said = game.guess(f"I say {{middle}}!")
-        low, high = (middle + 1, high) if said == "Higher." else (low, middle - 1)
+        reply = game.guess(f"I say {{middle}}!")
+        low, high = (middle + 1, high) if reply == "Higher." else (low, middle - 1)
     assert found(game)
 
 
-def test_a_turn_without_a_number_is_told_and_lost():
+def test_a_turn_without_a_number_is_refused_and_lost():
     game = Game()
     game.reset(TASKS[0])
     assert [game.guess("Hm.") for _ in range(5)] == ["Say a number."] * 4 + [None]
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _begin(name: str) -> str:
-    require(name.isidentifier(), f"{name!r} is no name of a Python module: letters, digits and _ alone")
+    require(name.isidentifier(), f"{name!r} is not a name of a Python module: letters, digits and _ alone")
     require(not keyword.iskeyword(name), f"{name!r} is a word of the language; choose another name")
     here = Path.cwd() / f"{name}.py"
     spec = importlib.util.find_spec(name)

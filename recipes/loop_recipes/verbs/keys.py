@@ -29,36 +29,36 @@ RECIPES = {
     "tune run warm_start_appworld": WarmStartConfig,
 }
 NODE = "node"
-"""Its keys are those of ``loop node --file`` as well; they are listed once."""
-SHOWN = "tiny_cpu"
-"""The config whose values stand for those of a component, which has no defaults of its own."""
+"""The section whose keys are also those of ``loop node --file``; they are listed once."""
+EXAMPLE = "tiny_cpu"
+"""The config that shows values for components, which have no defaults of their own."""
 _REFUSED: dict[type, tuple[tuple[str, ...], str]] = {SftConfig: (REFUSED, WHY_REFUSED)}
-"""Keys that a recipe's section shares with others and that must be left out there, and why."""
-_TOLD_ELSEWHERE = "policies[].endpoint"
-"""Its keys are those of ``endpoint``."""
+"""Keys of a recipe's section that it shares with others and that must be left out there, and why."""
+_LISTED_ELSEWHERE = "policies[].endpoint"
+"""The section whose keys are those of ``endpoint``."""
 
 
 def key_lines(prefix: str = "", width: int = 100) -> list[str]:
-    """The keys that begin with ``prefix``: for each recipe those that no recipe before it has too. Of a component's,
-    which are no schema's, those that the config :data:`SHOWN` sets.
+    """List the keys that begin with ``prefix``: for each recipe the keys that no recipe before it has. A component's
+    keys, which are in no schema, are listed as the config :data:`EXAMPLE` sets them.
 
     Args:
-        width: of the sentences, in columns.
+        width: columns of the sentences.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: no key begins so.
     """
     lines = component_lines(prefix, width)
     known: set[tuple[str, ...]] = set()
     for title, section in RECIPES.items():
         refused, why = _REFUSED.get(section, ((), ""))
-        found = [row for row in rows(section) if row[0].startswith(prefix)]
-        new = [row for row in found if row not in known]
-        known |= {*found}
+        matches = [row for row in rows(section) if row[0].startswith(prefix)]
+        new = [row for row in matches if row not in known]
+        known |= {*matches}
         lines += [f"# {title}", ""] if new else []
         for key, kind, default, text in new:
             lines += [f"{key}: {kind}{f' = {default}' if default else ''}", *wrap(text, width, indent="    ")]
-        for key in refused if found else ():
+        for key in refused if matches else ():
             lines += [f"{key}: must be left out, because {why}"] if key.startswith(prefix) else []
         lines += [""] if new else []
     known_keys = sorted({row[0] for row in known} if known else {row[0] for s in RECIPES.values() for row in rows(s)})
@@ -67,21 +67,21 @@ def key_lines(prefix: str = "", width: int = 100) -> list[str]:
 
 
 def component_lines(prefix: str, width: int) -> list[str]:
-    """The keys of a component of ``loop train`` that begin with ``prefix``, as :data:`SHOWN` sets them, and the empty
-    line after them; [] where ``prefix`` is of none."""
-    config = as_written(compose(SHOWN))
+    """List the keys of a component of ``loop train`` that begin with ``prefix``, as :data:`EXAMPLE` sets them, and an
+    empty line after them; [] where there are none."""
+    config = as_written(compose(EXAMPLE))
     for key, kind, *_ in rows(LoopConfig):
         if kind != "component" or not prefix.startswith(f"{key}."):
             continue
-        component = functools.reduce(lambda tree, part: tree[part], key.split("."), config)
-        given = {f"{key}.{name}": value for name, value in component.items()}
-        found = {name: value for name, value in given.items() if name.startswith(prefix)} or given
+        component = functools.reduce(lambda tree, name: tree[name], key.split("."), config)
+        values = {f"{key}.{name}": value for name, value in component.items()}
+        matches = {name: value for name, value in values.items() if name.startswith(prefix)} or values
         of = f"Arguments of {component['_component_']}" if "_component_" in component else "Keys"
-        text = f"{of}, as {SHOWN} sets them; `loop check CONFIG` checks any others."
+        text = f"{of}, as {EXAMPLE} sets them; `loop check CONFIG` checks any others."
         return [
             "# loop train",
             "",
-            *(f"{name} = `{value}`" for name, value in found.items()),
+            *(f"{name} = `{value}`" for name, value in matches.items()),
             *wrap(text, width, "    "),
             "",
         ]
@@ -93,25 +93,25 @@ def wrap(text: str, width: int, indent: str) -> list[str]:
 
 
 def rows(section: type, path: str = "") -> Iterator[tuple[str, str, str, str]]:
-    """(key, type, default, sentence) of each key of ``section``, those of the sections within it after it."""
+    """Yield (key, type, default, sentence) of each key of ``section``, followed by those of the sections within it."""
     for name, field in fields_of(section).items():
         key = path + ("<option>" if section is EnvironmentConfig and name == "options" else name)
         inside = sections_in(field.annotation)
         text = _one_line(_sentence(section, name) or (inspect.getdoc(inside[0]) or "" if inside else ""))
         yield key, _kind(field.annotation, field.metadata), _default(field, bool(inside)), text
-        if inside and key != _TOLD_ELSEWHERE:
+        if inside and key != _LISTED_ELSEWHERE:
             below = {list: "[]", dict: ".<name>"}.get(get_origin(field.annotation), "")
             yield from rows(inside[0], f"{key}{below}.")
 
 
 def _sentence(section: type, name: str) -> str | None:
-    """The string below the field, where ``section`` or what it extends defines it."""
+    """Return the string below the field, in ``section`` or a base class."""
     described = [fields_of(base)[name] for base in section.__mro__ if name in getattr(base, "__pydantic_fields__", {})]
     return next((field.description for field in described if field.description), None)
 
 
 def _kind(annotation: Any, metadata: list[Any]) -> str:
-    """A type in the words of YAML."""
+    """Describe a type in the words of YAML."""
     bounds = _bounds(metadata)
     if dataclasses.is_dataclass(annotation):
         return "section"
@@ -138,11 +138,11 @@ def _kind(annotation: Any, metadata: list[Any]) -> str:
 
 def _bounds(metadata: list[Any]) -> str:
     words = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
-    found: dict[str, float] = {}
+    bounds: dict[str, float] = {}
     for item in metadata:
-        for part in [item, *getattr(item, "metadata", [])]:
-            found |= {name: getattr(part, name) for name in words if getattr(part, name, None) is not None}
-    return "".join(f", {words[name]} {value:g}" for name, value in found.items())
+        for constraint in [item, *getattr(item, "metadata", [])]:
+            bounds |= {name: getattr(constraint, name) for name in words if getattr(constraint, name, None) is not None}
+    return "".join(f", {words[name]} {value:g}" for name, value in bounds.items())
 
 
 def _default(field: FieldInfo, is_section: bool) -> str:

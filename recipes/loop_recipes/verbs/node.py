@@ -28,7 +28,7 @@ from rollout_server.config import write_node_config
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Exit status 0 after an orderly stop, 1 with one line on stderr for what could not be done."""
+    """Run the command; exits with 0 after an orderly stop, with 1 and one line on stderr after a failure."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     parser = verb_parser("node", __doc__)
     if words[:1] in (["status"], ["cancel"]):

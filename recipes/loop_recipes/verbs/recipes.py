@@ -53,7 +53,7 @@ def sft(arguments: Sequence[str]) -> None:
     """
     parser = _recipe_parser("sft", sft.__doc__)
     options = parser.parse_intermixed_args(arguments)
-    from loop_recipes.config.sft_config import SftConfig  # which other verbs do without
+    from loop_recipes.config.sft_config import SftConfig  # other verbs do not need it
 
     _become(parser.prog, "sft_appworld", SftConfig, options, options.nproc_per_node)
 
@@ -65,7 +65,7 @@ def evaluate(arguments: Sequence[str]) -> None:
     """
     parser = config_parser("eval", evaluate.__doc__)
     options = parser.parse_intermixed_args(arguments)
-    from loop_recipes.evaluation.config import EvalConfig  # which no training needs
+    from loop_recipes.evaluation.config import EvalConfig  # no training needs it
 
     _become(parser.prog, "eval_appworld", EvalConfig, options, ranks=None)
 
@@ -77,10 +77,10 @@ def _recipe_parser(verb: str, description: str | None) -> argparse.ArgumentParse
 
 
 def _become(program: str, recipe: str, section: type, options: argparse.Namespace, ranks: int | None) -> None:
-    """Replace this process by `tune run`; a mistake in the command line is said before torch is loaded.
+    """Replace this process by `tune run`; a mistake in the command line is reported before torch is loaded.
 
     Args:
-        section: what ``recipe`` reads its config as.
+        section: the schema of the config of ``recipe``.
     """
     name = config_name(options.config, recipe)
     launcher = [] if ranks is None else on_ranks(ranks)
@@ -89,7 +89,7 @@ def _become(program: str, recipe: str, section: type, options: argparse.Namespac
         models = pin_models(config)  # once, before there are ranks: each of them and the node find the same commit
         read_config(config, section)
         command = tune("run", *launcher, recipe, "--config", name, *options.overrides, *models)
-        # Ctrl-C waits until it is one line: loop_recipes/registration.py lets it through.
+        # Ctrl-C waits until loop_recipes/registration.py lets it through, which prints one line for it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         os.execv(command[0], command)
     except (ConfigError, OSError) as error:

@@ -4,7 +4,7 @@ loop try my_tools.py                what an agent that does nothing sees and ear
 loop try my_tools.py --by-hand      you are the agent: `guess number=10` calls a tool, anything else is said as text,
                                     and an empty line ends the episode
 loop try my_tools.py --model FOLDER node.model.thinking=off
-                                    a model plays; words say what `loop train` is told by the same ones
+                                    a model plays; key=value words mean the same as for `loop train`
 loop try my_run.yaml                the same for the environment of a config, which it opens: what is right is
                                     then what the environment's own expert does, where it has one
 """
@@ -52,11 +52,11 @@ from loop_recipes.steps import StepFailed, run_step, tune
 from loop_recipes.verbs.exit_status import exit_status
 
 ORACLE_TASKS = 100
-"""Tasks that are played with the right answer, with nonsense and with nothing."""
+"""Maximum of tasks to play with the right answer, with nonsense and with nothing."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Play what the words ask for; returns the exit status."""
+    """Run the command; returns the exit status."""
     parser = verb_parser("try", __doc__)
     parser.add_argument(
         "file", metavar="FILE", help="FILE.py with a @reward and TASKS, and @tool or @reply functions; or a config"
@@ -75,16 +75,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def work() -> str:
         if not options.file.endswith(".py"):
             require(options.model is None, "a config's environment is played by a model with `loop eval`")
-            return _tried(options.file, options.words, options.tasks, options.by_hand)
+            return _play_config(options.file, options.words, options.tasks, options.by_hand)
         task = OwnTask.read(options.file, options.words)
         if options.model is not None:
             return played_by(task, check_model(options.model, options.words), options.tasks, options.words)
         if not options.by_hand:
-            system = ""  # which most tasks share; it is shown where it is another
+            system = ""  # most tasks share it; it is printed where it differs
             for played in task.earned_by_nothing(options.tasks):
                 new = [each for each in played.messages if each.role != "system" or each.content != system]
                 system = next((each.content for each in played.messages if each.role == "system"), system)
-                print(*map(shown, new), result(played), sep="\n\n")
+                print(*map(message_text, new), result(played), sep="\n\n")
             return "\n".join(["", *task.ask_oracle(ORACLE_TASKS).lines, *_groups(task)])
         return _by_hand(task.pool(), lambda: task.splits[TRAINED][: options.tasks])
 
@@ -98,7 +98,7 @@ def _by_hand(pool: EnvironmentPool, tasks: Callable[[], Sequence[str]]) -> str:
     return f"mean reward {sum(rewards) / len(rewards):.3f} of {len(rewards)} tasks"
 
 
-def _tried(name: str, words: Sequence[str], count: int, by_hand: bool) -> str:
+def _play_config(name: str, words: Sequence[str], count: int, by_hand: bool) -> str:
     """Play tasks of the environment that a config names."""
     config = compose(name, words)
     environment = described_node(config).environment
@@ -120,7 +120,7 @@ def _tried(name: str, words: Sequence[str], count: int, by_hand: bool) -> str:
     if by_hand:
         return _by_hand(playing, lambda: tasks()[:count])
     for played in result_of(play_tasks(playing, lambda: tasks()[:count], nothing)):
-        print(*map(shown, played.messages), result(played), sep="\n\n")
+        print(*map(message_text, played.messages), result(played), sep="\n\n")
     playing = pool()
     solves = getattr(getattr(playing, "module", None), "solve", None) is not None
     return "\n".join(["", *ask_oracle(playing, solves, tasks, ORACLE_TASKS).lines])
@@ -137,7 +137,7 @@ def _groups(task: OwnTask) -> list[str]:
 
 
 def played_by(task: OwnTask, model: Path, count: int, words: Sequence[str] = ()) -> str:
-    """Let the model play the first ``count`` tasks, as an evaluation that is thrown away; returns what it did."""
+    """Let the model play the first ``count`` tasks, as a temporary evaluation; returns its episodes as text."""
     with TemporaryDirectory(prefix="loop-try-") as folder:
         config = config_of(task, model, [*words, f"output_dir={folder}"])
         config["eval"] |= {
@@ -148,65 +148,65 @@ def played_by(task: OwnTask, model: Path, count: int, words: Sequence[str] = ())
         file, _ = write_config(config)
         run_step(tune("run", "eval_appworld", "--config", str(file)), None)
         rollouts = [rollout for log in find_logs(Path(folder)) for rollout in read_rollouts(log)]
-    lines = [line for rollout in rollouts for line in _of_rollout(rollout)]
+    lines = [line for rollout in rollouts for line in _rollout_lines(rollout)]
     return "\n\n".join([*lines, *hopeless_lines(rollouts, task.description)])
 
 
-def _of_rollout(rollout: Rollout) -> list[str]:
+def _rollout_lines(rollout: Rollout) -> list[str]:
     tools = ", ".join(f"{use['tool']} x{use['calls']}" for use in rollout.tools) or "none"
     return [
-        *(shown(Message(message["role"], message["content"])) for message in rollout.messages),  # type: ignore[arg-type]
+        *(message_text(Message(message["role"], message["content"])) for message in rollout.messages),  # type: ignore[arg-type]
         f"=== task {rollout.task_id}: {len(rollout.turns)} turns, {rollout.sampled_tokens} tokens of "
         f"{len(rollout.token_ids)} sampled, calls: {tools}, reward {rollout.reward:g}",
     ]
 
 
 class Keyboard:
-    """The agent that a person is: shows the messages that are new, and reads a line. Says once how calls are typed."""
+    """The agent played by a person: prints new messages, and reads a line. Explains once how to type calls."""
 
     def __init__(self) -> None:
-        self._shown = 0
-        self._told: list[str] = []
+        self._printed = 0
+        self._typed_calls: list[str] = []
 
     def __call__(self, messages: list[Message]) -> str | None:
         self._show(messages)
         calls = typed_calls(messages[0].content)
-        if calls and calls != self._told:
-            self._told = calls
+        if calls and calls != self._typed_calls:
+            self._typed_calls = calls
             print(f"\na call is typed as {', '.join(calls)}; any other line is text, and an empty one ends the episode")
         try:
             line = input("> ").strip()
         except EOFError:
             return None
-        self._shown = len(messages) + 1  # what was typed is on the screen
+        self._printed = len(messages) + 1  # the typed line is on the screen
         return as_action(line, messages[0].content) if line else None
 
     def _show(self, messages: Sequence[Message]) -> None:
-        print(*map(shown, messages[self._shown :]), sep="\n\n", flush=True)
+        print(*map(message_text, messages[self._printed :]), sep="\n\n", flush=True)
 
     def ended(self, played: Played) -> None:
         """Show how an episode ended; the next one begins anew."""
         self._show(played.messages)
-        self._shown = 0
+        self._printed = 0
         last = played.messages[-1]
         if typed_calls(played.messages[0].content) and last.role == "assistant" and CALL_OPENS not in last.content:
-            print(f"that was no call of a tool, so it was the answer: {sanitize(last.content)}")
+            print(f"that was not a call of a tool, so it was the answer: {sanitize(last.content)}")
         print(f"{result(played)}\n", flush=True)
 
 
 def typed_calls(system: str) -> list[str]:
-    """Return how a call of each tool that ``system`` offers is typed; what stands in brackets may be left away."""
-    found = []
+    """Return how to type a call of each tool that ``system`` offers; arguments in brackets are optional."""
+    calls = []
     for schema in split_tools_section(system)[1]:
         function = schema["function"]
         required, names = (function["parameters"].get(key, ()) for key in ("required", "properties"))
         arguments = [f"{name}=..." if name in required else f"[{name}=...]" for name in names]
-        found.append(" ".join([function["name"], *arguments]))
-    return found
+        calls.append(" ".join([function["name"], *arguments]))
+    return calls
 
 
 def as_action(line: str, system: str) -> str:
-    """The agent's action for a typed line: a call of a tool that ``system`` offers, or the text itself."""
+    """Return the agent's action for a typed line: a call of a tool that ``system`` offers, or the text itself."""
     try:
         name, *rest = shlex.split(line)
     except ValueError:  # an apostrophe
@@ -224,8 +224,8 @@ def _value(text: str) -> Any:
         return text
 
 
-def shown(message: Message) -> str:
-    """A message for the terminal, with its number of words."""
+def message_text(message: Message) -> str:
+    """Format a message for the terminal, with its number of words."""
     count = len(message.content.split())
     return f"--- {message.role} ({count} word{'' if count == 1 else 's'})\n{sanitize(message.content)}"
 

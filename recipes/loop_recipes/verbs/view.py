@@ -21,7 +21,7 @@ from model_families.chat.tokenizer import read_tokenizer
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what the words ask for; returns the exit status."""
+    """Run the command; returns the exit status."""
     parser = verb_parser("view", __doc__)
     parser.add_argument(
         "runs",
@@ -46,25 +46,25 @@ def main(arguments: list[str] | None = None) -> int:
     if not 0 <= parsed.port <= 65535:
         parser.error(f"--port is {parsed.port}; it must be 0 to 65535")
     try:
-        shown = what_to_show(parsed.runs, parsed.model)
+        run = open_runs(parsed.runs, parsed.model)
         if parsed.export is not None:
-            if isinstance(shown, RunFolder):
-                names = shown.runs()
+            if isinstance(run, RunFolder):
+                names = run.runs()
                 one = next(iter(names.values()))
                 raise ValueError(f"--export writes one run, and here are {len(names)}: loop view {one} --export FILE")
-            size = write_export(shown, parsed.export, parsed.collection, parsed.max_mb)
+            size = write_export(run, parsed.export, parsed.collection, parsed.max_mb)
             print(f"written: {parsed.export} ({size / 1e6:.1f} MB)")
             return 0
         if parsed.text is not None:
-            for line in text_lines(shown, parsed.text):
+            for line in text_lines(run, parsed.text):
                 print(line)
             return 0
         web.run_app(
-            build_app(shown, continuation),
+            build_app(run, continuation),
             host="127.0.0.1",
             port=parsed.port,
             access_log=None,
-            print=lambda text: print(f"{parser.prog}: {shown.path}\n{text}", flush=True),
+            print=lambda text: print(f"{parser.prog}: {run.path}\n{text}", flush=True),
         )
     except ValueError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
@@ -81,8 +81,8 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def what_to_show(paths: Sequence[Path], model: Path | None = None) -> RunData | RunFolder:
-    """Open a run, or several: those that are named, or those in a folder that is none itself.
+def open_runs(paths: Sequence[Path], model: Path | None = None) -> RunData | RunFolder:
+    """Open a run, or several: the named ones, or those in a folder that is not itself a run.
 
     Raises:
         ValueError: there is nothing to show.

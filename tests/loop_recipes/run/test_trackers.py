@@ -83,8 +83,7 @@ def test_a_tracker_that_fails_is_said_once_and_told_what_it_missed(opened, tmp_p
     assert "\n" not in first
     # Each attempt meets one error; had the run ended before there was a third, it says what is missing.
     assert len(told) == 5 or rest == [
-        f"tracker: fake was told {len(told)} of 5 points; the same command with resume_from_checkpoint=True tells it "
-        "the rest"
+        f"tracker: fake has {len(told)} of 5 points; the same command with resume_from_checkpoint=True sends the rest"
     ]
 
 

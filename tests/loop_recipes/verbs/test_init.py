@@ -30,7 +30,7 @@ def test_nothing_is_overwritten_and_a_bad_name_is_refused(tmp_path, capsys):
     assert main(["mine.py"]) == 1
     assert capsys.readouterr().err == "loop init: test_mine.py is there already; choose another name\n"
     assert main(["my-game"]) == 1
-    assert "'my-game' is no name of a Python module" in capsys.readouterr().err
+    assert "'my-game' is not a name of a Python module" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["test_mine.py"]
 
 

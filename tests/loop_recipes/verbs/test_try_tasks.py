@@ -50,7 +50,7 @@ def test_a_person_is_told_how_a_call_is_typed_and_what_was_taken_for_the_answer(
     told = "a call is typed as price item=... [currency=...]; any other line is text, and an empty one ends the episode"
     assert said.count(told) == 1
     assert said.index(told) < said.index("\n> ")
-    ended = "that was no call of a tool, so it was the answer: {}\n=== task task{}: {} turns, reward {}\n"
+    ended = "that was not a call of a tool, so it was the answer: {}\n=== task task{}: {} turns, reward {}\n"
     assert ended.format("price apple", 1, 1, 0) in said
     assert ended.format("3", 2, 2, 1) in said
     assert said.count("it was the answer") == 2

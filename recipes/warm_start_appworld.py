@@ -46,7 +46,7 @@ class WarmStartRecipe:
     """Supervised warm start of a tiny policy, on one process and a CPU.
 
     - Plays an expert's solutions of train tasks, some flawed on purpose, in the real environment: reference turns of a
-      practice world that it generates (AppWorld), or what a world's own expert does.
+      practice world that it generates (AppWorld), or the play of a world's own expert.
     - Trains a byte-level BPE on these conversations.
     - Starts a Qwen2 model with heads that look back, and teaches it to copy on random streams.
     - Trains on the agent's tokens only (Muon for hidden matrices, AdamW for the rest), with other names in each pass,
@@ -86,10 +86,10 @@ class WarmStartRecipe:
         self._cache = Path(options.cache)
         folders = {"output_dir": self._output_dir, "policy_dir": Path(self._config.policy_dir)}
         for key, folder in (folders | {"demonstrations.cache": self._cache}).items():
-            check_can_write(folder, key)  # the policy's is written to last, half an hour later
+            check_can_write(folder, key)  # the policy's folder is written last, half an hour later
 
     def setup(self) -> None:
-        """Demonstrations, tokenizer, model and optimizers."""
+        """Make demonstrations, tokenizer, model and optimizers."""
         self._lock = lock_run(made_folder("output_dir", self._output_dir))
         self._demonstrator.prepare()
         self._setup_demonstrations()
@@ -97,10 +97,10 @@ class WarmStartRecipe:
         self._setup_optimizers()
 
     def _fingerprint(self) -> str:
-        """Of everything that the cached demonstrations depend on."""
+        """Return a digest of everything that the cached demonstrations depend on."""
         digest = hashlib.sha256()
-        for part in (self._config.demonstrations, self._config.tokenizer):
-            digest.update(json.dumps(asdict(part)).encode())
+        for section in (self._config.demonstrations, self._config.tokenizer):
+            digest.update(json.dumps(asdict(section)).encode())
         digest.update(json.dumps([self._config.seed, self._config.model.max_seq_len]).encode())
         digest.update(json.dumps(asdict(self._demonstrator.environment), sort_keys=True).encode())
         shared = (demonstration.__file__, demonstrator.__file__, tiny_tokenizer.__file__)
@@ -109,9 +109,9 @@ class WarmStartRecipe:
         return digest.hexdigest()
 
     def _setup_demonstrations(self) -> None:
-        """Two passes, because observations are cut by tokens and the tokenizer is made of observations."""
+        """Play in two passes, because observations are cut by tokens and the tokenizer is trained on observations."""
         options, fingerprint = self._config.demonstrations, self._fingerprint()
-        mark, kept = self._cache / "fingerprint", self._cache / "demonstrations.jsonl"
+        mark, file = self._cache / "fingerprint", self._cache / "demonstrations.jsonl"
         if not (mark.exists() and mark.read_text(encoding="utf-8") == fingerprint):
             self._cache.mkdir(parents=True, exist_ok=True)
             mark.unlink(missing_ok=True)
@@ -125,10 +125,10 @@ class WarmStartRecipe:
             clean = self._play(options.held_out_split, options.held_out, spans)
             usual = self._play(options.split, options.count, spans, seed=1, flawed_share=options.flawed_share)
             habitual = self._play(options.split, options.habit_count, spans, seed=2, habits=options.habits)
-            demonstration.save([*clean, *usual, *habitual], kept)
+            demonstration.save([*clean, *usual, *habitual], file)
             mark.write_text(fingerprint, encoding="utf-8")
         self._tokens = open_chat(self._cache)
-        played = demonstration.load(kept)
+        played = demonstration.load(file)
         self._held_out = played[: options.held_out]
         self._usual = played[options.held_out :][: options.count]
         self._habitual = played[options.held_out + options.count :]
@@ -155,7 +155,7 @@ class WarmStartRecipe:
         self._model = LogProbDecoder(decoder, FullLogProbs())
 
     def _setup_optimizers(self) -> None:
-        """Muon turns a hidden matrix as a whole; embeddings, norms and biases are no such matrices."""
+        """Make Muon for hidden matrices, which it turns as a whole, and AdamW for embeddings, norms and biases."""
         options = self._config.training
         hidden: list[torch.nn.Parameter] = []
         others: list[torch.nn.Parameter] = []
@@ -168,10 +168,10 @@ class WarmStartRecipe:
         ]
 
     def train(self) -> None:
-        """Copying first, then the demonstrations in cycles of the learning rate, then the gate.
+        """Train on copying first, then on demonstrations in cycles of the learning rate; then apply the gate.
 
-        What each cycle leaves is kept as a policy in ``output_dir/cycle-1``, ``cycle-2``, ...: the one before the cycle
-        with the habits is the bound of what reinforcement learning can reach by undoing them.
+        Each cycle's policy is written to ``output_dir/cycle-1``, ``cycle-2``, ...: the one before the cycle with the
+        habits bounds the score that reinforcement learning can reach by undoing them.
         """
         cycles = self._config.training.cycles
         total = self._config.training.copy_steps + sum(cycle.steps for cycle in cycles)
@@ -189,7 +189,7 @@ class WarmStartRecipe:
             )
 
     def train_cycle(self, number: int) -> HeldOut:
-        """One cycle, ``number`` from zero; the first begins with the streams to copy. What it ends with is measured."""
+        """Train and measure one cycle, ``number`` from zero; the first begins with the streams to copy."""
         options = self._config.training
         lengths = [cycle.steps for cycle in options.cycles]
         lengths[0] += options.copy_steps
@@ -215,7 +215,7 @@ class WarmStartRecipe:
         options, seed, pad_id = self._config.training, self._config.seed, self._tokens.pad_id
         cycle = options.cycles[number]
         copying = copy_batches(options.copy_steps, options.tokens_per_step, self._tokens.vocab_size, pad_id, seed)
-        shown = demonstration_batches(
+        demonstrations = demonstration_batches(
             self._usual,
             self._habitual,
             cycle.habit_share,
@@ -225,7 +225,7 @@ class WarmStartRecipe:
             self._demonstrator.renamed,
             f"{seed}.{number}",
         )
-        return chain(copying, shown) if number == 0 else shown
+        return chain(copying, demonstrations) if number == 0 else demonstrations
 
     def _learning_rates(self, peak: float, steps: int) -> list[float]:
         rising = ((step + 1) / self._config.training.lr_warmup_steps for step in range(steps))
@@ -261,17 +261,17 @@ class WarmStartRecipe:
             (folder / name).write_bytes((self._cache / name).read_bytes())
 
     def _log(self, **values: Any) -> None:
-        """One line of metrics.jsonl, and the same on the terminal."""
+        """Write one line of metrics.jsonl, and the same to the terminal."""
         with (self._output_dir / METRICS_FILE).open("a", encoding="utf-8") as file:
             file.write(f"{to_json(values)}\n")
-        shown = {
+        figures = {
             (f"{key} {name}" if name else key): number
             for key, value in values.items()
             for name, number in (value.items() if isinstance(value, dict) else [("", value)])
         }
         print(
             "  ".join(
-                f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}" for key, value in shown.items()
+                f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}" for key, value in figures.items()
             )
         )
 

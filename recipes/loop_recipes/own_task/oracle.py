@@ -1,8 +1,8 @@
-"""Plays tasks with what is right, with nonsense and with nothing, before anything is trained.
+"""Plays tasks with the right answer, with nonsense and with nothing, before anything is trained.
 
-A reward that gives nothing for the right answer, or something for none, trains a policy for nothing; this is seen
-here in seconds, without a model. What is right, a file's ``solve(task)`` says, or a field of its tasks, or the
-environment's own expert. None of these episodes is scored or trained on.
+A reward that gives nothing for the right answer, or something for no answer, trains a policy for nothing; these
+episodes reveal it in seconds, without a model. The right answer comes from a file's ``solve(task)``, from a field of
+its tasks, or from the environment's own expert. None of these episodes is scored or trained on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from loop_plumbing.separate_task import result_of
 from loop_recipes.own_task.play import Agent, Played, play_task, quiet
 
 PATIENCE_S = 60.0
-"""After so long no further task is begun: an environment may be slow."""
+"""Seconds after which no further task begins: an environment may be slow."""
 SOLVE = "solve(task)"
 EXPERT = "the environment's expert"
 LOOK = "look at the reward, whose answer is a text (compare it with str(target))"
@@ -29,14 +29,14 @@ NONSENSE = "wibble 7351"
 
 @runtime_checkable
 class _TaskPool(Protocol):
-    """What is asked of a file's pool beside the protocol."""
+    """The methods of a file's pool beside the protocol."""
 
     def field_answers(self, task_id: str) -> list[tuple[str, str]]: ...
 
 
 @runtime_checkable
 class _PoolWithExpert(Protocol):
-    """What is asked of a pool whose environment has an expert."""
+    """The methods of a pool whose environment has an expert."""
 
     async def expert(self, task_id: str) -> list[str]: ...
 
@@ -49,11 +49,11 @@ class _SolvedEnvironment(Protocol):
 
 @dataclass
 class Oracle:
-    """What came of it: the episodes with nothing done, what nonsense earned in each task, and the most that a right
-    answer earned.
+    """The outcome: the episodes with nothing done, the reward of nonsense in each task, and the highest reward of a
+    right answer.
 
-    ``tried`` says what was tried as right, ``untried`` why a task could not be. ``broke`` is what broke first, and
-    ``refused`` what a right turn was refused with.
+    ``tried`` names the answers tried as right, ``untried`` says why a task could not be tried. ``broke`` is the first
+    thing that broke, and ``refused`` the first error that answered a right turn.
     """
 
     of: int
@@ -68,18 +68,18 @@ class Oracle:
 
     @property
     def right_is_worth_nothing(self) -> bool:
-        """Whether what is right was tried, and earned 0 in every task."""
+        """True if right answers were tried, and earned 0 in every task."""
         return bool(self.right) and not any(self.right.values())
 
     @property
     def lines(self) -> list[str]:
-        """A line on what is right, one on nothing, and a warning for each of them, or nonsense, that earns what it
-        should not.
+        """A line on right answers, one on doing nothing, and a warning for each of them, or nonsense, with a wrong
+        reward.
         """
         paid = {task: reward for task, reward in self.nonsense.items() if reward > 0.0}
         rewards = [played.grade.reward for played in self.nothing]
         idle = f"doing nothing earns {_mean(rewards)} on average of {self._tasks(len(rewards))}"
-        lines = [f"right:    {self._of_right()}", f"nothing:  {idle}"]
+        lines = [f"right:    {self._right_text()}", f"nothing:  {idle}"]
         if self.right_is_worth_nothing:
             lines.append(f"warning:  what is right should earn 1; {self.cure}")
         if any(rewards):
@@ -94,14 +94,14 @@ class Oracle:
 
     @property
     def cure(self) -> str:
-        """Say what to do where right answers earn nothing."""
+        """The advice where right answers earn nothing."""
         if self.broke:
             return self.broke
         if self.solves:
             return f"{LOOK}, and at {SOLVE}"
         return LOOK if EXPERT in self.tried else f"{LOOK}, or {CURE}"
 
-    def _of_right(self) -> str:
+    def _right_text(self) -> str:
         left = ""
         if self.untried:
             task, why = next(iter(self.untried.items()))
@@ -111,11 +111,11 @@ class Oracle:
             return left if EXPERT in self.tried else f"{left}; {CURE}"
         rewards = list(self.right.values())
         short = [task for task, reward in self.right.items() if reward < 1.0]
-        said = f"{self._what()} earns {_mean(rewards)} on average of {self._tasks(len(rewards))}"
+        text = f"{self._what()} earns {_mean(rewards)} on average of {self._tasks(len(rewards))}"
         if short and any(rewards):
-            said += f"; less than 1 on {len(short)} of them, such as {short[0]} ({self.right[short[0]]:.3g})"
-        broke = "" if self.right_is_worth_nothing else self.broke  # which the warning says
-        return "; ".join(part for part in (said, broke, self.refused, left) if part)
+            text += f"; less than 1 on {len(short)} of them, such as {short[0]} ({self.right[short[0]]:.3g})"
+        broke = "" if self.right_is_worth_nothing else self.broke  # the warning has it
+        return "; ".join(each for each in (text, broke, self.refused, left) if each)
 
     def _what(self) -> str:
         if self.solves:
@@ -131,22 +131,22 @@ class Oracle:
 
 
 def ask_oracle(pool: EnvironmentPool, solves: bool, tasks: Callable[[], Sequence[str]], most: int) -> Oracle:
-    """Play at most ``most`` of the tasks, spread evenly, with what is right, with nonsense and with nothing.
+    """Play at most ``most`` of the tasks, spread evenly, with the right answer, with nonsense and with nothing.
 
     Args:
         pool: not yet open; it is closed at the end.
-        solves: whether it is of a file that has a function ``solve(task)``.
+        solves: whether the pool's file has a function ``solve(task)``.
         tasks: gives the tasks once the pool is open.
 
     Raises:
-        EnvironmentFault, ValueError, OSError: of the environment.
+        EnvironmentFault, ValueError, OSError: from the environment.
     """
-    with quiet("agent_environments"):  # what a wrong guess of the right answer breaks is no news
+    with quiet("agent_environments"):  # a wrong guess of the right answer may break something
         return result_of(_ask(pool, solves, tasks, most))
 
 
 def spread(task_ids: Sequence[str], most: int) -> list[str]:
-    """Return at most so many tasks at even distances, because neighbours are often of one kind."""
+    """Return at most ``most`` tasks at even distances, because neighbours are often of one kind."""
     count = min(most, len(task_ids))
     return [task_ids[number * len(task_ids) // count] for number in range(count)]
 
@@ -187,10 +187,10 @@ async def _try_expert(pool: EnvironmentPool, oracle: Oracle, task_id: str) -> No
 
 
 async def _try_fields(pool: Any, oracle: Oracle, task_id: str) -> None:
-    found = pool.field_answers(task_id)
-    if not found:
+    answers = pool.field_answers(task_id)
+    if not answers:
         oracle.untried[task_id] = "no reward reads a field of the task that could be the answer"
-    for name, turn in found:
+    for name, turn in answers:
         await _try(pool, oracle, task_id, name, _turns_of([turn]))
         if oracle.right.get(task_id) == 1.0:
             break
@@ -238,8 +238,8 @@ def _solving(environment: Environment) -> Agent:
         except EnvironmentFault:
             raise
         except Exception as error:
-            said = error_line(error)
-            raise _SolveBroke(said if said.startswith("solve ") else f"solve raised {said}") from error
+            reason = error_line(error)
+            raise _SolveBroke(reason if reason.startswith("solve ") else f"solve raised {reason}") from error
 
     return agent
 

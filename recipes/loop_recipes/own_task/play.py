@@ -12,16 +12,16 @@ from agent_environments.guarded_environment import GuardedEnvironment
 from agent_environments.protocol import Environment, EnvironmentPool, EnvironmentTimeout, Grade, Message, acquire
 
 Speak = Callable[[list[Message]], str | None]
-"""From the messages until now to the agent's next one; None ends the episode."""
+"""A function from the messages so far to the agent's next one; None ends the episode."""
 GRADED = (
     "agent_environments.guarded_environment",
     "agent_environments.groups",
     "agent_environments.tools.environment",
     "agent_environments.tools.group",
 )
-"""Modules whose logs say what stands in a grade too, which is shown."""
+"""Modules whose logs repeat the grade, which is printed."""
 Agent = Callable[[list[Message]], Awaitable[str | None]]
-"""The same, which may take its time."""
+"""The same as a coroutine function."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Played:
 
 
 def words_as_tokens(text: str) -> list[tuple[int, int]]:
-    """The spans of the words of a text, for cutting observations where no tokenizer is at hand."""
-    return [found.span() for found in re.finditer(r"\S+\s*", text)]
+    """Return the spans of a text's words, for cutting observations without a tokenizer."""
+    return [match.span() for match in re.finditer(r"\S+\s*", text)]
 
 
 def nothing(messages: list[Message]) -> None:
-    """Does nothing: the agent that every reward should give 0."""
+    """Do nothing: the agent that every reward should give 0."""
 
 
 async def play_tasks(
@@ -53,7 +53,7 @@ async def play_tasks(
     ``tasks`` once the pool is open.
 
     Raises:
-        EnvironmentFault, ValueError, OSError: of the environment; names what failed.
+        EnvironmentFault, ValueError, OSError: from the environment; names what failed.
     """
     episodes: list[Played] = []
     with quiet(*GRADED):
@@ -94,7 +94,7 @@ async def play_task(pool: EnvironmentPool, task_id: str, agent_in: Callable[[Env
         agent_in: gives the agent for the episode's environment.
 
     Raises:
-        EnvironmentFault, ValueError, OSError: of the environment; and whatever the agent raises.
+        EnvironmentFault, ValueError, OSError: from the environment; and whatever the agent raises.
     """
     inner = await acquire(pool, task_id, task_id)
     environment, agent = GuardedEnvironment(inner), agent_in(inner)

@@ -1,7 +1,7 @@
 """Trains on a file of functions: checks it, writes the run's config, trains, scores before and after, draws.
 
 The config is ``<output_dir>/train.yaml``, a file as a user would write it: ``loop train``, ``loop eval`` and `tune run`
-take it too.
+also take it.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ ENVIRONMENT = "tools"
 TRAINED = "train"
 HELD_OUT_SHARE = 0.2
 MOST_HELD_OUT = 100
-"""Groups of tasks: more make intervals no narrower than a small machine's patience allows."""
+"""Maximum of held-out groups of tasks: more would take too long on a small machine."""
 TASKS_PER_ITERATION = 8
 ORACLE_TASKS = 20
-"""Tasks that are played with the right answer and with nothing before the first iteration."""
+"""Maximum of tasks to play with the right answer and with nothing before the first iteration."""
 LAPTOP, HALF_LAPTOP, SMALL_GPU, ONE_GPU = "cpu", "cpu_bf16", "gpu", "qwen2_5_1_5b_one_gpu"
 SMALL_MODEL = 10**9  # parameters, below which a model is one for gpu
 SMALL_EPISODES = {"max_turns": 10, "max_tokens_per_turn": 500, "max_context": 4096}
-"""In place of the long episodes that ``qwen2_5_1_5b_one_gpu`` is made for."""
+"""Limits in place of those for long episodes in ``qwen2_5_1_5b_one_gpu``."""
 CALLS_AND_ANSWERS = {"max_tokens_per_turn": 128}
-"""In place of the 16 that a move in plain text takes: the shortest call takes 30."""
+"""Limit in place of 16 tokens, enough for a move in plain text: the shortest call takes 30."""
 NO_MODEL = (
     "give --model FOLDER or --model OWNER/NAME of the Hugging Face hub: `make smollm2` makes "
     "models/SmolLM2-135M-Instruct, and docs/add_a_model.md says which others there are"
@@ -84,9 +84,9 @@ class _OwnPool(EnvironmentPool, PoolWithSplits, Protocol):
 
 @dataclass(frozen=True)
 class OwnTask:
-    """A file of functions that was read: its parts, ``splits`` by name, and the groups of tasks in ``train``.
+    """A file of functions: its parts, ``splits`` by name, and the number of groups of tasks in ``train``.
 
-    ``environment`` is what the command line says of the environment beside the file, such as a judge.
+    ``environment`` holds the command line's options of the environment, such as a judge.
     ``trained`` and ``scored`` are the tasks to train on and those to score on; () where the file cannot be divided.
     """
 
@@ -107,13 +107,13 @@ class OwnTask:
             words: ``key=value`` of the config, among which ``node.environment`` may name a judge, or other options.
 
         Raises:
-            ConfigError: it is none, or anything is wrong with a part of it; one line.
+            ConfigError: there is no such file, or anything is wrong with a part of it; one line.
         """
         file = Path(file)
         near = similar_names(file.name, [path.name for path in file.parent.glob("*.py")])
-        meant = f"; {did_you_mean([str(file.with_name(name)) for name in near])}" if near else ""
-        require(file.is_file(), f"{file} is no file{meant}")
-        environment = _of_node(words, "environment")
+        hint = f"; {did_you_mean([str(file.with_name(name)) for name in near])}" if near else ""
+        require(file.is_file(), f"{file} is no file{hint}")
+        environment = _node_section(words, "environment")
         require(not {"name", "module"} & environment.keys(), f"node.environment: its module is {file}; leave that away")
         with raised_as(ConfigError), raised_as(ConfigError, f"{file}: TASKS: ", UnknownTask):
             pool = _pool(file.resolve(), environment)
@@ -129,7 +129,7 @@ class OwnTask:
 
     @property
     def held_out_groups(self) -> int | None:
-        """The number of groups of ``train`` that are set aside; None where the file has a split to score on."""
+        """The number of groups of ``train`` to hold out; None where the file has a split to score on."""
         if len(self.splits) > 1:
             return None
         count = len(self.splits[TRAINED])
@@ -149,7 +149,7 @@ class OwnTask:
         return {"name": ENVIRONMENT, "module": str(self.file), **held_out, **self.environment}
 
     def pool(self) -> EnvironmentPool:
-        """The environment, not yet open."""
+        """Make the environment's pool, not yet open."""
         return _pool(self.file, self.environment)
 
     def earned_by_nothing(self, count: int) -> list[Played]:
@@ -161,26 +161,26 @@ class OwnTask:
         return self._sound(lambda: result_of(play_tasks(self.pool(), lambda: self.splits[TRAINED][:count], nothing)))
 
     def ask_oracle(self, most: int = ORACLE_TASKS) -> Oracle:
-        """Play at most so many tasks with what the file says is right, and with nothing.
+        """Play at most ``most`` tasks with the right answers, with nonsense and with nothing.
 
         Raises:
             ConfigError: the environment breaks with nothing done; one line.
         """
         tasks, solves = self.splits[TRAINED], self.module.solve is not None
-        found: list[Oracle] = []
+        oracles: list[Oracle] = []
 
         def play() -> list[Played]:
-            found.append(ask_oracle(self.pool(), solves, lambda: tasks, most))
-            return found[0].nothing
+            oracles.append(ask_oracle(self.pool(), solves, lambda: tasks, most))
+            return oracles[0].nothing
 
         self._sound(play)
-        return found[0]
+        return oracles[0]
 
     def check_reward(self) -> list[str]:
-        """Return what the oracle says before a training.
+        """Return the oracle's lines before a training.
 
         Raises:
-            ConfigError: by what the file itself calls right nothing is earned, so that nothing could be learned.
+            ConfigError: the file's own right answers earn nothing, so that nothing could be learned.
         """
         oracle = self.ask_oracle()
         # Alone in its group, the right answer may be worth nothing.
@@ -192,7 +192,7 @@ class OwnTask:
         return oracle.lines
 
     def check_unchanged(self, run: Path, model: Path, accept: bool) -> None:
-        """Compare file and model by what they hold with those of a run's newest checkpoint, as a resumed run does.
+        """Compare file and model by their content with those of a run's newest checkpoint, as a resumed run does.
 
         Args:
             run: its folder; without a checkpoint nothing is compared.
@@ -227,54 +227,54 @@ def _pool(file: Path, options: Mapping[str, Any]) -> _OwnPool:
 
 
 def check_model(folder: str | os.PathLike[str] | None, words: Sequence[str] = ()) -> Path:
-    """The folder of a model that can be trained and served.
+    """Check a model for training and serving, and return its folder.
 
     Args:
         folder: of the model, or its name on the hub.
-        words: ``key=value`` of the config, among which ``node.model.thinking`` may say how it speaks.
+        words: ``key=value`` of the config, among which ``node.model.thinking`` may turn thinking on or off.
 
     Raises:
-        ConfigError: it is none; one line.
+        ConfigError: it cannot be trained or served; one line.
     """
     if folder is None:
         raise ConfigError(NO_MODEL)
     with raised_as(ConfigError, "--model: "):
         base = open_weights(path := model_folder(str(folder)))
-    chat = from_mapping(ModelConfig, {"path": str(path), **_of_node(words, "model")}, "node.model")
+    chat = from_mapping(ModelConfig, {"path": str(path), **_node_section(words, "model")}, "node.model")
     with raised_as(ConfigError, "--model: "):
         open_model_chat(path, base, chat.thinking, chat.observation_role)
     return path.resolve()
 
 
-def _of_node(words: Sequence[str], key: str) -> Mapping[str, Any]:
-    """What the words say of a section of the node."""
+def _node_section(words: Sequence[str], key: str) -> Mapping[str, Any]:
+    """Return a section of the node from the words."""
     check_overrides(words)
     node = with_words({}, words).get("node")
     section = node.get(key) if isinstance(node, dict) else None
     return section if isinstance(section, dict) else {}
 
 
-def found_machine(model: Path, devices: Path = Path("/dev")) -> str:
-    """The name of the machine's config that fits the model and what is here: a GPU of NVIDIA's, or none."""
+def choose_machine(model: Path, devices: Path = Path("/dev")) -> str:
+    """Choose the machine's config by the model and by whether there is an NVIDIA GPU; returns its name."""
     if not any(devices.glob("nvidia[0-9]*")):
         return LAPTOP if BaseModel.read(model).four_bits is None else HALF_LAPTOP
     return SMALL_GPU if BaseModel.read(model).parameters < SMALL_MODEL else ONE_GPU
 
 
 def config_of(task: OwnTask, model: Path, words: Sequence[str]) -> dict[str, Any]:
-    """The config of a run, as a file would have it.
+    """Make the config of a run, as a file would hold it.
 
     Args:
-        words: ``key=value`` that win over what is chosen here.
+        words: ``key=value`` that win over the choices made here.
 
     Raises:
-        ConfigError: a word is not understood.
+        ConfigError: a word is not ``key=value``.
     """
     check_overrides(words)
     require(
         not any(word.startswith("~") for word in words), "~key cannot stand in a file; give key=null or another value"
     )
-    machine = with_words({}, words).get("machine") or found_machine(model)
+    machine = with_words({}, words).get("machine") or choose_machine(model)
     chosen: dict[str, Any] = {
         "output_dir": str(loop_home() / "runs" / task.file.stem),
         "resume_from_checkpoint": True,
@@ -299,23 +299,23 @@ def config_of(task: OwnTask, model: Path, words: Sequence[str]) -> dict[str, Any
 
 
 MAY_DIFFER = ("max_iterations", "accept_changes")
-"""Keys that a run may be gone on with otherwise than it began."""
+"""Keys that may change when a run is resumed."""
 CHECKPOINTS = "checkpoints/iteration_*/state.json"
 PLACES = ("output_dir=null", "model.path=null", "node.environment.module=null")
-"""Where run, model and file lie: a checkpoint knows them by what they hold."""
+"""Keys of the places of run, model and file: a checkpoint identifies these by their content."""
 
 
 def write_config(config: Mapping[str, Any]) -> tuple[Path, LoopConfig]:
-    """Write ``<output_dir>/train.yaml``; only :data:`MAY_DIFFER` may differ from what the run began with.
+    """Write ``<output_dir>/train.yaml``; only :data:`MAY_DIFFER` may differ from the config that the run began with.
 
     Returns:
         The file, and the training's config as it is read from there.
 
     Raises:
-        ConfigError: a key is unknown or its value ill-typed, or the folder holds a run that was begun otherwise, or
-            cannot be made.
+        ConfigError: a key is unknown or its value ill-typed, or the folder holds a run that began otherwise, or cannot
+            be made.
     """
-    from loop_recipes.evaluation.config import EvalConfig  # which the help of `loop train` does without
+    from loop_recipes.evaluation.config import EvalConfig  # the help of `loop train` does not need it
 
     folder = made_folder("output_dir", Path(config["output_dir"]))
     file = folder / "train.yaml"
@@ -337,7 +337,7 @@ def write_config(config: Mapping[str, Any]) -> tuple[Path, LoopConfig]:
 def train(module: str | os.PathLike[str], model: str | os.PathLike[str] | None, *words: str) -> Path:
     """Train a model on a file of functions, and score it before and after.
 
-    The same call goes on where it was stopped.
+    The same call resumes a stopped run.
 
     Args:
         module: a Python file with ``@reward`` and ``TASKS``, and ``@tool`` or ``@reply`` functions.
@@ -348,21 +348,21 @@ def train(module: str | os.PathLike[str], model: str | os.PathLike[str] | None, 
         The folder of the run.
 
     Raises:
-        ConfigError: anything wrong with what was given, before anything starts; one line.
+        ConfigError: anything wrong with the arguments, before anything starts; one line.
         StepFailed: the training or the evaluation did not come to its end.
     """
     task, folder = OwnTask.read(Path(module), words), check_model(model, words)
     config = config_of(task, folder, words)
-    if is_hub_name(name := str(model)):  # train.yaml holds what was asked for, and the commit
+    if is_hub_name(name := str(model)):  # train.yaml holds the name and the commit
         config["model"] |= {"path": pinned(name)}
     task.check_unchanged(Path(config["output_dir"]), folder, bool(config.get("accept_changes")))
     file, training = write_config(config)
     run, wanted = file.parent, training.max_iterations
     last = run / "checkpoints" / f"iteration_{wanted:04d}"
-    seen = [] if (run / METRICS_FILE).exists() else task.check_reward()
+    notes = [] if (run / METRICS_FILE).exists() else task.check_reward()
     if last.is_dir():
-        seen = [f"done:     the training is complete ({wanted}/{wanted} iterations)"]
-    say(*_head(task, config, seen))
+        notes = [f"done:     the training is complete ({wanted}/{wanted} iterations)"]
+    say(*_head(task, config, notes))
     sys.stdout.flush()
     if not last.is_dir():
         run_step(tune("run", "loop_appworld", "--config", str(file)), None)
@@ -373,7 +373,7 @@ def train(module: str | os.PathLike[str], model: str | os.PathLike[str] | None, 
 
 
 def show(run: Path) -> list[str]:
-    """Draw the curves of a run that has ended; returns lines that say where everything is."""
+    """Draw the curves of a finished run; returns lines that say where everything is."""
     nothing = nothing_learned(run)
     run_step(module("loop_recipes.cli", "plot", str(run)), run / "plot.log")
     return [
@@ -385,8 +385,8 @@ def show(run: Path) -> list[str]:
     ]
 
 
-def _head(task: OwnTask, config: Mapping[str, Any], seen: Sequence[str]) -> list[str]:
-    """Say for the terminal what is about to run."""
+def _head(task: OwnTask, config: Mapping[str, Any], notes: Sequence[str]) -> list[str]:
+    """Describe for the terminal what is about to run."""
     trained, scored, groups = len(task.trained), len(task.scored), task.held_out_groups
     if groups is None:
         tasks = f"{trained} tasks to train on, {scored} of split {task.scored_split} to score on"
@@ -401,6 +401,6 @@ def _head(task: OwnTask, config: Mapping[str, Any], seen: Sequence[str]) -> list
         f"a turn:   {task.module.moves}",
         f"model:    {model}, {BaseModel.read(model_folder(model)).parameters / 1e6:.0f}M parameters",
         f"machine:  {config['machine']} (machine=NAME takes another, `tune ls` names them)",
-        *seen,
+        *notes,
         f"config:   {Path(config['output_dir']) / 'train.yaml'}",
     ]

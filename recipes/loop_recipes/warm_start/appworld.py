@@ -1,6 +1,6 @@
 """AppWorld's demonstrations: reference turns of a practice world's tasks, some of them flawed, about other people.
 
-A reference solution is a list of turns {"thought", "code"}; some copies are given a deliberate flaw (a skipped look-up,
+A reference solution is a list of turns {"thought", "code"}; some copies get a deliberate flaw (a skipped look-up,
 a wrong amount, another account's password).
 """
 
@@ -36,7 +36,7 @@ class AppWorldDemonstrator:
     """Reference solutions of a practice world, which is generated where it is missing.
 
     Args:
-        environment: as a rollout node has it; ``root`` becomes the practice world's.
+        environment: the section of a rollout node; ``root`` becomes the practice world's.
         world: the practice world.
     """
 
@@ -82,10 +82,10 @@ class AppWorldDemonstrator:
 def texts(demonstration: Demonstration) -> list[str]:
     """Return the texts to train the tokenizer on: every message, but no observation of an API's documentation.
 
-    The reminder of the task, which ends most observations, stands in it once.
+    The reminder of the task, which ends most observations, is in them once.
     """
-    shown = [observation for action, observation in demonstration.steps if "apis.api_docs." not in action]
-    once = [*shown[:1], *(observation.partition(REMINDER_HEAD)[0] for observation in shown[1:])]
+    observations = [observation for action, observation in demonstration.steps if "apis.api_docs." not in action]
+    once = [*observations[:1], *(observation.partition(REMINDER_HEAD)[0] for observation in observations[1:])]
     return [
         *(message.content for message in demonstration.opening),
         *(action for action, _ in demonstration.steps),
@@ -94,7 +94,7 @@ def texts(demonstration: Demonstration) -> list[str]:
 
 
 def format_action(turn: Mapping[str, str]) -> str:
-    """A turn as the policy writes it: the thought, then one fenced block."""
+    """Write a turn as the policy does: the thought, then one fenced block."""
     return f"{turn['thought']}\n```python\n{turn['code']}\n```"
 
 
@@ -104,24 +104,24 @@ _LITERAL = re.compile(r"\b(?!\w+_id\b)(\w+)=('[^']+'|\d+)")
 def quoting(
     turns: Sequence[Mapping[str, str]], roles: Sequence[str], task: str, wording: Collection[str]
 ) -> list[dict[str, str]]:
-    """``turns``, where the thought of a look-up or deed first quotes each value that the text of the task gives it.
+    """Return ``turns`` in which the thought of a look-up or deed first quotes each value from the text of the task.
 
-    "Send $48, so amount: 48. note is fruit, so description: fruit. I send the money." Quoted are the value and up to
-    two words of the ``wording`` before it. A small model copies what stands behind words that it has just written; the
-    words that lead to a value in the task are others than the code's, and the quotation joins them. What is not of the
-    wording, such as a name, leads nowhere. An id is never in the task's text: the same digits there are another number.
+    "Send $48, so amount: 48. note is fruit, so description: fruit. I send the money." The quotation is the value and up
+    to two words of the ``wording`` before it. A small model copies the text behind words that it has just written; the
+    words before a value in the task differ from the code's, and the quotation joins them. Words outside of the wording,
+    such as a name, are left out. An id is never in the task's text: the same digits there are another number.
     """
     quoted = []
     for turn, role in zip(turns, roles, strict=True):
-        said = ""
+        quotes = ""
         for name, literal in _LITERAL.findall(turn["code"] if role in ("lookup", "act") else ""):
             value = literal.strip("'")
-            found = re.search(rf"(?<!\S)\$?{re.escape(value)}(?![\w@]|:\d)", task)
-            if found:
-                before = task[: found.start()].split()[-2:]
+            match = re.search(rf"(?<!\S)\$?{re.escape(value)}(?![\w@]|:\d)", task)
+            if match:
+                before = task[: match.start()].split()[-2:]
                 lead = itertools.takewhile(lambda word: word in wording, reversed(before))
-                said += f"{' '.join([*reversed([*lead]), found[0]])}, so {name}: {value}. "
-        quoted.append({**turn, "thought": said + turn["thought"]})
+                quotes += f"{' '.join([*reversed([*lead]), match[0]])}, so {name}: {value}. "
+        quoted.append({**turn, "thought": quotes + turn["thought"]})
     return quoted
 
 
@@ -130,7 +130,7 @@ def _instruction(root: Path, task_id: str) -> str:
 
 
 def _wording(root: Path, task_id: str) -> set[str]:
-    """The words that all tasks of the scenario share; the others are particulars."""
+    """Return the words that all tasks of the scenario share; the others are particulars."""
     scenario = task_id.rpartition("_")[0]
     tasks = (root / "data" / "tasks").glob(f"{scenario}_*")
     return set.intersection(*(set(_instruction(root, task.name).split()) for task in tasks))
@@ -139,7 +139,7 @@ def _wording(root: Path, task_id: str) -> set[str]:
 def draw_scripts(
     root: Path, tasks: Sequence[str], count: int, seed: int, flawed_share: float = 0.0, habits: Sequence[str] = ()
 ) -> list[Script]:
-    """``count`` scripts of ``tasks``, drawn as :func:`~loop_recipes.warm_start.demonstrator.draw` says.
+    """Draw ``count`` scripts of ``tasks``, as :func:`~loop_recipes.warm_start.demonstrator.draw` does.
 
     Raises:
         ConfigError: no task leaves room for a habit.
@@ -161,7 +161,7 @@ def draw_scripts(
 
 
 def _solution(root: Path, task_id: str) -> tuple[list[dict[str, str]], dict[str, Any]]:
-    """The reference turns, which quote the task, and its demonstration.json."""
+    """Read the reference turns, made to quote the task, and its demonstration.json."""
     folder = root / "data" / "tasks" / task_id
     turns, demonstration = (
         json.loads((folder / "ground_truth" / f"{name}.json").read_text()) for name in ("turns", "demonstration")
@@ -185,20 +185,20 @@ _SYLLABLE = re.compile(r"[bdfgklmnprstv][aeiou]")
 
 
 def with_other_names(demonstration: Demonstration, rng: random.Random) -> Demonstration:
-    """The same conversation about people with other names, addresses, passwords, phone numbers, amounts and ids.
+    """Rewrite the conversation about people with other names, addresses, passwords, phone numbers, amounts and ids.
 
     A name, password or number is replaced, wherever it stands, by one of the same shape with other syllables or digits;
-    because no value is seen twice, a small model must copy values instead of memorising them. A number that the agent
-    wrote but nobody showed it (a sum, a guess) stays. What a careless agent assumes stays too, though it may look like
-    a number that was shown: drawn anew each time, it could not be foreseen, and a model trained on it babbles. So that
-    the date does not tell the task either, it is another one, and so are times of alarms and, every other time, the
-    words of titles, labels and messages.
+    because no value appears twice, a small model must copy values instead of memorising them. A number that the agent
+    wrote but did not read (a sum, a guess) stays. The assumption of a careless agent stays too, though it may look like
+    a number in the text: drawn anew each time, it would be unpredictable, and a model trained on it babbles. The date,
+    which would give the task away, changes, and so do times of alarms and, every other time, the words of titles,
+    labels and messages.
     """
-    shown = "\n".join([*(m.content for m in demonstration.opening), *(observed for _, observed in demonstration.steps)])
-    text = "\n".join([shown, *(action for action, _ in demonstration.steps)])
+    context = "\n".join([*(m.content for m in demonstration.opening), *(reply for _, reply in demonstration.steps)])
+    text = "\n".join([context, *(action for action, _ in demonstration.steps)])
     words = {word for pair in _ADDRESS.findall(text) for word in pair}
     words |= {*_PASSWORD.findall(text), *_ACCOUNT.findall(text)}
-    # Names that an API printed. In the prompt and in reminders of it other pairs of capitals stand, such as Python's.
+    # Names that an API printed. The prompt and its reminders hold other pairs of capitals, such as Python's.
     for observed in (observed.partition(REMINDER_HEAD)[0] for _, observed in demonstration.steps):
         words |= {word.lower() for pair in _FULL_NAME.findall(observed) for word in pair}
     new: dict[str, str] = {}
@@ -213,9 +213,9 @@ def with_other_names(demonstration: Demonstration, rng: random.Random) -> Demons
     clocks = sorted({clock for action, _ in demonstration.steps for clock in _CLOCK.findall(action)})
     new |= {clock: f"{rng.randrange(24):02d}:{rng.randrange(60):02d}" for clock in clocks}
     new |= {day: _some_day(rng) for day in sorted(set(_TODAY.findall(text)))}
-    written = set(_NUMBER.findall(text)) & set(_DIGITS.findall(shown))
-    listed = set(_LISTED.findall(shown))
-    new |= _moved((written | listed) - _ASSUMED, set(_DIGITS.findall(text)), rng)
+    written = set(_NUMBER.findall(text)) & set(_DIGITS.findall(context))
+    listed = set(_LISTED.findall(context))
+    new |= _shifted((written | listed) - _ASSUMED, set(_DIGITS.findall(text)), rng)
     if not new:
         return demonstration
     # Not a part of a longer word, a date or a time of day.
@@ -223,16 +223,16 @@ def with_other_names(demonstration: Demonstration, rng: random.Random) -> Demons
     pattern = re.compile(rf"(?<![A-Za-z0-9-])(?<!\d:)(?:{known})(?![A-Za-z0-9-]|:\d)")
 
     def renamed(content: str) -> str:
-        return pattern.sub(lambda found: new[found[0]], content)
+        return pattern.sub(lambda match: new[match[0]], content)
 
     return demonstration.rewritten(renamed)
 
 
-def _moved(numbers: set[str], taken: set[str], rng: random.Random) -> dict[str, str]:
-    """``numbers``, those with as many digits all moved by the same, onto none of ``taken`` that stays.
+def _shifted(numbers: set[str], taken: set[str], rng: random.Random) -> dict[str, str]:
+    """Shift ``numbers`` with equally many digits by the same amount, onto none of ``taken`` that stays.
 
-    So ids that are neighbours stay neighbours, as a database hands them out: of 104 and 105 the first two digits do
-    not tell which is meant.
+    So ids that are neighbours stay neighbours, as a database hands them out: of 104 and 105 the first two digits do not
+    tell which it is.
     """
     new: dict[str, str] = {}
     for length in sorted({len(number) for number in numbers}):
@@ -247,7 +247,7 @@ def _moved(numbers: set[str], taken: set[str], rng: random.Random) -> dict[str, 
 
 
 def _words_of_values(actions: Sequence[str]) -> list[str]:
-    """Of titles, labels and messages that the agent wrote; not those that stand in other parts of what it wrote."""
+    """Return the words of titles, labels and messages that the agent wrote, without those elsewhere in its actions."""
     values = sorted({value for action in actions for value in _WORDS.findall(action)}, key=len, reverse=True)
     rest = "\n".join(actions)
     for value in values:

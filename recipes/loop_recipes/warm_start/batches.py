@@ -40,7 +40,7 @@ def collate(examples: Sequence[Example], pad_id: int) -> Batch:
 
 
 def copy_stream(length: int, vocab_size: int, longest_segment: int, rng: random.Random) -> Example:
-    """Random tokens, then pieces of them again; the mask covers a repeated piece from its second token on."""
+    """Make random tokens, then pieces of them again; the mask covers a repeated piece from its second token on."""
     source = [rng.randrange(vocab_size) for _ in range(length // 2)]
     token_ids, mask = list(source), [False] * len(source)
     while len(token_ids) < length:
@@ -52,7 +52,7 @@ def copy_stream(length: int, vocab_size: int, longest_segment: int, rng: random.
 
 
 def copy_batches(steps: int, tokens_per_step: int, vocab_size: int, pad_id: int, seed: int) -> Iterator[Batch]:
-    """Streams that grow from 128 to 1,024 tokens, so that the piece to copy is close by at first."""
+    """Yield streams that grow from 128 to 1,024 tokens, so that the piece to copy is close by at first."""
     rng = random.Random(f"copy {seed}")
     for step in range(steps):
         length = 128 << min(3, 4 * step // steps)
@@ -70,7 +70,7 @@ def demonstration_batches(
     renamed: Callable[[Demonstration, random.Random], Demonstration],
     seed: object,
 ) -> Iterator[Batch]:
-    """``steps`` batches; rows of similar length share about ``tokens_per_step``.
+    """Yield ``steps`` batches; rows of similar length share about ``tokens_per_step``.
 
     A demonstration is ``renamed`` each time it is used. ``habit_share`` of the rows are ``habitual`` demonstrations,
     the others ``usual`` ones.

@@ -11,7 +11,7 @@ from rollout_server.config import EnvironmentConfig
 
 @dataclass(frozen=True, config=STRICT)
 class PracticeWorld:
-    """A synthetic world of its own to practise in: other people, other tasks than the one trained and tested on."""
+    """A synthetic world to practise in, with other people and tasks than the world to train and test on."""
 
     root: str
     """Folder the world is generated in."""
@@ -30,17 +30,17 @@ class DemonstrationConfig:
     split: str
     """The tasks to demonstrate (AppWorld: the practice world's)."""
     held_out_split: str
-    """The tasks whose clean demonstrations are not trained on but measured."""
+    """The tasks whose clean demonstrations are measured instead of trained on."""
     count: PositiveInt
     """Episodes trained on."""
     flawed_share: float
-    """Share of those trained on that have a flaw."""
+    """Share of the training episodes with a flaw."""
     habits: list[str]
     """The flaws that the last cycles teach. AppWorld: those of docs/results/demo.md; ColBench: ``answered_at_once``,
-    ``stopped_asking``; the worlds: ``gave_up``, ``stopped_short``, ``skipped_step``. One that is named twice is drawn
-    twice as often. What they are for is said at ``training.cycles``."""
+    ``stopped_asking``; the worlds: ``gave_up``, ``stopped_short``, ``skipped_step``. A flaw that is listed twice is
+    drawn twice as often. ``training.cycles`` explains their use."""
     habit_count: NonNegativeInt
-    """More episodes, which all have one of the flaws ``habits``."""
+    """Further episodes, each with one of the flaws ``habits``."""
     held_out: PositiveInt
     """Episodes measured."""
     at_once: PositiveInt
@@ -56,9 +56,9 @@ class TokenizerConfig:
     vocab_size: int
     """The most entries it may have, special tokens included."""
     min_frequency: PositiveInt
-    """A pair that is rarer is not merged."""
+    """Occurrences below which a pair is not merged."""
     demonstrations: PositiveInt
-    """How many clean episodes, cut by pre-tokens, it is trained on."""
+    """Number of clean episodes, cut by pre-tokens, to train it on."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -82,7 +82,7 @@ class TinyModelConfig:
     rope_base: PositiveFloat
     """Base of the rotary embedding."""
     sharpness: float
-    """How sharply the heads of the first layer look back before training: ``tiny_model.look_back``."""
+    """Sharpness of the first layer's look-back heads before training: ``tiny_model.look_back``."""
 
     def __post_init__(self) -> None:
         fits = self.embed_dim % (2 * self.num_heads) == 0
@@ -95,9 +95,9 @@ class TinyModelConfig:
 class Cycle:
     """A cosine from ``lr`` to zero over ``steps`` batches of demonstrations.
 
-    A small model learns where to copy each kind of value from in sudden steps, one kind after the other, and those that
-    have not come when the rate is down come after a restart. A last, gentle cycle may teach it a bad habit: a wrong way
-    that it prefers, though it knows better, is what reinforcement learning can undo.
+    A small model learns the source of each kind of value in sudden steps, one kind after the other, and kinds that are
+    missing when the rate is down come after a restart. A last, gentle cycle may teach it a bad habit: reinforcement
+    learning can undo a wrong way that the model prefers though it knows better.
     """
 
     steps: PositiveInt
@@ -147,4 +147,4 @@ class WarmStartConfig:
     model: TinyModelConfig
     training: TrainingConfig
     practice_world: PracticeWorld | None = None
-    """AppWorld only, which has no expert besides the reference solutions of its tasks."""
+    """AppWorld only, whose one expert is the reference solutions of its tasks."""

@@ -1,7 +1,7 @@
 """Supervised data for the warm start: scripts that are played in the real environment, as conversations.
 
-Each turn is really taken through the environment's pool, so every observation, error messages included, is what the
-environment answered. What is said comes from a :class:`~loop_recipes.warm_start.demonstrator.Demonstrator`.
+Each turn goes through the environment's pool, so every observation, error messages included, is the environment's own
+answer. The turns come from a :class:`~loop_recipes.warm_start.demonstrator.Demonstrator`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from model_families.chat.format import ChatFormat
 
 @dataclass(frozen=True)
 class Demonstration:
-    """One played script: the opening messages, then (action, observation) steps; the last observation is unused.
+    """A played script: the opening messages, then (action, observation) steps; the last observation is unused.
 
     ``flaw`` is its deliberate flaw, None where the script is played as it should be.
     """
@@ -44,14 +44,14 @@ class Demonstration:
     def from_json(cls, line: str) -> Demonstration:
         data = json.loads(line)
         opening = tuple(Message(**message) for message in data.pop("opening"))
-        return cls(opening=opening, steps=tuple((action, shown) for action, shown in data.pop("steps")), **data)
+        return cls(opening=opening, steps=tuple((action, answer) for action, answer in data.pop("steps")), **data)
 
     def rewritten(self, changed: Callable[[str], str]) -> Demonstration:
-        """The same conversation with every message ``changed``."""
+        """Return the same conversation with every message ``changed``."""
         return replace(
             self,
             opening=tuple(Message(message.role, changed(message.content)) for message in self.opening),
-            steps=tuple((changed(action), changed(shown)) for action, shown in self.steps),
+            steps=tuple((changed(action), changed(observation)) for action, observation in self.steps),
         )
 
 
@@ -59,29 +59,29 @@ class Demonstration:
 class Script:
     """The turns of one episode, decided before it begins.
 
-    ``turns`` are taken in order; ``message(task, shown, turn)`` is what the agent says to take one, where ``task`` is
-    the message that opened the episode and ``shown`` the last observation (in the first turn: ``task``). Unless
-    ``message`` is given, turns are what is said.
+    ``turns`` are taken in order; ``message(task, observation, turn)`` gives the agent's message for a turn, where
+    ``task`` is the message that opened the episode and ``observation`` the last one (in the first turn: ``task``). By
+    default the turn itself is the message.
     """
 
     task_id: str
     flaw: str | None
     turns: tuple[Any, ...]
-    message: Callable[[str, str, Any], str] = lambda task, shown, turn: str(turn)
+    message: Callable[[str, str, Any], str] = lambda task, observation, turn: str(turn)
 
 
 async def play(pool: EnvironmentPool, script: Script, episode_id: str) -> Demonstration:
-    """One script, in a pool that is open."""
+    """Play one script in an open pool."""
     environment = await pool.acquire(episode_id)
     try:
         opening = await environment.start(script.task_id)
-        task = shown = opening[-1].content
+        task = observation = opening[-1].content
         steps = []
         for turn in script.turns:
-            action = script.message(task, shown, turn)
+            action = script.message(task, observation, turn)
             result = await environment.step(action)
-            shown = result.observation
-            steps.append((action, shown))
+            observation = result.observation
+            steps.append((action, observation))
             if result.done:
                 break
         grade = await environment.grade()
@@ -111,7 +111,7 @@ async def collect(pool: EnvironmentPool, scripts: Sequence[Script], at_once: int
 
 
 def save(demonstrations: Iterable[Demonstration], path: Path) -> None:
-    """One JSON object a line; the file appears only when it is whole."""
+    """Write one JSON object a line; the file appears only when it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, "".join(f"{demonstration.to_json()}\n" for demonstration in demonstrations))
 
@@ -129,7 +129,7 @@ class Example:
 
 
 def render(demonstration: Demonstration, tokens: ChatFormat) -> Example:
-    """Token ids through the rollout node's own chat format; the mask covers each action and its ``<|im_end|>``."""
+    """Encode by the rollout node's own chat format; the mask covers each action and its ``<|im_end|>``."""
     token_ids, spans = tokens.scripted(demonstration.opening, demonstration.steps)
     mask = [False] * len(token_ids)
     for start, end in spans:

@@ -1,4 +1,4 @@
-"""The interface between the warm start and an environment: what to play, and how to say the same with other names."""
+"""The interface between the warm start and an environment: scripts to play, and their rewriting with other names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Demonstrator(Protocol):
     """Somebody who can play an environment's tasks, well or with a deliberate flaw.
 
     Attributes:
-        environment: what the scripts are played in.
+        environment: plays the scripts.
         flaws: names of the flaws it can make.
     """
 
@@ -27,34 +27,34 @@ class Demonstrator(Protocol):
     def flaws(self) -> Collection[str]: ...
 
     def prepare(self) -> None:
-        """Make ready what is played; raises ConfigError if it cannot be had. Unless said otherwise it is there."""
+        """Prepare the environment; raises ConfigError if that fails. By default there is nothing to do."""
 
     def sources(self) -> list[Path]:
-        """The files that decide what is played and said: when one changes, the demonstrations are made anew."""
+        """Return the files behind the scripts: when one changes, the demonstrations are made anew."""
 
     def scripts(
         self, split: str, count: int, seed: int, flawed_share: float = 0.0, habits: Sequence[str] = ()
     ) -> list[Script]:
-        """``count`` scripts of the split's tasks, task after task in a shuffled order.
+        """Draw ``count`` scripts of the split's tasks, task after task in a shuffled order.
 
-        With ``habits`` all of them have one of these flaws, and tasks that leave no room for any are passed over;
-        without, a share of them has any flaw. Which one is drawn anew each time; a habit that is named twice is drawn
-        twice as often.
+        With ``habits`` all scripts have one of these flaws, and tasks without room for any are skipped; without, a
+        share of the scripts has any flaw. The flaw is drawn anew each time; a habit that is listed twice is drawn twice
+        as often.
 
         Raises:
             ConfigError: no task leaves room for a habit.
         """
 
     def renamed(self, demonstration: Demonstration, rng: random.Random) -> Demonstration:
-        """The same conversation about other things, so that values are copied and not memorised."""
+        """Rewrite the conversation about other things, so that values are copied and not memorised."""
 
     def texts(self, demonstration: Demonstration) -> list[str]:
-        """Return the texts of a demonstration that the tokenizer is trained on; unless said otherwise all of it."""
+        """Return the texts of a demonstration to train the tokenizer on; by default all of them."""
         spoken = itertools.chain.from_iterable(demonstration.steps)
         return [*(message.content for message in demonstration.opening), *spoken]
 
     def group(self, task_id: str) -> str:
-        """The name under which the task is counted in what is measured."""
+        """Return the name under which measurements count the task."""
 
 
 def draw(
@@ -64,7 +64,7 @@ def draw(
     flawed_share: float = 0.0,
     habits: Sequence[str] = (),
 ) -> Iterator[tuple[str, str | None]]:
-    """(task, flaw) of ``count`` scripts, as :meth:`Demonstrator.scripts` has them.
+    """Draw (task, flaw) of ``count`` scripts, as :meth:`Demonstrator.scripts` describes.
 
     Args:
         possible: task -> the flaws for which it leaves room.

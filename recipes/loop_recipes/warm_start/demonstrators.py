@@ -12,10 +12,10 @@ from rollout_server.config import EnvironmentConfig
 
 
 def demonstrator_of(config: WarmStartConfig) -> Demonstrator:
-    """AppWorld's reference solutions, or whoever plays the environment for an installed package.
+    """Return AppWorld's reference solutions, or an installed package's expert for the environment.
 
     Raises:
-        ConfigError: an environment that nobody demonstrates, AppWorld without a practice world, or another with one.
+        ConfigError: an environment without an expert, AppWorld without a practice world, or another with one.
     """
     environment, world = config.environment, config.practice_world
     if environment.name == "appworld":
@@ -27,8 +27,8 @@ def demonstrator_of(config: WarmStartConfig) -> Demonstrator:
 
 
 def added_demonstrator(environment: EnvironmentConfig) -> Demonstrator:
-    """The demonstrator that an installed package has for an environment, by an entry point of the group
-    ``torchtune_loop.demonstrators``: a class, or a function, of the environment's section.
+    """Load an installed package's demonstrator for an environment, an entry point of the group
+    ``torchtune_loop.demonstrators``: a class, or a function, called with the environment's section.
 
     Raises:
         ConfigError: there is none.

@@ -1,8 +1,8 @@
-"""Measures a policy on demonstrations that it was not trained on: loss, and the chance that it would say the same.
+"""Measures a policy on held-out demonstrations: loss, and the probability that it would take the same turns.
 
-All of it is read off one forward pass of each demonstration (teacher forcing), in seconds, where an evaluation in the
-world takes minutes. Reference solutions follow from the task, so the chance that the policy says all turns of one as
-they stand is close to its chance to solve the task at temperature 1.
+All figures come from one forward pass of each demonstration (teacher forcing), in seconds, where an evaluation in the
+world takes minutes. Reference solutions follow from the task, so the probability that the policy repeats all turns of
+one is close to its probability to solve the task at temperature 1.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ HALF = math.log(0.5)
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Over all held-out demonstrations.
+    """The measurements over all held-out demonstrations.
 
     Attributes:
         loss: mean negative log-prob of the agent's tokens, in nats.
         values: chance to write the whole value, mean over the values of each keyword argument (``password``, ...).
-        sampled: chance to say the whole episode at temperature 1, mean over the demonstrations of each group.
-        greedy: share of the demonstrations of each group that greedy decoding says for sure: every token is likelier
+        sampled: chance to write the whole episode at temperature 1, mean over the demonstrations of each group.
+        greedy: share of the demonstrations of each group that greedy decoding surely writes: every token is likelier
             than all others together.
     """
 
@@ -43,12 +43,12 @@ class HeldOut:
 
 
 def values_of(action: str) -> Iterator[tuple[str, int, int]]:
-    """The literal arguments in a turn's code: (keyword, start, end), in characters.
+    """Yield the literal arguments in a turn's code: (keyword, start, end), in characters.
 
     Quotes belong to the value, because a value that goes on is a wrong one.
     """
-    for found in _VALUE.finditer(action):
-        yield found[1], found.start(2), found.end(2)
+    for match in _VALUE.finditer(action):
+        yield match[1], match.start(2), match.end(2)
 
 
 @torch.no_grad()

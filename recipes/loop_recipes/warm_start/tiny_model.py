@@ -1,8 +1,8 @@
 """The architecture of the tiny policy, its look-back start, and its files in Hugging Face's layout.
 
-A Qwen2 model of about one million parameters. Random initialisation alone does not get it to copy within a few minutes
-of training. So its heads start with a rough idea of how: layer 0 looks a fixed number of tokens back, through the query
-and key biases that Qwen2 has anyway, and layer 1 looks for the same token earlier in the text. Only the initial
+A Qwen2 model of about one million parameters. With random initialisation alone it does not learn to copy within a few
+minutes of training. So its heads start with a rough pattern: layer 0 looks a fixed number of tokens back, through the
+query and key biases that Qwen2 has anyway, and layer 1 looks for the same token earlier in the text. Only the initial
 numbers are unusual, and training changes all of them.
 """
 
@@ -41,7 +41,7 @@ class Architecture:
 
 
 def build(architecture: Architecture) -> TransformerDecoder:
-    """A torchtune Qwen2 decoder with tied embeddings; its weights are whatever torchtune's layers start with."""
+    """Build a torchtune Qwen2 decoder with tied embeddings; its weights are torchtune's initial ones."""
     return qwen2(**asdict(architecture), tie_word_embeddings=True)
 
 
@@ -52,7 +52,7 @@ SLOW_FREQUENCY = 1.5e-3
 
 @torch.no_grad()
 def initialise(model: TransformerDecoder, architecture: Architecture, seed: int, sharpness: float) -> None:
-    """Random weights (0.02; embeddings 0.1, which outlast the first steps of AdamW), then the look-back start."""
+    """Draw random weights (0.02; embeddings 0.1, which outlast AdamW's first steps), then set the look-back start."""
     generator = torch.Generator().manual_seed(seed)
     residual_std = 0.02 / math.sqrt(2 * architecture.num_layers)
     for name, parameter in model.named_parameters():
@@ -73,7 +73,7 @@ def initialise(model: TransformerDecoder, architecture: Architecture, seed: int,
 def look_back(
     model: TransformerDecoder, architecture: Architecture, sharpness: float, generator: torch.Generator
 ) -> None:
-    """Make head ``h`` of layer 0 attend ``h + 1`` tokens back, whatever the tokens are, and write down what it saw.
+    """Make head ``h`` of layer 0 attend ``h + 1`` tokens back, whatever the tokens are, and write down that token.
 
     RoPE turns dimension pair ``f`` of a query at position i and a key at position j by i*w_f and j*w_f. With a key bias
     of length a at angle 0 and a query bias of length a at angle -g*w_f, their product is
@@ -101,22 +101,22 @@ def look_back(
 
 @torch.no_grad()
 def match_and_copy(model: TransformerDecoder, architecture: Architecture, generator: torch.Generator) -> None:
-    """Make every layer above the first copy what it attends to, and attend by what stood before.
+    """Make every layer above the first copy the token it attends to, and attend by the tokens before.
 
-    Keys are what layer 0's heads 0 and 1 saw (the token one back, the token two back), one of them for each half of the
-    heads. The value path is a projection and its transpose, so what is attended to is predicted. In layer 1 the queries
-    are the present token and the token one back: it finds the last place where they stood before, and carries over what
-    followed. In the layers above the queries are left random: which words announce a value (``$`` an ``amount=``) is
-    theirs to learn, and with keys and values in place each wrong guess says directly where to look. Only the slow
+    Keys are the outputs of layer 0's heads 0 and 1 (the token one back, the token two back), one of them for each half
+    of the heads. The value path is a projection and its transpose, so the attended token is predicted. In layer 1 the
+    queries are the present token and the token one back: it finds their last earlier position, and copies the token
+    that followed. In the layers above the queries are left random: they learn which words announce a value (``$`` an
+    ``amount=``), and with keys and values in place each wrong guess says directly where to look. Only the slow
     dimension pairs of RoPE are used, those that turn little over an episode.
     """
     head_dim, heads, groups = architecture.head_dim, architecture.num_heads, architecture.num_kv_heads
     below = model.layers[0].attn
     slow = (below.pos_embeddings.theta < SLOW_FREQUENCY).nonzero().flatten()
     rows = torch.cat([slow, slow + head_dim // 2])
-    seen = below.output_proj.weight.view(-1, heads, head_dim).permute(1, 2, 0) / EMBEDDING_STD
+    outputs = below.output_proj.weight.view(-1, heads, head_dim).permute(1, 2, 0) / EMBEDDING_STD
     present = below.v_proj.weight[: len(rows)]
-    one_back, two_back = seen[0, : len(rows)], seen[1, : len(rows)]
+    one_back, two_back = outputs[0, : len(rows)], outputs[1, : len(rows)]
     for layer in model.layers[1:]:
         attention = layer.attn
         keys = attention.k_proj.weight.view(groups, head_dim, -1)
@@ -132,7 +132,7 @@ def match_and_copy(model: TransformerDecoder, architecture: Architecture, genera
 
 
 def hf_config(architecture: Architecture, pad_id: int, stop_id: int) -> dict[str, object]:
-    """The content of config.json that transformers and vLLM need to build the same model."""
+    """Return the content of config.json that transformers and vLLM need to build the same model."""
     return {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
@@ -175,7 +175,7 @@ def save(model: TransformerDecoder, architecture: Architecture, folder: Path, pa
 
 
 def load(folder: Path) -> tuple[TransformerDecoder, Architecture]:
-    """The torchtune model (fp32) of a folder written by :func:`save`, and its architecture."""
+    """Load the torchtune model (fp32) of a folder written by :func:`save`, and its architecture."""
     config = json.loads((folder / "config.json").read_text())
     architecture = Architecture(
         vocab_size=config["vocab_size"],

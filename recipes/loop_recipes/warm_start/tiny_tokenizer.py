@@ -1,7 +1,7 @@
 """A byte-level BPE for the tiny policy: Qwen2.5's special tokens and chat format, a vocabulary of its own.
 
-What a small model has to copy out of an observation (passwords, e-mail addresses, ids) must fall into the same few
-pieces wherever it stands. So unlike Qwen2.5's own rule the pre-tokeniser never joins a quote, bracket or blank to the
+Values that a small model has to copy out of an observation (passwords, e-mail addresses, ids) must fall into the same
+few pieces everywhere. So unlike Qwen2.5's own rule the pre-tokeniser never joins a quote, bracket or blank to the
 letters after it (a blank goes with the lower-case word before it), keeps an identifier with its underscores in one
 piece (API names become single tokens) and cuts numbers into pairs of digits from the left. Pairs of digits and open
 syllables, which the names of the synthetic world are made of, are the only merges: other pieces are whole pre-tokens.
@@ -29,7 +29,7 @@ DIGIT_PAIRS = tuple(f"{number:02d}" for number in range(100))
 SYLLABLES = tuple(consonant + vowel for consonant in "bdfgklmnprstv" for vowel in "aeiou")
 MERGED = (*DIGIT_PAIRS, *SYLLABLES, *(syllable.capitalize() for syllable in SYLLABLES))
 FEWEST_PIECES = len(SPECIAL_TOKENS) + len(pre_tokenizers.ByteLevel.alphabet()) + len(MERGED)
-"""The smallest ``vocab_size``: one without a whole word."""
+"""The smallest ``vocab_size``, of a vocabulary without a whole word."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -40,29 +40,29 @@ CHAT_TEMPLATE = (
 
 
 def piece_spans(text: str) -> Sequence[tuple[int, int]]:
-    """(start, end) offsets of the pre-tokens of ``text``: a stand-in for token spans before a vocabulary exists."""
+    """Return (start, end) of the pre-tokens of ``text``: a stand-in for token spans before a vocabulary exists."""
     return [span for _, span in pre_tokenizers.Split(Regex(PIECES), "isolated").pre_tokenize_str(text)]
 
 
 def train(texts: Iterable[str], vocab_size: int, min_frequency: int) -> Tokenizer:
     """Train on ``texts``; the special tokens come last, as in Qwen2.5, and take their share of ``vocab_size``.
 
-    The most frequent pre-tokens, seen at least ``min_frequency`` times, become one piece each; single passwords and
-    names are too rare for that. All others are cut into pairs of digits, open syllables and bytes. Byte-pair merges of
-    words would leave more pieces behind, such as the ``lar`` of ``dollars``: where a name has it, the name falls into a
-    piece that means something else in all other places, and is not copied.
+    The most frequent pre-tokens, with at least ``min_frequency`` occurrences, become one piece each; single passwords
+    and names are too rare for that. All others are cut into pairs of digits, open syllables and bytes. Byte-pair merges
+    of words would leave more pieces behind, such as the ``lar`` of ``dollars``: where a name has it, the name falls
+    into a piece that means something else in all other places, and is not copied.
     """
     split = pre_tokenizers.Split(Regex(PIECES), "isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     cut = pre_tokenizers.Sequence([split, to_bytes])
-    seen = Counter(piece for text in texts for piece, _ in cut.pre_tokenize_str(text))
+    counts = Counter(piece for text in texts for piece, _ in cut.pre_tokenize_str(text))
     pieces = dict.fromkeys([*sorted(pre_tokenizers.ByteLevel.alphabet()), *MERGED])
-    words = [word for word, count in seen.most_common() if count >= min_frequency and word not in pieces]
+    words = [word for word, count in counts.most_common() if count >= min_frequency and word not in pieces]
     pieces |= dict.fromkeys(words[: vocab_size - FEWEST_PIECES])
     model = models.BPE(
         vocab={piece: number for number, piece in enumerate(pieces)},
         merges=[(piece[0], piece[1]) for piece in MERGED],
-        ignore_merges=True,  # what is a piece as a whole is not put together from others
+        ignore_merges=True,  # a whole piece is not composed of others
     )
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = cut
@@ -72,7 +72,7 @@ def train(texts: Iterable[str], vocab_size: int, min_frequency: int) -> Tokenize
 
 
 def save(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
-    """Write tokenizer.json and its settings (with the chat template) into ``folder``, for everybody's hands."""
+    """Write tokenizer.json and its settings (with chat template) into ``folder``, for all libraries to read alike."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {

@@ -16,7 +16,7 @@ from loop_recipes.config.files import compose, read_file
 from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.evaluation.config import EvalConfig
 from loop_recipes.own_task import training
-from loop_recipes.own_task.training import OwnTask, check_model, config_of, found_machine, show, train, write_config
+from loop_recipes.own_task.training import OwnTask, check_model, choose_machine, config_of, show, train, write_config
 from loop_recipes.paths import loop_package
 from loop_recipes.run.fingerprint import model_identity
 from loop_recipes.verbs.recipes import train as train_verb
@@ -34,7 +34,7 @@ QUEST = Path(__file__).parents[3] / "examples/quest.py"
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
-    monkeypatch.setattr(training, "found_machine", lambda model: "cpu")
+    monkeypatch.setattr(training, "choose_machine", lambda model: "cpu")
 
 
 @pytest.fixture
@@ -104,13 +104,13 @@ def test_what_is_given_in_place_of_a_models_folder_is_told(model, tmp_path, monk
 
 def test_the_machine_is_what_is_there(tmp_path):
     (tmp_path / "nvidiactl").touch()
-    assert found_machine(MODEL, tmp_path) == "cpu"
+    assert choose_machine(MODEL, tmp_path) == "cpu"
     in_four_bits = published_config("Qwen2.5-1.5B-Instruct-quantized.w4a16")
-    assert found_machine(written_config(tmp_path / "model", in_four_bits), tmp_path) == "cpu_bf16"
+    assert choose_machine(written_config(tmp_path / "model", in_four_bits), tmp_path) == "cpu_bf16"
     (tmp_path / "nvidia0").touch()
-    assert found_machine(MODEL, tmp_path) == "gpu"
+    assert choose_machine(MODEL, tmp_path) == "gpu"
     large = with_config({"path": tmp_path / "Qwen2.5-1.5B-Instruct"})["path"]
-    assert found_machine(Path(large), tmp_path) == "qwen2_5_1_5b_one_gpu"
+    assert choose_machine(Path(large), tmp_path) == "qwen2_5_1_5b_one_gpu"
 
 
 @pytest.mark.parametrize(("machine", "move", "other"), [("cpu", 16, 128), ("gpu", 16, 128), ("tiny_cpu", 128, 128)])
@@ -126,7 +126,7 @@ def test_a_turn_is_as_long_as_a_move_a_call_or_an_answer(products, tmp_path, mac
 
 @pytest.mark.parametrize("machine", ["cpu", "gpu", "qwen2_5_1_5b_one_gpu"])
 def test_the_config_that_is_written_trains_and_scores(products, tmp_path, machine, monkeypatch):
-    monkeypatch.setattr(training, "found_machine", lambda model: machine)
+    monkeypatch.setattr(training, "choose_machine", lambda model: machine)
     task = OwnTask.read(products)
     words = [f"output_dir={tmp_path / 'run'}", "seed=3", "algorithm=grpo"]
     file, trained = write_config(config_of(task, MODEL, words))

@@ -76,7 +76,7 @@ def test_a_model_plays_as_an_evaluation_that_is_thrown_away(monkeypatch, tmp_pat
         write_logs(folders[0] / "evaluation/node/collections", 1, 300)
 
     monkeypatch.setattr(try_tasks, "run_step", evaluate)
-    monkeypatch.setattr(training, "found_machine", lambda model: "cpu")
+    monkeypatch.setattr(training, "choose_machine", lambda model: "cpu")
     assert main([str(EXAMPLE), "--model", str(loop_package("tiny_policy")), "--tasks", "2"]) == 0
     said = capsys.readouterr().out
     assert said.count("=== task ") == 12

@@ -26,7 +26,7 @@ JUDGED = TABLES["judged"]
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
-    monkeypatch.setattr(training, "found_machine", lambda model: "cpu")
+    monkeypatch.setattr(training, "choose_machine", lambda model: "cpu")
 
 
 @pytest.fixture

@@ -88,8 +88,8 @@ class EvalAppWorldRecipe:
         - **Spread.** Mean and standard deviation over runs, bootstrap intervals over groups of tasks, by difficulty;
           paired differences between policies with a permutation test.
         - **Resumable.** The same command goes on where it was stopped; finished rollouts are never repeated.
-        - **Losses.** A rollout that is lost is played again at the end, then named beside the score with what it could
-          have made of it; it is not a failure. Where everything is lost there is no score.
+        - **Losses.** A lost rollout is played again at the end; if it is lost again, the report names it beside the
+          score with the bounds of its effect; it is not a failure. If all rollouts are lost there is no score.
 
     Args:
         cfg (DictConfig): the recipe's YAML merged with the command line; the keys are those of
@@ -109,10 +109,10 @@ class EvalAppWorldRecipe:
         self._worlds = self._output_dir / "worlds"
         self._console = console(sys.stdout)
         self._cleanup = ExitStack()
-        self._told_of_break = False
+        self._break_reported = False
 
     def setup(self) -> None:
-        """Start or find the node, and what endpoints need; read the tasks and what the node serves."""
+        """Start or find the node, and set up endpoints; read the tasks and the node's description."""
         self._cleanup.enter_context(lock_run(self._output_dir))
         self._store = ResultStore(self._output_dir / "journal.jsonl")
         if not self._is_finished():
@@ -130,8 +130,8 @@ class EvalAppWorldRecipe:
         self._groups = task_groups(self._tasks, self._config.groups, self._environment)
 
     def _is_finished(self) -> bool:
-        """Whether an earlier start left a result of every attempt, as far as that is known without a node and a world;
-        False where it is not. All that a result rests on is then looked at here, as the node would."""
+        """Return whether an earlier start has stored a result of every attempt; False where that is unknown without a
+        node or a world. If True, the facts that results depend on have been read here, as the node would."""
         conf = self._config
         if not conf.rollout_node.launch or any(policy.endpoint is not None for policy in self._policies):
             return False
@@ -145,7 +145,7 @@ class EvalAppWorldRecipe:
             policies = [self._remarked(policy) for policy in self._policies]
             if any(self._store.missing(cell) for policy in policies for cell in self._cells(policy)):
                 return False
-        except Exception:  # the node says what is wrong, to whom it matters
+        except Exception:  # the node reports what is wrong
             return False
         self._policies = policies
         self._console.print("every rollout is there from an earlier start: no node is needed")
@@ -158,7 +158,7 @@ class EvalAppWorldRecipe:
             child = child_node_config(conf, self._worlds)
         self._nodes = open_nodes(conf.rollout_node, child, self._output_dir, conf.deadline_s)
         self._cleanup.callback(self._nodes.close)
-        self._nodes.health()  # an address where nothing listens is said at once
+        self._nodes.health()  # fails at once where nothing listens
         self._nodes.wait_ready()
         health = self._nodes.health()
         self._dataset, self._model, self._model_digest = health["dataset"], health["model"], health["model_digest"]
@@ -167,7 +167,7 @@ class EvalAppWorldRecipe:
         self._policies = [self._remarked(policy) for policy in self._policies]
 
     def _remarked(self, policy: PolicyUnderTest) -> PolicyUnderTest:
-        """Say of an adapter that it was trained on another base than is served, in the terminal and the report."""
+        """Note in the terminal and the report that an adapter was trained on another base than the served one."""
         with raised_as(ConfigError, f"policy {policy.name}: "):
             other = None if policy.adapter is None else other_base(policy.adapter, self._model)
         if other is None:
@@ -177,12 +177,12 @@ class EvalAppWorldRecipe:
 
     @staticmethod
     def _endpoint_part() -> Any:
-        """The class that plays episodes of models behind endpoints."""
+        """Load the class that plays episodes of models behind endpoints."""
         with raised_as(ConfigError):
             return load_part("endpoint")
 
     def _setup_endpoints(self) -> None:
-        """An environment pool in this process; a node, if there is one too, has its own."""
+        """Make an environment pool in this process; a node, if there is also one, has its own."""
         node = child_node_config(self._config, self._worlds)
         model = node.model.path
         self._endpoints = self._endpoint_part()(node.environment, model, self._output_dir / "endpoints")
@@ -195,7 +195,7 @@ class EvalAppWorldRecipe:
             self._tasks = self._config.tasks or self._endpoints.tasks(str(self._config.split))
 
     def evaluate(self) -> list[Path]:
-        """Run what is missing, score it, print and write the report; returns the written files."""
+        """Run missing rollouts, score all, print and write the report; returns the written files."""
         cells = {policy: self._cells(policy) for policy in self._policies}
         self._set_aside = self._store.set_aside([cell for group in cells.values() for cell in group])
         for line in self._set_aside:
@@ -213,8 +213,8 @@ class EvalAppWorldRecipe:
                 left = (time.monotonic() - began) * (total - done) / (done - total + missing) / 60
                 to_come = f", left {left:.0f} min" if done < total else ""
                 waiting.report(f"{cell.label}: {done} of {total} rollouts{to_come}")
-                if result.broke is not None and not self._told_of_break:
-                    self._told_of_break = True
+                if result.broke is not None and not self._break_reported:
+                    self._break_reported = True
                     text = f"task {result.task_id}: {break_line([result.broke], 1)}; mend it before reading scores"
                     waiting.clear()
                     self._console.print(text, markup=False)
@@ -303,7 +303,7 @@ class EvalAppWorldRecipe:
         return files
 
     def _write_states(self, cells: list[Cell]) -> None:
-        """Have the environment write every run's final states in its own layout, and print what it says of them."""
+        """Have the environment write every run's final states in its own layout, and print its messages about them."""
         environment = self._config.child.environment
         split = str(self._config.split) if self._config.tasks is None else "chosen"
         folder = self._output_dir / "final_states"
@@ -317,14 +317,14 @@ class EvalAppWorldRecipe:
                 self._console.print(line, markup=False)
 
     def _difficulties(self) -> dict[str, int]:
-        """Difficulties where the dataset is on this machine; the real test splits may come without them."""
+        """Read difficulties where the dataset is on this machine; the real test splits may come without them."""
         root = self._config.metadata_root
         return {} if root is None else difficulties_of(self._environment.name, root, self._tasks)
 
 
 @parse(EvalConfig)
 def recipe_main(cfg: DictConfig) -> int | str:
-    """Entry point of `tune run eval_appworld`: ``cfg`` is what --config and the words after it compose."""
+    """Entry point of `tune run eval_appworld`: ``cfg`` is composed from --config and the words after it."""
     recipe: EvalAppWorldRecipe | None = None
     try:
         recipe = EvalAppWorldRecipe(cfg)

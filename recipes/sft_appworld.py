@@ -38,7 +38,7 @@ from model_families.opening import open_model_chat
 log = utils.get_logger("INFO")
 
 LONGEST_WAIT_S = 1800.0
-"""For another rank, outside an update."""
+"""Seconds to wait for another rank, outside an update."""
 
 
 class SftAppWorldRecipe(TrainingRecipe):
@@ -48,11 +48,11 @@ class SftAppWorldRecipe(TrainingRecipe):
         - **Conversations.** ``data`` names files of them (OpenAI's messages, ShareGPT, ATIF, verifiers' traces), which
           the model's own chat format writes; ``held_out`` of them give a loss that is not trained on.
         - **A fixed set.** Logs of rollouts from any run, of ``loop method solved``, or of demonstrations
-          (``loop method ground-truth``). ``advantage`` says which count: ``Solved`` keeps the successful ones,
+          (``loop method ground-truth``). ``advantage`` decides which count: ``Solved`` keeps the successful ones,
           ``ReturnPairs`` pairs those of a task.
         - **Losses.** ``LogLikelihood`` (cross-entropy with ``update.loss_divisor: tokens``), ``DPO`` and ``DMPO``. The
           reference of pairs is the policy that the run began with.
-        - **Samples of one's own.** ``samples`` names what makes samples of the rollouts: of some turns, or with more
+        - **Samples of one's own.** ``samples`` names a maker of samples from rollouts: of some turns, or with more
           before them.
         - **The learner of** ``loop_appworld``. LoRA, FSDP2, packing, log-prob heads, half precision, torchtune's
           loggers.
@@ -93,7 +93,7 @@ class SftAppWorldRecipe(TrainingRecipe):
         self._key = "data" if config.data_files else "rollouts.logs"
 
     def setup(self) -> None:
-        """Rollouts, model, optimizer and run state."""
+        """Load rollouts, model, optimizer and run state."""
         conf = self._config
         fixed_set = self._read_set()
         samples = fixed_set.samples(conf.update, conf.base_model)
@@ -110,7 +110,7 @@ class SftAppWorldRecipe(TrainingRecipe):
         on_main_rank(self._open_metrics)
 
     def _read_set(self) -> FixedSet:
-        """The rollouts of the logs, or those that the model's chat format makes of conversations."""
+        """Read the rollouts of the logs, or those that the model's chat format makes of conversations."""
         conf = self._config
         if not conf.data_files:
             return read_fixed_set(conf.rollouts, self._maker, BaseModel.read(conf.base_model).vocabulary)
@@ -118,21 +118,21 @@ class SftAppWorldRecipe(TrainingRecipe):
             base = BaseModel.read(conf.base_model)
             chat = open_model_chat(conf.base_model, base)
         most_tokens = base.positions if conf.update.max_tokens_per_rollout is None else math.inf  # longer ones are cut
-        found = read_chat_set(conf.data_files, chat, conf.turns, conf.held_out, most_tokens)
-        for note in found.notes:
+        chats = read_chat_set(conf.data_files, chat, conf.turns, conf.held_out, most_tokens)
+        for note in chats.notes:
             utils.log_rank_zero(log, f"data: {note}")
-        self._held_out = training_samples(found.held_out, conf.update) if found.held_out else []
-        self._chats = found
-        in_part = next((each.extra["place"] for each in found.rollouts if "weights" in each.extra), None)
+        self._held_out = training_samples(chats.held_out, conf.update) if chats.held_out else []
+        self._chats = chats
+        weighted = next((each.extra["place"] for each in chats.rollouts if "weights" in each.extra), None)
         require(
-            in_part is None or not (self._method.plan.compares_pairs or self._config.samples),
-            f"data: {in_part}: weights of its turns are for LogLikelihood without samples; leave them out, or 0",
+            weighted is None or not (self._method.plan.compares_pairs or self._config.samples),
+            f"data: {weighted}: weights of its turns are for LogLikelihood without samples; leave them out, or 0",
         )
-        self._maker.see(found.rollouts)
-        return FixedSet(found.rollouts, self._maker)
+        self._maker.see(chats.rollouts)
+        return FixedSet(chats.rollouts, self._maker)
 
     def _write_chats(self) -> None:
-        """Write the rollouts that were made of conversations, for `loop view`. For rank 0."""
+        """Write the rollouts made of conversations, for `loop view`. For rank 0."""
         folder = self._output_dir / COLLECTIONS
         with writing(folder):
             for rollouts in filter(None, (self._chats.rollouts, self._chats.held_out)):
@@ -164,14 +164,14 @@ class SftAppWorldRecipe(TrainingRecipe):
         for iteration in range(self._iterations_done + 1, conf.max_iterations + 1):
             self._log(iteration, self.update(iteration))
             if iteration % conf.export_every == 0 or iteration == conf.max_iterations:
-                self._export(iteration)  # before it is saved: a resumed run would not come back to it
+                self._export(iteration)  # before the checkpoint: a resumed run would not export it
             self.save_checkpoint()
             if any_rank(bool(self._stop)) and iteration < conf.max_iterations:
                 return self._end(f"stopped after iteration {iteration}: asked to")
         self._end(None)
 
     def update(self, iteration: int) -> dict[str, Any]:
-        """``update.epochs`` passes over the set; the policy after it has the iteration's number as its version.
+        """Pass ``update.epochs`` times over the set; the policy after it has the iteration's number as its version.
 
         Raises:
             NonFiniteLoss: the loss or gradient is not finite; neither step nor checkpoint is made.
@@ -183,17 +183,17 @@ class SftAppWorldRecipe(TrainingRecipe):
         versions = self._learner.versions
         versions.keep(iteration)
         for version in versions.versions[:-1]:
-            if version > 0 or not self._method.plan.compares_pairs:  # version 0 is what pairs are compared under
+            if version > 0 or not self._method.plan.compares_pairs:  # version 0 is the reference of pairs
                 versions.forget(version)
         self._iterations_done = iteration
         tokens = sum(tokens - shared for tokens, shared in step_tokens)
         if self._held_out:
-            found = torch.cat([*self._learner.update.scorer.current_logprobs(self._held_out).values()])
-            metrics["held_out_loss"] = -found.double().mean().item()
+            logprobs = torch.cat([*self._learner.update.scorer.current_logprobs(self._held_out).values()])
+            metrics["held_out_loss"] = -logprobs.double().mean().item()
         return metrics | {"seconds_updating": seconds, "tokens_per_second": tokens / seconds}
 
     def save_checkpoint(self) -> None:
-        """Write the state after the last iteration that was done; see checkpoint.py."""
+        """Write the state after the last finished iteration; see checkpoint.py."""
         self._learner.save_checkpoint(
             {
                 "iteration": self._iterations_done,
@@ -226,7 +226,7 @@ class SftAppWorldRecipe(TrainingRecipe):
 
 @parse(SftConfig)
 def recipe_main(cfg: DictConfig) -> int | str:
-    """Entry point of `tune run sft_appworld`: ``cfg`` is what --config and the words after it compose."""
+    """Entry point of `tune run sft_appworld`: ``cfg`` is composed from --config and the words after it."""
     return run_recipe(SftAppWorldRecipe, cfg)
 
 

@@ -278,7 +278,7 @@ class WarmStartRecipe:
 
 @parse(WarmStartConfig)
 def recipe_main(cfg: DictConfig) -> int | str:
-    """Entry point of `tune run warm_start_appworld`: ``cfg`` is what --config and the words after it compose."""
+    """Entry point of `tune run warm_start_appworld`: ``cfg`` is composed from --config and the words after it."""
     try:
         recipe = WarmStartRecipe(cfg)
         recipe.setup()

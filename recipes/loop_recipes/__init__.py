@@ -5,13 +5,13 @@ iteration. The wings, each using only those below it:
 
     cli                                 the command `loop`
     launch                              its verbs for a job's config: train, sft, eval, check, node
-    viewer, plots                       what a run left behind, for people
+    viewer, plots                       a run's results, for people
     methods, evaluation, warm_start     papers' methods with their commands, scores, the tiny policy from nothing
-    rollouts                            what is collected for training, and from where
+    rollouts                            rollouts for training, and their sources
     algorithm                           advantages, losses, the update
     engine                              batches, log-probs, sharding, steps, adapters, checkpoints
     run                                 metrics, and the request to stop
-    config                              schemas and files of configs, and what can be refused before work begins
+    config                              schemas and files of configs, and checks before work begins
 
 Three lines train a model on a file of functions (:func:`loop_recipes.own_task.training.train`):
 

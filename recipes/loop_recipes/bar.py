@@ -1,4 +1,4 @@
-"""Shows on a terminal how far a loop is, by a bar that moves; in a log, nothing."""
+"""Shows the progress of a loop on a terminal, by a bar that moves; in a log, nothing."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Any
 from tqdm import tqdm
 
 CELLS = 10
-"""Of a bar; one that has no room for them is left out."""
+"""Characters of a bar, which is left out where they do not fit."""
 
 
 class Bar(tqdm):
-    """Shows how far a loop is, on a terminal alone: counts, ten cells, times and ``facts``, as far as there is room.
+    """Shows the progress of a loop, on a terminal alone: counts, ten cells, times and ``facts``, as far as they fit.
     A loop that takes less than a second shows none.
 
     Args:
-        total: of the steps; there may be more than was foreseen.
-        doing: what is done, as the first word of the line.
+        total: number of steps; there may be more than expected.
+        doing: the action, as the first word of the line.
     """
 
     def __init__(self, *, total: int, doing: str, disable: bool | None = None) -> None:
         self.facts: dict[str, int] = {}
-        """Counts by name, such as episodes that run; those that are zero are not shown."""
+        """Counts by name, such as running episodes; the line leaves out zeros."""
         super().__init__(
             total=total, desc=doing, leave=False, disable=disable, mininterval=1.0, delay=1.0, dynamic_ncols=True
         )
 
     def refresh(self, *arguments: Any, **options: Any) -> None:
-        """Show it as it is now, which leaves something to be cleared at its end."""
+        """Draw the bar, which must then be cleared at its end."""
         if not self.disable and self._time() >= self.start_t + self.delay:
             self.last_print_t = self._time()
             super().refresh(*arguments, **options)

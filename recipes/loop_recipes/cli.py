@@ -1,4 +1,4 @@
-"""The command ``loop``: a verb for each thing that is done with configs, nodes and runs.
+"""The command ``loop``: a verb for each operation on configs, nodes and runs.
 
 Only the module of the verb asked for is imported: the help, and a mistake in a command line, need no torch.
 """
@@ -35,9 +35,9 @@ VERBS = {
 packages add theirs: an entry point of the group ``torchtune_loop.verbs`` is such a dict. A verb may be two words."""
 
 CLIENT_VERBS = ("init", "try", "view", "doctor")
-"""They need none of the extra ``train``."""
+"""Verbs that need none of the extra ``train``."""
 OTHER_WORDS = {"run": "train", "resume": "train"}
-"""What verbs are called elsewhere, and no name is like."""
+"""Words for verbs in other programs -> our verb; no name of ours resembles them."""
 NOTES = """\
 CONFIG is a YAML file, or a name from `tune ls`. After it come key=value, or
 ~key to leave one out. `loop VERB --help` lists a verb's options."""
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
     except KeyboardInterrupt:
         print(f"loop {verb}: stopped", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # who reads has enough, as `head` does
+    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     finally:
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
 
 
 def all_verbs() -> Mapping[str, tuple[str, str, str]]:
-    """The project's own verbs, and those that installed packages add; none of them takes the place of one of ours."""
+    """Return the project's own verbs, and those of installed packages, none of which replaces one of ours."""
     added: dict[str, tuple[str, str, str]] = {}
     for name, target in sorted(plug_ins("verbs").items()):
         try:
@@ -94,7 +94,7 @@ def all_verbs() -> Mapping[str, tuple[str, str, str]]:
 
 
 def help_text() -> str:
-    """The verbs, on one screen."""
+    """Return a list of the verbs, for one screen."""
     lines = [f"  {f'{verb} {argument}':<27}{summary}" for verb, (argument, summary, _) in all_verbs().items()]
     return "\n".join(["usage: loop VERB ...   or: loop --version", "", *lines, "", NOTES])
 

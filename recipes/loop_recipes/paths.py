@@ -26,12 +26,12 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def typed(recipe: str) -> str:
-    """What lines for the terminal begin with: the verb that was typed, or the recipe's name of a `tune run`."""
+    """Return the beginning of lines for the terminal: the typed verb, or the recipe's name under `tune run`."""
     return os.environ.get(TYPED, recipe)
 
 
 def recipes_folder() -> Path:
-    """The folder of the recipe files and ``configs/``.
+    """Return the folder of the recipe files and ``configs/``.
 
     In a checkout this package lies inside it. A wheel carries it inside this package: torchtune's own wheel has a
     top-level package called ``recipes``, which another of that name would overwrite.
@@ -41,22 +41,22 @@ def recipes_folder() -> Path:
 
 
 def loop_package(relative: str) -> Path:
-    """A file or folder shipped inside the installed ``loop_recipes`` package."""
+    """Return a file or folder shipped inside the installed ``loop_recipes`` package."""
     return _PACKAGE / relative
 
 
 @functools.cache
 def config_files(recipe: str = "loop_appworld") -> Mapping[str, Mapping[str, Path]]:
-    """Kind -> name -> file of what ships: ``machine`` holds the configs that run by themselves with ``recipe``.
-    Installed packages add theirs, from a folder ``configs`` of their own; none takes the place of one of ours.
+    """Return kind -> name -> shipped file: ``machine`` holds the configs that run by themselves with ``recipe``.
+    Installed packages add theirs, from a folder ``configs`` of their own; none replaces one of ours.
     """
     own: dict[str, Path] = {}
-    found: dict[str, dict[str, Path]] = {kind: {} for kind in KINDS}
+    known: dict[str, dict[str, Path]] = {kind: {} for kind in KINDS}
     for place in (recipes_folder() / "configs", *(added / "configs" for added in folders("configs"))):
         for kind in KINDS:
-            found[kind] |= {path.stem: path for path in place.glob(f"{kind}s/*.yaml") if path.stem not in found[kind]}
+            known[kind] |= {path.stem: path for path in place.glob(f"{kind}s/*.yaml") if path.stem not in known[kind]}
         mine = sorted(place.glob(f"{RECIPES[recipe]}/*.yaml"))
         own |= {path.stem: path for path in mine if path.stem != "base" and path.stem not in own}
-    found = {kind: dict(sorted(files.items())) for kind, files in found.items()}
-    found["machine"] = own if recipe == "warm_start_appworld" else {**found["machine"], **own}
-    return found
+    known = {kind: dict(sorted(files.items())) for kind, files in known.items()}
+    known["machine"] = own if recipe == "warm_start_appworld" else {**known["machine"], **own}
+    return known

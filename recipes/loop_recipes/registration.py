@@ -79,8 +79,8 @@ def starts_again(command: list[str], at_start: bytes) -> bool:
     """Return whether this process is a run of ours whose OpenMP threads spin while they wait.
 
     Args:
-        command: how the process was started: interpreter, program, arguments.
-        at_start: the environment that it was started with, as in `/proc/self/environ`.
+        command: the process's command line: interpreter, program, arguments.
+        at_start: its environment at the start, as in `/proc/self/environ`.
     """
     names = {variable.partition(b"=")[0] for variable in at_start.split(b"\0")}
     chosen = names & {b"OMP_WAIT_POLICY", b"GOMP_SPINCOUNT"} or b"OMP_NUM_THREADS=1" in at_start.split(b"\0")
@@ -93,8 +93,8 @@ def is_our_run(command: list[str]) -> bool:
 
 
 def say_stopped(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """As ``sys.excepthook``: one line for a Ctrl-C in the seconds in which libraries are imported, and for one that
-    torchrun passed on to its ranks, by its ``SignalException``."""
+    """Serve as ``sys.excepthook``: print one line for a Ctrl-C while libraries are imported, and for one that torchrun
+    passes on to its ranks, by its ``SignalException``."""
     if issubclass(kind, KeyboardInterrupt) or kind.__name__ == "SignalException":
         print("tune run: stopped", file=sys.stderr)
     else:
@@ -124,5 +124,5 @@ def _begin_our_run() -> None:
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     except OSError:  # it waits as it did
         pass
-    # Of `loop train`, or started again: what was pressed meanwhile is heard now.
+    # From here on Ctrl-C works again, which `loop train` or the restart above has blocked.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -1,4 +1,4 @@
-"""Longer programs made of commands, such as collections and training runs in turn: each command once, with an owner."""
+"""Programs of several commands, such as collections and training runs in turn: each runs once, with an owner."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ from loop_formats.schema import ConfigError, made_folder, require
 from loop_plumbing import process_guard
 
 GRACE_S = 300.0
-"""Seconds that a command has to save and to stop its node, once it is asked to end."""
+"""Seconds that a command has to save and to stop its node, after SIGTERM."""
 LONGEST_UPDATE_S = 86_400
-"""Seconds that a training has for the update in hand, when it is asked to end; who does not want to wait asks again."""
+"""Seconds that a training has for the update in hand, after a request to end; a second request ends it sooner."""
 
 
 class StepFailed(RuntimeError):
-    """A command ended otherwise than well; the message is one line for the user."""
+    """A command failed; the message is one line for the user."""
 
 
 def on_ranks(count: int) -> list[str]:
-    """Return the words with which `tune run` starts so many ranks on this machine. They meet on loopback: the machine's
-    own name need not resolve, as in a container or on a laptop. Asked to end, it kills none that is still saving."""
+    """Return the words with which `tune run` starts ``count`` ranks on this machine. They meet on loopback: the
+    machine's own name need not resolve (containers, laptops). SIGTERM kills no rank that is still saving."""
     patience = ["--shutdown_timeout", str(LONGEST_UPDATE_S)]
     return ["--standalone", "--local_addr", "127.0.0.1", *patience, "--nproc_per_node", str(count)]
 
 
 def tune(*words: str) -> list[str]:
-    """The command ``tune`` of the torchtune that is imported here, whose folder of programs need not be that of the
+    """Return the command ``tune`` of the imported torchtune, whose folder of programs need not be that of the
     interpreter: those of `pip install --user` lie elsewhere."""
     recorded = [str(file.locate()) for file in files("torchtune") or () if file.name == "tune"]
     return [sys.executable, *(recorded[:1] or [str(Path(sys.executable).with_name("tune"))]), *words]
 
 
 def module(name: str, *words: str) -> list[str]:
-    """A module of ours as a command."""
+    """Return the command that runs a module of ours."""
     return [sys.executable, "-P", "-m", name, *words]
 
 
 class Steps:
-    """The commands of one program in one folder. Which of them are done is kept in ``steps.json``: whatever ends the
-    program, started again it goes on with the command that was not done.
+    """The commands of one program in one folder. ``steps.json`` lists the finished ones: whatever ends the program,
+    started again it goes on with the first unfinished command.
 
     Args:
-        options: what the commands depend on, JSON-able.
+        options: values that the commands depend on, JSON-able.
 
     Raises:
         ConfigError: the folder was begun with other options, cannot be made, or its file is damaged.
@@ -86,8 +86,8 @@ class Steps:
         """Run a command, unless it is done.
 
         Args:
-            training: the output folder of a training run, whose iterations must all be there at its end.
-            deadline_s: how long it may take; None waits.
+            training: the output folder of a training run, which must have all its iterations at the end.
+            deadline_s: seconds that it may take; None waits.
 
         Raises:
             StepFailed: names the step.
@@ -108,7 +108,7 @@ class Steps:
 
 
 def check_finished(run: Path) -> None:
-    """A run that was asked to stop ends well too.
+    """Check that a run has done all its iterations: one that was stopped also ends with status 0.
 
     Raises:
         StepFailed: it has not done all iterations of its config.
@@ -119,7 +119,7 @@ def check_finished(run: Path) -> None:
 
 
 def newest_policy(run: Path) -> Path:
-    """The newest adapter that a training run exported.
+    """Return the newest adapter that a training run exported.
 
     Raises:
         StepFailed: there is none.
@@ -131,12 +131,12 @@ def newest_policy(run: Path) -> Path:
 
 
 def run_step(command: Sequence[str], log: Path | None, deadline_s: float | None = None) -> None:
-    """Run ``command`` to its end; its output is appended to ``log``, or is this process's own where that is None. For
+    """Run ``command`` to its end; its output is appended to ``log``, or to this process's own if ``log`` is None. For
     the main thread.
 
-    Nothing of it outlives this process. When the deadline passes or this process is interrupted, it gets SIGTERM, and
-    what is left of it after :data:`GRACE_S` is killed, or after :data:`LONGEST_UPDATE_S` where its output is seen here.
-    Ctrl-C reaches this process alone, which passes each further one on; so does a SIGTERM of whoever started it.
+    None of its processes outlives this one. When the deadline passes or this process is interrupted, they get SIGTERM,
+    and SIGKILL after :data:`GRACE_S`, or after :data:`LONGEST_UPDATE_S` without a ``log``. Ctrl-C and SIGTERM reach
+    this process alone, which passes each further one on.
 
     Raises:
         StepFailed: it ended with another status than 0, or not before the deadline.

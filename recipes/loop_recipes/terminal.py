@@ -1,4 +1,4 @@
-"""Prints so that a terminal of 80 columns shows all of it: lines that stay, folded where they are wider."""
+"""Prints lines for a terminal of 80 columns or more, folded where they are wider."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TextIO
 from rich.console import Console
 
 LOG_COLUMNS = 180
-"""A log file has no width of its own, and its tables should keep their rows."""
+"""Width of a log file, which has none of its own, so that tables keep their rows."""
 
 
 def console(stream: TextIO) -> Console:

@@ -17,7 +17,7 @@ from loop_recipes.evaluation.success import score_names
 from loop_recipes.run.starts import package_versions
 from model_families.weights.hub import cached_name
 
-DEFAULT_DESCRIPTION = "not said by the base model's folder"
+DEFAULT_DESCRIPTION = "not stated in the base model's folder"
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Base:
 
     @classmethod
     def of(cls, folder: Path) -> Base:
-        """What its folder says of it: the place in the hub's cache, and the licence in README.md or a LICENSE file."""
+        """Read a base model's folder: its place in the hub's cache, and the licence in README.md or a LICENSE file."""
         name, _, commit = (cached_name(folder) or folder.resolve().name).partition("@")
         return cls(folder, name, commit, _licence(folder))
 
     @property
     def served(self) -> list[str]:
-        """The words by which a server on this machine is told to serve it."""
+        """The words of a server's command line on this machine that name the base model."""
         return [self.name, "--revision", self.commit] if self.commit else [str(self.folder)]
 
 
@@ -46,9 +46,9 @@ def _licence(folder: Path) -> str | None:
     card = folder / "README.md"
     if card.is_file():
         _, _, rest = card.read_text(encoding="utf-8", errors="replace").partition("---\n")
-        said = re.search(r"^license:\s*(\S.*)$", rest.partition("\n---")[0], re.MULTILINE)
-        if said is not None:
-            return said[1].strip()
+        match = re.search(r"^license:\s*(\S.*)$", rest.partition("\n---")[0], re.MULTILINE)
+        if match is not None:
+            return match[1].strip()
     for file in sorted(folder.glob("LICENSE*")):
         first = (line.strip() for line in file.read_text(encoding="utf-8", errors="replace").splitlines())
         return next((line for line in first if line), None)
@@ -57,8 +57,8 @@ def _licence(folder: Path) -> str | None:
 
 @dataclass(frozen=True)
 class Card:
-    """What a card says; ``stored`` is the run's config.yaml, ``check`` what a merge was compared by. ``serve`` are
-    commands to give in the exported folder."""
+    """The contents of a card; ``stored`` is the run's config.yaml, ``check`` the result of a merge's comparison.
+    ``serve`` are commands to run in the exported folder."""
 
     title: str
     run: Path
@@ -71,7 +71,7 @@ class Card:
     further: Sequence[str] = field(default_factory=tuple)
 
     def text(self) -> str:
-        """The card.
+        """Return the card as Markdown.
 
         Raises:
             ValueError: an evaluation in the run's folder is damaged.
@@ -111,7 +111,7 @@ class Card:
         }
 
     def _beginning(self) -> dict[str, str]:
-        """The adapter that the run began with, if it names one: the end of its path, its digest while it is there."""
+        """Return the adapter that the run began with, if any: the end of its path, and its digest if it exists."""
         if not (named := self.stored.get("initial_adapter")):
             return {}
         folder = Path(named)
@@ -124,19 +124,19 @@ class Card:
         split = (self.stored.get("collection") or {}).get("split")
         each = [int(line.get("rollouts") or 0) for line in lines]
         rollouts = sum(each) if split else max(each, default=0)  # a fixed set is the same in every iteration
-        said = [
+        facts = [
             *([dataset] if dataset else ["stored rollouts"]),
             *([f"split {split}"] if split else []),
             *([f"{rollouts} rollouts in {len(lines)} iterations"] if rollouts else []),
         ]
-        return ", ".join(said)
+        return ", ".join(facts)
 
     def _algorithm(self) -> str:
-        parts = {key: self.stored.get(key) for key in ("advantage", "loss", "optimizer")}
+        components = {key: self.stored.get(key) for key in ("advantage", "loss", "optimizer")}
         named = [
-            f"{key} {str(part['_component_']).rpartition('.')[2]}"
-            for key, part in parts.items()
-            if isinstance(part, Mapping) and "_component_" in part
+            f"{key} {str(component['_component_']).rpartition('.')[2]}"
+            for key, component in components.items()
+            if isinstance(component, Mapping) and "_component_" in component
         ]
         return f"{', '.join(named)}, {self.stored.get('max_iterations')} iterations, seed {self.stored.get('seed', 0)}"
 

@@ -1,4 +1,4 @@
-"""Whether a merged model is the policy that was trained: the log-probs that both give what the run sampled."""
+"""Checks that a merged model is the trained policy, by both models' log-probs of tokens that the run sampled."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from model_families.base_model import BaseModel
 from model_families.decoder.weights import load_weights
 
 LEAST_MOVED = 0.1
-"""The adapter must move some log-prob of the base by so much, or a merge that adds nothing would look right."""
+"""Nats by which the adapter must move some log-prob of the base; else a merge that adds nothing would look right."""
 MOST_LOST = 0.25
 """The share of the adapter's mean movement by which a merged model's log-probs may differ in the mean."""
 _WAIT_S = 600.0
@@ -35,14 +35,14 @@ _WAIT_S = 600.0
 
 @dataclass(frozen=True)
 class LogprobDifference:
-    """Of two policies' log-probs: the mean and the largest distance over all tokens."""
+    """The mean and the largest distance between two policies' log-probs over all tokens."""
 
     mean: float
     most: float
 
     @classmethod
     def between(cls, one: Tensor, other: Tensor) -> LogprobDifference:
-        """Of log-probs [n] of the same tokens."""
+        """Compare log-probs [n] of the same tokens."""
         apart = (one.double() - other.double()).abs()
         return cls(apart.mean().item(), apart.max().item())
 
@@ -62,27 +62,27 @@ class MergeCheck:
 
     @property
     def telling(self) -> bool:
-        """The adapter changes enough for its loss to be seen."""
+        """True if the adapter changes enough for its loss to be measurable."""
         return self.moved.most >= LEAST_MOVED
 
     @property
     def holds(self) -> bool:
-        """What the adapter changed is in the merged model."""
+        """True if the merged model has the adapter's changes."""
         return self.apart.mean <= MOST_LOST * self.moved.mean or not self.telling
 
     @property
     def line(self) -> str:
-        """What was found."""
-        found = (
+        """The result of the comparison, in one line."""
+        text = (
             f"log-probs of {self.tokens} sampled tokens in {self.rollouts} stored rollouts: the merged model is "
             f"{self.apart} from base and adapter, which are {self.moved} from the base"
         )
         small = f"; that says nothing, because the adapter moves no log-prob by {LEAST_MOVED:g}"
-        return found if self.telling else found + small
+        return text if self.telling else text + small
 
 
 def stored_samples(run: Path, most: int, longest: int) -> list[Sample]:
-    """At most ``most`` rollouts of the run's logs, at even distances in their order, up to ``longest`` tokens each.
+    """Read at most ``most`` rollouts of the run's logs, evenly spaced in their order, of up to ``longest`` tokens.
 
     Raises:
         ValueError: a log is damaged.
@@ -96,13 +96,13 @@ def stored_samples(run: Path, most: int, longest: int) -> list[Sample]:
 def sampled_logprobs(
     conf: LearnerConfig, samples: Sequence[Sample], adapter: Path, merged: Path | None = None, dtype: str | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs [n] of all sampled tokens under a policy and under its base, by the learner's own packed forward pass.
+    """Compute log-probs [n] of all sampled tokens under a policy and its base, by the learner's packed forward pass.
 
     Args:
-        conf: of the run.
+        conf: the run's.
         adapter: the policy's.
-        merged: a model to take in place of base and adapter; its base is then itself.
-        dtype: to compute in; None is the run's.
+        merged: a model in place of base and adapter; its base is then itself.
+        dtype: the precision to compute in; None is the run's.
 
     Raises:
         ConfigError: the device cannot be used, or the model is not as ``conf`` says.
@@ -129,11 +129,11 @@ def sampled_logprobs(
         packed = conf.attention if conf.update.packed else "fa2"
         model = attach_head(model, build(conf.log_probs))
         model = place_model(model, base, tensors, device, kind, attention=packed)
-        assert adapter_parameters(model), "of a model with LoRA"
+        assert adapter_parameters(model), "the model has LoRA"
         versions = AdapterVersions(model)
         scorer = Scorer(model, versions, conf.update, RankBatches(conf.update, device))
-        found = [scorer.current_logprobs(samples), scorer.logprobs(samples, None)]
-        policy, bare = (torch.cat([each[sample.rollout_id] for sample in samples]) for each in found)
+        logprobs = [scorer.current_logprobs(samples), scorer.logprobs(samples, None)]
+        policy, bare = (torch.cat([each[sample.rollout_id] for sample in samples]) for each in logprobs)
         return policy, bare
     finally:
         destroy_process_group()
@@ -143,7 +143,7 @@ def check_merge(conf: LearnerConfig, samples: Sequence[Sample], adapter: Path, m
     """Load a merged model as anybody would, and compare it with base and adapter.
 
     Args:
-        dtype: of the merged weights; "fp32" is compared in that, since half precision would hide what it keeps.
+        dtype: of the merged weights; "fp32" is compared in fp32, since half precision would hide what it preserves.
 
     Raises:
         ConfigError: as :func:`sampled_logprobs`.

@@ -1,4 +1,4 @@
-"""A base model with an adapter added to its weights, written file by file: no more than one is in memory."""
+"""Adds an adapter to a base model's weights and writes them file by file: no more than one is in memory."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from model_families.families.general_model import module_of
 from model_families.weights.weight_files import INDEX, SAFETENSORS, weight_files
 
 _BESIDE = ("*.json", "*.jinja", "*.model", "*.txt", "*.py", "LICENSE*", "NOTICE*", "additional_chat_templates")
-"""What of a base model's folder is a merged model's too."""
+"""Patterns of the files that a merged model's folder copies from its base model's."""
 
 
 def merge(base_folder: Path, adapter_folder: Path, folder: Path, dtype: str) -> None:
-    """Fill ``folder`` with the base model, its weights those that the adapter makes of them: W + alpha / r B A.
+    """Fill ``folder`` with the base model, with the adapter added to its weights: W + alpha / r B A.
 
-    The sum is taken in float32 and rounded once. A weight that the adapter leaves alone keeps its type where that is a
-    half one and ``dtype`` is too: some models hold a few weights in float32 on purpose.
+    The sum is taken in float32 and rounded once. A weight that the adapter does not change keeps its type if the
+    model's type and ``dtype`` are both half precision: some models hold a few weights in float32 on purpose.
 
     Args:
         dtype: "bf16" or "fp32", of the merged weights.
 
     Raises:
-        ValueError: a file cannot be read, or the adapter has a module whose weight is in none; one line.
+        ValueError: a file cannot be read, or no file has the weight of one of the adapter's modules; one line.
     """
     described = BaseModel.read(base_folder)
     if described.four_bits is not None:
@@ -52,7 +52,7 @@ def merge(base_folder: Path, adapter_folder: Path, folder: Path, dtype: str) -> 
         if module not in left or not name.endswith(".weight"):
             return weight.to(target) if wide and weight.is_floating_point() else weight
         left.discard(module)
-        a, b = (tensors[f"base_model.model.{module}.lora_{part}.weight"].float() for part in "AB")
+        a, b = (tensors[f"base_model.model.{module}.lora_{letter}.weight"].float() for letter in "AB")
         return torch.addmm(weight.float(), b, a, alpha=alpha / rank).to(target)
 
     files = weight_files(base_folder)
@@ -81,7 +81,7 @@ def merge(base_folder: Path, adapter_folder: Path, folder: Path, dtype: str) -> 
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor of a file by its name, one after the other."""
+    """Yield each tensor of a file with its name."""
     try:
         with safe_open(file, framework="pt", device="cpu") as content:
             for name in content.keys():  # noqa: SIM118
@@ -95,9 +95,9 @@ def _stored_type(settings: dict[str, object]) -> object:
 
 
 def _set_type(settings: dict[str, object], dtype: str) -> None:
-    """Write the type of the weights into a config.json, and into its parts that name one."""
+    """Write the type of the weights into a config.json, and into its sections that name one."""
     settings["torch_dtype" if "torch_dtype" in settings else "dtype"] = dtype
-    for part in settings.values():
-        if isinstance(part, dict):
-            for key in {"dtype", "torch_dtype"} & part.keys():
-                part[key] = dtype
+    for section in settings.values():
+        if isinstance(section, dict):
+            for key in {"dtype", "torch_dtype"} & section.keys():
+                section[key] = dtype

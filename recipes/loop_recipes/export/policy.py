@@ -1,4 +1,4 @@
-"""A policy out of a run's folder: the adapter with what a server needs beside it, or the merged model; and its card."""
+"""Exports a policy from a run's folder: the adapter with a server's files, or the merged model; and its card."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _BESIDE = (
     "generation_config.json",
     "own_tokenizer.py",
 )
-"""Files of a base model's folder that say how its texts become ids and how it is sampled."""
+"""Files of a base model's folder that define its tokenizer, chat template and sampling."""
 UNTRAINED = "policy-v0000"
 """The version that a run begins with."""
 
@@ -59,13 +59,13 @@ _NAMES_BASE = {
     "config.json": "_name_or_path",
     "tokenizer_config.json": "name_or_path",
 }
-"""Files that may hold where the base model lay, and the key."""
+"""Files that may hold the base model's path, and the key."""
 _PARSERS: dict[tuple[type, str], str] = {
     (ObjectCalls, "<tool_call>"): "hermes",
     (ObjectCalls, "[TOOL_CALLS]"): "mistral",
     (ObjectCalls, ""): "llama3_json",
 }
-"""vLLM's parsers by the form of calls and what opens them."""
+"""vLLM's parsers by the form of calls and their opening text."""
 _NO_PARSER = "for requests with tools add --enable-auto-tool-choice and the --tool-call-parser that reads its calls"
 
 
@@ -85,14 +85,14 @@ class ExportConfig:
 
 @dataclass(frozen=True)
 class Exported:
-    """An exported ``folder``, what is to be said of it, and the commands that serve it."""
+    """An exported ``folder``, notes on it, and the commands that serve it."""
 
     folder: Path
     notes: list[str]
     serve: list[str]
 
     def lines(self) -> list[str]:
-        """What the terminal shows."""
+        """Return the lines for the terminal."""
         return [f"written: {self.folder}", *self.notes, *(f"serve:   {line}" for line in self.serve)]
 
 
@@ -100,8 +100,8 @@ def export(run: Path, config: ExportConfig) -> Exported:
     """Write a run's policy as a folder of its own; it appears at once or not at all.
 
     Raises:
-        ConfigError: there is no such run or policy, the folder exists, or the merged model is not the policy that was
-            trained; one line.
+        ConfigError: there is no such run or policy, the folder exists, or the merged model is not the trained policy;
+            one line.
         WriteFailed: the disk is full.
     """
     stored, conf = config_of_run(run)
@@ -144,11 +144,11 @@ def export(run: Path, config: ExportConfig) -> Exported:
 
 
 def _check_links(folder: Path) -> None:
-    """Check that no file which is read or copied lies elsewhere: what is exported is for others, and a folder from
-    others may link to anything here. Links of the hub's cache to its own blobs are as they should be.
+    """Check that no file to read or copy lies elsewhere: an export is for others, and a folder from others may link to
+    anything here. Links of the hub's cache to its own blobs are allowed.
 
     Raises:
-        ConfigError: one does; weights may, of which tensors are read alone.
+        ConfigError: one does; weights may, since only their tensors are read.
     """
     inside = [folder.resolve()]
     if cached_name(inside[0]):
@@ -159,14 +159,14 @@ def _check_links(folder: Path) -> None:
 
 
 def config_of_run(run: Path) -> tuple[dict[str, Any], LearnerConfig]:
-    """The config.yaml of a training run as it is stored, and what all recipes with a learner share of it.
+    """Read the config.yaml of a training run: its stored keys, and the keys that all recipes with a learner share.
 
     Raises:
         ConfigError: there is none, or it is not a config of a training run.
     """
     file = run / "config.yaml"
-    require(file.is_file(), f"{run} is no folder of a training run: it holds no config.yaml{run_meant(run)}")
-    with raised_as(ConfigError, f"{file} is no config of a training run: ", ConfigError):
+    require(file.is_file(), f"{run} is not a folder of a training run: it holds no config.yaml{run_meant(run)}")
+    with raised_as(ConfigError, f"{file} is not a config of a training run: ", ConfigError):
         return read_stored(file, LearnerConfig)
 
 
@@ -176,18 +176,18 @@ def _adapter_of(run: Path, named: str | None) -> Path:
         require(newest, f"{run} holds no policy yet: there is no adapter in {run / 'policies'}")
         assert newest is not None
         return newest
-    found = next((each for each in (run / "policies" / named, Path(named)) if is_adapter(each)), None)
-    there = ", ".join(sorted(path.name for path in run.glob("policies/policy-v*"))) or "none"
-    require(found, f"policy: {named} is no adapter; {run / 'policies'} holds {there}")
-    assert found is not None
-    return found
+    adapter = next((each for each in (run / "policies" / named, Path(named)) if is_adapter(each)), None)
+    names = ", ".join(sorted(path.name for path in run.glob("policies/policy-v*"))) or "none"
+    require(adapter, f"policy: {named} is not an adapter; {run / 'policies'} holds {names}")
+    assert adapter is not None
+    return adapter
 
 
 def _merged(run: Path, conf: LearnerConfig, config: ExportConfig, adapter: Path, folder: Path) -> str:
-    """Fill ``folder`` with the merged model; returns what it was compared by.
+    """Fill ``folder`` with the merged model; returns the result of its comparison.
 
     Raises:
-        ConfigError: it is not the policy that was trained.
+        ConfigError: it is not the trained policy.
     """
     from loop_recipes.export.comparison import check_merge, stored_samples  # torch, and all of the engine
     from loop_recipes.export.merge import merge
@@ -207,7 +207,7 @@ def _merged(run: Path, conf: LearnerConfig, config: ExportConfig, adapter: Path,
 
 
 def _same_ids(base_folder: Path, folder: Path) -> list[str]:
-    """Have everybody read the exported tokenizer as it is written; returns what there is to say of it."""
+    """Make other libraries read the exported tokenizer as it is written; returns notes on it."""
     other = differing_ids(base_folder)
     if other is None:
         return []
@@ -218,7 +218,7 @@ def _same_ids(base_folder: Path, folder: Path) -> list[str]:
 
 
 def _name_base(base: Base, folder: Path) -> None:
-    """Have the files of an exported folder name the base model in place of its path on this machine."""
+    """Write the base model's name into the files of an exported folder in place of its path on this machine."""
     for name, key in _NAMES_BASE.items():
         if not (file := folder / name).is_file() or key not in (settings := json.loads(file.read_text("utf-8"))):
             continue
@@ -229,7 +229,7 @@ def _name_base(base: Base, folder: Path) -> None:
 
 
 def _tool_words(base_folder: Path) -> tuple[list[str], list[str]]:
-    """The words by which vLLM reads the calls of this model, and what there is to say where they are not known."""
+    """Return the words by which vLLM reads the calls of this model, and a note where they are not known."""
     with suppress(ValueError):
         form = open_model_chat(base_folder, BaseModel.read(base_folder)).call_form
         parser = None if form is None else _PARSERS.get((type(form), form.opens.strip()))

@@ -1,1 +1,1 @@
-"""Figures of a run: learning curves, and what its rollouts say of the agent's behaviour."""
+"""Figures of a run: learning curves, and the agent's behaviour in its rollouts."""

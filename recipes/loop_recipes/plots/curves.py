@@ -5,8 +5,8 @@
     loop plot --rollouts runs/demo --task 692c77d_1
 
 Each argument is a curve: ``[label=]RUN[,RUN...]``, where several runs are seeds of one setting and become a mean with a
-band. A run is its output folder or a metrics.jsonl; `METRICS` in loop_recipes/run/metrics.py says what the keys mean.
-The pictures of ``--rollouts`` show what agents wrote instead: behaviour early against late, sequences of API calls.
+band. A run is its output folder or a metrics.jsonl; `METRICS` in loop_recipes/run/metrics.py explains the keys. The
+pictures of ``--rollouts`` show the agents' messages instead: behaviour early against late, sequences of API calls.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ TRAINING = {
 }
 
 PLANNED = {"learning_rate"}
-"""Figures of :data:`TRAINING` that are no measurement, and so have no average."""
+"""Figures of :data:`TRAINING` that are not measurements, and so have no average."""
 FEWEST_AVERAGED = 10
-"""Iterations of a curve that has an average; of fewer it would be little more than one number."""
+"""Fewest iterations of a curve with a moving average; with fewer it would be little more than one number."""
 CERTAIN = 1.96
 """Standard errors to either side that make an interval of 95 %."""
 LEGEND_ROW_IN = 0.3
 """Inches that a row of names takes below panels."""
 MOST_MARKED = 30
-"""Iterations of a line without an average whose points are drawn, so that it is seen where they are."""
+"""Most iterations of a line without an average whose points are marked."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One setting: a label and the metrics of its runs (seeds), each a list of lines in the order of iterations.
+    """A setting: a label and the metrics of its runs (seeds), each a list of lines in the order of iterations.
 
-    ``figures`` are those of behaviour that their environment has.
+    ``figures`` are the environment's figures of behaviour.
     """
 
     label: str
@@ -82,7 +82,7 @@ class Curve:
         return {str(line["dataset"]) for run in self.runs for line in run if "dataset" in line}
 
     def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
-        """(iterations [i], values [runs, i]) of a key; NaN where a run has none."""
+        """Return (iterations [i], values [runs, i]) of a key; NaN where a run has none."""
         known = sorted({line["iteration"] for run in self.runs for line in run if _number(line.get(key))})
         columns = {iteration: column for column, iteration in enumerate(known)}
         values = np.full((len(self.runs), len(known)), np.nan)
@@ -94,7 +94,7 @@ class Curve:
 
 
 def parse_curves(texts: Sequence[str]) -> list[Curve]:
-    """Each ``[label=]RUN[,RUN...]``; without a label, the part of the first run's path that tells it from the others'.
+    """Read each ``[label=]RUN[,RUN...]``; the default label is the distinct part of the first run's path.
     Runs in which no iteration has ended are left out, and named on standard error.
 
     Raises:
@@ -102,9 +102,9 @@ def parse_curves(texts: Sequence[str]) -> list[Curve]:
     """
     curves, empty = [], []
     for label, paths in labelled_paths(texts):
-        found = {path: read_metrics(path) for path in paths}
-        empty += [str(path) for path, lines in found.items() if not lines]
-        if runs := {path: lines for path, lines in found.items() if lines}:
+        metrics = {path: read_metrics(path) for path in paths}
+        empty += [str(path) for path, lines in metrics.items() if not lines]
+        if runs := {path: lines for path, lines in metrics.items() if lines}:
             curves.append(Curve(label, [*runs.values()], read_description(next(iter(runs))).figures))
     if not curves:
         raise ValueError(f"{', '.join(empty)}: no iteration has ended yet, so there is nothing to draw")
@@ -127,10 +127,10 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
 def draw(axes: Axes, curve: Curve, key: str, colour: str, window: int, label: str | None = None) -> bool:
     """Draw one key of one curve; returns False if no run has the key.
 
-    Each iteration is a point: of a single run what was measured, with an interval of 95 % over tasks where the metrics
-    have its error; of several runs their mean, with a band from the lowest to the highest. From
-    :data:`FEWEST_AVERAGED` iterations on the line is their average over ``window``. Where a seed has ended before
-    others, what goes on is a dotted line: its step there says nothing.
+    Each iteration is a point: for a single run its value, with an interval of 95 % over tasks where the metrics have an
+    error; for several runs their mean, with a band from the lowest to the highest. From :data:`FEWEST_AVERAGED`
+    iterations on the line is their average over ``window``. Where a seed has ended before others, the line goes on
+    dotted: its step there means nothing.
     """
     iterations, values = curve.series(key)
     if not len(iterations):
@@ -139,8 +139,8 @@ def draw(axes: Axes, curve: Curve, key: str, colour: str, window: int, label: st
     smoothed = smooth(values, window)
     mean, points, of_all = _nan_mean(smoothed, axis=0), _nan_mean(values, axis=0), iterations <= curve.whole_until
     if len(curve.runs) > 1:
-        there, seen = iterations[~np.isnan(mean)], smoothed[:, ~np.isnan(mean)]
-        axes.fill_between(there, np.nanmin(seen, 0), np.nanmax(seen, 0), color=colour, alpha=0.18, lw=0)
+        there, band = iterations[~np.isnan(mean)], smoothed[:, ~np.isnan(mean)]
+        axes.fill_between(there, np.nanmin(band, 0), np.nanmax(band, 0), color=colour, alpha=0.18, lw=0)
     measured, errors = curve.series(f"{key}_error")
     if len(measured) and len(curve.runs) == 1:
         here = np.interp(measured, iterations, points)
@@ -156,7 +156,7 @@ def draw(axes: Axes, curve: Curve, key: str, colour: str, window: int, label: st
 
 
 def learning_curve(curves: Sequence[Curve], window: int) -> Figure:
-    """Reward and success over iterations; diamonds are evaluations on dev tasks."""
+    """Plot reward and success over iterations; diamonds are evaluations on dev tasks."""
     figure, axes = plt.subplots(1, 2, figsize=(10, 4.4), sharex=True)
     for place, (key, title) in enumerate((("reward", "mean reward"), ("success", "share of rollouts that solve"))):
         for number, curve in enumerate(curves):
@@ -188,24 +188,24 @@ def _counted(curves: Sequence[Curve]) -> list[str]:
 
 
 def _averaged(curves: Sequence[Curve], key: str, window: int) -> str:
-    """Say what the average is; "" where none is drawn."""
+    """Describe the moving average; "" where there is none."""
     if all(len(curve.series(key)[0]) < FEWEST_AVERAGED for curve in curves):
         return ""
     return f"average: over {window} iterations, as many before as after"
 
 
 def _dev_scores(curve: Curve, key: str) -> tuple[np.ndarray, np.ndarray]:
-    """(iterations after which the policy was scored [i], scores [i]), means over the runs."""
+    """Return (iterations of the scored policies [i], scores [i]), means over the runs."""
     whens = ("", "earlier_")  # a run's last line may have two scores
-    found = [[_nan_mean(curve.series(f"{when}dev_{name}")[1], 0) for when in whens] for name in ("iteration", key)]
-    evaluated, values = (np.concatenate(parts) for parts in found)
+    series = [[_nan_mean(curve.series(f"{when}dev_{name}")[1], 0) for when in whens] for name in ("iteration", key)]
+    evaluated, values = (np.concatenate(arrays) for arrays in series)
     order = np.argsort(evaluated)
     order = order[evaluated[order] <= curve.whole_until]  # beyond it are scores of some seeds only
     return evaluated[order], values[order]
 
 
 def phases(curves: Sequence[Curve], window: int) -> Figure:
-    """Seconds of an iteration by phase, stacked; the first seed of each curve."""
+    """Plot the seconds of an iteration by phase, stacked; for the first seed of each curve."""
     figure, grid = plt.subplots(1, len(curves), figsize=(max(6, 5 * len(curves)), 4), squeeze=False, sharey=True)
     for axes, curve in zip(grid[0], curves, strict=True):
         run = curve.runs[0]
@@ -256,7 +256,7 @@ def lag_and_gap(curves: Sequence[Curve], window: int) -> Figure:
 
 
 def behavior(curves: Sequence[Curve], window: int) -> Figure:
-    """The environment's figures of behaviour over iterations."""
+    """Plot the environment's figures of behaviour over iterations."""
     titles = {"turns": "turns per rollout"}  # also of rollouts without texts
     known = [
         each for curve in curves for each in curve.figures if each.name != "turns" and len(curve.series(each.key)[0])
@@ -274,7 +274,7 @@ def behavior(curves: Sequence[Curve], window: int) -> Figure:
 
 
 def training(curves: Sequence[Curve], window: int) -> Figure:
-    """Loss, gradient, entropy, KL and learning rate, each where a run has it."""
+    """Plot loss, gradient, entropy, KL and learning rate, each where a run has it."""
     known = [each for each in TRAINING.items() if any(len(curve.series(each[0])[0]) for curve in curves)]
     figure, grid = panels(len(known), sharex=True)
     for axes, (key, title) in zip(grid.flat, known, strict=False):
@@ -298,7 +298,7 @@ def write_figures(curves: Sequence[Curve], output: Path, window: int = 5, title:
 
     Args:
         window: iterations that a moving average covers; 1 for none.
-        title: stands above each figure, in place of the dataset's name; what the lines mean stands below it.
+        title: stands above each figure, in place of the dataset's name; the explanation of the lines stands below it.
     """
     written = []
     for name, make in FIGURES.items():
@@ -311,7 +311,7 @@ def write_figures(curves: Sequence[Curve], output: Path, window: int = 5, title:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what the words ask for; returns the exit status."""
+    """Run the command; returns the exit status."""
     parser = verb_parser("plot", __doc__)
     parser.add_argument("curves", nargs="+", metavar="[LABEL=]RUN[,RUN...]", help="a setting and its runs (seeds)")
     parser.add_argument("--out", type=Path, help="folder for the pictures (default: that of the first run)")
@@ -341,7 +341,7 @@ def _number(value: Any) -> bool:
 
 
 def _nan_mean(values: np.ndarray, axis: int) -> np.ndarray:
-    """Mean that leaves NaNs out, and is NaN without a warning where there is nothing else."""
+    """Average without NaNs; the result is NaN, without a warning, where there is nothing else."""
     present = ~np.isnan(values)
     count = present.sum(axis=axis)
     total = np.where(present, values, 0.0).sum(axis=axis)
@@ -353,13 +353,13 @@ def _colour(number: int) -> str:
 
 
 def _legend(axes: Axes) -> None:
-    """Name what is drawn, below the axes: there it covers nothing."""
+    """Draw the legend below the axes, where it covers nothing."""
     if axes.get_legend_handles_labels()[1]:
         axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
 
 
 def _finish_panels(figure: Figure, grid: np.ndarray, curves: Sequence[Curve], note: str) -> Figure:
-    """:func:`_finish` for panels with the same curves, which are named once below all of them."""
+    """Finish panels with the same curves, as :func:`_finish`, with one legend below all of them."""
     for axes in lowest(grid):
         axes.set_xlabel("iteration")
     handles, labels = grid[0][0].get_legend_handles_labels()
@@ -376,7 +376,7 @@ def _finish(figure: Figure, curves: Sequence[Curve], note: str, below: float = 0
     """Print the dataset's name, so that curves of different datasets are not confused.
 
     Args:
-        below: inches to be left free at the lower edge.
+        below: inches to leave free at the lower edge.
     """
     datasets = ", ".join(sorted(set().union(*(curve.datasets for curve in curves)))) or "dataset not recorded"
     ended = [curve.label for curve in curves if any(run[-1]["iteration"] > curve.whole_until for run in curve.runs)]

@@ -1,4 +1,4 @@
-"""Shared by all pictures: colours, and how a figure is written."""
+"""Colours and file formats of all pictures."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#9
 
 
 def panels(count: int, width: float = 15.0, **options: Any) -> tuple[Figure, np.ndarray]:
-    """A figure with room for ``count`` panels, at most four in a row; those of the last row that are left over are
-    hidden. Where panels share their x axis, the lowest that is seen of each column has its numbers."""
+    """Make a figure with room for ``count`` panels, at most four in a row; surplus panels of the last row are hidden.
+    Where panels share their x axis, the lowest visible panel of each column has its numbers."""
     columns = min(max(count, 1), 4)
     rows = -(-max(count, 1) // columns)
     figure, grid = plt.subplots(rows, columns, figsize=(width * columns / 4, 3.25 * rows), squeeze=False, **options)
@@ -35,7 +35,7 @@ def panels(count: int, width: float = 15.0, **options: Any) -> tuple[Figure, np.
 
 
 def lowest(grid: np.ndarray) -> list[Axes]:
-    """Return the lowest panel that is seen of each column."""
+    """Return the lowest visible panel of each column."""
     return [each for column in grid.T for each in [axes for axes in column if axes.get_visible()][-1:]]
 
 

@@ -189,9 +189,8 @@ def test_what_cannot_be_exported_is_one_line(tmp_path, capsys, monkeypatch, word
 
 def test_a_folder_that_is_no_run_is_one_line(tmp_path, capsys):
     assert main([str(tmp_path)]) == 1
-    assert (
-        capsys.readouterr().err == f"loop export: {tmp_path} is no folder of a training run: it holds no config.yaml\n"
-    )
+    problem = f"{tmp_path} is not a folder of a training run: it holds no config.yaml\n"
+    assert capsys.readouterr().err == f"loop export: {problem}"
 
 
 def test_the_newest_policy_of_the_tiny_policys_run_is_taken(tmp_path):

@@ -64,8 +64,8 @@ def _as_word(name: str, of_training: bool) -> str:
     if (kind := next((kind for kind, files in config_files().items() if name in files), None)) is not None:
         return f"{kind}={name}"
     known = not of_training or name in (*KINDS, *fields_of(LoopConfig))
-    meant = [] if known else keys_meant(LoopConfig, as_written(compose("tiny_cpu")), name)
-    return f"{meant[0] if len(meant) == 1 else name}=VALUE"
+    matches = [] if known else keys_meant(LoopConfig, as_written(compose("tiny_cpu")), name)
+    return f"{matches[0] if len(matches) == 1 else name}=VALUE"
 
 
 def verb_parser(verb: str, description: str | None) -> argparse.ArgumentParser:

@@ -54,7 +54,7 @@ def _is_component(value: Any) -> bool:
     return isinstance(value, Mapping) and "_component_" in value
 
 
-def _meant(name: str) -> str:
+def _name_cure(name: str) -> str:
     """Return the cure for an unknown component; "" where there is none."""
     module, _, last = name.rpartition(".")
     if not module:
@@ -88,7 +88,7 @@ def check_component(
         target = _named(name)
         signature = inspect.signature(target)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise ConfigError(f"{path}._component_: cannot use {name!r}: {error}{_meant(name)}") from error
+        raise ConfigError(f"{path}._component_: cannot use {name!r}: {error}{_name_cure(name)}") from error
     except (Exception, SystemExit) as error:  # of a module of the user's own
         raise ConfigError(f"{path}._component_: {name!r} cannot be imported: {error_line(error)}") from error
     _require_kind(path, name, kind, not inspect.isclass(target) or issubclass(target, kind))

@@ -101,7 +101,7 @@ def check_overrides(words: Sequence[str], recipe: str = "loop_appworld") -> None
     for word, after in zip(words, (*words[1:], ""), strict=False):
         _check_no_kind(word.partition("=")[0])
         if not word.startswith("~") and ("=" not in word or word.startswith(("-", "="))):
-            raise ConfigError(f"{word!r} is not understood; {_meant(word, after, recipe)}")
+            raise ConfigError(f"{word!r} is not understood; {_word_cure(word, after, recipe)}")
 
 
 def _check_no_kind(key: str) -> None:
@@ -110,7 +110,7 @@ def _check_no_kind(key: str) -> None:
         raise ConfigError(f"unknown key {key!r}; {did_you_mean(near)}")
 
 
-def _meant(word: str, after: str, recipe: str) -> str:
+def _word_cure(word: str, after: str, recipe: str) -> str:
     """Return the cure for a word that is not ``key=value``, with the word ``after`` it."""
     known = config_files(recipe)
     if Path(word).is_dir():
@@ -157,7 +157,7 @@ def _layers(files: Mapping[str, _File], recipe: str) -> list[Tree]:
         common[kind] = {key: value for key, value in content.items() if key not in _SOME}
         special[kind] = content.get(verb) or {}
         if kind in ("preset", "algorithm"):
-            _check_meant(kind, file, common[kind], special[kind], recipe)
+            _check_recipe(kind, file, common[kind], special[kind], recipe)
     trained = _merged(common["machine"], common["world"])
     over_training = verb in ("sft", "eval") and trained.keys() <= fields_of(LoopConfig).keys()
     return [
@@ -175,7 +175,7 @@ def _layers(files: Mapping[str, _File], recipe: str) -> list[Tree]:
     ]
 
 
-def _check_meant(kind: str, file: _File, common: Tree, special: Tree, recipe: str) -> None:
+def _check_recipe(kind: str, file: _File, common: Tree, special: Tree, recipe: str) -> None:
     """Refuse a preset or an algorithm of other recipes."""
     recipes = [name for name, verb in RECIPES.items() if verb in file.content]
     require(common or special or not recipes, f"{kind} {file.name} is one of {' and '.join(recipes)}, not of {recipe}")
@@ -256,7 +256,7 @@ def _chosen(kind: str, value: Any, folder: Path, recipe: str) -> list[Path]:
     for name in map(str, names):
         stem = name.removeprefix(f"{recipe}/") if kind == "machine" else name
         file = known.get(stem, folder / name)
-        require(file.is_file(), f"no {kind} {name!r}; {_file_meant(name, stem, folder, known)}")
+        require(file.is_file(), f"no {kind} {name!r}; {_file_cure(name, stem, folder, known)}")
         files.append(file.resolve())
     return files
 
@@ -278,7 +278,7 @@ def _file_of_run(name: str, recipe: str) -> Path:
     folder = Path(stem) if Path(stem).is_dir() else Path("runs") / stem
     if stem and folder.is_dir():
         raise ConfigError(f"{folder} is a folder, not a config; give {_config_of(folder, recipe)}")
-    cure = _file_meant(name, Path(stem).stem if stem.endswith(".yaml") else stem, Path(), known, f"{recipe}/")
+    cure = _file_cure(name, Path(stem).stem if stem.endswith(".yaml") else stem, Path(), known, f"{recipe}/")
     if (functions := Path(f"{stem}.py")).is_file():
         cure = f"did you mean {functions}?"
     raise ConfigError(f"no config {config_name(name, recipe)!r}; {cure}")
@@ -295,7 +295,7 @@ def _config_of(folder: Path, recipe: str) -> str:
     return f"{config} and output_dir={folder} resume_from_checkpoint=True"
 
 
-def _file_meant(name: str, stem: str, folder: Path, known: Mapping[str, Path], prefix: str = "") -> str:
+def _file_cure(name: str, stem: str, folder: Path, known: Mapping[str, Path], prefix: str = "") -> str:
     """Return the cure for a name (``stem`` among ``known``) that is neither known nor a file in ``folder``."""
     there_are = f"there are: {', '.join(f'{prefix}{one}' for one in known)}, or give a YAML file"
     no_file = f"there is no such file in {(folder / name).absolute().parent}"

@@ -205,7 +205,7 @@ class UpdateConfig:
     entropy with ``exact_entropy``, and 6 its advantage where it has one of its own, as with a critic."""
 
     def return_of(self, rollout: Rollout) -> float:
-        """Return the return to learn from, in [0, 1]: the part of the grade that these keys choose."""
+        """Return the value to learn from, in [0, 1]: the part of the grade that these keys choose."""
         if self.unfinished_return == "zero" and rollout.end_reason != "completed":
             return 0.0
         return rollout.reward if self.episode_return == "reward" else float(rollout.success)

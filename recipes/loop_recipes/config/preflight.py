@@ -44,8 +44,8 @@ def check_learner(config: LearnerConfig, *, starts_now: bool = True) -> None:
     """
     require(
         not config.keep_attention or (config.enable_activation_checkpointing and not config.compile),
-        "keep_attention needs enable_activation_checkpointing: True, and compile: False: what is kept is chosen "
-        "operation by operation, and a compiled layer is one",
+        "keep_attention needs enable_activation_checkpointing: True, and compile: False: tensors to keep are "
+        "chosen operation by operation, and a compiled layer is one",
     )
     require(
         not config.enable_activation_offloading or config.enable_activation_checkpointing,

@@ -103,7 +103,7 @@ class Report:
 
     @classmethod
     def of(cls, findings: Iterable[Finding]) -> Report:
-        found = [*findings]
-        problems = {each.about: each.text for each in found if isinstance(each, Problem)}
-        lines = tuple(str(each) for each in found if isinstance(each, ReportRow | MemoryPlan))
-        return cls(lines, tuple(problems.values()), any(isinstance(each, Unopened) for each in found))
+        results = [*findings]
+        problems = {each.about: each.text for each in results if isinstance(each, Problem)}
+        lines = tuple(str(each) for each in results if isinstance(each, ReportRow | MemoryPlan))
+        return cls(lines, tuple(problems.values()), any(isinstance(each, Unopened) for each in results))

@@ -56,8 +56,8 @@ def points(lines: Iterable[Mapping[str, Any]]) -> list[Point]:
     result, seconds = [], 0.0
     for line in lines:
         numbers = {key: value for key, value in line.items() if isinstance(value, int | float)}
-        parts = {**line.get("environments", {}), **line.get("stated", {}), "endpoint": line.get("endpoint", {})}
-        for name, figures in parts.items():
+        sections = {**line.get("environments", {}), **line.get("stated", {}), "endpoint": line.get("endpoint", {})}
+        for name, figures in sections.items():
             numbers |= {f"{name}/{key}": value for key, value in figures.items() if value is not None}
         seconds += numbers.get("seconds", numbers.get("seconds_updating", 0.0))
         scores = [_take_out(numbers, beginning) for beginning in ("earlier_dev_", "dev_")]

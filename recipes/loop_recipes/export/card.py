@@ -17,7 +17,7 @@ from loop_recipes.evaluation.success import score_names
 from loop_recipes.run.starts import package_versions
 from model_families.weights.hub import cached_name
 
-DEFAULT_DESCRIPTION = "not stated in the base model's folder"
+UNKNOWN_LICENCE = "not stated in the base model's folder"
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Card:
         versions = ", ".join(f"{name} {number}" for name, number in package_versions().items())
         at = f" at commit {self.base.commit}" if self.base.commit else ""
         return {
-            "base model": f"{self.base.name}{at} (licence: {self.base.licence or DEFAULT_DESCRIPTION})",
+            "base model": f"{self.base.name}{at} (licence: {self.base.licence or UNKNOWN_LICENCE})",
             **self._beginning(),
             "data": self._data(),
             "algorithm": self._algorithm(),

@@ -21,7 +21,7 @@ RECIPES = {
 KINDS = ("machine", "world", "preset", "algorithm")
 """Kinds of files that a config is made of, from the lowest to the highest; each has a folder in ``configs/``."""
 TYPED = "LOOP_TYPED_COMMAND"
-"""The variable that tells a recipe, and what it starts, the verb of ``loop`` that a person typed."""
+"""The variable with the typed verb of ``loop``, for a recipe and the processes that it starts."""
 _PACKAGE = Path(__file__).resolve().parent
 
 

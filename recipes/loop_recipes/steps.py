@@ -122,7 +122,7 @@ def newest_policy(run: Path) -> Path:
     """Return the newest adapter that a training run exported.
 
     Raises:
-        StepFailed: there is none.
+        StepFailed: it has exported none.
     """
     adapter = newest_adapter(run)
     if adapter is None:

@@ -39,8 +39,8 @@ def folded(line: str, stream: TextIO, between: str = " ") -> str:
 
 
 def say(*lines: str, stream: TextIO | None = None) -> None:
-    """Print texts, each line whole: on a terminal one that is wider goes on in lines below, under what follows its
-    first word where two blanks part it from the rest."""
+    """Print texts, each line whole: on a terminal, a wider line is folded, and its continuation is indented below the
+    text after its first word, if two blanks follow that word."""
     stream = stream or sys.stdout
     for line in (each for text in lines for each in text.split("\n")):
         if stream.isatty() and line:
@@ -55,14 +55,14 @@ def say(*lines: str, stream: TextIO | None = None) -> None:
 
 
 class _Folding(logging.Formatter):
-    """Divides what is logged where a terminal of this width would break a word."""
+    """Divides log lines where a terminal of this width would break a word."""
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(folded(line, sys.stderr) for line in super().format(record).split("\n"))
 
 
 def fold_logs() -> None:
-    """Divide what torchtune's logger prints, and warnings of all others, at blanks on a terminal."""
+    """Divide lines of torchtune's logger, and warnings of all others, at blanks on a terminal."""
     for handler in (logging.lastResort, *logging.getLogger("torchtune.utils._logging").handlers):
         if handler is not None:
             handler.setFormatter(_Folding())

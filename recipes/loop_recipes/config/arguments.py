@@ -1,4 +1,4 @@
-"""The parsers of ``loop``'s verbs, so that a config and what differs from it are written alike everywhere."""
+"""The parsers of ``loop``'s verbs, so that a config and changes of it are written alike everywhere."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def check_component(
     """
     name = component.get("_component_")
     if not isinstance(name, str):
-        raise ConfigError(f"{path} needs _component_, the dotted name of what to build")
+        raise ConfigError(f"{path} needs _component_, the dotted name of a class or function")
     trust_module(name)
     try:
         target = _named(name)

@@ -17,7 +17,7 @@ nothing to it.
 
 One file serves several recipes: the sections ``train``, ``sft``, ``eval`` and ``warm_start`` hold keys for one of them
 alone, and each recipe ignores the others' keys. The section ``when`` holds keys for machines with a trait: ``when:
-{tiny_policy: ...}`` for those that say ``traits: [tiny_policy]``.
+{tiny_policy: ...}`` for machines with ``traits: [tiny_policy]``.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def _check_aliases(file: Path) -> None:
         with file.open(encoding="utf-8") as text:
             repeats = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader))
     except (yaml.YAMLError, ValueError, OSError):
-        repeats = False  # the reader says what is wrong
+        repeats = False  # read_file reports the fault
     require(not repeats, f"{file} repeats parts of itself by *name: the config of a run holds values alone")
 
 

@@ -270,7 +270,7 @@ def _scores(environment: Description) -> str:
 
 
 def _score_words(environment: Description) -> str:
-    """Return what each score is the share of."""
+    """Say for each score of what it is the share."""
     of = {"success": "tasks that are solved", "group_success": f"{environment.groups} all of whose tasks are solved"}
     return "; ".join(f"{name}: {of[key]}" for key, name in score_names(environment).items())
 

@@ -143,7 +143,7 @@ class Card:
     def _sampling(self) -> str:
         if "collection" not in self.stored:
             return ""
-        return " The policy was trained on what it sampled at temperature 1, with top-p 1."
+        return " The policy was trained on its own samples at temperature 1, with top-p 1."
 
     def _scores(self) -> list[str]:
         rows: list[str] = []

@@ -1,1 +1,1 @@
-"""Training on a file of functions: what `loop train FILE.py` and `loop try FILE.py` do."""
+"""Training on a file of functions: the work of `loop train FILE.py` and `loop try FILE.py`."""

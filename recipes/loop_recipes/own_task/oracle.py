@@ -81,7 +81,7 @@ class Oracle:
         idle = f"doing nothing earns {_mean(rewards)} on average of {self._tasks(len(rewards))}"
         lines = [f"right:    {self._right_text()}", f"nothing:  {idle}"]
         if self.right_is_worth_nothing:
-            lines.append(f"warning:  what is right should earn 1; {self.cure}")
+            lines.append(f"warning:  right answers should earn 1; {self.cure}")
         if any(rewards):
             lines.append("warning:  doing nothing should earn 0: the agent may learn to do nothing")
         elif paid:
@@ -105,7 +105,7 @@ class Oracle:
         left = ""
         if self.untried:
             task, why = next(iter(self.untried.items()))
-            count = f"{len(self.untried)} tasks" if self.right else "what is right"
+            count = f"{len(self.untried)} tasks" if self.right else "right answers"
             left = f"{count} could not be tried ({task}: {why})"
         if not self.right:
             return left if EXPERT in self.tried else f"{left}; {CURE}"

@@ -1,4 +1,4 @@
-"""Plays episodes of an environment in this process, without a model: to see what an agent would see."""
+"""Plays episodes of an environment in this process, without a model, to show an agent's view."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class OwnTask:
         file = Path(file)
         near = similar_names(file.name, [path.name for path in file.parent.glob("*.py")])
         hint = f"; {did_you_mean([str(file.with_name(name)) for name in near])}" if near else ""
-        require(file.is_file(), f"{file} is no file{hint}")
+        require(file.is_file(), f"{file} is not a file{hint}")
         environment = _node_section(words, "environment")
         require(not {"name", "module"} & environment.keys(), f"node.environment: its module is {file}; leave that away")
         with raised_as(ConfigError), raised_as(ConfigError, f"{file}: TASKS: ", UnknownTask):
@@ -139,7 +139,7 @@ class OwnTask:
 
     @property
     def scored_split(self) -> str:
-        """The split to score on: the file's last one that is not trained on."""
+        """The split to score on: the file's last one other than ``train``."""
         return "held_out" if len(self.splits) == 1 else [name for name in self.splits if name != TRAINED][-1]
 
     @property
@@ -386,7 +386,7 @@ def show(run: Path) -> list[str]:
 
 
 def _head(task: OwnTask, config: Mapping[str, Any], notes: Sequence[str]) -> list[str]:
-    """Describe for the terminal what is about to run."""
+    """Describe the coming run for the terminal."""
     trained, scored, groups = len(task.trained), len(task.scored), task.held_out_groups
     if groups is None:
         tasks = f"{trained} tasks to train on, {scored} of split {task.scored_split} to score on"

@@ -24,7 +24,7 @@ from loop_recipes.engine.general_attention import MOST_SCORES
 from loop_recipes.engine.general_decoder import GeneralDecoder
 
 DOCUMENT, LONG = 64, 256
-"""Tokens of each short document of a row, whose attention scores are small, and of the long one that shows them."""
+"""Tokens of each short document of a row, whose attention scores are small, and of the long one, to measure them."""
 
 
 _MOVE_NOTHING = ("_unsafe_view", "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")

@@ -44,7 +44,7 @@ METRICS: dict[str, str] = {
     "lag_mean": "mean over rollouts of the versions between their oldest token and that policy; only of a stream",
     "lag_p90": "its 90th percentile; only of a stream",
     "open_groups": "groups that were collected or waited when the iteration had its own; only of a stream",
-    "queued_groups": "of them, those that had not begun; only of a stream",
+    "queued_groups": "open groups that had not begun; only of a stream",
     **{
         f"given_up_quarter_{number}": f"episodes cut off after {seconds} of its rollouts' seconds; only of a stream"
         for number, seconds in enumerate(("the first quarter", "the second", "the third", "three quarters"), 1)

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpus", type=int, help=f"GPUs of each node ({usual} 8)")
     text = "memory of one GPU in GiB (79); without a config: which of the shipped ones fit"
     parser.add_argument("--gpu-memory", type=float, metavar="GIB", help=text)
-    text = "a training run or an evaluation: says what groups of rollouts would teach"
+    text = "a training run or an evaluation: says how many groups of rollouts would have signal"
     parser.add_argument("--pilot", type=Path, metavar="FOLDER", help=text)
     parser.add_argument("--probe", action="store_true", help="read the model and compare its layers with transformers'")
     options = parser.parse_intermixed_args(arguments)

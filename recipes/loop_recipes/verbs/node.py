@@ -1,4 +1,4 @@
-"""Runs a rollout node, or talks to one that runs.
+"""Runs a rollout node, or talks to a running one.
 
     loop node qwen2_5_32b output_dir=runs/a -- host=0.0.0.0 port=8700     the node of a training config
     loop node --file runs/a/rollout_node.yaml port=8700                  the node of a YAML

@@ -82,7 +82,7 @@ FILES = {
     ),
     "nothing to try": (
         reward("instance", "instance.found") + GAME.replace("def solve", "def other"),
-        f"what is right could not be tried (0: no reward reads a field of the task that could be the answer); {CURE}",
+        f"right answers could not be tried (0: no reward reads a field of the task that could be the answer); {CURE}",
         0,
     ),
     "some without": (
@@ -93,7 +93,7 @@ FILES = {
     ),
     "solve gives no turns": (
         reward() + SOLVED.format("3"),
-        "what is right could not be tried (0: solve gives 3; a turn is a text, or a mapping of tool names to "
+        "right answers could not be tried (0: solve gives 3; a turn is a text, or a mapping of tool names to "
         f"arguments, and several stand in a list); {CURE}",
         0,
     ),
@@ -115,14 +115,14 @@ def test_one_line_says_what_is_right_and_one_what_nothing_earns(tmp_path, name):
 def test_the_cure_is_solve_where_a_field_is_not_the_right_answer(tmp_path, value):
     (tmp_path / "mine.py").write_text(reward(value=value))
     [*_, warning] = OwnTask.read(tmp_path / "mine.py").ask_oracle().lines
-    assert warning == f"warning:  what is right should earn 1; {LOOK}, or {CURE}"
+    assert warning == f"warning:  right answers should earn 1; {LOOK}, or {CURE}"
 
 
 def test_right_turns_that_break_the_reward_are_told_in_its_place(tmp_path):
     (tmp_path / "mine.py").write_text(reward(value="int(answer or 7) == target") + SOLVED.format("'three'"))
     right, _, warning = OwnTask.read(tmp_path / "mine.py").ask_oracle().lines
     assert right == f"right:    solve(task) {ZERO}"
-    assert warning.startswith("warning:  what is right should earn 1; reward right raised ValueError: invalid literal")
+    assert warning.startswith("warning:  right answers should earn 1; reward right raised ValueError: invalid literal")
 
 
 def test_a_training_whose_own_right_turns_earn_nothing_is_refused(tmp_path):

@@ -104,7 +104,7 @@ def test_the_environment_of_a_config_is_played(tmp_path, capsys, monkeypatch):
     said = capsys.readouterr().out
     assert said.count("Task: Bring the counter from 0 to ") == 2
     assert "=== task reach3_1: 0 turns, reward 0" in said
-    assert "right:    what is right could not be tried (reach3_1: the environment has no expert)\n" in said
+    assert "right:    right answers could not be tried (reach3_1: the environment has no expert)\n" in said
     (tmp_path / "counting_pool.py").write_text(EXPERT_POOL)
     monkeypatch.syspath_prepend(tmp_path)
     assert main([counting(tmp_path, "counting_pool:CountingPool"), "--tasks", "1"]) == 0

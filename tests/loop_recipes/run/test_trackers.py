@@ -115,7 +115,7 @@ def test_a_tracker_that_hangs_is_said_once_and_holds_nothing_up(opened, caplog, 
     said = lines_of(caplog)
     assert len(said) == 2
     assert "has not answered for 0 s" in said[0] or "has not opened within 0 s" in said[0]
-    assert said[1].startswith("tracker: fake was told 0 of 4 points")
+    assert said[1].startswith("tracker: fake has 0 of 4 points")
     fake.release.set()
 
 

@@ -135,10 +135,10 @@ def test_a_config_s_mistakes_are_one_line(tmp_path, capsys):
 
 def test_a_mistake_is_one_line(tmp_path, capsys):
     assert main([str(tmp_path / "nosuch.py")]) == 1
-    assert capsys.readouterr().err == f"loop try: {tmp_path / 'nosuch.py'} is no file\n"
+    assert capsys.readouterr().err == f"loop try: {tmp_path / 'nosuch.py'} is not a file\n"
     (tmp_path / "my_game.py").touch()
     assert main([str(tmp_path / "my_gaem.py")]) == 1
-    assert capsys.readouterr().err.endswith(f"is no file; did you mean '{tmp_path / 'my_game.py'}'?\n")
+    assert capsys.readouterr().err.endswith(f"is not a file; did you mean '{tmp_path / 'my_game.py'}'?\n")
     with pytest.raises(SystemExit):
         main([str(EXAMPLE), "--tasks", "0"])
 

@@ -57,7 +57,7 @@ def compare(state: Mapping[str, Any], what: str, now: Mapping[str, str], accept:
     names = ", ".join(changed)
     if not accept:
         raise ConfigError(
-            f"resume_from_checkpoint: these have changed since the run's checkpoint: {names}; "
+            f"resume_from_checkpoint: the run's fingerprint has changed since its checkpoint: {names}; "
             "bring it back as it was, begin in another output_dir, or go on knowingly with accept_changes=True"
         )
     utils.log_rank_zero(log, f"going on though these have changed since the checkpoint: {names}")

@@ -225,7 +225,7 @@ def test_it_trains_then_scores_and_a_trained_run_is_only_scored(products, tmp_pa
     steps.clear()
     for change, what in ((("== target", "> target"), "code"), (("times 37", "times 38"), "code, tasks")):
         changed(products, change)
-        with pytest.raises(ConfigError, match=f"rests on has changed since its checkpoint: {what}; bring"):
+        with pytest.raises(ConfigError, match=f"fingerprint has changed since its checkpoint: {what}; bring"):
             train(products, MODEL, *words)
     assert steps == []
     train(products, MODEL, *words, "accept_changes=True")

@@ -1,1 +1,1 @@
-"""What is known of base models: their families, their weights on disk and on the hub, their chat formats."""
+"""Base models: their families, their weights on disk and on the hub, their chat formats."""

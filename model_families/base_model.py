@@ -35,23 +35,23 @@ if TYPE_CHECKING:
     from model_families.weights.four_bits import FourBits
 
 FAMILIES = {each.FAMILY.architecture: each.FAMILY for each in (qwen2, qwen3, llama, mistral)}
-"""Those that torchtune's modules build, by their names in config.json; transformers builds all others."""
+"""The families that torchtune's modules build, by their names in config.json; transformers builds all others."""
 MAX_HEADER_BYTES = 16 << 20
 _MODEL_FILES = re.compile(
     r"((generation_)?config|tokenizer(_config)?|vocab|chat_template|special_tokens_map|added_tokens)\.json|.*\.jinja"
 )
-"""Configuration and tokenizer, and no other programs' notes on them."""
+"""Names of the files of configuration and tokenizer, without the notes of other programs."""
 _DIGESTED_BYTES = 1 << 20
 _BLOCKS, _BLOCK_BYTES = 256, 4096
 _KEYS = ("k_proj", "qkv_proj", "kv_a_proj_with_mqa")
-"""Last parts of the names of layers that make what attention keeps of a token."""
+"""Last parts of the names of layers whose output is in the KV cache."""
 _MXFP4_BYTES = 17 / 32
-"""Of a weight in MXFP4: blocks of 32 numbers of four bits have a scale of a byte."""
+"""Bytes per number: a block of 32 numbers of four bits has a scale of one byte."""
 _GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
 
 def model_digest(folder: str | Path) -> str:
-    """16 hex digits that other weights or another tokenizer in the same folder change.
+    """Return 16 hex digits that other weights or another tokenizer in the same folder change.
 
     They come from the name and size of every file of weights and tokenizer, its first and last MiB, and 256 blocks of 4
     KiB at even distances in between: training moves all weights, and all of a large model takes minutes to read; of
@@ -64,7 +64,7 @@ def model_digest(folder: str | Path) -> str:
 
 
 def files_digest(files: Iterable[Path]) -> str:
-    """16 hex digits of files by name, size and samples of their bytes, as :func:`model_digest` describes them."""
+    """Return 16 hex digits of files by name, size and samples of their bytes, as :func:`model_digest` has them."""
     digest = hashlib.sha256()
     for file in sorted(files):
         if file.name.endswith("config.json"):
@@ -117,7 +117,7 @@ class BaseModel:
 
     @classmethod
     def read(cls, folder: str | Path, general: bool = False) -> BaseModel:
-        """From ``<folder>/config.json``, and the headers of the weights where no family builds it, or is to build it.
+        """Read ``<folder>/config.json``, and the headers of the weights if no family builds the model or ``general``.
 
         Raises:
             ValueError: names the file, and what is missing or cannot be built.
@@ -134,9 +134,9 @@ class BaseModel:
             ]
             decoder = architecture.endswith(_GENERATES) and not config.get("is_encoder_decoder")
         except (FileNotFoundError, NotADirectoryError) as error:
-            from model_families.weights.published import what_stands_there  # for those alone who have no model there
+            from model_families.weights.published import describe_wrong_path  # needed for this error only
 
-            raise ValueError(f"{folder} {what_stands_there(folder)}") from error
+            raise ValueError(f"{folder} {describe_wrong_path(folder)}") from error
         except (OSError, AttributeError, TypeError, KeyError, ValueError, RecursionError) as error:
             raise ValueError(f"{file} cannot be read as a model's configuration: {error!r}") from error
         if quantised:
@@ -146,7 +146,7 @@ class BaseModel:
             )
         if family is None and not decoder:
             raise ValueError(
-                f"{file}: {architecture} is no decoder that generates text, and only those can be trained; take a "
+                f"{file}: {architecture} is not a decoder that generates text, and only those can be trained; take a "
                 "model whose architecture ends in ForCausalLM or ForConditionalGeneration"
             )
         try:
@@ -161,7 +161,7 @@ class BaseModel:
 
     @classmethod
     def of_family(cls, config: dict[str, Any], family: Family) -> BaseModel:
-        """From the content of a config.json alone, which says all of a family's model."""
+        """Describe a family's model by the content of its config.json alone."""
         positions, rope = int(config.get("max_position_embeddings") or family.positions), read_rope(config)
         positions, window = max(positions, rope.positions), family.window_of(config)
         sizes = _sizes(config, family.head_width) | {"feed_forward": int(config["intermediate_size"])}
@@ -211,16 +211,16 @@ class BaseModel:
         }
 
     def divides(self, parts: int) -> bool:
-        """Whether attention can be divided by heads into so many parts, of which each key head is in one or more."""
+        """Return whether attention can be divided by heads into so many parts, each key head in one or more of them."""
         return self.heads % parts == 0 and (self.kv_heads % parts == 0 or parts % self.kv_heads == 0)
 
     @property
     def lora_modules(self) -> tuple[str, ...]:
-        """The last parts of their names, in the order of a layer."""
+        """Last parts of the names of :attr:`linear_layers`, in the order of a layer."""
         return tuple(dict.fromkeys(name.rpartition(".")[2] for name in self.linear_layers))
 
     def adapter_shapes(self, target_modules: Collection[str], rank: int) -> dict[str, tuple[int, int]]:
-        """Every tensor of a PEFT adapter on ``target_modules``: name to shape. A is [r, in], B is [out, r]."""
+        """Return every tensor of a PEFT adapter on ``target_modules``: name to shape. A is [r, in], B is [out, r]."""
         expected = {}
         for name, (outputs, inputs) in self.linear_layers.items():
             if name.rpartition(".")[2] in target_modules:
@@ -229,51 +229,51 @@ class BaseModel:
         return expected
 
     def adapter_parameters(self, rank: int) -> int:
-        """Of an adapter on all modules."""
+        """Return the number of parameters of an adapter of ``rank`` on all modules."""
         return rank * sum(map(sum, self.linear_layers.values()))
 
     def max_adapter_bytes(self, rank_limit: int) -> int:
-        """Size of the largest weights file there can be: all modules, fp32, and its header."""
+        """Return the size of the largest weights file of an adapter: all modules, fp32, and its header."""
         return 4 * self.adapter_parameters(rank_limit) + MAX_HEADER_BYTES
 
     @cached_property
     def _by_layer(self) -> Mapping[int | None, int]:
-        """Parameters of each layer of the text's decoder, under None of what is in none; without norms and biases."""
-        found: dict[int | None, int] = {}
+        """Parameters of each layer of the text's decoder, under None those outside layers; without norms and biases."""
+        counts: dict[int | None, int] = {}
         for name, shape in self.weights.items():
             if len(shape) > 1 and not is_of_tower(name):
-                found[layer_of(name)] = found.get(layer_of(name), 0) + math.prod(shape)
-        return found
+                counts[layer_of(name)] = counts.get(layer_of(name), 0) + math.prod(shape)
+        return counts
 
     @property
     def parameters(self) -> int:
-        """Of the text's decoder. Norms and biases are left out."""
+        """Number of parameters of the text's decoder, without norms and biases."""
         return sum(self._by_layer.values())
 
     @property
     def layer_parameters(self) -> int:
-        """Of the decoder layer that has most."""
+        """Number of parameters of the largest decoder layer."""
         return max(count for layer, count in self._by_layer.items() if layer is not None)
 
     @property
     def outer_parameters(self) -> int:
-        """Of what is in no decoder layer: the embedding and the head, which are one matrix if they are tied."""
+        """Number of parameters outside the decoder layers: embedding and head, one matrix if they are tied."""
         return self._by_layer[None]
 
     @property
     def held_bytes(self) -> float:
-        """Of the weights in the learner: bf16, and four bits where they are stored so."""
+        """Bytes of the weights in the learner: bf16, and four bits where they are stored so."""
         return 2 * self.parameters - (0.0 if self.four_bits is None else self.four_bits.saved_bytes(self.weights))
 
     @property
     def served_bytes(self) -> float:
-        """Of the weights in a server, which has MXFP4 too as it is stored."""
+        """Bytes of the weights in a server, which keeps MXFP4 as it is stored."""
         experts = sum(math.prod(shape) for name, shape in self.weights.items() if is_expert(name, shape))
         return self.held_bytes - (2 - _MXFP4_BYTES) * experts * self.mxfp4
 
     @cached_property
     def _keys(self) -> list[str]:
-        """Names of the weights, in the text's layers, that make what attention keeps of a token."""
+        """Names of the weights, in the text's layers, whose output is in the KV cache."""
         made = (name for name in self.weights if name.endswith(".weight") and layer_of(name) is not None)
         return [name for name in made if module_of(name).rpartition(".")[2] in _KEYS]
 
@@ -284,20 +284,20 @@ class BaseModel:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """In bf16, over all layers, each as if it had no window. The states of mixers do not grow with the tokens."""
-        kept = 0
+        """Bytes of the KV cache per token in bf16, as if no layer had a window; mixers' states do not grow."""
+        width = 0
         for name in self._keys:
             module, rows = module_of(name).rpartition(".")[2], self.weights[name][0]
             if module == "k_proj":  # values are the keys where they have no weight of their own
                 rows += self.weights.get(name.replace("k_proj", "v_proj"), (rows,))[0]
             elif module == "qkv_proj":
                 rows -= self.heads * self.head_width
-            kept += rows
-        return 2 * kept
+            width += rows
+        return 2 * width
 
 
 def _quantised_by(config: Mapping[str, Any]) -> str | None:
-    """How weights are quantised that can be read: gpt-oss as it was published, and those of compressed-tensors."""
+    """Return the method by which weights are quantised that can be read: mxfp4 of gpt-oss, or compressed-tensors."""
     method = (config.get("quantization_config") or {}).get("quant_method")
     published = method == "mxfp4" and config.get("model_type") == "gpt_oss"
     return method if published or method == "compressed-tensors" else None
@@ -306,13 +306,13 @@ def _quantised_by(config: Mapping[str, Any]) -> str | None:
 def _read_four_bits(config: Mapping[str, Any], weights: Mapping[str, tuple[int, ...]] | None) -> FourBits | None:
     if _quantised_by(config) != "compressed-tensors":
         return None
-    from model_families.weights.four_bits import read_four_bits  # for those alone who have such a model
+    from model_families.weights.four_bits import read_four_bits  # rarely needed
 
     return read_four_bits(config["quantization_config"], weights)
 
 
 def _sizes(config: Mapping[str, Any], head_width: int | None) -> dict[str, Any]:
-    """The sizes that config.json says of every decoder. Raises ValueError for one that no decoder has."""
+    """Read the sizes of a decoder from its config.json. Raises ValueError for one that is below 1."""
     width, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
     sizes = {
         "layers": int(config["num_hidden_layers"]),
@@ -339,7 +339,7 @@ def _weights_of_family(
     head_width: int,
     vocabulary: int,
 ) -> dict[str, tuple[int, ...]]:
-    """Every weight by its name in Hugging Face's files; a tied head is none."""
+    """Return the shape of every weight by its name in Hugging Face's files, where a tied head is left out."""
     query, keys = heads * head_width, kv_heads * head_width
     linear = {
         "self_attn.q_proj": (query, width),

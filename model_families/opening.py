@@ -1,4 +1,4 @@
-"""Opens the folder of a model: what it says of itself is proven before anything expensive begins.
+"""Opens the folder of a model, and proves its description before anything expensive begins.
 
 Trainer, rollout node and checks open a model here, so that what one takes, the others take. The weights are those that
 config.json describes, and one set of them. The chat is that of the folder's own template: a few conversations have the
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def open_weights(folder: str | Path) -> BaseModel:
-    """The description of the model in ``folder``, whose weights are as it says.
+    """Open the model in ``folder``; returns its description, with which its weights agree.
 
     Raises:
         ValueError: names the file, what is wrong with it and the cure; one line.
@@ -53,7 +53,7 @@ def open_model_chat(
     thinking: Thinking | None = None,
     observation_role: ObservationRole | None = None,
 ) -> ChatFormat:
-    """The chat of the model in ``folder``, each of whose ids the model has a row for.
+    """Open the chat of the model in ``folder``, each of whose ids the model has a row for.
 
     Args:
         base: the model, whose embedding has a row for each token that is written.

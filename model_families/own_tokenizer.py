@@ -1,4 +1,4 @@
-"""Whether a folder's tokenizer gives the same ids in everybody's hands, and the cure where it does not.
+"""Checks that a folder's tokenizer gives the same ids in transformers, and the cure where it does not.
 
 transformers 5 takes the pre-tokenizer of some kinds of models (``model_type`` qwen2 and others) from its own code,
 whatever the folder's ``tokenizer.json`` says. Of the published models the two are the same. A tokenizer of one's own in
@@ -26,8 +26,8 @@ SETTINGS = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "auto_map": {"AutoTokenizer": [None, f"{MODULE}.OwnTokenizer"]},
 }
-"""Of tokenizer_config.json. transformers 5 then builds no tokenizer of its own; it reads the module only where it is
-told to trust a folder's code, and else ``tokenizer.json`` alone."""
+"""Keys of tokenizer_config.json with which transformers 5 builds no tokenizer of its own; it reads the module only
+where it may trust a folder's code, and else ``tokenizer.json`` alone."""
 _TEXTS = (
     "Hello, world! How are you today?",
     "print(apis.spotify.login(username='joe@mail.com', password='x_1'))",
@@ -56,7 +56,7 @@ def differing_ids(folder: str | Path) -> str | None:
     """Compare the ids that ``tokenizers``, by which training and serving here go, and transformers give twenty texts.
 
     Returns:
-        What differs, in one line; None where nothing does, or where the folder holds no ``tokenizer.json``.
+        The difference, in one line; None without one, or where the folder holds no ``tokenizer.json``.
     """
     if not (Path(folder) / "tokenizer.json").is_file():
         return None
@@ -85,7 +85,7 @@ def differing_ids(folder: str | Path) -> str | None:
 
 
 def read_as_written(folder: Path) -> None:
-    """Have everybody read the ``tokenizer.json`` in ``folder`` as it is: adds :data:`SETTINGS` and :data:`CODE`."""
+    """Make transformers read the ``tokenizer.json`` in ``folder`` as it is: adds :data:`SETTINGS` and :data:`CODE`."""
     file = folder / "tokenizer_config.json"
     settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     file.write_text(json.dumps(settings | SETTINGS, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

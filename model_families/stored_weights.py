@@ -18,7 +18,7 @@ from model_families.weights.weight_files import StoredTensor, check_one_set, rea
 from model_families.weights.weight_names import EMBEDDING, HEAD, PACKED_TYPES
 
 COMPARED_ROWS = 1024
-"""Rows of a head and an embedding that are compared."""
+"""Number of rows of a head and an embedding that are compared."""
 _WRAPPED = {
     "_orig_mod.": "saved from a model that torch.compile made: save its _orig_mod",
     "base_model.model.": "saved from a model of PEFT: save what merge_and_unload() returns",
@@ -27,9 +27,9 @@ _WRAPPED = {
     "language_model.": "the language part of a larger model: save it as a model of its own",
     "pretrained_model.": "saved from TRL's model with a value head: save its pretrained_model",
 }
-"""What stands before the names -> what they are and the cure."""
+"""Prefix of the names -> the program that wrote it, and the cure."""
 _NEVER_PLAIN = ("_orig_mod.", "base_model.model.", "module.", "pretrained_model.")
-"""Those of them that no model itself has."""
+"""The prefixes that no model itself has."""
 _QUANTISED = re.compile(
     r".*\.(qweight|qzeros|scales|g_idx|biases|weight_packed|weight_scale(_inv)?|(weight\.)?(absmax|quant_map|SCB))(\..*)?"
 )
@@ -38,7 +38,7 @@ _WHOLE = frozenset({"F64", "F32", "F16", "BF16"})
 
 
 def weights_digest(folder: str | Path) -> str | None:
-    """16 hex digits that other weights in ``folder`` change, and its tokenizer does not.
+    """Return 16 hex digits that other weights in ``folder`` change, and its tokenizer does not.
 
     None where no weights of Hugging Face's names can be read, such as a checkpoint of torchtune's own.
     """
@@ -69,52 +69,52 @@ def check_weights(folder: str | Path, base: BaseModel) -> None:
     Raises:
         ValueError: names the file, what is wrong with it and the cure; one line.
     """
-    folder, stored = Path(folder), dict[str, StoredTensor]()
+    folder, on_disk = Path(folder), dict[str, StoredTensor]()
     for file in check_one_set(folder):
-        stored |= read_header(file)
+        on_disk |= read_header(file)
     if base.family is None:
-        return _check_general(folder, stored, base)
+        return _check_general(folder, on_disk, base)
     expected = base.weights if base.four_bits is None else base.four_bits.stored(base.weights)
-    found = {name: tensor for name, tensor in stored.items() if not name.endswith("rotary_emb.inv_freq")}
-    head = found.pop(HEAD, None) if base.tied else None
-    _check_names(folder, found, expected)
+    stored = {name: tensor for name, tensor in on_disk.items() if not name.endswith("rotary_emb.inv_freq")}
+    head = stored.pop(HEAD, None) if base.tied else None
+    _check_names(folder, stored, expected)
     for name, shape in expected.items():
-        _check_tensor(name, found[name], shape)
-    if head is not None and not _alike(head, found[EMBEDDING]):
+        _check_tensor(name, stored[name], shape)
+    if head is not None and not _alike(head, stored[EMBEDDING]):
         raise ValueError(
             f"{folder}: {HEAD} is not {EMBEDDING}, to which config.json ties it (tie_word_embeddings); make it false"
         )
 
 
-def _check_general(folder: Path, found: Mapping[str, StoredTensor], base: BaseModel) -> None:
-    """Check what no family describes: the weights are whole and plain, of as many layers and words as config.json says.
+def _check_general(folder: Path, stored: Mapping[str, StoredTensor], base: BaseModel) -> None:
+    """Check a model that no family describes: weights whole and plain, layers and words as many as config.json says.
 
     The learner compares the rest, for which transformers is needed.
     """
-    bare = {name.removeprefix(prefix) for name in found for prefix in _NEVER_PLAIN if name.startswith(prefix)}
+    bare = {name.removeprefix(prefix) for name in stored for prefix in _NEVER_PLAIN if name.startswith(prefix)}
     strange = [
-        name for name in found if name.startswith(_NEVER_PLAIN) or _QUANTISED.fullmatch(name) or ".lora_" in name
+        name for name in stored if name.startswith(_NEVER_PLAIN) or _QUANTISED.fullmatch(name) or ".lora_" in name
     ]
     if strange:
-        raise ValueError(f"{found[strange[0]].file}: {_kind(strange, found, dict.fromkeys(bare))}")
-    layers = {layer_of(name) for name in found} - {None}
+        raise ValueError(f"{stored[strange[0]].file}: {_kind(strange, stored, dict.fromkeys(bare))}")
+    layers = {layer_of(name) for name in stored} - {None}
     if missing := sorted(set(range(base.layers)) - layers):
         raise ValueError(
             f"{folder} lacks layer {missing[0]} of the {base.layers} that config.json says; are config.json and "
             "weights of one model?"
         )
-    for name, tensor in found.items():
+    for name, tensor in stored.items():
         if base.mxfp4 and name not in base.weights and tensor.dtype == "U8":  # blocks and scales
             continue
         words = base.vocabulary if name.endswith("embed_tokens.weight") and layer_of(name) is None else None
         _check_tensor(name, tensor, tensor.shape if words is None else (words, *tensor.shape[1:]))
 
 
-def _check_names(folder: Path, found: Mapping[str, StoredTensor], expected: Mapping[str, tuple[int, ...]]) -> None:
-    strange = [name for name in found if name not in expected]
-    missing = [name for name in expected if name not in found]
+def _check_names(folder: Path, stored: Mapping[str, StoredTensor], expected: Mapping[str, tuple[int, ...]]) -> None:
+    strange = [name for name in stored if name not in expected]
+    missing = [name for name in expected if name not in stored]
     if strange:
-        raise ValueError(f"{found[strange[0]].file}: {_kind(strange, found, expected)}")
+        raise ValueError(f"{stored[strange[0]].file}: {_kind(strange, stored, expected)}")
     if missing == [HEAD]:
         raise ValueError(
             f"{folder} holds no {HEAD}, and config.json does not tie it to the embedding: make tie_word_embeddings "
@@ -125,8 +125,8 @@ def _check_names(folder: Path, found: Mapping[str, StoredTensor], expected: Mapp
         raise ValueError(f"{folder} lacks the weight {missing[0]}{more}; are config.json and weights of one model?")
 
 
-def _kind(strange: Sequence[str], found: Mapping[str, StoredTensor], expected: Mapping[str, Any]) -> str:
-    """What weights of such names are, and the cure."""
+def _kind(strange: Sequence[str], stored: Mapping[str, StoredTensor], expected: Mapping[str, Any]) -> str:
+    """Return what weights of such names are, and the cure."""
     name = strange[0]
     for prefix, kind in _WRAPPED.items():
         if any(
@@ -142,7 +142,7 @@ def _kind(strange: Sequence[str], found: Mapping[str, StoredTensor], expected: M
     if any(each.startswith(("v_head.", "value_head.", "score.", "classifier.")) for each in strange):
         return f"{name} is a value or reward head: save the model without it"
     more = f" ({len(strange)} such weights)" if len(strange) > 1 else ""
-    return f"{name} is no weight of the model that config.json describes{more}"
+    return f"{name} is not a weight of the model that config.json describes{more}"
 
 
 def _check_tensor(name: str, tensor: StoredTensor, shape: tuple[int, ...]) -> None:
@@ -160,7 +160,7 @@ def _check_tensor(name: str, tensor: StoredTensor, shape: tuple[int, ...]) -> No
 
 
 def _alike(one: StoredTensor, other: StoredTensor) -> bool:
-    """Whether two tensors are the same, by some of their rows; the learner compares all, and tensors of two types."""
+    """Return whether two tensors are the same, by some of their rows; the learner compares all, of two types too."""
     if one.shape != other.shape:
         return False
     if one.dtype != other.dtype:

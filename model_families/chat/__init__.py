@@ -1,5 +1,5 @@
-"""The chat of a model: how its folder's template writes messages, tools and thinking as token ids, and how what was
-sampled is read."""
+"""The chat of a model: how its folder's template writes messages, tools and thinking as token ids, and how sampled ids
+are read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from model_families.chat.tokenizer import read_tokenizer
 def open_chat(
     model_dir: str | Path, thinking: Thinking | None = None, observation_role: ObservationRole | None = None
 ) -> ChatFormat:
-    """The chat of the model in ``model_dir``: what the template in the folder writes.
+    """Open the chat of the model in ``model_dir``, as the template in the folder writes it.
 
     Args:
         thinking: None for the template's own way.
@@ -35,7 +35,7 @@ def open_chat(
         check_template(tokens, chat)
     except ValueError as error:
         if thinking is not None or observation_role is not None:
-            open_chat(model_dir)  # says what is wrong with the folder itself
+            open_chat(model_dir)  # raises what is wrong with the folder itself
             raise
         raise ValueError(
             f"{model_dir}: its own chat template cannot be trained: {error}; put one whose turns control tokens divide "

@@ -25,7 +25,7 @@ OFFERED = {
         "parameters": {"type": "object", "properties": {"qwkey": {"type": "string", "description": "A value."}}},
     },
 }
-"""A call of a tool that no task has, and what it is offered as: by them the form of a template is learned."""
+"""A call of a tool that no task has, and its schema: the form of a template is learned from them."""
 _BARE, _NUMBER = ToolCall(CALLED.name, {}), ToolCall(CALLED.name, {"qwkey": 70707})
 _SEVERAL = ToolCall(CALLED.name, {"qwkey": "qwvalue", "qwlast": "qwend"})
 _ODD = ToolCall(CALLED.name, {"qwkey": 'a "b"\n é', "n": 1, "list": [{"x": "y"}, 2.5]})
@@ -41,7 +41,7 @@ class CallForm(ABC):
 
     @abstractmethod
     def read(self, text: str) -> tuple[str, list[Call]]:
-        """What is said before the calls, and the calls.
+        """Return the text before the calls, and the calls.
 
         Raises:
             ValueError, KeyError, RecursionError: there are calls, and not in this form.
@@ -58,7 +58,7 @@ class ObjectCalls(CallForm):
 
     def read(self, text: str) -> tuple[str, list[Call]]:
         mark = self.opens.strip()
-        said, opened, rest = text.partition(mark) if mark else ("", text.lstrip()[:1] == "{" and "{", text)
+        before, opened, rest = text.partition(mark) if mark else ("", text.lstrip()[:1] == "{" and "{", text)
         calls: list[Call] = []
         while opened:
             written, end = json.JSONDecoder().raw_decode(rest := rest.lstrip())
@@ -69,7 +69,7 @@ class ObjectCalls(CallForm):
             rest = rest[end:].lstrip()
             opened = self.between.strip() if rest.startswith(self.between.strip()) and rest else ""
             rest = rest.removeprefix(opened)
-        return (said, calls) if calls else (text, [])
+        return (before, calls) if calls else (text, [])
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class NamedCalls(CallForm):
 
     def read(self, text: str) -> tuple[str, list[Call]]:
         mark = self.opens.strip()
-        said, opened, rest = text.partition(mark)
+        before, opened, rest = text.partition(mark)
         rest = self._as_json(opened + rest)
         calls: list[Call] = []
         while opened and rest.startswith(mark):
@@ -91,7 +91,7 @@ class NamedCalls(CallForm):
             arguments, end = json.JSONDecoder().raw_decode(rest, start)
             calls.append((name, arguments))
             rest = rest[end:].lstrip().removeprefix(self.closes.strip()).lstrip()
-        return (said, calls) if calls else (text, [])
+        return (before, calls) if calls else (text, [])
 
     def _as_json(self, text: str) -> str:
         if self.quote == '"':
@@ -118,37 +118,37 @@ class MarkedCalls(CallForm):
 
     def read(self, text: str) -> tuple[str, list[Call]]:
         opens = _pattern(self.opens.strip())
-        found = opens.search(text)
-        said = text[: found.start()] if found else text
+        match = opens.search(text)
+        before = text[: match.start()] if match else text
         calls: list[Call] = []
-        while found:
-            name, mark, position = _up_to(text, found.end(), self.closes_bare, self.key)
+        while match:
+            name, mark, position = _up_to(text, match.end(), self.closes_bare, self.key)
             arguments: dict[str, object] = {}
             while mark in (self.key, self.again):
                 key, _, position = _up_to(text, position, self.value)
                 value, mark, position = _up_to(text, position, self.closes, self.again)
                 arguments[key] = _value(value)
             calls.append((name.strip(), arguments))
-            found = re.compile(rf"\s*{opens.pattern}").match(text, position)
-        return said, calls
+            match = re.compile(rf"\s*{opens.pattern}").match(text, position)
+        return before, calls
 
 
 def _up_to(text: str, position: int, *marks: str) -> tuple[str, str, int]:
-    """What stands between ``position`` and the next of ``marks``, that mark, and the position behind it."""
-    found = [(match.start(), match.end(), mark) for mark in marks if (match := _pattern(mark).search(text, position))]
-    if not found:
+    """Return the text between ``position`` and the next of ``marks``, that mark, and the position behind it."""
+    places = [(match.start(), match.end(), mark) for mark in marks if (match := _pattern(mark).search(text, position))]
+    if not places:
         raise ValueError(f"nothing like {' or '.join(map(repr, marks))} behind {text[:position][-60:]!r}")
-    start, end, mark = min(found)
+    start, end, mark = min(places)
     return text[position:start], mark, end
 
 
 def _pattern(mark: str) -> re.Pattern[str]:
-    """A pattern of ``mark`` whose white space may be missing."""
+    """Return a pattern of ``mark`` whose white space may be missing."""
     return re.compile("".join(f"{re.escape(letter)}{'?' if letter.isspace() else ''}" for letter in mark))
 
 
 def _value(text: str) -> object:
-    """What an argument stands for: JSON, or else a text."""
+    """Return the value of an argument: JSON, or else the text itself."""
     with suppress(ValueError):
         return STRICT_JSON.decode(text)
     return text
@@ -161,7 +161,7 @@ def learn_form(write: Callable[..., str]) -> CallForm:
         write: gives the turn that makes some calls, from behind its prompt up to the control token that ends it.
 
     Raises:
-        ValueError: the calls have another form, or what is written is not read as it was.
+        ValueError: the calls have another form, or a call is not read as it was written.
     """
     form = _learned_objects(write) or _learned_names(write)
     for call in (CALLED, _ODD):
@@ -172,10 +172,10 @@ def learn_form(write: Callable[..., str]) -> CallForm:
 
 def _learned_objects(write: Callable[..., str]) -> ObjectCalls | None:
     turn = write(CALLED)
-    found = list(_objects(turn))
-    if len(found) != 1:
+    objects = list(_objects(turn))
+    if len(objects) != 1:
         return None
-    [(start, _, name, arguments)] = found
+    [(start, _, name, arguments)] = objects
     between = ""
     with suppress(ValueError):  # it makes one call in a turn
         two = write(CALLED, CALLED)
@@ -208,23 +208,23 @@ def _learned_names(write: Callable[..., str]) -> NamedCalls | MarkedCalls:
         return MarkedCalls(opens, closes_bare, key, value, again, closes)
     before, brace, _ = key.partition("{")
     if not brace:
-        raise ValueError(f"a call is no JSON object, no name and object, and no text between marks: {opens!r}")
+        raise ValueError(f"a call is not a JSON object, a name and an object, or text between marks: {opens!r}")
     return NamedCalls(opens, before, closes.removesuffix(closes_number), closes_number.partition("}")[2])
 
 
 def _around(text: str, *words: str) -> list[str]:
-    """What stands before, between and behind ``words``, each of which is there once."""
+    """Split ``text`` into the pieces before, between and behind ``words``, each of which is in it once."""
     pieces = []
     for word in words:
-        before, found, text = text.partition(word)
-        if not found or word in text:
+        before, match, text = text.partition(word)
+        if not match or word in text:
             raise ValueError(f"a call does not say {word!r} once")
         pieces.append(before)
     return [*pieces, text]
 
 
 def rendered_call(name: object, arguments: object, raw: str) -> str:
-    """Write a call of the policy in the form that environments read; ``raw``, what was written, if it is none."""
+    """Write a call of the policy in the form that environments read, or its ``raw`` text as an unread call."""
     if isinstance(name, str) and isinstance(arguments, dict):
         return printable(render_tool_call(ToolCall(name, arguments)))  # JSON can spell a lone surrogate
     return unread_call(raw)

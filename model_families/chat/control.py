@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from loop_plumbing.sanitize import printable
-from model_families.chat.tokenizer import MOST_CACHED_CHARACTERS, read_tokenizer
+from model_families.chat.tokenizer import MAX_CACHED_CHARACTERS, read_tokenizer
 
 MARK, HIDDEN = "\ufdd0", "\ufdd1"
 """Code points that Unicode sets apart for a program's own use, and that are in no text: the first breaks a word that is
-no control token, the second begins the name of one."""
+not a control token, the second begins the name of one."""
 _CONTROL = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 """The form of a word that ordinary text does not hold by chance."""
 
@@ -56,7 +56,7 @@ class Shield:
     def _text(self, text: str) -> str:
         text = printable(text).replace(MARK, "\ufffd").replace(HIDDEN, "\ufffd")
         while self.pattern.search(text):  # what is left and right of a word may be one, too
-            text = self.pattern.sub(lambda found: found[0][0] + MARK + found[0][1:], text)
+            text = self.pattern.sub(lambda word: word[0][0] + MARK + word[0][1:], text)
         return text
 
 
@@ -87,7 +87,7 @@ class UnforgeableTokenizer:
             }
             self.text = Tokenizer.from_str(json.dumps(_renamed(stored, self.ids)))
         except Exception as error:  # the library has no class of its own for it
-            read_tokenizer(model_dir)  # says what is wrong with the file
+            read_tokenizer(model_dir)  # raises what is wrong with the file
             raise ValueError(f"{file} cannot be read with its control tokens renamed: {error}") from error
         for word, token in self.ids.items():
             if _CONTROL.fullmatch(word) is None:
@@ -100,20 +100,20 @@ class UnforgeableTokenizer:
         self._encode_cached = lru_cache(maxsize=512)(self._encode)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of scaffolding with shielded text in it."""
-        named = self.shield.pattern.sub(lambda found: HIDDEN + found[0], text).replace(MARK, "")
-        return list(self._encode_cached(named) if len(named) <= MOST_CACHED_CHARACTERS else self._encode(named))
+        """Return the ids of scaffolding with shielded text in it."""
+        named = self.shield.pattern.sub(lambda word: HIDDEN + word[0], text).replace(MARK, "")
+        return list(self._encode_cached(named) if len(named) <= MAX_CACHED_CHARACTERS else self._encode(named))
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.text.encode(text, add_special_tokens=False).ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of ids. Control tokens are shown as they are written."""
+        """Return the text of ids, with control tokens as they are written."""
         return self.text.decode(list(token_ids), skip_special_tokens=False).replace(HIDDEN, "")
 
 
 def _renamed(stored: Mapping[str, Any], control: Container[str]) -> dict[str, Any]:
-    """The content of ``tokenizer.json`` with names for its control tokens, which lie in some vocabularies, too."""
+    """Return the content of ``tokenizer.json`` with names for its control tokens, in its vocabulary too."""
 
     def name(word: Any) -> Any:
         return HIDDEN + word if isinstance(word, str) and word in control else word

@@ -23,7 +23,7 @@ ObservationRole = Literal["user", "tool"]
 
 @dataclass(frozen=True)
 class ReadTurn:
-    """One sampled turn, read.
+    """A sampled turn, read.
 
     ``answer`` is all that an environment is given: the text behind the thinking, its tool calls in the form of
     :mod:`agent_environments.tool_calls`. ``thinking_tokens`` counts the sampled ids up to the end of the thinking,
@@ -67,12 +67,12 @@ class ChatFormat(TextTokens, ABC):
 
     @property
     def thinks(self) -> bool:
-        """Whether its turns may begin with thinking."""
+        """Return whether its turns may begin with thinking."""
         return self.thinking in ("kept", "stripped")
 
     @abstractmethod
     def opening(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> list[int]:
-        """All ids up to where the assistant speaks.
+        """Return all ids up to where the assistant speaks.
 
         Raises:
             ValueError: messages that the model's own format has no form for; one line.
@@ -82,7 +82,7 @@ class ChatFormat(TextTokens, ABC):
     def extension(
         self, prompt: Sequence[int], sampled: Sequence[int], messages: Sequence[ChatMessage], tools: Tools = ()
     ) -> list[int] | None:
-        """The ids that follow ``prompt`` + ``sampled``, up to where the assistant speaks again.
+        """Return the ids that follow ``prompt`` + ``sampled``, up to where the assistant speaks again.
 
         None: those ids cannot be gone on from, and the whole conversation is to be encoded as an :meth:`opening`.
         """
@@ -93,8 +93,8 @@ class ChatFormat(TextTokens, ABC):
 
     @abstractmethod
     def spoken(self, action: str, tools: Tools, reasoning: str = "") -> list[int]:
-        """The ids of a whole turn as the policy would sample it: its thinking where it :attr:`thinks`, an action, its
-        calls in the model's own form, its end.
+        """Return the ids of a whole turn as the policy would sample it: its thinking where it :attr:`thinks`, an
+        action, its calls in the model's own form, its end.
 
         Raises:
             ValueError: calls or thinking that the model's own format has no form for.
@@ -102,33 +102,33 @@ class ChatFormat(TextTokens, ABC):
 
     @abstractmethod
     def aside(self, text: str) -> list[int]:
-        """The ids of a system message that stands before a whole prompt."""
+        """Return the ids of a system message that stands before a whole prompt."""
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """The ids that open an environment's episode, up to where the assistant speaks."""
+        """Return the ids that open an environment's episode, up to where the assistant speaks."""
         return self.opening(*opening_messages(messages))
 
     def heard(self, observation: str, tools: Tools) -> list[ChatMessage]:
-        """An environment's answer, as messages in the role that this format is given it in."""
+        """Return an environment's answer, as messages in the role that this format is given it in."""
         return observation_messages(observation, self.observation_role, bool(tools))
 
     def scripted(
         self, opening: Sequence[Message], steps: Sequence[tuple[str, str]]
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids of an episode that follows a script, and the span [start, end) of each of its turns.
+        """Return the ids of an episode that follows a script, and the span [start, end) of each of its turns.
 
         Args:
-            steps: (action, observation) of each turn; the last observation is not shown to anybody.
+            steps: (action, observation) of each turn; nobody sees the last observation.
 
         Raises:
-            ValueError: in this format the turns are no single sequence.
+            ValueError: this format divides the turns into several sequences.
         """
         messages, tools = opening_messages(opening)
         token_ids, spans, start = self.opening(messages, tools), [], 0
         for number, (action, _) in enumerate(steps):
             if number:
-                shown = self.heard(steps[number - 1][1], tools)
-                between = self.extension(token_ids[:start], token_ids[start:], shown, tools)
+                heard = self.heard(steps[number - 1][1], tools)
+                between = self.extension(token_ids[:start], token_ids[start:], heard, tools)
                 if between is None:
                     raise ValueError(f"in this chat an episode is several sequences (thinking is {self.thinking})")
                 token_ids += between
@@ -138,5 +138,5 @@ class ChatFormat(TextTokens, ABC):
         return token_ids, spans
 
     def without_stop(self, sampled: Sequence[int]) -> list[int]:
-        """The sampled ids before the one that ended the turn."""
+        """Return the sampled ids before the one that ended the turn."""
         return list(sampled[:-1] if sampled and sampled[-1] in self.stop_ids else sampled)

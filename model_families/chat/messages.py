@@ -1,6 +1,6 @@
 """A message of a conversation, whatever the format: a role, text, tool calls and thinking apart from each other.
 
-Environments speak in texts. What stands in them for tools is the form of :mod:`agent_environments.tool_calls`, and here
+Environments speak in texts. Their form of tools is that of :mod:`agent_environments.tool_calls`, and here
 it is taken apart: a format writes tools, calls and results in its model's own form.
 """
 
@@ -34,7 +34,7 @@ THOUGHT_OPENS, THOUGHT_CLOSES = "<think>", "</think>"
 
 @dataclass(frozen=True)
 class ChatMessage:
-    """One message: ``calls`` and ``reasoning`` are those of an assistant's, ``content`` is all the rest.
+    """A message: ``calls`` and ``reasoning`` are those of an assistant's, ``content`` is all the rest.
 
     ``call_ids`` are the names by which a client refers to the calls, "" for one without; a tool's message has that of
     the call that it answers. No policy reads them, and messages that differ in them alone are equal.
@@ -100,17 +100,17 @@ def spoken_message(text: str, with_tools: bool, reasoning: str = "") -> ChatMess
 
 
 def opening_messages(messages: Sequence[Message]) -> tuple[list[ChatMessage], Tools]:
-    """The messages that open an episode, and the tools that its system message offers."""
-    given = [ChatMessage(message.role, message.content) for message in messages]
-    if not given or given[0].role != "system":
-        return given, ()
-    own, tools = split_tools_section(given[0].content)
+    """Return the messages that open an episode, and the tools that its system message offers."""
+    plain = [ChatMessage(message.role, message.content) for message in messages]
+    if not plain or plain[0].role != "system":
+        return plain, ()
+    own, tools = split_tools_section(plain[0].content)
     system = [] if own is None else [ChatMessage("system", own)]
-    return [*system, *given[1:]], tools
+    return [*system, *plain[1:]], tools
 
 
 def observation_messages(text: str, role: Literal["user", "tool"], with_tools: bool) -> list[ChatMessage]:
-    """An environment's answer: the results of a turn's tool calls, or one message in ``role``."""
+    """Return an environment's answer: the results of a turn's tool calls, or one message in ``role``."""
     results = split_tool_responses(text) if with_tools else None
     if results is None:
         return [ChatMessage(role, text)]
@@ -118,7 +118,7 @@ def observation_messages(text: str, role: Literal["user", "tool"], with_tools: b
 
 
 def as_texts(messages: Sequence[ChatMessage], tools: Tools) -> Iterator[tuple[str, str]]:
-    """(role, text) of the turns in the form that environments speak, records hold and Qwen2.5's template writes.
+    """Yield (role, text) of the turns in the form that environments speak, records hold and Qwen2.5's template writes.
 
     Tools stand in the system message, calls in the assistant's text, and results that follow each other share one user
     message. Thinking is left out.
@@ -133,17 +133,17 @@ def as_texts(messages: Sequence[ChatMessage], tools: Tools) -> Iterator[tuple[st
         if results:
             yield "user", render_tool_response(*results)
             results = []
-        parts = [message.content, *(render_tool_call(call) for call in message.calls)]
+        pieces = [message.content, *(render_tool_call(call) for call in message.calls)]
         if number == 0 and tools and message.role == "system":
             yield "system", printable(f"{message.content}\n\n{tools_section(tools)}")
         else:
-            yield message.role, printable("\n".join(part for part in parts if part))
+            yield message.role, printable("\n".join(piece for piece in pieces if piece))
     if results:
         yield "user", render_tool_response(*results)
 
 
 def split_thought(text: str) -> tuple[str, str, bool]:
-    """(thinking, answer, cut) of a turn that is known as text alone; ``cut``: it ended before its thinking did."""
+    """Return (thinking, answer, cut) of a turn known as text alone; ``cut``: it ended before its thinking did."""
     thought, closed, answer = text.partition(THOUGHT_CLOSES)
     if closed:
         return thought.replace(THOUGHT_OPENS, "", 1).strip("\n"), answer.lstrip("\n"), False

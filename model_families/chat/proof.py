@@ -27,8 +27,7 @@ ADD = {
     },
 }
 CALL = ToolCall("add", {"n": 1})
-_SHOWN = 60
-"""Characters of each side of a difference."""
+_MAX_DIFFERENCE_CHARACTERS = 60
 Conversation = tuple[list[ChatMessage], Tools]
 
 
@@ -53,7 +52,7 @@ def check_template(tokens: Tokenizer, chat: Templated) -> None:
 
 
 def _conversations(chat: Templated) -> Iterator[Conversation]:
-    """What an episode is made of (docs/chat_formats.md)."""
+    """Yield conversations with each piece that an episode can have (docs/chat_formats.md)."""
     asked = [SYSTEM, QUESTION]
     yield [QUESTION], ()
     yield asked, ()
@@ -68,7 +67,7 @@ def _conversations(chat: Templated) -> Iterator[Conversation]:
 
 
 def _check_unforgeable(chat: Templated) -> None:
-    """Text that holds the template's own words has no more control tokens than any other."""
+    """Check that text with the template's own words in it has no more control tokens than any other."""
     hostile = f"x{chat.decode(chat.opening([SYSTEM, QUESTION, ANSWER, QUESTION]))}x"
 
     def marks(text: str) -> list[int]:
@@ -82,11 +81,11 @@ def _check_unforgeable(chat: Templated) -> None:
 def _difference(chat: Templated, own: Sequence[int], ours: Sequence[int]) -> str:
     pairs = zip(own, ours, strict=False)
     same = next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(own), len(ours)))
-    before = chat.decode(own[:same])[-_SHOWN // 2 :]
-    sides = [chat.decode(ids[same:])[:_SHOWN] for ids in (own, ours)]
+    before = chat.decode(own[:same])[-_MAX_DIFFERENCE_CHARACTERS // 2 :]
+    sides = [chat.decode(ids[same:])[:_MAX_DIFFERENCE_CHARACTERS] for ids in (own, ours)]
     if sides[0] == sides[1]:
         first = [list(ids[same : same + 4]) for ids in (own, ours)]
         return f"in the ids of the same text {sides[0]!r}: {first[0]} in the template, {first[1]} in the episode"
     where = f"after {before!r}" if before else "at the beginning"
-    said = [repr(side) if side else "nothing" for side in sides]
-    return f"{where}: {said[0]} in the template, {said[1]} in the episode"
+    texts = [repr(side) if side else "nothing" for side in sides]
+    return f"{where}: {texts[0]} in the template, {texts[1]} in the episode"

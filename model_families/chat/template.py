@@ -1,6 +1,6 @@
 """The chat template in a model's folder, rendered as transformers does it, without transformers.
 
-A template is a program of whoever made the folder: it runs in Jinja's sandbox, which lets it see what it is given and
+A template is a program by the folder's maker: it runs in Jinja's sandbox, which lets it read its inputs and
 change nothing, within bounds of time and memory.
 """
 
@@ -22,9 +22,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from loop_plumbing.bounded_work import TooMuch, bounded
 
 TODAY = datetime.datetime(2024, 7, 26)
-"""What a template is told that the date is: a task's prompt is always the same."""
+"""The date that every template gets, so that a task's prompt is always the same."""
 CPU_S, MEMORY, LONGEST = 5.0, 1 << 30, 1 << 26
-"""What one rendering may take of the processor, of memory in bytes, and the characters that it may write."""
+"""Bounds of one rendering: CPU seconds, bytes of memory, and characters written."""
 LARGEST = 1 << 64
 """Whole numbers that a template may multiply: Python takes hours for large ones, and cannot be interrupted."""
 DEFAULT, WITH_TOOLS = "default", "tool_use"
@@ -79,7 +79,7 @@ class ChatTemplate:
         ask: bool = True,
         **settings: Any,
     ) -> str:
-        """The text of ``messages``, up to where the assistant speaks.
+        """Return the text of ``messages``, up to where the assistant speaks.
 
         Args:
             ask: whether the beginning of what the assistant says stands at the end.
@@ -88,15 +88,15 @@ class ChatTemplate:
             settings: the template's own, such as ``enable_thinking``.
 
         Raises:
-            ValueError: the template refuses the messages, is none, does not end or writes too much; one line.
+            ValueError: the template refuses the messages, is missing or broken, or exceeds a bound; one line.
         """
         text = self.named.get(WITH_TOOLS, self.text) if tools else self.text
         if text is None:
             raise ValueError("the folder has no chat template")
-        given = {"messages": list(messages), "tools": list(tools) or None, "documents": None}
+        inputs = {"messages": list(messages), "tools": list(tools) or None, "documents": None}
         try:
             with bounded(CPU_S, MEMORY):
-                written = _compiled(text).render(**self.words, **given, add_generation_prompt=ask, **settings)
+                written = _compiled(text).render(**self.words, **inputs, add_generation_prompt=ask, **settings)
             if len(written) > LONGEST:
                 raise TooMuch(f"writes {len(written):,} characters")
             return written
@@ -116,7 +116,7 @@ def _compiled(text: str) -> Template:
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """Jinja's own filter escapes what HTML would take for its own."""
+    """Write JSON without the escapes for HTML of Jinja's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
@@ -125,30 +125,30 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _templates(folder: Path) -> dict[str, str]:
-    """The templates by name: files beside the tokenizer win over what is in its configuration."""
-    found = {}
+    """Read the templates by name: files beside the tokenizer win over what is in its configuration."""
+    texts = {}
     try:
         written = _read(folder / "tokenizer_config.json").get("chat_template")
         match written:
             case str():
-                found = {DEFAULT: written}
+                texts = {DEFAULT: written}
             case list():
-                found = {str(each["name"]): str(each["template"]) for each in written}
+                texts = {str(each["name"]): str(each["template"]) for each in written}
             case dict():
-                found = {str(name): str(text) for name, text in written.items()}
+                texts = {str(name): str(text) for name, text in written.items()}
         own = folder / "chat_template.jinja"
         files = ({DEFAULT: own} if own.is_file() else {}) | {
             file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))
         }
         if files:
-            found = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+            texts = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"the chat template of {folder} cannot be read: {error!r}") from error
-    return found
+    return texts
 
 
 def _special_words(folder: Path) -> dict[str, str]:
-    """The tokenizer's own words for the beginning and end of a text and the like, by the names that templates use."""
+    """Read the tokenizer's own words for the beginning and end of a text and the like, by their names in templates."""
     words = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         for key, value in _read(folder / name).items():

@@ -1,10 +1,10 @@
 """The chat template in a model's folder as a chat format: whatever its form is, if text cannot forge its turns.
 
-What a format needs to know of a template is learned from what it writes: where an answer begins, what ends it, whether
-the history stays as it was when a conversation goes on, and how a tool is called. The template itself writes every
-prompt. What a turn is followed by is written in a short conversation of the same kind, and is what the template writes
-behind the same turn of a longer one: that is tried when the format is opened, and where it is not so, the whole
-conversation is encoded anew and a new sequence begins.
+The form of a template is learned from what it writes: where an answer begins, what ends it, whether the history stays
+as it was when a conversation goes on, and how a tool is called. The template itself writes every prompt. The text
+behind a turn is written in a short conversation of the same kind, and is the template's text behind the same turn of a
+longer one: that is tried when the format is opened, and where it is not so, the whole conversation is encoded anew and
+a new sequence begins.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Templated(ChatFormat):
 
     Args:
         model_dir: folder that holds the policy's ``tokenizer.json`` and its chat template.
-        thinking: None is what the template does when it is told nothing.
+        thinking: None is the template's own default.
         observation_role: None is "tool" where thinking is kept in front of results alone, else "user".
 
     Attributes:
@@ -61,7 +61,7 @@ class Templated(ChatFormat):
     _system = True
     """The template has a form for a system message."""
     _channel: Sequence[int] = ()
-    """What an answer begins with where control tokens divide it from the thinking before it."""
+    """The ids that begin an answer where control tokens divide it from the thinking before it."""
     _hermes = False
     """Calls are written as environments read them."""
     _one_call = False
@@ -108,7 +108,7 @@ class Templated(ChatFormat):
             raise ValueError(f"{self._file} has no token {word}, which its chat template writes")
         return self._control.ids[word]
 
-    # What is learned
+    # Learning the template
 
     def _has_system(self) -> bool:
         try:
@@ -117,11 +117,11 @@ class Templated(ChatFormat):
             return False
 
     def _learn_turns(self) -> None:
-        """Where an answer begins and ends, and that a control token tells it apart from what is around it."""
+        """Learn where an answer begins and ends, and check that control tokens divide it from the text around it."""
         question, answer = ChatMessage("user", ASKED), ChatMessage("assistant", ANSWER)
         asked = self._text([question])
-        found = _BEGINS.search(asked)
-        self._begins = "" if found is None else found[0]
+        begun = _BEGINS.search(asked)
+        self._begins = "" if begun is None else begun[0]
         before = asked.removesuffix(self._begins)
         whole = self._text([question, answer, ChatMessage("user", MORE)])
         if not whole.startswith(before) or whole.count(ANSWER) != 1:
@@ -135,7 +135,7 @@ class Templated(ChatFormat):
                 f"{whole[end : whole.find(MORE, end)]!r} behind it), so any text could forge one"
             )
         self._tail = whole[end : end + closing.start()]
-        """What stands between an answer and its end, as a blank."""
+        """The text between an answer and its end, such as a blank."""
         self._prefix = whole[len(asked) if whole.startswith(asked) else len(before) : start]
         self._prefix = _EMPTY.sub("", self._prefix)
         self._channel = self._control.encode(self._prefix) if self._first_control(self._prefix) else []
@@ -148,7 +148,7 @@ class Templated(ChatFormat):
         self._ends = {closing[0], self._end_word}
 
     def _learn_stops(self, stated: Sequence[int]) -> None:
-        """The ids that end a turn: the template's own, what the folder says, and the header of another message."""
+        """Learn the ids that end a turn: the template's own, those of the folder, and the header of another message."""
         self.turn_end = self._id(self._end_word)
         within = {self._id(word) for word in self._ends - {self._end_word}}
         self._last = self.turn_end if within else None
@@ -161,11 +161,11 @@ class Templated(ChatFormat):
         self.pad_id = next(token for token in (pad, eos, self.turn_end) if token is not None)
 
     def _header(self) -> int | None:
-        """The control token that an answer is begun with, if it is not a message's end."""
+        """Return the control token that an answer is begun with, if it is not a message's end."""
         question = [ChatMessage("user", ASKED)]
-        asked, told = self._text(question), self._text(question, ask=False)
-        found = self._first_control(asked[len(told) :] if asked.startswith(told) else "")
-        return None if found is None or found[0] == THOUGHT_OPENS else self._id(found[0])
+        asked, before = self._text(question), self._text(question, ask=False)
+        control = self._first_control(asked[len(before) :] if asked.startswith(before) else "")
+        return None if control is None or control[0] == THOUGHT_OPENS else self._id(control[0])
 
     def _learn_thinking(self, asked: Thinking | None) -> None:
         thinks = bool(self._channel) or THOUGHT_CLOSES in (self._template.text or "")
@@ -176,15 +176,15 @@ class Templated(ChatFormat):
         self.thinking = (asked or ("off" if closed else "kept")) if thinks else None
         if self.thinking == "off" and not closed:
             question = [ChatMessage("user", ASKED)]
-            told = self._template.render([{"role": "user", "content": ASKED}], enable_thinking=True)
-            if self._always or self._text(question) == told:
+            thinking = self._template.render([{"role": "user", "content": ASKED}], enable_thinking=True)
+            if self._always or self._text(question) == thinking:
                 raise ValueError(f"{self._file.parent} always thinks: model.thinking must be kept or stripped")
         self._closes = self._control.ids.get(THOUGHT_CLOSES)
         if self.thinking in ("kept", "stripped") and not self._channel and self._closes is not None:
             self.thinking_ends = (self._closes,)
 
     def _learn_calls(self) -> None:
-        """How the template offers tools, and writes calls and results.
+        """Learn how the template offers tools, and writes calls and results.
 
         Raises:
             ValueError: in a form that cannot be read, or that no control token ends.
@@ -201,9 +201,9 @@ class Templated(ChatFormat):
             self._called(CALLED, CALLED)
         except ValueError:
             self._one_call = True
-        said = [ChatMessage("user", ASKED), ChatMessage("assistant", ANSWER), ChatMessage("tool", MORE)]
+        unasked = [ChatMessage("user", ASKED), ChatMessage("assistant", ANSWER), ChatMessage("tool", MORE)]
         try:
-            self._results_alone = MORE in self._text(said)
+            self._results_alone = MORE in self._text(unasked)
         except ValueError:
             self._results_alone = False
         self._ends.add(end)
@@ -214,13 +214,13 @@ class Templated(ChatFormat):
             self.thinking_ends = (*self.thinking_ends, self._opens_call)
 
     def _called(self, *calls: ToolCall) -> tuple[str, str]:
-        """The turn that makes ``calls``, from behind its prompt and without thinking, and the control word that ends
-        it."""
+        """Return the turn that makes ``calls``, from behind its prompt and without thinking, and the control word that
+        ends it."""
         question, results = ChatMessage("user", ASKED), [ChatMessage("tool", MORE) for _ in calls]
         before = self._before([question], (OFFERED,))
         text = self._text([question, ChatMessage("assistant", "", calls), *results], (OFFERED,))
-        turn, shown, _ = text.removeprefix(before).partition(MORE)
-        if not text.startswith(before) or CALLED.name not in before or not shown or self._channel:
+        turn, result, _ = text.removeprefix(before).partition(MORE)
+        if not text.startswith(before) or CALLED.name not in before or not result or self._channel:
             raise ValueError("it does not write tools, calls and results one after the other")
         stops = self._ends | {word for word, token in self._control.ids.items() if token in self.stop_ids}
         for word in self._control.shield.pattern.finditer(turn):
@@ -237,29 +237,29 @@ class Templated(ChatFormat):
             return False
 
     def _stays(self, role: str) -> bool:
-        """Whether a conversation that goes on with a message in ``role`` begins as it was, and goes on in the same way
-        wherever it stands."""
+        """Return whether a conversation that goes on with a message in ``role`` begins as it was, and goes on in the
+        same way wherever it stands."""
         question, answer = ChatMessage("user", ASKED), ChatMessage("assistant", ANSWER)
         opened = [[question], [ChatMessage("system", RULE), question], [question, answer, ChatMessage("user", "qwa")]]
         turns: list[tuple[ChatMessage, Tools]] = [(answer, ())]
         if role == "tool" and self.native:
             turns.append((ChatMessage("assistant", "", (CALLED,)), (OFFERED,)))
-        said = ChatMessage(role, MORE)  # type: ignore[arg-type]
+        reply = ChatMessage(role, MORE)  # type: ignore[arg-type]
         for opening in opened:
             for turn, tools in turns:
                 try:
-                    before, whole = self._before(opening, tools), self._text([*opening, turn, said], tools)
-                    same = whole.startswith(before) and whole.endswith(self._after(turn, [said], tools))
-                    more = self._text([*opening, turn, said, answer, ChatMessage("user", "qwlast")], tools)
+                    before, whole = self._before(opening, tools), self._text([*opening, turn, reply], tools)
+                    same = whole.startswith(before) and whole.endswith(self._after(turn, [reply], tools))
+                    more = self._text([*opening, turn, reply, answer, ChatMessage("user", "qwlast")], tools)
                 except ValueError:
                     return False
-                # Thinking without a thought may be left out of the history: what was served stays.
+                # Thinking without a thought may be left out of the history: the served ids stay.
                 begun = _EMPTY.sub("", whole.removesuffix(self._begins))
                 if not same or MORE not in whole or not _EMPTY.sub("", more).startswith(begun):
                     return False
         return True
 
-    # What is written
+    # Writing
 
     def opening(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> list[int]:
         return self._control.encode(self._text(messages, tools))
@@ -279,8 +279,8 @@ class Templated(ChatFormat):
         spoken = spoken_message(turn.answer, bool(tools))
         try:
             calls = self.native and spoken.calls
-            said = ChatMessage("assistant", "", spoken.calls) if calls else ChatMessage("assistant", ANSWER)
-            after = self._after(said, messages, tools)
+            answer = ChatMessage("assistant", "", spoken.calls) if calls else ChatMessage("assistant", ANSWER)
+            after = self._after(answer, messages, tools)
         except ValueError:
             return None
         if turn.cut_in_thinking and not self._channel:
@@ -292,12 +292,12 @@ class Templated(ChatFormat):
         message = spoken_message(action, bool(tools), reasoning)
         if reasoning and self.thinking is None:
             raise ValueError("the model does not think")
-        shown = self._apart(message, bool(tools), self._control.shield)
-        called = shown.calls and self.native
+        shielded = self._apart(message, bool(tools), self._control.shield)
+        called = shielded.calls and self.native
         if reasoning or (self._always and not called):
             return self._thought_and_spoken(message, tools)
         if not called:
-            [(_, text)] = as_texts([shown], ())
+            [(_, text)] = as_texts([shielded], ())
             return self._control.encode(f"{self._prefix}{text}{self._tail}{self._end_word}")
         question, results = ChatMessage("user", ASKED), [ChatMessage("tool", MORE) for _ in message.calls]
         before, whole = self._before([question], tools), self._text([question, message, *results], tools)
@@ -306,7 +306,7 @@ class Templated(ChatFormat):
         return self._control.encode(turn) + self._control.encode(after)[:1]
 
     def _thought_and_spoken(self, message: ChatMessage, tools: Tools) -> list[int]:
-        """A turn with its thinking, which stands in the last turn whatever becomes of it later."""
+        """Return a turn with its thinking, which stands in the last turn whatever becomes of it later."""
         question = ChatMessage("user", ASKED)
         before, whole = self._text([question], tools), self._text([question, message], tools, ask=False)
         if not whole.startswith(before):
@@ -315,7 +315,7 @@ class Templated(ChatFormat):
         return self._control.encode(turn if turn.endswith(tuple(self._ends)) else turn + self._end_word)
 
     def aside(self, text: str) -> list[int]:
-        """In a system message, or in a user's where the template writes the one into the other."""
+        """Return the ids in a system message, or in a user's where the template writes the one into the other."""
         question = ChatMessage("user", ASKED)
         asked, noted = (self._text(each, ask=False) for each in ([question], [ChatMessage("system", RULE), question]))
         end = _common_end(asked, noted)
@@ -329,11 +329,11 @@ class Templated(ChatFormat):
         return self._control.encode(f"{before}{self._control.shield(text)}{after}")
 
     def _before(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> str:
-        """A prompt without the thinking that it begins."""
+        """Return a prompt without the thinking that it begins."""
         return self._text(messages, tools).removesuffix(self._begins)
 
     def _after(self, turn: ChatMessage, messages: Sequence[ChatMessage], tools: Tools = ()) -> str:
-        """What stands behind ``turn``, from the control token on that ends it."""
+        """Return the text behind ``turn``, from the control token on that ends it."""
         question = ChatMessage("user", ASKED)
         before, whole = self._before([question], tools), self._text([question, turn, *messages], tools)
         if not whole.startswith(before):
@@ -341,34 +341,34 @@ class Templated(ChatFormat):
         start = len(before)
         if not turn.calls:
             start = whole.index(ANSWER, start)
-        for found in self._control.shield.pattern.finditer(whole, start):
-            if found[0] in self._ends:
-                return whole[found.start() :]
+        for word in self._control.shield.pattern.finditer(whole, start):
+            if word[0] in self._ends:
+                return whole[word.start() :]
         raise ValueError("nothing ends a turn")
 
     def _text(self, messages: Sequence[ChatMessage], tools: Tools = (), ask: bool = True) -> str:
-        """What the template writes; control tokens are where a control word is whole."""
-        return self._template.render(*self._shown(messages, tools, self._control.shield), ask, **self._settings)
+        """Return what the template writes; control tokens are where a control word is whole."""
+        return self._template.render(*self._inputs_of(messages, tools, self._control.shield), ask, **self._settings)
 
     def stock(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> str:
-        """What the folder's own template writes, for a tokenizer that reads control tokens in any text."""
-        return self._template.render(*self._shown(messages, tools, lambda value: value), **self._settings)
+        """Return what the folder's own template writes, for a tokenizer that reads control tokens in any text."""
+        return self._template.render(*self._inputs_of(messages, tools, lambda value: value), **self._settings)
 
-    def _shown(
+    def _inputs_of(
         self, messages: Sequence[ChatMessage], tools: Tools, shield: Callable[[Any], Any]
     ) -> tuple[list[dict[str, Any]], Any]:
-        """The messages and tools as a template is given them."""
-        given = [self._apart(message, bool(tools), shield) for message in messages]
+        """Return the messages and tools as a template gets them."""
+        apart = [self._apart(message, bool(tools), shield) for message in messages]
         if not self.native:
-            given = _in_texts(given, shield(list(tools)))
-        if not self._system and given and given[0].role == "system":
-            own, *given = given
-            if given and given[0].role == "user":
-                own = replace(own, content=f"{own.content}\n\n{given.pop(0).content}")
-            given.insert(0, replace(own, role="user"))
-        shown: list[dict[str, Any]] = []
+            apart = _in_texts(apart, shield(list(tools)))
+        if not self._system and apart and apart[0].role == "system":
+            own, *apart = apart
+            if apart and apart[0].role == "user":
+                own = replace(own, content=f"{own.content}\n\n{apart.pop(0).content}")
+            apart.insert(0, replace(own, role="user"))
+        inputs: list[dict[str, Any]] = []
         unanswered: list[dict[str, Any]] = []
-        for message in given:
+        for message in apart:
             plain = self._plain(message)
             if message.role == "tool" and unanswered:
                 plain |= unanswered.pop(0)
@@ -378,11 +378,11 @@ class Templated(ChatFormat):
                 unanswered = [
                     {"tool_call_id": call["id"], "name": call["function"]["name"]} for call in plain["tool_calls"]
                 ]
-            shown.append(plain)
-        return shown, shield(list(tools)) if self.native and tools else ()
+            inputs.append(plain)
+        return inputs, shield(list(tools)) if self.native and tools else ()
 
     def _apart(self, message: ChatMessage, with_tools: bool, shield: Callable[[Any], Any]) -> ChatMessage:
-        """A message whose thinking and calls are apart, and each of its texts shielded."""
+        """Return a message whose thinking and calls are apart, and each of its texts shielded."""
         if message.role == "assistant" and not message.calls:
             reasoning, content = message.reasoning, message.content
             if self.thinking is not None and not self._channel and not reasoning:
@@ -396,27 +396,27 @@ class Templated(ChatFormat):
         return replace(message, content=shield(message.content), reasoning=reasoning, calls=calls)
 
     def _plain(self, message: ChatMessage) -> dict[str, Any]:
-        """A message as a template is given it."""
-        given: dict[str, Any] = {"role": message.role, "content": message.content}
+        """Return a message as a template gets it."""
+        plain: dict[str, Any] = {"role": message.role, "content": message.content}
         if message.reasoning:
             text = self._template.text or ""
             for key in ("reasoning_content", "thinking"):
                 if re.search(rf"""\.{key}\b|['"]{key}['"]""", text):
-                    given[key] = message.reasoning
+                    plain[key] = message.reasoning
                     break
             else:
-                given["content"] = f"{THOUGHT_OPENS}\n{message.reasoning}\n{THOUGHT_CLOSES}\n\n{message.content}"
+                plain["content"] = f"{THOUGHT_OPENS}\n{message.reasoning}\n{THOUGHT_CLOSES}\n\n{message.content}"
         if message.calls:
             calls = [{"name": call.name, "arguments": call.arguments} for call in message.calls]
-            given["tool_calls"] = [
+            plain["tool_calls"] = [
                 {"id": f"call{number:05}", "type": "function", "function": call} for number, call in enumerate(calls)
             ]
-        return given
+        return plain
 
     def _first_control(self, text: str) -> re.Match[str] | None:
         return self._control.shield.pattern.search(text)
 
-    # What is read
+    # Reading
 
     def read(self, prompt: Sequence[int], sampled: Sequence[int], with_tools: bool) -> ReadTurn:
         body = self.without_stop(sampled)
@@ -439,7 +439,7 @@ class Templated(ChatFormat):
         return ReadTurn(self._answer(answer.lstrip("\n"), with_tools), reasoning.strip("\n"), end)
 
     def _read_channels(self, body: list[int], with_tools: bool) -> ReadTurn:
-        """An answer is what stands in the channel of answers; a turn without any channel is one as it is."""
+        """Read the answer in the channel of answers; a turn without any channel is an answer as it is."""
         width = len(self._channel)
         starts = [at for at in range(len(body) - width + 1) if body[at : at + width] == list(self._channel)]
         text = self.decode(body)
@@ -455,7 +455,7 @@ class Templated(ChatFormat):
         return ReadTurn(answer, thought, end + width if thought else 0)
 
     def _end_of_thought(self, body: list[int]) -> int:
-        """The number of ids up to the end of the thinking; all, if it does not end."""
+        """Return the number of ids up to the end of the thinking; all, if it does not end."""
         if self._closes in body:
             return body.index(self._closes) + 1
         if self._closes is not None:
@@ -463,23 +463,23 @@ class Templated(ChatFormat):
         return bisect_left(range(len(body)), True, key=lambda count: THOUGHT_CLOSES in self.decode(body[:count]))
 
     def _answer(self, text: str, with_tools: bool) -> str:
-        """A text of the policy, its calls in the form that environments read."""
+        """Return a text of the policy, its calls in the form that environments read."""
         text = text.removeprefix(self._prefix)
         if self.call_form is None or not with_tools or self._hermes:
             return text
         try:
-            said, calls = self.call_form.read(text)
+            before, calls = self.call_form.read(text)
             blocks = [
                 rendered_call(name, arguments, json.dumps({"name": name, "arguments": arguments}))
                 for name, arguments in calls
             ]
         except (ValueError, KeyError, RecursionError):  # JSON that Python cannot read, or not write again
             return unread_call(text.strip())
-        return "\n".join(part for part in (said.strip(), *blocks) if part) if blocks else text
+        return "\n".join(piece for piece in (before.strip(), *blocks) if piece) if blocks else text
 
 
 def _in_texts(messages: Sequence[ChatMessage], tools: Tools) -> list[ChatMessage]:
-    """The messages in the form that environments speak; what was thought stays beside the text."""
+    """Return the messages in the form that environments speak; thoughts stay beside the text."""
     spoken = iter([message for message in messages if message.role == "assistant"])
     return [
         ChatMessage(role, text, reasoning=next(spoken).reasoning if role == "assistant" else "")  # type: ignore[arg-type]
@@ -488,15 +488,15 @@ def _in_texts(messages: Sequence[ChatMessage], tools: Tools) -> list[ChatMessage
 
 
 def _stated_ends(folder: Path) -> list[int]:
-    """The ids that end what is generated, as generation_config.json and config.json say."""
-    found: list[int] = []
+    """Return the ids that end what is generated, as generation_config.json and config.json say."""
+    stated: list[int] = []
     for name in ("generation_config.json", "config.json"):
         try:
             ends = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
         except (OSError, ValueError, AttributeError):
             continue
-        found += [token for token in (ends if isinstance(ends, list) else [ends]) if isinstance(token, int)]
-    return found
+        stated += [token for token in (ends if isinstance(ends, list) else [ends]) if isinstance(token, int)]
+    return stated
 
 
 def _common_end(one: str, other: str) -> str:

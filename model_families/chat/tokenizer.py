@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-MOST_CACHED_CHARACTERS = 20_000
-"""Of a text whose ids are kept: 512 texts of any length could fill the memory."""
+MAX_CACHED_CHARACTERS = 20_000
+"""Length of a text whose ids are cached: 512 texts of any length could fill the memory."""
 CHARACTERS_PER_TOKEN = 8
 """Texts up to so many characters for each token that there is room for are encoded without asking whether they fit."""
 SLICE = 4096
@@ -20,7 +20,7 @@ SLICE_SLACK = 4
 
 
 def read_tokenizer(model_dir: str | Path) -> Tokenizer:
-    """The tokenizer of a model's folder.
+    """Read the tokenizer of a model's folder.
 
     Raises:
         ValueError: no ``tokenizer.json`` in it, or a damaged one; or tokenizers is not installed.
@@ -82,13 +82,13 @@ class TextTokens:
         return False
 
     def encode_text(self, text: str) -> list[int]:
-        """Ids of ordinary text; never a control token."""
+        """Return the ids of ordinary text; never a control token."""
         return list(self._encode(text))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of ids. Special tokens are shown as they are written."""
+        """Return the text of ids, with special tokens as they are written."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """(start, end) character offsets of the tokens of ``text``, in order."""
+        """Return (start, end) character offsets of the tokens of ``text``, in order."""
         return self._tokenizer.encode(text, add_special_tokens=False).offsets

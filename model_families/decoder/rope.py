@@ -17,7 +17,7 @@ from model_families.families.family import Rope
 
 
 def frequencies(rope: Rope, head_width: int) -> Tensor:
-    """Radians [head_width / 2] by which each pair of channels turns from one position to the next."""
+    """Return the radians [head_width / 2] by which each pair of channels turns from one position to the next."""
     plain = 1.0 / (rope.base ** (torch.arange(0, head_width, 2).float() / head_width))
     match rope.kind:
         case "linear":
@@ -31,12 +31,12 @@ def frequencies(rope: Rope, head_width: int) -> Tensor:
 
 
 def amplitude(rope: Rope) -> float:
-    """The factor of cosines and sines: YaRN makes attention sharper, the more the longer the context."""
+    """Return the factor of cosines and sines: YaRN makes attention sharper, the more the longer the context."""
     return 0.1 * math.log(rope.scaling["factor"]) + 1.0 if rope.kind == "yarn" and rope.scaling["factor"] > 1 else 1.0
 
 
 def _llama3(rope: Rope, plain: Tensor) -> Tensor:
-    """Slow pairs are slowed by the factor, fast ones are left, and there is a ramp between."""
+    """Slow the slow pairs by the factor and leave the fast ones, with a ramp between."""
     low, high, factor = (rope.scaling[key] for key in ("low_freq_factor", "high_freq_factor", "factor"))
     turns = rope.scaling["original_max_position_embeddings"] * plain / (2 * math.pi)
     left = ((turns - low) / (high - low)).clamp(0, 1)
@@ -44,7 +44,7 @@ def _llama3(rope: Rope, plain: Tensor) -> Tensor:
 
 
 def _yarn(rope: Rope, plain: Tensor) -> Tensor:
-    """The ramp between the slowed and those that are left goes by the pair's number (arXiv 2309.00071)."""
+    """Slow the pairs with a ramp that goes by the pair's number (arXiv 2309.00071)."""
     length, pairs = rope.scaling["original_max_position_embeddings"], len(plain)
 
     def pair_that_turns(times: float) -> float:

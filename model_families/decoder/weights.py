@@ -14,7 +14,7 @@ from model_families.weights.weight_names import EMBEDDING, HEAD, SHAPE, tune_nam
 
 
 def load_weights(folder: str | Path, base: BaseModel) -> dict[str, Tensor]:
-    """All weights of the model in ``folder`` as CPU tensors, which stay in the files' pages until they are read.
+    """Load all weights of the model in ``folder`` as CPU tensors, which stay in the files' pages until they are read.
 
     Raises:
         ValueError: a file is missing or damaged, a name is of no decoder, or a head is not the embedding to which

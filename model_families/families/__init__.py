@@ -1,1 +1,1 @@
-"""What a model family says of its decoder, and the decoders that torchtune builds of it."""
+"""Model families: the build of their decoders, and the decoders that no family describes."""

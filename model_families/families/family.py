@@ -1,4 +1,4 @@
-"""A family: what its decoders have in common, and what of a config.json it can build. Each has a file beside this.
+"""A family: the common build of its decoders, and the config.json that it can build. Each has a file beside this.
 
 All are dense decoders of one build, which :mod:`model_families.decoder` makes: RMSNorm, rotary positions,
 attention with shared keys, a gated MLP of SiLU. A family says what differs.
@@ -70,7 +70,7 @@ class Family:
     vllm_args: tuple[str, ...] = ()
 
     def objection(self, config: Mapping[str, Any]) -> str | None:
-        """Why a model of this config.json cannot be built, as ``key is value``; None if it can."""
+        """Return why a model of this config.json cannot be built, as ``key is value``; None if it can."""
         for key, allowed in (_OF_ALL | dict(self.required)).items():
             if key in config and config[key] not in allowed:
                 return f"{key} is {config[key]!r}"
@@ -80,7 +80,7 @@ class Family:
         return None
 
     def window_of(self, config: Mapping[str, Any]) -> int | None:
-        """The number of tokens over which attention reaches in any layer; None if over all."""
+        """Return the number of tokens over which attention reaches in any layer; None if over all."""
         if not config.get("use_sliding_window", self.windowed):
             return None
         window = config.get("sliding_window", self.window)
@@ -99,7 +99,7 @@ class NotBuilt(ValueError):
 
 
 def read_rope(config: Mapping[str, Any]) -> Rope:
-    """The rotary positions of a config.json, in the spelling of transformers 5 (``rope_parameters``) or the older one.
+    """Read the rotary positions of a config.json, spelled as in transformers 5 (``rope_parameters``) or before.
 
     Raises:
         NotBuilt: a scaling, or a number of one, that is not built here.

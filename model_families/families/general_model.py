@@ -1,4 +1,4 @@
-"""A decoder that no family here builds: what its folder says of it, by config.json and the headers of its weights.
+"""A decoder that no family here builds, described by its config.json and the headers of its weights.
 
 transformers builds it in the learner and vLLM serves it, so nothing of its inside is repeated here: its linear layers
 are those whose weights the files name.
@@ -37,7 +37,7 @@ _BLOCKS, _SCALES = "_blocks", "_scales"
 
 
 def shapes_on_disk(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The shape of each weight in ``folder`` by its name there, of one in MXFP4 as it is when it is read.
+    """Read the shape of each weight in ``folder`` by its name there, of one in MXFP4 as it is when it is read.
 
     Raises:
         ValueError: there are none, or a file is damaged.
@@ -59,7 +59,7 @@ def is_mxfp4(name: str) -> bool:
 
 
 def layer_of(name: str) -> int | None:
-    """The number of the text's decoder layer that has the weight of this name."""
+    """Return the number of the text's decoder layer that has the weight of this name."""
     match = _LAYER.search(name)
     return None if match is None or is_of_tower(name) else int(match[1])
 
@@ -75,7 +75,7 @@ def is_of_tower(name: str) -> bool:
 
 
 def takes_lora(name: str, shape: tuple[int, ...], model_type: str) -> bool:
-    """Whether LoRA goes on the weight of this name: a linear layer of the text's decoder, no router and no expert."""
+    """Return whether LoRA goes on this weight: a linear layer of the text's decoder, neither router nor expert."""
     if len(shape) != 2 or layer_of(name) is None or ".experts." in name or not name.endswith(".weight"):
         return False
     left_alone = NOT_REACHED | LEFT_OUT.get(model_type, frozenset())
@@ -83,11 +83,11 @@ def takes_lora(name: str, shape: tuple[int, ...], model_type: str) -> bool:
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a config.json that describes the decoder: its own where it is one of several models."""
+    """Return the part of a config.json that describes the decoder: its own where it is one of several models."""
     return config.get("text_config") or config
 
 
 def module_of(weight: str) -> str:
-    """The name, in transformers and vLLM, of the layer that has this weight. It is that on disk, but for folders which
+    """Return the name, in transformers and vLLM, of the layer that has this weight: that on disk, but for folders which
     transformers wrote before 4.52, as Gemma 3's."""
     return _BEFORE_4_52.sub("model.language_model.", weight.removesuffix(".weight"))

@@ -1,4 +1,4 @@
-"""Weights of four bits in W4A16 of compressed-tensors: what config.json says of them, and what lies in the files.
+"""Weights of four bits in W4A16 of compressed-tensors: their description in config.json, and their files.
 
 A weight [out, in] is (number - zero point) * scale, rounded to the type that is computed in. Its numbers are stored in
 ``weight_packed`` [out, in / 8], int32 of eight along the input, the lowest bits first; a group of them along the input
@@ -41,7 +41,7 @@ PUBLISHED = {
     "ignore": ["lm_head"],
     "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 128}}},
 }
-"""The quantization_config of a published model by whose name it is known that it is in W4A16."""
+"""The quantization_config of a published model whose name says that it is in W4A16."""
 
 
 @dataclass(frozen=True)
@@ -56,19 +56,19 @@ class FourBits:
     symmetric: bool
 
     def stored(self, weights: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        """The shape of each tensor in the files of a model of these ``weights``."""
-        found: dict[str, tuple[int, ...]] = {}
+        """Return the shape of each tensor in the files of a model of these ``weights``."""
+        shapes: dict[str, tuple[int, ...]] = {}
         for name, shape in weights.items():
             module = name.removesuffix(".weight")
             parts = self.parts(*shape) | {SHAPE: (2,)} if module in self.modules else {}
-            found |= {f"{module}.{part}": own for part, own in parts.items()} or {name: shape}
-        return found
+            shapes |= {f"{module}.{suffix}": own for suffix, own in parts.items()} or {name: shape}
+        return shapes
 
     def parts(self, outputs: int, inputs: int) -> dict[str, tuple[int, ...]]:
-        """The shapes of what makes a weight [outputs, inputs]."""
+        """Return the shapes of the tensors that store a weight [outputs, inputs]."""
         groups = inputs // self.group
-        found: dict[str, tuple[int, ...]] = {PACKED: (outputs, inputs // 8), SCALE: (outputs, groups)}
-        return found if self.symmetric else {**found, ZERO_POINT: (outputs // 8, groups)}
+        shapes: dict[str, tuple[int, ...]] = {PACKED: (outputs, inputs // 8), SCALE: (outputs, groups)}
+        return shapes if self.symmetric else {**shapes, ZERO_POINT: (outputs // 8, groups)}
 
     @staticmethod
     def check_computed_in(half: bool) -> None:
@@ -84,12 +84,12 @@ class FourBits:
             )
 
     def undivided(self, weights: Mapping[str, tuple[int, ...]], parts: int) -> str | None:
-        """What of the ``weights`` cannot be divided into so many parts; None if all can be."""
+        """Return a layer whose weight cannot be divided into so many parts; None if all can be."""
         uneven = any(weights[f"{module}.weight"][1] % (self.group * parts) for module in self.modules)
         return f"groups of {self.group} weights" if uneven else None
 
     def saved_bytes(self, weights: Mapping[str, tuple[int, ...]]) -> float:
-        """How much less the ``weights`` take than in bf16."""
+        """Return the bytes by which the ``weights`` are smaller than in bf16."""
         of_a_group = 2 + 0.5 * (not self.symmetric)
         packed = sum(math.prod(weights[f"{module}.weight"]) for module in self.modules)
         return packed * (2 - 0.5 - of_a_group / self.group)
@@ -110,10 +110,10 @@ def read_four_bits(settings: Mapping[str, Any], weights: Mapping[str, tuple[int,
             "build them: take the model's own weights"
         )
     groups = [*settings["config_groups"].values()]
-    said: dict[str, Any] = dict(_DEFAULTS)
-    for part in (settings, groups[0], groups[0]["weights"]):
-        said |= {key: value for key, value in part.items() if value is not None}
-    wrong = [f"{key} {said.get(key)!r}" for key, taken in _TAKEN.items() if said.get(key) not in taken]
+    values: dict[str, Any] = dict(_DEFAULTS)
+    for section in (settings, groups[0], groups[0]["weights"]):
+        values |= {key: value for key, value in section.items() if value is not None}
+    wrong = [f"{key} {values.get(key)!r}" for key, taken in _TAKEN.items() if values.get(key) not in taken]
     if wrong or len(groups) > 1:
         raise ValueError(
             f"quantization_config has {(wrong or [f'{len(groups)} config_groups'])[0]}, which cannot be trained; take "
@@ -123,20 +123,20 @@ def read_four_bits(settings: Mapping[str, Any], weights: Mapping[str, tuple[int,
         name.removesuffix(".weight")
         for name, shape in weights.items()
         if len(shape) == 2
-        and _meant(said["targets"], name, "Embedding" if name == EMBEDDING else "Linear")
-        and not _meant(said.get("ignore", ()), name)
+        and _meant(values["targets"], name, "Embedding" if name == EMBEDDING else "Linear")
+        and not _meant(values.get("ignore", ()), name)
     )
-    found = FourBits(modules, said["group_size"], said["symmetric"])
+    four_bits = FourBits(modules, values["group_size"], values["symmetric"])
     for module in sorted(modules):
         outputs, inputs = weights[f"{module}.weight"]
         if f"{module}.weight" in (EMBEDDING, HEAD):
             raise ValueError(f"quantization_config quantises {module}, which is read whole: name it under ignore")
-        if outputs % 32 or inputs % found.group:
+        if outputs % 32 or inputs % four_bits.group:
             raise ValueError(
                 f"{module} is [{outputs}, {inputs}]; in four bits outputs are a multiple of 32, and inputs of the "
-                f"group, {found.group}: take the model's own weights"
+                f"group, {four_bits.group}: take the model's own weights"
             )
-    return found
+    return four_bits
 
 
 def _meant(targets: Collection[str], weight: str, kind: str | None = None) -> bool:

@@ -1,6 +1,6 @@
 """A model by its name on the Hugging Face hub, in place of a folder: ``Qwen/Qwen3-0.6B``, or ``Qwen/Qwen3-0.6B@main``.
 
-What is fetched lies in huggingface_hub's own cache, by its own token, progress bar and variables (``HF_HOME``,
+Fetched files lie in huggingface_hub's own cache, by its own token, progress bar and variables (``HF_HOME``,
 ``HF_TOKEN``, ``HF_HUB_OFFLINE``, ``HF_ENDPOINT``). A name is pinned once, where a job begins: with the commit behind
 it, every process that reads it, on any machine, has the same files.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 _NAME = re.compile(
     r"(?!models/)(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[A-Za-z0-9][\w./-]*))?", re.ASCII
 )
-"""``models`` is nobody's there, and the folder of models in a checkout."""
+"""``models`` is no owner there, but the folder of models in a checkout."""
 _CACHED = re.compile(r"models--(?P<owner>.+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})")
 
 
@@ -25,7 +25,7 @@ def is_hub_name(name: str) -> bool:
 
 
 def pinned(name: str) -> str:
-    """``name`` with the commit that it stands for now, whose files are here; a folder as it is.
+    """Return ``name`` with the commit that it stands for now, whose files are here; a folder as it is.
 
     Raises:
         ValueError: as :func:`model_folder`.
@@ -34,13 +34,13 @@ def pinned(name: str) -> str:
 
 
 def cached_name(folder: str | Path) -> str | None:
-    """``OWNER/NAME@COMMIT`` of a folder in a cache of the hub's, also of one that is not there any more; else None."""
-    found = _CACHED.fullmatch("/".join(Path(folder).absolute().parts[-3:]))
-    return None if found is None else f"{found['owner']}/{found['name']}@{found['commit']}"
+    """Return ``OWNER/NAME@COMMIT`` of a folder in a cache of the hub's, even one that is gone; else None."""
+    match = _CACHED.fullmatch("/".join(Path(folder).absolute().parts[-3:]))
+    return None if match is None else f"{match['owner']}/{match['name']}@{match['commit']}"
 
 
 def kept_name(folder: str) -> str:
-    """The name that :func:`local_path` finds ``folder`` by: the hub's, of a folder in the cache that is looked in."""
+    """Return the name by which :func:`local_path` finds ``folder``: the hub's, of a folder in the present cache."""
     from huggingface_hub import constants
 
     name, cache = cached_name(folder), Path(constants.HF_HUB_CACHE).absolute()
@@ -48,8 +48,8 @@ def kept_name(folder: str) -> str:
 
 
 def local_path(name: str) -> str:
-    """``name`` as it is, or the folder that a name of the hub's is fetched to. A folder of its cache that is not there
-    any more is fetched again.
+    """Return ``name`` as it is, or the folder that a name of the hub's is fetched to. A folder of its cache that is
+    gone is fetched again.
 
     Raises:
         ValueError: as :func:`model_folder`.
@@ -60,15 +60,15 @@ def local_path(name: str) -> str:
 
 @lru_cache(maxsize=32)
 def model_folder(name: str) -> Path:
-    """The folder of the model ``name``; where it is none of the hub's names, the name as a path.
+    """Return the folder of the model ``name``; a name that is not one of the hub's is a path.
 
     Raises:
         ValueError: the hub cannot be reached, or has no such model or revision, or none for this user; one line.
     """
     if not is_hub_name(name):
         return Path(name).expanduser()
-    found = _NAME.fullmatch(name)
-    assert found is not None
-    from model_families.weights.hub_fetch import fetched  # for those alone whose model is not a folder
+    match = _NAME.fullmatch(name)
+    assert match is not None
+    from model_families.weights.hub_fetch import fetched  # not needed for a folder
 
-    return fetched(found["id"], found["revision"])
+    return fetched(match["id"], match["revision"])

@@ -24,17 +24,17 @@ _BESIDE = re.compile(
     r"(?!adapter_|[^/]*\.bin\.index)[^/]*\.(json|jinja|model|txt)|additional_chat_templates/[^/]*\.jinja"
 )
 """Configurations, tokenizers and chat templates."""
-_SAID = re.compile(r"README\.md|LICENSE[^/]*|NOTICE[^/]*")
-"""What a model's licence is read from, which a model can do without."""
+_LICENCES = re.compile(r"README\.md|LICENSE[^/]*|NOTICE[^/]*")
+"""Files that a model's licence is read from, which a model can do without."""
 
 
 def fetched(repository: str, revision: str | None) -> Path:
-    """The folder of a repository at a revision, fetched where the cache does not have it.
+    """Return the folder of a repository at a revision, fetched where the cache does not have it.
 
     Raises:
         ValueError: as :func:`~model_families.weights.hub.model_folder`.
     """
-    # They take a quarter of a second.
+    # The imports take a quarter of a second.
     from huggingface_hub import HfApi, constants, get_cached_repo_tree, snapshot_download
     from huggingface_hub.errors import CachedRepoTreeNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -77,13 +77,13 @@ def fetched(repository: str, revision: str | None) -> Path:
             f"{repository} has its weights as pickles alone (pytorch_model.bin), which are not read: fetch it with "
             f"`hf download {repository} --local-dir FOLDER` and give FOLDER: its error says how to convert it"
         )
-    wanted = [*_needed(files), *(file for file in files if _SAID.fullmatch(file))]
+    wanted = [*_needed(files), *(file for file in files if _LICENCES.fullmatch(file))]
     return _in_one_line(repository, revision, current)
 
 
 def _cached_commit(cache: Path, revision: str | None) -> str | None:
-    """The commit that a revision stands for in a repository's ``cache``, however that was filled; where nothing says
-    which it is, the one that is there alone, or the revision."""
+    """Return the commit that a revision stands for in a repository's ``cache``, however that was filled; where nothing
+    says which it is, the one that is there alone, or the revision."""
     try:
         return (cache / "refs" / (revision or "main")).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeError):
@@ -92,9 +92,9 @@ def _cached_commit(cache: Path, revision: str | None) -> str | None:
 
 
 def _needed(files: Iterable[str]) -> Iterable[str]:
-    """Of the files of a repository those that a model needs: one set of weights, and what is beside it."""
+    """Return the files of a repository that a model needs: one set of weights, and those beside it."""
     there = list(files)
-    weights = next((found for form in _WEIGHTS if (found := list(filter(form.fullmatch, there)))), [])
+    weights = next((matches for form in _WEIGHTS if (matches := list(filter(form.fullmatch, there)))), [])
     return [*weights, *(file for file in there if _BESIDE.fullmatch(file))]
 
 
@@ -113,19 +113,19 @@ def _in_one_line(repository: str, revision: str | None, fetch: Callable[[], Fetc
     try:
         return fetch()
     except Exception as error:
-        said: dict[type[Exception], str] = {
+        texts: dict[type[Exception], str] = {
             GatedRepoError: f"{name} is gated: ask for access at {hub}/{repository}, then log in with `hf auth login` "
             "or set HF_TOKEN",
-            RepositoryNotFoundError: f"{name} is no folder here, and {hub} has no model of this name that you may "
+            RepositoryNotFoundError: f"{name} is not a folder here, and {hub} has no model of this name that you may "
             "read: correct it, or log in with `hf auth login` or HF_TOKEN if it is private",
             RevisionNotFoundError: f"{repository} has no revision {revision!r}; give a branch, a tag or a commit of "
             f"{hub}/{repository}",
-            LocalEntryNotFoundError: f"{name} is no folder here, and not in huggingface_hub's cache "
+            LocalEntryNotFoundError: f"{name} is not a folder here, and not in huggingface_hub's cache "
             f"({constants.HF_HUB_CACHE}), to which HF_HUB_OFFLINE confines it: unset that, or give the folder of a "
             "model",
             HfHubHTTPError: f"{name} cannot be fetched: {hub} answers {first_line(error)}",
-            # Of the library below the hub's own, by whatever name: no network, a full disk.
-            Exception: f"{name} is no folder here, and cannot be fetched from {hub} ({first_line(error)}): try again "
-            "with a network and room on the disk, or give the folder of a model",
+            # Any error of the library below the hub's own: no network, a full disk.
+            Exception: f"{name} is not a folder here, and cannot be fetched from {hub} ({first_line(error)}): try "
+            "again with a network and room on the disk, or give the folder of a model",
         }
-        raise ValueError(next(text for kind, text in said.items() if isinstance(error, kind))) from error
+        raise ValueError(next(text for kind, text in texts.items() if isinstance(error, kind))) from error

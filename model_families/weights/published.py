@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-HUB = {"qwen": "Qwen", "smollm": "HuggingFaceTB", "llama": "meta-llama", "gpt-oss": "openai"}
-"""Whose models of a name's beginning are on the hub."""
+HUB_OWNERS = {"qwen": "Qwen", "smollm": "HuggingFaceTB", "llama": "meta-llama", "gpt-oss": "openai"}
+"""Beginning of a model's name -> its owner on the hub."""
 W4A16 = "-quantized.w4a16"
 """The end of the name of a published model of which RedHatAI has made one in four bits."""
 _ADDRESS = re.compile(r"\b(?:huggingface\.co|hf\.co|hf-mirror\.com)/([\w.-]+/[\w.-]+)", re.ASCII)
@@ -22,25 +22,25 @@ _OLLAMA = re.compile(r"[\w./-]+:[\w.-]+", re.ASCII)
 
 @cache
 def published() -> dict[str, dict[str, Any]]:
-    """The parts of the config.json of each published model by its name, without an ``-Instruct`` behind it."""
+    """Return the parts of the config.json of each published model by its name, without an ``-Instruct`` behind it."""
     return json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
 
 
 def published_config(path: str | Path) -> dict[str, Any] | None:
-    """The config.json of the published model that a folder, or a name on the hub, is called after; None where none is
-    known here."""
+    """Return the config.json of the published model that a folder, or a name on the hub, is called after; None where
+    none is known here."""
     name = Path(str(path).partition("@")[0]).name
     whole = name.removesuffix(W4A16)
     config = published().get(whole) or published().get(whole.removesuffix("-Instruct"))
     if config is None or whole == name:
         return config
-    from model_families.weights.four_bits import PUBLISHED  # for those alone who ask for such a model
+    from model_families.weights.four_bits import PUBLISHED  # rarely needed
 
     return config | {"quantization_config": PUBLISHED}
 
 
-def what_stands_there(path: str | Path) -> str:
-    """What is at ``path`` in place of the folder of a model, and the cure: the rest of a line that begins with it."""
+def describe_wrong_path(path: str | Path) -> str:
+    """Describe what is at ``path`` instead of the folder of a model, and the cure: the end of a line after ``path``."""
     name, folder = str(path), Path(path)
     address = _ADDRESS.search(name)
     inner = [str(file.parent) for depth in ("*", "*/*") for file in sorted(folder.glob(f"{depth}/config.json"))]
@@ -55,9 +55,9 @@ def what_stands_there(path: str | Path) -> str:
         f"is the folder of a run; `loop export {path} merge=bf16` makes a model of its policy": run,
         f"holds no config.json, and folders within do; give one of {', '.join(inner[:5])}": inner,
     }
-    if kind := next((said for said, found in kinds.items() if found), None):
+    if kind := next((kind for kind, applies in kinds.items() if applies), None):
         return kind
-    owners = [owner for begin, owner in HUB.items() if folder.name.lower().startswith(begin)]
+    owners = [owner for begin, owner in HUB_OWNERS.items() if folder.name.lower().startswith(begin)]
     owners = ["RedHatAI"] if folder.name.endswith(W4A16) else owners
     if published_config(path) is None or not owners:
         return "holds no config.json; download it (tune download), or make it (`make smollm2`, `make warm-start`)"

@@ -28,7 +28,7 @@ class StoredTensor:
 
 
 def weight_files(folder: str | Path) -> list[Path]:
-    """The files of a model's weights: the parts that an index names, or the one file.
+    """Return the files of a model's weights: the parts that an index names, or the one file.
 
     Raises:
         ValueError: there are none, or pickles alone, an index cannot be read, or a part that it names is missing.
@@ -55,7 +55,7 @@ def _parts(index: Path, whole: bool) -> list[Path]:
         parts = [index.parent / name for name in names]
     except (OSError, AttributeError, TypeError, KeyError, ValueError, RecursionError) as error:
         raise ValueError(f"{index} cannot be read as an index of weights: {error!r}") from error
-    missing = [part.name for part in parts if not part.is_file()]
+    missing = [file.name for file in parts if not file.is_file()]
     if missing and whole:
         raise ValueError(f"{index} names {missing[0]}, which is not there, and one file holds all: remove the index")
     if missing:
@@ -67,7 +67,7 @@ def _parts(index: Path, whole: bool) -> list[Path]:
 
 
 def check_one_set(folder: Path) -> list[Path]:
-    """Check that whoever reads the folder reads the same weights; returns their files.
+    """Check that all readers of the folder read the same weights; returns their files.
 
     Raises:
         ValueError: vLLM would load another file, or transformers would.
@@ -88,7 +88,7 @@ def check_one_set(folder: Path) -> list[Path]:
 
 
 def read_header(file: Path) -> Mapping[str, StoredTensor]:
-    """The tensors of a file by name, in the order of their bytes; read once as long as the file stays the same.
+    """Read the tensors of a file by name, in the order of their bytes; read once as long as the file stays the same.
 
     Raises:
         ValueError: it is not a whole file of weights.
@@ -109,7 +109,7 @@ def _header(file: Path, size: int, changed_ns: int) -> Mapping[str, StoredTensor
     except SafetensorError as error:
         with file.open("rb") as damaged:
             pointer = damaged.read(len(_GIT_LFS)) == _GIT_LFS
-        why = "is no safetensors file: copy it anew"
+        why = "is not a safetensors file: copy it anew"
         if pointer:
             why = "is a pointer of git-lfs, not the weights: run `git lfs pull` where it came from"
         elif "not fully covered" in str(error):

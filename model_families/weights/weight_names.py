@@ -23,7 +23,7 @@ _NORMS = {
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _OUTER = {EMBEDDING: "tok_embeddings.weight", "model.norm.weight": "norm.scale", HEAD: "output.weight"}
 PACKED, SCALE, ZERO_POINT, SHAPE = "weight_packed", "weight_scale", "weight_zero_point", "weight_shape"
-"""What is stored of a weight of four bits."""
+"""Names of the tensors that store a weight of four bits."""
 PACKED_TYPES = {PACKED: "I32", ZERO_POINT: "I32", SHAPE: "I64"}
 NUMBERS_IN = {PACKED: 8, SCALE: 0, ZERO_POINT: 0}
 """How many numbers of the weight each of the tensor's own holds."""
@@ -31,15 +31,15 @@ _KINDS = ("weight", "bias", PACKED, SCALE, ZERO_POINT)
 _IN_LAYER = {f"{theirs}.{kind}": f"{ours}.{kind}" for ours, theirs in _MODULES.items() for kind in _KINDS}
 _IN_LAYER |= {f"{theirs}.weight": f"{ours}.scale" for ours, theirs in _NORMS.items()}
 _LORA = {
-    f"{ours}.lora_{part}.weight": f"{theirs}.lora_{part.upper()}.weight"
+    f"{ours}.lora_{matrix}.weight": f"{theirs}.lora_{matrix.upper()}.weight"
     for ours, theirs in _MODULES.items()
-    for part in "ab"
+    for matrix in "ab"
 }
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 
 
 def tune_name(name: str) -> str:
-    """``model.layers.0.self_attn.q_norm.weight`` -> ``layers.0.attn.q_norm.scale``."""
+    """Rename ``model.layers.0.self_attn.q_norm.weight`` to ``layers.0.attn.q_norm.scale``."""
     return _OUTER.get(name) or _renamed(name, "model.", _IN_LAYER, "weight of a decoder")
 
 
@@ -49,12 +49,12 @@ def peft_name(name: str) -> str:
 
 
 def _renamed(name: str, prefix: str, names: dict[str, str], kind: str) -> str:
-    """``name``, which begins with ``prefix``, without it and with its part inside a layer renamed.
+    """Return ``name`` without ``prefix``, with which it begins, and with its part inside a layer renamed.
 
     Raises:
-        ValueError: it is none of those names.
+        ValueError: it is not one of ``names``.
     """
     match = _LAYER.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None
     if match is None or match[2] not in names:
-        raise ValueError(f"{name} is no {kind}")
+        raise ValueError(f"{name} is not a {kind}")
     return f"layers.{match[1]}.{names[match[2]]}"

@@ -100,7 +100,7 @@ def changed(name: str, change: Any) -> Any:
         ),
         (
             lambda t: t | {"model.layers.0.mlp.up_proj.weight_g_idx": torch.zeros(128)},
-            "weight_g_idx is no weight of the",
+            "weight_g_idx is not a weight of the",
         ),
     ],
 )

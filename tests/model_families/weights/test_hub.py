@@ -181,7 +181,7 @@ def test_pickles_are_not_fetched(here, monkeypatch):
 
 def test_offline_takes_the_cache_alone(here, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError, match=r"me/small is no folder here, and not in .*HF_HUB_OFFLINE"):
+    with pytest.raises(ValueError, match=r"me/small is not a folder here, and not in .*HF_HUB_OFFLINE"):
         model_folder("me/small")
     assert here.asked == []
 
@@ -189,7 +189,7 @@ def test_offline_takes_the_cache_alone(here, monkeypatch):
 def test_no_network_is_one_line(here, monkeypatch):
     closed = "http://127.0.0.1:9"
     monkeypatch.setattr(constants, "ENDPOINT", closed)
-    with pytest.raises(ValueError, match=rf"me/small is no folder here, and cannot be fetched from {closed}") as raised:
+    with pytest.raises(ValueError, match=rf"small is not a folder here, and cannot be fetched from {closed}") as raised:
         model_folder("me/small")
     assert "\n" not in str(raised.value)
 
@@ -210,10 +210,10 @@ def test_trainer_and_node_of_a_config_are_given_one_snapshot(here, name):
 
 
 def test_a_config_that_names_none_is_one_line_that_names_the_key(here):
-    with pytest.raises(ConfigError, match=r"^model\.path: me/none is no folder here") as raised:
+    with pytest.raises(ConfigError, match=r"^model\.path: me/none is not a folder here") as raised:
         pin_models(compose("tiny_cpu", ["model.path=me/none"]))
     assert "\n" not in str(raised.value)
-    with pytest.raises(ConfigError, match=r"node\.model\.path.*me/none is no folder here"):
+    with pytest.raises(ConfigError, match=r"node\.model\.path.*me/none is not a folder here"):
         read_config(compose("tiny_cpu", ["node.model.path=me/none"]), LoopConfig)
 
 

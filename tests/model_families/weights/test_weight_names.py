@@ -7,7 +7,7 @@ def test_names_are_mapped_and_strangers_are_refused():
     name = "layers.11.attn.output_proj.lora_a.weight"
     assert peft_name(name) == "base_model.model.model.layers.11.self_attn.o_proj.lora_A.weight"
     for stranger in ("output.lora_a.weight", "layers.1.attn.q_norm.lora_a.weight", "layers.1.attn.q_proj.weight"):
-        with pytest.raises(ValueError, match=rf"{stranger} is no LoRA weight of a decoder layer"):
+        with pytest.raises(ValueError, match=rf"{stranger} is not a LoRA weight of a decoder layer"):
             peft_name(stranger)
     for name, theirs in {
         "layers.3.attn.q_norm.scale": "model.layers.3.self_attn.q_norm.weight",
@@ -19,5 +19,5 @@ def test_names_are_mapped_and_strangers_are_refused():
     }.items():
         assert tune_name(theirs) == name
     for stranger in ("model.layers.1.mlp.experts.0.up_proj.weight", "visual.patch.weight"):
-        with pytest.raises(ValueError, match=rf"{stranger} is no weight of a decoder"):
+        with pytest.raises(ValueError, match=rf"{stranger} is not a weight of a decoder"):
             tune_name(stranger)

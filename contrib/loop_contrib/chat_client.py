@@ -1,9 +1,9 @@
 """The client of OpenAI-compatible chat endpoints: one way to read what they answer, however oddly, and to ask again.
 
-A service that is busy or away (:data:`~loop_plumbing.retries.TRANSIENT`, any 5xx, no answer at all) is asked again
-with growing pauses. Busy is one that says so: with 429 or 529, or with 503 and when to come back. One that answers 200
-with something else than a completion, which gateways do while the service behind them fails, is asked again too; but
-only so often, because a wrong address does it for ever. What the service itself says is the reason that is told.
+A service that is busy or away (:data:`~loop_plumbing.retries.TRANSIENT`, any 5xx, no answer at all) is asked again with
+growing pauses. Busy means 429 or 529, or 503 and when to come back. A service that answers 200 with something else than
+a completion, which gateways do while the service behind them fails, is asked again too; but only so often, because a
+wrong address does it for ever. The reason in a message is the service's own words.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ from model_families.chat.messages import THOUGHT_CLOSES, THOUGHT_OPENS, split_th
 FIRST_PAUSE_S = 1.0
 WARN_AFTER_S = 60.0
 ODD_TRIES = 5
-"""Answers that are no completion, one after the other, after which the service is given up."""
+"""Answers without a completion, one after the other, after which the service is given up."""
 SILENT_TRIES = 2
 """Requests without an answer in their time, after which a service that is not asked for ever is given up."""
 MAX_ANSWER_BYTES = 16 << 20
-SHOWN_CHARACTERS = 200
-"""Of a service's words in a message."""
-MAX_PAGE = 20_000
-"""Characters of a page in which its words are looked for."""
+MAX_REASON_CHARACTERS = 200
+MAX_PAGE_CHARACTERS = 20_000
+"""Length of the beginning of a page in which the service's words are searched."""
 _CONTEXT_FULL = re.compile(r"context.?length|maximum context|too many tokens", re.IGNORECASE)
 _MARKUP = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.IGNORECASE | re.DOTALL)
 
@@ -44,16 +43,16 @@ logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 REASONING = ("reasoning_content", "reasoning")
-"""Where services put a model's thinking, beside its answer."""
+"""Keys of a message under which services put a model's thinking."""
 THOUGHT_PARTS = ("thinking", "reasoning")
 """The types of a message's parts that are thinking."""
 THOUGHT_MARKS = (("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"), ("<thinking>", "</thinking>"))
-"""Between which some models write thinking that begins their text, in place of the usual marks."""
+"""Marks around the thinking that begins some models' text, in place of the usual ones."""
 
 
 class NoCompletion(Exception):
-    """The service gives none; the message is one line that names it and holds its words. ``status`` is that of its last
-    answer, None if there was none. ``busy``: it was busy until the patience was over."""
+    """The service gives no completion; the message is a line that names it and holds its words. ``status`` is that of
+    its last answer, None without one. ``busy``: it was busy until the patience was over."""
 
     def __init__(self, message: str, status: int | None, busy: bool = False):
         super().__init__(message)
@@ -66,8 +65,8 @@ class ConversationTooLong(NoCompletion):
 
 @dataclass(frozen=True)
 class Completion:
-    """One answer; tokens as the service counts them, 0 where it does not say. ``seconds`` are those of the last try.
-    ``text`` is what is said, ``reasoning`` the thinking, which the service tells apart or leaves in the text, and
+    """An answer; tokens as the service counts them, 0 where it does not say. ``seconds`` are those of the last try.
+    ``text`` is the answer, ``reasoning`` the thinking, which the service tells apart or leaves in the text, and
     ``content`` the text as the service gives it. ``cut_in_thinking``: it ended before its thinking did, so there is no
     answer. A tool call has ``id``, ``name`` and ``arguments``, which should be JSON.
     """
@@ -117,7 +116,7 @@ class AddressClient(Generic[Answer]):
     Args:
         session: carries what authorizes requests, and the bound of one request.
         address: the whole of it.
-        read: makes an answer of decoded JSON and the seconds that it took; None if it is none.
+        read: makes an answer of decoded JSON and the seconds that it took; None if it is not one.
 
     Attributes:
         completions: how many there have been.
@@ -132,8 +131,8 @@ class AddressClient(Generic[Answer]):
         self._read = read
 
     async def ask(self, body: Mapping[str, Any], patience: Patience | None = None) -> Answer:
-        """The answer to a request, for which a service that is busy or away is asked until the patience is over; None:
-        until this is cancelled. Warns once when that has lasted :data:`WARN_AFTER_S`.
+        """Return the answer to a request, for which a service that is busy or away is asked until the patience is over;
+        None: until this is cancelled. Warns once when that has lasted :data:`WARN_AFTER_S`.
 
         Raises:
             ConversationTooLong: for the service's model.
@@ -157,7 +156,7 @@ class AddressClient(Generic[Answer]):
                 waited = time.monotonic() - began
                 if waited >= WARN_AFTER_S and not warned:
                     warned = True
-                    logger.warning("no completion for %.0f s; it is asked on: %s", waited, again)
+                    logger.warning("no completion for %.0f s, asking again: %s", waited, again)
                 await asyncio.sleep(asked_to_wait(again.retry_after, pause_s))
             else:
                 self.completions += 1
@@ -201,7 +200,7 @@ class ChatClient(AddressClient[Completion]):
 
 
 async def _text(answer: aiohttp.ClientResponse) -> str:
-    """The body, as far as :data:`MAX_ANSWER_BYTES`, whatever charset it claims."""
+    """Read the body, as far as :data:`MAX_ANSWER_BYTES`, whatever charset it claims."""
     body = bytearray()
     async for chunk in answer.content.iter_chunked(1 << 16):
         body += chunk
@@ -211,7 +210,7 @@ async def _text(answer: aiohttp.ClientResponse) -> str:
 
 
 def _completion(data: Any, seconds: float) -> Completion | None:
-    """None if it is none."""
+    """Read a completion; None if ``data`` is not one."""
     match data:
         case {"choices": [{"message": dict(message)} as choice, *_]}:
             content = message.get("content")  # some leave it out where it is empty
@@ -238,23 +237,23 @@ def _completion(data: Any, seconds: float) -> Completion | None:
 
 
 def _apart(text: str) -> tuple[str, str, bool]:
-    """(thinking, answer, cut) of a text in which a service leaves the thinking, in one place or in several; ``cut``: it
-    ended before its thinking did."""
+    """Return (thinking, answer, cut) of a text in which a service leaves the thinking, in one place or in several;
+    ``cut``: it ended before its thinking did."""
     for opens, closes in THOUGHT_MARKS:
         if text.lstrip().startswith(opens):
             text = text.replace(opens, THOUGHT_OPENS, 1).replace(closes, THOUGHT_CLOSES, 1)
     before, _, behind = text.partition(THOUGHT_OPENS)
-    said_before = THOUGHT_CLOSES not in before and (THOUGHT_CLOSES in behind or before.endswith("\n"))
-    said = before if said_before and before.strip() else ""
-    thought, answer, cut = split_thought(text[len(said) :])
+    speaks_first = THOUGHT_CLOSES not in before and (THOUGHT_CLOSES in behind or before.endswith("\n"))
+    lead = before if speaks_first and before.strip() else ""
+    thought, answer, cut = split_thought(text[len(lead) :])
     if len(answer) < len(text) and THOUGHT_OPENS in answer.partition(THOUGHT_CLOSES)[0]:
         further, answer, cut = _apart(answer)
         thought = "\n".join(filter(None, (thought, further)))
-    return thought, said + answer, cut and not said
+    return thought, lead + answer, cut and not lead
 
 
 def _calls(calls: Any) -> Iterator[dict[str, str]]:
-    """The calls of tools in a message; what is none is left out, and no id is one by its place."""
+    """Yield the tool calls of a message, without malformed ones; a call without an id gets one by its place."""
     for number, call in enumerate(calls if isinstance(calls, list) else []):
         match call:
             case {"function": {"name": str(name), **function}}:
@@ -264,10 +263,10 @@ def _calls(calls: Any) -> Iterator[dict[str, str]]:
 
 
 def _joined(content: str | list[Any] | None) -> str:
-    """The text of a message, which may come in parts; parts that are thinking, or hold no text, are left out."""
+    """Return the text of a message, which may come in parts; parts that are thinking, or hold no text, are left out."""
     if isinstance(content, list):
-        given = [part for part in content if not (isinstance(part, dict) and part.get("type") in THOUGHT_PARTS)]
-        texts = [part.get("text") if isinstance(part, dict) else part for part in given]
+        visible = [part for part in content if not (isinstance(part, dict) and part.get("type") in THOUGHT_PARTS)]
+        texts = [part.get("text") if isinstance(part, dict) else part for part in visible]
         content = "".join(text for text in texts if isinstance(text, str))
     return printable(content or "")
 
@@ -276,11 +275,11 @@ def _count(value: Any) -> int:
     return value if isinstance(value, int) and 0 <= value < 2**63 else 0
 
 
-def _words(data: Any, text: str) -> str:
-    """Return the service's own words: its error's message, or the beginning of the text, be it a page."""
+def _words(data: Any, page: str) -> str:
+    """Return the service's own words: its error's message, or the beginning of the page."""
     match data:
-        case {"error": {"message": str(said)}} | {"error": str(said)} | {"detail": str(said)} | {"message": str(said)}:
+        case {"error": {"message": str(text)}} | {"error": str(text)} | {"detail": str(text)} | {"message": str(text)}:
             pass
         case _:
-            said = _MARKUP.sub(" ", text[:MAX_PAGE])
-    return " ".join(said.split())[:SHOWN_CHARACTERS] or "an empty body"
+            text = _MARKUP.sub(" ", page[:MAX_PAGE_CHARACTERS])
+    return " ".join(text.split())[:MAX_REASON_CHARACTERS] or "an empty body"

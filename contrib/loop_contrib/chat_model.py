@@ -18,9 +18,9 @@ from loop_plumbing.secret import read_secret
 from loop_plumbing.urls import url_problem
 
 PATIENCE = Patience(tries=5, busy_s=1800.0)
-"""With one question."""
-LONGEST_TIMEOUT_S = 600.0
-"""Of one answer. A text that has none, and the greeting after it, then fit into what a judge may take."""
+"""Patience with one question."""
+MAX_TIMEOUT_S = 600.0
+"""Highest ``timeout_s``: a text without an answer, and the greeting after it, then fit into a judge's time."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -43,8 +43,8 @@ class ChatEndpoint:
             raise ValueError(f"url {problem}")
         if self.api_key_env is not None and not read_secret(self.api_key_env):
             raise ValueError(f"set the environment variable {self.api_key_env}, or api_key_env to null")
-        if not 0.0 < self.timeout_s <= LONGEST_TIMEOUT_S:
-            raise ValueError(f"timeout_s must be above 0 and at most {LONGEST_TIMEOUT_S:g}")
+        if not 0.0 < self.timeout_s <= MAX_TIMEOUT_S:
+            raise ValueError(f"timeout_s must be above 0 and at most {MAX_TIMEOUT_S:g}")
 
     @classmethod
     def of(cls, name: str, options: Mapping[str, Any]) -> ChatEndpoint:
@@ -56,8 +56,8 @@ class ChatModel:
     """Answers one text, or one conversation, at a time, at temperature 0. While it is asked no agent's time runs.
 
     A text that it refuses, breaks over, or is silent to, is answered by "": a greeting, which does not depend on the
-    agent, then shows whether it is there at all. So an agent whose words break it cannot void an episode. One that is
-    busy is waited for.
+    agent, then shows whether it is there at all. So an agent whose words break it cannot void an episode. A model that
+    is busy is waited for.
     """
 
     def __init__(self, name: str, endpoint: ChatEndpoint) -> None:
@@ -80,35 +80,35 @@ class ChatModel:
     async def ask(self, text: str) -> str:
         """Return its answer; "" if it has none to this text. Raises EnvironmentCrashed if it answers nothing at all, or
         is busy for longer than :data:`PATIENCE`."""
-        said = await self.reply({"messages": [{"role": "user", "content": text}]})
-        return "" if said is None else said.text.strip()
+        completion = await self.reply({"messages": [{"role": "user", "content": text}]})
+        return "" if completion is None else completion.text.strip()
 
     async def reply(self, body: Mapping[str, Any]) -> Completion | None:
         """Return its answer to a whole request, which may offer tools; None, and errors, as for a text."""
         with paused_agent_timeout():
             try:
-                said = await self._complete(body)
+                completion = await self._complete(body)
             except NoCompletion as error:
                 if error.busy:
                     raise EnvironmentCrashed(f"the {self._name} is busy: {error}") from error
-                said = None
-            if said is None or not (said.text.strip() or said.tool_calls):
+                completion = None
+            if completion is None or not (completion.text.strip() or completion.tool_calls):
                 await self._say_hello()
-        return said
+        return completion
 
     async def _say_hello(self) -> None:
         with raised_as(EnvironmentCrashed, f"the {self._name} does not answer: ", NoCompletion):
-            said = await self._complete({"messages": [{"role": "user", "content": "Say hello."}]})
-        if not said.text.strip():
-            cure = ", for its thinking is cut: raise request.max_tokens" if said.cut_in_thinking else ""
+            completion = await self._complete({"messages": [{"role": "user", "content": "Say hello."}]})
+        if not completion.text.strip():
+            cure = ", for its thinking is cut: raise request.max_tokens" if completion.cut_in_thinking else ""
             raise EnvironmentCrashed(f"the {self._name} at {self._endpoint.url} does not answer: it says nothing{cure}")
 
     async def _complete(self, body: Mapping[str, Any]) -> Completion:
         if self._session is None:
             raise EnvironmentCrashed(f"the {self._name} is not there: the pool is not open")
         client = ChatClient(self._session, self._endpoint.url)
-        given = {"model": self._endpoint.model, "temperature": 0, **body}
-        return await client.complete({**given, **self._endpoint.request}, PATIENCE)
+        request = {"model": self._endpoint.model, "temperature": 0, **body}
+        return await client.complete({**request, **self._endpoint.request}, PATIENCE)
 
     async def close(self) -> None:
         if self._session is not None:

@@ -78,11 +78,11 @@ class TurnPairs(SampleMaker):
 
     def sources(self, samples: Sequence[Sample]) -> set[str]:
         made = {sample.rollout_id for sample in samples}
-        found: set[str] = set()
+        sources: set[str] = set()
         for number, pair in enumerate(self._pairs):
             if paired_turn_id(number, pair.chosen, pair.turn) in made:
-                found |= {pair.chosen, pair.rejected}
-        return found
+                sources |= {pair.chosen, pair.rejected}
+        return sources
 
     def identity(self) -> list[str]:
         return [str(pair) for pair in self._pairs]

@@ -30,12 +30,12 @@ PAIRS_FILE = "pairs.jsonl"
 class TurnIds:
     """The token ids of a turn, and those that answered it (none where the sequence ends)."""
 
-    said: tuple[int, ...]
+    sampled: tuple[int, ...]
     answer: tuple[int, ...]
 
 
 def turns_of(rollout: Rollout) -> list[TurnIds]:
-    """The turns that ``rollout`` sampled itself."""
+    """Return the turns that ``rollout`` sampled itself."""
     ends = [turn.start for turn in rollout.turns[1:]] + [len(rollout.token_ids)]
     ids = rollout.token_ids
     return [
@@ -68,12 +68,12 @@ class TurnPair:
 
 
 def read_pairs(path: Path) -> list[TurnPair]:
-    """The pairs of a file, each two turns once.
+    """Read the pairs of a file, each two turns once.
 
     Raises:
         ValueError: a whole line is not a pair; names the file.
     """
-    with raised_as(ValueError, f"{path} holds a line that is no pair: ", TypeError):
+    with raised_as(ValueError, f"{path} holds a line that is not a pair: ", TypeError):
         pairs = [TurnPair(**line.record) for line in read_lines(path)]
     return list({pair.turns: pair for pair in pairs}.values())
 
@@ -81,7 +81,7 @@ def read_pairs(path: Path) -> list[TurnPair]:
 def write_named(folder: Path, rollouts: Iterable[Rollout], pairs: Iterable[TurnPair]) -> None:
     """Write those of the rollouts that a pair names into the logs of their collections, in ``folder/collections``.
 
-    To be called before the pairs are written: what they name must be there.
+    To be called before the pairs are written: the rollouts that they name must be there.
     """
     named = {name for pair in pairs for name in (pair.chosen, pair.rejected)}
     by_collection: defaultdict[str, list[Rollout]] = defaultdict(list)
@@ -95,7 +95,7 @@ def write_named(folder: Path, rollouts: Iterable[Rollout], pairs: Iterable[TurnP
 class PairBuffer:
     """A file of pairs that is only ever added to, one JSON line each; a context manager.
 
-    Pairs that it was told of are on disk when :meth:`add` returns. A last line that a crash cut short is cut off when
+    Pairs are on disk when :meth:`add` returns. A last line that a crash cut short is cut off when
     the file is opened again.
 
     Raises:

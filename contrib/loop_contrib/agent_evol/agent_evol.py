@@ -28,7 +28,7 @@ from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.steps import StepFailed, Steps, module, newest_policy, on_ranks, tune
 from loop_recipes.verbs.exit_status import exit_status
 
-OF_A_ROUND = ("output_dir", "seed")
+ROUND_KEYS = ("output_dir", "seed")
 """Keys whose values differ from round to round."""
 
 
@@ -64,14 +64,14 @@ class AgentEvol:
         read_config(compose(self.training, learning, "sft_appworld"), SftConfig)
 
     def collect(self, folder: Path, number: int, policy: Path | None) -> list[str]:
-        """The command that samples round ``number`` (from 1) with ``policy``, None for the one it all begins with."""
+        """Return the command that samples round ``number`` (from 1) with ``policy``, None for the initial one."""
         command = module("loop_contrib.rft.collect_solved", self.config, *self.collecting)
         command += [f"output_dir={folder}", f"seed={self.seed + number - 1}"]
         command += [] if policy is None else [f"initial_adapter={policy}"]
         return [*command, "--temperatures", f"{self.temperature:g}", "--attempts", str(self.attempts)]
 
     def train(self, folder: Path, logs: Sequence[Path]) -> list[str]:
-        """The command that trains on ``logs``, and goes on where it was stopped."""
+        """Return the command that trains on ``logs``, and goes on where it was stopped."""
         ranks = on_ranks(self.ranks) if self.ranks > 1 else []
         command = tune("run", *ranks, "sft_appworld", "--config", self.training, *self.learning)
         names = ",".join(map(str, logs))
@@ -120,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
         wanted = AgentEvol(
             config_name(options.config, "loop_appworld"),
             config_name(options.training, "sft_appworld"),
-            [word for word in options.overrides if word.partition("=")[0] not in OF_A_ROUND],
+            [word for word in options.overrides if word.partition("=")[0] not in ROUND_KEYS],
             learning,
             options.attempts,
             options.temperature,

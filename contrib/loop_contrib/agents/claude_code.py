@@ -7,7 +7,7 @@ from agent_environments.program_protocol import Connection
 
 
 def start(connection: Connection, prompt: str) -> Start:
-    """The node sets ``ANTHROPIC_BASE_URL`` and the key; without ``IS_SANDBOX`` root may not skip its questions."""
+    """Start it for root too, by ``IS_SANDBOX``; the node sets ``ANTHROPIC_BASE_URL`` and the key."""
     names = ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "DISABLE_AUTOUPDATER", "IS_SANDBOX")
     return Start(
         ["-p", "--dangerously-skip-permissions", "--", prompt],

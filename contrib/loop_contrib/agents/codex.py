@@ -9,7 +9,7 @@ from agent_environments.program_protocol import Connection
 
 
 def start(connection: Connection, prompt: str) -> Start:
-    """It reads no ``OPENAI_BASE_URL``: a provider of its config says where the policy answers."""
+    """Start it with a provider of its config that says where the policy answers: it reads no ``OPENAI_BASE_URL``."""
     config = f"""\
 model = "policy"
 model_provider = "node"

@@ -9,7 +9,7 @@ from agent_environments.program_protocol import Connection
 
 
 def start(connection: Connection, prompt: str) -> Start:
-    """Its settings say that it has a key, its variables which and where."""
+    """Start it with settings that say that it has a key, and variables that say which and where."""
     settings = {"security": {"auth": {"selectedType": "gemini-api-key"}}}
     return Start(
         ["-m", "policy", "--approval-mode", "yolo", f"--prompt={prompt}"],

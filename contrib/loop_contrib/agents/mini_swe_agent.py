@@ -7,7 +7,7 @@ from agent_environments.program_protocol import Connection
 
 
 def start(connection: Connection, prompt: str) -> Start:
-    """It asks nothing at its first start, and counts no costs of a model whose price it does not know."""
+    """Start it so that it asks nothing, and counts no costs of a model whose price it does not know."""
     return Start(
         ["-y", "--exit-immediately", "-m", "openai/policy", f"--task={prompt}"],
         {"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors"},

@@ -12,7 +12,7 @@ ENVIRONMENT = ".venv-openhands"
 
 
 def start(connection: Connection, prompt: str) -> Start:
-    """The program reads the variables of the node."""
+    """Start the program, which reads the variables of the node."""
     return Start([str(PROGRAM), prompt], {"OPENHANDS_SUPPRESS_BANNER": "1"})
 
 

@@ -34,7 +34,7 @@ from loop_recipes.plots.style import COLOURS, panels, save
 MAX_DEPTH = 24
 RESAMPLES = 2000
 SOLVED: dict[str, Any] = {"ls": "", "marker": "o", "ms": 4, "mew": 0, "color": "#1a7f4b"}
-"""How a rollout that solved its task is marked."""
+"""The mark of a rollout that solved its task."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Period:
 
 
 def read_attempts(log: Path) -> list[PlottedAttempt]:
-    """The episodes of a collection's log. Raises ValueError for a damaged line; names it."""
+    """Read the episodes of a collection's log. Raises ValueError for a damaged line; names it."""
     environment = read_description(log)
     attempts = []
     for _, lines in groupby(read_lines(log), key=lambda line: line.record["episode_id"]):
@@ -74,7 +74,7 @@ def read_attempts(log: Path) -> list[PlottedAttempt]:
 
 
 def read_periods(run: Path) -> tuple[str, list[Period]]:
-    """(dataset, early and late) of a run's or an evaluation's folder, or the one period of a single log.
+    """Read (dataset, early and late) of a run's or an evaluation's folder, or the one period of a single log.
 
     Raises:
         ValueError: there are no rollouts.
@@ -112,30 +112,30 @@ def _attempts(logs: Sequence[Path]) -> list[PlottedAttempt]:
 
 
 def _each_once(attempts: Sequence[PlottedAttempt]) -> list[PlottedAttempt]:
-    """A task that is asked for by itself is played anew in all its runs, and the first rollout of a run counts."""
+    """Return the first rollout of each run: a task that is asked for by itself is played anew in all its runs."""
     return list({(item.task_id, item.index): item for item in reversed(attempts)}.values())[::-1]
 
 
 def behavior_interval(attempts: Sequence[PlottedAttempt], figure: BehaviorFigure) -> tuple[float, float]:
-    """The 95% percentile bootstrap over tasks (each with all its rollouts) of a figure."""
+    """Return the 95% percentile bootstrap over tasks (each with all its rollouts) of a figure."""
     attempts = [attempt for attempt in attempts if figure.of in attempt.behavior]
     tasks = sorted({attempt.task_id for attempt in attempts})
     sums = np.zeros((len(tasks), 2))
     for attempt in attempts:
         counts = attempt.behavior
-        part = counts[figure.of] - (counts[figure.less] if figure.less else 0)
-        sums[tasks.index(attempt.task_id)] += [part, counts[figure.per] if figure.per else 1]
+        amount = counts[figure.of] - (counts[figure.less] if figure.less else 0)
+        sums[tasks.index(attempt.task_id)] += [amount, counts[figure.per] if figure.per else 1]
     draws = np.random.default_rng(0).multinomial(len(tasks), np.full(len(tasks), 1 / len(tasks)), size=RESAMPLES)
-    parts, wholes = (draws @ sums).T
+    amounts, wholes = (draws @ sums).T
     if figure.empty is None:
-        parts, wholes = parts[wholes > 0], wholes[wholes > 0]
-    low, high = np.quantile(parts / np.maximum(wholes, 1), [0.025, 0.975])
+        amounts, wholes = amounts[wholes > 0], wholes[wholes > 0]
+    low, high = np.quantile(amounts / np.maximum(wholes, 1), [0.025, 0.975])
     return float(low), float(high)
 
 
 def behavior_change(periods: Sequence[Period], dataset: str, measured: Sequence[BehaviorFigure]) -> Figure:
-    """One panel per measured figure, one bar per period, with its interval; the change in the title. The numbers of a
-    panel have as many decimals as its largest needs."""
+    """Draw a panel for each measured figure: a bar with its interval for each period, and the change in the title. The
+    numbers of a panel have as many decimals as its largest needs."""
     figure, grid = panels(len(measured), width=14)
     for axes, each in zip(grid.flat, measured, strict=False):
         values = [each.value([item.behavior for item in period.attempts]) for period in periods]
@@ -163,18 +163,18 @@ def behavior_change(periods: Sequence[Period], dataset: str, measured: Sequence[
 
 
 def call_sequences(periods: Sequence[Period], task: str, dataset: str) -> Figure:
-    """The API calls of a task's rollouts as a prefix tree: columns are calls, rollouts that began alike share a box. A
-    point stands behind the last call of one that solved the task."""
-    shown = [Period(p.name, [item for item in p.attempts if item.task_id == task]) for p in periods]
-    shown = [period for period in shown if period.attempts]
-    counts = Counter(call for period in shown for item in period.attempts for call in item.calls[:MAX_DEPTH])
+    """Draw the API calls of a task's rollouts as a prefix tree: columns are calls, rollouts that began alike share a
+    box. A point stands behind the last call of one that solved the task."""
+    drawn = [Period(p.name, [item for item in p.attempts if item.task_id == task]) for p in periods]
+    drawn = [period for period in drawn if period.attempts]
+    counts = Counter(call for period in drawn for item in period.attempts for call in item.calls[:MAX_DEPTH])
     colours = dict(zip((call for call, _ in counts.most_common()), _distinct_colours(len(counts)), strict=True))
-    rows = max(len(period.attempts) for period in shown)
-    depth = max((min(len(item.calls), MAX_DEPTH) for period in shown for item in period.attempts), default=1)
+    rows = max(len(period.attempts) for period in drawn)
+    depth = max((min(len(item.calls), MAX_DEPTH) for period in drawn for item in period.attempts), default=1)
     figure, grid = plt.subplots(
-        1, len(shown), figsize=(max(6.0, 0.62 * depth + 2.5) * len(shown), max(3.5, 0.16 * rows + 2.2)), squeeze=False
+        1, len(drawn), figsize=(max(6.0, 0.62 * depth + 2.5) * len(drawn), max(3.5, 0.16 * rows + 2.2)), squeeze=False
     )
-    for axes, period in zip(grid[0], shown, strict=True):
+    for axes, period in zip(grid[0], drawn, strict=True):
         ordered = sorted(period.attempts, key=lambda item: item.calls)
         _draw_tree(axes, ordered, 0, 0, colours)
         for row, item in enumerate(ordered):
@@ -211,8 +211,8 @@ def write_rollout_figures(run: Path, output: Path, task: str | None = None) -> l
         for item in period.attempts:
             sequences.setdefault(item.task_id, []).append(item.calls)
     if task is None:
-        held = Counter(name for period in periods for name in {item.task_id for item in period.attempts})
-        task = max(sorted(sequences), key=lambda name: (held[name], len(sequences[name]), len(set(sequences[name]))))
+        counts = Counter(name for period in periods for name in {item.task_id for item in period.attempts})
+        task = max(sorted(sequences), key=lambda name: (counts[name], len(sequences[name]), len(set(sequences[name]))))
     if task not in sequences:
         raise ValueError(f"no rollout of task {task!r} in {' or '.join(period.name for period in periods)} of {run}")
     counted = {name for period in periods for item in period.attempts for name in item.behavior}
@@ -226,7 +226,7 @@ def write_rollout_figures(run: Path, output: Path, task: str | None = None) -> l
 def _draw_tree(
     axes: Axes, ordered: Sequence[PlottedAttempt], row: int, depth: int, colours: dict[str, ColorType]
 ) -> None:
-    """Boxes of the rollouts ``ordered``, which agree on their first ``depth`` calls, and of what follows each."""
+    """Draw boxes of the rollouts ``ordered``, which agree on their first ``depth`` calls, and of what follows each."""
     for call, group in groupby(ordered, key=lambda item: item.calls[depth : depth + 1]):
         alike = list(group)
         if call and depth < MAX_DEPTH:
@@ -249,14 +249,14 @@ def _decimals(largest: float) -> int:
 
 
 def _distinct_colours(count: int) -> list[ColorType]:
-    """The first seven as everywhere; the rest from a wheel, in lighter shades."""
+    """Return the first seven colours as everywhere; the rest from a wheel, in lighter shades."""
     wheel = [plt.get_cmap("hsv", max(count, 8))(number) for number in range(max(0, count - len(COLOURS)))]
     lighter = [(0.45 + 0.5 * red, 0.45 + 0.5 * green, 0.45 + 0.5 * blue) for red, green, blue, _ in wheel]
     return [*COLOURS[:count], *lighter]
 
 
 def _change(values: Sequence[float | None]) -> str:
-    """The relative change from the first to the last, where it is defined."""
+    """Return the relative change from the first to the last, where it is defined."""
     if len(values) < 2 or values[0] is None or values[-1] is None or not values[0]:
         return ""
     return f" ({100 * (values[-1] / values[0] - 1):+.0f}%)"

@@ -1,8 +1,8 @@
-"""The tools ``python`` and ``shell``: what an agent runs in a box of its own or, where no box can be made, in a sealed
+"""The tools ``python`` and ``shell``: an agent's programs in a box of its own or, where no box can be made, in a sealed
 interpreter (agent_environments/sandbox).
 
 The box is made at the first call of an episode. Python keeps its variables, the shell what a shell keeps, and both have
-one folder. Where what runs there hangs or ends, the next call begins another one; the files stay. What it answers is
+one folder. Where a program there hangs or ends, the next call begins another one; the files stay. Its answer is
 text for the agent and nothing else: rewards are computed elsewhere, from the files that it left.
 """
 
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 
 WORKER = Path(__file__).parent / "workers" / "code_server.py"
 START_DEADLINE_S = 60.0
-MOST_GIVEN = 500
-"""Files, of the thousand that there may be."""
+MAX_TASK_FILES = 500
+"""Number of a task's own files, of the thousand that a box may hold."""
 _PAGE = 4096
-"""Bytes, of which a file's last one may be little used."""
+"""Bytes of a page; the last one of a file may be nearly empty."""
 SLACK_S = 60.0
-"""For a call beyond its deadline, at which the box itself ends what runs."""
+"""Seconds for a call beyond its deadline, at which the box itself ends the program."""
 _ALL = "Run {}, and read what it prints{}. {} stay from one call to the next, and files in the working folder."
 _KINDS = {
     "python": ("code", "Python code", "; a last line that is an expression is printed too", "Variables"),
@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, config=STRICT)
 class CodeLimits:
-    """What the agent has, and may use. ``code: python`` and ``code: shell`` take these; as a mapping, ``code`` changes
+    """The tools and limits of a box. ``code: python`` and ``code: shell`` take these; as a mapping, ``code`` changes
     some.
 
     Attributes:
@@ -66,10 +66,10 @@ class CodeLimits:
         deadline_s: for one call.
         memory_mb: beyond that of an empty interpreter, of all that runs together.
         folder_mb: all files together.
-        max_characters: of what is shown of a call: its beginning and its end.
+        max_characters: of the output of a call, whose beginning and end are kept.
         packages: can be imported, with all that they require; others cannot.
-        cgroup: the folder of a cgroup of yours, in which each box gets one that bounds its memory; without it what its
-            processes have is looked at every 50 ms.
+        cgroup: the folder of a cgroup of yours, in which each box gets one that bounds its memory; without it the
+            memory of its processes is read every 50 ms.
         python: the interpreter; by default the one below the node's own environment.
     """
 
@@ -93,30 +93,30 @@ class PythonSessions:
     """The server of all boxes.
 
     Args:
-        given: ``python``, ``shell``, or a mapping of :class:`CodeLimits`.
+        options: ``python``, ``shell``, or a mapping of :class:`CodeLimits`.
 
     Raises:
         ValueError: it is neither.
     """
 
-    def __init__(self, given: object) -> None:
-        if isinstance(given, str) and given in _KINDS:
-            given = {"tools": [given]}
-        if not isinstance(given, Mapping):
+    def __init__(self, options: object) -> None:
+        if isinstance(options, str) and options in _KINDS:
+            options = {"tools": [options]}
+        if not isinstance(options, Mapping):
             raise ValueError(
-                f"code is {given!r}: say `code: python`, `code: shell`, or a mapping such as {{memory_mb: 512}}"
+                f"code is {options!r}: say `code: python`, `code: shell`, or a mapping such as {{memory_mb: 512}}"
             )
-        self.limits = limits = from_mapping(CodeLimits, given, "code")
-        told = {
+        self.limits = limits = from_mapping(CodeLimits, options, "code")
+        config = {
             name: getattr(limits, name) for name in ("deadline_s", "memory_mb", "folder_mb", "max_characters", "cgroup")
         }
-        told |= {"packages": list(limits.packages), "tools": list(limits.tools), "hidden": _own_folders()}
+        config |= {"packages": list(limits.packages), "tools": list(limits.tools), "hidden": _own_folders()}
         python = limits.python or getattr(sys, "_base_executable", None) or sys.executable
         # -I: neither variables nor a user's own packages say what is imported.
         command = (python, "-I", str(WORKER))
         variables = scrubbed_environment(OPENBLAS_NUM_THREADS="1", PATH=os.environ.get("PATH", os.defpath))
         variables |= {"TMPDIR": os.environ["TMPDIR"]} if "TMPDIR" in os.environ else {}
-        self._server = ForkServer("code", command, told, EnvironmentCrashed, variables)
+        self._server = ForkServer("code", command, config, EnvironmentCrashed, variables)
 
     async def open(self) -> None:
         """Start the server.
@@ -138,7 +138,7 @@ class PythonSessions:
             )
 
     def check_files(self, task: Mapping[str, Any]) -> None:
-        """Raise ValueError where a task's ``files`` are none that a box can be given."""
+        """Check a task's ``files``; raises ValueError for those that a box cannot take."""
         files = task.get("files", {})
         if not isinstance(files, Mapping):
             raise ValueError("its field 'files' must map the names of files to their text: {'data.csv': '...'}")
@@ -149,11 +149,11 @@ class PythonSessions:
                 raise ValueError(f"its file {name!r} must be text, not {type(text).__name__}")
         if sum(len(text.encode()) + _PAGE for text in files.values()) > self.limits.folder_mb * 2**20:
             raise ValueError(f"its files take more than {self.limits.folder_mb} MiB: raise code.folder_mb")
-        if len(files) > MOST_GIVEN:
-            raise ValueError(f"its files are more than {MOST_GIVEN}")
+        if len(files) > MAX_TASK_FILES:
+            raise ValueError(f"its files are more than {MAX_TASK_FILES}")
 
     def session(self) -> BoxSession:
-        """What an episode has; nothing runs before its first call."""
+        """Return the box of an episode; nothing runs before its first call."""
         return BoxSession(self.limits, self._server)
 
     async def close(self) -> None:
@@ -162,13 +162,13 @@ class PythonSessions:
 
 
 def _own_folders() -> list[str]:
-    """The folders that this process imports from or works in, but for the standard library."""
+    """Return the folders that this process imports from or works in, but for the standard library."""
     standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), sysconfig.get_config_var("DESTSHARED")}
     return [path for path in map(os.path.abspath, [*sys.path, "."]) if path not in standard]
 
 
 class BoxSession(CodeSession):
-    """The box of one episode, or what stands in its place.
+    """The box of one episode, or the sealed interpreter in its place.
 
     Args:
         limits: of it.
@@ -186,7 +186,7 @@ class BoxSession(CodeSession):
         self._files = {name: text.encode() for name, text in files.items()}
 
     async def run(self, kind: str, text: str) -> str:
-        """What is printed where ``text`` is run by the tool ``kind``; raises ToolError where all that ran has ended."""
+        """Run ``text`` by the tool ``kind``; returns what it prints, raises ToolError where the box has ended."""
         answer = await self._ask({"run": kind, "text": text}, self._limits.deadline_s + SLACK_S)
         if answer["over"] and self._process is not None:
             await self._process.end()  # and its folder with it
@@ -209,8 +209,8 @@ class BoxSession(CodeSession):
             raise ToolError(f"{error}; variables and files are gone") from error
 
     async def left_files(self) -> dict[str, bytes]:
-        """The files in the folder, by their paths in it: where it never began those that it was given, where it has
-        ended none."""
+        """Return the files in the folder, by their paths in it: before the box begins those of the
+        task, after its end none."""
         if self._process is None:
             return dict(self._files)
         left: dict[str, bytes] = {}
@@ -232,18 +232,18 @@ class BoxSession(CodeSession):
 
 
 class CodeTool(Tool):
-    """One of the tools of a box: ``python`` or ``shell``."""
+    """A tool of a box: ``python`` or ``shell``."""
 
     def __init__(self, kind: str, box: BoxSession, limits: CodeLimits) -> None:
         self.name = kind
         self._box = box
-        self._argument, what, more, kept = _KINDS[kind]
+        self._argument, what, more, lasting = _KINDS[kind]
         self._about = f"{what[0].upper()}{what[1:]}; what it prints is shown."
         self.deadline_s = limits.deadline_s
         self.max_characters = 2 * limits.max_characters + 500  # it is cut in the box, in its middle
         having = f" The packages {', '.join(limits.packages)} can be imported." if limits.packages else ""
         self.description = (
-            f"{_ALL.format(what, more, kept)}{having} There is no network. A call may take {limits.deadline_s:g} s."
+            f"{_ALL.format(what, more, lasting)}{having} There is no network. A call may take {limits.deadline_s:g} s."
         )
 
     @property

@@ -11,8 +11,8 @@ from loop_contrib.colbench.pool import ANSWER_MARK
 
 
 class QuestionBehavior:
-    """Counts what the figures of questions are made of: a question is a turn that the human answered. What is said to
-    the agent's own answer is empty."""
+    """Counts questions: a question is a turn that the human answered. The observation after the agent's own answer is
+    empty."""
 
     name = "questions"
     figures = (
@@ -23,14 +23,14 @@ class QuestionBehavior:
     )
 
     def concerns(self, messages: Messages) -> bool:
-        """Return whether the policy was told how it gives its answer in ColBench."""
+        """Return whether the system message asks for an answer in ColBench's form."""
         return bool(messages) and messages[0]["role"] == "system" and ANSWER_MARK in messages[0]["content"]
 
     def counts(self, turns: Sequence[AgentTurn]) -> dict[str, int]:
-        """The counts of one episode."""
+        """Return the counts of one episode."""
         answers = [turn.observation for turn in turns if turn.observation]
         return {"questions": len(answers), "questions_unknown": answers.count(DOES_NOT_KNOW)}
 
     def calls(self, turns: Sequence[AgentTurn]) -> list[str]:
-        """A conversation holds none."""
+        """Return none: a conversation has no calls."""
         return []

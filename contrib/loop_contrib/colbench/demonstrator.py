@@ -1,4 +1,4 @@
-"""ColBench's demonstrations: somebody who asks for each particular before he answers, and one who answers too early."""
+"""ColBench's demonstrations: an expert who asks for each particular first, and an agent that answers too early."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def thought(task: ColBenchTask, asked: int) -> str:
 
 
 def early_stops(task: ColBenchTask) -> list[int]:
-    """The numbers of questions, from 1, after which the guess of the rest is wrong."""
+    """Return the numbers of questions, from 1, after which the guess of the rest is wrong."""
     fewer = range(1, len(task.particulars))
     return [asked for asked in fewer if code_knowing(task, task.particulars[:asked]) != task.reference]
 
 
 def possible_flaws(task: ColBenchTask) -> list[str]:
-    """The flaws for which a task leaves room: to guess everything is always wrong."""
+    """Return the flaws for which a task leaves room: to guess everything is always wrong."""
     return list(FLAWS if early_stops(task) else FLAWS[:1])
 
 
@@ -88,20 +88,20 @@ class ColBenchDemonstrator(Demonstrator):
         return scripts
 
     def renamed(self, demonstration: Demonstration, rng: random.Random) -> Demonstration:
-        """With another field and limit, where the human has said which. What the agent guessed, it still guesses."""
-        said = " ".join(observation for _, observation in demonstration.steps)
+        """Exchange the field and the limit that the human named for others. The agent's guesses stay."""
+        answers = " ".join(observation for _, observation in demonstration.steps)
         new: dict[str, str] = {}
-        for field in _FIELD.findall(said):
+        for field in _FIELD.findall(answers):
             other = rng.choice(FIELDS)
             new |= {form.format(field): form.format(other) for form in ("called {}", "field: {}", '"{}"')}
-        for limit in _LIMIT.findall(said):
+        for limit in _LIMIT.findall(answers):
             new[limit] = str(rng.randrange(10, 100))
         if not new:
             return demonstration
         pattern = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, new))})(?!\w)")
-        steps = ((pattern.sub(lambda found: new[found[0]], part) for part in step) for step in demonstration.steps)
+        steps = ((pattern.sub(lambda word: new[word[0]], text) for text in step) for step in demonstration.steps)
         return replace(demonstration, steps=tuple((action, observation) for action, observation in steps))
 
     def group(self, task_id: str) -> str:
-        """The family of the task."""
+        """Return the family of the task."""
         return task_id.split("_")[1].rstrip("0123456789")

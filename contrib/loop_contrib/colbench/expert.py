@@ -1,4 +1,4 @@
-"""Play of generated tasks for demonstrations and benchmarks: an expert who asks, and one who answers too early."""
+"""Play of generated tasks for demonstrations and benchmarks: an expert who asks, and one that answers early."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUESTIONS = {
 
 
 def final_message(code: str) -> str:
-    """The message that ends an episode with this code."""
+    """Return the message that ends an episode with this code."""
     return f"{ANSWER_MARK}\n{code}"
 
 
@@ -29,6 +29,6 @@ def expert_play(task: ColBenchTask) -> list[str]:
 
 
 def hasty_play(task: ColBenchTask, questions: int = 0) -> list[str]:
-    """The flaw to unlearn: answer after the first so many questions, with a guess of what was not asked for."""
+    """Play the flaw to unlearn: answer after the first so many questions, with a guess of what was not asked for."""
     asked = task.particulars[:questions]
     return [*(QUESTIONS[particular.topic] for particular in asked), final_message(code_knowing(task, asked))]

@@ -55,7 +55,7 @@ class TaskFamily:
     topics: tuple[str, ...]
 
     def render(self, noun: str, chosen: Mapping[str, str]) -> str:
-        """The code for one choice of each particular."""
+        """Return the code for one choice of each particular."""
         return self.code.format(noun=noun, **chosen)
 
 
@@ -110,7 +110,7 @@ def guess_of(topic: str) -> str:
 
 
 def code_knowing(task: ColBenchTask, known: Collection[Particular]) -> str:
-    """The code of a generated task by somebody who knows these of its particulars, and guesses the others."""
+    """Return the code of a generated task with these of its particulars, and guesses of the others."""
     name = task.reference.removeprefix("def ").partition("(")[0]
     family, _, noun = name.partition("_")
     chosen = {
@@ -146,7 +146,7 @@ _Draft = tuple[str, str, tuple[str, ...], tuple[Particular, ...], str]
 
 
 def _candidates(family: TaskFamily, rng: random.Random) -> Iterator[_Draft]:
-    """Tasks of a family that hold, in a drawn order."""
+    """Yield tasks of a family that hold, in a drawn order."""
     guessed = {topic: guess_of(topic) for topic in family.topics}
     combinations = list(itertools.product(NOUNS, *(CHOICES[topic] for topic in family.topics)))
     for noun, *values in rng.sample(combinations, len(combinations)):
@@ -173,7 +173,7 @@ def _candidates(family: TaskFamily, rng: random.Random) -> Iterator[_Draft]:
 
 
 def _rows(family: TaskFamily, field: str, other_field: str, rng: random.Random) -> _Rows:
-    """The argument of a call: values around every limit and on it, some with decimals, some missing.
+    """Draw the argument of a call: values around every limit and on it, some with decimals, some missing.
 
     Rows have another field of the same kind, so an answer cannot tell from its argument which one is meant.
     """
@@ -193,7 +193,7 @@ def _rows(family: TaskFamily, field: str, other_field: str, rng: random.Random) 
 
 
 def _function(code: str, name: str) -> Callable[[_Rows], object]:
-    """The function of that name in code of ours."""
+    """Return the function of that name in code of ours."""
     names: dict[str, Any] = {}
     exec(code, names)
     function: Callable[[_Rows], object] = names[name]

@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 
 PROGRAM = Path(__file__).with_name("run_calls.py")
 LEVELS = ("none", "rlimits", "seccomp")
-"""Of agent_environments/sandbox; bubblewrap is for servers."""
+"""Levels of agent_environments/sandbox; bubblewrap is for servers."""
 MAX_OUTPUT = 1 << 22
-"""Bytes of what one call gives."""
+"""Bytes of the value of one call."""
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
@@ -47,12 +47,12 @@ Outcome = dict[str, Any]
 
 
 def base_python() -> str:
-    """The interpreter below this virtual environment: what is installed here is out of an answer's reach."""
+    """Return the interpreter below this virtual environment: an answer cannot reach the packages here."""
     return getattr(sys, "_base_executable", None) or sys.executable
 
 
 def packages_of(code: str) -> list[str]:
-    """The modules outside the standard library that ``code`` imports, and what of them may be modules too."""
+    """Return the modules outside the standard library that ``code`` imports, and what of them may be modules too."""
     names: dict[str, None] = {}
     with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
         for node in ast.walk(ast.parse(code)):
@@ -72,7 +72,7 @@ class GraderLimits:
     call_cpu_s: float = 2.0
     """Processor time of one call."""
     answer_timeout_s: float = 300.0
-    """Time for all calls of an answer; those that are not over then have failed."""
+    """Time for all calls of an answer; calls that are not over then have failed."""
 
     def __post_init__(self) -> None:
         if self.memory_mb < 1 or min(self.call_cpu_s, self.answer_timeout_s) <= 0:
@@ -133,14 +133,14 @@ class CodeGrader:
                     "%s cannot be solved: its reference gives no value for %d of %d calls (%s)",
                     *(task.task_id, len(raised), len(expected), ", ".join(sorted(set(raised)))),
                 )
-        found = await self._outcomes(code, task.calls, packages)
+        outcomes = await self._outcomes(code, task.calls, packages)
         return [
-            "value" in wanted and given == wanted
-            for wanted, given in zip(self._expected[task.task_id], found, strict=True)
+            "value" in wanted and result == wanted
+            for wanted, result in zip(self._expected[task.task_id], outcomes, strict=True)
         ]
 
     async def _outcomes(self, code: str, calls: Sequence[str], packages: Sequence[str]) -> list[Outcome]:
-        """One for each call, ``{}`` where there is none."""
+        """Return the outcome of each call, ``{}`` for a call without one."""
         limits = self._limits
         sizes = (limits.memory_mb, limits.call_cpu_s, len(calls))
         process = await self._start(self.level, *map(str, sizes), *packages)
@@ -153,8 +153,8 @@ class CodeGrader:
             except Stalled:
                 ready = b""
             if ready != b"ready\n":
-                said = ready.decode(errors="replace").strip() or "it said nothing"
-                raise EnvironmentCrashed(f"the grader's process did not start under {self._python}: {said}")
+                message = ready.decode(errors="replace").strip() or "it said nothing"
+                raise EnvironmentCrashed(f"the grader's process did not start under {self._python}: {message}")
             lines: list[bytes] = []
             # From here on the answer's code runs: whatever happens is its doing.
             with contextlib.suppress(TimeoutError, OSError, ValueError):
@@ -166,8 +166,8 @@ class CodeGrader:
                         lines.append(line)
         finally:
             await _end(process)
-        found = [_read(line) for line in lines]
-        return found + [{}] * (len(calls) - len(found))
+        outcomes = [_read(line) for line in lines]
+        return outcomes + [{}] * (len(calls) - len(outcomes))
 
     async def _start(self, *arguments: str) -> asyncio.subprocess.Process:
         with raised_as(EnvironmentCrashed, f"the grader cannot start {self._python}: ", OSError):
@@ -187,7 +187,7 @@ class CodeGrader:
 
 
 def _read(line: bytes) -> Outcome:
-    """A line of the process; an answer's code may have written it."""
+    """Read a line of the process, which an answer's code may have written."""
     try:
         outcome = json.loads(line)
     except (ValueError, RecursionError):

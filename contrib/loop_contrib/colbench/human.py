@@ -1,4 +1,4 @@
-"""The human whom the agent asks: a model told the code he has in mind, or a deterministic one for generated tasks."""
+"""The human whom the agent asks: a model that knows his code, or a deterministic one for generated tasks."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class ScriptedHuman:
 
 
 class EndpointHuman:
-    """A model that is told the code and never to show it, in two sentences. To a question that it has no answer to, he
-    says "No response."
+    """A model that knows the code and must never show it. It answers in at most two sentences, or with "No response."
+    where it has no answer.
     """
 
     def __init__(self, endpoint: ChatEndpoint) -> None:
@@ -74,10 +74,10 @@ class EndpointHuman:
         await self._model.open()
 
     async def answer(self, task: ColBenchTask, dialogue: Sequence[Message]) -> str:
-        said = await self._model.ask(prompt(task, dialogue))
-        if not said:
+        reply = await self._model.ask(prompt(task, dialogue))
+        if not reply:
             return NO_RESPONSE
-        return DOES_NOT_KNOW if shows_code(said, task.reference) else printable(said)[:MAX_CHARACTERS]
+        return DOES_NOT_KNOW if shows_code(reply, task.reference) else printable(reply)[:MAX_CHARACTERS]
 
     async def close(self) -> None:
         await self._model.close()
@@ -85,20 +85,20 @@ class EndpointHuman:
 
 def prompt(task: ColBenchTask, dialogue: Sequence[Message]) -> str:
     """Return the prompt of the model that plays the human; the agent sees nothing of it."""
-    said = "\n\n".join(
+    transcript = "\n\n".join(
         f"{'Assistant' if message.role == 'assistant' else 'You'}: {message.content}" for message in dialogue
     )
     return printable(
         f"You play a person who wants help from a programming assistant. Your request was:\n{task.description}\n\n"
         "You have this function in mind. Only you know it. Never show any of its code, and do not write code:\n"
-        f"{task.reference}\n\nThe conversation so far:\n{said}\n\n"
+        f"{task.reference}\n\nThe conversation so far:\n{transcript}\n\n"
         "Answer the assistant's last message as that person would, in at most two sentences. Say only what the "
         f'function tells. Where it does not tell, say "{DOES_NOT_KNOW}"'
     )
 
 
-def shows_code(said: str, reference: str) -> bool:
+def shows_code(answer: str, reference: str) -> bool:
     """Return whether an answer holds a fence or a whole line of the reference, be it spaced in another way."""
-    squeezed = "".join(said.split())
+    squeezed = "".join(answer.split())
     lines = ("".join(line.split()) for line in reference.splitlines())
-    return "```" in said or any(len(line) >= 10 and line in squeezed for line in lines)
+    return "```" in answer or any(len(line) >= 10 and line in squeezed for line in lines)

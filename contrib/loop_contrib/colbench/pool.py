@@ -33,13 +33,13 @@ INSTRUCTIONS = (
 
 
 def code_of(answer: str) -> str:
-    """The code of a final answer: its python blocks, or all of it where it has none."""
+    """Return the code of a final answer: its python blocks, or all of it where it has none."""
     plain = [line for line in answer.splitlines() if not line.strip().startswith("```")]
     return extract_code(answer) or "\n".join(plain).strip()
 
 
 class ColBenchEnvironment:
-    """One conversation."""
+    """A conversation."""
 
     def __init__(self, pool: ColBenchPool) -> None:
         self._pool = pool
@@ -68,12 +68,12 @@ class ColBenchEnvironment:
             self._answer = answer if mark else action
             return StepResult("", done=True)
         self._dialogue.append(Message("assistant", action))
-        said = await self._pool.human.answer(self._task, self._dialogue)
-        self._dialogue.append(Message("user", said))
-        return StepResult(said, done=False)
+        reply = await self._pool.human.answer(self._task, self._dialogue)
+        self._dialogue.append(Message("user", reply))
+        return StepResult(reply, done=False)
 
     async def grade(self) -> Grade:
-        """Tests passed by the answer; without an answer there are none.
+        """Return the tests that the answer passes; without an answer none.
 
         Raises:
             EnvironmentCrashed: the episode was never started, or there is no grader.

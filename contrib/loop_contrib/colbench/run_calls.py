@@ -46,7 +46,7 @@ class CallTooLong(BaseException):
 
 
 def portable(value: Any) -> Any:
-    """``value`` as JSON. Two values have the same form if Python calls them equal, and NaN equals itself."""
+    """Return ``value`` as JSON. Two values have the same form if Python calls them equal, and NaN equals itself."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()  # numpy's, which equals Python's own
     if value is None or isinstance(value, str):
@@ -67,7 +67,7 @@ def portable(value: Any) -> Any:
 
 
 def outcome(code: str, call: str, cpu_s: float) -> str:
-    """The line for one call."""
+    """Return the line for one call."""
     try:
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         try:
@@ -125,7 +125,7 @@ def _be_sealed(asked: int, answer: int, level: str, memory_mb: int, cpu_s: float
 
 
 def asked_of(waiting: SealedProcess, code: str, call: str, longest: int) -> bytes:
-    """The line of one call; its process is gone then."""
+    """Return the line of one call; its process is gone then."""
     try:
         _write(waiting.asking, json.dumps({"code": code, "call": call}).encode())
         os.close(waiting.asking)
@@ -139,11 +139,11 @@ def asked_of(waiting: SealedProcess, code: str, call: str, longest: int) -> byte
 
 
 def _line(descriptor: int, longest: int) -> bytes:
-    """One line, or nothing where there is none of at most ``longest`` bytes."""
+    """Read a line; b"" if it has more than ``longest`` bytes, or no end."""
     line = b""
-    while len(line) <= longest and (part := os.read(descriptor, 1 << 16)):
-        line += part
-        if b"\n" in part:
+    while len(line) <= longest and (chunk := os.read(descriptor, 1 << 16)):
+        line += chunk
+        if b"\n" in chunk:
             line = line[: line.index(b"\n") + 1]
             return line if len(line) <= longest else b""
     return b""
@@ -167,7 +167,7 @@ def main() -> None:
         os.dup2(null, printed)
     sandbox.close_descriptors_except({0, 1, 2, answers})
     for package in packages:
-        with contextlib.suppress(Exception):  # it is not installed: the call that needs it says so
+        with contextlib.suppress(Exception):  # it is not installed: the call that needs it fails
             importlib.import_module(package)
     if len(os.listdir("/proc/self/task")) > 1:  # only the thread that asks for it is sealed
         os.write(answers, f"one of {', '.join(packages)} starts a thread\n".encode())

@@ -1,4 +1,4 @@
-"""One task of ColBench: the human's request, the code that he has in mind, and what the request leaves open."""
+"""A task of ColBench: the human's request, the code that he has in mind, and what the request leaves open."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ColBenchTask:
     guess: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """An object with the keys of the benchmark's files, and ours."""
+        """Return an object with the keys of the benchmark's files, and ours."""
         return {
             "problem_description": self.description,
             "ground_truth": self.reference,
@@ -46,7 +46,7 @@ class ColBenchTask:
 
     @classmethod
     def from_json(cls, task_id: str, data: Mapping[str, Any]) -> ColBenchTask:
-        """Of a line's object; raises KeyError, TypeError or ValueError where it is not a task."""
+        """Read a line's object; raises KeyError, TypeError or ValueError where it is not a task."""
         tests = data["test_cases"]
         calls = tuple(tests.values() if isinstance(tests, Mapping) else tests)
         texts = (data["problem_description"], data["ground_truth"], data.get("guess", ""), *calls)

@@ -13,7 +13,7 @@ from loop_plumbing.json_lines import json_lines
 
 
 def read_tasks(path: Path, split: str) -> list[ColBenchTask]:
-    """The tasks of a JSONL file, in its order; the n-th is named ``<split><n>_1``.
+    """Read the tasks of a JSONL file, in its order; the n-th is named ``<split><n>_1``.
 
     Raises:
         ValueError: there is no such file, or a line is not a task; says which.
@@ -25,7 +25,7 @@ def read_tasks(path: Path, split: str) -> list[ColBenchTask]:
                 tasks.append(ColBenchTask.from_json(f"{split}{len(tasks) + 1:05}_1", data))
             except (KeyError, TypeError, ValueError) as error:
                 raise ValueError(
-                    f"{path}, line {number} is no task of ColBench's backend programming "
+                    f"{path}, line {number} is not a task of ColBench's backend programming "
                     f"(problem_description, ground_truth, test_cases): {error!r}"
                 ) from error
     if not tasks:
@@ -66,11 +66,11 @@ class ColBenchTasks(Mapping[str, ColBenchTask]):
         return len(self._by_id)
 
     def split(self, name: str) -> Sequence[str]:
-        """Task ids of a split, in order; raises UnknownTask."""
+        """Return task ids of a split, in order; raises UnknownTask."""
         if name not in self.splits:
             raise UnknownTask(f"no split {name!r} in ColBench; there are {', '.join(self.splits)}")
         return [task.task_id for task in self.splits[name]]
 
     def hidden_information(self, task_id: str) -> str:
-        """The code that the human has in mind; raises UnknownTask."""
+        """Return the code that the human has in mind; raises UnknownTask."""
         return self[task_id].reference

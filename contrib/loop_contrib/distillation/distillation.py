@@ -10,7 +10,7 @@ KL(policy || teacher) = E[o_t - T_t]: its expected gradient by ``A_t grad log p`
 token, in the contexts that were sampled. No rollout is without signal then, so none is left out.
 
 The teacher is the base model, another adapter of it, or a model behind an endpoint that has the same token ids. A
-log-prob that is none (not finite, or missing) ends the run: it would move the policy like any other.
+log-prob that is missing or not finite ends the run: it would move the policy like any other.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ class _TeacherRequest:
         self._deadline_s, self._stop_requested = deadline_s, stop_requested
 
     def __call__(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
-        found = on_main_rank(lambda: result_of(self._ask_all(samples)))
-        return {name: torch.tensor(values, dtype=torch.float64) for name, values in found.items()}
+        logprobs = on_main_rank(lambda: result_of(self._ask_all(samples)))
+        return {name: torch.tensor(values, dtype=torch.float64) for name, values in logprobs.items()}
 
     async def _ask_all(self, samples: Sequence[Sample]) -> dict[str, list[float]]:
         endpoint = self._endpoint
@@ -174,33 +174,33 @@ class _TeacherRequest:
                 await asyncio.gather(*jobs, return_exceptions=True)
             return {sample.rollout_id: job.result() for sample, job in zip(samples, jobs, strict=True)}
 
-    def _of_sampled_tokens(self, found: Sequence[Any], sample: Sample) -> list[float]:
-        """The log-probs [n] of the tokens that the policy sampled.
+    def _of_sampled_tokens(self, logprobs: Sequence[Any], sample: Sample) -> list[float]:
+        """Return the log-probs [n] of the tokens that the policy sampled.
 
         Raises:
-            NoTeacher: one of them is none.
+            NoTeacher: one of them is missing or not finite.
         """
         model = self._endpoint.model
-        if len(found) < sample.tokens:
+        if len(logprobs) < sample.tokens:
             raise NoTeacher(
-                f"{self._key}: {model} gives {len(found)} log-probs for the {sample.tokens} tokens of rollout "
+                f"{self._key}: {model} gives {len(logprobs)} log-probs for the {sample.tokens} tokens of rollout "
                 f"{sample.rollout_id}"
             )
-        chosen = [found[place] for place in sample.mask.nonzero().squeeze(1).tolist()]
+        chosen = [logprobs[place] for place in sample.mask.nonzero().squeeze(1).tolist()]
         for value in chosen:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not (number and math.isfinite(value) and POISONED_LOGPROB < value <= 1e-3):
-                shown = json.dumps(value)[:40]
+                text = json.dumps(value)[:40]
                 raise NoTeacher(
-                    f"{self._key}: {model} gives {shown} as a log-prob in rollout {sample.rollout_id}; nothing is "
+                    f"{self._key}: {model} gives {text} as a log-prob in rollout {sample.rollout_id}; nothing is "
                     "learned from it"
                 )
         return [float(value) for value in chosen]
 
 
 def _prompt_logprobs(data: Any, seconds: float) -> list[Any] | None:
-    """Return what a completion that echoes its prompt says of each token; None if it is none."""
+    """Return the log-prob of each token of a completion that echoes its prompt; None if it is not one."""
     match data:
-        case {"choices": [{"logprobs": {"token_logprobs": list(found)}}]}:
-            return found
+        case {"choices": [{"logprobs": {"token_logprobs": list(logprobs)}}]}:
+            return logprobs
     return None

@@ -68,14 +68,14 @@ class TreeSearch:
         """Search; then ``folder/pairs.jsonl`` holds the pairs, and ``folder/collections`` the rollouts that they name.
 
         Args:
-            on_iteration: told after each iteration how many there were, and how many rollouts there are.
+            on_iteration: called after each iteration with the numbers of iterations and of rollouts.
 
         Raises:
-            ValueError: the file of pairs is none.
+            ValueError: a line of the file of pairs is not a pair.
             NoRollouts: every first rollout was lost.
             Exception: what the source raises; see :data:`~loop_recipes.rollouts.source.SOURCE_ERRORS`.
         """
-        with PairBuffer(folder / PAIRS_FILE) as buffer:  # opened first: damage is said before anything is sampled
+        with PairBuffer(folder / PAIRS_FILE) as buffer:  # opened first: damage raises before anything is sampled
             trees = {task_id: TurnTree(task_id, self.exploration) for task_id in self.tasks}
             known: dict[str, Rollout] = {}
             for rollout in self._collect(source, self._first_request()):
@@ -93,7 +93,7 @@ class TreeSearch:
                 self._grow(source, trees, states, known, iteration)
                 on_iteration(iteration + 1, len(known))
             pairs = [pair for tree in trees.values() for pair in tree.pairs(self.threshold)]
-            # Those of an earlier end of this search may name rollouts that no pair names now.
+            # Pairs of an earlier end of this search may name rollouts that no pair names now.
             write_named(folder, known.values(), [*buffer.pairs, *pairs])
             buffer.add(pairs)
             return list(trees.values())
@@ -106,7 +106,7 @@ class TreeSearch:
         known: dict[str, Rollout],
         iteration: int,
     ) -> None:
-        """One rollout from each of ``states``; one that is refused or lost closes its state."""
+        """Collect a rollout from each of ``states``; one that is refused or lost closes its state."""
         branches = [Branch.of(known[state.sampled[0].rollout_id], [state.turn]) for state in states.values()]
         how = dataclasses.replace(self.how, continuations=1, seed=self.how.seed + iteration)
         waiting = dict(states)
@@ -132,7 +132,7 @@ class TreeSearch:
 
     @staticmethod
     def _collect(source: CollectionSource, *requests: CollectionRequest) -> list[Rollout]:
-        """The rollouts of all requests in an order that does not depend on which ended first."""
+        """Collect the rollouts of all requests in an order that does not depend on which ended first."""
         for request in requests:
             source.start(request)
         rollouts = [rollout for request in requests for rollout in read_not_lost(source, request)]

@@ -7,8 +7,8 @@ where there are two, the way goes by UCB1 (Auer et al. 2002):
 
 Q is the mean return of the n rollouts through the turn, N the number of rollouts through its state.
 
-Rollouts that sampled the same ids and were answered by the same ids went through one turn. So what differs in value has
-said something else, and the luck of what came after a turn makes no pair. A state whose second sample is the turn that
+Rollouts that sampled the same ids and were answered by the same ids went through one turn. So turns that differ
+in value differ in ids, and luck after a turn makes no pair. A state whose second sample is the turn that
 it has is closed. It gets a further turn only from a rollout that began above it, and then may have more than two.
 
 No clock, no I/O: :mod:`loop_contrib.dpo_mcts.tree_search` samples.
@@ -91,7 +91,7 @@ class TurnTree:
         return turn.value + self._exploration * math.sqrt(math.log(visits) / turn.visits)
 
     def add(self, state: TreeState, rollout_id: str, turns: Sequence[TurnIds], reward: float) -> None:
-        """A rollout that began at ``state`` and sampled ``turns``, at least one; its return is backed up."""
+        """Add a rollout that began at ``state`` and sampled ``turns``, at least one; its return is backed up."""
         began = state
         for number, ids in enumerate(turns):
             turn = next((known for known in state.sampled if known.ids == ids), None)
@@ -103,21 +103,21 @@ class TurnTree:
             if number + 1 < len(turns):
                 turn.after = turn.after or TreeState(state.turn + 1, above=turn)
                 state = turn.after
-        seen: TreeTurn | None = turn
-        while seen is not None:
-            seen.visits += 1
-            seen.total += reward
-            seen = seen.state.above
+        ancestor: TreeTurn | None = turn
+        while ancestor is not None:
+            ancestor.visits += 1
+            ancestor.total += reward
+            ancestor = ancestor.state.above
 
     def pairs(self, threshold: float) -> Iterator[TurnPair]:
-        """The best and the worst turn of every state, where they say different things and their values differ by more
-        than ``threshold``."""
+        """Yield the best and the worst turn of every state, where they say different things and their values differ by
+        more than ``threshold``."""
         for state in self._states(self.root):
             if len(state.sampled) < TURNS_OF_A_STATE:
                 continue
             chosen = max(state.sampled, key=lambda turn: turn.value)
             rejected = min(state.sampled, key=lambda turn: turn.value)
-            if chosen.value - rejected.value > threshold and chosen.ids.said != rejected.ids.said:
+            if chosen.value - rejected.value > threshold and chosen.ids.sampled != rejected.ids.sampled:
                 yield TurnPair(
                     task_id=self.task_id,
                     turn=state.turn,

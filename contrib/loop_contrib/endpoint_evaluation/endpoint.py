@@ -71,7 +71,7 @@ class EndpointEpisodes:
         return self._pool.dataset
 
     def tasks(self, split: str) -> list[str]:
-        """Task ids of a split.
+        """Return task ids of a split.
 
         Raises:
             UnknownTask: no such split.

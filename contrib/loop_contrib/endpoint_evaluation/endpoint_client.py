@@ -22,7 +22,7 @@ REACHED_WITHIN_S = 60.0
 
 
 class EndpointClient:
-    """A model behind an OpenAI-compatible endpoint. What it counts as tokens is all that is known of the context.
+    """A model behind an OpenAI-compatible endpoint. Only its token counts tell how full the context is.
 
     Args:
         client: of the endpoint.
@@ -112,7 +112,7 @@ class EndpointClient:
 
 
 def check_reached(endpoint: EndpointConfig) -> None:
-    """One request, to which any answer will do: a wrong address would be asked in vain for :data:`TURN_LIMIT_S`.
+    """Send a request, to which any answer will do: a wrong address would be asked in vain for :data:`TURN_LIMIT_S`.
 
     Raises:
         ConfigError: no answer within :data:`REACHED_WITHIN_S`.

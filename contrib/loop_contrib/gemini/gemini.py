@@ -89,25 +89,25 @@ class Gemini(Dialect):
     streams = False
 
     def _read(self, body: bytes, recall: Recall) -> Asked:
-        given = _GeminiBody.parse(body)
-        settings = given.generation_config
-        calling = None if given.tool_config is None else given.tool_config.function_calling_config
-        tools, others = _tools(given.tools or [])
-        system = given.system_instruction
-        said = list(_messages(given.contents))
-        if not said:
+        request = _GeminiBody.parse(body)
+        settings = request.generation_config
+        calling = None if request.tool_config is None else request.tool_config.function_calling_config
+        tools, others = _tools(request.tools or [])
+        system = request.system_instruction
+        messages = list(_messages(request.contents))
+        if not messages:
             raise BadMessages("contents must hold at least one part")
-        if said[-1].role == "assistant":
+        if messages[-1].role == "assistant":
             raise BadMessages(NO_PREFILL)
         return Asked(
-            said=tuple(said),
+            said=tuple(messages),
             instructions=None if system is None else _text(system.parts, "systemInstruction"),
             tools=tools,
             stream=self.streams,
             token_limit=settings.max_output_tokens,
             stops=tuple(text for text in settings.stop_sequences or [] if text),
             choices=settings.candidate_count or 1,
-            settings=given.settings(
+            settings=request.settings(
                 **{name: getattr(settings, name) for name in WISHES},
                 thinking=settings.thinking_config,
                 response_format=_form(settings),
@@ -140,7 +140,7 @@ class Gemini(Dialect):
         return {"error": {"code": error.status, "message": str(error), "status": status, "details": reason}}
 
     def failure(self, error: ApiError) -> bytes:
-        """Its clients look for an error that is not an event."""
+        """Return an error that is not an event, as its clients look for one."""
         return json.dumps(self.refusal(error)).encode()
 
     def counted(self, tokens: int) -> dict[str, Any]:
@@ -169,11 +169,11 @@ def _messages(contents: Sequence[_Content]) -> Iterator[ChatMessage]:
             case None | "user" | "function":
                 yield from _heard(content.parts, where)
             case role:
-                raise BadMessages(f"{where}.role {role!r} is none of user, model, function")
+                raise BadMessages(f"{where}.role {role!r} is not user, model or function")
 
 
 def _turn(parts: Sequence[dict[str, Any]], where: str) -> ChatMessage:
-    """A model's content; its thoughts are known from the turn that was sampled."""
+    """Read a model's content; its thoughts are known from the turn that was sampled."""
     texts, calls, names = [], [], []
     for part in parts:
         match part:
@@ -192,7 +192,7 @@ def _turn(parts: Sequence[dict[str, Any]], where: str) -> ChatMessage:
 
 
 def _heard(parts: Sequence[dict[str, Any]], where: str) -> Iterator[ChatMessage]:
-    """Responses of functions as messages of their own, and what else a user says between them."""
+    """Yield responses of functions as messages of their own, and a user's other content between them."""
     others: list[dict[str, Any]] = []
     for part in parts:
         if isinstance(response := part.get("functionResponse"), dict):
@@ -207,17 +207,17 @@ def _heard(parts: Sequence[dict[str, Any]], where: str) -> Iterator[ChatMessage]
 
 
 def _result(response: Mapping[str, Any], where: str) -> str:
-    """A function's response as text: its one text where it is that alone, else its JSON."""
+    """Return a function's response as text: its one text where it is that alone, else its JSON."""
     value, parts = response.get("response"), response.get("parts")
     match value:
-        case {**given} if (
-            len(given) == 1 and isinstance(text := next(iter(given.values())), str) and {*given} & {*ANSWERS}
+        case {**fields} if (
+            len(fields) == 1 and isinstance(text := next(iter(fields.values())), str) and {*fields} & {*ANSWERS}
         ):
-            shown = text
+            answer = text
         case _:
-            shown = json.dumps(value, ensure_ascii=False)
-    seen = _text(parts, where) if isinstance(parts, list) else ""
-    return "\n".join(text for text in (shown, seen) if text)
+            answer = json.dumps(value, ensure_ascii=False)
+    media = _text(parts, where) if isinstance(parts, list) else ""
+    return "\n".join(text for text in (answer, media) if text)
 
 
 def _text(parts: Iterable[Any], where: str) -> str:
@@ -225,7 +225,7 @@ def _text(parts: Iterable[Any], where: str) -> str:
 
 
 def _part(part: Any) -> Any:
-    """A part in the words of the other dialects."""
+    """Return a part in the form of the other dialects."""
     match part:
         case {"text": str(text)}:
             return {"type": "text", "text": text}
@@ -237,10 +237,10 @@ def _part(part: Any) -> Any:
     return part
 
 
-def _tools(given: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str | None]:
-    """The functions, and the kinds of other tools, which only Google has."""
+def _tools(entries: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str | None]:
+    """Return the functions, and the kinds of other tools, which only Google has."""
     tools, others = list[dict[str, Any]](), set[str]()
-    for tool in given:
+    for tool in entries:
         declared = tool.get("functionDeclarations", tool.get("function_declarations"))
         if not isinstance(declared, list):
             others.update(tool)
@@ -255,7 +255,7 @@ def _tools(given: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str |
 
 
 def _json_schema(schema: Any, level: int) -> Any:
-    """A schema with the names of types in small letters, as JSON Schema has them."""
+    """Return a schema with the names of types in small letters, as JSON Schema has them."""
     if level > 100:
         raise BadMessages("tools must not be nested more than 100 times")
     if isinstance(schema, dict):
@@ -267,7 +267,7 @@ def _json_schema(schema: Any, level: int) -> Any:
 
 
 def _form(settings: _Settings) -> Any:
-    """The form that the answer is to have; None for plain text."""
+    """Return the form that the answer is to have; None for plain text."""
     schema = settings.response_json_schema or settings.response_schema
     kind = settings.response_mime_type
     return schema or (kind if kind not in (None, "text/plain") else None)

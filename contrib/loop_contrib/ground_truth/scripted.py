@@ -23,10 +23,10 @@ def scripted_rollout(
     reward: float = 1.0,
     success: bool = True,
 ) -> Rollout:
-    """A script as the episode that a policy would be served: its actions count as sampled, with log-prob 0.
+    """Write a script as the episode that a policy would be served: its actions count as sampled, with log-prob 0.
 
     Args:
-        steps: (action, observation) of each turn; the last observation is not shown to anybody.
+        steps: (action, observation) of each turn; nobody sees the last observation.
         server: the name of the server that the turns give.
     """
     messages = [{"role": message.role, "content": message.content} for message in opening]

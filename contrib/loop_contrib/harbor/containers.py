@@ -1,6 +1,6 @@
 """Containers by the command line of podman or docker: images, containers, a shell that is kept open, files out and in.
 
-What ends a container, or takes its files out, is asked of the host and never of a program in it.
+The host ends a container and takes its files out, never a program in it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ INSTALL = {"podman": "apt-get install podman", "docker": "install docker.io, and
 NOT_YET = ("singularity", "ssh")
 NAMED = "loop-harbor"
 CALL_S = 300.0
-"""For a call that does not run the task's own programs."""
+"""Seconds for a call that does not run the task's own programs."""
 END_S = 10.0
 PROCESSES = 512
 MOST_FILES = 100_000
@@ -42,7 +42,7 @@ class TooLong(EnvironmentCrashed):
 
 
 class Unusable(Exception):
-    """What an agent left is more than is taken, or cannot be unpacked."""
+    """A container, or the files that an agent left in it, cannot be graded."""
 
 
 class Containers:
@@ -70,9 +70,9 @@ class Containers:
             EnvironmentCrashed: it does not work, such as a client without a daemon; one line.
         """
         self.find()
-        code, _, said = await self.call("info")
+        code, _, errors = await self.call("info")
         if code:
-            raise EnvironmentCrashed(f"{self.client} does not work here: {_last(said)} ({INSTALL[self.client]})")
+            raise EnvironmentCrashed(f"{self.client} does not work here: {_last(errors)} ({INSTALL[self.client]})")
         for name in await self._named(NAMED):
             owner, began = name.split("-")[2:4]
             if _began(int(owner)) != began:
@@ -88,7 +88,7 @@ class Containers:
         return [name for name in listed.split() if name.startswith(f"{start}-")]
 
     async def image(self, task: HarborTask) -> str:
-        """The image of a task, which is pulled or built where it is not there.
+        """Return the image of a task; pulls or builds it where it is not there.
 
         Raises:
             EnvironmentCrashed: it cannot be had; the last line of what the back end says.
@@ -98,9 +98,9 @@ class Containers:
             how = ["pull", name] if task.image else ["build", "-t", name, str(task.folder / "environment")]
             logger.info("task %s: %s %s", task.id, self.client, shlex.join(how))
             began = time.monotonic()
-            code, _, said = await self.call(*how, limit_s=task.build_s)
+            code, _, errors = await self.call(*how, limit_s=task.build_s)
             if code:
-                raise EnvironmentCrashed(f"task {task.id}: its image {name} cannot be had: {_last(said)}")
+                raise EnvironmentCrashed(f"task {task.id}: its image {name} cannot be had: {_last(errors)}")
             logger.info("task %s: its image is there after %.0f s", task.id, time.monotonic() - began)
         return name
 
@@ -110,8 +110,8 @@ class Containers:
         Raises:
             ValueError: no artifacts are named, and the folder holds what is not the agent's.
         """
-        said = await self.must("image", "inspect", "-f", "{{.Config.WorkingDir}}", image)
-        folder = task.workdir or said.strip() or "/"
+        output = await self.must("image", "inspect", "-f", "{{.Config.WorkingDir}}", image)
+        folder = task.workdir or output.strip() or "/"
         if not task.artifacts:
             try:
                 check_artifact(folder)
@@ -123,15 +123,15 @@ class Containers:
         """Start a container of a task, in which nothing runs; returns its name."""
         name = f"{self._own}-{next(self._numbers)}-{secrets.token_hex(3)}"
         limits = [f"--memory={task.memory_mb}m", f"--cpus={task.cpus:g}", f"--pids-limit={PROCESSES}"]
-        kept = ["--init", "--stop-timeout=0", f"--label={NAMED}"]
+        flags = ["--init", "--stop-timeout=0", f"--label={NAMED}"]
         if task.workdir is not None:
-            kept.append(f"--workdir={workdir}")
+            flags.append(f"--workdir={workdir}")
         if self.client == "podman":
-            kept.append("--http-proxy=false")  # else the host's variables come in, which may hold a password
+            flags.append("--http-proxy=false")  # else the host's variables come in, which may hold a password
         network = [] if task.network else ["--network=none"]
-        given = [f"--env={key}={value}" for key, value in task.variables.items()]
+        env = [f"--env={key}={value}" for key, value in task.variables.items()]
         await self.must(
-            "run", "-d", f"--name={name}", *kept, *limits, *network, *given, "--entrypoint=sleep", image, "infinity"
+            "run", "-d", f"--name={name}", *flags, *limits, *network, *env, "--entrypoint=sleep", image, "infinity"
         )
         loose = task.folder / "environment"
         if task.image and not (loose / "Dockerfile").exists() and loose.is_dir():
@@ -143,7 +143,7 @@ class Containers:
         return (await self.must("inspect", "-f", "{{.State.Status}}", name)).strip() == "running"
 
     async def end_processes(self, name: str) -> None:
-        """End all that runs in a container, from outside; its files stay. One that does not begin again stays ended.
+        """End all that runs in a container, from outside; its files stay. If it does not begin again, it stays ended.
 
         A shell in it must be closed before: while nobody reads what it prints, podman does not see it end.
         """
@@ -156,27 +156,27 @@ class Containers:
             Unusable: it does not end, and is still there.
             EnvironmentCrashed: it is gone.
         """
-        code, _, said = await self.call("stop", name)
+        code, _, errors = await self.call("stop", name)
         if code and await self.is_running(name):
-            raise Unusable(f"its container does not end: {_last(said)}")
+            raise Unusable(f"its container does not end: {_last(errors)}")
 
     async def remove(self, name: str) -> None:
-        """End a container and remove its files; nothing where there is none."""
+        """End a container, if it exists, and remove its files."""
         await self.call("rm", "-f", name)
 
     async def must(self, *words: str) -> str:
-        """What a call prints.
+        """Return what a call prints.
 
         Raises:
             EnvironmentCrashed: it failed.
         """
-        code, said, error = await self.call(*words)
+        code, output, error = await self.call(*words)
         if code:
             raise EnvironmentCrashed(f"{self.client} {words[0]}: {_last(error)}")
-        return said
+        return output
 
     async def call(self, *words: str, limit_s: float = CALL_S) -> tuple[int, str, str]:
-        """Exit status, output and errors of a call.
+        """Make a call; returns its exit status, output and errors.
 
         Raises:
             TooLong: it takes longer than ``limit_s``.
@@ -199,7 +199,7 @@ class Containers:
         return int(process.returncode or 0), out.decode(errors="replace"), error.decode(errors="replace")
 
     async def take(self, name: str, path: str, most_bytes: int) -> IO[bytes] | None:
-        """What stands at a path of a container that has ended, as a tar file whose top is ``path``; None: nothing.
+        """Return the files at a path of an ended container as a tar file whose top is ``path``; None without any.
 
         Raises:
             Unusable: it holds more than ``most_bytes``, or more than :data:`MOST_FILES` files.
@@ -212,15 +212,15 @@ class Containers:
         with subprocess.Popen([self.client, "cp", f"{name}:{path}", "-"], stdout=PIPE, stderr=subprocess.DEVNULL) as cp:
             try:
                 with (
-                    tarfile.open(fileobj=cp.stdout, mode="r|") as given,
-                    tarfile.open(fileobj=taken, mode="w", format=tarfile.PAX_FORMAT) as kept,
+                    tarfile.open(fileobj=cp.stdout, mode="r|") as source,
+                    tarfile.open(fileobj=taken, mode="w", format=tarfile.PAX_FORMAT) as copy,
                 ):
-                    for member in given:
+                    for member in source:
                         room, count = room - member.size, count + 1
                         if room < 0 or count > MOST_FILES:
                             raise Unusable(f"{path} holds more than {most_bytes >> 20} MiB or {MOST_FILES} files")
                         if member.isreg() or member.isdir() or member.issym() or member.islnk():
-                            kept.addfile(_under(path, member), given.extractfile(member) if member.isreg() else None)
+                            copy.addfile(_under(path, member), source.extractfile(member) if member.isreg() else None)
             except tarfile.ReadError:
                 taken.close()
                 return None
@@ -245,7 +245,7 @@ class Containers:
 
 
 def _under(path: str, member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """A member with its names below ``path``: where that is a link, the back end names what it leads to."""
+    """Return a member with its names below ``path``: where that is a link, the back end names what it leads to."""
 
     def moved(name: str) -> str:
         return f"{path.lstrip('/')}/{name.partition('/')[2]}".rstrip("/")
@@ -279,10 +279,10 @@ class Shell:
         self._process.stdin.write(f"{line}\n".encode("utf-8", "replace"))
 
     async def run(self, command: str, limit_s: float) -> tuple[str, str | None]:
-        """Beginning and end of what a command prints, and its exit status; None where the shell has ended.
+        """Run a command; returns beginning and end of its output, and its status, None where the shell has ended.
 
         Raises:
-            TooLong: at the deadline; what runs is not ended. Its text is what was printed until then.
+            TooLong: at the deadline; the command runs on. Its text is the output until then.
         """
         mark = f"\n{secrets.token_hex(16)} ".encode()
         self._write(f"eval {shlex.quote(command)} </dev/null; printf '\\n%s %s\\n' {mark.decode().strip()} $?")
@@ -293,18 +293,18 @@ class Shell:
                 while read := await self._process.stdout.read(65536):
                     room = self._half - len(head)
                     head, tail = head + read[:room], tail + read[room:]
-                    printed, found, after = (head + tail).rpartition(mark)
+                    printed, marked, after = (head + tail).rpartition(mark)
                     status, ends, _ = after.partition(b"\n")
-                    if found and ends:
-                        return _shown(printed[: self._half], printed[self._half :], cut, self._half), status.decode()
+                    if marked and ends:
+                        return _cut_text(printed[: self._half], printed[self._half :], cut, self._half), status.decode()
                     over = max(0, len(tail) - self._half - 100)
                     cut, tail = cut + over, tail[over:]
         except TimeoutError:
-            raise TooLong(_shown(head, tail, cut, self._half)) from None
-        return _shown(head, tail, cut, self._half), None
+            raise TooLong(_cut_text(head, tail, cut, self._half)) from None
+        return _cut_text(head, tail, cut, self._half), None
 
     async def close(self) -> None:
-        """End the client; what runs in the container ends with the container."""
+        """End the client; programs in the container end with that."""
         await _end(self._process)
 
 
@@ -316,20 +316,20 @@ async def _end(process: Process) -> None:
             await process.communicate()  # while its output is not read to its end, it counts as running
 
 
-def _shown(head: bytes, tail: bytes, cut: int, half: int) -> str:
+def _cut_text(head: bytes, tail: bytes, cut: int, half: int) -> str:
     cut += max(0, len(tail) - half)
     mark = f"\n[... {cut} bytes are not shown ...]\n".encode() if cut else b""
     return (head + mark + tail[-half:]).decode(errors="replace")
 
 
 def _began(process: int) -> str:
-    """When a process began, in ticks; "" where there is none."""
+    """Return when a process began, in ticks; "" without such a process."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
         return ""
 
 
-def _last(said: str) -> str:
-    lines: Sequence[str] = said.strip().splitlines() or ["it says nothing"]
+def _last(text: str) -> str:
+    lines: Sequence[str] = text.strip().splitlines() or ["it says nothing"]
     return lines[-1][:300]

@@ -50,7 +50,7 @@ _TEST = 'mkdir -p "$0"; cd "$0"; chmod +x /tests/test.sh; /tests/test.sh >/logs/
 
 
 def schema(deadline_s: float) -> dict[str, object]:
-    """The tool as the policy is told of it."""
+    """Return the schema of the tool that the policy gets."""
     about = (
         "Run commands of bash, and read what they print, and an exit status that is not 0. Folder and variables stay "
         f"from one call to the next. A call may take {deadline_s:g} s; then all that runs is ended, and files stay."
@@ -61,7 +61,7 @@ def schema(deadline_s: float) -> dict[str, object]:
 
 
 def reward_of(files: Mapping[str, bytes]) -> dict[str, float]:
-    """The rewards that tests have written, ``reward`` among them.
+    """Return the rewards that tests have written, ``reward`` among them.
 
     Args:
         files: of ``/logs/verifier``, by name: ``reward.json`` is a mapping of numbers and is used first, ``reward.txt``
@@ -71,12 +71,12 @@ def reward_of(files: Mapping[str, bytes]) -> dict[str, float]:
         ValueError: neither says a reward from 0 to 1.
     """
     if "reward.json" in files:
-        told = json.loads(files["reward.json"])
-        if not isinstance(told, dict) or not all(type(value) in (int, float) for value in told.values()):
+        scores = json.loads(files["reward.json"])
+        if not isinstance(scores, dict) or not all(type(value) in (int, float) for value in scores.values()):
             raise ValueError("reward.json is not a mapping of numbers")
-        if "reward" not in told and len(told) != 1:
-            raise ValueError(f"reward.json has no 'reward': it has {', '.join(told) or 'nothing'}"[:300])
-        rewards = {"reward": told.get("reward", next(iter(told.values()))), **told}
+        if "reward" not in scores and len(scores) != 1:
+            raise ValueError(f"reward.json has no 'reward': it has {', '.join(scores) or 'nothing'}"[:300])
+        rewards = {"reward": scores.get("reward", next(iter(scores.values()))), **scores}
     elif "reward.txt" in files:
         rewards = {"reward": float(files["reward.txt"].decode())}
     else:
@@ -87,7 +87,7 @@ def reward_of(files: Mapping[str, bytes]) -> dict[str, float]:
 
 
 class HarborEnvironment:
-    """One episode: the agent's container with its shell, and the grader's once it has ended."""
+    """An episode: the agent's container with its shell, and the grader's once it has ended."""
 
     def __init__(self, pool: HarborPool) -> None:
         self._pool = pool
@@ -140,11 +140,11 @@ class HarborEnvironment:
             failed = failed or bool(wrong)
             if over:
                 break
-        shown = joined_results(texts, *self._pool.cut) if texts else ""
-        return StepResult(printable(shown), done=over, failed=failed, tools=tuple(uses))
+        observation = joined_results(texts, *self._pool.cut) if texts else ""
+        return StepResult(printable(observation), done=over, failed=failed, tools=tuple(uses))
 
     async def _run(self, command: str, task: HarborTask) -> tuple[str, str]:
-        """What a command prints, and what became of the shell, "" where it goes on."""
+        """Run a command; returns its output, and what became of the shell, "" where it goes on."""
         name, pool = self._names[0], self._pool
         if self._shell is None:
             self._shell = await Shell.begin(self._containers.client, name, task.user, pool.max_characters)
@@ -166,7 +166,7 @@ class HarborEnvironment:
         return text or ("" if wrong else "(nothing was printed)"), wrong
 
     async def grade(self) -> Grade:
-        """The reward of the task's tests, in a fresh container; 0 where they give none.
+        """Return the reward of the task's tests, in a fresh container; 0 where they give none.
 
         Raises:
             EnvironmentCrashed: the episode was not started; the agent's container is gone, or the back end gives none.
@@ -192,7 +192,7 @@ class HarborEnvironment:
         return Grade(reward, reward == 1.0, rewards=rewards)
 
     async def _tested(self, task: HarborTask, left: Sequence[IO[bytes]]) -> dict[str, float]:
-        """What the tests write; raises ValueError where they write no reward, Unusable where they have no end."""
+        """Run the tests; returns their rewards, raises ValueError where they write none, Unusable at the deadline."""
         containers, workdir = self._containers, self._pool.images[task.id][1]
         grader = await self._begin(task)
         mode = "700" if task.verifier_user is None else "777"
@@ -201,9 +201,9 @@ class HarborEnvironment:
         for files in left:
             await containers.give(grader, files)
         await containers.must("cp", f"{task.folder / 'tests'}/.", f"{grader}:/tests")
-        given = [f"--env={name}={value}" for name, value in task.verifier_variables.items()]
+        variables = [f"--env={name}={value}" for name, value in task.verifier_variables.items()]
         user = [] if task.verifier_user is None else ["-u", task.verifier_user]
-        test = ("exec", "-w", "/", *given, *user, grader, "bash", "-c", _TEST, workdir)
+        test = ("exec", "-w", "/", *variables, *user, grader, "bash", "-c", _TEST, workdir)
         try:
             await containers.call(*test, limit_s=task.verifier_s)
         except TooLong:
@@ -231,7 +231,7 @@ class HarborEnvironment:
 
 
 def _command(call: ToolCall | BadCall) -> str | None:
-    """The command of a call; None where it is not one of the shell."""
+    """Return the command of a call; None where it is not one of the shell."""
     if isinstance(call, BadCall) or call.name != SHELL or call.arguments.keys() != {"command"}:
         return None
     command = call.arguments["command"]
@@ -245,9 +245,9 @@ def _mistake(call: ToolCall | BadCall) -> str:
 
 
 def _files(taken: IO[bytes] | None) -> dict[str, bytes]:
-    """The plain files in the top of a tar file."""
+    """Return the plain files in the top of a tar file."""
 
-    def found() -> Iterator[tuple[str, bytes]]:
+    def plain_files() -> Iterator[tuple[str, bytes]]:
         with tarfile.open(fileobj=taken) as members:
             for member in members:
                 if member.isreg() and (content := members.extractfile(member)) is not None:
@@ -256,7 +256,7 @@ def _files(taken: IO[bytes] | None) -> dict[str, bytes]:
     if taken is None:
         return {}
     with taken:
-        return dict(found())
+        return dict(plain_files())
 
 
 class HarborPool:
@@ -330,7 +330,7 @@ class HarborPool:
             self.task(task_id)
 
     def preflight(self, split: str | Sequence[str]) -> list[str]:
-        """As every pool's that knows its tasks before it is opened; raises FileNotFoundError without a back end."""
+        """Check like every pool that knows its tasks unopened; raises FileNotFoundError without a back end."""
         self.containers.find()
         if isinstance(split, str):
             return self.tasks(split)
@@ -339,22 +339,22 @@ class HarborPool:
 
     def task(self, task_id: str) -> HarborTask:
         """Raises UnknownTask."""
-        found: HarborTask = self._table[task_id]["task"]
-        return found
+        task: HarborTask = self._table[task_id]["task"]
+        return task
 
     def artifacts(self, task: HarborTask) -> Sequence[str]:
-        """The paths that are graded."""
+        """Return the paths that are graded."""
         return task.artifacts or (self.images[task.id][1],)
 
     async def expert(self, task_id: str) -> list[str]:
-        """The commands of the task's own solution; raises UnknownTask where it has none that a shell can be given."""
+        """Return the commands of the task's own solution; raises UnknownTask where it has none for a shell."""
         try:
             return self.task(task_id).solution()
         except (FileNotFoundError, UnicodeDecodeError) as error:
             raise UnknownTask(f"task {task_id}: {error}") from error
 
     def message(self, command: str) -> str:
-        """The turn of an agent that gives this command."""
+        """Return the turn of an agent that gives this command."""
         return render_tool_call(ToolCall(SHELL, {"command": command}))
 
     async def acquire(self, episode_id: str) -> HarborEnvironment:

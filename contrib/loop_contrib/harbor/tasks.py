@@ -17,7 +17,7 @@ from loop_plumbing.breakage import raised_as
 MEMORY_MB = 2048
 CPUS = 1
 AGENT_S = VERIFIER_S = BUILD_S = 600.0
-"""What a task has that does not say otherwise."""
+"""Limits of a task whose file gives none."""
 _NOT_YET = {
     "": ("steps",),
     "environment": ("mcp_servers", "healthcheck", "gpus", "skills_dir", "allowed_hosts"),
@@ -31,7 +31,7 @@ _UNITS = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
 
 @dataclass(frozen=True)
 class HarborTask:
-    """One folder.
+    """A task in a folder.
 
     Attributes:
         image: what ``docker_image`` names; None where ``environment/Dockerfile`` is built.
@@ -58,17 +58,17 @@ class HarborTask:
     verifier_s: float
     build_s: float
 
-    def digest(self, part: str = "") -> str:
-        """The digest of the folder, or of a part of it: names, rights and contents of all files (16 digits)."""
-        found = hashlib.sha256()
-        top = self.folder / part
+    def digest(self, subfolder: str = "") -> str:
+        """Return the digest of the folder or a subfolder: names, rights and contents of all files (16 digits)."""
+        digest = hashlib.sha256()
+        top = self.folder / subfolder
         for file in sorted(path for path in top.rglob("*") if path.is_file()):
             mode = file.stat().st_mode & 0o777
-            found.update(f"{file.relative_to(top)}\0{mode}\0{file.stat().st_size}\0".encode() + file.read_bytes())
-        return found.hexdigest()[:16]
+            digest.update(f"{file.relative_to(top)}\0{mode}\0{file.stat().st_size}\0".encode() + file.read_bytes())
+        return digest.hexdigest()[:16]
 
     def solution(self) -> list[str]:
-        """The commands of a shell that write the files of ``solution/`` and run its ``solve.sh``.
+        """Return the commands of a shell that write the files of ``solution/`` and run its ``solve.sh``.
 
         Raises:
             FileNotFoundError: there is none.
@@ -83,12 +83,12 @@ class HarborTask:
             commands.append(
                 f"mkdir -p {shlex.quote(str(place.parent))}\ncat > {to} <<'END_OF_FILE'\n{text.rstrip()}\nEND_OF_FILE"
             )
-        given = "".join(f"{name}={shlex.quote(value)} " for name, value in self.solution_variables.items())
-        return [*commands, f"chmod +x /solution/solve.sh\n{given}/solution/solve.sh"]
+        variables = "".join(f"{name}={shlex.quote(value)} " for name, value in self.solution_variables.items())
+        return [*commands, f"chmod +x /solution/solve.sh\n{variables}/solution/solve.sh"]
 
 
 def read_folder(source: str | Mapping[str, str], variables: Mapping[str, str]) -> TaskTable:
-    """The tasks of a folder that is one task, or holds some; or of such a folder for each split.
+    """Read the tasks of a folder that is one task, or holds some; or of such a folder for each split.
 
     Args:
         variables: what ``${NAME}`` stands for in their files; nothing else is read.
@@ -97,30 +97,30 @@ def read_folder(source: str | Mapping[str, str], variables: Mapping[str, str]) -
         ValueError: no such folder, or a task that cannot be played; names the file and the key.
     """
     splits = source if isinstance(source, Mapping) else {SPLIT: source}
-    found = {split: [read_task(folder, variables) for folder in _folders(top)] for split, top in splits.items()}
-    return TaskTable({split: [{"id": task.id, "task": task} for task in tasks] for split, tasks in found.items()})
+    by_split = {split: [read_task(folder, variables) for folder in _folders(top)] for split, top in splits.items()}
+    return TaskTable({split: [{"id": task.id, "task": task} for task in tasks] for split, tasks in by_split.items()})
 
 
 def _folders(source: object) -> list[Path]:
     top = Path(str(source)).expanduser()
     if not top.is_dir():
         raise ValueError(f"tasks: there is no folder {top}")
-    found = [top] if (top / "task.toml").is_file() else sorted(file.parent for file in top.glob("*/task.toml"))
-    if not found:
+    folders = [top] if (top / "task.toml").is_file() else sorted(file.parent for file in top.glob("*/task.toml"))
+    if not folders:
         raise ValueError(f"tasks: neither {top} nor a folder in it has a task.toml")
-    return found
+    return folders
 
 
 def read_task(folder: Path, variables: Mapping[str, str]) -> HarborTask:
-    """One task; see :func:`read_folder`."""
+    """Read a task; see :func:`read_folder`."""
     file = folder / "task.toml"
     with raised_as(ValueError, f"{file}: "):
-        told = tomllib.loads(file.read_text())
+        config = tomllib.loads(file.read_text())
         for key in ("agent", "verifier", "environment", "solution"):
-            if not isinstance(told.setdefault(key, {}), dict):
+            if not isinstance(config.setdefault(key, {}), dict):
                 raise ValueError(f"{key} must be a table")
-        _refuse(told, folder)
-        environment, agent, verifier = told["environment"], told["agent"], told["verifier"]
+        _refuse(config, folder)
+        environment, agent, verifier = config["environment"], config["agent"], config["verifier"]
         mode = environment.get("network_mode", "public" if environment.get("allow_internet", True) else "no-network")
         if mode not in ("public", "no-network"):
             raise ValueError(f"environment.network_mode {mode!r} is not played yet: public or no-network")
@@ -140,21 +140,21 @@ def read_task(folder: Path, variables: Mapping[str, str]) -> HarborTask:
             verifier_user=_user(verifier),
             variables=_resolved("environment", environment, variables),
             verifier_variables=_resolved("verifier", verifier, variables),
-            solution_variables=_resolved("solution", told["solution"], variables),
-            artifacts=tuple(map(check_artifact, told.get("artifacts", ()))),
+            solution_variables=_resolved("solution", config["solution"], variables),
+            artifacts=tuple(map(check_artifact, config.get("artifacts", ()))),
             agent_s=_number(agent, "timeout_sec", AGENT_S),
             verifier_s=_number(verifier, "timeout_sec", VERIFIER_S),
             build_s=_number(environment, "build_timeout_sec", BUILD_S),
         )
 
 
-def _refuse(told: Mapping[str, Any], folder: Path) -> None:
+def _refuse(config: Mapping[str, Any], folder: Path) -> None:
     for section, names in _NOT_YET.items():
-        if found := [name for name in names if (told[section] if section else told).get(name)]:
-            key = ".".join(filter(None, [section, found[0]]))
+        if unsupported := [name for name in names if (config[section] if section else config).get(name)]:
+            key = ".".join(filter(None, [section, unsupported[0]]))
             raise ValueError(f"{key} is not played yet: leave it out, or leave the task out")
-    if told["environment"].get("os", "linux") != "linux":
-        raise ValueError(f"environment.os {told['environment']['os']!r} is not played: linux")
+    if config["environment"].get("os", "linux") != "linux":
+        raise ValueError(f"environment.os {config['environment']['os']!r} is not played: linux")
     if any((folder / "environment").glob("docker-compose.y*ml")):
         raise ValueError("environment/docker-compose.yaml is not played yet: a task has one container")
     for name in ("instruction.md", "tests/test.sh"):
@@ -177,8 +177,8 @@ def check_artifact(path: object) -> str:
 
 
 def _resolved(section: str, table: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, str]:
-    def value(found: re.Match[str]) -> str:
-        name, otherwise = found.groups()
+    def value(match: re.Match[str]) -> str:
+        name, otherwise = match.groups()
         if name not in variables and otherwise is None:
             raise ValueError(
                 f"{section}.env asks for the variable {name}: give it in environment.variables of the config"
@@ -193,16 +193,16 @@ def _user(table: Mapping[str, Any]) -> str | None:
 
 
 def _number(table: Mapping[str, Any], key: str, otherwise: float) -> float:
-    given = table.get(key, otherwise)
-    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given < 1e9:
-        raise ValueError(f"{key} is {given!r}; it must be a number above 0")
-    return given
+    value = table.get(key, otherwise)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise ValueError(f"{key} is {value!r}; it must be a number above 0")
+    return value
 
 
 def _megabytes(table: Mapping[str, Any], key: str, otherwise: int) -> int:
     if f"{key}_mb" not in table and (text := table.get(key)) is not None:
-        found = re.fullmatch(r"(\d+)([KMGT])i?B?", str(text).strip())
-        if found is None:
+        match = re.fullmatch(r"(\d+)([KMGT])i?B?", str(text).strip())
+        if match is None:
             raise ValueError(f"{key} is {text!r}; write {key}_mb = 2048")
-        return max(1, int(int(found[1]) * _UNITS[found[2]]))
+        return max(1, int(int(match[1]) * _UNITS[match[2]]))
     return int(_number(table, f"{key}_mb", otherwise))

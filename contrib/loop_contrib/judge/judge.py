@@ -13,7 +13,7 @@ from loop_plumbing import deadline, running_time
 
 
 class Judge:
-    """Answers a text: ``said = await judge("...")``, in an async reward, whose own time stands meanwhile.
+    """Answers a text: ``answer = await judge("...")``, in an async reward, whose own time stands meanwhile.
 
     Args:
         options: the arguments of :class:`~loop_contrib.chat_model.ChatEndpoint`.
@@ -27,7 +27,7 @@ class Judge:
 
     @staticmethod
     def variables_of(options: Mapping[str, Any]) -> dict[str, str]:
-        """The environment variables that it needs; raises ValueError for options that are none of an endpoint's."""
+        """Return the environment variables that it needs; raises ValueError for options that no endpoint has."""
         name = ChatEndpoint.of("judge", options).api_key_env
         return {} if name is None else {name: os.environ[name]}
 
@@ -44,15 +44,15 @@ class Judge:
         """
         try:
             with deadline.paused():
-                said = await self._said(text)
+                answer = await self._ask(text)
         except EnvironmentCrashed as error:
             self._crashed = error
             raise
-        if not said:
+        if not answer:
             raise ValueError("the judge has no answer to this text")
-        return said
+        return answer
 
-    async def _said(self, text: str) -> str:
+    async def _ask(self, text: str) -> str:
         try:
             async with asyncio.timeout_at(self._until):
                 if self._model is None:

@@ -1,10 +1,10 @@
 """Tools of an MCP server (Model Context Protocol, over stdio) that runs as a child of the rollout node.
 
 One server is shared by all episodes, so its tools are stateless as far as an episode is concerned. The child runs below
-:mod:`loop_plumbing.process_guard` and ends with the node, whatever ends the node. It sees the few environment
-variables that the ``mcp`` package hands on, and those that the config gives it. A server that dies, or hangs as it
-starts, is started again by the next call; whether the agent's call killed it nobody can know, so the agent is told, and
-the episode goes on.
+:mod:`loop_plumbing.process_guard` and ends with the node, whatever ends the node. It sees the few environment variables
+that the ``mcp`` package hands on, and those that the config gives it. A server that dies, or hangs as it starts, is
+started again by the next call; nobody can know whether the agent's call killed it, so the agent gets an error, and the
+episode goes on.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ logger = logging.getLogger(__name__)
 START_DEADLINE_S = 600.0
 STOP_DEADLINE_S = 15.0
 GRACE_S = "1"
-"""Between SIGTERM and SIGKILL; the package itself sends SIGKILL after two seconds."""
+"""Seconds between SIGTERM and SIGKILL; the package itself sends SIGKILL after two seconds."""
 LAST_WORDS_DEADLINE_S = 5.0
 LAST_WORDS_BYTES = 2000
-"""Kept of what a server wrote to its standard error."""
+"""Bytes at the end of a server's standard error that are kept."""
 
 
 class McpTool(Tool):
@@ -69,10 +69,10 @@ class McpTool(Tool):
         return self._parameters
 
     async def call(self, arguments: Mapping[str, Any], process: ForkedProcess) -> str:
-        given = {"schema": self._parameters, "arguments": dict(arguments), "within_s": self.deadline_s}
+        request = {"schema": self._parameters, "arguments": dict(arguments), "within_s": self.deadline_s}
         try:
-            await process.ask("check", self.deadline_s, **given)
-        except Raised as error:  # a schema that says nothing, such as one of a pattern that is none
+            await process.ask("check", self.deadline_s, **request)
+        except Raised as error:  # a broken schema, such as one with an invalid pattern
             raise ToolError(str(error)) from error
         return await self._server.call(self.name, dict(arguments))
 
@@ -131,8 +131,8 @@ class McpServer:
             if again and connection.last_words == SAID_NOTHING and not isinstance(error, TimeoutError):
                 return await self.open(again=False)
             why = str(error) or type(error).__name__
-            said = f"{self._command}: {connection.last_words}"
-            raise ValueError(f"MCP server {self.name} does not start: {why}; {said}") from error
+            words = f"{self._command}: {connection.last_words}"
+            raise ValueError(f"MCP server {self.name} does not start: {why}; {words}") from error
         give_sign()
         known = {tool.name for tool in listed}
         for name in (*(self._offered or ()), *self.terminal):
@@ -145,7 +145,7 @@ class McpServer:
         ]
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """The text of the result.
+        """Return the text of the result.
 
         Raises:
             ToolError: the tool failed, or the server died.
@@ -160,8 +160,8 @@ class McpServer:
                 raise DeadlinePassed(f"took longer than {self.deadline_s:g} s") from error
             if not isinstance(error, MCPError) or error.code == CONNECTION_CLOSED:
                 await self._drop(connection)
-                said = connection.last_words
-                logger.warning("MCP server %s is gone: %r; %s: %s", self.name, error, self._command, said)
+                words = connection.last_words
+                logger.warning("MCP server %s is gone: %r; %s: %s", self.name, error, self._command, words)
             raise ToolError(str(error) or type(error).__name__) from error
         text = _text_of(result)
         if result.is_error:
@@ -185,37 +185,37 @@ class McpServer:
 
 
 def _text_of(result: CallToolResult) -> str:
-    """Return a result as text: its parts, and its structured value as JSON where no part says it."""
-    parts = [_text_of_part(part) for part in result.content]
+    """Return a result as text: its blocks, and its structured value as JSON where no block repeats it."""
+    texts = [_text_of_block(block) for block in result.content]
     value = result.structured_content
-    if value is not None and not _is_said(value, [part.text for part in result.content if part.type == "text"]):
-        parts.append(json.dumps(value, ensure_ascii=False))
-    return "\n".join(parts)
+    if value is not None and not _is_repeated(value, [block.text for block in result.content if block.type == "text"]):
+        texts.append(json.dumps(value, ensure_ascii=False))
+    return "\n".join(texts)
 
 
-def _text_of_part(part: ContentBlock) -> str:
-    """Return a part as text; what cannot be text is named by its type and size."""
-    match part.type:
+def _text_of_block(block: ContentBlock) -> str:
+    """Return a block as text; one that cannot be text is named by its type and size."""
+    match block.type:
         case "text":
-            return part.text
+            return block.text
         case "resource":
-            held = part.resource
-            if isinstance(held, TextResourceContents):
-                return held.text
-            return f"[resource {held.uri}: {held.mime_type or 'binary'}, {_bytes(held.blob)} bytes]"
+            resource = block.resource
+            if isinstance(resource, TextResourceContents):
+                return resource.text
+            return f"[resource {resource.uri}: {resource.mime_type or 'binary'}, {_bytes(resource.blob)} bytes]"
         case "resource_link":
-            size = "" if part.size is None else f", {part.size} bytes"
-            told = ": ".join(filter(None, [part.title or part.name, part.description]))
-            return f"[link {part.uri}: {part.mime_type or 'resource'}{size}] {told}"
-    return f"[{part.type}: {part.mime_type}, {_bytes(part.data)} bytes]"
+            size = "" if block.size is None else f", {block.size} bytes"
+            title = ": ".join(filter(None, [block.title or block.name, block.description]))
+            return f"[link {block.uri}: {block.mime_type or 'resource'}{size}] {title}"
+    return f"[{block.type}: {block.mime_type}, {_bytes(block.data)} bytes]"
 
 
 def _bytes(base64: str) -> int:
     return len(base64.rstrip("=")) * 3 // 4
 
 
-def _is_said(value: Any, texts: Sequence[str]) -> bool:
-    """Whether the texts are the structured value, as most servers repeat it: whole or in items, as JSON or as text."""
+def _is_repeated(value: Any, texts: Sequence[str]) -> bool:
+    """Return whether the texts repeat the structured value, as most servers do: whole or in items, as JSON or text."""
     inner = value["result"] if isinstance(value, dict) and value.keys() == {"result"} else value
 
     def is_text_of(text: str, each: Any) -> bool:
@@ -265,9 +265,9 @@ class _McpConnection:
         protocol = asyncio.StreamReaderProtocol(reader)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(pipe, "rb"))
         with contextlib.closing(transport):
-            while said := await reader.read(LAST_WORDS_BYTES):
-                self._errors = (self._errors + said)[-LAST_WORDS_BYTES:]
-                sys.stderr.write(said.decode(errors="replace"))
+            while chunk := await reader.read(LAST_WORDS_BYTES):
+                self._errors = (self._errors + chunk)[-LAST_WORDS_BYTES:]
+                sys.stderr.write(chunk.decode(errors="replace"))
 
     async def _hold(self, parameters: StdioServerParameters) -> None:
         pipe, errors = os.pipe()

@@ -4,7 +4,7 @@
     loop method solved tiny_cpu output_dir=runs/rft_rollouts \\
         --temperatures 0.5 1.0 --attempts 4
 
-Node, tasks, limits and policy (the base model, or initial_adapter) are those of a training config. What was solved is
+Node, tasks, limits and policy (the base model, or initial_adapter) are those of a training config. Solved rollouts are
 in OUTPUT_DIR/solved, for sft_appworld. The same command goes on where it was stopped.
 """
 
@@ -13,14 +13,14 @@ from __future__ import annotations
 import argparse
 import time
 
-from loop_contrib.rft.solved import Found, SolvedSearch, check_budget, search
+from loop_contrib.rft.solved import SearchState, SolvedSearch, check_budget, search
 from loop_contrib.served_policy import POLICY_VERSION, served_policy
 from loop_recipes.config.arguments import config_parser
 from loop_recipes.rollouts.source import SOURCE_ERRORS
 from loop_recipes.verbs.exit_status import exit_status
 
 SOLVED = "solved"
-"""The folder of what was solved, in the output folder."""
+"""The folder of the solved rollouts, in the output folder."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -35,13 +35,13 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_intermixed_args(arguments)
 
     def work() -> str:
-        found = collect_solved(options)
-        return f"{found.solved} rollouts solved, of {found.tasks} tasks"
+        state = collect_solved(options)
+        return f"{state.solved} rollouts solved, of {state.tasks} tasks"
 
     return exit_status(parser.prog, work, (ValueError, OSError, *SOURCE_ERRORS))
 
 
-def collect_solved(options: argparse.Namespace) -> Found:
+def collect_solved(options: argparse.Namespace) -> SearchState:
     """Open the node, serve the policy, search.
 
     Raises:
@@ -66,6 +66,6 @@ def collect_solved(options: argparse.Namespace) -> Found:
         )
 
 
-def _show(found: Found) -> None:
-    counts = f"{found.solved} of {found.wanted} tasks x temperatures solved, {found.tasks} tasks at any"
-    print(f"round {found.attempt}: {counts}", flush=True)
+def _show(state: SearchState) -> None:
+    counts = f"{state.solved} of {state.wanted} tasks x temperatures solved, {state.tasks} tasks at any"
+    print(f"round {state.attempt}: {counts}", flush=True)

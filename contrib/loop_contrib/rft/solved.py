@@ -62,8 +62,8 @@ class SolvedSearch:
         check_budget(self.temperatures, self.attempts, self.rollouts)
 
     def round(self, solved: Mapping[float, Collection[str]], attempt: int, asked: int) -> list[CollectionRequest]:
-        """The requests of a round after ``asked`` rollouts: what each temperature has not solved. Where ``rollouts``
-        does not suffice for all, the first tasks at every temperature."""
+        """Return the requests of a round after ``asked`` rollouts: what each temperature has not solved. Where
+        ``rollouts`` does not suffice for all, the first tasks at every temperature."""
         missing = [
             (temperature, task) for task in self.tasks for temperature in solved if task not in solved[temperature]
         ]
@@ -73,7 +73,7 @@ class SolvedSearch:
         return [self.request(temperature, attempt, wanted) for temperature, wanted in tasks.items() if wanted]
 
     def request(self, temperature: float, attempt: int, tasks: Sequence[str]) -> CollectionRequest:
-        """One rollout of each of ``tasks``; ``attempt`` counts from 1."""
+        """Request a rollout of each of ``tasks``; ``attempt`` counts from 1."""
         return CollectionRequest(
             id=search_id(self.name, temperature, attempt),
             tasks=list(tasks),
@@ -86,7 +86,7 @@ class SolvedSearch:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchState:
     """The state of a search: the round, tasks times temperatures, and how many of these are solved."""
 
     attempt: int
@@ -100,9 +100,9 @@ def search(
     source: CollectionSource,
     wanted: SolvedSearch,
     out: Path,
-    on_round: Callable[[Found], None] = lambda found: None,
+    on_round: Callable[[SearchState], None] = lambda state: None,
     out_of_time: Callable[[], bool] = lambda: False,
-) -> Found:
+) -> SearchState:
     """Sample until everything is solved, attempts or rollouts are spent, or ``out_of_time`` before a round.
 
     The solved rollouts are in ``out/collections/<collection>.jsonl`` after each round, one log for each of its requests
@@ -113,7 +113,7 @@ def search(
         Exception: what the source raises; see :data:`~loop_recipes.rollouts.source.SOURCE_ERRORS`.
     """
     solved: dict[float, set[str]] = {temperature: set() for temperature in wanted.temperatures}
-    found = Found(0, len(wanted.tasks) * len(solved), 0, 0)
+    state = SearchState(0, len(wanted.tasks) * len(solved), 0, 0)
     asked = had = 0
     for attempt in range(1, wanted.attempts + 1):
         requests = wanted.round(solved, attempt, asked)
@@ -133,6 +133,6 @@ def search(
         if not had:
             raise NoRollouts(f"all of the {asked} rollouts asked for are lost; the warnings say why")
         tasks = len(set().union(*solved.values()))
-        found = Found(attempt, found.wanted, sum(map(len, solved.values())), tasks)
-        on_round(found)
-    return found
+        state = SearchState(attempt, state.wanted, sum(map(len, solved.values())), tasks)
+        on_round(state)
+    return state

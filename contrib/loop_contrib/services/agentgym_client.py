@@ -39,7 +39,7 @@ class AgentGymPool(ServicePool):
         self.indices: dict[str, int] = {}
         """Task id -> ``data_idx``."""
         self.names_tasks = True
-        """Whether the service serves ``/tasks``; one that does has grades to give."""
+        """True once the service has served ``/tasks``; such a service has grades."""
 
     async def _tasks(self) -> Mapping[str, list[str]]:
         try:
@@ -92,7 +92,7 @@ class AgentGymLine(ServiceLine):
         try:
             return self._checked(await self._pool.request("GET", "/grade", params={"id": str(self._number)}))
         except NoSuchPath:
-            if self._pool.names_tasks:  # it has grades: what answered is a proxy, or a service that still starts
+            if self._pool.names_tasks:  # it has grades: a proxy answered, or a service that still starts
                 raise
             return self._pool.grade_of(self._earned, self._done)
 
@@ -106,7 +106,7 @@ class AgentGymLine(ServiceLine):
                 raise failure(str(error), more.get("reason"))
             case dict():
                 return answer
-        raise WorldLost(f"the service's answer is no object: {str(answer)[:200]}", Loss.CUT)
+        raise WorldLost(f"the service's answer is not an object: {str(answer)[:200]}", Loss.CUT)
 
     def _answered(self, answer: dict[str, Any]) -> dict[str, Any]:
         return self._observed(answer, answer.get("done", False), answer.get("reward"))

@@ -33,11 +33,11 @@ from loop_plumbing.secret import read_secret
 from loop_recipes.config.arguments import verb_parser
 
 OPEN_FILES_PER_SESSION = 16
-"""Of one session: its connection, and its world's processes and files."""
+"""Open files of one session: its connection, and its world's processes and files."""
 
 
 def option(text: str) -> tuple[str, Any]:
-    """``key=value``; the value is JSON, or else a text."""
+    """Read ``key=value``; the value is JSON, or else a text."""
     key, equals, value = text.partition("=")
     if not (key and equals):
         raise argparse.ArgumentTypeError(f"{text!r} is not key=value")
@@ -62,12 +62,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def no_spans(text: str) -> list[tuple[int, int]]:
-    """No tokens at all, so that nothing is cut."""
+    """Return no spans, so that nothing is cut."""
     return []
 
 
 async def serve(arguments: argparse.Namespace, token: str) -> None:
-    """Until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -104,7 +104,7 @@ def main(words: Sequence[str] | None = None) -> None:
     try:
         if Path(arguments.name).is_dir():
             raise ValueError(f"{arguments.name} is a folder, no environment; to serve a policy: loop export RUN")
-        pool_class(arguments.name)  # a name that nothing is called is said first
+        pool_class(arguments.name)  # an unknown name is reported first
         token = read_secret(TOKEN_VARIABLE)
         if not token:
             raise ValueError(f"set {TOKEN_VARIABLE}, the token that clients must send")

@@ -40,10 +40,10 @@ logger = logging.getLogger(__name__)
 CLOSING = aiohttp.ClientWSTimeout(ws_close=5.0)
 NO_SESSION = "CAPACITY_REACHED"
 PLACE_PAUSE_S = 0.5
-"""Between two tries of who is the first to wait for a session."""
-OF_ALL = ("done", "reward", "metadata")
+"""Seconds between two tries of the first episode that waits for a session."""
+COMMON_FIELDS = ("done", "reward", "metadata")
 """Fields that every observation of OpenEnv has beside its own, and an action ``metadata``."""
-OF_THE_CONFIG = ("missing", "extra_forbidden")
+NAME_OBJECTIONS = ("missing", "extra_forbidden")
 """Kinds of a server's objections to the name of a field, which is the config's, and not the policy's."""
 
 
@@ -77,7 +77,7 @@ class OpenEnvPool(ServicePool):
         self.places: dict[str, dict[str, Any]] = {}
         """Task id -> what it is started with."""
         self.crowded = False
-        """Whether the service has refused a session because it had no more."""
+        """True once the service has refused a session because it had no more."""
         self._queue = asyncio.Lock()
 
     async def _tasks(self) -> Mapping[str, list[str]]:
@@ -85,10 +85,10 @@ class OpenEnvPool(ServicePool):
             with contextlib.suppress(NoSuchPath):
                 await self.request("GET", "/health")
             await self._check_fields()
-            given = {split: self._places_in(split, those) for split, those in self._ranges.items()}
-            self.places = {task: self._reset | place for each in given.values() for task, place in each.items()}
+            by_split = {split: self._places_in(split, those) for split, those in self._ranges.items()}
+            self.places = {task: self._reset | place for each in by_split.values() for task, place in each.items()}
             await self._look_at_seeds()
-            return {split: list(each) for split, each in given.items()}
+            return {split: list(each) for split, each in by_split.items()}
         try:
             (name, *_) = await self.request("GET", "/list_environments")
             splits = await self._named_tasks(name)
@@ -98,12 +98,12 @@ class OpenEnvPool(ServicePool):
         return splits
 
     @staticmethod
-    def _places_in(split: str, given: Sequence[Any]) -> dict[str, dict[str, Any]]:
-        """Task id -> the arguments of its ``reset``."""
-        if given and all(isinstance(one, Mapping) for one in given):
-            return {f"{split}_{index}": dict(one) for index, one in enumerate(given)}
-        if len(given) == 2 and all(isinstance(one, int) for one in given):
-            return {f"seed_{seed}": {"seed": seed} for seed in range(*given)}
+    def _places_in(split: str, entries: Sequence[Any]) -> dict[str, dict[str, Any]]:
+        """Return task id -> the arguments of its ``reset``."""
+        if entries and all(isinstance(one, Mapping) for one in entries):
+            return {f"{split}_{index}": dict(one) for index, one in enumerate(entries)}
+        if len(entries) == 2 and all(isinstance(one, int) for one in entries):
+            return {f"seed_{seed}": {"seed": seed} for seed in range(*entries)}
         raise ValueError(f"splits.{split} is [first, end) of its seeds, or a list of objects, arguments of reset")
 
     async def _check_fields(self) -> None:
@@ -116,12 +116,12 @@ class OpenEnvPool(ServicePool):
             schema = await self.request("GET", "/schema")
         except WorldLost:
             return
-        seen, more = _fields(schema, "observation"), _fields(schema, "reset_observation")
-        if seen and self.observation_field not in {*seen, *more}:
-            there = " or ".join(name for name in dict.fromkeys([*seen, *more]) if name not in OF_ALL)
+        fields, more = _fields(schema, "observation"), _fields(schema, "reset_observation")
+        if fields and self.observation_field not in {*fields, *more}:
+            there = " or ".join(name for name in dict.fromkeys([*fields, *more]) if name not in COMMON_FIELDS)
             raise ValueError(f"its observations have no {self.observation_field!r}: set observation_field to {there}")
-        self.field_is_known = bool(seen)
-        taken = {name: needed for name, needed in _fields(schema, "action").items() if name not in OF_ALL}
+        self.field_is_known = bool(fields)
+        taken = {name: needed for name, needed in _fields(schema, "action").items() if name not in COMMON_FIELDS}
         if not taken or self.action_field is None:
             return
         needed = [name for name in taken if taken[name] and name != self.action_field]
@@ -134,13 +134,13 @@ class OpenEnvPool(ServicePool):
             raise ValueError(f"its actions have no {self.action_field!r}: set action_field to {' or '.join(taken)}")
 
     async def _look_at_seeds(self) -> None:
-        """Start two tasks, and the first of them again: tell of seeds that do nothing, and of draws that differ."""
+        """Start two tasks, and the first of them again: warn of seeds that do nothing, and of draws that differ."""
         first, second, *_ = [*(task for task, place in self.places.items() if "seed" in place), "", ""]
         if not second:
             return
         try:
             line = await self._connect()
-        except (WorldLost, RequestFailed):  # nobody can look now; the episodes wait for their place
+        except (WorldLost, RequestFailed):  # no session now; the episodes wait for their place
             return
         try:
             opened = [
@@ -149,18 +149,18 @@ class OpenEnvPool(ServicePool):
             ]
         except NoSuchField as error:
             raise ValueError(str(error)) from error
-        except (WorldLost, LineStuck, RequestFailed):  # an episode that starts so is told of
+        except (WorldLost, LineStuck, RequestFailed):  # an episode that starts so reports it
             return
         finally:
             await line.hang_up()
-        shown = [answer["observation"] for answer in opened]
-        if shown[0] != shown[2]:
+        openings = [answer["observation"] for answer in opened]
+        if openings[0] != openings[2]:
             logger.warning(
                 "the service at %s opens %s differently each time: the rollouts of a task may not be of one task, and "
                 "a lost connection cannot be made good",
                 *(self.url, first),
             )
-        elif shown[0] == shown[1]:
+        elif openings[0] == openings[1]:
             logger.warning(
                 "the service at %s opens %s and %s alike: if it does nothing with seeds, all its %d tasks are one, or "
                 "each rollout is of another; give reset, or splits as lists of its arguments",
@@ -168,7 +168,7 @@ class OpenEnvPool(ServicePool):
             )
 
     def action(self, command: str) -> dict[str, Any]:
-        """What is sent for a message of the policy; raises ActionRefused where it has to be JSON and is none."""
+        """Return the action of a policy's message; raises ActionRefused where it has to be a JSON object and is not."""
         if self.action_field is not None:
             return {self.action_field: command}
         try:
@@ -180,18 +180,18 @@ class OpenEnvPool(ServicePool):
         return written
 
     async def _named_tasks(self, name: str) -> Mapping[str, list[str]]:
-        given: dict[str, list[str | None]] = {}
+        listed: dict[str, list[str | None]] = {}
         path = "/" + quote(name, safe="")  # a dataset's name may hold a slash
         for split in await self.request("GET", f"{path}/splits"):
             answer = await self.request("POST", f"{path}/tasks", json={"split": split["name"]})
-            given[split["name"]] = [_own_id(task) for task in answer["tasks"]]
-        times = Counter(known for ids in given.values() for known in ids)
+            listed[split["name"]] = [_own_id(task) for task in answer["tasks"]]
+        times = Counter(known for ids in listed.values() for known in ids)
         splits = {
             split: [
                 known if known is not None and times[known] == 1 else f"{split}_{index}"
                 for index, known in enumerate(ids)
             ]
-            for split, ids in given.items()
+            for split, ids in listed.items()
         }
         self.places = {
             task: self._reset | {"split": split, "index": index}
@@ -201,7 +201,7 @@ class OpenEnvPool(ServicePool):
         return splits
 
     async def lease(self) -> WorldLine:
-        """As every service's; once that has refused a session, whoever comes waits for one, first come, first served.
+        """Lease a line as from every service; once it has refused a session, episodes wait for one, in their order.
 
         While episodes of this pool hold sessions there is no deadline: theirs end.
         """
@@ -235,17 +235,17 @@ class OpenEnvPool(ServicePool):
         return line
 
 
-def _fields(schema: Any, part: str) -> dict[str, bool]:
-    """The fields of a part of a service's schema, and whether each is needed; {} where it names none, or takes any."""
+def _fields(schema: Any, section: str) -> dict[str, bool]:
+    """Return the fields in a section of a schema, and whether each is needed; {} if it has none or takes any."""
     match schema:
-        case dict() if isinstance(described := schema.get(part), dict) and not described.get("additionalProperties"):
+        case dict() if isinstance(described := schema.get(section), dict) and not described.get("additionalProperties"):
             needed = described.get("required", [])
             return {name: name in needed for name in described.get("properties", {})}
     return {}
 
 
 def _refusal(data: Mapping[str, Any]) -> str:
-    """The server's own words about an action, with what it objects to in which field."""
+    """Return the server's own words about an action, with what it objects to in which field."""
     words = str(data["message"])
     for error in data.get("errors") or []:
         if isinstance(error, dict):
@@ -287,7 +287,7 @@ class OpenEnvLine(ServiceLine):
         self._reading = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
-        """Hand each message to the request that waits; what nobody asked for is dropped."""
+        """Hand each message to the request that waits; unasked messages are dropped."""
         try:
             while True:
                 text = await self._socket.receive_str()
@@ -356,15 +356,15 @@ class OpenEnvLine(ServiceLine):
         match answer:
             case {"type": "error"} if self._refused:
                 raise NoPlace("the service has no sessions left")
-            case {"type": "error", "data": {"message": str(), "code": "VALIDATION_ERROR"} as told} if kind == "step":
-                kinds = [error.get("type") for error in told.get("errors") or [] if isinstance(error, dict)]
-                if self._pool.action_field is not None and any(one in OF_THE_CONFIG for one in kinds):
-                    raise RequestFailed(f"{_refusal(told)}; set action_field")
-                raise ActionRefused(_refusal(told))
+            case {"type": "error", "data": {"message": str(), "code": "VALIDATION_ERROR"} as details} if kind == "step":
+                kinds = [error.get("type") for error in details.get("errors") or [] if isinstance(error, dict)]
+                if self._pool.action_field is not None and any(one in NAME_OBJECTIONS for one in kinds):
+                    raise RequestFailed(f"{_refusal(details)}; set action_field")
+                raise ActionRefused(_refusal(details))
             case {"type": "error", "data": {"message": str(text), **more}}:
                 raise failure(text, more.get("reason"))
             case {"type": "observation", "data": {"observation": dict(), "reward": _, "done": _}} if kind != "state":
                 return answer["data"]
             case {"type": "state", "data": dict(state)} if kind == "state":
                 return state
-        raise WorldLost(f"the service's answer to {kind!r} is none: {str(answer)[:200]}", Loss.CUT)
+        raise WorldLost(f"the service's answer to {kind!r} is malformed: {str(answer)[:200]}", Loss.CUT)

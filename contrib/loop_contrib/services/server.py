@@ -6,8 +6,8 @@ AgentGym: ``/create``, ``/reset``, ``/step``, ``/close``, ``/observation``; its 
 besides: ``/tasks``, the ids behind ``data_idx``.
 
 Both give the grader's reward, at the end of an episode. A trainer also needs the grade of an episode that it ends
-itself: OpenEnv's "state" holds it as ``grade``, and so does ``/grade`` for AgentGym's clients. The one who asks for it
-is the trainer; what the agent says only ever reaches ``step``.
+itself: OpenEnv's "state" holds it as ``grade``, and so does ``/grade`` for AgentGym's clients. Only the
+trainer asks for it; the agent's text only ever reaches ``step``.
 
 Every request but ``/health`` carries the token, as a bearer or as the password of basic authentication: AgentGym's own
 clients send no header of theirs, but they take an address such as ``http://any:<token>@host:port``. An OpenEnv session
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 MAX_SESSIONS = 1024
 MAX_WAITING = 16
-"""Messages of a socket that may wait for the answer to another one; who sends more is hung up on."""
+"""Messages of a socket that may wait for the answer to another one; a client that sends more is disconnected."""
 HEARTBEAT_S = 30.0
 
 ACTION_SCHEMA = {"type": "object", "properties": {"action": {"type": "string"}}, "required": ["action"]}
@@ -70,7 +70,7 @@ class EnvironmentServer:
     Args:
         pool: open; stays the caller's to close.
         splits: the splits to serve; AgentGym's ``data_idx`` counts through all of them.
-        token: what requests must carry.
+        token: the one that requests must carry.
         idle_timeout_s: after which a session of AgentGym's protocol ends.
     """
 
@@ -110,8 +110,8 @@ class EnvironmentServer:
 
     @web.middleware
     async def _authenticate(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        given = _token(request.headers.get("Authorization", ""))
-        if request.path != "/health" and not hmac.compare_digest(given, self._token):
+        token = _token(request.headers.get("Authorization", ""))
+        if request.path != "/health" and not hmac.compare_digest(token, self._token):
             return refusal(401, "missing or wrong bearer token; send 'Authorization: Bearer <token>'")
         if request.path != "/health":
             trust_client(request)
@@ -159,7 +159,7 @@ class EnvironmentServer:
         return web.json_response([{"name": split, "type": kinds.get(split, "test")} for split in self._tasks.by_split])
 
     def _unknown(self, request: web.Request) -> web.Response | None:
-        """The refusal of a request about another environment than this."""
+        """Return the refusal of a request about another environment than this."""
         name = request.match_info["env"]
         if name == self._name:
             return None
@@ -229,7 +229,7 @@ class EnvironmentServer:
             await socket.close()
 
     async def _openenv_reply(self, session: ServedSession, text: str) -> dict[str, Any] | None:
-        """The answer to a message; None to "close"."""
+        """Return the answer to a message; None to "close"."""
         try:
             message = read_agents_json(text)
         except BadBody as error:
@@ -277,7 +277,7 @@ class EnvironmentServer:
         return session
 
     async def _named_tasks(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Beyond AgentGym's protocol: the ids of the tasks; ``data_idx`` counts through all splits in this order."""
+        """Return the tasks' ids, beyond AgentGym's protocol; ``data_idx`` counts through all splits in this order."""
         return {"tasks": self._tasks.by_split}
 
     async def _create(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -314,7 +314,7 @@ async def _closed(session: ServedSession) -> None:
 
 
 def _token(authorization: str) -> bytes:
-    """The token in a header; b"" if there is none, which is nobody's."""
+    """Read the token in a header; b"" without one, which is nobody's."""
     scheme, _, value = authorization.partition(" ")
     if scheme.lower() == "bearer":
         return value.encode(errors="surrogateescape")
@@ -325,10 +325,10 @@ def _token(authorization: str) -> bytes:
 
 
 async def _json_object(request: web.Request) -> dict[str, Any]:
-    """Of the body; one without a body is an empty object."""
+    """Read the body as a JSON object; an empty body is an empty object."""
     body = read_agents_json(await read_body(request) or b"{}")
     if not isinstance(body, dict):
-        raise BadBody("the body is no JSON object")
+        raise BadBody("the body is not a JSON object")
     return body
 
 
@@ -353,7 +353,7 @@ def _openenv_observation(answer: ServedAnswer) -> dict[str, Any]:
 
 
 def _agentgym_observation(answer: ServedAnswer) -> dict[str, Any]:
-    """``score`` is what some of AgentGym's clients read in place of ``reward``."""
+    """Return an answer with ``score`` too, which some of AgentGym's clients read in place of ``reward``."""
     reward = {"reward": answer.reward, "score": answer.reward}
     return {"observation": answer.observation, **reward, "done": answer.done, **_flags(answer)}
 

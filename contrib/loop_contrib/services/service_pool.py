@@ -26,13 +26,13 @@ logger = logging.getLogger(__name__)
 TOKEN_VARIABLE = "SERVE_ENVIRONMENT_TOKEN"
 MAX_MESSAGE_BYTES = 16 << 20
 MAX_OPENING_CHARACTERS = 1 << 19
-"""Of all messages that open an episode: more than any policy here can read."""
+"""Characters of all messages that open an episode: more than any policy here can read."""
 MAX_REMINDER_CHARACTERS = 4000
 """A longer reminder is cut with the observation that it ends."""
 MAX_ERROR_CHARACTERS = 1000
 
 PROBE_S = 10.0
-"""For a new session, while one request is not answered."""
+"""Seconds for a new session, while one request is not answered."""
 
 
 class NoSuchPath(WorldLost):
@@ -68,7 +68,7 @@ class ServicePool(RemotePool):
         instructions: system message where the service gives none.
         action_field: name of an action's text, where the service has its own.
         observation_field: name of an observation's text, where the service has its own.
-        rewards: what an episode earned by a service without grades: its ``last`` reward, or the ``sum`` of them.
+        rewards: the earnings of an episode by a service without grades: its ``last`` reward, or the ``sum`` of them.
         scale: the lowest and the highest of that; None: [0, 1].
         max_worlds, observation_max_tokens: as for any remote pool.
         step_timeout_s: time for one command, with the grade if it ends the episode, and for a grade.
@@ -102,7 +102,7 @@ class ServicePool(RemotePool):
         self.action_field = action_field
         self.observation_field = observation_field
         self.field_is_known = False
-        """Whether the service has said that its observations have this field: one that lacks it has no text there."""
+        """True if the service's schema has this field: an observation that lacks it has no text."""
         self._ranges = splits
         self._instructions = instructions
         self._http: aiohttp.ClientSession | None = None
@@ -139,15 +139,15 @@ class ServicePool(RemotePool):
         raise NotImplementedError
 
     async def request(self, method: str, path: str, **arguments: Any) -> Any:
-        """One HTTP request; raises WorldLost (``CUT``) for whatever is not an answer in JSON with status 200."""
+        """Send an HTTP request; raises WorldLost (``CUT``) unless the answer is JSON with status 200."""
         try:
             async with self.http.request(method, self.url + path, **arguments) as response:
                 if response.status in (404, 405, 501):
                     raise NoSuchPath(f"{method} {path} is not served")
                 body = await _body(response)
                 if response.status != 200:
-                    shown = body[:200].decode(errors="replace")
-                    raise WorldLost(f"{method} {path} has status {response.status}: {shown}", Loss.CUT)
+                    text = body[:200].decode(errors="replace")
+                    raise WorldLost(f"{method} {path} has status {response.status}: {text}", Loss.CUT)
                 return json.loads(body)
         except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
             raise WorldLost(f"{method} {path}: {error!r}", Loss.CUT) from error
@@ -165,7 +165,7 @@ class ServicePool(RemotePool):
         return messages
 
     def text_of(self, observation: Mapping[str, Any]) -> str:
-        """The text in a service's observation; raises NoSuchField, which names the fields there are."""
+        """Return the text in a service's observation; raises NoSuchField, which names the fields there are."""
         if self.observation_field not in observation and not self.field_is_known:
             there = ", ".join(sorted(observation))
             raise NoSuchField(f"there is no {self.observation_field!r}: set observation_field to one of {there}")
@@ -174,8 +174,8 @@ class ServicePool(RemotePool):
         return text or (_text_of(rest) if rest and self.field_is_known else "")
 
     def reward_of(self, value: Any, before: float | None) -> float | None:
-        """What an episode has earned that had earned ``before``, once the service gives the reward ``value``, a number
-        or a truth value, or None. Raises WorldLost if it is none."""
+        """Return what an episode has earned that had earned ``before``, after the service's reward ``value``: a number,
+        a truth value or None. Raises WorldLost for any other."""
         if value is None:
             return before
         try:
@@ -183,7 +183,7 @@ class ServicePool(RemotePool):
         except (TypeError, ValueError, OverflowError):
             reward = math.nan
         if not math.isfinite(reward):
-            raise WorldLost(f"the service's reward is no finite number: {str(value)[:200]}", Loss.CUT)
+            raise WorldLost(f"the service's reward is not a finite number: {str(value)[:200]}", Loss.CUT)
         return reward + (before or 0.0) if self._sums else reward
 
     def grade_of(self, reward: float | None, done: bool) -> dict[str, Any]:
@@ -205,15 +205,15 @@ class ServicePool(RemotePool):
         return {"reward": share, "success": share == 1.0}
 
     def command(self, message: str) -> str:
-        """All of it; an empty message is an action too, which the service has to answer."""
+        """Return all of the message; an empty one is an action too, which the service has to answer."""
         return message
 
     async def lease(self) -> WorldLine:
-        """A line of its own for one episode.
+        """Open a line of its own for one episode.
 
         Raises:
             WorldLost: no connection. A service that is gone is gone for all: no episode is charged with it, whatever it
-                did last. What an agent can do to a service is the service's to prevent.
+                did last. A service must prevent harm by agents itself.
             EnvironmentCrashed: the pool is closed.
         """
         if self._closing:
@@ -276,18 +276,18 @@ class ServiceLine(WorldLine):
         """Nothing more is sent; the service ends a session that was not closed at its own time."""
         self._cut = True
 
-    def _observed(self, shown: Mapping[str, Any], done: object, reward: Any) -> dict[str, Any]:
-        """The answer to a step, by the observation, the end and the reward that the service sent."""
+    def _observed(self, observation: Mapping[str, Any], done: object, reward: Any) -> dict[str, Any]:
+        """Return the answer to a step, by the observation, the end and the reward that the service sent."""
         self._done = bool(done)
         self._earned = self._pool.reward_of(reward, self._earned)
-        return {"observation": self._pool.text_of(shown), "done": self._done, **flags_of(shown)}
+        return {"observation": self._pool.text_of(observation), "done": self._done, **flags_of(observation)}
 
 
 async def _body(response: aiohttp.ClientResponse) -> bytes:
-    """All of it; raises ValueError if it is too long."""
+    """Read the body; raises ValueError if it is too long."""
     body = bytearray()
-    async for part in response.content.iter_chunked(1 << 16):
-        body += part
+    async for chunk in response.content.iter_chunked(1 << 16):
+        body += chunk
         if len(body) > MAX_MESSAGE_BYTES:
             raise ValueError(f"the answer has more than {MAX_MESSAGE_BYTES} bytes")
     return bytes(body)
@@ -301,14 +301,14 @@ def failure(message: str, reason: object) -> RequestFailed | WorldLost:
     return RequestFailed(message, reason if isinstance(reason, str) else None)
 
 
-OF_OURS = ("failed", "empty_action", "reminder", "reason", "turn_reward")
+OWN_FIELDS = ("failed", "empty_action", "reminder", "reason", "turn_reward")
 """Fields of an observation that say more than its text; a service of ours sends all of them, any other may mean another
 thing by one of them."""
 
 
 def is_ours(observation: Mapping[str, Any]) -> bool:
     """Return whether a service of ours sent it, with messages and grades of its own."""
-    return observation.keys() >= set(OF_OURS)
+    return observation.keys() >= set(OWN_FIELDS)
 
 
 def flags_of(observation: Mapping[str, Any]) -> dict[str, Any]:
@@ -326,7 +326,7 @@ def flags_of(observation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text_of(value: Any) -> str:
-    """A text of what a service shows: the texts of messages and parts one below the other, JSON of all else."""
+    """Return the text of an observation: the texts of messages and parts one below the other, JSON of all else."""
     match value:
         case str():
             return value

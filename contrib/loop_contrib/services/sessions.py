@@ -48,9 +48,9 @@ class ServedAnswer:
     empty_action: bool = False
     reminder: str = ""
     reason: str | None = None
-    """That of the fault which ended the episode, for clients of this project."""
+    """Reason of the fault which ended the episode, for clients of this project."""
     turn_reward: float | None = None
-    """What the action earned by itself, for clients of this project."""
+    """The reward of the action by itself, for clients of this project."""
     messages: Sequence[Message] = field(default=())
     """The whole opening, for clients of this project; ``observation`` is its text."""
 
@@ -69,14 +69,14 @@ class ServedTasks:
         return self.by_split[name]
 
     def at(self, index: Any, split: Any = None) -> str:
-        """The task at ``index`` of a split, or of all splits one after another; raises UnknownTask."""
+        """Return the task at ``index`` of a split, or of all splits one after another; raises UnknownTask."""
         tasks = self._all if split is None else self.split(split)
         if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(tasks):
             raise UnknownTask(f"no task {reprlib.repr(index)}: the index is from 0 to {len(tasks) - 1}")
         return tasks[index]
 
     def asked_for(self, index: Any, seed: Any, split: Any = None) -> str:
-        """The task at ``index``, else the one that a client draws by ``seed``, else the first; raises UnknownTask."""
+        """Return the task at ``index``, else the one that ``seed`` draws, else the first; raises UnknownTask."""
         if index is None and isinstance(seed, int):
             return self.at(seed % len(self._all if split is None else self.split(split)), split)
         return self.at(0 if index is None else index, split)
@@ -96,11 +96,11 @@ class ServedSession:
         self._closed = False
 
     def idle_s(self) -> float:
-        """Seconds since it was last used; 0 while a call is under way."""
+        """Return seconds since it was last used; 0 while a call is under way."""
         return 0.0 if self._turn.locked() else running_time.now() - self._used
 
     def touch(self) -> None:
-        """It is in use."""
+        """Note that the session is in use."""
         self._used = running_time.now()
 
     @contextlib.asynccontextmanager
@@ -166,7 +166,7 @@ class ServedSession:
             return self.last
 
     async def grade(self) -> dict[str, Any]:
-        """The grader's verdict on the state reached so far; raises as the environment's ``grade``, and NoEpisode."""
+        """Return the grader's verdict on the present state; raises as the environment's ``grade``, and NoEpisode."""
         async with self._call():
             return asdict(await self._running.grade())
 

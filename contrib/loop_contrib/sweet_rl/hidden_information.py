@@ -13,7 +13,7 @@ class HiddenInformation(Protocol):
     """Knows the tasks of one dataset."""
 
     def hidden_information(self, task_id: str) -> str:
-        """The text for one task; empty where there is none.
+        """Return the text for one task; empty for a task without any.
 
         Raises:
             UnknownTask: the dataset has no such task, or keeps nothing of it.

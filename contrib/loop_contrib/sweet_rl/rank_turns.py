@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--every", type=int, default=1, metavar="K", help="takes every K-th turn only (1)")
     parser.add_argument("--most", type=int, metavar="N", help="the first N rollouts only")
     parser.add_argument(
-        "--blind-reference", action="store_true", help="the critic's reference is not told what is hidden"
+        "--blind-reference", action="store_true", help="hide the hidden information from the critic's reference"
     )
     options = parser.parse_intermixed_args(arguments)
 

@@ -23,12 +23,12 @@ from loop_recipes.engine.peft_export import load_adapter
 from loop_recipes.engine.process_group import init_process_group
 
 LONGEST_WAIT_S = 1800.0
-"""For another rank."""
+"""Seconds to wait for another rank."""
 TRAINS_ONE = "`loop sft ... algorithm=turn_critic` trains one"
 
 
 def critic_adapter(run: Path) -> Path:
-    """The newest adapter of a run.
+    """Return the newest adapter of a run.
 
     Raises:
         ConfigError: there is none.
@@ -40,8 +40,8 @@ def critic_adapter(run: Path) -> Path:
 
 
 def adapter_from_the_start(run: Path, before: str | None) -> Path:
-    """The adapter of ``run`` that a resumed run used ``before``, else the newest: a critic that is trained on meanwhile
-    must not change the credits of a run that goes on.
+    """Return the adapter of ``run`` that a resumed run used ``before``, else the newest: a critic that is trained on
+    meanwhile must not change the credits of a run that goes on.
 
     Raises:
         ConfigError: there is none.
@@ -51,22 +51,22 @@ def adapter_from_the_start(run: Path, before: str | None) -> Path:
 
 
 def stored_config(run: Path) -> SftConfig:
-    """The config of a run of `sft_appworld`.
+    """Read the config of a run of `sft_appworld`.
 
     Raises:
-        ConfigError: it is no such run.
+        ConfigError: it is not such a run.
     """
     file = run / "config.yaml"
-    require(file.is_file(), f"{run} is no folder of a run: it holds no config.yaml; {TRAINS_ONE}")
-    with raised_as(ConfigError, f"{file} is no config of sft_appworld: ", ConfigError):
+    require(file.is_file(), f"{run} is not a folder of a run: it holds no config.yaml; {TRAINS_ONE}")
+    with raised_as(ConfigError, f"{file} is not a config of sft_appworld: ", ConfigError):
         return read_stored(file, SftConfig)[1]
 
 
 def critic_config(run: Path) -> tuple[SftConfig, TurnAdvantage]:
-    """The config of a run that trained a critic of turns, and its loss.
+    """Read the config of a run that trained a critic of turns, and its loss.
 
     Raises:
-        ConfigError: it is no such run.
+        ConfigError: it is not such a run.
     """
     conf = stored_config(run)
     if check_component("loss", conf.loss) is not TurnAdvantage:
@@ -75,10 +75,10 @@ def critic_config(run: Path) -> tuple[SftConfig, TurnAdvantage]:
 
 
 def load_learner(run: Path) -> tuple[SftConfig, Learner]:
-    """The config of a run of `sft_appworld`, and its learner as it began; every rank must call it.
+    """Read the config of a run of `sft_appworld`, and build its learner as it began; every rank must call it.
 
     Raises:
-        ConfigError: it is no such run, or names what is not there any more.
+        ConfigError: it is not such a run, or names what is not there any more.
     """
     conf = replace(stored_config(run), sequence_parallel=1)  # which the ranks here need not be enough for
     dtype = DTYPES[conf.dtype]
@@ -88,7 +88,7 @@ def load_learner(run: Path) -> tuple[SftConfig, Learner]:
 
 
 def load_turn_critic(run: Path, adapter: Path | None = None, reference_sees_hidden: bool = True) -> TurnCritic:
-    """The critic of a run, on the device and in the precision that the run had; every rank must call it.
+    """Load the critic of a run, on the device and in the precision that the run had; every rank must call it.
 
     Args:
         run: folder of a run with the loss :class:`~loop_contrib.sweet_rl.turn_critic.TurnAdvantage`.
@@ -96,7 +96,7 @@ def load_turn_critic(run: Path, adapter: Path | None = None, reference_sees_hidd
         reference_sees_hidden: see :class:`~loop_contrib.sweet_rl.turn_critic.TurnCritic`.
 
     Raises:
-        ConfigError: it is no such run, has exported nothing yet, or names what is not there any more.
+        ConfigError: it is not such a run, has exported nothing yet, or names what is not there any more.
     """
     conf, learner = load_learner(run)
     return critic_over(conf, learner.update.scorer, run, adapter, reference_sees_hidden)
@@ -105,7 +105,7 @@ def load_turn_critic(run: Path, adapter: Path | None = None, reference_sees_hidd
 def critic_over(
     config: LearnerConfig, scorer: Scorer, run: Path, adapter: Path | None = None, reference_sees_hidden: bool = True
 ) -> TurnCritic:
-    """The critic of a run, as :func:`load_turn_critic`, over the model of ``scorer``, which ``config`` names."""
+    """Load the critic of a run, as :func:`load_turn_critic`, over the model of ``scorer``, which ``config`` names."""
     conf, loss = critic_config(run)
     theirs, ours = (Path(each.base_model).resolve() for each in (conf, config))
     require(theirs == ours, f"the critic in {run} stands on {theirs}, and this run's base model is {ours}")

@@ -35,7 +35,7 @@ def candidate_requests(rollouts: Sequence[Rollout], every: int, how: HowToSample
     turn.
 
     A request has one number of turns, so each is of turns of one number. The node plays the candidate in the world
-    too, which nobody needs; it is one step.
+    too, which is needless; it is one step.
     """
     of_number: defaultdict[int, list[Rollout]] = defaultdict(list)
     for rollout in rollouts:
@@ -54,10 +54,10 @@ def sample_candidates(
     requests: Sequence[CollectionRequest],
     on_request: Callable[[CollectionRequest], None] = lambda request: None,
 ) -> dict[Turn, list[Rollout]]:
-    """The candidates of every turn, each a rollout of one turn; a turn whose world answered otherwise, or that lost
-    them all, has none.
+    """Sample the candidates of every turn, each a rollout of one turn; a turn whose world answered otherwise, or that
+    lost them all, has none.
 
-    What the node has on disk is not sampled again. Raises what the source raises.
+    Candidates on the node's disk are not sampled again. Raises what the source raises.
 
     Raises:
         CollectionFailed: everything was lost.
@@ -85,7 +85,7 @@ def sample_candidates(
 def pairs_of(
     turn: Turn, candidates: Sequence[Rollout], values: Mapping[str, Tensor], count: int, seed: int
 ) -> Iterator[TurnPair]:
-    """Up to ``count`` pairs of one turn's candidates; of an odd number the one in the middle is in neither half.
+    """Yield up to ``count`` pairs of one turn's candidates; of an odd number the one in the middle is in neither half.
 
     Args:
         values: the critic's advantage of each candidate, [1], by rollout id.
@@ -97,8 +97,8 @@ def pairs_of(
     better, worse = draw.sample(ranked[len(ranked) - half :], drawn), draw.sample(ranked[:half], drawn)
     for chosen, rejected in zip(better, worse, strict=True):
         high, low = values[chosen.rollout_id].item(), values[rejected.rollout_id].item()
-        # Of the same words the critic's values differ by rounding.
-        if high > low and turns_of(chosen)[0].said != turns_of(rejected)[0].said:
+        # The critic's values of the same words differ by rounding.
+        if high > low and turns_of(chosen)[0].sampled != turns_of(rejected)[0].sampled:
             yield TurnPair(
                 task_id=chosen.task_id,
                 turn=turn[1],

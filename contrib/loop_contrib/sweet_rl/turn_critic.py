@@ -73,7 +73,7 @@ class HiddenPrefix:
     tokens: ChatFormat
 
     def of(self, task_id: str) -> list[int]:
-        """The ids that come before the prompt; none where the task hides nothing.
+        """Return the ids that come before the prompt; none where the task hides nothing.
 
         Raises:
             ConfigError: the dataset does not say what the task hides, or breaks over it.
@@ -85,11 +85,11 @@ class HiddenPrefix:
         except Exception as error:
             raise ConfigError(f"hidden_information broke over task {task_id}: {error_line(error)}") from error
         if not isinstance(text, str):
-            raise ConfigError(f"hidden_information of task {task_id} is no text but of type {type(text).__name__}")
+            raise ConfigError(f"hidden_information of task {task_id} is not a text but of type {type(text).__name__}")
         return self.tokens.aside(HIDDEN_HEAD + text) if text else []
 
     def before(self, samples: Sequence[Sample]) -> list[Sample]:
-        """The samples as a critic sees them; the same tokens are the sampled ones."""
+        """Return the samples as a critic sees them; the same tokens are the sampled ones."""
         prefixes = {task_id: torch.tensor(self.of(task_id), dtype=torch.long) for task_id in _tasks(samples)}
         return [_after(prefixes[sample.task_id], sample) for sample in samples]
 
@@ -122,7 +122,7 @@ class WithHidden(SampleMaker):
 
 
 def prefix_of(config: SftConfig) -> HiddenPrefix | None:
-    """What a critic's run saw before its rollouts; None for one that saw what the actor sees."""
+    """Return the prefix that a critic's run saw before rollouts; None for one that saw what the actor sees."""
     maker = None if config.samples is None else sample_maker(config.samples)
     return maker.prefix(config.base_model) if isinstance(maker, WithHidden) else None
 
@@ -148,7 +148,7 @@ class TurnCritic:
         scorer: of the learner whose base model the critic and its reference stand on.
         adapter: the critic's full LoRA tensors by their torchtune names.
         reference: those of the policy that the critic's training began with; None is the base model.
-        prefix: what the critic was trained to see; None for one that sees what the actor sees.
+        prefix: the one that the critic was trained with; None for one that sees what the actor sees.
         per_turn: as it was trained, see :class:`TurnAdvantage`.
         reference_sees_hidden: False leaves c out of the reference's log-probs, as the authors' code does where it ranks
             candidates. Eq. 3 has it in both.
@@ -189,7 +189,7 @@ class TurnCritic:
         )
 
     def advantages(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
-        """A of each turn with a sampled token, [t] float64, by rollout id.
+        """Return A of each turn with a sampled token, [t] float64, by rollout id.
 
         A collective: every rank calls it with the same samples.
 
@@ -203,8 +203,8 @@ class TurnCritic:
         longest = max((sample.tokens for sample in with_hidden), default=0)
         check_context(self._scorer.model, longest, "the longest rollout with its hidden information")
         critic = self._scorer.logprobs(with_hidden, 1, self._versions)
-        seen = with_hidden if self._reference_sees_hidden else samples
-        reference = self._scorer.logprobs(seen, self._reference, self._versions)
+        inputs = with_hidden if self._reference_sees_hidden else samples
+        reference = self._scorer.logprobs(inputs, self._reference, self._versions)
         return {
             sample.rollout_id: by_turn(
                 critic[sample.rollout_id].double() - reference[sample.rollout_id].double(),

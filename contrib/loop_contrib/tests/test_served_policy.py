@@ -48,7 +48,7 @@ def test_a_run_that_trained_no_critic_is_named_before_the_node_starts(tmp_path, 
     monkeypatch.setattr(served_policy, "open_nodes", None)
     command = ["tiny_cpu", f"output_dir={tmp_path / 'run'}", "--logs", str(log)]
     assert rank_turns.main([*command, "--critic", str(tmp_path)]) == 1
-    said_once(capsys, "config.yaml is no config of sft_appworld: missing key 'output_dir'")
+    said_once(capsys, "config.yaml is not a config of sft_appworld: missing key 'output_dir'")
 
 
 def said_once(capsys, message):

@@ -50,5 +50,5 @@ def test_two_turns_are_a_pair_once_and_their_newest_values_count(tmp_path):
 def test_a_line_that_is_no_pair_is_named(tmp_path):
     file = tmp_path / "pairs.jsonl"
     file.write_text('{"turn": 1}\n')
-    with pytest.raises(ValueError, match=r"pairs\.jsonl holds a line that is no pair"):
+    with pytest.raises(ValueError, match=r"pairs\.jsonl holds a line that is not a pair"):
         PairBuffer(file)

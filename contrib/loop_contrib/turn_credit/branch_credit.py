@@ -53,21 +53,21 @@ def credits_in_parts(
     paid: UpdateConfig,
     deadline_s: float,
 ) -> dict[str, list[float]] | None:
-    """:func:`branch_credits` on all ranks; None when the run was asked to stop meanwhile.
+    """Return :func:`branch_credits` on all ranks; None when the run was asked to stop meanwhile.
 
     Args:
         ask: :meth:`~loop_recipes.rollouts.shared_source.SharedSource.ask`. It is asked for some rollouts at a time,
             since the other ranks wait for each answer.
         deadline_s: longest time for each of them, as long as for a collection.
     """
-    parts = [rollouts[at : at + BRANCHES_OF_A_REQUEST] for at in range(0, len(rollouts), BRANCHES_OF_A_REQUEST)]
+    batches = [rollouts[at : at + BRANCHES_OF_A_REQUEST] for at in range(0, len(rollouts), BRANCHES_OF_A_REQUEST)]
     credits: dict[str, list[float]] = {}
-    for part, ahead in zip(parts, [*parts[1:], []], strict=True):
-        work = partial(branch_credits, rollouts=part, how=how, paid=paid, ahead=ahead)
-        found = ask(partial(work, deadline_s=deadline_s))
-        if found is None:
+    for batch, ahead in zip(batches, [*batches[1:], []], strict=True):
+        work = partial(branch_credits, rollouts=batch, how=how, paid=paid, ahead=ahead)
+        more = ask(partial(work, deadline_s=deadline_s))
+        if more is None:
             return None
-        credits |= found
+        credits |= more
     return credits
 
 
@@ -79,7 +79,7 @@ def branch_credits(
     ahead: Sequence[Rollout] = (),
     deadline_s: float = math.inf,
 ) -> dict[str, list[float]]:
-    """Credits [t] of the turns that each rollout sampled, by rollout id; plain data, for other ranks.
+    """Return credits [t] of the turns that each rollout sampled, by rollout id; plain data, for other ranks.
 
     Rollouts that cannot be branched (of several sequences, or text alone) have none, nor have those none of whose
     continuations could be had.
@@ -111,8 +111,8 @@ def branch_credits(
             logger.warning("continuations of %s: %s", request.id, losses(made.lost, request.episodes))
 
     def value(rollout: Rollout, turn: int) -> float | None:
-        found = played.get((rollout.rollout_id, turn))
-        return statistics.fmean(paid.return_of(each) for each in found) if found else None
+        continuations = played.get((rollout.rollout_id, turn))
+        return statistics.fmean(paid.return_of(each) for each in continuations) if continuations else None
 
     return {
         rollout.rollout_id: value_changes([value(rollout, turn) for turn in _numbers(rollout)], paid.return_of(rollout))
@@ -134,5 +134,5 @@ def _requests(rollouts: Sequence[Rollout], how: Mapping[int, HowToSample]) -> li
 
 
 def _numbers(rollout: Rollout) -> range:
-    """The turns that the rollout sampled itself, counted from its episode's beginning."""
+    """Return the turns that the rollout sampled itself, counted from its episode's beginning."""
     return range(rollout.turns_before, rollout.turns_before + len(rollout.turns))

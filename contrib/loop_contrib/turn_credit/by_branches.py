@@ -61,10 +61,10 @@ class ByBranches(TurnCredit):
         seed = conf.seed + iteration
         how = {v: HowToSample(self._continuations, v, Sampling(), limits, seed) for v in versions}
         unequal = with_unequal_returns(rollouts, conf.update)
-        found = credits_in_parts(self._run.ask, unequal, how, conf.update, conf.collection.deadline_s)
-        if found is None:
+        credits = credits_in_parts(self._run.ask, unequal, how, conf.update, conf.collection.deadline_s)
+        if credits is None:
             raise StopRequested("while waiting for what goes on from the iteration's rollouts")
-        self._credits = {name: torch.tensor(turns, dtype=torch.float64) for name, turns in found.items()}
+        self._credits = {name: torch.tensor(turns, dtype=torch.float64) for name, turns in credits.items()}
 
     def credits(self, samples: Sequence[ScoredSample]) -> Mapping[str, Tensor]:
         return self._credits

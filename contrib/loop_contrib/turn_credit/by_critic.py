@@ -38,7 +38,7 @@ class ByCritic(TurnCredit):
 
     def check(self, config: LoopConfig) -> None:
         there = (self._run / "config.yaml").is_file()
-        none = f"{self.key}.critic {self._run} is no folder of a run: it holds no config.yaml"
+        none = f"{self.key}.critic {self._run} is not a folder of a run: it holds no config.yaml"
         require(there, f"{none}; {TRAINS_ONE}")
 
     def setup(self, run: TrainingRun) -> None:

@@ -25,7 +25,7 @@ from loop_recipes.engine.samples import CreditedSample, ScoredSample
 
 
 class TurnCredit(Credit):
-    """The base of what spreads the advantage of each rollout over its turns; each subclass says what a turn was worth.
+    """Base of credits that spread a rollout's advantage over its turns; each subclass says what a turn was worth.
 
     Args:
         strength: how much of it is added to the advantage; above 0.
@@ -64,7 +64,7 @@ def spread(
 
 
 def _centred(sample: CreditedSample, credits: Tensor | None) -> Tensor:
-    """[n] float64: of each sampled token its turn's credit less their mean over the rollout."""
+    """Return [n] float64: for each sampled token its turn's credit less their mean over the rollout."""
     turns = sample.turn_ids[sample.mask]
     if credits is None:
         return torch.zeros(len(turns), dtype=torch.float64)

@@ -4,7 +4,7 @@ The value of turn t of a rollout estimates V(s_t), the return that the policy ex
 estimate of VinePPO (Kazemnejad et al. 2024, arXiv 2410.01679, section 4.2) with turns in place of reasoning steps. The
 advantage of turn t is then V(s_t+1) - V(s_t), with the rollout's own reward behind its last turn.
 
-What is kept of them: :mod:`loop_formats.turn_values`.
+The stored values: :mod:`loop_formats.turn_values`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ValuedRollout:
 
     @classmethod
     def every(cls, rollout: Rollout, step: int, how: HowToSample) -> ValuedRollout:
-        """The first turn that the rollout sampled itself, and every ``step``-th after it."""
+        """Value the first turn that the rollout sampled itself, and every ``step``-th after it."""
         before = rollout.turns_before
         return cls(rollout, range(before, before + len(rollout.turns), step), how)
 
@@ -93,7 +93,7 @@ def write_turn_values(
 def _started_ahead(
     source: CollectionSource, waiting: Sequence[ValuedRollout]
 ) -> Iterator[tuple[ValuedRollout, CollectionRequest]]:
-    """Each rollout with its request, which has been started, and so have those of the next ones."""
+    """Yield each rollout with its request, which has been started, and so have those of the next ones."""
     started: deque[tuple[ValuedRollout, CollectionRequest]] = deque()
     for valued in waiting:
         request = valued.request

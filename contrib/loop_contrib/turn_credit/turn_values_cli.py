@@ -1,4 +1,4 @@
-"""What the turns of stored rollouts are worth, by Monte Carlo.
+"""Values the turns of stored rollouts by Monte Carlo.
 
     loop method turn-values runs/demo --continuations 8 --node runs/demo/rollout_node.yaml
     loop method turn-values runs/demo --collection demo-3f21bc-i0007-38d16ba024 --every 2 --most 20
@@ -92,7 +92,7 @@ def _show(bar: Bar, values: Sequence[TurnValue]) -> None:
 
 
 def _log(run: Path, collection: str | None) -> Path:
-    """The log of the collection asked for, or of the newest that was trained on.
+    """Return the log of the collection asked for, or of the newest that was trained on.
 
     Raises:
         ValueError: there is none.
@@ -108,7 +108,7 @@ def _log(run: Path, collection: str | None) -> Path:
 
 
 def _open_nodes(options: argparse.Namespace) -> NodeSource | SeveralNodes:
-    """The node named, else the run's own where it is running, else that of ``--node``, started here; ready.
+    """Open the node named, else the run's own where it is running, else that of ``--node``, started here; ready.
 
     Raises:
         ConfigError: no token for a node that runs, or a run whose node is not described.

@@ -41,7 +41,7 @@ PLAY_DEADLINE_S = 24 * 3600.0
 
 
 class VerifiersEnvironment:
-    """One episode of a taskset: ``start``, ``run``, ``grade``."""
+    """An episode of a taskset: ``start``, ``run``, ``grade``."""
 
     has_world = False
     grades_itself = True
@@ -55,17 +55,17 @@ class VerifiersEnvironment:
         self._closed = False
 
     async def start(self, task_id: str) -> list[Message]:
-        """The taskset opens the conversation itself."""
+        """Return no messages: the taskset opens the conversation itself."""
         self._pool.check_tasks([task_id])
         self._task_id = task_id
         return []
 
     async def run(self, connection: Connection) -> Ended | None:
-        """Until the taskset has graded what its agent did, or something broke."""
-        told = {"base_url": connection.url_with_key, "max_turns": connection.max_turns}
+        """Play until the taskset has graded what its agent did, or something broke."""
+        settings = {"base_url": connection.url_with_key, "max_turns": connection.max_turns}
         try:
             place = self._pool.place_of(self._task_id)
-            self._played = await self._process.ask("play", PLAY_DEADLINE_S, **place, **told)
+            self._played = await self._process.ask("play", PLAY_DEADLINE_S, **place, **settings)
         except (Raised, ProcessEnded) as error:
             self._played = {"error": str(error), "broke": True}
         failed = self._played.get("error")
@@ -75,10 +75,10 @@ class VerifiersEnvironment:
         raise UnknownTask("a taskset has no world of ours to act in")
 
     def finish(self, reward: float | None, figures: Figures = MappingProxyType({})) -> None:
-        """Nothing: the taskset says what the episode is worth."""
+        """Do nothing: the taskset grades the episode."""
 
     async def grade(self) -> Grade:
-        """The taskset's rewards, on the scale of the config or of their weights.
+        """Return the taskset's rewards, on the scale of the config or of their weights.
 
         Raises:
             EnvironmentCrashed: they are beyond it.
@@ -109,7 +109,7 @@ class VerifiersPool:
         splits: split -> options of the taskset in it; None: one split, ``train``.
         held_out: of the tasks of one split, so many are split ``held_out`` and no longer ``train``.
         limit: so many of the first tasks of each split; None: all.
-        scale: the lowest and the highest sum of its rewards; None: what each task's weights give, its rewards being
+        scale: the lowest and the highest sum of its rewards; None: by each task's weights, its rewards being
             from 0 to 1.
         variables: more environment variables of its processes.
         max_worlds: episodes at a time.
@@ -139,10 +139,10 @@ class VerifiersPool:
         self._table: TaskTable | None = None
         self._refusal: str | None = None
         splits = {SPLIT: {}} if splits is None else dict(splits)
-        told = {"taskset": taskset, "env": dict(env or {}), "splits": splits, "limit": limit}
+        config = {"taskset": taskset, "env": dict(env or {}), "splits": splits, "limit": limit}
         own = {"PATH": f"{os.path.dirname(os.path.abspath(python))}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
         environment = program_environment({**own, **environment_variables("variables", variables or {})})
-        self._server = ForkServer(f"taskset {taskset}", (python, str(WORKER)), told, EnvironmentCrashed, environment)
+        self._server = ForkServer(f"taskset {taskset}", (python, str(WORKER)), config, EnvironmentCrashed, environment)
         self._slots = Slots(max_worlds)
 
     async def open(self) -> None:
@@ -167,7 +167,7 @@ class VerifiersPool:
         unknown = next((row["unknown"] for rows in splits.values() for row in rows if "unknown" in row), None)
         if self._scale is None and unknown is not None:
             raise ValueError(
-                f"nobody can tell how much a rollout of {self.dataset} may earn, as {unknown}: set "
+                f"how much a rollout of {self.dataset} may earn is unknown, as {unknown}: set "
                 "environment.scale to [lowest, highest]"
             )
         self._table = TaskTable(
@@ -193,12 +193,12 @@ class VerifiersPool:
             self._tasks[task_id]
 
     def place_of(self, task_id: str) -> dict[str, Any]:
-        """The split and the number of a task, as its taskset has it; raises UnknownTask."""
+        """Return the split and the number of a task, as its taskset has it; raises UnknownTask."""
         place: dict[str, Any] = self._tasks[task_id]["place"]
         return place
 
     def scale_of(self, task_id: str) -> Scale:
-        """The lowest and the highest sum of a task's rewards."""
+        """Return the lowest and the highest sum of a task's rewards."""
         return self._scale or Scale(*self._tasks[task_id]["scale"])
 
     def refuse(self, why: str) -> EnvironmentCrashed:
@@ -207,7 +207,7 @@ class VerifiersPool:
         return EnvironmentCrashed(self._refusal)
 
     async def acquire(self, episode_id: str) -> VerifiersEnvironment:
-        """As every pool's; raises EnvironmentCrashed once a reward was beyond its scale."""
+        """Lend an episode as every pool does; raises EnvironmentCrashed once a reward was beyond its scale."""
         await self._slots.take()
         try:
             if self._refusal is not None:
@@ -223,7 +223,7 @@ class VerifiersPool:
         self._slots.give_back()
 
     async def take(self, task_id: str | None, timeout_s: float) -> Offer | None:
-        """Nothing waits for a program elsewhere."""
+        """Return None: nothing waits for a program elsewhere."""
         return None
 
     def status(self) -> PoolStatus:

@@ -1,4 +1,4 @@
-"""The multi-turn tasks of BFCL v4 (``bfcl-eval``): what makes them differ from other worlds of tools.
+"""The multi-turn tasks of BFCL v4 (``bfcl-eval``), as far as they differ from other worlds of tools.
 
 A task has the functions of its own services, and a turn without a call is an answer to the user, who may ask for more.
 """
@@ -17,7 +17,7 @@ from loop_contrib.worlds.tool_world import ToolWorldPool
 from loop_plumbing.sanitize import printable
 
 ANSWER = "Done."
-"""What stands for the expert's turns without a call."""
+"""The text of the expert's turns without a call."""
 
 
 class BfclPool(ToolWorldPool):
@@ -41,7 +41,7 @@ class BfclPool(ToolWorldPool):
         return super().message(command) or ANSWER
 
     def observation_text(self, observation: str) -> str:
-        said = json.loads(observation)
-        if not isinstance(said, str):
+        results = json.loads(observation)
+        if not isinstance(results, str):
             return super().observation_text(observation)
-        return truncate(printable(said), self.rules.observation_max_tokens, self.rules.token_spans)
+        return truncate(printable(results), self.rules.observation_max_tokens, self.rules.token_spans)

@@ -9,7 +9,7 @@ from agent_environments.description import NUMBERED, Description
 from loop_contrib.worlds.pool import WORKERS_FOLDER, WorldKind, WorldPool
 
 LEVELS = Description(group_pattern=NUMBERED, groups="groups of tasks")
-"""Of worlds whose tasks are draws of a level, ``<level>_<draw>``."""
+"""Description of worlds whose tasks are draws of a level, ``<level>_<draw>``."""
 
 
 class TextCraftPool(WorldPool):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 
 COMMAND_FORMAT = "Think first if you like. End your message with one command, on a line that begins with `Action: `."
-"""What an agent is told of :func:`command_of`."""
+"""The agent's instruction for :func:`command_of`."""
 
 _MARKED = re.compile(r"^[ \t]*action:[ \t]*(.*)$", re.IGNORECASE | re.MULTILINE)
 
 
 def command_of(message: str) -> str:
-    """The text after the last ``Action:`` that begins a line; without one, the last line with text; "" if none."""
+    """Return the text after the last ``Action:`` that begins a line; else the last line with text; "" if none."""
     if marked := _MARKED.findall(message):
         return marked[-1].strip()
     lines = [line.strip() for line in message.splitlines() if line.strip()]
@@ -19,5 +19,5 @@ def command_of(message: str) -> str:
 
 
 def message_of(command: str) -> str:
-    """An assistant message that gives ``command`` and nothing else."""
+    """Return an assistant message that gives ``command`` and nothing else."""
     return f"Action: {command}"

@@ -19,8 +19,8 @@ from rollout_server.config import EnvironmentConfig
 
 CLAIM = "I have done it."
 GIVING_UP = "It does not work, so I give up."
-SAID_AGAIN = 2
-"""How often an agent that has stopped says so."""
+STOPPED_TURNS = 2
+"""Turns in which an agent that has stopped says so."""
 FLAWS = ("gave_up", "stopped_short", "skipped_step")
 
 Plan = tuple[str, ...]
@@ -32,12 +32,12 @@ def turns_of(commands: Sequence[str]) -> list[Plan | str]:
 
 
 def possible_flaws(turns: Sequence[Plan | str]) -> list[str]:
-    """The flaws for which an expert's turns leave room; a single one can only be left out."""
+    """Return the flaws for which an expert's turns leave room; a single one can only be left out."""
     return list(FLAWS if len(turns) > 1 else FLAWS[:1])
 
 
 def flawed(turns: Sequence[Plan | str], flaw: str) -> list[Plan | str]:
-    """The expert's turns made wrong; a sentence among them gives no command, and the world says so.
+    """Return the expert's turns made wrong; a sentence among them gives no command, and the world says so.
 
     - ``gave_up``: gives up before the first command.
     - ``stopped_short``: says that it is done when the last command is missing.
@@ -45,16 +45,16 @@ def flawed(turns: Sequence[Plan | str], flaw: str) -> list[Plan | str]:
     """
     match flaw:
         case "gave_up":
-            return [GIVING_UP] * SAID_AGAIN
+            return [GIVING_UP] * STOPPED_TURNS
         case "stopped_short":
-            return [*turns[:-1], *[CLAIM] * SAID_AGAIN]
+            return [*turns[:-1], *[CLAIM] * STOPPED_TURNS]
         case "skipped_step":
-            return [*turns[1:], *[GIVING_UP] * SAID_AGAIN]
+            return [*turns[1:], *[GIVING_UP] * STOPPED_TURNS]
     raise ValueError(f"no flaw {flaw!r}; there are {', '.join(FLAWS)}")
 
 
 class ExpertDemonstrator(Demonstrator):
-    """The play of a world's own expert; what the agent thinks is of :mod:`~loop_contrib.worlds.world_words`.
+    """The play of a world's own expert; the agent's thoughts are of :mod:`~loop_contrib.worlds.world_words`.
 
     Raises:
         ConfigError: the environment has no expert, or is not configured as it should be.
@@ -82,7 +82,7 @@ class ExpertDemonstrator(Demonstrator):
         return pool
 
     def _ask(self, split: str) -> dict[str, list[str]]:
-        """The expert's commands for each task of a split that they solve: not every expert can solve all."""
+        """Return the expert's commands for each task of a split that they solve: not every expert can solve all."""
 
         async def ask() -> dict[str, list[str]]:
             pool = self._pool()
@@ -115,10 +115,10 @@ class ExpertDemonstrator(Demonstrator):
             scripts.append(Script(task, flaw, tuple(taken), self._message))
         return scripts
 
-    def _message(self, task: str, shown: str, turn: Plan | str) -> str:
+    def _message(self, task: str, observation: str, turn: Plan | str) -> str:
         if isinstance(turn, str):
             return turn
-        return f"{self._words.thought(task, shown, turn)}\n{self._spoken(turn[0])}".lstrip()
+        return f"{self._words.thought(task, observation, turn)}\n{self._spoken(turn[0])}".lstrip()
 
     def renamed(self, demonstration: Demonstration, rng: random.Random) -> Demonstration:
         return self._words.renamed(demonstration, rng)

@@ -37,10 +37,10 @@ class WorldKind:
     Args:
         name: the dataset's name, printed with every score.
         worker: the program, a file in ``workers/``.
-        memory_mb: what a process may allocate (RLIMIT_DATA, which its children inherit).
+        memory_mb: memory that a process may allocate (RLIMIT_DATA, which its children inherit).
         heap_mb: ``-Xmx`` of the JVM that each world starts; None: it starts none.
-        package: what a user installs into an interpreter for it; None: ``make environments`` does.
-        module, distribution: what the worker imports, and the name of its package on the index, where another's package
+        package: the package that a user installs into an interpreter for it; None: ``make environments`` does.
+        module, distribution: the worker's import, and the name of its package on the index, where another's package
             has a module of this name.
     """
 
@@ -75,7 +75,7 @@ class WorldPool(RemotePool):
         token_spans: the policy's tokenizer, for cutting observations.
         python: interpreter of the worlds' environment.
         max_worlds: episodes at a time; None: 64, or eight where each has a JVM.
-        observation_max_tokens: what answers a command is cut to this many tokens.
+        observation_max_tokens: the answer to a command is cut to this many tokens.
         step_timeout_s: time for one command, and for a grade.
         start_timeout_s: a world, or a task in it, that starts and uses no processor for so long hangs; and time for a
             lost world to come back.
@@ -101,14 +101,14 @@ class WorldPool(RemotePool):
         self._server: ForkServer | None = None
         self._worlds: set[WorldProcess] = set()
         self._idle: list[WorldProcess] = []
-        """Those with a JVM, which takes longer to start than an episode: it plays the next one."""
+        """Idle worlds with a JVM, which takes longer to start than an episode: it plays the next one."""
 
     async def open(self) -> None:
         """Start a world and ask it for its tasks.
 
         Raises:
             FileNotFoundError: no interpreter there, or no Java.
-            EnvironmentCrashed: the world does not work; says what it said.
+            EnvironmentCrashed: the world does not work; with its own message.
         """
         if not os.access(self._python, os.X_OK):
             raise FileNotFoundError(
@@ -160,7 +160,7 @@ class WorldPool(RemotePool):
         self._know(answer["splits"])
 
     async def lease(self) -> WorldProcess:
-        """A world of its own for an episode."""
+        """Start a world of its own for an episode."""
         if self._closing or self._server is None:
             raise EnvironmentCrashed("the pool is closed")
         while self._idle:
@@ -192,7 +192,7 @@ class WorldPool(RemotePool):
         return command_of(message) or None
 
     def message(self, command: str) -> str:
-        """An assistant message that gives ``command`` and nothing else."""
+        """Return an assistant message that gives ``command`` and nothing else."""
         return message_of(command)
 
     async def _close_lines(self) -> None:
@@ -202,7 +202,7 @@ class WorldPool(RemotePool):
             await self._server.close()
 
     async def expert(self, task_id: str) -> list[str]:
-        """Commands that solve the task, as far as the world's own expert can.
+        """Return commands that solve the task, as far as the world's own expert can.
 
         Raises:
             UnknownTask: as :meth:`check_tasks`.

@@ -48,9 +48,9 @@ class ReasoningGymPool(WorldPool):
         super().__init__(token_spans, python, **others)
         self.dataset = f"reasoning_gym {dataset}"
         self._held_out = held_out
-        told = {"dataset": dataset, "size": size, "seed": seed, "options": dict(options or {})}
-        told |= {"instructions": instructions, "sandbox_minimum": sandbox_minimum}
-        self.arguments = (json.dumps(told),)
+        settings = {"dataset": dataset, "size": size, "seed": seed, "options": dict(options or {})}
+        settings |= {"instructions": instructions, "sandbox_minimum": sandbox_minimum}
+        self.arguments = (json.dumps(settings),)
 
     def _learn(self, answer: dict[str, Any]) -> None:
         table = TaskTable({split: [{"id": task} for task in tasks] for split, tasks in answer["splits"].items()})

@@ -29,7 +29,7 @@ ENDED = "The user has ended the conversation."
 
 
 class ConversationEnvironment(RemoteEnvironment):
-    """One episode with a user; he opens it, and may make calls of his own between two turns of the agent."""
+    """An episode with a user; he opens it, and may make calls of his own between two turns of the agent."""
 
     def __init__(self, pool: Tau2Pool, user: ChatModel) -> None:
         super().__init__(pool)
@@ -37,7 +37,7 @@ class ConversationEnvironment(RemoteEnvironment):
         self._ended_at_once = False
 
     async def start(self, task_id: str) -> list[Message]:
-        """As in every world; raises EnvironmentCrashed too if the user's model has no first message."""
+        """Start as in every world; raises EnvironmentCrashed too if the user's model has no first message."""
         *before, first = await super().start(task_id)
         with raised_as(EnvironmentCrashed, f"the user of {task_id} does not begin: ", EnvironmentTimeout):
             opened = await self._with_answers(StepResult(first.content, done=False, failed=False))
@@ -55,15 +55,15 @@ class ConversationEnvironment(RemoteEnvironment):
         return await self._with_answers(await super()._step(command))
 
     async def _with_answers(self, result: StepResult) -> StepResult:
-        """The next result that is for the agent: all that the world asks the user's model for is answered."""
+        """Return the next result for the agent, once all of the world's questions to the user's model are answered."""
         while True:
             try:
-                said = json.loads(result.observation)
-            except ValueError:  # the world broke, and this says so
+                message = json.loads(result.observation)
+            except ValueError:  # the world broke, with this message
                 return result
-            if not (isinstance(said, dict) and "ask" in said):
-                return replace(result, observation=self._lender.said(said))
-            answer = await self._answer(said["ask"])
+            if not (isinstance(message, dict) and "ask" in message):
+                return replace(result, observation=self._lender.agent_text(message))
+            answer = await self._answer(message["ask"])
             result = await super()._step(json.dumps({"answer": answer}))
 
     async def _answer(self, body: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -112,7 +112,7 @@ class Tau2Pool(ToolWorldPool):
             self.no_command = EMPTY
 
     async def open(self) -> None:
-        """As every world; raises EnvironmentCrashed too for a user who is not there."""
+        """Open as every world; raises EnvironmentCrashed too for a user who is not there."""
         await super().open()
         if self._user is not None:
             try:
@@ -150,8 +150,8 @@ class Tau2Pool(ToolWorldPool):
     def observation_text(self, observation: str) -> str:
         return super().observation_text(observation) if self._user is None else observation
 
-    def said(self, answered: dict[str, str] | list[dict[str, str]]) -> str:
-        """The text that the agent is shown for a result of its turn, or for what the user says."""
+    def agent_text(self, answered: dict[str, str] | list[dict[str, str]]) -> str:
+        """Return the text for the agent of the results of its turn, or of what the user says."""
         if isinstance(answered, list):
             return super().observation_text(json.dumps(answered))
         return truncate(printable(answered["says"]), self.rules.observation_max_tokens, self.rules.token_spans)

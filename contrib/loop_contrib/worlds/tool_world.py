@@ -1,4 +1,4 @@
-"""Worlds that are played by tool calls: what stands between the policy's text and a worker's lists of calls.
+"""Worlds that are played by tool calls: between the policy's text and a worker's lists of calls.
 
 The system message offers the tools, a turn may hold several calls, and each is answered. These are the texts of
 :mod:`agent_environments.tool_calls`, and the mistakes have the words of :mod:`agent_environments.tools.answer`, so that
@@ -69,4 +69,4 @@ def _text(item: dict[str, str]) -> str:
             return text
         case {"error": str(text)}:
             return f"{FAILED}{text}"
-    raise ValueError(f"a worker's answer to a call is none: {str(item)[:200]}")
+    raise ValueError(f"a worker's answer to a call is malformed: {str(item)[:200]}")

@@ -12,7 +12,7 @@ from loop_plumbing.forked_process import ForkedProcess
 from loop_plumbing.moving import while_moving
 
 AGENTS_REQUESTS = ("step", "grade")
-"""How long they take may be an agent's doing."""
+"""Requests whose duration may be an agent's doing."""
 
 
 class WorldProcess(WorldLine):
@@ -42,10 +42,10 @@ class WorldProcess(WorldLine):
                 return result
             case {"error": str(message)}:
                 raise RequestFailed(message)
-        raise WorldLost(f"the world's answer to {request['op']!r} is none: {str(answer)[:200]}", Loss.ENDED)
+        raise WorldLost(f"the world's answer to {request['op']!r} is malformed: {str(answer)[:200]}", Loss.ENDED)
 
     async def _in_time(self, deadline_s: float, request: Mapping[str, Any]) -> dict[str, Any]:
-        # What a world does for no command of an agent's it may do slowly; a command could compute for ever.
+        # A world may be slow in its own work; a command of an agent could compute for ever.
         if request["op"] in AGENTS_REQUESTS:
             return await super()._in_time(deadline_s, request)
         return await while_moving(self._round_trip(request), self.pid, deadline_s)

@@ -16,15 +16,15 @@ from loop_recipes.warm_start.demonstration import Demonstration
 class WorldWords:
     """No thoughts, and the names as they are."""
 
-    def thought(self, task: str, shown: str, plan: Sequence[str]) -> str:
+    def thought(self, task: str, observation: str, plan: Sequence[str]) -> str:
         """Return the thought before the first command of ``plan``, which ends the episode.
 
-        ``task`` opened the episode, ``shown`` is the last observation.
+        ``task`` opened the episode, ``observation`` is the last one.
         """
         return ""
 
     def renamed(self, demonstration: Demonstration, rng: random.Random) -> Demonstration:
-        """The same conversation with other names."""
+        """Return the same conversation with other names."""
         return demonstration
 
 
@@ -39,14 +39,14 @@ class BabyAIWords(WorldWords):
     _COLOURS = ("blue", "green", "grey", "purple", "red", "yellow")
     _KINDS = ("ball", "box", "key")
 
-    def thought(self, task: str, shown: str, plan: Sequence[str]) -> str:
+    def thought(self, task: str, observation: str, plan: Sequence[str]) -> str:
         wanted = self._INSTRUCTION.findall(task)[0]
-        places = re.findall(rf"^- (?:\w+ )*{re.escape(wanted)} (.+)$", shown, re.MULTILINE)
+        places = re.findall(rf"^- (?:\w+ )*{re.escape(wanted)} (.+)$", observation, re.MULTILINE)
         place = places[0] if places else "not seen"
         side = place.split(" ")[0]
         if side in ("left", "right"):
             return f"The {wanted} {side}."
-        free = self._FREE.findall(shown)[0]
+        free = self._FREE.findall(observation)[0]
         round_it = f" The {wanted} {place}." if places and free.endswith(" 0") else ""
         return f"The {wanted} {side if places else place}. {free}.{round_it}"
 
@@ -79,8 +79,8 @@ class TextWorldExpressWords(WorldWords):
     def renamed(self, demonstration: Demonstration, rng: random.Random) -> Demonstration:
         system, start = (message.content for message in demonstration.opening)
         rules = start.partition("\n")[0]
-        shown = "\n".join([start, *(observation for _, observation in demonstration.steps)])
-        possible = {word for line in self._POSSIBLE.findall(shown) for word in self._WORD.findall(line)}
+        transcript = "\n".join([start, *(observation for _, observation in demonstration.steps)])
+        possible = {word for line in self._POSSIBLE.findall(transcript) for word in self._WORD.findall(line)}
         words = sorted(possible - set(self._WORD.findall(f"{system} {rules}")))
         # Other games than those may have more words than there are names: the last then stay as they are.
         names = rng.sample(self._NAMES, min(len(words), len(self._NAMES)))
@@ -88,9 +88,9 @@ class TextWorldExpressWords(WorldWords):
 
 
 def _exchange(new: Mapping[str, str]) -> Callable[[str], str]:
-    """Puts one word for another, in one pass, so that two words can change places."""
-    return lambda text: re.sub("[A-Za-z]+", lambda found: new.get(found[0], found[0]), text)
+    """Return a function that exchanges words in one pass, so that two words can change places."""
+    return lambda text: re.sub("[A-Za-z]+", lambda word: new.get(word[0], word[0]), text)
 
 
 WORDS: dict[str, WorldWords] = {"babyai": BabyAIWords(), "textworldexpress": TextWorldExpressWords()}
-"""By the environment's name; one that is not here has no thoughts and keeps its names."""
+"""Words by the environment's name; one that is not here has no thoughts and keeps its names."""

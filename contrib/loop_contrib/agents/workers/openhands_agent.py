@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 
 def play(prompt: str) -> None:
-    """One episode; what fails ends this program with another status than 0."""
+    """Play an episode; a failure ends this program with a status other than 0."""
     llm = LLM(
         model="openai/policy",
         base_url=os.environ["OPENAI_BASE_URL"],

@@ -51,77 +51,77 @@ del sys.path[:3], sys.path[-1]  # code of agents has no use for them
 CONNECTION = 3
 LIMITS = ("memory.max", "memory.limit_in_bytes")
 """The file that bounds a cgroup's memory, of version 2 and 1."""
-MORE_MB = 160
-"""What the processes of a box itself, two interpreters among them, have beside what the agent may use."""
-_NOT_TOLD = ("tools", "packages", "hidden", "cgroup")
-"""To a box, in which an agent can read what its first process was told."""
+BOX_OVERHEAD_MB = 160
+"""Memory of the processes of a box itself, two interpreters among them, beside the agent's."""
+_OWN_KEYS = ("tools", "packages", "hidden", "cgroup")
+"""Keys of the config that a box does not get, as an agent could read them there."""
 
 
 def package_files(names: Sequence[str]) -> dict[str, str]:
-    """Where the packages and modules lie, and all that their distributions require: name in the folder of packages ->
-    path.
+    """Return the paths of packages and modules, and of all that their distributions require, by their names in the
+    folder of packages.
 
     Raises:
         ImportError: one is not installed.
     """
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for name in names:
         spec = importlib.util.find_spec(name.partition(".")[0])
         if spec is None:
             raise ModuleNotFoundError(f"No module named {name!r}")
         for path in spec.submodule_search_locations or [spec.origin or ""]:
             if "-packages" in path:
-                found[os.path.basename(path)] = path
+                paths[os.path.basename(path)] = path
     providers = importlib.metadata.packages_distributions() if names else {}
     waiting = [each for name in names for each in providers.get(name.partition(".")[0], [])]
     for each in waiting:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # not needed here
             distribution = importlib.metadata.distribution(each)
             tops = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
-            found |= {top: str(distribution.locate_file(top)) for top in tops}
+            paths |= {top: str(distribution.locate_file(top)) for top in tops}
             needed = [re.split(r"[^\w.-]", line)[0] for line in distribution.requires or () if "extra ==" not in line]
             waiting += [name for name in needed if name not in waiting]
-    return found
+    return paths
 
 
-def prepare(told: Mapping[str, Any], folder: str) -> fork_server.Prepared:
+def prepare(config: Mapping[str, Any], folder: str) -> fork_server.Prepared:
     """Make sure that boxes can be made or interpreters sealed, and that the packages can be imported in them."""
-    packages = package_files(told["packages"])
+    packages = package_files(config["packages"])
     os.umask(0o022)  # a box is another user's
     os.chmod(folder, 0o755)
     for module in (bounded_text, keeper, sandbox, syscalls, interpreter, written_tree):
         shutil.copyfile(module.__file__, os.path.join(folder, os.path.basename(module.__file__)))
     compileall.compile_dir(folder, quiet=2)
-    trial = "".join(f"import {name}\n" for name in told["packages"])
+    trial = "".join(f"import {name}\n" for name in config["packages"])
     try:
-        limits = json.dumps({name: value for name, value in told.items() if name not in _NOT_TOLD} | {"trial": trial})
-        command = box.box_command(folder, packages, told["hidden"], [limits])
-        group = memory_group(told)
+        limits = json.dumps({name: value for name, value in config.items() if name not in _OWN_KEYS} | {"trial": trial})
+        command = box.box_command(folder, packages, config["hidden"], [limits])
+        group = memory_group(config)
         if group is not None:
             os.rmdir(group)  # it was a trial
-        return fork_server.Prepared(functools.partial(be_first, told, [*command, str(CONNECTION)]), {"sealed": None})
+        return fork_server.Prepared(functools.partial(be_first, config, [*command, str(CONNECTION)]), {"sealed": None})
     except box.NoBox as error:
-        if "shell" in told["tools"]:
+        if "shell" in config["tools"]:
             raise
         why = str(error)
-    seen = [path for path in told["hidden"] if os.path.isdir(path) and box.below(path, sandbox.readable_folders())]
-    if seen:
-        raise OSError(f"{why}, and a sealed interpreter could read {seen[0]}: give code.python another one")
-    for name in told["packages"]:
+    exposed = [path for path in config["hidden"] if os.path.isdir(path) and box.below(path, sandbox.readable_folders())]
+    if exposed:
+        raise OSError(f"{why}, and a sealed interpreter could read {exposed[0]}: give code.python another one")
+    for name in config["packages"]:
         importlib.import_module(name)
     opened_files.load_standard_library()
     if sandbox.landlock_abi() < sandbox.WRITING_ABI or sandbox.probe() != "seccomp":
         raise OSError(f"{why}, and a sealed interpreter needs Linux 6.2 with Landlock and seccomp: no code is run")
-    return fork_server.Prepared(functools.partial(seal, told), {"sealed": why})
+    return fork_server.Prepared(functools.partial(seal, config), {"sealed": why})
 
 
-def memory_group(told: Mapping[str, Any]) -> str | None:
-    """Make a cgroup, named after this process, that bounds a box's memory and files; None where none is asked for.
+def memory_group(config: Mapping[str, Any]) -> str | None:
+    """Make a cgroup, named after this process, that bounds a box's memory and files; None without ``cgroup``.
 
     Raises:
         OSError: it cannot be made.
     """
-    parent = told["cgroup"]
+    parent = config["cgroup"]
     if parent is None:
         return None
     for name in glob.glob("box-*", root_dir=parent):
@@ -132,16 +132,16 @@ def memory_group(told: Mapping[str, Any]) -> str | None:
         group = f"{parent}/box-{os.getpid()}"
         os.mkdir(group)
         limit = next(f"{group}/{file}" for file in LIMITS if os.path.exists(f"{group}/{file}"))
-        size = told["memory_mb"] + told["folder_mb"] + MORE_MB
+        size = config["memory_mb"] + config["folder_mb"] + BOX_OVERHEAD_MB
         Path(limit).write_text(str(size << 20))
         return group
     except (OSError, StopIteration) as error:
         raise OSError(f"code.cgroup: no cgroup that bounds memory can be made in {parent} ({error})") from error
 
 
-def be_first(told: Mapping[str, Any], command: list[str], connection: socket.socket) -> None:
+def be_first(config: Mapping[str, Any], command: list[str], connection: socket.socket) -> None:
     """Become a box, whose first process answers there."""
-    if (group := memory_group(told)) is not None:
+    if (group := memory_group(config)) is not None:
         Path(group, "cgroup.procs").write_text(str(os.getpid()))
     os.dup2(connection.fileno(), CONNECTION)
     sandbox.silence((0, 1))
@@ -150,7 +150,7 @@ def be_first(told: Mapping[str, Any], command: list[str], connection: socket.soc
     os.execv(command[0], command)
 
 
-def seal(told: Mapping[str, Any], connection: socket.socket) -> None:
+def seal(config: Mapping[str, Any], connection: socket.socket) -> None:
     """Keep an interpreter that is sealed, and may read and write in this process's folder."""
     sandbox.silence((0, 1))
     sandbox.close_descriptors_except({0, 1, 2, connection.fileno()})
@@ -161,18 +161,18 @@ def seal(told: Mapping[str, Any], connection: socket.socket) -> None:
         opened_files.install()
         os.environ.clear()
         os.environ.update(HOME=folder, TMPDIR=folder)
-        limits = {"memory_mb": told["memory_mb"], "file_bytes": told["folder_mb"] << 19}
+        limits = {"memory_mb": config["memory_mb"], "file_bytes": config["folder_mb"] << 19}
         sandbox.confine({"level": "seccomp", "folder": folder, **limits})
 
     sandbox.undumpable()
-    keeper.Keeper(told, interpreter.KINDS, walls, folder).serve(connection.detach())
+    keeper.Keeper(config, interpreter.KINDS, walls, folder).serve(connection.detach())
 
 
 def main() -> None:
-    told = json.loads(sys.stdin.readline())
+    config = json.loads(sys.stdin.readline())
     folder = tempfile.mkdtemp(prefix="code-")
     try:
-        fork_server.serve(socket.socket(fileno=int(sys.argv[1])), lambda: prepare(told, folder))
+        fork_server.serve(socket.socket(fileno=int(sys.argv[1])), lambda: prepare(config, folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)

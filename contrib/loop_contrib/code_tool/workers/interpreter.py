@@ -1,4 +1,4 @@
-"""What is kept of an agent from call to call: a Python and a shell.
+"""The Python and the shell that an agent keeps from call to call.
 
 Each runs the texts that it reads, and answers each with the word that came with it and JSON: the text of an error, or
 an exit status (agent_environments/sandbox/keeper.py).
@@ -21,7 +21,7 @@ from typing import Any
 
 from bounded_text import shortened
 
-MOST_OF_AN_ERROR = 1 << 15
+MAX_ERROR_CHARACTERS = 1 << 15
 SHELL = "/bin/bash"
 _DONE = 199
 """The descriptor by which the shell, and nothing that it runs, says that a command is over."""
@@ -48,7 +48,7 @@ def python(ask: int, done: int) -> None:
             if os.getpid() != me:  # of a process that the code has forked
                 os.write(2, error.encode(errors="replace"))
                 os._exit(bool(error))
-            os.write(done, f"{word}{json.dumps(shortened(error, MOST_OF_AN_ERROR))}\n".encode())
+            os.write(done, f"{word}{json.dumps(shortened(error, MAX_ERROR_CHARACTERS))}\n".encode())
 
 
 def run(text: str, name: str, names: dict[str, Any]) -> str:
@@ -83,10 +83,10 @@ def shell(ask: int, done: int) -> None:
 
 
 def shell_line(word: str, text: str) -> bytes:
-    """What the shell reads to run ``text``, and to say its status; an interrupt ends a program and not the shell."""
+    """Return the line by which the shell runs ``text`` and says its status; an interrupt ends the program alone."""
     line = f"trap : INT; eval {shlex.quote(text)} </dev/null {_DONE}>&-\necho {word}$? >&{_DONE}\n"
     return line.encode(errors="replace")
 
 
 KINDS = {"python": (python, lambda *asked: json.dumps(asked).encode() + b"\n"), "shell": (shell, shell_line)}
-"""How each is run, and what it reads for a word and a text."""
+"""Kind -> the function that runs it, and the one that makes its input of a word and a text."""

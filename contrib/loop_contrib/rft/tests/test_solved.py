@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from loop_contrib.rft.solved import Found, SolvedSearch, search
+from loop_contrib.rft.solved import SearchState, SolvedSearch, search
 from loop_formats.collection_request import Limits, LostRollout
 from loop_formats.run_files import find_logs, read_rollouts
 from loop_formats.schema import ConfigError
@@ -44,7 +44,7 @@ def wanted(**changes):
 def test_each_round_asks_for_what_its_temperature_has_not_solved(tmp_path):
     source, rounds = Source(), []
     found = search(source, wanted(), tmp_path, rounds.append)
-    assert found == rounds[-1] == Found(attempt=4, wanted=6, solved=4, tasks=3)
+    assert found == rounds[-1] == SearchState(attempt=4, wanted=6, solved=4, tasks=3)
     assert [each.solved for each in rounds] == [2, 3, 4, 4]
     assert source.asked[:4] == [
         (0.5, "rft-t0.50-a001", ("task_1", "task_2", "task_3")),
@@ -101,12 +101,12 @@ def test_started_again_it_asks_for_the_same_collections_which_the_node_has(tmp_p
 def test_it_ends_when_all_is_solved_or_the_time_is_over(tmp_path):
     source = Source()
     assert search(source, wanted(tasks=["task_1"]), tmp_path / "all").attempt == 2
-    assert search(Source(), wanted(), tmp_path / "late", out_of_time=lambda: True) == Found(0, 6, 0, 0)
+    assert search(Source(), wanted(), tmp_path / "late", out_of_time=lambda: True) == SearchState(0, 6, 0, 0)
 
 
 def test_a_budget_of_rollouts_is_kept_and_cut_evenly_over_the_temperatures(tmp_path):
     source = Source()
-    assert search(source, wanted(rollouts=9), tmp_path) == Found(attempt=2, wanted=6, solved=3, tasks=2)
+    assert search(source, wanted(rollouts=9), tmp_path) == SearchState(attempt=2, wanted=6, solved=3, tasks=2)
     assert sum(len(tasks) for _, _, tasks in source.asked) == 9
     assert [(temperature, tasks) for temperature, _, tasks in source.asked[2:]] == [
         (0.5, ("task_2",)),

@@ -72,7 +72,7 @@ async def test_a_reward_that_is_no_finite_number_is_no_reward_of_0(reward):
         return web.json_response({"id": 1})
 
     async with service_of(answer) as service:
-        with pytest.raises(WorldLost, match="the service's reward is no finite number: "):
+        with pytest.raises(WorldLost, match="the service's reward is not a finite number: "):
             service.reward_of(reward, None)
         assert [service.reward_of(value, 0.25) for value in (None, True, 0.5, -3)] == [0.25, 1.0, 0.5, -3.0]
 

@@ -121,7 +121,7 @@ def test_the_prefix_stands_before_the_served_ids_and_changes_nothing_else(tmp_pa
             breaks,
             r"hidden_information broke over task task-0: KeyError: 'x' \(.*hidden_tasks.py:\d+\)",
         ),
-        (lambda task_id: None, "hidden_information of task task-0 is no text but of type NoneType"),
+        (lambda task_id: None, "hidden_information of task task-0 is not a text but of type NoneType"),
     ],
 )
 def test_hidden_information_that_breaks_is_one_line(tmp_path, secret, complaint):

@@ -185,7 +185,7 @@ def test_what_does_not_fit_is_refused_before_work(tmp_path):
     by_branches = {"rollout_node": node, "credit": by("branches")}
     refused("collection.limits.compaction must be null where", collection=shortened, **by_branches)
     refused("must be null: an agent of your own", rollout_node=node, node=harness, collection=shortened)
-    refused(r"credit\.turns\.critic .* is no folder of a run", credit=critic)
+    refused(r"credit\.turns\.critic .* is not a folder of a run", credit=critic)
     refused("loss.level is 'turn'; credit.turns gives", credit=critic, loss={"level": "turn"})
     to_go = {"_component_": "loop_recipes.algorithm.advantages.ReturnToGo"}
     refused("credit.turns must be left out or come first: .* and advantage gives", credit=critic, advantage=to_go)

@@ -29,8 +29,8 @@ from loop_plumbing import fork_server
 from loop_plumbing.breakage import error_line
 
 NO_KEY = "LOOP_THE_KEY_IS_IN_THE_ADDRESS"
-OF_THE_AGENT = ("HarnessError", "ProviderError")
-"""Errors that the agent's program, or an answer of the endpoint to it, ends with: they are no fault of the taskset."""
+AGENT_ERRORS = ("HarnessError", "ProviderError")
+"""Errors that the agent's program, or an answer of the endpoint to it, ends with; the taskset is not at fault."""
 
 
 class Taskset:
@@ -51,7 +51,7 @@ class Taskset:
         self.tasks = list(tasks)
 
     def rows(self, taskset: str, split: str) -> list[dict[str, Any]]:
-        """The tasks of this split, as ``split``: ``id``, and ``scale`` or ``unknown`` of :func:`_scale`."""
+        """Return the tasks of this split, as ``split``: ``id``, and ``scale`` or ``unknown`` of :func:`_scale`."""
         ids = _ids(taskset, self.tasks, split)
         return [{"id": task_id, **_scale(task)} for task_id, task in zip(ids, self.tasks, strict=True)]
 
@@ -71,7 +71,7 @@ class Taskset:
 
 
 def _with_defaults(env: Mapping[str, Any]) -> dict[str, Any]:
-    """The config, with what this package would choose otherwise for an agent that says nothing.
+    """Return the config, with what this package would choose otherwise for an agent that says nothing.
 
     Raises:
         ValueError: there is not one agent.
@@ -106,7 +106,7 @@ def _past_proxies(url: str) -> None:
 
 
 def _scale(task: Any) -> dict[str, Any]:
-    """``scale``: the lowest and the highest sum that rewards from 0 to 1 have by their weights; or why it is
+    """Return ``scale``, the lowest and the highest sum of rewards from 0 to 1 by their weights; or why it is
     ``unknown``."""
     hooks = task.hooks("reward")
     for hook in hooks:
@@ -114,7 +114,7 @@ def _scale(task: Any) -> dict[str, Any]:
             return {"unknown": f"its reward {hook.__name__} may be several at once"}
     weights = [getattr(hook, "_vf_weight", 1.0) for hook in hooks] + [judge.weight for judge in task.config.judges]
     low, high = (sum(filter(wanted, weights)) for wanted in (lambda one: one < 0, lambda one: one > 0))
-    if not weights:  # what has no reward is told when it is to be graded
+    if not weights:  # a task without a reward fails when it is graded
         return {"scale": [0.0, 1.0]}
     if not low < high < math.inf or low == -math.inf:
         return {"unknown": f"its rewards have the weights {', '.join(map(str, weights))}"}
@@ -122,12 +122,12 @@ def _scale(task: Any) -> dict[str, Any]:
 
 
 def _outcome(episode: Any) -> dict[str, Any]:
-    """What the episode is worth: the mean of its agent's plays, where it played more than once."""
+    """Return the reward of an episode: the mean of its agent's plays, where it played more than once."""
     errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
     agents = len({trace.agent.name for trace in episode.traces})
     if not episode.ok or agents != 1:
         what = f"{errors[-1].type}: {errors[-1].message}" if errors else f"{agents} agents played"
-        return {"error": what, "broke": not errors or errors[-1].type not in OF_THE_AGENT}
+        return {"error": what, "broke": not errors or errors[-1].type not in AGENT_ERRORS}
     missing = [name for trace in episode.traces for name, reward in trace.rewards.items() if reward is None]
     if missing or not all(trace.rewards for trace in episode.traces):
         return {"error": f"no reward {missing[0]}" if missing else "there is no reward", "broke": True}
@@ -139,17 +139,17 @@ def _outcome(episode: Any) -> dict[str, Any]:
 
 
 def _means(plays: list[Mapping[str, float | None]]) -> dict[str, float]:
-    """The mean of each figure over the plays that have it; what is not finite is none."""
-    found: dict[str, list[float]] = {}
+    """Return the mean of each figure over the plays that have it, and have it finite."""
+    by_name: dict[str, list[float]] = {}
     for play in plays:
         for name, value in play.items():
             if value is not None and math.isfinite(value):
-                found.setdefault(name, []).append(value)
-    return {name: math.fsum(values) / len(values) for name, values in found.items()}
+                by_name.setdefault(name, []).append(value)
+    return {name: math.fsum(values) / len(values) for name, values in by_name.items()}
 
 
 def _ids(taskset: str, tasks: list[Any], split: str) -> list[str]:
-    """The ids of a split's tasks: their own, or their names, where these tell them apart; else by their number."""
+    """Return the ids of a split's tasks: their own, or their names, where these differ; else by their number."""
     for own in ([task.data.id for task in tasks], [task.data.name for task in tasks]):
         if all(own) and len(set(own)) == len(own):
             return own
@@ -159,13 +159,13 @@ def _ids(taskset: str, tasks: list[Any], split: str) -> list[str]:
 class Answers:
     """The requests of the node: ``tasks`` once, ``play`` in each process."""
 
-    def __init__(self, told: Mapping[str, Any]) -> None:
-        self._taskset = told["taskset"]
-        env = {**told["env"], "taskset": {**told["env"].get("taskset", {}), "id": self._taskset}}
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._taskset = settings["taskset"]
+        env = {**settings["env"], "taskset": {**settings["env"].get("taskset", {}), "id": self._taskset}}
         try:
             self._splits = {
-                split: Taskset({**env, "taskset": {**env["taskset"], **options}}, told["limit"])
-                for split, options in told["splits"].items()
+                split: Taskset({**env, "taskset": {**env["taskset"], **options}}, settings["limit"])
+                for split, options in settings["splits"].items()
             }
         except ModuleNotFoundError as error:  # the package says "not found" where a taskset's own import fails, too
             cause = "" if error.__cause__ is None else f"{error.__cause__}: "
@@ -185,10 +185,10 @@ class Answers:
 
 
 if __name__ == "__main__":
-    told = json.loads(sys.stdin.readline())
+    settings = json.loads(sys.stdin.readline())
 
     def prepare():
-        answers = Answers(told)
+        answers = Answers(settings)
         return fork_server.Prepared(fork_server.answers(lambda: answers))
 
     fork_server.serve(socket.socket(fileno=int(sys.argv[1])), prepare)

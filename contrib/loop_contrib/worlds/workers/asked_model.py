@@ -19,11 +19,11 @@ class UserAsked(Exception):
 
 
 class NoAnswer(Exception):
-    """The user's model has none to this conversation."""
+    """The user's model has no answer to this conversation."""
 
 
 class UserModel:
-    """Completions by whoever plays the user: those that are there are given in their order, the next one is asked for.
+    """Completions of the model that plays the user: stored answers in their order, then a request for the next one.
 
     The package asks several times for one message where an answer is empty.
     """
@@ -64,7 +64,7 @@ def _stand_in(name: str, **attributes: Any) -> None:
     sys.modules[name] = module
 
 
-# What the package imports and these worlds do not need: clients of language models, and tables of results.
+# Imports of the package that these worlds do not need: clients of language models, and tables of results.
 _stand_in(
     "litellm",
     completion=USER_MODEL.completion,

@@ -82,7 +82,7 @@ class View:
     Attributes:
         objects: words, cells ahead and cells to the right (negative: to the left) of each object, nearest rows first.
         free: how many cells ahead of the agent it can walk.
-        end: what stands behind them; None where the view ends.
+        end: the thing behind them; None where the view ends.
     """
 
     objects: list[tuple[str, int, int]]
@@ -90,15 +90,15 @@ class View:
     end: str | None
 
     def describe(self, carrying: Any) -> str:
-        seen = [f"- {name} {place(ahead, right)}" for name, ahead, right in self.objects]
-        lines = ["You see:", *seen] if seen else ["You see no objects."]
+        objects = [f"- {name} {place(ahead, right)}" for name, ahead, right in self.objects]
+        lines = ["You see:", *objects] if objects else ["You see no objects."]
         lines.append(f"Free cells ahead: {self.free}{f', then a {self.end}' if self.end else ''}.")
         lines.append(f"You carry: {'nothing' if carrying is None else f'{carrying.color} {carrying.type}'}.")
         return "\n".join(lines)
 
 
 def look(image: Any) -> View:
-    """minigrid's view, [7, 7, 3] of (object, colour, state); the agent is at the bottom, in the middle."""
+    """Read minigrid's view, [7, 7, 3] of (object, colour, state); the agent is at the bottom, in the middle."""
     width, height, _ = image.shape
     middle = width // 2
     objects, free, end = [], 0, None
@@ -120,14 +120,14 @@ def look(image: Any) -> View:
 
 
 class BabyAIEpisode:
-    """One level with one seed."""
+    """A level with a seed."""
 
     def __init__(self, gym_id: str, seed: int) -> None:
         self.game = gymnasium.make(gym_id)
-        shown, _ = self.game.reset(seed=seed)
+        observation, _ = self.game.reset(seed=seed)
         self._solved = False
-        self.mission = str(shown["mission"])
-        self.view = look(shown["image"])
+        self.mission = str(observation["mission"])
+        self.view = look(observation["image"])
         self.opening = f"Instruction: {self.mission}\n\n{self._describe()}"
 
     def _describe(self) -> str:
@@ -137,8 +137,8 @@ class BabyAIEpisode:
         action = COMMANDS.get(command.lower())
         if action is None:
             return Step(f"There is no such command. Commands: {', '.join(COMMANDS)}.", done=False, failed=True)
-        shown, reward, ended, out_of_steps, _ = self.game.step(action)
-        self.view = look(shown["image"])
+        observation, reward, ended, out_of_steps, _ = self.game.step(action)
+        self.view = look(observation["image"])
         self._solved = bool(ended and reward > 0)
         note = "You did it." if self._solved else "The episode is over." if ended or out_of_steps else None
         return Step(note or self._describe(), done=bool(ended or out_of_steps))
@@ -151,7 +151,7 @@ class BabyAIEpisode:
 
 
 def straight(view: View, wanted: str) -> str:
-    """A command towards an object of that name, by what is seen now alone; turns until it is seen.
+    """Return a command towards an object of that name, by the present view alone; turns until it is seen.
 
     It walks ahead while the object is, then turns to its side. Where it sees nothing it first leaves the walls behind,
     because a corner of a large room is seen from the middle only.
@@ -169,8 +169,8 @@ class BabyAIWorld:
     instructions = INSTRUCTIONS
 
     def __init__(self) -> None:
-        found = sorted(filter(None, map(_LEVEL.fullmatch, gymnasium.registry)), key=lambda match: match[1])
-        self._levels = {match[1]: match[0] for match in found if not LEFT_OUT.search(match[1])}
+        levels = sorted(filter(None, map(_LEVEL.fullmatch, gymnasium.registry)), key=lambda match: match[1])
+        self._levels = {match[1]: match[0] for match in levels if not LEFT_OUT.search(match[1])}
 
     def tasks(self) -> dict[str, list[str]]:
         levels = list(self._levels)
@@ -188,9 +188,9 @@ class BabyAIWorld:
         return BabyAIEpisode(self._levels[level], int(seed))
 
     def expert(self, task: str) -> list[str]:
-        """Commands that solve the task, as far as they do.
+        """Return commands that solve the task, as far as they do.
 
-        In one room those of :func:`straight`, which follow from what is shown; it goes in circles where something
+        In one room those of :func:`straight`, which follow from the view; it goes in circles where something
         stands in its way. In all other tasks those of the package's bot, which remembers the map.
         """
         level, _, _ = task.partition("_")

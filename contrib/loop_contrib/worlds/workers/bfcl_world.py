@@ -47,7 +47,7 @@ Entry = dict[str, Any]
 
 
 class BfclEpisode(WorkerEpisode):
-    """One task being played."""
+    """A task being played."""
 
     def __init__(self, entry: Entry, reference: list[list[str]], documents: dict[str, Any]) -> None:
         self._entry = entry
@@ -62,7 +62,7 @@ class BfclEpisode(WorkerEpisode):
         self.opening = self._asks(0)
 
     def _asks(self, number: int) -> str:
-        """The user's message number ``number``; one without words brings functions that were withheld."""
+        """Return the user's message number ``number``; one without words brings functions that were withheld."""
         messages = self._entry["question"][number]
         if messages:
             return "\n".join(message["content"] for message in messages)
@@ -120,7 +120,7 @@ class BfclEpisode(WorkerEpisode):
 
 
 def _written(item: dict[str, Any], known: dict[str, Any]) -> str:
-    """A call in the words that the package evaluates; "" for one whose names are none, which it must never see."""
+    """Write a call in the words that the package evaluates; "" for one with invalid names, which it must never see."""
     arguments = item["arguments"]
     names = all(name.isidentifier() and not keyword.iskeyword(name) for name in arguments)
     if item["name"] not in known or not names:
@@ -149,11 +149,11 @@ class BfclWorld:
         self.tools = _tools(functions.values())
 
     def tasks(self) -> dict[str, list[str]]:
-        found = {kind: [name for name in self._entries if name.startswith(f"{kind}_")] for kind in map(_dashed, KINDS)}
+        splits = {kind: [name for name in self._entries if name.startswith(f"{kind}_")] for kind in map(_dashed, KINDS)}
         numbers = {name: int(name.rpartition("_")[2]) for name in self._entries}
-        found["train"] = [name for name, number in numbers.items() if number < FIRST_TEST_SCENARIO]
-        found["test"] = [name for name, number in numbers.items() if number >= FIRST_TEST_SCENARIO]
-        return found
+        splits["train"] = [name for name, number in numbers.items() if number < FIRST_TEST_SCENARIO]
+        splits["test"] = [name for name, number in numbers.items() if number >= FIRST_TEST_SCENARIO]
+        return splits
 
     def _functions(self, task: str) -> dict[str, Any]:
         services = self._entries[task]["involved_classes"]
@@ -163,7 +163,7 @@ class BfclWorld:
         return BfclEpisode(self._entries[task], self._references[task], self._functions(task))
 
     def expert(self, task: str) -> list[str]:
-        """The reference's calls of a request in one turn, and a turn without a call."""
+        """Return the reference's calls of a request in one turn, and a turn without a call."""
         functions = self._functions(task)
         commands = []
         for request in self._references[task]:
@@ -181,18 +181,18 @@ def _lines(file: str) -> list[Any]:
 
 
 def _tools(functions: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Functions in the form of OpenAI's API."""
+    """Return functions in the form of OpenAI's API."""
     return [{"type": "function", "function": each} for each in functions]
 
 
 def _schema(document: dict[str, Any]) -> dict[str, Any]:
-    """A function's document as a JSON schema."""
+    """Return a function's document as a JSON schema."""
     parameters = _typed(document["parameters"])
     return {"name": document["name"], "description": document["description"], "parameters": parameters}
 
 
 def _typed(schema: dict[str, Any]) -> dict[str, Any]:
-    """The same with the types of JSON schema."""
+    """Return the same schema with the types of JSON schema."""
     typed = {**schema, "type": GORILLA_TO_OPENAPI.get(schema.get("type", "string"), "string")}
     if "properties" in schema:
         typed["properties"] = {name: _typed(each) for name, each in schema["properties"].items()}
@@ -202,7 +202,7 @@ def _typed(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(call: str, functions: dict[str, Any]) -> dict[str, Any]:
-    """A call of the reference, whose arguments may have no names."""
+    """Read a call of the reference, whose arguments may have no names."""
     tree = ast.parse(call, mode="eval").body
     assert isinstance(tree, ast.Call), call
     assert isinstance(tree.func, ast.Name), call

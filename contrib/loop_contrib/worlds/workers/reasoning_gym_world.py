@@ -47,15 +47,15 @@ except ImportError:  # then no dataset draws from it
     numpy = None
 
 SCORING_MB = 1024
-"""What the scoring of an answer may allocate."""
-PROBED = 10
-"""Tasks whose scores are looked at before the first episode."""
+"""Memory that the scoring of an answer may allocate."""
+PROBED_TASKS = 10
+"""Tasks whose scores are checked before the first episode."""
 NONSENSE = ("qwnothing", "0", "nan", "", None)
 """Answers that are right by chance at most; None is a turn without the tags."""
 
 
 class Question(WorkerEpisode):
-    """One entry. It is scored as it is answered, so that an entry that cannot be scored is told as what it is."""
+    """An entry, scored as it is answered, so that an entry that cannot be scored raises its own error."""
 
     def __init__(self, dataset, entry, tagged: bool, level: str) -> None:
         self._dataset, self._entry, self._tagged, self._level = dataset, entry, tagged, level
@@ -78,10 +78,10 @@ class Question(WorkerEpisode):
 
 
 def score(dataset, answer: str | None, entry) -> float:
-    found = float(dataset.score_answer(answer=answer, entry=entry))
-    if not math.isfinite(found):
-        raise ValueError(f"the score of {answer!r:.80} is {found}")
-    return found
+    value = float(dataset.score_answer(answer=answer, entry=entry))
+    if not math.isfinite(value):
+        raise ValueError(f"the score of {answer!r:.80} is {value}")
+    return value
 
 
 def pays(dataset, answer: str | None, entry, least: float = 1.0) -> bool:
@@ -96,33 +96,33 @@ def has_scores(dataset, entry) -> bool:
     """Return whether the right answer is scored as one, or where the entry has none, whether any answer has a score."""
     if entry["answer"] is not None:
         return pays(dataset, entry["answer"], entry)
-    return any(pays(dataset, said, entry, -math.inf) for said in NONSENSE)
+    return any(pays(dataset, answer, entry, -math.inf) for answer in NONSENSE)
 
 
-def built(wanted, given):
-    """What a config's field takes, of what JSON can say: enumerations by value or name, times in ISO's form, configs
-    and lists of them."""
+def built(wanted, value):
+    """Build the value of a config's field from JSON: enumerations by value or name, times in ISO's form, configs and
+    lists of them."""
     for kind in (wanted, *typing.get_args(wanted)):
         if isinstance(kind, type):
-            if issubclass(kind, enum.Enum) and isinstance(given, str):
-                return kind[given.upper()] if given.upper() in kind.__members__ else kind(given)
-            if issubclass(kind, datetime.date | datetime.time) and isinstance(given, str):
-                return kind.fromisoformat(given)
-            if dataclasses.is_dataclass(kind) and isinstance(given, dict):
-                return kind(**options_of(kind, given))
-    if isinstance(given, list):
-        inner = [kind for part in (wanted, *typing.get_args(wanted)) for kind in typing.get_args(part)]
-        return [next((made for kind in inner if (made := built(kind, one)) is not one), one) for one in given]
-    return given
+            if issubclass(kind, enum.Enum) and isinstance(value, str):
+                return kind[value.upper()] if value.upper() in kind.__members__ else kind(value)
+            if issubclass(kind, datetime.date | datetime.time) and isinstance(value, str):
+                return kind.fromisoformat(value)
+            if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+                return kind(**options_of(kind, value))
+    if isinstance(value, list):
+        inner = [kind for form in (wanted, *typing.get_args(wanted)) for kind in typing.get_args(form)]
+        return [next((made for kind in inner if (made := built(kind, one)) is not one), one) for one in value]
+    return value
 
 
-def options_of(kind, given: dict) -> dict:
-    """The fields of a config of the package, by name; raises ValueError for one that it does not have."""
+def options_of(kind, options: dict) -> dict:
+    """Return the fields of a config of the package, by name; raises ValueError for one that it does not have."""
     fields = [field.name for field in dataclasses.fields(kind)]
-    if unknown := given.keys() - set(fields):
+    if unknown := options.keys() - set(fields):
         raise ValueError(f"{kind.__name__} has no option {unknown.pop()!r}; there are {', '.join(fields)}")
     types = typing.get_type_hints(kind)
-    return {name: built(types[name], value) for name, value in given.items()}
+    return {name: built(types[name], value) for name, value in options.items()}
 
 
 class ReasoningGymWorld:
@@ -160,19 +160,19 @@ class ReasoningGymWorld:
         return self._dataset[number]
 
     def notes(self) -> list[str]:
-        """What is odd about the scores of the first tasks: right answers without a score, nonsense that has one."""
-        entries = [self._entry(number) for number in list(self._numbers.values())[:PROBED]]
+        """Return what is odd about the first tasks' scores: right answers without a score, nonsense that has one."""
+        entries = [self._entry(number) for number in list(self._numbers.values())[:PROBED_TASKS]]
         right = [each for each in entries if each["answer"] is not None and has_scores(self._dataset, each)]
-        found = []
+        notes = []
         if len(right) < len(entries):
-            found.append(
+            notes.append(
                 f"{len(entries) - len(right)} of the first {len(entries)} tasks have no right answer that scores 1"
             )
         for answer in NONSENSE:
             paid = sum(pays(self._dataset, answer, entry) for entry in right if entry["answer"] != answer)
             if paid > len(right) / 2:
-                found.append(f"the answer {answer!r} has the full score in {paid} of the first {len(right)} tasks")
-        return found
+                notes.append(f"the answer {answer!r} has the full score in {paid} of the first {len(right)} tasks")
+        return notes
 
     def start(self, task: str) -> Question:
         return Question(self._dataset, self._entry(self._numbers[task]), self._tagged, self._level)

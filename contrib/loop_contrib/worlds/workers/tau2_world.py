@@ -100,7 +100,7 @@ class PlayedAgent(LLMAgent):
 
 
 class Tau2Conversation(WorkerEpisode):
-    """One task with a user: the package's simulation, as far as it goes without an answer from outside."""
+    """A task with a user: the package's simulation, as far as it goes without an answer from outside."""
 
     def __init__(self, domain: str, name: str, task: Task) -> None:
         self._domain, self._name, self._task = domain, name, task
@@ -124,15 +124,15 @@ class Tau2Conversation(WorkerEpisode):
         self.opening = json.dumps({"greeting": greeting, **json.loads(self._go_on().observation)})
 
     def step(self, command: str) -> Step:
-        given = json.loads(command)
-        if isinstance(given, dict):
-            USER_MODEL.answers.append(given["answer"])
+        parsed = json.loads(command)
+        if isinstance(parsed, dict):
+            USER_MODEL.answers.append(parsed["answer"])
             return self._go_on()
-        self._turn = [item for item in given if "text" not in item]
+        self._turn = [item for item in parsed if "text" not in item]
         calls = [self._call(item) for item in self._turn if "name" in item]
         mistakes = len(self._turn) - len(calls)
         self._simulation.num_errors += mistakes
-        text = "".join(_writable(item["text"]) for item in given if "text" in item)
+        text = "".join(_writable(item["text"]) for item in parsed if "text" in item)
         if calls or not mistakes:
             self._agent.turn = AssistantMessage(
                 role="assistant", content=text or None, tool_calls=calls or None, cost=0.0
@@ -147,7 +147,7 @@ class Tau2Conversation(WorkerEpisode):
         return ToolCall(id=f"call_{self._calls}", name=item["name"], arguments=item["arguments"])
 
     def _go_on(self) -> Step:
-        """Send messages on until somebody outside must answer, or all is over."""
+        """Send messages on until an answer from outside is needed, or all is over."""
         simulation = self._simulation
         while not simulation.done and (simulation.to_role != Role.AGENT or self._agent.turn is not None):
             users_turn = simulation.to_role == Role.USER
@@ -165,7 +165,7 @@ class Tau2Conversation(WorkerEpisode):
             if users_turn:
                 USER_MODEL.answers = []
             self._heed_limits()
-        return self._shown()
+        return self._turn_result()
 
     def _heed_limits(self) -> None:
         """End what has gone on for too long, as the package does: after whole turns only."""
@@ -177,14 +177,14 @@ class Tau2Conversation(WorkerEpisode):
         elif simulation.step_count >= simulation.max_steps:
             simulation.done, simulation.termination_reason = True, TerminationReason.MAX_STEPS
 
-    def _shown(self) -> Step:
-        """The answer to the agent's turn: what its calls gave, or what the user says."""
-        done, said = self._simulation.done, self._simulation.message
+    def _turn_result(self) -> Step:
+        """Return the answer to the agent's turn: the results of its calls, or the user's words."""
+        done, message = self._simulation.done, self._simulation.message
         turn, self._turn = self._turn, []
         if not turn:
-            text = said.content if isinstance(said, UserMessage) else LIMIT_REACHED
+            text = message.content if isinstance(message, UserMessage) else LIMIT_REACHED
             return Step(json.dumps({"says": text}), done)
-        results = iter(said.tool_messages if isinstance(said, MultiToolMessage) else [said])
+        results = iter(message.tool_messages if isinstance(message, MultiToolMessage) else [message])
         answers = [item if "mistake" in item else _answer(next(results)) for item in turn]
         return Step(json.dumps(answers), done, any("result" not in answer for answer in answers))
 
@@ -212,12 +212,12 @@ def _answer(result: ToolMessage) -> dict[str, str]:
 
 
 def _writable(text: str) -> str:
-    """The text without halves of characters, which the package's messages refuse."""
+    """Return the text without halves of characters, which the package's messages refuse."""
     return text.encode(errors="replace").decode()
 
 
 class Ticket(WorkerEpisode):
-    """One task of telecom in solo mode. The package's environment holds both databases and makes the calls."""
+    """A task of telecom in solo mode. The package's environment holds both databases and makes the calls."""
 
     def __init__(self, environment: TelecomEnvironment, name: str, task: Task) -> None:
         self._environment = environment
@@ -266,7 +266,7 @@ class Ticket(WorkerEpisode):
 
 
 class Tau2World:
-    """One domain. Its tasks are listed by the package."""
+    """A domain. Its tasks are listed by the package."""
 
     def __init__(self, domain: str) -> None:
         self.domain = domain
@@ -293,14 +293,14 @@ class ConversationWorld(Tau2World):
         return Tau2Conversation(self.domain, task, self._tasks[task])
 
     def expert(self, task: str) -> list[str]:
-        """The official solution, a call a turn, and what the user must be told. He ends the conversation then."""
+        """Return the official solution, a call a turn, and the report to the user, who ends the conversation then."""
         criteria = self._tasks[task].evaluation_criteria
         actions = criteria.actions or []
         if any(action.requestor == "user" for action in actions):
             raise ValueError("the user makes calls of the solution himself, so no agent can play it")
         calls = [{"name": action.name, "arguments": action.arguments} for action in actions]
-        told = " ".join(["That is all done.", *(criteria.communicate_info or [])])
-        return [*(json.dumps([call]) for call in calls), json.dumps([{"text": told}])]
+        report = " ".join(["That is all done.", *(criteria.communicate_info or [])])
+        return [*(json.dumps([call]) for call in calls), json.dumps([{"text": report}])]
 
 
 class SoloWorld(Tau2World):
@@ -322,22 +322,22 @@ class SoloWorld(Tau2World):
         return Ticket(self._environment(), task, self._tasks[task])
 
     def expert(self, task: str) -> list[str]:
-        """The official solution, a call a turn."""
+        """Return the official solution, a call a turn."""
         actions = self._tasks[task].evaluation_criteria.actions or []
         calls = [{"name": action.name, "arguments": action.arguments} for action in actions]
         return [json.dumps([call]) for call in [*calls, {"name": DONE, "arguments": {}}]]
 
 
 def _task_id(domain: str, name: str, number: int) -> str:
-    """``airline_7`` of the task "7"; ``mms-issue_17`` of ``[mms_issue]...``, the 18th task of the package's list."""
+    """Return ``airline_7`` for the task "7"; ``mms-issue_17`` for ``[mms_issue]...``, the package's 18th task."""
     if domain != "telecom":
         return f"{domain}_{name}"
     return f"{name[1:].partition(']')[0].replace('_', '-')}_{number}"
 
 
 def _world() -> Tau2World:
-    told = json.loads(sys.argv[2])
-    return (ConversationWorld if told["user"] else SoloWorld)(told["domain"])
+    settings = json.loads(sys.argv[2])
+    return (ConversationWorld if settings["user"] else SoloWorld)(settings["domain"])
 
 
 if __name__ == "__main__":

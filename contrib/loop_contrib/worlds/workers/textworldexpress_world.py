@@ -23,11 +23,11 @@ You play a text game in a house. Commands are words such as: look around, invent
 open door to <direction>, open <container>, put <object> in <container>, read <object>, eat <object>.
 Each answer is followed by the commands that are possible now."""
 
-SHOWN_COMMANDS = 60
+MAX_LISTED_COMMANDS = 60
 
 
 class TextWorldExpressEpisode(WorkerEpisode):
-    """One game. The package has one game at a time in one Java machine, which the world keeps."""
+    """A game. The package has one game at a time in one Java machine, which the world keeps."""
 
     def __init__(self, machine: TextWorldExpressEnv, task: str, gold_path: bool = False) -> None:
         self._machine = machine
@@ -37,23 +37,23 @@ class TextWorldExpressEpisode(WorkerEpisode):
             seed=int(seed), gameFold=fold, gameName=game, gameParams="", generateGoldPath=gold_path
         )
         self._score, self._solved = 0.0, False
-        self.opening = f"{infos['taskDescription'].strip()}\n\n{_shown(observation, infos)}"
+        self.opening = f"{infos['taskDescription'].strip()}\n\n{_with_commands(observation, infos)}"
 
     def step(self, command: str) -> Step:
         possible = self._machine.runHistory[-1]["validActions"]
         observation, _, done, infos = self._machine.step(command)
         self._score, self._solved = infos["score"], bool(infos["tasksuccess"])
-        shown = observation if done else _shown(observation, infos)
-        return Step(shown, done=bool(done), failed=command not in possible)
+        answer = observation if done else _with_commands(observation, infos)
+        return Step(answer, done=bool(done), failed=command not in possible)
 
     def grade(self) -> tuple[float, bool]:
         return min(1.0, max(0.0, float(self._score))), self._solved
 
 
-def _shown(observation: str, infos: dict) -> str:
+def _with_commands(observation: str, infos: dict) -> str:
     possible = sorted(infos["validActions"])
-    more = f" and {len(possible) - SHOWN_COMMANDS} more" if len(possible) > SHOWN_COMMANDS else ""
-    return f"{observation.strip()}\n\nPossible commands: {', '.join(possible[:SHOWN_COMMANDS])}{more}"
+    more = f" and {len(possible) - MAX_LISTED_COMMANDS} more" if len(possible) > MAX_LISTED_COMMANDS else ""
+    return f"{observation.strip()}\n\nPossible commands: {', '.join(possible[:MAX_LISTED_COMMANDS])}{more}"
 
 
 class TextWorldExpressWorld:
@@ -75,7 +75,7 @@ class TextWorldExpressWorld:
         return TextWorldExpressEpisode(self._machine, task)
 
     def expert(self, task: str) -> list[str]:
-        """The game's own gold path."""
+        """Return the game's own gold path."""
         TextWorldExpressEpisode(self._machine, task, gold_path=True)
         return self._machine.getGoldActionSequence()
 

@@ -11,7 +11,7 @@ A request is ``{"op": ..., ...}``, and gets one answer, ``{"ok": {...}}`` or ``{
 op       fields                    answer
 =======  ========================  =====================================
 tasks                              ``splits``: split -> task ids; ``tools``: schemas;
-                                   ``notes``: what a user should know of them
+                                   ``notes``: facts that a user should know
 start    episode, task             ``instructions``, ``observation``, ``tools``
 step     episode, command          ``observation``, ``done``, ``failed``
 grade    episode                   ``reward`` in [0, 1], ``success``
@@ -58,17 +58,17 @@ class Step:
 
 
 class WorkerEpisode(Protocol):
-    """One task being played. ``opening`` is the first observation: the task and what the agent sees."""
+    """A task being played. ``opening`` is the first observation: the task and what the agent sees."""
 
     opening: str
 
     def step(self, command: str) -> Step: ...
 
     def grade(self) -> tuple[float, bool]:
-        """Reward in [0, 1] and success of the state reached so far."""
+        """Return reward in [0, 1] and success of the state reached so far."""
 
     def close(self) -> None:
-        """Ends what the episode holds, which here is nothing."""
+        """End what the episode holds, which here is nothing."""
 
 
 class WorkerWorld(Protocol):
@@ -87,7 +87,7 @@ class WorkerWorld(Protocol):
     def start(self, task: str) -> WorkerEpisode: ...
 
     def expert(self, task: str) -> list[str]:
-        """Commands that solve the task, as far as the world's own expert can."""
+        """Return commands that solve the task, as far as the world's own expert can."""
 
 
 class Worker:

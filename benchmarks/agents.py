@@ -1,4 +1,4 @@
-"""What whole agents leave of a plain task: they are installed, started as docs/agents.md says, and played.
+"""Install whole agents, start them as docs/agents.md says, and play each on a plain task.
 
     python benchmarks/agents.py [--install] [--json [PATH]] [AGENT ...]
 
@@ -38,7 +38,7 @@ COLUMNS = ("sequences", "turns", "first_prompt", "stored", "computed", "reward",
 
 
 def played(name: str, policy: Path, folder: Path, install: bool) -> dict[str, Any]:
-    """One agent's row; ``problem`` says what is wrong with it, if anything."""
+    """Return an agent's row; ``problem`` says what is wrong with it, if anything."""
     try:
         if install:
             program = whole_agents.install(name, folder / "program")
@@ -47,8 +47,8 @@ def played(name: str, policy: Path, folder: Path, install: bool) -> dict[str, An
         environment = whole_agents.environment_of(name, program)
         outcome = asyncio.run(whole_agents.play(name, environment, policy, folder / "episode"))
     except subprocess.CalledProcessError as error:
-        said = (error.stderr or b"").decode(errors="replace").strip().splitlines()
-        return {"agent": name, "problem": f"it cannot be installed: {said[-1] if said else error}"}
+        errors = (error.stderr or b"").decode(errors="replace").strip().splitlines()
+        return {"agent": name, "problem": f"it cannot be installed: {errors[-1] if errors else error}"}
     except (OSError, RuntimeError, ValueError, subprocess.TimeoutExpired) as error:
         return {"agent": name, "problem": str(error)}
     problems = [f"reward {outcome.reward:g}"] if outcome.reward != 1.0 else []
@@ -60,7 +60,7 @@ def played(name: str, policy: Path, folder: Path, install: bool) -> dict[str, An
 
 
 def line(row: dict[str, Any]) -> str:
-    """A row for the terminal."""
+    """Return a row for the terminal."""
     cells = [f"{row.get(name, '-')!s:>{max(len(name), 6)}}" for name in COLUMNS]
     return f"{row['agent']:<15} {'  '.join(cells)}  {row['problem'] or 'ok'}"
 

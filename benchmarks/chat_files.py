@@ -1,11 +1,11 @@
-"""Files of chats as other programs write them: what is learned of each, or the line that refuses it.
+"""Read files of chats as other programs write them: the turns learned of each, or the line that refuses it.
 
     python benchmarks/chat_files.py [--json PATH] [--only WORDS]
 
 The files are written on the spot, each in the form of the program that its name begins with; the form is theirs, the
 words are not. Each is read as `loop sft data=FILE` reads it, without a model. ``learned`` is the text of the turns that
-are learned, ``told`` what the run says of it. A file whose words are not learned as they are written here must say why
-in one line. The exit status is 1 where a file's verdict is not as expected: nothing may be silent.
+are learned, ``told`` the run's message about it. A file whose words are not learned as they are written here must say
+why in one line. The exit status is 1 where a file's verdict is not as expected: nothing may be silent.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ AGENT = {"name": "harbor", "version": "1", "model_name": "m"}
 
 
 def atif(*steps: dict[str, Any], **agent: Any) -> dict[str, Any]:
-    """A trajectory as Harbor writes it."""
+    """Return a trajectory as Harbor writes it."""
     numbered = [{"step_id": number, "timestamp": "2026-01-01", **step} for number, step in enumerate(steps, 1)]
     return {"schema_version": "ATIF-v1.6", "session_id": "s", "agent": {**AGENT, **agent}, "steps": numbered}
 
@@ -63,24 +63,24 @@ ACTED = {
 
 @dataclass(frozen=True)
 class Expected:
-    """A file, and what should come of it: the texts that are learned, and words of the line that is told.
+    """A file, and its expected result: the texts that are learned, and words of the run's line on it.
 
     ``content`` are records, one a line, or the bytes of the file. Without ``learned`` the line refuses the file.
     """
 
     content: Sequence[dict[str, Any]] | bytes
     learned: Sequence[str] = ()
-    told: str = ""
+    line: str = ""
     suffix: str = "jsonl"
 
 
 def plain(*messages: dict[str, Any], **more: Any) -> list[dict[str, Any]]:
-    """One record of messages."""
+    """Return a record of messages."""
     return [{"messages": list(messages), **more}]
 
 
 def shared(*turns: dict[str, Any], **more: Any) -> list[dict[str, Any]]:
-    """One record of conversations."""
+    """Return a record of conversations."""
     return [{"conversations": list(turns), **more}]
 
 
@@ -100,9 +100,9 @@ FILES = {
         [f"{HERMES}\n{HERMES}", "Four."],
         "not read: parallel_tool_calls (1 of 1)",
     ),
-    "openai_image": Expected(plain(IMAGE, SAID), told="only text can be learned from"),
-    "openai_preference": Expected([{"input": {"messages": [USER]}, "preferred_output": [SAID]}], told=NO_FORM),
-    "openai_stored_completion": Expected([{"request": {"messages": [USER]}, "response": {}}], told=NO_FORM),
+    "openai_image": Expected(plain(IMAGE, SAID), line="only text can be learned from"),
+    "openai_preference": Expected([{"input": {"messages": [USER]}, "preferred_output": [SAID]}], line=NO_FORM),
+    "openai_stored_completion": Expected([{"request": {"messages": [USER]}, "response": {}}], line=NO_FORM),
     "sharegpt": Expected(shared(HUMAN, GPT), ["Four."]),
     "sharegpt_system": Expected(shared(HUMAN, GPT, system="Be brief."), ["Four."]),
     "sharegpt_hermes": Expected(
@@ -110,11 +110,11 @@ FILES = {
         [HERMES, "Four."],
         "<tool_call> in the text of 1 of 2 turns (50%) is learned as text: the conversation has no tools",
     ),
-    "sharegpt_empty": Expected(shared(HUMAN, {**GPT, "value": ""}), told="none of 1 conversations has a turn"),
+    "sharegpt_empty": Expected(shared(HUMAN, {**GPT, "value": ""}), line="none of 1 conversations has a turn"),
     "sharegpt_gzip": Expected(gzip.compress(lines(shared(HUMAN, GPT))), ["Four."], suffix="jsonl.gz"),
     "sharegpt_utf16": Expected(lines(shared(HUMAN, GPT)).decode().encode("utf-16"), ["Four."], suffix="json"),
     "sharegpt_lines": Expected(lines(shared(HUMAN, GPT) * 2), ["Four.", "Four."], suffix="json"),
-    "sharegpt_latin": Expected('{"conversations": "é"}'.encode("latin-1"), told="is not UTF-8"),
+    "sharegpt_latin": Expected('{"conversations": "é"}'.encode("latin-1"), line="is not UTF-8"),
     "axolotl_train": Expected(plain(USER, {**SAID, "train": False}, USER, {**SAID, "train": True}), ["Four."]),
     "axolotl_training": Expected(plain(USER, {**SAID, "training": False}, USER, SAID), ["Four."]),
     "axolotl_detail": Expected(
@@ -122,7 +122,7 @@ FILES = {
         ["Four."],
         "not read: messages[].train_detail (1 of 1)",
     ),
-    "axolotl_alpaca": Expected([{"instruction": "Two and two?", "input": "", "output": "Four."}], told=NO_FORM),
+    "axolotl_alpaca": Expected([{"instruction": "Two and two?", "input": "", "output": "Four."}], line=NO_FORM),
     "axolotl_templated": Expected(
         plain(USER, {**SAID, "content": "Four.<|im_end|>"}),
         ["Four.<|im_end|>"],
@@ -145,7 +145,7 @@ FILES = {
     "llamafactory_images": Expected(shared(HUMAN, GPT, images=["a.png"]), ["Four."], "not read: images (1 of 1)"),
     "llamafactory_kto": Expected(plain(USER, SAID, label=False), ["Four."], "not read: label (1 of 1)"),
     "llamafactory_preference": Expected(
-        [{"conversations": [HUMAN], "chosen": GPT, "rejected": GPT}], told="no assistant"
+        [{"conversations": [HUMAN], "chosen": GPT, "rejected": GPT}], line="no assistant"
     ),
     "swift_loss": Expected(plain(USER, {**SAID, "loss": False}, USER, {**SAID, "loss": True}), ["Four."]),
     "swift_tool_call": Expected(
@@ -153,13 +153,13 @@ FILES = {
         [HERMES, "Four."],
     ),
     "swift_rejected": Expected(plain(USER, SAID, rejected_response="Five."), ["Four."], "not read: rejected_response"),
-    "swift_query": Expected([{"query": "Two and two?", "response": "Four."}], told=NO_FORM),
+    "swift_query": Expected([{"query": "Two and two?", "response": "Four."}], line=NO_FORM),
     "trl_prompt_completion": Expected([{"prompt": [USER], "completion": [SAID]}], ["Four."]),
     "trl_template_words": Expected(
         plain(USER, SAID, chat_template_kwargs={"thinking": False}), ["Four."], "not read: chat_template_kwargs"
     ),
-    "trl_preference": Expected([{"prompt": [USER], "chosen": [SAID], "rejected": [SAID]}], told=NO_FORM),
-    "trl_text": Expected([{"prompt": "Two and two?", "completion": "Four."}], told=NO_FORM),
+    "trl_preference": Expected([{"prompt": [USER], "chosen": [SAID], "rejected": [SAID]}], line=NO_FORM),
+    "trl_text": Expected([{"prompt": "Two and two?", "completion": "Four."}], line=NO_FORM),
     "verl_multiturn": Expected(
         plain(USER, CALLED, RESULT, SAID, tools=[TOOL], enable_thinking=False),
         [HERMES, "Four."],
@@ -169,21 +169,21 @@ FILES = {
         plain(USER, {**CALLED, "tool_calls": [{"function": {"name": "add", "arguments": {"a": 2, "b": None}}}]}),
         [HERMES],
     ),
-    "verl_prompts": Expected([{"data_source": "x", "prompt": [USER], "reward_model": {}}], told=NO_FORM),
+    "verl_prompts": Expected([{"data_source": "x", "prompt": [USER], "reward_model": {}}], line=NO_FORM),
     "harbor_atif": Expected([atif(ASKED, ACTED, ANSWERED, tool_definitions=[TOOL])], [HERMES, "Four."]),
     "harbor_copied": Expected([atif(ASKED, {**ANSWERED, "is_copied_context": True}, ASKED, ANSWERED)], ["Four."]),
     "harbor_no_model": Expected([atif(ASKED, {**ANSWERED, "llm_call_count": 0}, ASKED, ANSWERED)], ["Four."]),
     "harbor_ids": Expected(
         [atif(ASKED, {**ANSWERED, "metrics": {"prompt_token_ids": [1.5], "completion_token_ids": [7]}})],
-        told="steps[1].metrics.prompt_token_ids[0] is 1.5",
+        line="steps[1].metrics.prompt_token_ids[0] is 1.5",
     ),
     "harbor_nested": Expected(
         [atif(ASKED, ANSWERED) | {"continued_trajectory_ref": "b.json"}],
         ["Four."],
         "not read: continued_trajectory_ref",
     ),
-    "tracker_langsmith": Expected([{"inputs": {"messages": [USER]}, "outputs": {}, "run_type": "llm"}], told=NO_FORM),
-    "tracker_langfuse": Expected([{"input": [USER], "output": SAID, "observations": []}], told=NO_FORM),
+    "tracker_langsmith": Expected([{"inputs": {"messages": [USER]}, "outputs": {}, "run_type": "llm"}], line=NO_FORM),
+    "tracker_langfuse": Expected([{"input": [USER], "output": SAID, "observations": []}], line=NO_FORM),
     "tracker_weave": Expected(plain(USER, SAID, feedback={"stars": 1}), ["Four."], "not read: feedback (1 of 1)"),
     "tracker_row": Expected([{"messages": json.dumps([USER, SAID]), "score": 0.5}], ["Four."], "not read: score"),
 }
@@ -191,7 +191,7 @@ FILES = {
 
 @dataclass
 class Row:
-    """What came of a file."""
+    """The result of a file."""
 
     file: str
     learned: list[str]
@@ -205,20 +205,20 @@ def judged(name: str, folder: Path, tokens: ChatFormat) -> Row:
     file = folder / f"{name}.{expected.suffix}"
     file.write_bytes(expected.content if isinstance(expected.content, bytes) else lines(expected.content))
     try:
-        found = read_chat_set([str(file)], tokens, "all", 0.0)
+        chats = read_chat_set([str(file)], tokens, "all", 0.0)
     except ConfigError as error:
-        told = str(error).replace(f"{folder}/", "")
-        one_line = not expected.learned and expected.told in told and "\n" not in told
-        return Row(file.name, [], told, "refused in one line" if one_line else "REFUSED OTHERWISE")
+        message = str(error).replace(f"{folder}/", "")
+        one_line = not expected.learned and expected.line in message and "\n" not in message
+        return Row(file.name, [], message, "refused in one line" if one_line else "REFUSED OTHERWISE")
     texts = [
         tokens.decode(tokens.without_stop(rollout.token_ids[turn.start : turn.end]))
-        for rollout in found.rollouts
+        for rollout in chats.rollouts
         for turn in rollout.turns
     ]
-    told = "; ".join(found.notes)
-    silent = bool(told) and not expected.told  # told without need is as wrong as silence
-    well = texts == list(expected.learned) and expected.told in told and not silent
-    return Row(file.name, texts, told, "taken" if well else "TAKEN OTHERWISE")
+    message = "; ".join(chats.notes)
+    silent = bool(message) and not expected.line  # a needless message is as wrong as silence
+    well = texts == list(expected.learned) and expected.line in message and not silent
+    return Row(file.name, texts, message, "taken" if well else "TAKEN OTHERWISE")
 
 
 def main(arguments: list[str] | None = None) -> int:

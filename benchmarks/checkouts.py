@@ -15,7 +15,7 @@ CHILD_SECONDS = 900.0
 
 @contextmanager
 def base_checkout(base: str, folder: Path) -> Iterator[Path]:
-    """The folder of BASE: as given, or a work tree of the commit that is removed in the end."""
+    """Yield the folder of BASE: as given, or a work tree of the commit that is removed in the end."""
     if Path(base).is_dir():
         yield Path(base).resolve()
         return
@@ -34,7 +34,7 @@ def run_checkout(checkout: Path, script: str, words: Sequence[str], folder: Path
     """Run ``script`` of this checkout in a child in ``folder``, with the packages of ``checkout``.
 
     Returns:
-        Why it failed, with the last lines of ``log``; None where it did not.
+        The reason of a failure, with the last lines of ``log``; None without one.
     """
     path = os.pathsep.join(str(checkout / name) for name in (".", "recipes", "contrib"))
     environment = os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}

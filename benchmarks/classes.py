@@ -6,8 +6,8 @@ A test says which class it is of by ``@pytest.mark.fault("what went wrong, in a 
 twice: in this checkout, and in a work tree of a commit before the mend, into which this checkout's tests are copied,
 and those packages that the commit does not have. That commit is BASE, or the newest of :data:`EARLIER` at which the
 class did not pass, of those whose own tests do not have it. No test of a class runs there after the first that failed.
-A test of today that the commit's packages have no names for cannot be imported there, which is told apart from one that
-ran and failed. Ends 1 unless each class has a test that did not pass then, and all of its tests pass now.
+A test of today that the commit's packages have no names for cannot be imported there, which is another row than one
+that ran and failed. Ends 1 unless each class has a test that did not pass then, and all of its tests pass now.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 DEADLINE_S = 3600.0
 TEST_S = 120
-"""For a test: at an earlier commit some wait for what never comes."""
+"""Seconds for a test: at an earlier commit some wait for ever."""
 EARLIER = ("8e8ce257", "e8c58def", "01d7c16c", "09e6a490")
 """Commits between rounds of mends, the newest first."""
 _LINKS = (".venv", ".venv-appworld", ".venv-worlds", ".triton", "worlds", "models")
-"""What git does not hold, and tests may use."""
+"""Files that git does not hold, and tests may use."""
 _NO_SUCH_NAME = "has no such name"
 _MARK = re.compile(r'mark\.fault\(\s*"([^"]+)"')
 
 
 @contextmanager
 def work_tree(base: str) -> Iterator[Path]:
-    """A work tree of the commit ``base`` with the tests of this checkout, removed in the end."""
+    """Yield a work tree of the commit ``base`` with the tests of this checkout, removed in the end."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "base"
         git = ["git", "-C", str(ROOT), "worktree"]
@@ -68,12 +68,12 @@ def work_tree(base: str) -> Iterator[Path]:
 
 
 def _folders(tree: Path) -> list[Path]:
-    """The folders of a checkout that hold tests."""
+    """Return the folders of a checkout that hold tests."""
     return [folder for folder in (tree / "tests", *sorted((tree / "contrib").rglob("tests"))) if folder.is_dir()]
 
 
 def known_at(base: str) -> set[str]:
-    """The classes that the tests of a commit know."""
+    """Return the classes that the tests of a commit know."""
     git = ["git", "-C", str(ROOT), "grep", "-h", "-A1", "mark.fault(", base, "--", "*.py"]
     return {*_MARK.findall(subprocess.run(git, check=False, capture_output=True, text=True).stdout)}
 
@@ -119,8 +119,8 @@ class Recorder:
         config.hook.pytest_deselected(items=others)
 
     def pytest_runtest_setup(self, item: Any) -> None:
-        shown = {row["class"] for row in self.rows.values() if row["outcome"] == "failed"}
-        if _class_of(item) in shown:
+        failed = {row["class"] for row in self.rows.values() if row["outcome"] == "failed"}
+        if _class_of(item) in failed:
             pytest.skip("its class has failed")
 
     def pytest_itemcollected(self, item: Any) -> None:
@@ -180,8 +180,8 @@ def run_here(tree: Path, classes: Collection[str]) -> list[dict[str, Any]]:
 
 
 def compare(then: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row a class: {"class", "tests", "then", "now", "shown", "why"}; ``why``: what the first of its tests
-    that did not pass said then, and now where one does not pass."""
+    """Return a row a class: {"class", "tests", "then", "now", "shown", "why"}; ``why``: the message of the first of
+    its tests that did not pass then, or of one that does not pass now."""
     old = {row["test"]: row for row in then}
     classes = defaultdict(list)
     for row in now:
@@ -226,11 +226,11 @@ def compared(newest: str, only: str) -> list[dict[str, Any]]:
         now = defaultdict(list)
         for row in running.result():
             now[row["class"]].append(row)
-    found = []
+    table = []
     for name, tests in now.items():
         base, rows = then.get(name, ("none", []))
-        found += [{"base": base, **row} for row in compare(rows, tests)]
-    return found
+        table += [{"base": base, **row} for row in compare(rows, tests)]
+    return table
 
 
 def _is_before(base: str, newest: str) -> bool:
@@ -244,10 +244,10 @@ def _unknown(test: str, old: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Print the table; returns 0 where all classes are shown, else 1."""
+    """Print the table; returns 0 where all classes are proven, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base", nargs="?", help="commit before the mends")
-    parser.add_argument("--only", default="", help="of the classes: what their texts hold")
+    parser.add_argument("--only", default="", help="classes whose text holds this")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--tree", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--classes", type=json.loads, help=argparse.SUPPRESS)
@@ -264,11 +264,11 @@ def main() -> int:
     for row in rows:
         results = f"{row['tests']:5}  {row['base']:8}  {row['then']:18}  {row['now']:10}"
         print(f"{row['class']:{width}}  {results}  {row['why'][:110]}")
-    shown = sum(row["shown"] for row in rows)
-    print(f"{shown} of {len(rows)} classes failed then and pass now")
+    proven = sum(row["shown"] for row in rows)
+    print(f"{proven} of {len(rows)} classes failed then and pass now")
     if args.json is not None:
         args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    return 0 if rows and shown == len(rows) else 1
+    return 0 if rows and proven == len(rows) else 1
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ module that imports torch loads what the project's entry points give to torch, a
 it lies in.
 
 The rows are sorted as below; ``--json`` also writes each way's modules with their lines. Ends with 1 where a way in, or
-an import of the project's own packages, leads nowhere. This is quick, and an estimate: what a real run loads is counted
+an import of the project's own packages, leads nowhere. This is quick, and an estimate: a real run's lines are counted
 by tests/integration/test_own_task.py.
 """
 
@@ -126,17 +126,17 @@ class Source:
         self._torch = [name for target in hooks.values() if (name := self._module_of(target))]
 
     def lines(self, module: str) -> int:
-        """All lines of the module's file, blank ones and comments too."""
+        """Return all lines of the module's file, blank ones and comments too."""
         return len(self.files[module].read_text(encoding="utf-8").splitlines())
 
     def tree(self, module: str) -> ast.Module:
-        """The module's source, parsed."""
+        """Parse the module's source."""
         if module not in self._trees:
             self._trees[module] = ast.parse(self.files[module].read_text(encoding="utf-8"))
         return self._trees[module]
 
     def closure(self, ways: Iterable[str]) -> list[str]:
-        """All modules that these load, sorted.
+        """Return all modules that ``ways`` load, sorted.
 
         Args:
             ways: modules, and YAMLs by their paths in the checkout.
@@ -150,7 +150,7 @@ class Source:
         while waiting:
             module, importer = waiting.pop()
             if module not in self.files:
-                raise Unresolved(f"{importer} names {module}, which is no module")
+                raise Unresolved(f"{importer} names {module}, which is not a module")
             if module in loaded:
                 continue
             loaded.add(module)
@@ -160,16 +160,16 @@ class Source:
         return sorted(loaded)
 
     def imports(self, module: str, types: bool = False) -> list[str]:
-        """The project's own modules that one imports.
+        """Return the project's own modules that a module imports.
 
         Args:
             types: wherever in its source, under TYPE_CHECKING and those of ``ASKED_FOR`` too.
         """
-        found = self._all_imports(module, types)
-        return [name for name in found if name.partition(".")[0] in self._tops]
+        names = self._all_imports(module, types)
+        return [name for name in names if name.partition(".")[0] in self._tops]
 
     def verbs(self) -> dict[str, str]:
-        """Each verb of the project's command, and the module that it calls.
+        """Return each verb of the project's command, and the module that it calls.
 
         Raises:
             Unresolved: there is no table of verbs.
@@ -184,7 +184,7 @@ class Source:
             return self._imports[module, types]
         tree = self.tree(module)
         package = module if self.files[module].name == "__init__.py" else module.rpartition(".")[0]
-        found = []
+        imported = []
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         late = set() if types else {id(node) for function in functions for node in ast.walk(function)}
         for node in ast.walk(tree) if types else _without_type_checking(tree):
@@ -196,29 +196,29 @@ class Source:
                 source = ".".join([*above, *([node.module] if node.module else [])])
                 inner = [f"{source}.{alias.name}" for alias in node.names]
                 names = [source, *(name for name in inner if name in self.files)]
-            found += [name for name in names if id(node) not in late or name not in ASKED_FOR]
-        self._imports[module, types] = found
-        return found
+            imported += [name for name in names if id(node) not in late or name not in ASKED_FOR]
+        self._imports[module, types] = imported
+        return imported
 
     def _named(self, module: str) -> list[str]:
-        """The project's own modules that a module loads without an import of its own: by a string, or with torch."""
+        """Return the project's modules that a module loads without an import: by a string, or with torch."""
         if module in self._names:
             return self._names[module]
         loads_torch = any(name.partition(".")[0] == "torch" for name in self._all_imports(module, types=False))
         texts = () if module in CHOICES else _strings(self.tree(module))
-        found = [name for text in texts if (name := self._module_of(text))]
-        self._names[module] = [*found, *(self._torch if loads_torch else [])]
+        named = [name for text in texts if (name := self._module_of(text))]
+        self._names[module] = [*named, *(self._torch if loads_torch else [])]
         return self._names[module]
 
     def _components(self, config: str) -> list[str]:
         file = self.root / config
         if not file.is_file():
-            raise Unresolved(f"a way in names {config}, which is no file")
+            raise Unresolved(f"a way in names {config}, which is not a file")
         names = re.findall(r"_component_: *([\w.]+)", file.read_text(encoding="utf-8"))
         return [name for text in names if (name := self._module_of(text))]
 
     def _module_of(self, text: str) -> str:
-        """The module that ``module``, ``module:attribute`` or ``module.attribute`` names; "" for any other text."""
+        """Return the module that ``module``, ``module:attribute`` or ``module.attribute`` names; "" for other text."""
         if not re.fullmatch(r"\w+([.:]\w+)+", text):
             return ""
         name = text.replace(":", ".")
@@ -228,7 +228,7 @@ class Source:
 
 
 def _strings(tree: ast.AST) -> Iterator[str]:
-    """All strings but the programs, which stand after "-m"."""
+    """Yield all strings but the programs, which stand after "-m"."""
     programs = {
         id(program)
         for words in ast.walk(tree)
@@ -247,7 +247,7 @@ def _dotted(file: Path, folder: Path) -> str:
 
 
 def _without_type_checking(node: ast.AST) -> Iterator[ast.AST]:
-    """The node and all below it, without the bodies of ``if TYPE_CHECKING``."""
+    """Yield the node and all below it, without the bodies of ``if TYPE_CHECKING``."""
     yield node
     if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
         below: list[ast.AST] = [*node.orelse]

@@ -6,7 +6,7 @@ BASE is a commit, or the folder of another checkout. Composed are, for each reci
 
 - ``machine``: each machine by itself.
 - ``world``, ``preset``, ``algorithm``: each over a machine with the tiny policy and over one of the paper's.
-- ``words``: what a command line changes, and mistakes in it.
+- ``words``: changes by a command line, and mistakes in it.
 - ``files``: files of a user's own, over a machine and in place of one.
 
 A command that is refused is compared by its error. A row of the table per recipe and kind says how many were composed,
@@ -31,7 +31,7 @@ sys.path.append(str(Path(__file__).resolve().parent))
 from checkouts import HERE, base_checkout, check_imported, hide_installed_checkout, run_checkout
 
 RENAMED: Mapping[str, str] = {}
-"""An old key -> its new one, each with its whole path (``update.epochs``); what stands below a section goes with it."""
+"""An old key -> its new one, each with its whole path (``update.epochs``); keys below a section go with it."""
 
 OVER = ("tiny_cpu", "qwen2_5_7b")
 """The machines that worlds, presets and algorithms are composed over: with the tiny policy, and without."""
@@ -81,11 +81,11 @@ FILES = {
 """A user's own files; of those with a machine, each is composed for each recipe."""
 
 Outcome = dict[str, Any] | str
-"""Of a command: dotted key -> value, as its YAML has them in order, or the error that refused it."""
+"""Result of a command: dotted key -> value in the order of its YAML, or the error that refused it."""
 
 
 def commands(recipe: str, known: Mapping[str, Mapping[str, Path]]) -> Iterator[tuple[str, str, list[str]]]:
-    """The kind, the config and the words of each command line of ``recipe``; ``known`` are the files that ship."""
+    """Yield kind, config and words of each command line of ``recipe``; ``known`` are the files that ship."""
     machines = list(known["machine"])
     over = [name for name in OVER if name in machines] or machines[:1]
     for name in machines:
@@ -123,7 +123,7 @@ def compose_all(checkout: Path, result: Path) -> None:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The dotted key and the value of each leaf of a config, in its order; an empty section is a leaf."""
+    """Yield the dotted key and the value of each leaf of a config, in its order; an empty section is a leaf."""
     if not isinstance(value, dict) or not value:
         yield path, value
         return
@@ -132,7 +132,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def renamed(outcome: Outcome) -> Outcome:
-    """What BASE composed, with the keys that it has today, also where another value refers to one by ``${key}``."""
+    """Return what BASE composed with the keys of today, also where another value refers to one by ``${key}``."""
     if isinstance(outcome, str):
         return outcome
 
@@ -140,23 +140,23 @@ def renamed(outcome: Outcome) -> Outcome:
         old = next((old for old in RENAMED if key == old or key.startswith(f"{old}.")), "")
         return RENAMED[old] + key.removeprefix(old) if old else key
 
-    def value(given: Any) -> Any:
-        if isinstance(given, list):
-            return [value(each) for each in given]
-        if isinstance(given, dict):
-            return {key: value(each) for key, each in given.items()}
-        return re.sub(r"(?<=[{:])[\w.]+", lambda key: new(key[0]), given) if "${" in str(given) else given
+    def value(item: Any) -> Any:
+        if isinstance(item, list):
+            return [value(each) for each in item]
+        if isinstance(item, dict):
+            return {key: value(each) for key, each in item.items()}
+        return re.sub(r"(?<=[{:])[\w.]+", lambda key: new(key[0]), item) if "${" in str(item) else item
 
-    return {new(key): value(given) for key, given in outcome.items()}
+    return {new(key): value(item) for key, item in outcome.items()}
 
 
 def difference(before: Outcome, now: Outcome) -> str | None:
-    """What differs first, in one line; None where nothing does."""
+    """Return the first difference, in one line; None without one."""
     if isinstance(before, str) or isinstance(now, str):
         if before == now:
             return None
-        said = [each if isinstance(each, str) else "composed" for each in (before, now)]
-        return f"{said[0]!r} -> {said[1]!r}"
+        texts = [each if isinstance(each, str) else "composed" for each in (before, now)]
+        return f"{texts[0]!r} -> {texts[1]!r}"
     for key in {**now, **before}:
         if key not in before or key not in now:
             return f"{key} is only in {'BASE' if key in before else 'this checkout'}"
@@ -201,8 +201,8 @@ def main() -> int:
 
 
 def compared(before: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
-    """A row per recipe and kind: {"recipe", "kind", "composed", "refused", "equal", "differ"}, the last of them a
-    difference for each command that has one."""
+    """Return a row per recipe and kind: {"recipe", "kind", "composed", "refused", "equal", "differ"}, the last of them
+    a difference for each command that has one."""
     was = {(recipe, kind, command): outcome for recipe, kind, command, outcome in before}
     rows: dict[tuple[str, str], dict[str, Any]] = defaultdict(
         lambda: {"composed": 0, "refused": 0, "equal": 0, "differ": {}}

@@ -27,7 +27,7 @@ def work(_):
 
 
 def left(run, checkout=Path(".")):
-    """Seconds on quiet cores of the parts that are not done yet, in all."""
+    """Return the seconds on quiet cores of the parts that are not done yet, in all."""
     needed = (".venv/.installed-*", "worlds/synthetic/dataset.json")
     installed = all(any(checkout.glob(name)) for name in needed)
     done = {"packages and world": installed, "training": (run / ".trained").exists()}

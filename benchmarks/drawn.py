@@ -1,7 +1,7 @@
 """Models of published shapes with random weights, the recipe's learner on them, and what must be refused.
 
-Shared by the benchmarks. Weights are normal with a standard deviation of 0.02, norms are 1: what vLLM draws by itself
-is so small that all log-probs are -ln V, whatever it computes with. Everything else is the config's own.
+Shared by the benchmarks. Weights are normal with a standard deviation of 0.02, norms are 1: vLLM's own random weights
+are so small that all log-probs are -ln V, whatever it computes with. Everything else is the config's own.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ STD = 0.02
 SCALE_BYTE = 120
 """The exponent of MXFP4 whose numbers have about that standard deviation."""
 TOLERANCE = 0.1
-"""In nats, of two ways to compute the same in half precision; without the adapter log-probs are further away."""
-MOST_WRITTEN_BYTES = 16 << 30
-"""Of the weights of a model that no server needs; those of larger ones are drawn on the device alone."""
+"""Nats between two ways to compute the same in half precision; without the adapter log-probs are further away."""
+MAX_WRITTEN_BYTES = 16 << 30
+"""Bytes of the weights of a model that no server needs; larger ones are drawn on the device alone."""
 LENGTHS = (300, 120, 61)
-"""Of the sequences that are proven; all fit into one micro-batch."""
+"""Tokens of the sequences that are proven; all fit into one micro-batch."""
 TINY: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 128,
@@ -71,7 +71,7 @@ TINY: dict[str, Any] = {
     "num_heads": 2,
     "out_hidden_size": 128,
 }
-"""What of a config.json a CPU takes smaller."""
+"""Keys of a config.json that are smaller on a CPU."""
 ON_A_CPU = (
     "device=cpu",
     "node.model.dtype=float32",
@@ -119,23 +119,23 @@ def draw(name: str, values: Tensor) -> None:
 
 
 def shape_of(path: str, layers: int | None, tiny: bool) -> dict[str, Any]:
-    """The config.json of a model, published or there, of its first ``layers`` where they are given, perhaps tiny."""
+    """Read the config.json of a model, published or there, of its first ``layers`` if given, perhaps tiny."""
     file = Path(path) / "config.json"
     if not file.is_file() and published_config(path) is None:
         raise SystemExit(f"{path} is not there, and no published model of that name is known here")
     config = json.loads(file.read_text() if file.is_file() else json.dumps(published_config(path)))
-    for part in [config, *(value for value in config.values() if isinstance(value, dict))]:
-        changes = {key: value for key, value in TINY.items() if tiny and key in part}
-        if layers is not None and "num_hidden_layers" in part:
+    for section in [config, *(value for value in config.values() if isinstance(value, dict))]:
+        changes = {key: value for key, value in TINY.items() if tiny and key in section}
+        if layers is not None and "num_hidden_layers" in section:
             changes["num_hidden_layers"] = layers
-        part.update(changes)
-        if "layer_types" in part:
-            part["layer_types"] = part["layer_types"][: part["num_hidden_layers"]]
+        section.update(changes)
+        if "layer_types" in section:
+            section["layer_types"] = section["layer_types"][: section["num_hidden_layers"]]
     return config
 
 
 def drawn_folder(path: str, layers: int | None, tiny: bool, served: bool) -> str:
-    """The folder of a model: ``path`` where it is there whole, else one of its shape, which is kept for the next time.
+    """Return a model's folder: ``path`` if it is there whole, else one of its shape, kept for the next time.
 
     Args:
         served: it has weights, however large they are.
@@ -152,9 +152,9 @@ def drawn_folder(path: str, layers: int | None, tiny: bool, served: bool) -> str
             shapes = stored_shapes(Path(name))
         file = place / "model.safetensors"
         write_header(file, shapes)
-        if served or file.stat().st_size <= MOST_WRITTEN_BYTES:
+        if served or file.stat().st_size <= MAX_WRITTEN_BYTES:
             _fill(file, shapes)
-        (place / "config.json").write_text(config)  # last: what is whole has it
+        (place / "config.json").write_text(config)  # last: a whole folder has it
     return str(place)
 
 
@@ -176,7 +176,7 @@ def _fill(file: Path, shapes: dict[str, tuple[int, ...]]) -> None:
 def composed(
     config: str, words: Sequence[str], layers: int | None = None, tiny: bool = False, served: bool = False
 ) -> DictConfig:
-    """A config with ``words``, whose model is drawn where it is not there; tiny, it is for a CPU."""
+    """Compose a config with ``words``, whose model is drawn where it is not there; tiny, it is for a CPU."""
     words = [*(ON_A_CPU if tiny else ()), *words]
     path = compose(config, words).model["path"]
     return compose(config, [*words, f"model.path={drawn_folder(path, layers, tiny, served)}"])
@@ -184,7 +184,7 @@ def composed(
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """With a process group of this process alone."""
+    """Open a process group of this process alone."""
     init_process_group(device, 600.0)
     try:
         yield
@@ -193,8 +193,8 @@ def process_group(device: torch.device) -> Iterator[None]:
 
 
 def learner(conf: LoopConfig) -> Learner:
-    """The recipe's learner as it begins a run of a config that was composed with :data:`FOR_UPDATES`; weights that are
-    zeros, as no file has them, are drawn on the device."""
+    """Build the recipe's learner as it begins a run of a config that was composed with :data:`FOR_UPDATES`; weights
+    that are zeros, as no file has them, are drawn on the device."""
     own = Learner(
         conf, *load_base(conf, DTYPES[conf.dtype]), torch.device(conf.device), None, method=build_method(conf)
     )
@@ -207,7 +207,7 @@ def learner(conf: LoopConfig) -> Learner:
 
 
 def made_up(tokens: int, known: int) -> list[Sample]:
-    """Two rollouts of ``tokens``, every fourth token sampled, one of them solved."""
+    """Make two rollouts of ``tokens``, every fourth token sampled, one of them solved."""
     generator = torch.Generator().manual_seed(tokens)
     mask = torch.arange(tokens) % 4 == 3
     sampled = int(mask.sum())
@@ -238,13 +238,13 @@ def packing_gap(own: Learner) -> float:
     samples = [all_sampled(f"of {length} tokens", length, known, generator) for length in LENGTHS]
     own.versions.put(1, random_adapter(own.versions.full(0), seed=1))
 
-    def found(rows: Sequence[Sequence[Sample]], version: int) -> list[float]:
+    def flat(rows: Sequence[Sequence[Sample]], version: int) -> list[float]:
         logprobs = [own.update.scorer.logprobs(row, version) for row in rows]
         return torch.cat(
             [of_row[sample.rollout_id] for of_row, row in zip(logprobs, rows, strict=True) for sample in row]
         ).tolist()
 
-    alone, packed, without = found([[s] for s in samples], 1), found([samples], 1), found([samples], 0)
+    alone, packed, without = flat([[s] for s in samples], 1), flat([samples], 1), flat([samples], 0)
     own.versions.forget(1)
     judge = Canary([], [], alone, TOLERANCE)
     if objection := judge.objection(packed):
@@ -283,7 +283,7 @@ def _norm(module: Any, hidden: Tensor) -> Tensor:
 
 
 def _rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotated heads [b, heads, s, width], by ``cos`` and ``sin`` [b, s, width]."""
+    """Rotate heads [b, heads, s, width], by ``cos`` and ``sin`` [b, s, width]."""
     first, second = sin.chunk(2, dim=-1)
     turns = cos.unsqueeze(1), torch.cat((-first, second), dim=-1).unsqueeze(1)
     return cast(Tensor, RotatedHeads.apply(q, *turns)), cast(Tensor, RotatedHeads.apply(k, *turns))

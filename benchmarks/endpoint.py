@@ -1,4 +1,4 @@
-"""What a call of the recording endpoint costs the node, over the bare request to vLLM that it ends in.
+"""Measure what a call of the recording endpoint costs the node, over the bare request to vLLM that it ends in.
 
     python benchmarks/endpoint.py [--json PATH] [--episodes 8] [--turns 10]
 
@@ -48,7 +48,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 async def play(http: aiohttp.ClientSession, url: str, turns: int) -> float:
-    """One episode of an agent elsewhere; returns the seconds of its calls."""
+    """Play an episode of an agent elsewhere; returns the seconds of its calls."""
     async with http.post(
         f"{url}/v1/episodes", json={"wait_s": 60}, headers={"Authorization": f"Bearer {TOKEN}"}
     ) as answer:
@@ -59,15 +59,15 @@ async def play(http: aiohttp.ClientSession, url: str, turns: int) -> float:
     for _ in range(turns):
         started = time.perf_counter()
         async with http.post(f"{base}/chat/completions", json={"messages": messages}, headers=key) as answer:
-            said = (await answer.json())["choices"][0]["message"]
+            message = (await answer.json())["choices"][0]["message"]
         seconds += time.perf_counter() - started
-        messages += [said, {"role": "user", "content": WORDS}]
+        messages += [message, {"role": "user", "content": WORDS}]
     async with http.post(f"{base}/episode/finish", json={"reward": 1.0}, headers=key):
         return seconds
 
 
 async def replay(http: aiohttp.ClientSession, vllm: str, rollout: Rollout) -> float:
-    """The same requests without a node; returns their seconds."""
+    """Send the same requests without a node; returns their seconds."""
     started = time.perf_counter()
     for turn in rollout.turns:
         sampling = {"max_tokens": TOKENS, "temperature": 1.0, "logprobs": 0, "detokenize": False}

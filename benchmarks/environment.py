@@ -37,7 +37,7 @@ STEP_CODE = "print(apis.supervisor.show_profile())"
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement; ``case`` is ``<implementation> <size>``."""
+    """A measurement; ``case`` is ``<implementation> <size>``."""
 
     case: str
     metric: str
@@ -50,7 +50,7 @@ def word_spans(text: str) -> list[tuple[int, int]]:
 
 
 def family(root_pid: int) -> list[int]:
-    """``root_pid`` and all its living descendants."""
+    """Return ``root_pid`` and all its living descendants."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -59,14 +59,14 @@ def family(root_pid: int) -> list[int]:
             except OSError:
                 continue
             children.setdefault(parent, []).append(int(entry.name))
-    found = [root_pid]
-    for pid in found:
-        found += children.get(pid, [])
-    return found
+    pids = [root_pid]
+    for pid in pids:
+        pids += children.get(pid, [])
+    return pids
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process's descendants, those that have ended and been waited for included."""
+    """Return CPU time of this process's descendants, those that have ended and been waited for included."""
     ticks = 0
     for pid in family(os.getpid()):
         try:
@@ -79,7 +79,7 @@ def cpu_seconds() -> float:
 
 
 def proportional_set_size() -> float:
-    """MiB of all descendants, memory shared by n processes counted as 1/n in each."""
+    """Return MiB of all descendants, memory shared by n processes counted as 1/n in each."""
     total = 0
     for pid in family(os.getpid())[1:]:
         try:
@@ -103,7 +103,7 @@ class Meter:
 
 
 async def ready_worlds(pool: Any, tasks: list[str], count: int) -> list[Any]:
-    """``count`` started episodes that have each executed one step, so that nothing is left to be done lazily."""
+    """Start ``count`` episodes, each with one step, so that nothing is left to be done lazily."""
 
     async def one(number: int) -> Any:
         environment = await pool.acquire(f"ready-{number}")
@@ -125,9 +125,9 @@ async def episode(pool: Any, task: str) -> None:
 
 
 async def measure_ready(make: Callable[[int], Any], name: str, count: int) -> list[Row]:
-    """Readiness and memory of ``count`` worlds beside a first one.
+    """Measure readiness and memory of ``count`` worlds beside a first one.
 
-    What a pool starts with (the grader; ours also the warm server, stock also one server, which the first world uses)
+    The start of a pool (the grader; ours also the warm server, stock also one server, which the first world uses)
     is measured apart, as ``fixed``.
     """
     pool = make(count + 1)
@@ -173,19 +173,19 @@ async def measure_throughput(make: Callable[[int], Any], name: str, concurrent: 
 
 
 def ratios(rows: list[Row], count: int) -> list[Row]:
-    """Stock over ours: what one more world costs, and, as ``total``, all of them with what each pool starts with."""
+    """Return stock over ours: the cost of one more world and, as ``total``, of all with each pool's start."""
     values = {(row.case, row.metric): row.value for row in rows}
     case = f"ours {count}"
     stock = f"stock {count}"
-    found = []
+    compared = []
     for name, metric in (
         ("ready_cpu_ratio", "ready_cpu_per_world"),
         ("ready_cpu_total_ratio", "ready_cpu_total"),
         ("memory_ratio", "memory_per_world"),
         ("memory_total_ratio", "memory_total"),
     ):
-        found.append(Row(case, name, values[stock, metric] / values[case, metric], "x"))
-    return found
+        compared.append(Row(case, name, values[stock, metric] / values[case, metric], "x"))
+    return compared
 
 
 async def run(arguments: argparse.Namespace) -> list[Row]:

@@ -5,7 +5,7 @@
 BASE is a work tree of the code to compare with, with a .venv of its own. Both play the same episodes, one after the
 other, in turns of so many, so that both meet the same machine: a file of one tool and one reward, and the same with
 numpy imported. CPU seconds are of the node's process and of all below it. The time of a fork alone, of a process that
-has imported the file and ends at once, is told beside it: it is the kernel's, and grows with the machine's load.
+has imported the file and ends at once, stands beside it: it is the kernel's, and grows with the machine's load.
 
 Then sessions of `code: python`: milliseconds to the first answer, by the clock and of a processor, milliseconds of
 another call, and MiB (shares of pages that are shared). The measure is `bwrap ... python3 -c pass`, in turns with them:
@@ -54,7 +54,7 @@ SESSIONS = 20
 
 
 def fork_s(module: str) -> float:
-    """CPU seconds of a fork alone."""
+    """Return CPU seconds of a fork alone."""
     from agent_environments.tools.module import load_module
 
     load_module(module)
@@ -70,7 +70,7 @@ def fork_s(module: str) -> float:
 
 
 def processor_s() -> float:
-    """CPU seconds of this process, its descendants, and of those that they have waited for."""
+    """Return CPU seconds of this process, its descendants, and of those that they have waited for."""
     total = 0
     below = {os.getpid()}
     stats = {}
@@ -111,7 +111,7 @@ async def play(module: str, episodes: int) -> None:
 
 
 def bubblewrap_ms() -> float:
-    """Milliseconds that bubblewrap takes to start an interpreter which does nothing; NaN where there is none."""
+    """Return the milliseconds in which bubblewrap starts an idle interpreter; NaN where there is none."""
     command = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
     command += [os.path.realpath(sys.executable), "-c", "pass"]
     began = time.perf_counter()
@@ -123,7 +123,7 @@ def bubblewrap_ms() -> float:
 
 
 def megabytes(root: int) -> float:
-    """MiB of what runs below a process, of shared pages their share."""
+    """Return the MiB of all that runs below a process, of shared pages their share."""
     total = 0
     for pid in descendants(root):
         with contextlib.suppress(OSError):
@@ -151,13 +151,13 @@ async def sessions(count: int) -> None:
         await session.close()
         rows.append((clock[1] - clock[0], (clock[4] - clock[1]) / 3, processor_s() - before, large - small, alone))
     first, call, processor, size, alone = (statistics.median(each) for each in zip(*rows, strict=True))
-    told = {"first_ms": 1000 * first, "call_ms": 1000 * call, "processor_ms": 1000 * processor, "mib": size}
-    print(json.dumps({**told, "bubblewrap_ms": alone}))
+    figures = {"first_ms": 1000 * first, "call_ms": 1000 * call, "processor_ms": 1000 * processor, "mib": size}
+    print(json.dumps({**figures, "bubblewrap_ms": alone}))
     await server.close()
 
 
 class Side:
-    """One code, at work on one file."""
+    """A checkout's code, at work on one file."""
 
     def __init__(self, tree: Path, module: Path, episodes: int) -> None:
         self._process = subprocess.Popen(
@@ -169,7 +169,7 @@ class Side:
         )
 
     def seconds(self) -> float:
-        """CPU seconds an episode, over one turn."""
+        """Return the CPU seconds an episode, over one turn."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write("\n")

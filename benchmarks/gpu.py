@@ -1,4 +1,4 @@
-"""What one GPU can show of the learner and of a server, in one command: exactness, error, determinism, time, memory.
+"""Check the learner and a server on one GPU, in one command: exactness, error, determinism, time, memory.
 
     python benchmarks/gpu.py --json results.json                  # the paper's shapes, on one 80 GB GPU
     python benchmarks/gpu.py --json results.json --parts heads    # one part
@@ -20,8 +20,8 @@ Parts, each at most ten minutes long:
   ``keep_attention``, FlashAttention-4 and ``compile``.
 
 Every case has a process of its own. With ``--json`` its rows are written when it is done, and the same command goes on
-after the last of them; a case that could not run is said, and tried again. ``--case run``, which is in no part, is two
-iterations of the recipe with a server of its own: the gap between the two must be small, and with an adapter that
+after the last of them; a case that could not run is reported, and tried again. ``--case run``, which is in no part, is
+two iterations of the recipe with a server of its own: the gap between the two must be small, and with an adapter that
 nobody sampled with must be refused. Only that and FlashAttention-4 need vLLM's wheel.
 """
 
@@ -176,7 +176,7 @@ def released_cce(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 
 def heads(size: Size, device: torch.device, name: str) -> dict[str, float]:
-    """Errors of one head against full logits in fp32, and how many repeats differ from the first."""
+    """Measure errors of a head against full logits in fp32, and count repeats that differ from the first."""
     from loop_recipes.engine.cut_cross_entropy import CutCrossEntropyLogProbs
     from loop_recipes.engine.logprobs import FullLogProbs, TensorCoreLogProbs, TiledLogProbs
 
@@ -204,18 +204,18 @@ def heads(size: Size, device: torch.device, name: str) -> dict[str, float]:
     exact = [
         torch.cat(parts) for parts in zip(*(run(FullLogProbs(), block, torch.float32) for block in blocks), strict=True)
     ]
-    found = [run(head, slice(None), dtype) for _ in range(size.repeats)]
-    logprobs, gradient = found[0]
+    repeats = [run(head, slice(None), dtype) for _ in range(size.repeats)]
+    logprobs, gradient = repeats[0]
     return {
         "logprob_error": (logprobs - exact[0]).abs().max().item(),
         "gradient_error_of_largest": ((gradient - exact[1]).abs().max() / exact[1].abs().max()).item(),
-        "logprob_repeats_that_differ": sum(not torch.equal(other, logprobs) for other, _ in found),
-        "gradient_repeats_that_differ": sum(not torch.equal(other, gradient) for _, other in found),
+        "logprob_repeats_that_differ": sum(not torch.equal(other, logprobs) for other, _ in repeats),
+        "gradient_repeats_that_differ": sum(not torch.equal(other, gradient) for _, other in repeats),
     }
 
 
 def attention(size: Size, device: torch.device, choice: str, tokens: int) -> dict[str, float]:
-    """Error of a packed row's attention, and the seconds of one document's forward, and of forward and backward."""
+    """Measure the error of a packed row's attention, and a document's seconds forward, and with backward."""
     from loop_recipes.engine.batching import Documents
     from loop_recipes.engine.cuda_layers import causal_attention
     from loop_recipes.engine.flash_attention import activate, largest_error
@@ -254,7 +254,7 @@ def attention(size: Size, device: torch.device, choice: str, tokens: int) -> dic
 
 
 def exactness(device: torch.device) -> dict[str, float]:
-    """Largest differences of packed rollouts from one at a time, and of a resumed update from an uninterrupted one."""
+    """Measure how packed rollouts differ from single ones, and a resumed update from an uninterrupted one."""
     from drawn import FOR_UPDATES, LENGTHS, composed, learner, made_up, process_group
 
     from loop_recipes.config.components import build
@@ -295,8 +295,8 @@ def exactness(device: torch.device) -> dict[str, float]:
 
 
 def small_run(device: torch.device) -> dict[str, float]:
-    """A run of the recipe with a server of its own: seconds, and the gap between sampler and learner in nats, which
-    must be small, and with an adapter that nobody sampled with must be refused."""
+    """Measure a run of the recipe with a server of its own: seconds, and the gap between sampler and learner in nats,
+    which must be small, and with an adapter that nobody sampled with must be refused."""
     from drawn import FOR_UPDATES, composed, learner, process_group, refused
 
     from loop_formats.run_files import read_rollouts
@@ -326,13 +326,13 @@ def small_run(device: torch.device) -> dict[str, float]:
     sampled = torch.cat([sample.sampler_logprobs for sample in samples])
     limits = tolerances(own.conf.sampler_gap)
     judge = Canary([], [], sampled.tolist(), limits["tolerance"], limits["mean_tolerance"])
-    found, other = (torch.cat([of[s.rollout_id] for s in samples]) for of in (right, wrong))
-    if objection := judge.objection(found.tolist()):
+    own_logprobs, other = (torch.cat([of[s.rollout_id] for s in samples]) for of in (right, wrong))
+    if objection := judge.objection(own_logprobs.tolist()):
         raise SystemExit(f"the learner {objection}")
     refused("the learner with an adapter that nobody sampled with", judge.objection(other.tolist()))
     return {
         "run_seconds": seconds,
-        "sampler_gap": (found - sampled).abs().mean().item(),
+        "sampler_gap": (own_logprobs - sampled).abs().mean().item(),
         "grad_norm": lines[-1]["grad_norm"],
     }
 
@@ -346,7 +346,7 @@ CASES: dict[str, Callable[[Size, torch.device, argparse.Namespace], dict[str, fl
 
 
 def cases(size: Size, args: argparse.Namespace) -> dict[str, dict[str, list[str]]]:
-    """For each part, its cases and the command that prints a case's metrics as JSON."""
+    """Return for each part its cases and the command that prints a case's metrics as JSON."""
     python, device = sys.executable, ["--device", args.device]
     own = [python, __file__, *device, "--size", args.size, "--case"]
     logprobs = [python, str(FOLDER / "logprobs.py"), *device, "--dtype", size.dtype, "--width", str(size.width)]
@@ -392,14 +392,14 @@ def cases(size: Size, args: argparse.Namespace) -> dict[str, dict[str, list[str]
 
 
 def measure(command: list[str], seconds: float) -> dict[str, Any]:
-    """What a case printed; ``left_out`` is the reason where it could not run."""
+    """Return what a case printed; ``left_out`` is the reason where it could not run."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=max(seconds, 1.0), cwd=FOLDER)
     except subprocess.TimeoutExpired:
         return {"left_out": f"the part's {PART_SECONDS:.0f} s are over"}
-    said = done.stderr.strip().splitlines()
+    errors = done.stderr.strip().splitlines()
     if done.returncode:
-        return {"left_out": (said or [f"ended by signal {-done.returncode}"])[-1]}
+        return {"left_out": (errors or [f"ended by signal {-done.returncode}"])[-1]}
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
@@ -414,8 +414,8 @@ def run_day(args: argparse.Namespace) -> int:
             print(f"{step.seconds:>4} s  {step.name}: {step.words}")
         print(f"{sum(step.seconds for step in DAY)} s of {MOST_S}")
         return 0
-    kept = tempfile.TemporaryDirectory()
-    file = args.json or Path(kept.name, "day.json")
+    scratch = tempfile.TemporaryDirectory()
+    file = args.json or Path(scratch.name, "day.json")
     rows, began, status = Rows(file.resolve(), machine(device)), time.monotonic(), dict[str, Any]()
     for step in DAY:
         status[step.name] = rows.of(step.name).get("exit status")

@@ -1,4 +1,4 @@
-"""One update of a large model's shape with random weights: memory and seconds.
+"""Measure an update of a large model's shape with random weights: memory and seconds.
 
     python benchmarks/large_model.py                                  # loop_appworld/qwen2_5_32b, on one GPU
     python benchmarks/large_model.py --layers 32 --tokens 32000       # where 64 layers do not fit
@@ -47,7 +47,7 @@ ENGINES = {"config": (), "transformers": ("model._component_=drawn.general_model
 
 
 def one_pass(update: PolicyUpdate, sample: ScoredSample) -> UpdateResult:
-    """One step with one rollout, which has its advantage and old log-probs already."""
+    """Take a step with one rollout, which has its advantage and old log-probs already."""
     started = time.perf_counter()
     step_samples, metrics = update.train([sample], 1)
     if torch.cuda.is_initialized():
@@ -58,7 +58,7 @@ def one_pass(update: PolicyUpdate, sample: ScoredSample) -> UpdateResult:
 
 
 def measure(args: argparse.Namespace) -> dict[str, float]:
-    """The figures of one update."""
+    """Return the figures of one update."""
     device, tokens = torch.device(args.device), args.tokens
     words = [f"device={args.device}", *ENGINES[args.engine], f"log_probs=loop_recipes.engine.{HEADS[args.head]}"]
     words += [*FOR_UPDATES, *args.set]

@@ -6,7 +6,7 @@ A layer with LoRA of rank 16 on all its linears, bf16, one packed row of two rol
 forward, and backward to the gradients of LoRA and of the layer's input. A layer that is recomputed runs forward twice.
 
 - ``eager``: each operator of torch is a kernel that reads its arguments and writes its results, whole and once.
-- ``compiled``: what inductor's scheduler makes of the same layer for an H100: its fused kernels, each of which reads
+- ``compiled``: the plan of inductor's scheduler for the same layer for an H100: its fused kernels, each of which reads
   and writes a buffer once, and the products that it calls.
 
 Weights are left out, and all else that does not grow with the tokens. Kinds of kernels: ``base`` are the matrix
@@ -75,12 +75,12 @@ PRODUCTS = ("mm", "addmm", "addmm_", "add_product")
 VIEWS = ("_unsafe_view", "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
 """Operators that move nothing, besides those whose schema says so."""
 OVERWRITES = ("copy_", "fill_", "zero_")
-"""Those that do not read the tensor that they change."""
+"""Operators that do not read the tensor that they change."""
 GENERAL = {"ours_delta_net": ("Qwen3.5-4B", 1), "ours_sinks": ("gpt-oss-20b", 2)}
 """By case, a model that transformers builds, and the layers of it that have all kinds of its first ones."""
 LENGTHS = tuple(512 << doubled for doubled in range(6))
-MOST = 2.2
-"""What is written may grow by with each doubling."""
+MAX_GROWTH = 2.2
+"""Factor by which the bytes written may grow with each doubling."""
 H100 = SimpleNamespace(
     name="NVIDIA H100",
     major=9,
@@ -101,7 +101,7 @@ class Traffic:
     """Kernels of a pass, and the bytes of each kind that grow with the tokens.
 
     Args:
-        tokens: of the row; what has no side of this length is not counted.
+        tokens: of the row; tensors without a side of this length are not counted.
         rank: of LoRA.
     """
 
@@ -111,13 +111,13 @@ class Traffic:
         self.kernels: Counter[str] = Counter()
 
     def add(self, kind: str, *operands: Operand) -> None:
-        """One kernel."""
+        """Add a kernel."""
         self.kernels[kind] += 1
         self.bytes[kind] += sum(size for shape, size in operands if self.tokens in shape)
 
     def add_product(self, factors: Sequence[Operand], out: Operand, start: Operand | None, inplace: bool) -> None:
-        """A matrix product, added to ``start``. What has columns of its own is copied first where it is not changed in
-        place: cuBLAS only adds to what it writes."""
+        """Add a matrix product, added to ``start``. A start with columns of its own is copied first unless it is
+        changed in place: cuBLAS only adds to what it writes."""
         kind = "lora" if any(self.rank in shape for shape, _ in factors) else "base"
         added: list[Operand] = []
         if start is not None and len(start[0]) == 2:
@@ -131,7 +131,7 @@ class Traffic:
 
 
 def operand(tensor: Tensor) -> Operand:
-    """A tensor; what is expanded is read once."""
+    """Return a tensor as an operand; expanded dimensions are read once."""
     own = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
     return tensor.shape, math.prod(own) * tensor.element_size()
 
@@ -144,12 +144,12 @@ class EagerTraffic(TorchDispatchMode):
         self.traffic = traffic
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         changes = func._schema.is_mutable
-        written = [leaf for leaf in tree_leaves(args[0] if changes else found) if isinstance(leaf, Tensor)]
+        written = [leaf for leaf in tree_leaves(args[0] if changes else result) if isinstance(leaf, Tensor)]
         if func.is_view or name in VIEWS or not written:
-            return found
+            return result
         leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         read = [operand(leaf) for leaf in self._distinct(leaves[name in OVERWRITES :])]
         wrote = [operand(leaf) for leaf in written]
@@ -165,7 +165,7 @@ class EagerTraffic(TorchDispatchMode):
             self.traffic.add("elementwise", *read[1:], *wrote, *wrote)
         else:
             self.traffic.add("elementwise", *read, *wrote)
-        return found
+        return result
 
     @staticmethod
     def _distinct(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -207,7 +207,7 @@ class _Counted(Exception):
 
 
 def counting_backend(traffics: dict[str, Traffic]) -> Callable[..., Any]:
-    """A backend of torch.compile: adds inductor's kernels of both passes to ``traffics``, and runs them uncompiled."""
+    """Make a backend of torch.compile that adds inductor's kernels to ``traffics``, and runs them uncompiled."""
 
     def compile_pass(graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         traffic = traffics["backward" if options.get("is_backward") else "forward"]
@@ -254,7 +254,7 @@ def add_scheduled(traffic: Traffic, node: BaseSchedulerNode) -> None:
         return
     if not isinstance(node, ExternKernelSchedulerNode):
         accesses = node.get_read_write_buffer_accesses(include_reads=True, include_writes=True)
-        # What was changed in place has a name of its own.
+        # A buffer changed in place has a name of its own.
         named = {node.scheduler.mutation_real_name.get(name, name): size for name, size in accesses.items()}
         traffic.add("elementwise", *((_lowered(V.graph.try_get_buffer(name))[0], named[name]) for name in named))
         return
@@ -275,13 +275,13 @@ def add_scheduled(traffic: Traffic, node: BaseSchedulerNode) -> None:
 
 
 def _lowered(value: Any) -> Operand:
-    """The operand that one of inductor's nodes is."""
+    """Return one of inductor's nodes as an operand."""
     shape = V.graph.sizevars.optimization_hints(value.get_size())
     return shape, math.prod(shape) * value.get_dtype().itemsize
 
 
 def decoder_layer(config: dict[str, Any], rank: int, fakes: FakeTensorMode) -> nn.Module:
-    """One layer of the model that ``config``, a config.json, describes, in bf16 and without values.
+    """Build a layer of the model that ``config``, a config.json, describes, in bf16 and without values.
 
     LoRA too is in bf16, as FSDP2 hands it to the layer.
     """
@@ -303,10 +303,10 @@ def decoder_layer(config: dict[str, Any], rank: int, fakes: FakeTensorMode) -> n
 
 
 def layer_traffic(config: dict[str, Any], tokens: int, compiled: bool, rank: int = RANK) -> dict[str, Traffic]:
-    """Traffic of both passes of a layer over a packed row of two rollouts with ``tokens`` tokens together.
+    """Count traffic of both passes of a layer over a packed row of two rollouts with ``tokens`` tokens together.
 
     Raises:
-        ValueError: ``tokens`` is a size of the layer's weights, which could not be told apart.
+        ValueError: ``tokens`` is a size of the layer's weights, which look the same.
     """
     traffics = {name: Traffic(tokens, rank) for name in PASSES}
     # As many positions as tokens: of the rotary table, too, what is read grows with them.
@@ -341,15 +341,15 @@ class BytesWritten(TorchDispatchMode):
     total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if not func.is_view and func.overloadpacket.__name__ not in VIEWS:
-            written = args[0] if func._schema.is_mutable else found
+            written = args[0] if func._schema.is_mutable else result
             self.total += sum(leaf.nbytes for leaf in tree_leaves(written) if isinstance(leaf, Tensor))
-        return found
+        return result
 
 
 def bytes_written(name: str, layers: int, tokens: int) -> int:
-    """What the first ``layers`` of a published model write for one document, forward and backward."""
+    """Return the bytes that the first ``layers`` of a published model write for one document, forward and backward."""
     config = published_config(name)
     assert config is not None
     text = config.get("text_config", config)
@@ -360,7 +360,7 @@ def bytes_written(name: str, layers: int, tokens: int) -> int:
         model = cast(GeneralDecoder, meta_model(section(Path(folder), lora_rank=RANK), torch.bfloat16))
     with FakeTensorMode(allow_non_fake_inputs=True) as fakes:
         model.to_empty(device="cpu")
-        model.tok_embeddings.register_forward_hook(lambda module, given, out: out.requires_grad_())
+        model.tok_embeddings.register_forward_hook(lambda module, inputs, out: out.requires_grad_())
         ids, places = (fakes.from_tensor(x) for x in (torch.zeros(1, tokens).long(), torch.arange(tokens)[None]))
         with BytesWritten() as counted:
             row = {"position_ids": places, "documents": Documents.of([tokens])}
@@ -377,7 +377,7 @@ def growth(rows: list[dict[str, Any]]) -> int:
         for tokens in LENGTHS:
             written = bytes_written(name, layers, tokens) // layers
             times = written / before if before else 0.0
-            status |= times > MOST
+            status |= times > MAX_GROWTH
             print(f"{case:<20}{tokens:>8,}{written / 1e9:>10.2f}{f'{times:.2f}' if before else '':>8}", flush=True)
             rows.append({"case": f"{case} {tokens}", "metric": "bytes_written", "value": written, "unit": "bytes"})
             before = written

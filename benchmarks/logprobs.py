@@ -36,7 +36,7 @@ Head = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Unavailable(Exception):
-    """Why a case cannot run here."""
+    """A case cannot run here; the message says why."""
 
 
 def tiled() -> Head:
@@ -60,7 +60,7 @@ def full_logits() -> Head:
 
 
 def torch_chunked() -> Head:
-    """torch's own fused head and loss, in chunks of its choice. Its products are rounded as the operands are."""
+    """Return torch's own fused head and loss, in chunks of its choice. Its products are rounded as the operands are."""
     options = LinearCrossEntropyOptions()
     return lambda hidden, weight, targets: (
         -F.linear_cross_entropy(hidden, weight, targets, reduction="none", options=options)
@@ -68,13 +68,13 @@ def torch_chunked() -> Head:
 
 
 def torch_chunked_fp32() -> Head:
-    """The same of operands in fp32, as exact as ours."""
+    """Return the same of operands in fp32, as exact as ours."""
     head = torch_chunked()
     return lambda hidden, weight, targets: head(hidden.float(), weight.float(), targets)
 
 
 def torchtune_chunked() -> Head:
-    """torchtune's loss, with the decoder's ``chunked_output`` before it; it only gives the mean, so that is used."""
+    """Return torchtune's loss behind the decoder's ``chunked_output``; it only gives the mean, so that is used."""
     loss = CEWithChunkedOutputLoss(num_output_chunks=8)
 
     def head(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ CASES: dict[str, Callable[[], Head]] = {
 
 
 def measure(args: argparse.Namespace) -> dict[str, float]:
-    """One case in this process."""
+    """Measure a case in this process."""
     torch.manual_seed(0)
     device, dtype = torch.device(args.device), getattr(torch, args.dtype)
     head, (tokens,) = CASES[args.case](), args.tokens

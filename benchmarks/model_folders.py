@@ -2,12 +2,12 @@
 
     python benchmarks/model_folders.py [--json results.json] [--only WORD]
 
-The folders are made on the spot, small and random (``tests/support/model_folders.py``). One that is taken is opened as
-`loop train --model` opens it, loaded as the learner loads it, and its log-probs are compared with those of transformers
-from the same folder, in float32, on ids of its vocabulary. A last line shows that a difference would be seen. One that
-cannot be trained must be refused by the same call. ``seconds`` is the call alone; Python's imports come before it. Ends
-1 if a folder that should be taken is not, or its log-probs are further than 1e-5 apart, or one that should be refused
-is taken, refused in more lines than one or after more than ten seconds.
+The folders are made on the spot, small and random (``tests/support/model_folders.py``). A folder that is taken is
+opened as `loop train --model` opens it, loaded as the learner loads it, and its log-probs are compared with those of
+transformers from the same folder, in float32, on ids of its vocabulary. A last line shows that a difference would be
+seen. One that cannot be trained must be refused by the same call. ``seconds`` is the call alone; Python's imports come
+before it. Ends 1 if a folder that should be taken is not, or its log-probs are further than 1e-5 apart, or one that
+should be refused is taken, refused in more lines than one or after more than ten seconds.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ TOKENS = 60
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a folder: ``said`` is the line of a refusal, ``apart`` the largest difference in nats."""
+    """The result of a folder: ``refusal`` is the line of a refusal, ``apart`` the largest difference in nats."""
 
     case: Case
     seconds: float
-    said: str | None = None
+    refusal: str | None = None
     apart: float | None = None
 
     @property
     def right(self) -> bool:
-        """Whether it is what it should be."""
+        """Return whether it is what it should be."""
         if self.case.refused is None:
             return self.apart is not None and self.apart <= BOUND
-        return self.said is not None and "\n" not in self.said and self.seconds < DEADLINE_S
+        return self.refusal is not None and "\n" not in self.refusal and self.seconds < DEADLINE_S
 
     @property
     def words(self) -> str:
         """The outcome for the table."""
-        return f"taken, {self.apart:.1e} apart" if self.said is None else self.said
+        return f"taken, {self.apart:.1e} apart" if self.refusal is None else self.refusal
 
 
 def run(case: Case, scratch: Path) -> Outcome:
@@ -82,7 +82,7 @@ def run(case: Case, scratch: Path) -> Outcome:
 
 
 def difference(folder: Path, reference: Path) -> float:
-    """The largest difference in nats between the learner's log-probs and transformers' of the same tokens."""
+    """Return the largest difference in nats between the learner's log-probs and transformers' of the same tokens."""
     base = BaseModel.read(folder)
     rows = min(base.vocabulary, 300)
     tokens = torch.randint(0, rows, (1, TOKENS), generator=torch.Generator().manual_seed(3))
@@ -91,12 +91,12 @@ def difference(folder: Path, reference: Path) -> float:
     ours = place_model(model, weights, new_adapter(model, 0), torch.device("cpu"), torch.float32)
     theirs = AutoModelForCausalLM.from_pretrained(reference, dtype=torch.float32)
     with torch.no_grad():
-        found, expected = (out.float().log_softmax(-1) for out in (ours(tokens), theirs(tokens).logits))
-    return (found - expected).abs().max().item()
+        logprobs, expected = (out.float().log_softmax(-1) for out in (ours(tokens), theirs(tokens).logits))
+    return (logprobs - expected).abs().max().item()
 
 
 def control(scratch: Path) -> float:
-    """The same as :func:`difference` where the two differ in the base of their rotary positions alone."""
+    """Return the same as :func:`difference` where the two differ in the base of their rotary positions alone."""
     folder = scratch / "model"
     folder.mkdir()
     CASES[0].make(folder)
@@ -111,7 +111,7 @@ def table(outcomes: list[Outcome]) -> Iterator[str]:
     for one in outcomes:
         yield f"{'' if one.right else '!!':>2} {one.case.name:<46} {one.seconds:7.2f}  {one.words[:150]}"
     taken = [one.apart for one in outcomes if one.apart is not None]
-    lines = [one.seconds for one in outcomes if one.said is not None]
+    lines = [one.seconds for one in outcomes if one.refusal is not None]
     wrong = sum(not one.right for one in outcomes)
     yield (
         f"{len(outcomes)} folders: {len(taken)} taken, at most {max(taken, default=0):.1e} nats apart; {len(lines)} "
@@ -144,11 +144,11 @@ def main() -> int:
                 outcomes.append(run(case, Path(scratch).resolve()))
     print("\n".join(table(outcomes)))
     with tempfile.TemporaryDirectory() as scratch, open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
-        seen = control(Path(scratch).resolve())
-    print(f"control: another base of the rotary positions is {seen:.2f} nats apart")
+        gap = control(Path(scratch).resolve())
+    print(f"control: another base of the rotary positions is {gap:.2f} nats apart")
     if options.json is not None:
         options.json.write_text(json.dumps(rows(outcomes), indent=1) + "\n", encoding="utf-8")
-    return int(seen <= BOUND or not all(one.right for one in outcomes))
+    return int(gap <= BOUND or not all(one.right for one in outcomes))
 
 
 if __name__ == "__main__":

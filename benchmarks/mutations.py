@@ -38,7 +38,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parents[1]
 LIMIT_S = 180.0
-"""Of the tests of one mutation."""
+"""Seconds for the tests of one mutation."""
 SUBJECTS = {
     "losses": ["recipes/loop_recipes/algorithm/losses.py", "recipes/loop_recipes/algorithm/preferences.py"],
     "masks": ["recipes/loop_recipes/engine/samples.py"],
@@ -111,7 +111,7 @@ SHARED = (
 
 @dataclass(frozen=True)
 class Mutation:
-    """One change of one file; ``start`` and ``end`` are offsets in its bytes."""
+    """A change of a file; ``start`` and ``end`` are offsets in its bytes."""
 
     subject: str
     file: str
@@ -127,7 +127,7 @@ class Mutation:
 
 @dataclass
 class Outcome:
-    """What became of a mutation under some tests."""
+    """The result of a mutation under some tests."""
 
     verdict: str
     by: str = ""
@@ -179,12 +179,12 @@ def code_nodes(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def mutations_of(subject: str, file: str) -> list[Mutation]:
-    """All that can be done to a file of this checkout."""
+    """Return all mutations of a file of this checkout."""
     source = (HERE / file).read_bytes()
     offsets = [0]
     for line in source.splitlines(keepends=True):
         offsets.append(offsets[-1] + len(line))
-    found = []
+    mutations = []
     for node in code_nodes(ast.parse(source)):
         for kind, new in changed(node):
             place: Any = node.test if kind == "condition" else node  # type: ignore[attr-defined]
@@ -195,12 +195,12 @@ def mutations_of(subject: str, file: str) -> list[Mutation]:
                 after = f"({after})"
             lines = source[offsets[place.lineno - 1] : offsets[place.end_lineno]].decode()
             before = " ".join(source[start:end].decode().split())
-            found.append(Mutation(subject, file, place.lineno, kind, before, after, start, end, lines))
-    return found
+            mutations.append(Mutation(subject, file, place.lineno, kind, before, after, start, end, lines))
+    return mutations
 
 
 def drawn(count: int, seed: int) -> list[Mutation]:
-    """``count`` mutations, the same for the same seed and code: a kind at a time, subjects in turn."""
+    """Draw ``count`` mutations, the same for the same seed and code: a kind at a time, subjects in turn."""
     draws = random.Random(seed)
     pools = {subject: [m for file in files for m in mutations_of(subject, file)] for subject, files in SUBJECTS.items()}
     chosen: list[Mutation] = []
@@ -213,7 +213,7 @@ def drawn(count: int, seed: int) -> list[Mutation]:
 
 
 def mutated(mutation: Mutation, checkout: Path) -> str | None:
-    """The file's text with the mutation; None where its lines are not there, or not in one place only."""
+    """Return the file's text with the mutation; None where its lines are not in exactly one place."""
     here = (HERE / mutation.file).read_bytes()
     file = checkout / mutation.file
     text = file.read_bytes() if file.exists() else b""
@@ -242,11 +242,11 @@ def imports(file: Path, module: str) -> bool:
 
 
 def tests_of(file: str, checkout: Path) -> list[str]:
-    """The test files for a file: its mirror and those of ``MORE_TESTS``, or else those that import it."""
+    """Return the test files for a file: its mirror and those of ``MORE_TESTS``, or else those that import it."""
     path = Path(file.removeprefix("recipes/"))
     own = [f"tests/{path.parent}/test_{path.name}", *MORE_TESTS.get(file, [])]
-    if found := [test for test in own if (checkout / test).exists()]:
-        return found
+    if existing := [test for test in own if (checkout / test).exists()]:
+        return existing
     module = ".".join(path.with_suffix("").parts)
     tests = [test for test in sorted((checkout / "tests").rglob("test_*.py")) if imports(test, module)]
     return [str(test.relative_to(checkout)) for test in tests if "integration" not in test.parts]
@@ -321,7 +321,7 @@ def end_group(leader: int) -> None:
 
 
 def judged(mutation: Mutation, checkout: Path, limit_s: float, sound: dict[tuple[Path, str], bool]) -> Outcome:
-    """What the tests of a checkout say of a mutation. ``sound`` remembers which tests pass without one."""
+    """Judge a mutation by the tests of a checkout. ``sound`` remembers which tests pass without one."""
     text = mutated(mutation, checkout)
     if text is None:
         return Outcome("-")
@@ -346,7 +346,7 @@ def judged(mutation: Mutation, checkout: Path, limit_s: float, sound: dict[tuple
 
 @contextmanager
 def work_tree(commit: str, folder: Path) -> Iterator[Path]:
-    """A work tree of a commit, with this checkout's environments and worlds."""
+    """Yield a work tree of a commit, with this checkout's environments and worlds."""
     git = ["git", "-C", str(HERE), "worktree"]
     subprocess.run([*git, "add", "--quiet", "--detach", str(folder), commit], check=True)
     try:

@@ -1,4 +1,4 @@
-"""Task files as different people write them: what comes of each, from `loop try` to an evaluation.
+"""Take task files as different people write them, from `loop try` to an evaluation.
 
     python benchmarks/ordinary_files.py [--json PATH] [--only WORDS]
 
@@ -10,7 +10,7 @@ form is theirs, the tasks are not. None was changed to pass. Each goes three way
   policy that is right and half by one that says "I do not know.";
 - an evaluation: two runs of the right policy over the held-out tasks, scored as `loop eval` does.
 
-What is right is written here for each file (:data:`FILES`), not taken from it. ``first reward`` is the mean of the
+The right answer is written here for each file (:data:`FILES`), not taken from it. ``first reward`` is the mean of the
 rollouts that know nothing, ``right reward`` that of the right ones, ``success`` the evaluation's in percent. ``try`` is
 what `loop try` says of right answers. A file that cannot be trained on must be refused in one line by `loop try`, and
 the line must say what is written here. The exit status is 1 where a file's verdict is not as expected.
@@ -59,7 +59,7 @@ from support.random_policy import write_tokenizer
 from support.scripted_policy import ScriptedPolicy
 
 FOLDER = Path(__file__).resolve().parent / "task_files"
-ROLLOUTS, RUNS, SHOWN_CHARACTERS = 4, 2, 100
+ROLLOUTS, RUNS, MESSAGE_CHARACTERS = 4, 2, 100
 LIMITS = Limits(max_turns=8, max_tokens_per_turn=2000, max_context=30_000, episode_deadline_s=600.0)
 IGNORANT = "I do not know."
 
@@ -68,7 +68,7 @@ Task = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Expected:
-    """What should come of a file: ``turns`` of the right policy, or words of the line that refuses it.
+    """The expected result of a file: ``turns`` of the right policy, or words of the line that refuses it.
 
     ``nothing`` is what a rollout that knows nothing earns, ``mcp`` the servers that a config would name.
     """
@@ -79,18 +79,18 @@ class Expected:
     mcp: Mapping[str, Any] | None = None
 
 
-def said(field: str) -> Expected:
-    """The right turn is a field of the task, as text."""
+def from_field(field: str) -> Expected:
+    """Expect the text of a field of the task as the right turn."""
     return Expected(lambda task: [str(task[field])])
 
 
 def call(name: str, /, **arguments: Any) -> str:
-    """A turn that calls a tool."""
+    """Write a turn that calls a tool."""
     return render_tool_call(ToolCall(name, arguments))
 
 
 def equation(task: Task) -> list[str]:
-    """The numbers of a task of countdown, put together."""
+    """Put the numbers of a task of countdown together."""
     first, second, third = task["nums"]
     return [f"<answer>{first} + {second} - {third}</answer>"]
 
@@ -98,11 +98,11 @@ def equation(task: Task) -> list[str]:
 NOTES = {"notes": {"command": [sys.executable, str(FOLDER / "mcp_notes.py")]}}
 FILES = {
     "gsm8k": Expected(refused=r"has a field 'answer', but the 'answer' of reward correct is what the agent answered"),
-    "gsm8k_renamed": said("target"),
-    "humaneval": said("canonical_solution"),
-    "mbpp": said("code"),
-    "math_boxed": said("solution"),
-    "mmlu": said("letter"),
+    "gsm8k_renamed": from_field("target"),
+    "humaneval": from_field("canonical_solution"),
+    "mbpp": from_field("code"),
+    "math_boxed": from_field("solution"),
+    "mmlu": from_field("letter"),
     "squad": Expected(lambda task: [task["accepted"][-1]]),
     "countdown": Expected(equation),
     "bfcl": Expected(
@@ -112,12 +112,12 @@ FILES = {
     "product": Expected(
         lambda task: [call("multiply", a=37, b=2), call("answer", value=task["target"])],
     ),
-    "random_seeded": said("total"),
+    "random_seeded": from_field("total"),
     "random_unseeded": Expected(refused="gives other tasks at each import"),
     "set_order": Expected(refused="gives other tasks at each import"),
-    "set_sorted": said("target"),
+    "set_sorted": from_field("target"),
     "jsonl_blank_lines": Expected(lambda task: [f"It is {task['capital']}."]),
-    "neighbour": said("target"),
+    "neighbour": from_field("target"),
     "numpy_everywhere": Expected(
         lambda task: [
             call("describe", values=[int(value) for value in task["row"]]),
@@ -131,14 +131,14 @@ FILES = {
         lambda task: [call("fetch", name=str(task["id"]).replace("_", "")), call("answer", code=task["code"])]
     ),
     "light_class": Expected(lambda task: [call("switch", room=room) for room, on in task["rooms"].items() if on]),
-    "text_game": said("secret"),
+    "text_game": from_field("secret"),
     "partials": Expected(lambda task: [call("to_dollars", value=1), call("pay", amount=task["expected"])]),
     "money": Expected(lambda task: [call("invoice", number=1), call("total", amount=str(task["amount"]))]),
     "torch_reward": Expected(lambda task: [str(int(task["total"]))]),
     "static_methods": Expected(lambda task: [call("upper", text="a"), call("say", text=task["shout"])]),
-    "uuid_ids": said("binary"),
+    "uuid_ids": from_field("binary"),
     "pandas_rows": Expected(lambda task: [f"In {task['country']}."]),
-    "several_rewards": said("word"),
+    "several_rewards": from_field("word"),
     "question_list": Expected(refused="has a 'question' that is not a text"),
     "mcp_files": Expected(lambda task: [call("read_note", number=1), call("answer", text=task["note"])], mcp=NOTES),
 }
@@ -147,7 +147,7 @@ FILES = {
 async def collect(
     pool: EnvironmentPool, tokens: ChatFormat, tasks: list[str], rollouts: int, turns: Callable[[EpisodeKey], list[str]]
 ) -> list[Rollout]:
-    """All rollouts of a collection by the node's own episodes; raises RuntimeError for one that is lost."""
+    """Collect rollouts by the node's own episodes; raises RuntimeError for one that is lost."""
     request = CollectionRequest("ordinary", tasks, rollouts, 0, limits=LIMITS)
     collector, made = Collector(request), list[Rollout]()
 
@@ -170,7 +170,7 @@ async def collect(
 
 @dataclass
 class Row:
-    """What came of a file."""
+    """The result of a file."""
 
     file: str
     first_reward: float | None
@@ -182,7 +182,7 @@ class Row:
 
 
 async def play(file: Path, expected: Expected, tokens: ChatFormat) -> tuple[float, float, float, str]:
-    """One iteration and an evaluation: mean rewards of the ignorant and of the right rollouts, success, and tasks."""
+    """Play an iteration and an evaluation; returns mean rewards of ignorant and right rollouts, success, and tasks."""
     assert expected.turns is not None, "a file that is refused plays nothing"
     task = OwnTask.read(file)
     config = config_of(task, loop_package("tiny_policy"), [])
@@ -204,13 +204,13 @@ async def play(file: Path, expected: Expected, tokens: ChatFormat) -> tuple[floa
         await pool.close()
     ignorant, right = ([each.reward for each in made if each.index % 2 == parity] for parity in (1, 0))
     results = [TaskResult.from_rollout(rollout, environment=description) for rollout in ended]
-    found = score(results, environment=description, resamples=200)
+    scores = score(results, environment=description, resamples=200)
     tasks = f"{len(trained)}+{len(scored)}, {count} an iteration"
-    return statistics.fmean(ignorant), statistics.fmean(right), found.success.mean, tasks
+    return statistics.fmean(ignorant), statistics.fmean(right), scores.success.mean, tasks
 
 
 def tried(file: Path) -> tuple[int, str, str]:
-    """What `loop try` gives back, prints and says to standard error."""
+    """Run `loop try`; returns its status, output and standard error."""
     out, errors = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         status = loop_try([str(file), "--tasks", "1"])
@@ -262,8 +262,8 @@ def main(arguments: list[str] | None = None) -> int:
             first, right, success = (
                 "" if value is None else f"{value:.3g}" for value in (row.first_reward, row.right_reward, row.success)
             )
-            told = row.told[:SHOWN_CHARACTERS]
-            print(f"{row.file:24}{first:>7}{right:>7}{success:>9}  {row.tasks:24}{row.verdict:21}{told}", flush=True)
+            message = row.told[:MESSAGE_CHARACTERS]
+            print(f"{row.file:24}{first:>7}{right:>7}{success:>9}  {row.tasks:24}{row.verdict:21}{message}", flush=True)
     good = sum(row.verdict in ("trains", "refused in one line") for row in rows)
     print(f"{good} of {len(rows)} files as expected")
     if options.json is not None:

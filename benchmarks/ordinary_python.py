@@ -32,7 +32,7 @@ PACKAGES = ("numpy", "pandas", "matplotlib", "scipy", "sklearn", "sympy", "PIL",
 
 
 def needed(program: str) -> list[str]:
-    """The packages that a program imports."""
+    """Return the packages that a program imports."""
     return [
         name
         for name in PACKAGES
@@ -41,7 +41,7 @@ def needed(program: str) -> list[str]:
 
 
 def plain(program: str) -> str:
-    """What plain Python prints."""
+    """Return what plain Python prints."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as home:
         file = Path(home, "program.py")
         file.write_text(program)
@@ -59,15 +59,15 @@ def plain(program: str) -> str:
 
 
 async def tried(packages: list[str], programs: dict[str, str]) -> tuple[str | None, dict[str, str]]:
-    """Why there was no box, if there was none, and what each program printed as one call of a session."""
+    """Return why there was no box, None with one, and what each program printed as a call of a session."""
     sessions = PythonSessions({**LIMITS, "packages": packages, "python": sys.executable})
     await sessions.open()
     printed = {}
     for name, program in programs.items():
         session = sessions.session()
         try:
-            shown = await session.tools[0].call({"code": program}, None)  # type: ignore[arg-type]  # asks no process
-            printed[name] = shown.strip()
+            output = await session.tools[0].call({"code": program}, None)  # type: ignore[arg-type]  # asks no process
+            printed[name] = output.strip()
         except ToolError as error:
             printed[name] = f"ToolError: {error}"
         finally:

@@ -30,5 +30,5 @@ class PeakMemory:
         return self.peak_mib() - self.before / MIB
 
     def peak_mib(self) -> float:
-        """What was there at construction included."""
+        """Return the peak, with the memory at construction."""
         return (torch.cuda.max_memory_allocated() if self.cuda else _resident_bytes("VmHWM")) / MIB

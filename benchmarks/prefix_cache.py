@@ -46,7 +46,7 @@ CONVERSATION = OPENING + MOST_TURNS * (SAMPLED + OBSERVED)
 
 
 class CachingVllm(FakeVllm):
-    """A server with a prefix cache of ``blocks`` blocks; those that were used longest ago go first."""
+    """A server with a prefix cache of ``blocks`` blocks; the blocks used longest ago go first."""
 
     def __init__(self, blocks: int) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Tokens:
 
 
 async def play(router: Router, name: str, key: EpisodeKey, rng: random.Random, tokens: Tokens) -> None:
-    """One episode; its opening depends on its task, all else on ``rng``."""
+    """Play an episode; its opening depends on its task, all else on ``rng``."""
     opening = random.Random(key.task_id)
     ids = [*range(SHARED), *(opening.randrange(30_000) for _ in range(OPENING - SHARED))]
     for turn in range(rng.randint(2, MOST_TURNS)):

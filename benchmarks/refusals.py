@@ -15,14 +15,14 @@ holds all literal parts of the text in their order: what stands between ``.*``, 
 or more. Moved tests and tests that became tables are found thus, and the texts of YAML files beside a test, of its
 own name or such as it names, count as its strings.
 
-What it cannot see: whether that string is still compared with the error; a text of BASE that a helper makes, that
+It cannot see: whether that string is still compared with the error; a text of BASE that a helper makes, that
 stands in a data file, or that is compared in pieces alone; a refusal without a text (any file of today that names the
 type will do); a condition that became narrower under the same words. Only a run of the tests shows that today's
 expectations hold.
 
 ``refusals_gone.txt`` beside this file lists refusals that are gone on purpose, ``TYPE<TAB>PATTERN<TAB>REASON`` a line,
-where ``*`` in TYPE and PATTERN stands for anything. Prints a row a package, then what is expected no more; ends with 1
-where that is something.
+where ``*`` in TYPE and PATTERN stands for anything. Prints a row a package, then the refusals that are gone; ends
+with 1 where there are any.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ ROOT = Path(__file__).resolve().parents[1]
 GONE = Path(__file__).with_name("refusals_gone.txt")
 PRINTED = "printed"
 HEARS = {"capsys", "capfd", "caplog"}
-OF_AN_ERROR = {"value", "err", "stderr", "text", "messages", "readouterr"}
+ERROR_ATTRIBUTES = {"value", "err", "stderr", "text", "messages", "readouterr"}
 PATTERN_GAPS = r"\\[dwsSWDb]|\{[^{}]*\}|\(\?:|\[[^\]]*\][+*]?|\.[*+]\??|(?<!\\)[()|^$]"
-"""What is not a literal part of a regular expression, or is computed in an f-string."""
+"""Pieces that are not a literal part of a regular expression, or are computed in an f-string."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """What a test expects: the error's type, its text as the test writes it, and the place of the test."""
+    """The expectation of a test: the error's type, its text as the test writes it, and the place of the test."""
 
     kind: str
     text: str
@@ -72,9 +72,9 @@ class Refusal:
 
 
 def strings(node: ast.AST) -> Iterator[str]:
-    """All texts below a node; what an f-string computes is a brace pair in it."""
+    """Yield all texts below a node; computed values of an f-string are brace pairs."""
     if isinstance(node, ast.JoinedStr):
-        yield "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+        yield "".join(str(piece.value) if isinstance(piece, ast.Constant) else "{}" for piece in node.values)
         return
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
@@ -83,7 +83,7 @@ def strings(node: ast.AST) -> Iterator[str]:
 
 
 def texts_in(data: object) -> Iterator[str]:
-    """All texts of what a YAML file holds."""
+    """Yield all texts of what a YAML file holds."""
     if isinstance(data, str):
         yield data
     elif isinstance(data, dict | list):
@@ -92,19 +92,19 @@ def texts_in(data: object) -> Iterator[str]:
 
 
 def last_name(node: ast.AST) -> str:
-    """``b`` of ``a.b`` and of ``b``."""
+    """Return ``b`` of ``a.b`` and of ``b``."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def kinds_of(call: ast.Call) -> list[str]:
-    """The types of ``pytest.raises``."""
+    """Return the types of ``pytest.raises``."""
     asked = call.args[0] if call.args else ast.Tuple(elts=[])
     return [name for each in ast.walk(asked) if (name := last_name(each)) and name[0].isupper()]
 
 
 def column(function: ast.AST, name: str, module: ast.Module) -> list[str]:
-    """The texts that a name may stand for: of the function's tables, else of assignments to it."""
-    found: list[str] = []
+    """Return the texts that a name may stand for: of the function's tables, else of assignments to it."""
+    texts: list[str] = []
     for decorator in getattr(function, "decorator_list", []):
         if isinstance(decorator, ast.Call) and last_name(decorator.func) == "parametrize":
             names = re.split(r"\W+", " ".join(strings(decorator.args[0])).strip())
@@ -112,7 +112,7 @@ def column(function: ast.AST, name: str, module: ast.Module) -> list[str]:
                 continue
             for row in getattr(decorator.args[1], "elts", [decorator.args[1]]):
                 cells = getattr(row, "elts", [row]) if len(names) > 1 else [row]
-                found += strings(cells[names.index(name)]) if len(cells) == len(names) else strings(row)
+                texts += strings(cells[names.index(name)]) if len(cells) == len(names) else strings(row)
     for node in (*ast.walk(function), *module.body):
         match node:
             case ast.Assign(targets=targets, value=value):
@@ -122,12 +122,12 @@ def column(function: ast.AST, name: str, module: ast.Module) -> list[str]:
             case _:
                 continue
         if any(isinstance(each, ast.Name) and each.id == name for target in targets for each in ast.walk(target)):
-            found += strings(value)
-    return found
+            texts += strings(value)
+    return texts
 
 
 def refusals(file: Path, place: str) -> Iterator[Refusal]:
-    """What the tests of a file expect to be refused."""
+    """Yield the refusals that the tests of a file expect."""
     module = ast.parse(file.read_text(encoding="utf-8"))
     for function in ast.walk(module):
         if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)) or not function.name.startswith("test"):
@@ -142,19 +142,19 @@ def refusals(file: Path, place: str) -> Iterator[Refusal]:
         if calls or HEARS & {argument.arg for argument in function.args.args}:
             kinds = sorted({kind for call in calls for kind in kinds_of(call)}) or [PRINTED]
             asserted = [node for node in ast.walk(function) if isinstance(node, ast.Assert)]
-            of_errors = [node for node in asserted if OF_AN_ERROR & set(map(last_name, ast.walk(node.test)))]
-            said = {text for node in of_errors for text in strings(node.test) if " " in text.strip()}
-            yield from (Refusal(kind, text, place, is_pattern=False) for kind in kinds for text in sorted(said))
+            of_errors = [node for node in asserted if ERROR_ATTRIBUTES & set(map(last_name, ast.walk(node.test)))]
+            sentences = {text for node in of_errors for text in strings(node.test) if " " in text.strip()}
+            yield from (Refusal(kind, text, place, is_pattern=False) for kind in kinds for text in sorted(sentences))
 
 
 def test_files(tree: Path) -> dict[str, Path]:
-    """The Python files of tests, by their paths in the tree."""
-    found = [*tree.glob("tests/**/*.py"), *tree.glob("contrib/**/tests/**/*.py")]
-    return {str(file.relative_to(tree)): file for file in sorted(found)}
+    """Return the Python files of tests, by their paths in the tree."""
+    files = [*tree.glob("tests/**/*.py"), *tree.glob("contrib/**/tests/**/*.py")]
+    return {str(file.relative_to(tree)): file for file in sorted(files)}
 
 
 class Today:
-    """What the test files of this checkout hold: names and texts."""
+    """The names and texts in the test files of this checkout."""
 
     def __init__(self, tree: Path):
         self.files: list[tuple[set[str], list[str]]] = []
@@ -173,7 +173,7 @@ class Today:
 
 
 def base_tests(base: str, folder: Path) -> Path:
-    """The test files of the commit ``base``, below ``folder``; raises SystemExit where there is no such commit."""
+    """Unpack the test files of the commit ``base`` into ``folder``; raises SystemExit where there is no such commit."""
     done = subprocess.run(["git", "-C", str(ROOT), "archive", base, "tests", "contrib"], capture_output=True)
     if done.returncode:
         raise SystemExit(f"refusals: {done.stderr.decode().strip()}")
@@ -184,13 +184,13 @@ def base_tests(base: str, folder: Path) -> Path:
 
 @cache
 def allowed() -> list[list[str]]:
-    """(type, pattern, reason) of refusals that are gone on purpose."""
+    """Read (type, pattern, reason) of refusals that are gone on purpose."""
     lines = GONE.read_text(encoding="utf-8").splitlines()
     return [line.split("\t") for line in lines if line and not line.startswith("#")]
 
 
 def reason_of(refusal: Refusal) -> str | None:
-    """Why a refusal is gone on purpose; None where the list does not name it."""
+    """Return why a refusal is gone on purpose; None where the list does not name it."""
     own = (refusal.kind, refusal.text)
     rows = (row for row in allowed() if all(map(fnmatchcase, own, row[:2])))
     return next((reason for *_, reason in rows), None)

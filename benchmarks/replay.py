@@ -68,7 +68,7 @@ def correct(answer: str, target: float) -> bool:
 
 TASKS = [{"id": f"task_{n}", "question": f"What is {n} times 37?", "target": 37.0 * n} for n in range(1, 7)]
 '''
-# What is replayed.
+# The inputs.
 
 
 def write_inputs(folder: Path) -> None:
@@ -135,12 +135,12 @@ def write_model(folder: Path) -> None:
         name = f"model.layers.{layer}."
         for norm in ("input_layernorm", "post_attention_layernorm"):
             shapes[f"{name}{norm}.weight"] = (WIDTH,)
-        for part, heads in {"q_proj": HEADS, "k_proj": KV_HEADS, "v_proj": KV_HEADS}.items():
-            shapes[f"{name}self_attn.{part}.weight"] = (heads * head, WIDTH)
-            shapes[f"{name}self_attn.{part}.bias"] = (heads * head,)
+        for projection, heads in {"q_proj": HEADS, "k_proj": KV_HEADS, "v_proj": KV_HEADS}.items():
+            shapes[f"{name}self_attn.{projection}.weight"] = (heads * head, WIDTH)
+            shapes[f"{name}self_attn.{projection}.bias"] = (heads * head,)
         shapes[f"{name}self_attn.o_proj.weight"] = (WIDTH, WIDTH)
-        for part in ("gate_proj", "up_proj"):
-            shapes[f"{name}mlp.{part}.weight"] = (FEED_FORWARD, WIDTH)
+        for projection in ("gate_proj", "up_proj"):
+            shapes[f"{name}mlp.{projection}.weight"] = (FEED_FORWARD, WIDTH)
         shapes[f"{name}mlp.down_proj.weight"] = (WIDTH, FEED_FORWARD)
     generator = torch.Generator().manual_seed(0)
     noise = {name: 0.1 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
@@ -149,7 +149,7 @@ def write_model(folder: Path) -> None:
 
 
 def stored_episodes(collection: str, iteration: int) -> Iterator[list[dict[str, Any]]]:
-    """Episodes of a collection, each as the records of its sequences.
+    """Yield episodes of a collection, each as the records of its sequences.
 
     Among them are a task without signal, episodes of two sequences, turns with rewards of their own, an episode that a
     limit ended, and prompts that the rollouts of a task share.
@@ -194,7 +194,7 @@ def stored_episodes(collection: str, iteration: int) -> Iterator[list[dict[str, 
 
 
 def sequence(draw: random.Random, prompt: list[int], version: int) -> dict[str, Any]:
-    """Tokens, mask, log-probs, turns and messages: two or three turns of random ids after the prompt."""
+    """Draw tokens, mask, log-probs, turns and messages: two or three turns of random ids after the prompt."""
     token_ids, mask, logprobs, turns = [*prompt], [False] * len(prompt), [0.0] * len(prompt), []
     messages = [{"role": "user", "content": "What is 2 times 37?"}]
     for number in range(draw.randint(2, 3)):
@@ -237,8 +237,8 @@ def replay(checkout: Path, inputs: Path, outputs: Path, cases: list[str]) -> Non
             words = [BEFORE_CREDIT.get(word, word) for word in words]
         replayed = {"loop_appworld": f"rollout_node.replay={inputs / 'stored/collections'}"}
         files = [f"output_dir={outputs / case}", replayed.get(recipe, f"rollouts.logs=[{inputs / 'stored'}]")]
-        parts = vars(importlib.import_module(recipe)).values()
-        [recipe_class] = [part for part in parts if isinstance(part, type) and part.__module__ == recipe]
+        members = vars(importlib.import_module(recipe)).values()
+        [recipe_class] = [member for member in members if isinstance(member, type) and member.__module__ == recipe]
         trained = recipe_class(compose(str(inputs / "train.yaml"), [*words, *files], recipe))
         try:
             trained.setup()
@@ -252,7 +252,7 @@ def replay(checkout: Path, inputs: Path, outputs: Path, cases: list[str]) -> Non
 
 
 def learned(run: Path) -> dict[str, bytes]:
-    """All that a run learned, in the order in which it did: name -> bytes, of tensors with their type and shape."""
+    """Read all that a run learned, in its order: name -> bytes, of tensors with their type and shape."""
     import torch
     from safetensors import safe_open
 
@@ -272,7 +272,7 @@ def learned(run: Path) -> dict[str, bytes]:
 
 
 def first_difference(before: dict[str, bytes], now: dict[str, bytes]) -> str | None:
-    """The first value that differs or is on one side only, in one line; None where all are the same."""
+    """Return the first value that differs or is on one side only, in one line; None where all are the same."""
     for name in [*now, *(name for name in before if name not in now)]:
         if name not in before or name not in now:
             return f"{name} is only in {'BASE' if name in before else 'this checkout'}"

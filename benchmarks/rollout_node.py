@@ -1,4 +1,4 @@
-"""What the rollout node costs per turn: the node beside a bare loop, over one real vLLM server.
+"""Measure what the rollout node costs per turn: the node beside a bare loop, over one real vLLM server.
 
     python benchmarks/rollout_node.py [--json PATH] [--concurrent 1,8] [--repeats 5]
 
@@ -63,7 +63,7 @@ class BareLoop:
         self._pool = CounterPool(tokens.spans, max_worlds=10**6)
 
     async def run(self, seeds: list[tuple[str, int]], concurrent: int) -> tuple[float, list[list[int]], int]:
-        """Wall seconds, token ids per episode, and turns; ``seeds`` holds task and seed of each episode."""
+        """Return wall seconds, token ids per episode, and turns; ``seeds`` holds task and seed of each."""
         results: list[list[int]] = [[] for _ in seeds]
         turns = 0
         waiting = iter(enumerate(seeds))
@@ -99,15 +99,15 @@ class BareLoop:
             result = await environment.step(self._tokens.decode(spoken))
             if result.done or turn + 1 == TURNS:
                 break
-            shown = self._tokens.heard(result.observation, ())
-            token_ids = token_ids + (self._tokens.extension(prompt, sampled, shown) or [])
+            heard = self._tokens.heard(result.observation, ())
+            token_ids = token_ids + (self._tokens.extension(prompt, sampled, heard) or [])
         await environment.grade()
         await environment.close()
         return token_ids, turn + 1
 
 
 def through_node(client: RolloutClient, request: CollectionRequest) -> tuple[float, list[Rollout]]:
-    """Seconds of the collection, as the node says, and its rollouts in the order of tasks and indices."""
+    """Return the node's seconds of the collection, and its rollouts in the order of tasks and indices."""
     client.start_collection(request)
     stream = client.rollouts(request.id)
     rollouts = [event for event in stream if isinstance(event, Rollout)]
@@ -117,7 +117,7 @@ def through_node(client: RolloutClient, request: CollectionRequest) -> tuple[flo
 
 
 async def vllm_seconds(server: VllmServer) -> float:
-    """Seconds that all requests of the server took so far, from their arrival to their last token."""
+    """Return seconds that all requests of the server took so far, from their arrival to their last token."""
     async with aiohttp.ClientSession(headers=server.headers) as session, session.get(f"{server.url}/metrics") as answer:
         return parse_metrics(await answer.text())["e2e_request_latency_seconds_sum"]
 
@@ -139,7 +139,7 @@ class Round:
 
 
 async def compare(folder: Path, server: VllmServer, concurrent: int, repeats: int) -> list[Round]:
-    """``repeats`` rounds with ``concurrent`` episodes at a time."""
+    """Measure ``repeats`` rounds with ``concurrent`` episodes at a time."""
     config = {
         "port": 0,
         "root": str(folder / f"node{concurrent}"),

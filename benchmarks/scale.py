@@ -1,4 +1,4 @@
-"""What one process costs on the way from rollout nodes to the trainer, and what that adds up to on more nodes.
+"""Measure what one process costs on the way from rollout nodes to the trainer, and add it up for more nodes.
 
     python benchmarks/scale.py [--tokens 16000] [--json results.json]
 
@@ -37,7 +37,7 @@ COLLECTIONS = (40, 320, 1280)
 
 
 def made_up_rollout(tokens: int, turns: int = 40, sampled_share: float = 0.2) -> Rollout:
-    """An episode of ``tokens`` tokens whose turns take ``sampled_share`` of them, with four characters a token."""
+    """Make an episode of ``tokens`` tokens whose turns take ``sampled_share`` of them, with four characters a token."""
     draw = random.Random(0)
     each = tokens // (turns + 1)
     spans = [(each * (number + 1), each * (number + 1) + int(each * sampled_share)) for number in range(turns)]
@@ -89,7 +89,7 @@ def measure_record(tokens: int, count: int) -> dict[str, float]:
 
 
 def measure_collector(tasks: int) -> float:
-    """Starts and ends a second, with as many episodes running as there are tasks."""
+    """Return the starts and ends a second, with as many episodes running as there are tasks."""
     request = CollectionRequest("scale", [f"task_{number}" for number in range(tasks)], 6, 0)
     collector = Collector(request)
     started = time.process_time()

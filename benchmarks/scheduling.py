@@ -3,7 +3,7 @@
     python benchmarks/scheduling.py [--rollouts runs/demo/node/collections/*.jsonl] [--json results.json]
 
 240 episodes (40 tasks x 6) on 32, 64, 128 and 240 slots. An episode holds a slot for its duration; durations do not
-depend on how many slots are in use, so what is shown is the effect of order and stop alone.
+depend on how many slots are in use, so the rows show the effect of order and stop alone.
 
 - ``synchronous``: task by task, and all 240 are waited for.
 - ``authors``: task by task, stop at 4 rollouts of each task and 90 % of all (the order of the paper's authors).
@@ -57,7 +57,7 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True)
 class Schedule:
-    """What came of one simulated collection."""
+    """The result of a simulated collection."""
 
     makespan: float
     kept: int
@@ -111,7 +111,7 @@ class Stream:
 
     Args:
         draw: the durations of 40 tasks at a time.
-        prefill_s: what every running episode pays when a version is published.
+        prefill_s: seconds that every running episode loses when a version is published.
     """
 
     def __init__(self, draw: Callable[[random.Random], Durations], seed: int, slots: int, prefill_s: float) -> None:
@@ -150,14 +150,14 @@ class Stream:
         return self.kept / self._now / self._slots * 3600
 
     def _note(self) -> None:
-        seen = []
+        groups = []
         for number in self._stream.groups:
             collector = self._node[number]
             # An episode that starts now has started.
             seconds = self._now - self._started[number][0] + 1e-9 if number in self._started else 0.0
             ended = collector.outcome is not None
-            seen.append(Group(number, 0, self._finished[number], seconds=seconds, ended=ended))
-        self._stream.note(seen, self._version)
+            groups.append(Group(number, 0, self._finished[number], seconds=seconds, ended=ended))
+        self._stream.note(groups, self._version)
 
     def _open(self) -> None:
         if not self._drawn:
@@ -207,7 +207,7 @@ class Stream:
 def stream_metrics(
     draw: Callable[[random.Random], Durations], slots: int, iterations: int, prefill_s: float
 ) -> Metrics:
-    """The stream beside as many collections one after the other, of the same kind of durations."""
+    """Compare the stream with as many collections in turn, of the same kind of durations."""
     request, metrics = collection(), defaultdict[str, float](float)
     for seed in range(STREAM_DRAWS):
         rng = random.Random(seed)
@@ -231,7 +231,7 @@ def long_tailed(rng: random.Random) -> Durations:
 
 
 def measured(seconds: list[list[float]]) -> Callable[[random.Random], Durations]:
-    """Draws from per-task lists of measured durations."""
+    """Draw from per-task lists of measured durations."""
 
     def draw(rng: random.Random) -> Durations:
         durations = {}
@@ -260,7 +260,7 @@ def task_names() -> list[str]:
 
 
 def read_seconds(files: list[Path]) -> list[list[float]]:
-    """Per task, the durations of its rollouts in the log files."""
+    """Read per task the durations of its rollouts in the log files."""
     seconds: dict[str, list[float]] = defaultdict(list)
     for file in files:
         for line in read_lines(file):
@@ -269,7 +269,7 @@ def read_seconds(files: list[Path]) -> list[list[float]]:
 
 
 def collection() -> CollectionRequest:
-    """The request of one iteration."""
+    """Return the request of one iteration."""
     return CollectionRequest(
         id="benchmark",
         tasks=task_names(),
@@ -281,7 +281,7 @@ def collection() -> CollectionRequest:
 
 
 def run_case(draw: Callable[[random.Random], Durations], slots: int, draws: int) -> dict[str, dict[str, float]]:
-    """Metrics per implementation."""
+    """Return metrics per implementation."""
     request = collection()
     sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for seed in range(draws):

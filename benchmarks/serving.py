@@ -1,4 +1,4 @@
-"""One vLLM server as a rollout node starts it: seconds until it serves, until a new policy is served, tokens a second.
+"""A vLLM server as a rollout node starts it: seconds until it serves, until a new policy is served, tokens a second.
 
     python benchmarks/serving.py                                    # qwen3_4b_one_gpu, on one GPU
     python benchmarks/serving.py --requests 16 --prompt 15000       # long prompts
@@ -38,9 +38,9 @@ from rollout_server.policies.store import PolicyStore
 from support.random_policy import write_adapter
 
 NO_TOKENIZER = ["--skip-tokenizer-init"]
-"""Of folders that are drawn."""
+"""Arguments for folders that are drawn."""
 ROUND = aiohttp.ClientTimeout(total=600.0)
-"""For all requests of a round."""
+"""Time-out of all requests of a round."""
 
 
 class Requests:
@@ -52,7 +52,7 @@ class Requests:
         self._random = random.Random(0)
 
     async def seconds(self, tokens: int) -> float:
-        """Until each request, of a prompt of its own, has its ``tokens``."""
+        """Return the seconds until each request, of a prompt of its own, has its ``tokens``."""
         prompts = [self._random.choices(range(self._vocabulary), k=self._prompt) for _ in range(self._requests)]
         connections = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connections, headers=self._server.headers, timeout=ROUND) as session:
@@ -64,9 +64,9 @@ class Requests:
         sampling = {"max_tokens": tokens, "temperature": 1.0, "logprobs": 0, "ignore_eos": True, "detokenize": False}
         body = {"model": self._model, "token_ids": prompt, "sampling_params": sampling}
         async with session.post(f"{self._server.url}/inference/v1/generate", json=body) as answer:
-            said = await answer.json()
-        if answer.status != 200 or len(said["choices"][0]["token_ids"]) != tokens:
-            raise RuntimeError(f"HTTP {answer.status} instead of {tokens} tokens: {json.dumps(said)[:300]}")
+            reply = await answer.json()
+        if answer.status != 200 or len(reply["choices"][0]["token_ids"]) != tokens:
+            raise RuntimeError(f"HTTP {answer.status} instead of {tokens} tokens: {json.dumps(reply)[:300]}")
 
 
 async def measure(args: argparse.Namespace) -> dict[str, float]:
@@ -108,7 +108,7 @@ async def measure(args: argparse.Namespace) -> dict[str, float]:
 
 
 def generating(path: str, adapter: Path, vocabulary: int, args: argparse.Namespace) -> float:
-    """Seconds of the second of two batches that transformers samples, with the KV cache that is its default."""
+    """Return the seconds of transformers' second of two batches, with the KV cache that is its default."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM

@@ -1,4 +1,4 @@
-"""One GPU that a trainer and a vLLM server have in turns, and the same GPU divided: memory, swaps, gaps, speed.
+"""A GPU that a trainer and a vLLM server have in turns, and the same GPU divided: memory, swaps, gaps, speed.
 
     python benchmarks/share.py --json results.json                  # qwen3_4b_one_gpu, on one GPU of 80 GB
     python benchmarks/share.py --config qwen3_4b_24gb --parts turns # where only turns fit
@@ -51,32 +51,32 @@ from rollout_server.policies.store import PolicyStore
 from support.random_policy import write_adapter
 
 TOLERANCE = 0.05
-"""In nats, of the canary: the same server on the same ids."""
+"""Nats that the canary may differ: the same server on the same ids."""
 DIVIDED = (
     "node.servers.kv_cache_bytes=25769803776",
     "node.servers.gpu_memory_utilization=0.5",
     "keep_attention=False",
 )
-"""What 80 GB leave Qwen3-4B's server beside the trainer: 24 GiB of cache, and no room to keep attention."""
+"""Keys of Qwen3-4B's server beside the trainer on 80 GB: 24 GiB of cache, and no room to keep attention."""
 REHEARSED = {"turns": 1, "canary": 16, "tokens": 64, "requests": 2, "prompt": 8, "sampled": 4}
 NOTHING = hashlib.sha256().hexdigest()
-"""What vLLM's CPU build says of a layer whose weights it keeps in another form."""
+"""The digest in vLLM's CPU build of a layer whose weights it keeps in another form."""
 WRONG = {"another adapter": (2, 0.05), "no adapter": (1, 0.0)}
 """Seed and scale of adapters that are not the canary's, which has 1 and 0.05."""
 
 
 async def log_probs(server: VllmServer, policy: str, token_ids: list[int]) -> list[float]:
-    """Of all ids but the first, by the server."""
+    """Return the server's log-probs of all ids but the first."""
     body = {
         "model": policy,
         "token_ids": token_ids,
         "request_id": f"canary-{uuid.uuid4().hex[:12]}",
         "sampling_params": {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False},
     }
-    status, said = await server.work("/inference/v1/generate", body, timeout_s=600.0)
+    status, reply = await server.work("/inference/v1/generate", body, timeout_s=600.0)
     if status != 200:
-        raise RuntimeError(f"HTTP {status}: {said[:300]}")
-    rows = json.loads(said)["prompt_logprobs"]
+        raise RuntimeError(f"HTTP {status}: {reply[:300]}")
+    rows = json.loads(reply)["prompt_logprobs"]
     return [rows[i][str(token_ids[i])]["logprob"] for i in range(1, len(token_ids))]
 
 
@@ -103,7 +103,7 @@ class Trainer:
 
 
 class Device:
-    """What the server and the trainer of one config do on the device; each step returns what it took."""
+    """The server and the trainer of one config on the device; each step returns what it took."""
 
     def __init__(self, conf: LoopConfig, node: NodeConfig, args: argparse.Namespace, shares: bool) -> None:
         self._conf, self._args, self._device, self._model = conf, args, torch.device(conf.device), node.model
@@ -116,7 +116,7 @@ class Device:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[dict[str, Any]]:
-        """With a server that has proven a policy, and refused wrong ones; gives the seconds of its start and of the
+        """Yield the seconds of the start of a server that has proven a policy, and refused wrong ones, and of the
         policy's."""
         with tempfile.TemporaryDirectory(prefix="share-benchmark-") as name:
             folder, model = Path(name), Path(self._model.path)
@@ -145,9 +145,9 @@ class Device:
                 await self._group.stop()
 
     async def _checked(self, action: str, **more: Any) -> str:
-        """What vLLM says of the bytes of its weights."""
-        said = {"action": action, **more}
-        status, body = await self._group.servers[0].work("/weight_checker", said, timeout_s=600.0)
+        """Return vLLM's answer about the bytes of its weights."""
+        request = {"action": action, **more}
+        status, body = await self._group.servers[0].work("/weight_checker", request, timeout_s=600.0)
         if status != 200:
             raise RuntimeError(f"/weight_checker: HTTP {status}: {body[:300]}")
         return body
@@ -181,7 +181,7 @@ class Device:
         return {"sample_seconds": seconds, "sampled_tokens_per_s": rate, "server_gib": used_gib(self._device)}
 
     async def turn(self) -> dict[str, Any]:
-        """From one sleep to the end of the sampling after it."""
+        """Go from one sleep to the end of the sampling after it."""
         began = started = time.perf_counter()
         self._group.rest()
         await self._group.sleep()
@@ -196,16 +196,16 @@ class Device:
             raise RuntimeError(f"it did not wake: {self._group.servers[0].condemned}")
         row |= self._used("wake", started) | await self.sample()
         row["turn_seconds"] = time.perf_counter() - began
-        found = await log_probs(self._group.servers[0], self._policy, self._canary)
-        row["gap"] = max(abs(a - b) for a, b in zip(found, self._first, strict=True))
+        logprobs = await log_probs(self._group.servers[0], self._policy, self._canary)
+        row["gap"] = max(abs(a - b) for a, b in zip(logprobs, self._first, strict=True))
         differ = json.loads(await self._checked("compare", baseline=self._weights))["mismatches"]
         if differ:
             raise RuntimeError(f"{len(differ)} weights woke with other bytes, {differ[0]} among them")
-        held = sum(digest != NOTHING for digest in self._weights.values())
-        return row | {"weights": held, "weights_that_differ": len(differ)}
+        compared = sum(digest != NOTHING for digest in self._weights.values())
+        return row | {"weights": compared, "weights_that_differ": len(differ)}
 
     async def beside(self) -> dict[str, Any]:
-        """An update and sampling, one after the other, while both hold their memory."""
+        """Update and sample, one after the other, while both hold their memory."""
         started = time.perf_counter()
         row = await self.train() | await self.sample()
         del row["come_seconds"], row["come_gib"]
@@ -213,7 +213,7 @@ class Device:
 
 
 async def _objection(policies: PolicyStore, folder: Path, canary: dict[str, Any]) -> str | None:
-    """Why the servers refuse an adapter with this canary; None where they serve it."""
+    """Return why the servers refuse an adapter with this canary; None where they serve it."""
     try:
         await policies.publish(2, folder, canary)
     except AdapterError as error:
@@ -222,7 +222,7 @@ async def _objection(policies: PolicyStore, folder: Path, canary: dict[str, Any]
 
 
 def read(args: argparse.Namespace, words: list[str]) -> tuple[LoopConfig, NodeConfig]:
-    """The learner's config and the node's, of the same model, which is drawn where it is not there."""
+    """Read the learner's config and the node's, of the same model, which is drawn where it is not there."""
     words = ["collection.max_policy_lag=0", *args.set, *words]
     cfg, of_learner = (
         composed(args.config, [*words, *more], tiny=args.cpu_rehearsal, served=True) for more in ((), FOR_UPDATES)
@@ -231,7 +231,7 @@ def read(args: argparse.Namespace, words: list[str]) -> tuple[LoopConfig, NodeCo
 
 
 async def measure(args: argparse.Namespace, tell: Callable[[str, dict[str, Any]], None]) -> None:
-    """Tell a row of each turn, of which the first loads the trainer, and one of the divided device."""
+    """Report a row of each turn, of which the first loads the trainer, and one of the divided device."""
     if "turns" in args.parts:
         device = Device(*read(args, []), args, shares=True)
         async with device.serving() as row:

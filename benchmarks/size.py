@@ -82,31 +82,31 @@ def twins(source: Source) -> dict[str, list[str]]:
         for node in ast.walk(source.tree(module)):
             if isinstance(node, ast.ClassDef):
                 modules[node.name].add(module)
-    return {name: sorted(found) for name, found in sorted(modules.items()) if len(found) > 1}
+    return {name: sorted(owners) for name, owners in sorted(modules.items()) if len(owners) > 1}
 
 
 def circles(source: Source) -> list[list[str]]:
     """Return the largest sets of modules that import each other."""
     edges = [(module, name) for module in source.files for name in source.imports(module, types=True)]
-    found = networkx.strongly_connected_components(networkx.DiGraph(edges))
-    return sorted(sorted(circle) for circle in found if len(circle) > 1)
+    components = networkx.strongly_connected_components(networkx.DiGraph(edges))
+    return sorted(sorted(circle) for circle in components if len(circle) > 1)
 
 
-def risen(found: Mapping[str, float | None]) -> list[str]:
+def risen(numbers: Mapping[str, float | None]) -> list[str]:
     """Return a line for each number that is above its cap."""
     return [
         f"{name} rose from {cap:,} to {now:,}. {RULE}"
         for name, cap in caps().items()
-        if (now := found.get(name)) is not None and now > cap
+        if (now := numbers.get(name)) is not None and now > cap
     ]
 
 
-def slack(found: Mapping[str, float | None]) -> list[str]:
+def slack(numbers: Mapping[str, float | None]) -> list[str]:
     """Return a line for each number that is below its cap."""
     return [
         f"{name} is {now:,} and its cap {cap:,}: lower it in tests/size.toml"
         for name, cap in caps().items()
-        if (now := found.get(name)) is not None and now < cap
+        if (now := numbers.get(name)) is not None and now < cap
     ]
 
 

@@ -60,7 +60,7 @@ class SleepingPool(CounterPool):
         return [f"task_{number}" for number in range(TASKS)]
 
     def check_tasks(self, task_ids: Sequence[str]) -> None:
-        """All are."""
+        """Accept all tasks."""
 
     async def acquire(self, episode_id: str) -> SleepingEnvironment:
         await self._slots.take()
@@ -87,7 +87,7 @@ class SleepingEnvironment(CounterEnvironment):
 
 
 def processor_seconds(pid: int) -> dict[int, float]:
-    """What a process and all below it have used so far, each by its own id."""
+    """Return the seconds that a process and all below it have used so far, by their ids."""
     seconds: dict[int, float] = {}
     with contextlib.suppress(psutil.NoSuchProcess):
         for process in (root := psutil.Process(pid), *root.children(recursive=True)):
@@ -98,7 +98,7 @@ def processor_seconds(pid: int) -> dict[int, float]:
 
 
 def train(mode: str, folder: Path, args: argparse.Namespace) -> dict[str, float]:
-    """A run of its own; returns its metrics."""
+    """Train in a run of its own; returns its metrics."""
     words = {
         "output_dir": folder,
         "max_iterations": args.iterations,
@@ -148,19 +148,19 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the runs are kept")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    found: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
+    results: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
     with tempfile.TemporaryDirectory() as temporary:
         for number in range(args.rounds):
             for mode in MODES:
-                found[mode].append(train(mode, (args.folder or Path(temporary)).resolve() / f"{mode}_{number}", args))
-                print(mode, {name: round(value, 3) for name, value in found[mode][-1].items()}, flush=True)
+                results[mode].append(train(mode, (args.folder or Path(temporary)).resolve() / f"{mode}_{number}", args))
+                print(mode, {name: round(value, 3) for name, value in results[mode][-1].items()}, flush=True)
     rows = []
     units = {"kept_per_hour": "1/h", "seconds_waiting": "s", "seconds_updating": "s"}
-    for mode, runs in found.items():
+    for mode, runs in results.items():
         case = f"{mode} {args.slots}_slots_median_{args.median_s:g}_s"
         metrics = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
         rows += [{"case": case, "metric": m, "value": v, "unit": units.get(m, "")} for m, v in metrics.items()]
-    ratios = [ours["kept_per_hour"] / lag["kept_per_hour"] for lag, ours in zip(*found.values(), strict=True)]
+    ratios = [ours["kept_per_hour"] / lag["kept_per_hour"] for lag, ours in zip(*results.values(), strict=True)]
     case = f"ours_stream {args.slots}_slots_median_{args.median_s:g}_s"
     rows.append({"case": case, "metric": "kept_per_hour_ratio", "value": statistics.median(ratios), "unit": "x"})
     for row in rows:

@@ -1,4 +1,4 @@
-"""What the ways of thinking cost: AppWorld's prompt, 17 turns of a script, Qwen3's own vocabulary.
+"""Measure what the ways of thinking cost: AppWorld's prompt, 17 turns of a script, Qwen3's own vocabulary.
 
     python benchmarks/thinking_modes.py [--json PATH] [--turns 17]
 
@@ -96,7 +96,7 @@ class Script:
 
 
 def play(tokens: Templated, turns: int) -> tuple[list[Rollout], Script]:
-    """The sequences of the episode, and the script that was followed."""
+    """Play the episode; returns its sequences, and the script that was followed."""
     script: Any = Script(tokens)
     services = EpisodeServices(script, tokens, script, script, NodeMetrics())
     limits = Limits(max_turns=turns, max_tokens_per_turn=4000, max_context=60_000)
@@ -106,7 +106,7 @@ def play(tokens: Templated, turns: int) -> tuple[list[Rollout], Script]:
 
 
 def common_tokens(sequences: list[list[int]]) -> int:
-    """How many of the sequences' tokens stand in a prefix that a sequence before them has too."""
+    """Count the sequences' tokens in a prefix that a sequence before them has too."""
     common = 0
     for one, other in itertools.pairwise(sorted(sequences)):
         same = (n for n, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
@@ -115,7 +115,7 @@ def common_tokens(sequences: list[list[int]]) -> int:
 
 
 def figures(tokens: Templated, turns: int) -> dict[str, float]:
-    """The figures of one way."""
+    """Return the figures of one way."""
     rollouts, script = play(tokens, turns)
     trained = Counter(turn.message for rollout in rollouts for turn in rollout.turns)
     lost = [ids for ids in script.served if not any(one.token_ids[: len(ids)] == ids for one in rollouts)]
@@ -145,8 +145,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = write_qwen3(Path(name))
         for mode in ("off", "kept", "stripped"):
-            found = figures(Templated(folder, mode), options.turns)
-            print(f"{mode:9}", "  ".join(f"{metric} {value:,}" for metric, value in found.items()), flush=True)
+            measured = figures(Templated(folder, mode), options.turns)
+            print(f"{mode:9}", "  ".join(f"{metric} {value:,}" for metric, value in measured.items()), flush=True)
             rows += [
                 {
                     "case": f"ours {mode}",
@@ -154,7 +154,7 @@ def main() -> None:
                     "value": value,
                     "unit": "tokens" if "tokens" in metric else "",
                 }
-                for metric, value in found.items()
+                for metric, value in measured.items()
             ]
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""One policy update on the same rollouts: ours against a straightforward transformers + peft loop.
+"""Measure a policy update on the same rollouts: ours against a straightforward transformers + peft loop.
 
     python benchmarks/update.py [--vocab 4096 --width 128 --layers 4 --rollouts 48] [--json results.json]
 
@@ -58,7 +58,7 @@ PROMPT, TRL_ROWS = 300, 8
 
 
 def make_rollouts(vocab: int, rollouts: int) -> list[CreditedSample]:
-    """Episodes of about 1,000 tokens in groups of six, one quarter to one third of them sampled."""
+    """Make episodes of about 1,000 tokens in groups of six, one quarter to one third of them sampled."""
     generator = torch.Generator().manual_seed(0)
 
     def integer(low: int, high: int) -> int:
@@ -112,13 +112,13 @@ def hf_model(args: argparse.Namespace) -> Qwen2ForCausalLM:
 
 
 def adapter(shapes: dict[str, torch.Size]) -> dict[str, Tensor]:
-    """LoRA weights by torchtune's names; B is not zero, so that A has a gradient too."""
+    """Return LoRA weights by torchtune's names; B is not zero, so that A has a gradient too."""
     generator = torch.Generator().manual_seed(1)
     return {name: 0.02 * torch.randn(shapes[name], generator=generator) for name in sorted(shapes)}
 
 
 def tune_model(args: argparse.Namespace) -> nn.Module:
-    """The torchtune twin of :func:`hf_model` with the adapter in it and the tiled head on it."""
+    """Build the torchtune twin of :func:`hf_model` with the adapter in it and the tiled head on it."""
     model = lora_qwen2(
         ["q_proj", "k_proj", "v_proj", "output_proj"],
         apply_lora_to_mlp=True,
@@ -146,7 +146,7 @@ def tune_model(args: argparse.Namespace) -> nn.Module:
 
 
 def peft_model(args: argparse.Namespace) -> nn.Module:
-    """:func:`hf_model` with the same adapter through peft."""
+    """Build :func:`hf_model` with the same adapter through peft."""
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 
     projections = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -159,7 +159,7 @@ def peft_model(args: argparse.Namespace) -> nn.Module:
 
 
 def unfolded(model: nn.Module) -> nn.Module:
-    """The model with the LoRA layers that it was built with."""
+    """Return the model with the LoRA layers that it was built with."""
     for module in model.modules():
         if isinstance(module, FoldedLoRALinear):
             module.__class__ = LoRALinear
@@ -167,7 +167,7 @@ def unfolded(model: nn.Module) -> nn.Module:
 
 
 def general_model(args: argparse.Namespace) -> nn.Module:
-    """:func:`tune_model` by transformers' modules."""
+    """Build :func:`tune_model` by transformers' modules."""
     shapes = {name: p.shape for name, p in tune_model(args).named_parameters() if ".lora_" in name}
     lora = {peft_name(name): tensor for name, tensor in adapter(shapes).items()}
     with tempfile.TemporaryDirectory() as folder:
@@ -214,8 +214,8 @@ def one_by_one(args: argparse.Namespace, keep_all: bool) -> tuple[nn.Module, Cal
         sampled = sample.mask[1:].nonzero().squeeze(1)
         rows = torch.arange(sample.tokens - 1) if keep_all else sampled
         logits = model(input_ids=sample.token_ids[None], logits_to_keep=rows).logits[0].float()
-        found = logits.log_softmax(-1).gather(1, sample.token_ids[1:][rows, None]).squeeze(1)
-        return found[sampled] if keep_all else found
+        values = logits.log_softmax(-1).gather(1, sample.token_ids[1:][rows, None]).squeeze(1)
+        return values[sampled] if keep_all else values
 
     def old_logprobs(samples: list[CreditedSample]) -> list[ScoredSample]:
         with torch.no_grad():
@@ -262,7 +262,7 @@ def trl(args: argparse.Namespace) -> tuple[nn.Module, Callable, Callable]:
     trainer.current_gradient_accumulation_steps = MINIBATCH // TRL_ROWS
 
     def inputs(samples: Sequence[CreditedSample]) -> dict[str, Tensor]:
-        """What TRL makes of rollouts with observations: a prompt, and all that follows it as completion."""
+        """Return rollouts with observations in TRL's form: a prompt, and all that follows it as completion."""
         rows = {
             "completion_ids": [sample.token_ids[PROMPT:] for sample in samples],
             "completion_mask": [torch.ones(sample.tokens - PROMPT, dtype=torch.long) for sample in samples],
@@ -277,24 +277,24 @@ def trl(args: argparse.Namespace) -> tuple[nn.Module, Callable, Callable]:
         every = []
         for start in range(0, len(samples), TRL_ROWS):
             batch = samples[start : start + TRL_ROWS]
-            given = inputs(batch)
-            ids = torch.cat([given["prompt_ids"], given["completion_ids"]], dim=1)
-            attended = torch.cat([given["prompt_mask"], given["completion_mask"]], dim=1)
+            fields = inputs(batch)
+            ids = torch.cat([fields["prompt_ids"], fields["completion_ids"]], dim=1)
+            attended = torch.cat([fields["prompt_mask"], fields["completion_mask"]], dim=1)
             with torch.no_grad():
-                found, *_ = trainer._get_per_token_logps_and_entropies(
-                    trainer.model, ids, attended, given["completion_ids"].shape[1]
+                logps, *_ = trainer._get_per_token_logps_and_entropies(
+                    trainer.model, ids, attended, fields["completion_ids"].shape[1]
                 )
-            every += [scored(s, row[: s.tokens - PROMPT][s.mask[PROMPT:]]) for s, row in zip(batch, found, strict=True)]
+            every += [scored(s, row[: s.tokens - PROMPT][s.mask[PROMPT:]]) for s, row in zip(batch, logps, strict=True)]
         return every
 
     def gradient(samples: list[ScoredSample]) -> float:
         total = 0.0
         for start in range(0, len(samples), TRL_ROWS):
             batch = samples[start : start + TRL_ROWS]
-            given = inputs(batch)
-            old = torch.zeros(given["completion_ids"].shape)
-            old[given["tool_mask"].bool()] = torch.cat([sample.old_logprobs for sample in batch])
-            value = trainer._compute_loss(trainer.model, given | {"old_per_token_logps": old})
+            fields = inputs(batch)
+            old = torch.zeros(fields["completion_ids"].shape)
+            old[fields["tool_mask"].bool()] = torch.cat([sample.old_logprobs for sample in batch])
+            value = trainer._compute_loss(trainer.model, fields | {"old_per_token_logps": old})
             value.backward()
             total += value.item()
         return total
@@ -315,7 +315,7 @@ CASES: dict[str, Callable[[argparse.Namespace], tuple[nn.Module, Callable, Calla
 
 
 def measure(args: argparse.Namespace) -> dict[str, float | list[float]]:
-    """One case in this process: a small warm-up, then the update."""
+    """Measure a case in this process: a small warm-up, then the update."""
     samples = make_rollouts(args.vocab, args.rollouts)
     model, old_logprobs, gradient = CASES[args.case](args)
     model.train()

@@ -43,7 +43,7 @@ SETTLED_S = 1.5
 
 
 def made_up(tokens: int, turns: int, rng: random.Random) -> dict[str, Any]:
-    """A rollout whose turns have a quarter of its tokens, with some text around them."""
+    """Make a rollout whose turns have a quarter of its tokens, with some text around them."""
     each, sampled = tokens // turns, tokens // turns // 4
     spans = [((place + 1) * each - sampled, (place + 1) * each) for place in range(turns)]
     mask = [any(start <= i < end for start, end in spans) for i in range(tokens)]
@@ -95,7 +95,7 @@ def measured(folder: Path, rollouts: int) -> dict[str, float]:
 
 
 async def in_browser(folder: Path, rollouts: int) -> dict[str, float]:
-    """Seconds of the processor that a browser takes for a page, by what is asked of it."""
+    """Measure the processor's seconds that a browser takes for a page, by the action on it."""
     runner = web.AppRunner(build_app(RunData(folder)))
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -109,36 +109,36 @@ async def in_browser(folder: Path, rollouts: int) -> dict[str, float]:
         page.set_default_timeout(600_000)
         await page.goto(f"{address}none")  # what a browser does once is not measured
         await _settle(page, ".error", "none")
-        found = {}
-        for name, collection, shown in (("empty", "none", "none"), ("list", NAME, f"{rollouts} of {rollouts}")):
+        figures = {}
+        for name, collection, text in (("empty", "none", "none"), ("list", NAME, f"{rollouts} of {rollouts}")):
             await page.goto("about:blank")
             before = await _cpu(system)
             await page.goto(f"{address}{collection}")
-            await _settle(page, ".error, #shown", shown)
-            found[name] = await _cpu(system) - before
-        found["list"] -= found["empty"]
+            await _settle(page, ".error, #shown", text)
+            figures[name] = await _cpu(system) - before
+        figures["list"] -= figures["empty"]
         before = await _cpu(system)
         await page.get_by_label("order").select_option("tokens")
         await _settle(page, "th[aria-sort=descending]", "tokens")
-        found["order"] = await _cpu(system) - before
+        figures["order"] = await _cpu(system) - before
         before = await _cpu(system)
         await page.get_by_role("button", name="turned round").click()
         await _settle(page, "th[aria-sort=ascending]", "tokens")
-        found["way"] = await _cpu(system) - before
+        figures["way"] = await _cpu(system) - before
         before = await _cpu(system)
         await page.locator("input[type=search]").fill("task7")
         await _settle(page, "#shown", f" of {rollouts}", f"{rollouts} of")
-        found["search"] = await _cpu(system) - before
+        figures["search"] = await _cpu(system) - before
         await page.locator("input[type=search]").fill("")
         await _settle(page, "#shown", f"{rollouts} of")
         before = await _cpu(system)
         await page.evaluate("scrollTo(0, document.body.scrollHeight)")
         await _settle(page, "#shown", f"{rollouts} of")
-        found["scroll"] = await _cpu(system) - before
-        found["elements"] = await page.evaluate("document.querySelectorAll('*').length")
+        figures["scroll"] = await _cpu(system) - before
+        figures["elements"] = await page.evaluate("document.querySelectorAll('*').length")
         await browser.close()
     await runner.cleanup()
-    return found
+    return figures
 
 
 async def _cpu(system: CDPSession) -> float:

@@ -2,7 +2,7 @@
 
     loop train examples/quest.py --model models/SmolLM2-135M-Instruct
 
-The key's room and then the chest's are two turns; there are five. A third room is told too, and the order changes.
+The key's room and then the chest's are two turns; there are five. A third room is named too, and the order changes.
 """
 
 import random
@@ -24,18 +24,18 @@ class House:
 
     @reply
     def go(self, text: str) -> str | None:
-        """Answer a turn: the agent goes to the first room that its reply names, and stays where that is none."""
-        said = re.search("|".join(ROOMS), text.lower())
-        thing = self.things.get(said[0], "nothing") if said else ""
+        """Answer a turn: the agent goes to the first room that its reply names, and stays without one."""
+        room = re.search("|".join(ROOMS), text.lower())
+        thing = self.things.get(room[0], "nothing") if room else ""
         self.turns += 1
         self.opened = thing == "chest" and self.key
         self.key = self.key or thing == "key"
         if self.opened or self.turns == TURNS:
             return None
-        if not said:
+        if not room:
             return f"You stay. {ASK}"
-        found = {"chest": "The chest is locked.", "key": "You take the key.", "cat": "The cat is here."}
-        return f"You are in the {said[0]}. {found.get(thing, 'Nothing is here.')} {ASK}"
+        news = {"chest": "The chest is locked.", "key": "You take the key.", "cat": "The cat is here."}
+        return f"You are in the {room[0]}. {news.get(thing, 'Nothing is here.')} {ASK}"
 
 
 @reward
@@ -46,9 +46,9 @@ def half_for_the_key(instance: House) -> float:
 def task(seed: int) -> dict:
     draw = random.Random(seed)
     rooms = dict(zip(("chest", "key", "cat"), draw.sample(ROOMS, 3), strict=True))
-    told = [f"The {thing} is in the {room}." for thing, room in rooms.items()]
-    draw.shuffle(told)
-    return {"id": str(seed), "question": f"Open the chest. {' '.join(told)} {ASK}", "rooms": rooms}
+    facts = [f"The {thing} is in the {room}." for thing, room in rooms.items()]
+    draw.shuffle(facts)
+    return {"id": str(seed), "question": f"Open the chest. {' '.join(facts)} {ASK}", "rooms": rooms}
 
 
 def solve(task):

@@ -1,4 +1,4 @@
-"""What the papers after LOOP found, tried on small policies: at equal episodes, one change at a time from one base.
+"""Findings of the papers after LOOP, tried on small policies: at equal episodes, one change at a time from one base.
 
     python experiments/after_loop.py --output runs/after_loop        # the tiny policy, three seeds of each arm
     python experiments/after_loop.py --bed quest --seeds 1 2 --iterations 8 --output runs/after_loop_quest
@@ -66,18 +66,18 @@ HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot be told apart"
 
 @dataclass(frozen=True)
 class Arm:
-    """One change: its name in the table, the words that make it, the rollouts of a task, what the papers found of it,
+    """A change: its name in the table, the words that make it, the rollouts of a task, the claim of the papers on it,
     and on which side of the base that puts it (0: within their noise)."""
 
     label: str
     words: tuple[str, ...] = ()
     group: int = GROUP
-    found: str = ""
+    claim: str = ""
     side: int = 0
     rate: float = ONE_STEP_RATE
 
     def collected(self, episodes: int) -> list[str]:
-        """The words for so many episodes an iteration, all of them waited for."""
+        """Return the words for so many episodes an iteration, all of them waited for."""
         words = {"rollouts_per_task": self.group, "min_rollouts_per_task": self.group, "min_rollouts_fraction": 1.0}
         words["tasks_per_iteration"] = episodes // self.group
         return [f"collection.{key}={value}" for key, value in words.items()]
@@ -87,14 +87,14 @@ SHUFFLED = "advantage=loop_recipes.algorithm.advantages.Shuffled"
 EPOCHS = ("update.epochs=2", "update.minibatch_rollouts=8")
 ARMS = {
     BASE: Arm("base: groups of 8"),
-    "group_4": Arm("groups of 4", group=4, found="small groups lose (8 for 32: -16.4)", side=-1),
-    "group_16": Arm("groups of 16", group=16, found="large groups win", side=1),
-    "group_32": Arm("groups of 32", group=32, found="32 for 8: +16.4, at four times the episodes", side=1),
-    "tokens": Arm("mean over all tokens", ("update.loss_divisor=tokens",), found="+5.4", side=1),
-    "epochs": Arm("two epochs of minibatches of 8", EPOCHS, found="two half batches: -17.4", side=-1, rate=RATE),
-    "kl": Arm("KL to the base model, 1e-4", ("loss.kl_coefficient=1e-4",), found="+7.0; RLTL;DR has none", side=1),
-    "success": Arm("success as the return", ("update.episode_return=success",), found="+1.8, within noise"),
-    "shuffled": Arm("control: shuffled advantages", (SHUFFLED,), found="must learn nothing", side=-1),
+    "group_4": Arm("groups of 4", group=4, claim="small groups lose (8 for 32: -16.4)", side=-1),
+    "group_16": Arm("groups of 16", group=16, claim="large groups win", side=1),
+    "group_32": Arm("groups of 32", group=32, claim="32 for 8: +16.4, at four times the episodes", side=1),
+    "tokens": Arm("mean over all tokens", ("update.loss_divisor=tokens",), claim="+5.4", side=1),
+    "epochs": Arm("two epochs of minibatches of 8", EPOCHS, claim="two half batches: -17.4", side=-1, rate=RATE),
+    "kl": Arm("KL to the base model, 1e-4", ("loss.kl_coefficient=1e-4",), claim="+7.0; RLTL;DR has none", side=1),
+    "success": Arm("success as the return", ("update.episode_return=success",), claim="+1.8, within noise"),
+    "shuffled": Arm("control: shuffled advantages", (SHUFFLED,), claim="must learn nothing", side=-1),
 }
 IN_QUEST = (BASE, "group_32", "tokens", "shuffled")
 
@@ -112,7 +112,7 @@ def trained_tiny(arm: Arm, steps: Steps, run: Path, seed: int, args: argparse.Na
 
 
 def trained_quest(arm: Arm, steps: Steps, run: Path, seed: int, args: argparse.Namespace) -> list[TaskResult]:
-    """As :func:`trained_tiny`, of SmolLM2 on the quest, by `loop train`."""
+    """Train as :func:`trained_tiny` does, of SmolLM2 on the quest, by `loop train`."""
     words = [f"output_dir={run}", f"seed={seed}", f"max_iterations={args.iterations}"]
     words += [*arm.collected(args.episodes), *arm.words, *args.overrides]
     command = [str(Path(sys.executable).with_name("loop")), "train", QUEST, "--model", SMOLLM2, *words]
@@ -121,9 +121,9 @@ def trained_quest(arm: Arm, steps: Steps, run: Path, seed: int, args: argparse.N
 
 
 def record(name: str, seed: int, budget: int, run: Path, results: list[TaskResult]) -> Record:
-    """What is kept of a run."""
+    """Return the record of a run."""
     config, lines = OmegaConf.load(run / "config.yaml"), read_metrics(run)
-    kept = (*KEPT_METRICS, "groups", "groups_without_signal", "entropy_estimate", "sampled_tokens")
+    metrics = (*KEPT_METRICS, "groups", "groups_without_signal", "entropy_estimate", "sampled_tokens")
     return Record(
         name=name,
         seed=seed,
@@ -133,14 +133,14 @@ def record(name: str, seed: int, budget: int, run: Path, results: list[TaskResul
         rate=config.optimizer.lr,
         rollouts=sum(line["all_rollouts"] for line in lines),
         sampled_tokens=sum(line["all_sampled_tokens"] for line in lines),
-        iterations=[{key: line[key] for key in kept if key in line} for line in lines],
+        iterations=[{key: line[key] for key in metrics if key in line} for line in lines],
         results=results,
     )
 
 
 @contextmanager
 def shared_node(args: argparse.Namespace) -> Iterator[list[str]]:
-    """A rollout node for all runs of the tiny policy; yields the words that name it."""
+    """Start a rollout node for all runs of the tiny policy; yields the words that name it."""
     config = read_config(compose("tiny_cpu", [f"output_dir={args.output / 'shared'}", *args.overrides]), LoopConfig)
     token = os.environ[TOKEN_ENV] = secrets.token_hex(16)
     with NodeProcess(config.child, args.output / "shared", token) as node:
@@ -170,8 +170,8 @@ def run_all(args: argparse.Namespace) -> list[str]:
 
 
 def compared(records: Mapping[str, Sequence[Record]], environment: Description) -> dict[str, Comparison]:
-    """Each arm against the base, over the seeds that both have."""
-    found = {}
+    """Compare each arm with the base, over the seeds that both have."""
+    comparisons = {}
     for name, seeds in records.items():
         both = {each.seed for each in seeds} & {each.seed for each in records.get(BASE, [])}
         if name == BASE or not both:
@@ -180,12 +180,12 @@ def compared(records: Mapping[str, Sequence[Record]], environment: Description) 
             pool_seeds(arm, [[NamedResults(arm, "T=1", each.results)] for each in records[arm] if each.seed in both])
             for arm in (BASE, name)
         ]
-        found[name] = compare(sides[0][0], sides[1][0], environment=environment)
-    return found
+        comparisons[name] = compare(sides[0][0], sides[1][0], environment=environment)
+    return comparisons
 
 
 def verdict(arm: Arm, comparison: Comparison) -> str:
-    """What the interval of the difference says of the papers' finding."""
+    """Judge the papers' finding by the interval of the difference."""
     interval = comparison.success.interval
     side = (interval.low > 0) - (interval.high < 0)
     return OPEN if side == 0 else HOLDS if side == arm.side else FAILS
@@ -196,7 +196,7 @@ HEAD += ["held out, %", "difference", "papers", "here"]
 
 
 def table(records: Mapping[str, Sequence[Record]], environment: Description) -> tuple[str, list[dict[str, Any]]]:
-    """The table in Markdown and its numbers."""
+    """Return the table in Markdown and its numbers."""
     lines, rows, against = [f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}"], [], compared(records, environment)
     for name, seeds in records.items():
         arm, score = ARMS[name], held_out_score((each.results for each in seeds), environment).success
@@ -208,17 +208,17 @@ def table(records: Mapping[str, Sequence[Record]], environment: Description) -> 
         values = {"seeds": len(seeds), "steps": steps, "groups_with_signal": signal, "success_last": last}
         values |= {"held_out": score.mean, "held_out_low": score.interval.low, "held_out_high": score.interval.high}
         if name in against:
-            found = against[name].success.interval
-            cells += [f"{found.estimate:+.1f} [{found.low:+.1f}, {found.high:+.1f}]"]
-            cells += [arm.found, verdict(arm, against[name])]
-            values |= {"difference": found.estimate, "difference_low": found.low, "difference_high": found.high}
+            effect = against[name].success.interval
+            cells += [f"{effect.estimate:+.1f} [{effect.low:+.1f}, {effect.high:+.1f}]"]
+            cells += [arm.claim, verdict(arm, against[name])]
+            values |= {"difference": effect.estimate, "difference_low": effect.low, "difference_high": effect.high}
         lines.append(f"| {' | '.join(cells + [''] * (len(HEAD) - len(cells)))} |")
         rows += [number(arm.label, key, value, "") for key, value in values.items()]
     return "\n".join(lines), rows
 
 
 def picture(records: Mapping[str, Sequence[Record]], path: Path, environment: Description) -> None:
-    """Held-out success of each arm with its interval, and its seeds as dots."""
+    """Draw the held-out success of each arm with its interval, and its seeds as dots."""
     drawing, axes = plt.subplots(figsize=(7.5, 0.45 * len(records) + 1))
     for row, seeds in enumerate(records.values()):
         score = held_out_score((each.results for each in seeds), environment).success

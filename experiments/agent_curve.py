@@ -4,8 +4,8 @@
     python experiments/agent_curve.py --seeds 0 1 2 --agent-seeds 0
 
 Both sides train the tiny policy in the synthetic world: ``tiny_cpu``, and ``tiny_cpu world=agent``, whose
-episodes are played by a program of forty lines with OpenAI's client. What is complete is not repeated, what
-was cut off goes on, and what follows ``--`` goes to all runs.
+episodes are played by a program of forty lines with OpenAI's client. Complete runs are not repeated, runs that
+were cut off go on, and words after ``--`` go to all runs.
 
 Three things are printed. First both curves: mean reward by iteration, the lowest to the highest seed of the node's own
 loop beside each run of the agent. Then, for each figure of a run, the range in which one more seed of the node's own
@@ -47,7 +47,7 @@ Run = Sequence[dict[str, Any]]
 
 
 def train(side: Algorithm, run: Path, seed: int, args: argparse.Namespace) -> None:
-    """One run to its end.
+    """Train a run to its end.
 
     Raises:
         StepFailed, ConfigError: it failed, or its folder was begun with other options.
@@ -65,7 +65,7 @@ def finished_iterations(run: Path) -> int:
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
-    """Where one more value would lie with 95 %: Student's t prediction interval; (-inf, inf) for a single value."""
+    """Return Student's t prediction interval of 95 % for one more value; (-inf, inf) for a single value."""
     if len(values) < 2:
         return -math.inf, math.inf
     half = t_quantile(len(values) - 1) * statistics.stdev(values) * math.sqrt(1 + 1 / len(values))
@@ -75,7 +75,7 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One figure: that of each run, and whether the agent's lie in the spread of the other side's seeds.
+    """A figure: that of each run, and whether the agent's lie in the spread of the other side's seeds.
 
     ``inside`` is None where a single seed shows no spread.
     """
@@ -92,9 +92,9 @@ class Comparison:
     def __str__(self) -> str:
         low, high = spread(self.own_loop)
         verdict = {None: "one seed shows no spread", True: "inside", False: "OUTSIDE"}[self.inside]
-        told = [" ".join(f"{value:.3f}" for value in values) for values in (self.own_loop, self.agent)]
+        cells = [" ".join(f"{value:.3f}" for value in values) for values in (self.own_loop, self.agent)]
         where = "-" if self.inside is None else f"{low:.3f} to {high:.3f}"
-        return f"| {self.figure} | {told[0]} | {where} | {told[1]} | {verdict} |"
+        return f"| {self.figure} | {cells[0]} | {where} | {cells[1]} | {verdict} |"
 
 
 def comparisons(own_loop: Sequence[Run], agent: Sequence[Run]) -> list[Comparison]:
@@ -106,7 +106,7 @@ def comparisons(own_loop: Sequence[Run], agent: Sequence[Run]) -> list[Compariso
 
 
 def curves(own_loop: Sequence[Run], agent: Sequence[Run]) -> str:
-    """Mean reward by iteration, as a Markdown table."""
+    """Return the mean reward by iteration, as a Markdown table."""
     lines = ["| iteration | the node's own loop, lowest to highest | agent, each run |", "|---|---|---|"]
     for place, several in enumerate(zip(*own_loop, strict=False)):
         rewards = [line["reward"] for line in several]
@@ -116,7 +116,7 @@ def curves(own_loop: Sequence[Run], agent: Sequence[Run]) -> str:
 
 
 def same_rollouts(one: Path, other: Path) -> dict[int, tuple[int, int]]:
-    """Iteration -> (rollouts that are the same token for token, rollouts that both runs made)."""
+    """Return iteration -> (rollouts that are the same token for token, rollouts that both runs made)."""
     first, second = _served(one), _served(other)
     counts: dict[int, tuple[int, int]] = {}
     for key in sorted(first.keys() & second.keys()):
@@ -126,7 +126,7 @@ def same_rollouts(one: Path, other: Path) -> dict[int, tuple[int, int]]:
 
 
 def _served(run: Path) -> dict[tuple[int, str, int, int], list[int]]:
-    """(iteration, task, index, segment) -> token ids of what a run trained on."""
+    """Return (iteration, task, index, segment) -> token ids that a run trained on."""
     names = {log: parse_collection_id(log.stem) for log in find_logs(run)}
     return {
         (name.iteration, rollout.task_id, rollout.index, rollout.segment): rollout.token_ids
@@ -137,18 +137,18 @@ def _served(run: Path) -> dict[tuple[int, str, int, int], list[int]]:
 
 
 def rows(compared: Sequence[Comparison], same: Mapping[int, Mapping[int, tuple[int, int]]]) -> list[dict[str, Any]]:
-    """The numbers of it all, {case, metric, value, unit}; ``same`` by seed and iteration."""
-    found = [
+    """Return the numbers of it all, {case, metric, value, unit}; ``same`` by seed and iteration."""
+    numbers = [
         {"case": f"{case} tiny", "metric": one.figure, "value": round(statistics.fmean(values), 4), "unit": "fraction"}
         for one in compared
         for case, values in (("own_loop", one.own_loop), ("ours_agent", one.agent))
     ]
     if first := [counts[1] for counts in same.values() if 1 in counts]:
         share = round(sum(equal for equal, _ in first) / sum(made for _, made in first), 4)
-        found.append(
+        numbers.append(
             {"case": "ours_agent tiny", "metric": "same_rollouts_iteration_1", "value": share, "unit": "fraction"}
         )
-    return found
+    return numbers
 
 
 def main() -> None:
@@ -188,8 +188,8 @@ def main() -> None:
     same: dict[int, dict[int, tuple[int, int]]] = {}
     for seed in sorted({*args.seeds} & {*agent_seeds}):
         same[seed] = same_rollouts(folder_of(OWN_LOOP, seed), folder_of(AGENT, seed))
-        told = ", ".join(f"{iteration}: {equal} of {made}" for iteration, (equal, made) in same[seed].items())
-        print(f"\nseed {seed}, rollouts that are the same token for token, by iteration: {told or 'no log'}")
+        counts = ", ".join(f"{iteration}: {equal} of {made}" for iteration, (equal, made) in same[seed].items())
+        print(f"\nseed {seed}, rollouts that are the same token for token, by iteration: {counts or 'no log'}")
     if args.json:
         args.json.write_text(json.dumps(rows(compared, same), indent=1) + "\n")
 

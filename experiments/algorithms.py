@@ -67,7 +67,7 @@ BY_DEFAULT = [name for name, algorithm in ALGORITHMS.items() if algorithm.chosen
 
 
 def train(name: str, run: Path, seed: int, rate: float, args: argparse.Namespace) -> Steps:
-    """One run to its end, unless it is there.
+    """Train a run to its end, unless it is there.
 
     Raises:
         StepFailed, ConfigError: it failed, or its folder was begun with other options.
@@ -83,7 +83,7 @@ def train(name: str, run: Path, seed: int, rate: float, args: argparse.Namespace
 
 
 def numbers_of(run: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """What the table says about one run, from its metrics."""
+    """Return the table's numbers of a run, from its metrics."""
     first, last = run[:WINDOW], run[-WINDOW:]
     numbers = {
         "steps": sum(line["steps"] for line in run),
@@ -115,7 +115,7 @@ COLUMNS = {
 
 
 def table(records: Mapping[str, Sequence[Record]]) -> tuple[str, list[dict[str, Any]]]:
-    """The tables in Markdown, and the numbers as rows {case, metric, value, unit}.
+    """Return the tables in Markdown, and the numbers as rows {case, metric, value, unit}.
 
     Args:
         records: those of each algorithm, at least one; the first algorithm is what others are compared with.
@@ -144,7 +144,7 @@ def curve(name: str, seeds: Sequence[Record]) -> Curve:
 
 
 def picture(curves: dict[str, Curve], path: Path, ceiling: float | None = None) -> None:
-    """Share of rollouts that solve over iterations, a panel an algorithm, the first one behind each of the others."""
+    """Draw the share of rollouts that solve over iterations, a panel an algorithm, the first one behind the others."""
     columns = min(3, len(curves))
     height = math.ceil(len(curves) / columns)
     drawing, grid = plt.subplots(
@@ -210,14 +210,14 @@ def run_all(args: argparse.Namespace, held_out: HeldOut) -> list[str]:
         print(f"{what}: {time.monotonic() - started:.0f} s", flush=True)
 
     def search(name: str) -> float | None:
-        """The learning rate that the search finds; None if a run of it failed."""
-        while (trial := next_trial(found := read_search(args.records, name, args.budget))) is not None:
+        """Return the learning rate that the search finds; None if a run of it failed."""
+        while (trial := next_trial(trials := read_search(args.records, name, args.budget))) is not None:
             rate, seed = trial
             run = args.output / "search" / f"{name}-lr{rate:g}-seed{seed}"
             attempt(name, run, seed, rate, score=False)
             if read_record(args.records, name, seed, args.budget, searched=rate) is None:
                 return None
-        return best_rate(found)
+        return best_rate(trials)
 
     rates = {name: args.rate or search(name) for name in dict.fromkeys(RATE_OF.get(name, name) for name in args.only)}
     # A seed of every algorithm first, so that a run cut short can be compared too.
@@ -253,7 +253,7 @@ def main(arguments: list[str] | None = None) -> None:
     text, rows = table(records)
     searches = {name: search for name in args.only if (search := read_search(args.records, name, args.budget))}
     text += f"\n\n{search_table(searches)}" if searches else ""
-    # Of a selection by its own name, so that several documents can have their pictures.
+    # A selection has a name of its own, so that several documents can have their pictures.
     stem = "algorithms" if args.only == BY_DEFAULT else f"algorithms_{'_'.join(args.only)}"
     args.output.mkdir(parents=True, exist_ok=True)
     image = args.output / f"{stem}.png"

@@ -25,7 +25,7 @@ from loop_recipes.engine.step_plan import StepPlan, cost, plan_micro_batches, pl
 
 
 def rank_by_rank(lengths: list[int], ranks: int, tokens: int) -> StepPlan:
-    """Rollouts dealt costliest first to the rank with the least, each rank's packed first fit."""
+    """Deal rollouts costliest first to the rank with the least, and pack each rank's first fit."""
     dealt: list[list[int]] = [[] for _ in range(ranks)]
     loads = [0.0] * ranks
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -33,14 +33,14 @@ def rank_by_rank(lengths: list[int], ranks: int, tokens: int) -> StepPlan:
         dealt[rank].append(i)
         loads[rank] += cost(lengths[i])
     plans = [
-        [[mine[i] for i in part] for part in plan_micro_batches([lengths[i] for i in mine], tokens, packed=True)]
+        [[mine[i] for i in batch] for batch in plan_micro_batches([lengths[i] for i in mine], tokens, packed=True)]
         for mine in dealt
     ]
     return [[plan[call] if call < len(plan) else [] for plan in plans] for call in range(max(map(len, plans)))]
 
 
 def one_each(lengths: list[int], ranks: int, tokens: int) -> StepPlan:
-    """No packing: a rollout a micro-batch, longest first."""
+    """Plan without packing: a rollout a micro-batch, longest first."""
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     calls = [[[i] for i in order[start : start + ranks]] for start in range(0, len(order), ranks)]
     return [call + [[]] * (ranks - len(call)) for call in calls]
@@ -54,7 +54,7 @@ CASES: dict[str, Callable[[list[int], int, int], StepPlan]] = {
 
 
 def best_efficiency(lengths: list[int], ranks: int, tokens: int) -> float:
-    """An upper bound of the efficiency of any plan within the budget.
+    """Return an upper bound of the efficiency of any plan within the budget.
 
     No two rollouts longer than half of it share a micro-batch. So the i-th call lasts at least as long as the
     (i * ranks)-th longest of those, from 0.

@@ -1,11 +1,11 @@
-"""What a policy fails at on the synthetic world: where each failed rollout first leaves the reference solution.
+"""Failures of a policy on the synthetic world: where each failed rollout first leaves the reference solution.
 
     python experiments/ceiling.py runs/demo/evaluation/node/collections/eval-after-t0-*.jsonl
 
 Reads rollouts that an evaluation kept and the reference solutions beside the world's tasks. A rollout leaves the
 reference at its first turn whose calls are other ones, or whose calls have another literal argument. That says which
 value was not copied, or which call was not made. Another way to the same end counts as leaving too, but only failed
-rollouts are looked at. A second table says what one failed turn costs: how many rollouts with and without one solve
+rollouts are read. A second table says what one failed turn costs: how many rollouts with and without one solve
 their task.
 """
 
@@ -39,7 +39,7 @@ class Row:
 
 
 def calls_of(code: str) -> list[Call] | None:
-    """(``app.api``, literal keyword arguments) of every API call, in the order of the text; None: not Python."""
+    """Return (``app.api``, literal keyword arguments) of the API calls, in their order; None: not Python."""
     try:
         nodes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
     except (SyntaxError, ValueError):
@@ -58,7 +58,7 @@ def calls_of(code: str) -> list[Call] | None:
 
 
 def departure(codes: Sequence[str], reference: Sequence[str]) -> str:
-    """Where the turns ``codes`` first leave those of ``reference``, in words."""
+    """Say where the turns ``codes`` first leave those of ``reference``."""
     for number, expected_code in enumerate(reference):
         expected = calls_of(expected_code) or []
         wanted = expected[0][0] if expected else "a turn"
@@ -81,7 +81,7 @@ def turns_of(rollout: Mapping[str, Any]) -> list[AgentTurn]:
 
 
 def table(rollouts: Iterable[Mapping[str, Any]], tasks: Path) -> dict[str, Row]:
-    """Rows by template, easy templates first; ``tasks`` is the world's folder of tasks."""
+    """Return rows by template, easy templates first; ``tasks`` is the world's folder of tasks."""
     rows: dict[str, Row] = defaultdict(lambda: Row(0))
     for rollout in rollouts:
         truth = tasks / rollout["task_id"] / "ground_truth"
@@ -98,7 +98,7 @@ def table(rollouts: Iterable[Mapping[str, Any]], tasks: Path) -> dict[str, Row]:
 
 
 def lines(rows: Mapping[str, Row]) -> Iterator[str]:
-    """A Markdown table."""
+    """Yield a Markdown table."""
     yield "| template | difficulty | solved | where failed rollouts leave the reference solution |"
     yield "|---|---|---|---|"
     for name, row in rows.items():
@@ -107,7 +107,7 @@ def lines(rows: Mapping[str, Row]) -> Iterator[str]:
 
 
 def cost_of_a_failed_turn(rollouts: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """A Markdown table of the rollouts with and without a turn whose code failed or that held none."""
+    """Yield a Markdown table of the rollouts with and without a turn whose code failed or that held none."""
     counts: Counter[tuple[bool, bool]] = Counter()
     for rollout in rollouts:
         failed = any(turn.failed or not extract_code(turn.text) for turn in turns_of(rollout))

@@ -1,4 +1,4 @@
-"""ColBench's generated tasks: what the expert, the description alone and doing nothing are worth, and what it costs.
+"""ColBench's generated tasks: scores of the expert, of the description alone and of doing nothing, and the costs.
 
     python experiments/colbench.py                     # 40 tasks of the test split
     python experiments/colbench.py --tasks 80 --json experiments/results/colbench.json
@@ -33,7 +33,7 @@ PLAYERS: dict[str, Callable[[ColBenchTask], list[str]]] = {
 
 
 def cpu_seconds() -> float:
-    """User and system time of this process and of its children that have ended."""
+    """Return user and system time of this process and of its children that have ended."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 

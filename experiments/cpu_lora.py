@@ -23,7 +23,7 @@ from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from rollout_server.inference.cpu_lora import GroupedLora
 
 TOKENS = (1, 16, 64, 600)
-"""Of a batch: one to all of the 64 episodes that sample at once, and a prompt."""
+"""Tokens of a batch: one to all of the 64 episodes that sample at once, and a prompt."""
 SLICES, WIDTH, RANK = (384, 384), 128, 16
 ADAPTER, SLOTS = 1, 2
 CASES = {"vllm": PunicaWrapperCPU, "ours_grouped": GroupedLora}
@@ -32,7 +32,7 @@ Slices = tuple[torch.Tensor, ...]
 
 
 def cpu_ms(wrapper: PunicaWrapperCPU, x: torch.Tensor, lora_a: Slices, lora_b: Slices) -> float:
-    """Of one call, the mean over :data:`CALLS`."""
+    """Return the milliseconds of a call, the mean over :data:`CALLS`."""
     y = torch.zeros(len(x), sum(SLICES))
     began = time.process_time()
     for _ in range(CALLS):

@@ -1,4 +1,4 @@
-"""What runs of `loop train` on a game came to, and whether transformers sees the policy that vLLM saw.
+"""Results of `loop train` on a game, and whether transformers sees the policy that vLLM saw.
 
     loop init my_game
     loop train my_game.py --model models/SmolLM2-135M-Instruct output_dir=runs/game_1 seed=1
@@ -10,7 +10,7 @@
     python experiments/games.py --start none,sft --seeds 3 --game examples/quest.py \\
         --model models/SmolLM2-135M-Instruct --output runs/starts max_iterations=15
 
-Of a run that still goes on, the table is of what is there. The last rows of a run load the base model with PEFT and the
+The table of a run that still goes on has the rows so far. The last rows of a run load the base model with PEFT and the
 adapter that sampled the last whole iteration, if it was kept, and recompute the log-probs of its stored tokens: the
 difference to what vLLM said when it sampled them. ``--against`` names runs of the same seeds, which drew the same
 tasks: the difference of training rewards, task by task, over all iterations and over the last ones, and of held-out
@@ -18,7 +18,7 @@ success after training.
 
 ``--start`` trains by itself, each seed from each start: the model as it is (``none``), or after imitation of what the
 game's ``solve`` says on the tasks that are trained on (``sft``). Its rows are the held-out success before and after
-LOOP, over the seeds; what stands there before LOOP is what the start alone comes to.
+LOOP, over the seeds; those before LOOP are the result of the start alone.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ COMPARED = 16
 SECONDS = ("seconds", "seconds_collecting", "seconds_updating")
 """Metrics of which the mean over the iterations is a row."""
 MICRO = 1e6
-"""Of a unit: the differences of two programs in float32 are a few of them."""
+"""Millionths in a unit: the differences of two programs in float32 are a few of them."""
 
 
 def curve(run: Path) -> list[dict[str, Any]]:
-    """Rows of the iterations that are there."""
+    """Return rows of the iterations that are there."""
     lines = read_metrics(run)
     mean = statistics.mean
     rows = [number(run.name, "iterations", len(lines), "")]
@@ -76,7 +76,7 @@ def curve(run: Path) -> list[dict[str, Any]]:
 
 
 def scores(run: Path) -> list[dict[str, Any]]:
-    """Rows of the evaluation on held-out tasks, in percent with its interval; none where there is none yet."""
+    """Return rows of the evaluation on held-out tasks, in percent with its interval; empty before it."""
     file = run / "evaluation/report.json"
     if not file.exists():
         return []
@@ -89,13 +89,13 @@ def scores(run: Path) -> list[dict[str, Any]]:
 
 
 def sampled(run: Path) -> list[list[Rollout]]:
-    """The rollouts of each iteration of training, in order."""
+    """Return the rollouts of each iteration of training, in order."""
     logs = [log for log in find_logs(run / "node") if not parse_collection_id(log.stem).dev]
     return [rollouts for log in logs if (rollouts := read_rollouts(log))]
 
 
 def tokens(run: Path, rollouts: Sequence[Rollout], model: Path) -> list[dict[str, Any]]:
-    """Rows of the tokens, among them the share of turns whose text encodes to other ids than those that were served."""
+    """Return rows of the tokens, such as the share of turns whose text encodes to other ids than were served."""
     text = TextTokens(read_tokenizer(model))
     spans = [
         rollout.token_ids[turn.start : turn.end - (turn.finish_reason == "stop")]
@@ -114,7 +114,7 @@ def tokens(run: Path, rollouts: Sequence[Rollout], model: Path) -> list[dict[str
 
 
 def logprobs(model: Any, rollout: Rollout) -> Tensor:
-    """The log-probs [s - 1] of the tokens of a rollout but for the first, at temperature 1."""
+    """Return the log-probs [s - 1] of the tokens of a rollout but for the first, at temperature 1."""
     ids = torch.tensor([rollout.token_ids])
     with torch.inference_mode():
         logits = model(ids).logits[0, :-1].float()
@@ -122,16 +122,16 @@ def logprobs(model: Any, rollout: Rollout) -> Tensor:
 
 
 def differences(model: Any, rollouts: Iterable[Rollout]) -> Tensor:
-    """The absolute difference [n] between a model's log-prob of each sampled token and the sampler's."""
-    found = []
+    """Return the absolute difference [n] between a model's log-prob of each sampled token and the sampler's."""
+    parts = []
     for rollout in rollouts:
         mask = torch.tensor(rollout.mask)[1:]
-        found.append((logprobs(model, rollout) - torch.tensor(rollout.sampler_logprobs)[1:])[mask].abs())
-    return torch.cat(found)
+        parts.append((logprobs(model, rollout) - torch.tensor(rollout.sampler_logprobs)[1:])[mask].abs())
+    return torch.cat(parts)
 
 
 def in_transformers(run: Path, rollouts: Sequence[Rollout], model: Path) -> list[dict[str, Any]]:
-    """Rows of the comparison with transformers and PEFT, over rollouts that one version sampled."""
+    """Return rows of the comparison with transformers and PEFT, over rollouts that one version sampled."""
     (version,) = {version for rollout in rollouts for version in rollout.policy_versions}
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     untrained = differences(base, rollouts)
@@ -145,7 +145,7 @@ def in_transformers(run: Path, rollouts: Sequence[Rollout], model: Path) -> list
 
 
 def table(run: Path) -> list[dict[str, Any]]:
-    """All rows of a run."""
+    """Return all rows of a run."""
     model = Path(OmegaConf.load(run / "config.yaml").model.path)
     iterations = sampled(run)[: len(read_metrics(run))]
     rollouts = [rollout for iteration in iterations for rollout in iteration]
@@ -156,16 +156,16 @@ def table(run: Path) -> list[dict[str, Any]]:
 
 
 def task_rewards(run: Path) -> dict[tuple[int, str], float]:
-    """The mean reward of each task in each iteration, by the iteration's number, from 0, and the task's id."""
-    found: dict[tuple[int, str], list[float]] = {}
+    """Return each task's mean reward in each iteration, by the iteration's number, from 0, and the task's id."""
+    rewards_of: dict[tuple[int, str], list[float]] = {}
     for iteration, rollouts in enumerate(sampled(run)):
         for rollout in rollouts:
-            found.setdefault((iteration, rollout.task_id), []).append(rollout.reward)
-    return {key: statistics.mean(rewards) for key, rewards in found.items()}
+            rewards_of.setdefault((iteration, rollout.task_id), []).append(rollout.reward)
+    return {key: statistics.mean(rewards) for key, rewards in rewards_of.items()}
 
 
 def differences_of_reward(runs: Sequence[Path], others: Sequence[Path]) -> list[dict[str, Any]]:
-    """Rows of the mean difference to runs of the same seeds, in percentage points; a cluster is a task."""
+    """Return rows of the mean difference to runs of the same seeds, in percentage points; a cluster is a task."""
     pairs: dict[tuple[str, int, str], float] = {}
     for run, other in zip(runs, others, strict=True):
         theirs = task_rewards(other)
@@ -174,20 +174,20 @@ def differences_of_reward(runs: Sequence[Path], others: Sequence[Path]) -> list[
     rows = []
     for name, first in (("all", 0), (f"last_{WINDOW}", last - WINDOW + 1)):
         chosen = {" ".join(map(str, key)): value for key, value in pairs.items() if key[1] >= first}
-        found = paired_difference(chosen, lambda key: key.rpartition(" ")[2]).scaled(100)
-        rows += difference_rows(_names(runs, others), f"reward_difference_{name}", found)
+        difference = paired_difference(chosen, lambda key: key.rpartition(" ")[2]).scaled(100)
+        rows += difference_rows(_names(runs, others), f"reward_difference_{name}", difference)
     return rows
 
 
 def after_training(run: Path) -> dict[str, Sequence[TaskResult]]:
-    """The held-out results of the policy that a run ended with, by the way of sampling; none without an evaluation."""
+    """Return the held-out results of a run's last policy, by way of sampling; none without an evaluation."""
     if not (run / "evaluation").exists():
         return {}
     return {each.sampling: each.results for each in read_report(run / "evaluation")[1] if each.name == "after"}
 
 
 def differences_of_success(runs: Sequence[Path], others: Sequence[Path]) -> list[dict[str, Any]]:
-    """Rows of the difference in held-out success, all seeds together, for each way of sampling that all have."""
+    """Return rows of the difference in held-out success, all seeds together, for each way of sampling that all have."""
     sides = [list(map(after_training, side)) for side in (others, runs)]
     rows = []
     for sampling in sides[0][0]:
@@ -199,12 +199,12 @@ def differences_of_success(runs: Sequence[Path], others: Sequence[Path]) -> list
     return rows
 
 
-def difference_rows(case: str, metric: str, found: Difference) -> list[dict[str, Any]]:
-    """Rows of a difference in percentage points, its interval and its p-value."""
-    interval = found.interval
+def difference_rows(case: str, metric: str, difference: Difference) -> list[dict[str, Any]]:
+    """Return rows of a difference in percentage points, its interval and its p-value."""
+    interval = difference.interval
     ends = {"": interval.estimate, "_low": interval.low, "_high": interval.high}
     rows = [number(case, f"{metric}{end}", value, "%") for end, value in ends.items()]
-    return [*rows, number(case, f"{metric}_p", 1e4 * found.p_value, "1e-4")]  # four digits are kept
+    return [*rows, number(case, f"{metric}_p", 1e4 * difference.p_value, "1e-4")]  # four digits are kept
 
 
 STARTS = ("none", "sft")
@@ -212,8 +212,8 @@ IMITATION = ("max_iterations=3", "held_out=0.1")
 
 
 def solved_chats(file: Path) -> list[dict[str, Any]]:
-    """The conversations in which a game's ``solve`` plays the tasks that are trained on, those that earn all of the
-    reward."""
+    """Return the conversations in which a game's ``solve`` plays the tasks that are trained on, if they earn all of
+    the reward."""
     task = OwnTask.read(file)
 
     def solving(environment: Environment) -> Agent:
@@ -232,7 +232,7 @@ def solved_chats(file: Path) -> list[dict[str, Any]]:
 
 
 def trained(game: Path, model: Path, starts: Sequence[str], seeds: int, output: Path, words: Sequence[str]) -> None:
-    """Train each seed from each start, as ``<output>/<start>_<seed>``; what is there already goes on."""
+    """Train each seed from each start, as ``<output>/<start>_<seed>``; a run that is there goes on."""
     loop = str(Path(sys.executable).with_name("loop"))
     output.mkdir(parents=True, exist_ok=True)
     if "sft" in starts:
@@ -251,16 +251,16 @@ def trained(game: Path, model: Path, starts: Sequence[str], seeds: int, output: 
 
 
 def success_by_start(starts: Sequence[str], seeds: int, output: Path) -> list[dict[str, Any]]:
-    """Rows of the held-out success of each start, before and after LOOP: mean, least and most over the seeds."""
-    found: dict[str, list[float]] = {}
+    """Return rows of each start's held-out success, before and after LOOP: mean, least and most over the seeds."""
+    by_case: dict[str, list[float]] = {}
     for start in starts:
         for seed in range(1, seeds + 1):
             report, _ = read_report(output / f"{start}_{seed}/evaluation")
             for each in report["scores"]:
                 what = {"before": start, "after": f"{start} then LOOP"}.get(each["policy"], each["policy"])
-                found.setdefault(f"{what} {each['sampling']['label']}", []).append(each["success"]["mean"])
+                by_case.setdefault(f"{what} {each['sampling']['label']}", []).append(each["success"]["mean"])
     rows = []
-    for case, values in found.items():
+    for case, values in by_case.items():
         rows.append(number(case, "success", statistics.mean(values), "%"))
         rows += [number(case, "success_least", min(values), "%"), number(case, "success_most", max(values), "%")]
     return rows

@@ -52,12 +52,12 @@ LABELS = {
 }
 GREEDY, SAMPLED = "T=0", "T=1"
 WINDOW = 3
-"""Iterations that are averaged."""
+"""Number of iterations that are averaged."""
 
 
 @dataclass(frozen=True)
 class World:
-    """One world's runs, in a folder of its own."""
+    """A world's runs, in a folder of its own."""
 
     name: str
     folder: Path
@@ -109,7 +109,7 @@ class World:
         steps.run(f"{self.name} {run.name}", command, run / "log", training=run, deadline_s=options.deadline_s)
 
     def _score(self, what: str, model: Path, policies: dict[str, Path | None]) -> None:
-        """Policies of one base ``model``: name -> adapter."""
+        """Score policies of one base ``model``: name -> adapter."""
         folder, options = self.evaluation(what), self.options
         named = [f"{{name: {name}, adapter: {path or 'null'}}}" for name, path in policies.items()]
         command = tune("run", "eval_appworld", "--config", "eval_appworld/tiny_cpu", f"world={self.name}")
@@ -127,20 +127,20 @@ class World:
         return {CONTROL: [runs.pop(CONTROL)], LOOP: list(runs.values())}
 
     def results(self) -> dict[tuple[str, str], list[TaskResult]]:
-        """Policy and sampling -> the results; ``loop`` stands for all seeds together."""
-        found: dict[tuple[str, str], list[TaskResult]] = {}
+        """Return policy and sampling -> the results; ``loop`` stands for all seeds together."""
+        results: dict[tuple[str, str], list[TaskResult]] = {}
         for what in ("clean", "after"):
             if not (self.evaluation(what) / "report.json").exists():
                 continue
             for named in read_report(self.evaluation(what))[1]:
-                found[named.name, named.sampling] = list(named.results)
+                results[named.name, named.sampling] = list(named.results)
         for sampling in (GREEDY, SAMPLED):
-            found[LOOP, sampling] = joined(found[f"seed{seed}", sampling] for seed in self.options.seeds)
-        return found
+            results[LOOP, sampling] = joined(results[f"seed{seed}", sampling] for seed in self.options.seeds)
+        return results
 
 
 def table(worlds: Sequence[World]) -> tuple[str, list[dict[str, Any]]]:
-    """The table in Markdown, and its numbers as rows {case, metric, value, unit}."""
+    """Return the table in Markdown, and its numbers as rows {case, metric, value, unit}."""
     head = f"mean reward, first {WINDOW} / last {WINDOW} iterations"
     lines = [f"| world | policy | greedy | sampled | turns, greedy / sampled | {head} |", "|---|---|---|---|---|---|"]
     rows = []
@@ -165,14 +165,14 @@ def table(worlds: Sequence[World]) -> tuple[str, list[dict[str, Any]]]:
 
 
 def scores_of(world: World) -> dict[str, dict[tuple[str, str], Score]]:
-    """Environment -> policy and sampling -> its score; "" stands for the one environment of a world without others."""
+    """Return environment -> policy and sampling -> score; "" is the one environment of a world without others."""
     results = world.results()
     scored: dict[str, dict[tuple[str, str], Score]] = {}
     for environment in sorted({environment_of(one.task_id) for one in results[LOOP, GREEDY]}):
         groups = Description() if (environment or world.name) in SCORED_BY_TASK else DEFAULT_DESCRIPTION
         scored[environment] = {}
-        for key, found in results.items():
-            own = [one for one in found if environment_of(one.task_id) == environment]
+        for key, attempts in results.items():
+            own = [one for one in attempts if environment_of(one.task_id) == environment]
             scored[environment][key] = score(own, None, groups)
     return scored
 

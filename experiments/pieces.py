@@ -1,4 +1,4 @@
-"""One run of LOOP on the tiny policy with each small piece that peers have, beside LOOP without it and the control.
+"""A run of LOOP on the tiny policy with each small piece that peers have, beside LOOP without it and the control.
 
     python experiments/pieces.py --output runs/pieces                     # each piece not run so far
     python experiments/pieces.py --output runs/pieces --table-only --json experiments/results/pieces.json
@@ -37,12 +37,12 @@ DISTILLATION = "loop_contrib.distillation.distillation.Distillation"
 
 
 def corrected(component: str) -> str:
-    """The word that corrects for the sampler by this component, whose arguments may follow its name."""
+    """Return the word that corrects for the sampler by this component, whose arguments may follow its name."""
     return f"loss.sampler_correction={{_component_: loop_recipes.algorithm.sampler_correction.{component}}}"
 
 
 def distilled(output: Path) -> str:
-    """The word that has what the run without a piece ended with as the teacher."""
+    """Return the word that makes the last policy of the run without a piece the teacher."""
     return f"credit.teacher={{_component_: {DISTILLATION}, adapter: {newest_policy(output / WITHOUT)}}}"
 
 
@@ -71,7 +71,7 @@ PIECES = {
 
 
 def within_budget(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The iterations whose rollouts, those thrown away included, are within the budget."""
+    """Return the iterations whose rollouts, those thrown away included, are within the budget."""
     spent = itertools.accumulate(line["all_rollouts"] for line in lines)
     return [line for line, so_far in zip(lines, spent, strict=True) if so_far <= BUDGET]
 
@@ -91,7 +91,7 @@ def rows_of(case: str, lines: list[dict[str, Any]], metric: str | None = None) -
 
 
 def reference(name: str, label: str) -> list[dict[str, Any]]:
-    """Rows of the lowest and the highest seed of an algorithm that was run without any piece."""
+    """Return rows of the lowest and the highest seed of an algorithm that was run without any piece."""
     records: list[Record] = read_records(RECORDS, [name], range(5), BUDGET)[name]
     by_last = sorted(
         records, key=lambda record: statistics.fmean(line["reward"] for line in record.iterations[-WINDOW:])

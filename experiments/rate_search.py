@@ -17,17 +17,17 @@ from records import Record, of_budget, read_all
 from scored_runs import ALGORITHMS, WINDOW
 
 SEARCH_SEEDS = (1000, 1001)
-"""Of the runs that choose a learning rate; none of the seeds that are reported."""
+"""Seeds of the runs that choose a learning rate, other than those that are reported."""
 FIRST_RATE = 6e-4
 CLOSE = 0.05
 """Success on dev by which a rate may be below the best and still be about as good: one of the 24 tasks."""
 
 Search = Mapping[float, Mapping[int, Record]]
-"""What was tried for an algorithm: rate -> seed -> its run."""
+"""The trials of an algorithm: rate -> seed -> its run."""
 
 
 def read_search(records: Path, name: str, budget: int) -> Search:
-    """What was tried for an algorithm; seeds in the order in which they are tried.
+    """Read the trials of an algorithm; seeds in the order in which they are tried.
 
     Raises:
         ConfigError: a record is of another budget.
@@ -40,7 +40,7 @@ def read_search(records: Path, name: str, budget: int) -> Search:
 
 
 def merit(runs: Iterable[Record]) -> tuple[float, float]:
-    """Greedy success on dev at the end of a run, and the reward of its last iterations; means over ``runs``."""
+    """Return greedy success on dev after a run, and the reward of its last iterations; means over ``runs``."""
     ends = [(run.iterations[-1]["dev_success"], [line["reward"] for line in run.iterations[-WINDOW:]]) for run in runs]
     success, rewards = zip(*ends, strict=True)
     # Rounded: as many tasks solved must be as much success, however they are spread over the runs.
@@ -48,12 +48,12 @@ def merit(runs: Iterable[Record]) -> tuple[float, float]:
 
 
 def first_merit(search: Search, rate: float) -> tuple[float, float]:
-    """Of the run that tried the rate first; every rate has one."""
+    """Return the merit of the run that tried the rate first; every rate has one."""
     return merit([search[rate][SEARCH_SEEDS[0]]])
 
 
 def close_rates(search: Search) -> list[float]:
-    """The rates whose first run is about as good as the best one."""
+    """Return the rates whose first run is about as good as the best one."""
     best, _ = max(first_merit(search, rate) for rate in search)
     return [rate for rate in search if first_merit(search, rate)[0] >= best - CLOSE]
 
@@ -63,7 +63,7 @@ def best_rate(search: Search) -> float:
 
 
 def next_trial(search: Search) -> tuple[float, int] | None:
-    """The rate to try next and the seed; None when the search is at its end."""
+    """Return the rate to try next and the seed; None when the search is at its end."""
     if not search:
         return FIRST_RATE, SEARCH_SEEDS[0]
 
@@ -80,7 +80,7 @@ def next_trial(search: Search) -> tuple[float, int] | None:
 
 
 def search_table(searches: Mapping[str, Search]) -> str:
-    """In Markdown: dev success and reward of each algorithm at each rate, the chosen one in bold."""
+    """Return in Markdown dev success and reward of each algorithm at each rate, the chosen one in bold."""
     rates = sorted({rate for search in searches.values() for rate in search})
     head = ["dev success / reward, last 5, at rate", *(f"{rate:g}" for rate in rates)]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]

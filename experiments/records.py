@@ -1,4 +1,4 @@
-"""What is kept of each policy that an experiment made: a line in one file.
+"""The records of the policies that an experiment made: a line each in one file.
 
 A run's folder is large and stays where it was made. Its record is a few kilobytes, and tables and pictures are made of
 records alone: they can be made again, and be completed, on another machine. Where a policy has several lines, the last
@@ -56,7 +56,7 @@ class Record:
     def of_run(
         cls, name: str, seed: int, budget: int, run: Path | None, logs: Iterable[Path], evaluation: Path | None
     ) -> Record:
-        """The record of a policy that was made here.
+        """Return the record of a policy that was made here.
 
         Args:
             run: the output folder of the training run; None for the base model.
@@ -106,7 +106,7 @@ class Record:
 
 
 def read_all(file: Path) -> Mapping[Key, Record]:
-    """All records of ``file``; none where there is no file yet."""
+    """Read all records of ``file``; empty before there is a file."""
     records = [_record(line.record) for line in read_lines(file)] if file.exists() else []
     return {record.key: record for record in records}
 
@@ -117,7 +117,7 @@ def _record(data: dict[str, Any]) -> Record:
 
 
 def read_record(file: Path, name: str, seed: int, budget: int, searched: float | None = None) -> Record | None:
-    """The record of a name and seed, or of its run of a search at the rate ``searched``; None where there is none.
+    """Read the record of a name and seed, or of its run of a search at the rate ``searched``; None without one.
 
     Raises:
         ConfigError: it is of another budget.
@@ -127,7 +127,7 @@ def read_record(file: Path, name: str, seed: int, budget: int, searched: float |
 
 
 def of_budget(file: Path, record: Record, budget: int) -> Record:
-    """``record``; raises ConfigError if it is of another budget."""
+    """Return ``record``; raises ConfigError if it is of another budget."""
     own, what = record.budget, f"{record.name}, seed {record.seed}"
     require(own == budget, f"{file}: {what} is of a budget of {own} rollouts, not {budget}: take another --records")
     return record
@@ -143,16 +143,16 @@ def came_from_elsewhere(file: Path, name: str, seed: int, budget: int, made_in: 
 
 
 def read_records(file: Path, names: Iterable[str], seeds: Sequence[int], budget: int) -> dict[str, list[Record]]:
-    """Of each name that has any, the records of the seeds that are there.
+    """Return the records of these seeds by name, for each name that has any.
 
     Raises:
         ConfigError: one is of another budget, or they began from different policies.
     """
     records = read_all(file)
-    found = {
+    by_name = {
         name: [of_budget(file, records[key], budget) for seed in seeds if (key := (name, seed, None)) in records]
         for name in names
     }
-    policies = {one.policy: f"{one.name}, seed {one.seed}" for some in found.values() for one in some}
+    policies = {one.policy: f"{one.name}, seed {one.seed}" for some in by_name.values() for one in some}
     require(len(policies) < 2, f"{file}: these began from different policies: {'; '.join(policies.values())}")
-    return {name: there for name, there in found.items() if there}
+    return {name: there for name, there in by_name.items() if there}

@@ -1,4 +1,4 @@
-"""Policies made by commands and scored on held-out tasks: what algorithms.py, table_one.py and learn_worlds.py share.
+"""Policies made by commands and scored on held-out tasks; shared by algorithms.py, table_one.py and learn_worlds.py.
 
 A policy is made in a folder of its own, step by step (:class:`~loop_recipes.steps.Steps`), and scored by
 ``eval_appworld`` in the folder ``evaluation`` there. Several seeds of one setting are several runs over the same tasks.
@@ -26,7 +26,7 @@ from loop_recipes.evaluation.tables import to_markdown
 from loop_recipes.steps import Steps, tune
 
 EVALUATION = "evaluation"
-"""Of a policy, in the folder that it was made in."""
+"""The folder of a policy's evaluation, in the folder that it was made in."""
 WINDOW = 5
 """Iterations at the beginning or the end of a run that a mean is taken over."""
 # 97.5 % quantiles of Student's t by degrees of freedom.
@@ -47,7 +47,7 @@ class Algorithm:
     rate: float | None = None
 
     def command(self, run: Path, seed: int, iterations: int, overrides: Sequence[str]) -> list[str]:
-        """``tune run`` of one run of so many iterations, which goes on where it was stopped."""
+        """Return ``tune run`` of one run of so many iterations, which goes on where it was stopped."""
         own = [word.format(twentieth=max(1, round(iterations / 20))) for word in self.overrides]
         words = [f"output_dir={run.resolve()}", f"seed={seed}", f"max_iterations={iterations}"]
         words += ["stop.iterations_without_signal=null", "resume_from_checkpoint=True", *own, *overrides]
@@ -99,12 +99,12 @@ class HeldOut:
 
 
 def listed(tasks: Sequence[str]) -> str:
-    """The tasks as the value of a key on the command line; without quotes, YAML takes 1099290_1 for a number."""
+    """Return the tasks as a key's value on the command line; unquoted, YAML takes 1099290_1 for a number."""
     return json.dumps(list(tasks))
 
 
 def joined(seeds: Iterable[Sequence[TaskResult]]) -> list[TaskResult]:
-    """Results over the same tasks, numbered as runs of one."""
+    """Join results over the same tasks, numbered as runs of one."""
     together: list[TaskResult] = []
     for results in seeds:
         before = 1 + max((result.run for result in together), default=-1)
@@ -113,17 +113,17 @@ def joined(seeds: Iterable[Sequence[TaskResult]]) -> list[TaskResult]:
 
 
 def held_out_score(seeds: Iterable[Sequence[TaskResult]], environment: Description = AppWorldPool.description) -> Score:
-    """TGC, SGC and reward over all seeds; intervals are bootstraps over scenarios."""
+    """Return TGC, SGC and reward over all seeds; intervals are bootstraps over scenarios."""
     return score(joined(seeds), environment=environment)
 
 
 def figure(value: Figure) -> str:
-    """A percentage for a table: mean and interval."""
+    """Return a percentage for a table: mean and interval."""
     return f"{value.mean:.1f} [{value.interval.low:.1f}, {value.interval.high:.1f}]"
 
 
 def differences(results: Mapping[str, Iterable[Sequence[TaskResult]]]) -> list[str]:
-    """A table in Markdown: each of the labels but the first against the first, over all seeds and paired by task."""
+    """Return a Markdown table: each label but the first against the first, over all seeds and paired by task."""
     first, *others = (NamedResults(label, "T=1", joined(seeds)) for label, seeds in results.items())
     appworld = AppWorldPool.description
     compared = [compare(first, other, environment=appworld) for other in others]
@@ -138,7 +138,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def t_quantile(degrees: int) -> float:
-    """The 97.5 % quantile of Student's t; beyond the table the normal's with its correction (Cornish and Fisher)."""
+    """Return the 97.5 % quantile of Student's t; beyond the table the normal's by Cornish and Fisher."""
     return T_QUANTILE[degrees] if degrees < len(T_QUANTILE) else 1.96 + 2.372 / degrees + 2.82 / degrees**2
 
 
@@ -148,7 +148,7 @@ def with_interval(values: Sequence[float], digits: int) -> str:
 
 
 def number(case: str, metric: str, value: float, unit: str) -> dict[str, Any]:
-    """One figure as ``experiments/results/*.json`` have it."""
+    """Return a figure as ``experiments/results/*.json`` have it."""
     return {"case": case, "metric": metric, "value": round(value, 4), "unit": unit}
 
 

@@ -1,4 +1,4 @@
-"""What computing the prompt that a task's rollouts share only once could save of an iteration's tokens: an upper bound.
+"""Tokens of an iteration that computing the shared prompt of a task's rollouts only once could save: an upper bound.
 
     python experiments/shared_prompt.py runs/demo/node/collections/*.jsonl [--minibatch 32] [--epochs 1] [--json PATH]
     python experiments/shared_prompt.py --tasks 40 --prompt 4000 --length 12000 --epochs 2
@@ -38,7 +38,7 @@ class Episode:
 
 
 def from_log(path: Path) -> list[Episode]:
-    """The episodes of one collection; a task's prompt is what all its rollouts begin with."""
+    """Read the episodes of one collection; a task's prompt is what all its rollouts begin with."""
     tasks: dict[str, list[list[int]]] = {}
     for rollout in read_rollouts(path):
         tasks.setdefault(rollout.task_id, []).append(rollout.token_ids)
@@ -51,7 +51,7 @@ def from_log(path: Path) -> list[Episode]:
 
 
 def made_up(tasks: int, group: int, prompt: int, length: int) -> list[Episode]:
-    """Episodes of a mean ``length``, the part after the prompt spread evenly from a half to one and a half."""
+    """Make episodes of a mean ``length``, whose part after the prompt is spread from a half to one and a half."""
     draw, rest = random.Random(0), length - prompt
     return [
         Episode(f"task{task}", prompt, prompt + int(rest * draw.uniform(0.5, 1.5)))
@@ -61,7 +61,7 @@ def made_up(tasks: int, group: int, prompt: int, length: int) -> list[Episode]:
 
 
 def tokens(episodes: Sequence[Episode], shared: bool) -> int:
-    """To compute these together; with ``shared`` each task's prompt once."""
+    """Return the tokens to compute these together; with ``shared`` each task's prompt once."""
     total = sum(episode.length for episode in episodes)
     if shared:
         prompts = {episode.task: episode.prompt for episode in episodes}
@@ -70,7 +70,7 @@ def tokens(episodes: Sequence[Episode], shared: bool) -> int:
 
 
 def by_tasks(episodes: Sequence[Episode], size: int) -> list[list[Episode]]:
-    """Minibatches of about ``size`` rollouts, of whole tasks."""
+    """Return minibatches of about ``size`` rollouts, of whole tasks."""
     ordered = sorted(episodes, key=lambda episode: episode.task)
     starts = [i for i, (a, b) in enumerate(pairwise(ordered), start=1) if a.task != b.task]
     cuts, last = [0], 0
@@ -82,7 +82,7 @@ def by_tasks(episodes: Sequence[Episode], size: int) -> list[list[Episode]]:
 
 
 def as_drawn(episodes: Sequence[Episode], size: int | None, seed: int) -> list[list[Episode]]:
-    """The minibatches that the recipe would draw."""
+    """Return the minibatches that the recipe would draw."""
     nothing = torch.zeros(1)
     stand_ins: list[CreditedSample] = []
     for number, episode in enumerate(episodes):
@@ -93,7 +93,7 @@ def as_drawn(episodes: Sequence[Episode], size: int | None, seed: int) -> list[l
 
 
 def saving(episodes: Sequence[Episode], epochs: Sequence[Sequence[Sequence[Episode]]]) -> float:
-    """Share of an iteration's cost that sharing saves, given the minibatches of its epochs."""
+    """Return the share of an iteration's cost that sharing saves, given the minibatches of its epochs."""
     costs = []
     for shared in (False, True):
         cost = tokens(episodes, shared)

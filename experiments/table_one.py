@@ -55,15 +55,15 @@ from loop_recipes.config.files import compose, split_words
 from loop_recipes.steps import StepFailed, Steps, module, newest_policy, tune
 
 TEMPERATURES = ("0.2", "0.4", "0.6", "0.8", "1.0")
-"""Of RFT. The paper has twenty; a budget for two cores would end within the lowest of them."""
+"""Temperatures of RFT. The paper has twenty; a budget for two cores would end within the lowest of them."""
 RUN, ROLLOUTS = "run", "rollouts"
-"""In the folder of a row and seed: what trained, and what only sampled."""
+"""Folders in that of a row and seed: of its training, and of sampling alone."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What all rows share. ``overrides`` are for configs of loop_appworld, ``epochs`` those of training on fixed sets
-    (None: as in their configs)."""
+    """The settings of all rows. ``overrides`` are for configs of loop_appworld, ``epochs`` those of training on fixed
+    sets (None: as in their configs)."""
 
     budget: int
     overrides: list[str]
@@ -99,7 +99,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One row with one seed, in its folder."""
+    """A row with a seed, in its folder."""
 
     plan: Plan
     steps: Steps
@@ -123,7 +123,7 @@ class Attempt:
         return newest_policy(self.folder / RUN)
 
     def online(self, algorithm: Algorithm) -> Path:
-        """Reinforcement learning, and what else learns from rollouts of its own policy; returns the last policy."""
+        """Train by reinforcement learning, or else on rollouts of its own policy; returns the last policy."""
         whole = self.plan.config.collection.rollouts_per_task
         exact = [f"collection.min_rollouts_per_task={whole}", "collection.min_rollouts_fraction=1.0"]
         rate = [] if algorithm.rate is None else [f"optimizer.lr={algorithm.rate:g}"]
@@ -133,7 +133,7 @@ class Attempt:
         return newest_policy(self.folder / RUN)
 
     def solutions(self) -> Path:
-        """Ground-truth solutions of the training tasks as rollouts."""
+        """Write ground-truth solutions of the training tasks as rollouts."""
         environment, out = self.plan.config.node.environment, self.folder / "solutions"
         command = module("loop_contrib.ground_truth.ground_truth", str(environment.root), "--out", str(out))
         command += ["--model", str(self.plan.config.model.path), "--prompt", str(environment.prompt)]
@@ -210,7 +210,7 @@ HEAD = ["method", "seeds", "rollouts", "sampled tokens", "optimizer steps", "rew
 
 
 def tables(records: Mapping[str, Sequence[Record]], reference: str = "loop_token") -> tuple[str, list[dict[str, Any]]]:
-    """The table in Markdown with the differences to ``reference`` where it is there, and its numbers.
+    """Return the table in Markdown with the differences to ``reference`` where it is there, and its numbers.
 
     Args:
         records: those of each row, at least one.

@@ -81,7 +81,7 @@ class Case:
 
 
 def wrong_turn(codes: Sequence[str], reference: Sequence[str]) -> int:
-    """The first of an episode's turns that the reference solution has nowhere; the last one where it has all of them,
+    """Return the first of an episode's turns that the reference solution has nowhere; the last one where it has all,
     which is giving up in the words of the reference's own end."""
     return next((number for number, code in enumerate(codes) if code not in reference), len(codes) - 1)
 
@@ -92,15 +92,15 @@ def reference_codes(world: Path, task_id: str) -> list[str]:
 
 
 def play(
-    conf: LoopConfig, world: Path, tasks: Sequence[str], count: int, seed: int, share: float, kept: Path
+    conf: LoopConfig, world: Path, tasks: Sequence[str], count: int, seed: int, share: float, file: Path
 ) -> list[Demonstration]:
-    """Executed in the environment that the policy's node has; read again if they are there."""
-    if not kept.is_file():
+    """Execute scripts in the environment that the policy's node has; reads them again if they are there."""
+    if not file.is_file():
         environment = conf.child.environment
         tokens = open_chat(conf.base_model)
         pool = create_pool(environment.name, dict(environment.options), tokens.spans)
-        save(asyncio.run(collect(pool, draw_scripts(world, tasks, count, seed, share), at_once=4)), kept)
-    return load(kept)
+        save(asyncio.run(collect(pool, draw_scripts(world, tasks, count, seed, share), at_once=4)), file)
+    return load(file)
 
 
 def as_rollout(played: Demonstration, index: int, collection: str, dataset: str, tokens: ChatFormat) -> Rollout:
@@ -119,7 +119,7 @@ def as_rollout(played: Demonstration, index: int, collection: str, dataset: str,
 
 
 class Experiment:
-    """One seed: its episodes, its critics, and what they say."""
+    """A seed: its episodes, its critics, and their advantages."""
 
     def __init__(self, args: argparse.Namespace, seed: int) -> None:
         self._args, self._seed = args, seed
@@ -130,12 +130,12 @@ class Experiment:
         self._dataset = dataset_name(self._world)
 
     def training_log(self) -> Path:
-        """Of each train task, good and flawed episodes in equal number."""
+        """Write good and flawed episodes of each train task, in equal number; returns their log."""
         count, pairs = self._args.tasks, self._args.pairs_per_task
         tasks = random.Random(self._seed).sample(load_split(self._world, "train"), count)
-        kept = self._folder / "demonstrations"
-        good = play(self._conf, self._world, tasks, count, self._seed, 0.0, kept / "good.jsonl")
-        flawed = play(self._conf, self._world, tasks, count * pairs, self._seed, 1.0, kept / "flawed.jsonl")
+        folder = self._folder / "demonstrations"
+        good = play(self._conf, self._world, tasks, count, self._seed, 0.0, folder / "good.jsonl")
+        flawed = play(self._conf, self._world, tasks, count * pairs, self._seed, 1.0, folder / "flawed.jsonl")
         # A good episode of a task is always the same one, and each is in one pair only: so there are copies of it.
         episodes = [*(one for one in good for _ in range(pairs)), *flawed]
         numbers: dict[str, int] = defaultdict(int)
@@ -146,10 +146,10 @@ class Experiment:
         return write_rollouts(self._folder / "train" / COLLECTIONS, "demonstrations", rollouts)
 
     def cases(self) -> list[Case]:
-        """Flawed episodes of dev tasks that failed, no two alike."""
+        """Return flawed episodes of dev tasks that failed, no two alike."""
         tasks = load_split(self._world, "dev")
-        kept = self._folder / "demonstrations" / "held_out.jsonl"
-        played = play(self._conf, self._world, tasks, self._args.episodes, 1000 + self._seed, 1.0, kept)
+        file = self._folder / "demonstrations" / "held_out.jsonl"
+        played = play(self._conf, self._world, tasks, self._args.episodes, 1000 + self._seed, 1.0, file)
         distinct = list({(one.task_id, one.steps): one for one in played if not one.success}.values())
         collection = HELD_OUT
         cases = []
@@ -161,7 +161,7 @@ class Experiment:
         return cases
 
     def train(self, name: str, log: Path) -> Path:
-        """The run of a critic, made unless it is there."""
+        """Return the run of a critic, made unless it is there."""
         run = self._folder / "critics" / name.replace(", ", "_").replace(" ", "_")
         words = [f"output_dir={run}", f"rollouts.logs=[{log}]", f"max_iterations={self._args.epochs}"]
         words += [f"export_every={self._args.epochs}", f"seed={self._seed}", "resume_from_checkpoint=True"]
@@ -174,30 +174,30 @@ class Experiment:
             recipe.cleanup()
         return run
 
-    def found(self, cases: Sequence[Case]) -> dict[str, list[float]]:
-        """For each critic, 1 for every case whose wrong turn it found, else 0; chance is a share."""
+    def wrong_turns(self, cases: Sequence[Case]) -> dict[str, list[float]]:
+        """Return for each critic 1 for every case whose wrong turn it found, else 0; chance is a share."""
         log = self.training_log()
         rollouts = [case.rollout for case in cases]
-        said: dict[str, Mapping[str, Sequence[float]]] = {}
+        by_critic: dict[str, Mapping[str, Sequence[float]]] = {}
         for name in CRITICS:
             run = self.train(name, log)
-            said[name] = advantages(run, rollouts)
+            by_critic[name] = advantages(run, rollouts)
             if name == "sweet":
-                said[BLIND_REFERENCE] = advantages(run, rollouts, reference_sees_hidden=False)
-        said["value head"] = value_head(self._folder / "critics" / "sweet", read_rollouts(log), rollouts)
-        said["surprise"] = surprise(self._folder / "critics" / "sweet", rollouts)
+                by_critic[BLIND_REFERENCE] = advantages(run, rollouts, reference_sees_hidden=False)
+        by_critic["value head"] = value_head(self._folder / "critics" / "sweet", read_rollouts(log), rollouts)
+        by_critic["surprise"] = surprise(self._folder / "critics" / "sweet", rollouts)
         if self._args.continuations:
-            said["monte_carlo"] = self.monte_carlo(rollouts)
-        found = {
+            by_critic["monte_carlo"] = self.monte_carlo(rollouts)
+        hits = {
             name: [float(lowest(turns[case.rollout.rollout_id]) == case.wrong) for case in cases]
-            for name, turns in said.items()
+            for name, turns in by_critic.items()
         }
-        found["last turn"] = [float(case.wrong == len(case.rollout.turns) - 1) for case in cases]
-        found["chance"] = [1.0 / len(case.rollout.turns) for case in cases]
-        return found
+        hits["last turn"] = [float(case.wrong == len(case.rollout.turns) - 1) for case in cases]
+        hits["chance"] = [1.0 / len(case.rollout.turns) for case in cases]
+        return hits
 
     def monte_carlo(self, rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
-        """V(next state) - V(state) of every turn, by ``loop method turn-values`` on what looks like a run's folder."""
+        """Return V(next state) - V(state) of every turn, by ``loop method turn-values`` on a folder like a run's."""
         run, collection = self._folder / "values", HELD_OUT
         log = write_rollouts(run / "node" / COLLECTIONS, collection, rollouts)
         asked = self._conf.collection
@@ -223,8 +223,8 @@ class Experiment:
 
 def advantages(run: Path, rollouts: Sequence[Rollout], reference_sees_hidden: bool = True) -> dict[str, list[float]]:
     critic = load_turn_critic(run, reference_sees_hidden=reference_sees_hidden)
-    found = critic.advantages(training_samples(rollouts, UpdateConfig()))
-    return {rollout_id: turns.tolist() for rollout_id, turns in found.items()}
+    by_rollout = critic.advantages(training_samples(rollouts, UpdateConfig()))
+    return {rollout_id: turns.tolist() for rollout_id, turns in by_rollout.items()}
 
 
 def lowest(turns: Sequence[float]) -> int:
@@ -232,29 +232,29 @@ def lowest(turns: Sequence[float]) -> int:
 
 
 def by(values: Sequence[tuple[Case, float]], key: Callable[[Case], str]) -> dict[str, list[float]]:
-    """The values of the cases of each key."""
+    """Return the values of the cases of each key."""
     grouped: dict[str, list[float]] = defaultdict(list)
     for case, value in values:
         grouped[key(case)].append(value)
     return grouped
 
 
-def interval(found: Mapping[str, Sequence[float]], draws: int = 10_000) -> tuple[float, float, float]:
-    """Mean over all cases, and its 95 % bootstrap interval over tasks; ``found`` has the cases of each task."""
-    sums = torch.tensor([[sum(values), len(values)] for values in found.values()], dtype=torch.float64)
+def interval(by_task: Mapping[str, Sequence[float]], draws: int = 10_000) -> tuple[float, float, float]:
+    """Mean over all cases, and its 95 % bootstrap interval over tasks; ``by_task`` has the cases of each task."""
+    sums = torch.tensor([[sum(values), len(values)] for values in by_task.values()], dtype=torch.float64)
     drawn = sums[torch.randint(len(sums), (draws, len(sums)), generator=torch.Generator().manual_seed(0))].sum(1)
     low, high = (drawn[:, 0] / drawn[:, 1]).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return statistics.fmean(value for values in found.values() for value in values), low, high
+    return statistics.fmean(value for values in by_task.values() for value in values), low, high
 
 
 def value_head(run: Path, learned_from: Sequence[Rollout], rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
-    """A head on the base model of a critic's run, which is told what the critic is."""
+    """Fit a head on the base model of a critic's run, which sees what the critic sees."""
     conf, learner = load_learner(run)
     prefix = prefix_of(conf)
     head = TurnValueHead(learner.update, prefix)
     head.fit(training_samples(learned_from, UpdateConfig()), ReturnPairs())
-    found = head.advantages(training_samples(rollouts, UpdateConfig()))
-    return {rollout_id: turns.tolist() for rollout_id, turns in found.items()}
+    by_rollout = head.advantages(training_samples(rollouts, UpdateConfig()))
+    return {rollout_id: turns.tolist() for rollout_id, turns in by_rollout.items()}
 
 
 def surprise(run: Path, rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
@@ -280,21 +280,21 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", help="behind --: keys of sft_appworld for every critic")
     args = parser.parse_args()
     args.output = args.output.resolve()
-    found: dict[str, list[tuple[Case, float]]] = defaultdict(list)
+    by_critic: dict[str, list[tuple[Case, float]]] = defaultdict(list)
     for seed in range(args.seeds):
         experiment = Experiment(args, seed)
         cases = experiment.cases()
         turns = statistics.fmean(len(case.rollout.turns) for case in cases)
         print(f"seed {seed}: {len(cases)} held-out episodes of {turns:.1f} turns on average", flush=True)
-        for name, values in experiment.found(cases).items():
-            found[name] += zip(cases, values, strict=True)
+        for name, values in experiment.wrong_turns(cases).items():
+            by_critic[name] += zip(cases, values, strict=True)
     rows = []
     print(f"{'critic':<26}{'found':>8}{'from':>8}{'to':>8}   by flaw")
-    for name, each in found.items():
+    for name, each in by_critic.items():
         share, low, high = interval(by(each, lambda case: case.rollout.task_id))
         of_flaw = {f"found_{flaw}": statistics.fmean(own) for flaw, own in by(each, lambda case: case.flaw).items()}
-        told = ", ".join(f"{metric.removeprefix('found_')} {value:.2f}" for metric, value in sorted(of_flaw.items()))
-        print(f"{name:<26}{share:>8.3f}{low:>8.3f}{high:>8.3f}   {told}")
+        flaws = ", ".join(f"{metric.removeprefix('found_')} {value:.2f}" for metric, value in sorted(of_flaw.items()))
+        print(f"{name:<26}{share:>8.3f}{low:>8.3f}{high:>8.3f}   {flaws}")
         for metric, value in {"found": share, "found_low": low, "found_high": high, **of_flaw}.items():
             rows.append({"case": f"ours {name}", "metric": metric, "value": round(value, 4), "unit": "fraction"})
     if args.json is not None:

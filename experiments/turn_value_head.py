@@ -26,7 +26,7 @@ class TurnValueHead:
 
     Args:
         scorer: of the learner whose model gives the hidden states, with the adapter that is in it.
-        prefix: what the critic sees before the prompt; None for what the actor sees.
+        prefix: the critic's text before the prompt; None for the actor's view.
         beta: as in :class:`~loop_contrib.sweet_rl.turn_critic.TurnAdvantage`.
         weight_decay: of AdamW.
     """
@@ -47,14 +47,14 @@ class TurnValueHead:
         states = self._turn_states(samples)
         tasks = {task: number for number, task in enumerate(sorted({sample.task_id for sample in samples}))}
         groups = torch.tensor([tasks[sample.task_id] for sample in samples])
-        found = pairs.pairs(torch.tensor([sample.reward for sample in samples]), groups)
-        if not found:
+        chosen_rejected = pairs.pairs(torch.tensor([sample.reward for sample in samples]), groups)
+        if not chosen_rejected:
             raise ValueError(f"the returns of {len(samples)} rollouts make no pair to learn from")
         every = torch.cat([states[sample.rollout_id] for sample in samples])
         # A constant part of all states would count turns, and no scale of a layer should set the rate of learning.
         self._centre, scale = every.mean(0), every.std(0).clamp(min=1e-6)
         sums = [((states[sample.rollout_id] - self._centre) / scale).sum(0) for sample in samples]
-        differences = torch.stack([sums[chosen] - sums[rejected] for chosen, rejected in found])
+        differences = torch.stack([sums[chosen] - sums[rejected] for chosen, rejected in chosen_rejected])
         head = nn.Linear(every.shape[1], 1, bias=False)
         nn.init.zeros_(head.weight)
         optimizer = torch.optim.AdamW(head.parameters(), lr=lr, weight_decay=self._weight_decay)
@@ -71,7 +71,7 @@ class TurnValueHead:
 
     @torch.no_grad()
     def advantages(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
-        """A of each turn with a sampled token, [t] float64, by rollout id.
+        """Return A of each turn with a sampled token, [t] float64, by rollout id.
 
         Raises:
             RuntimeError: it has learned nothing yet.

@@ -49,7 +49,7 @@ class World:
     rewards: str = "0 or 1"
     options: Mapping[str, Any] = field(default_factory=dict)
     idle: tuple[str, ...] = ()
-    """The commands of one who does nothing. A world that needs some is a conversation, which no plain loop plays."""
+    """Commands for doing nothing. A world that needs some is a conversation, which no plain loop plays."""
 
 
 TAU2 = "MIT, Apache-2.0"
@@ -96,7 +96,7 @@ os._exit(0)
 
 @dataclass
 class Measure:
-    """What it took to play some episodes."""
+    """The time that some episodes took."""
 
     episodes: int
     wall_s: float
@@ -114,7 +114,7 @@ def row(case: str, metric: str, value: float, unit: str) -> dict[str, Any]:
 
 
 def cpu_seconds() -> float:
-    """User and system time of this process and of all below it, those that ended too: each episode has a process."""
+    """Return user and system time of this process and all below it, ended ones too: each episode has one."""
     total = sum(os.times()[:4])
     for pid in descendants(os.getpid()):
         try:
@@ -126,7 +126,7 @@ def cpu_seconds() -> float:
 
 
 def memory_mb(pid: int) -> float:
-    """What a process and all below it hold now."""
+    """Return the MB that a process and all below it hold now."""
     pages = 0
     for each in [pid, *descendants(pid)]:
         with contextlib.suppress(OSError):  # it has ended
@@ -136,12 +136,12 @@ def memory_mb(pid: int) -> float:
 
 @contextlib.asynccontextmanager
 async def scripted_user() -> AsyncIterator[str]:
-    """The address of an endpoint that plays tau2's user."""
+    """Yield the address of an endpoint that plays tau2's user."""
 
     async def answer(request: web.Request) -> web.Response:
         roles = [message["role"] for message in (await request.json())["messages"]]
-        said = "I need help." if roles.count("user") == 1 else "###STOP###"
-        return web.json_response({"choices": [{"message": {"role": "assistant", "content": said}}]})
+        text = "I need help." if roles.count("user") == 1 else "###STOP###"
+        return web.json_response({"choices": [{"message": {"role": "assistant", "content": text}}]})
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", answer)
@@ -155,7 +155,7 @@ async def scripted_user() -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-async def play(pool: WorldPool, task: str, commands: Sequence[str], held: list[float] | None = None) -> Grade:
+async def play(pool: WorldPool, task: str, commands: Sequence[str], sizes: list[float] | None = None) -> Grade:
     environment = await pool.acquire(task)
     try:
         await environment.start(task)
@@ -163,24 +163,24 @@ async def play(pool: WorldPool, task: str, commands: Sequence[str], held: list[f
             if (await environment.step(pool.message(command))).done:
                 break
         grade = await environment.grade()
-        if held is not None and isinstance(line := environment._line, WorldProcess):
-            held.append(memory_mb(line.pid))
+        if sizes is not None and isinstance(line := environment._line, WorldProcess):
+            sizes.append(memory_mb(line.pid))
         return grade
     finally:
         await environment.close()
 
 
 async def collect(
-    pool: WorldPool, plans: Sequence[tuple[str, Sequence[str]]], held: list[float] | None = None
+    pool: WorldPool, plans: Sequence[tuple[str, Sequence[str]]], sizes: list[float] | None = None
 ) -> list[Grade]:
-    return list(await asyncio.gather(*(play(pool, task, commands, held) for task, commands in plans)))
+    return list(await asyncio.gather(*(play(pool, task, commands, sizes) for task, commands in plans)))
 
 
 Plans = list[tuple[str, list[str]]]
 
 
 async def ours(name: str, args: argparse.Namespace) -> tuple[list[dict[str, Any]], Plans, WorldPool]:
-    """The rows of one world, the expert's plans and the pool, closed."""
+    """Measure one world; returns its rows, the expert's plans and the pool, closed."""
     world = WORLDS[name]
     options = {**world.options, "python": args.python}
     if name in JAVA_WORLDS:
@@ -194,7 +194,7 @@ async def ours(name: str, args: argparse.Namespace) -> tuple[list[dict[str, Any]
 
 
 async def measured(name: str, pool: WorldPool, args: argparse.Namespace) -> tuple[list[dict[str, Any]], Plans]:
-    held: list[float] = []
+    megabytes: list[float] = []
     await pool.open()
     try:
         tasks = [task for task in pool.tasks(args.split) if not args.only or task.startswith(tuple(args.only))]
@@ -202,7 +202,7 @@ async def measured(name: str, pool: WorldPool, args: argparse.Namespace) -> tupl
         plans = [(task, await pool.expert(task)) for task in tasks]
         nothing = await collect(pool, [(task, WORLDS[name].idle) for task in tasks])  # also brings up all workers
         cpu, began = cpu_seconds(), time.monotonic()
-        expert = await collect(pool, plans, held)
+        expert = await collect(pool, plans, megabytes)
         measure = Measure(len(plans), time.monotonic() - began, cpu_seconds() - cpu)
         sizes = {split: len(pool.tasks(split)) for split in SPLITS if split in pool._splits}
     finally:
@@ -216,29 +216,29 @@ async def measured(name: str, pool: WorldPool, args: argparse.Namespace) -> tupl
         row(case, "expert_reward", statistics.fmean(grade.reward for grade in expert), "fraction"),
         row(case, "nothing_success", statistics.fmean(grade.success for grade in nothing), "fraction"),
         row(case, "nothing_reward", statistics.fmean(grade.reward for grade in nothing), "fraction"),
-        row(case, "memory_mb", max(held), "MB"),
+        row(case, "memory_mb", max(megabytes), "MB"),
         *measure.rows(case),
     ]
     return rows, plans
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The worlds that were measured, as Markdown."""
+    """Return the worlds that were measured, as Markdown."""
     heads = ["world", "tasks: train, dev, test", "reward", "nothing", "expert", "CPU-s", "MB", "licence"]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for name, world in WORLDS.items():
-        found = {each["metric"]: each["value"] for each in rows if each["case"] == f"ours {name}"}
-        if "memory_mb" not in found:
+        figures = {each["metric"]: each["value"] for each in rows if each["case"] == f"ours {name}"}
+        if "memory_mb" not in figures:
             continue
-        sizes = ", ".join(str(found.get(f"{split}_tasks", "none")) for split in SPLITS)
-        earned = [f"{found[f'{who}_reward']:.2g}" for who in ("nothing", "expert")]
-        cost = [f"{found['cpu_s_per_episode']:.2g}", f"{found['memory_mb']:.0f}"]
+        sizes = ", ".join(str(figures.get(f"{split}_tasks", "none")) for split in SPLITS)
+        earned = [f"{figures[f'{who}_reward']:.2g}" for who in ("nothing", "expert")]
+        cost = [f"{figures['cpu_s_per_episode']:.2g}", f"{figures['memory_mb']:.0f}"]
         lines.append("| " + " | ".join([f"`{name}`", sizes, world.rewards, *earned, *cost, world.licence]) + " |")
     return "\n".join(lines)
 
 
 def bare(case: str, pool: WorldPool, python: str, plans: Any) -> list[dict[str, Any]]:
-    """The same plans in a loop inside the world's interpreter; the first one twice, to warm up as ours did."""
+    """Play the same plans in a loop inside the world's interpreter; the first one twice, to warm up as ours did."""
     process = subprocess.Popen(
         [python, "-c", BARE, str(pool.kind.worker), *pool.arguments],
         stdin=subprocess.PIPE,
@@ -251,8 +251,8 @@ def bare(case: str, pool: WorldPool, python: str, plans: Any) -> list[dict[str, 
     assert requests is not None
     assert answers is not None
 
-    def ask(part: Any) -> None:
-        requests.write(json.dumps(part) + "\n")
+    def ask(batch: Any) -> None:
+        requests.write(json.dumps(batch) + "\n")
         requests.flush()
         if not answers.readline():
             raise RuntimeError(f"the bare loop of {case} ended")
@@ -293,8 +293,8 @@ def main() -> None:
             print(f"{line['case']:24} {line['metric']:22} {line['value']:>10} {line['unit']}", flush=True)
         if args.json:
             before = json.loads(args.json.read_text()) if args.json.exists() else []
-            kept = [line for line in before if line["case"].split()[1] != name]
-            args.json.write_text(json.dumps(kept + rows, indent=1) + "\n")
+            others = [line for line in before if line["case"].split()[1] != name]
+            args.json.write_text(json.dumps(others + rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

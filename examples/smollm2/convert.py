@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where to write the model")
     args = parser.parse_args()
     sys.path.append(str(args.packages))
-    from gguf import GGUFReader, dequantize  # of the folder of packages
+    from gguf import GGUFReader, dequantize  # from the folder of packages
 
     file = GGUFReader(args.packages / FILE)
     header = {name: field.contents() for name, field in file.fields.items()}
@@ -66,23 +66,23 @@ def main() -> None:
 
 
 def weights(stored: Iterable[tuple[str, np.ndarray]], header: dict[str, Any]) -> dict[str, Tensor]:
-    """Every tensor by its Hugging Face name, float32, from those of llama.cpp by its names."""
+    """Return every tensor by its Hugging Face name, float32, from those of llama.cpp by its names."""
     heads = {"attn_q": header["llama.attention.head_count"], "attn_k": header["llama.attention.head_count_kv"]}
-    found = {}
+    tensors = {}
     for name, numbers in stored:
         values = torch.from_numpy(np.array(numbers, dtype=np.float32))
         if name in OUTER:
-            found[OUTER[name]] = values
+            tensors[OUTER[name]] = values
             continue
         _, layer, kind, _ = name.split(".")
         if kind in heads:  # llama.cpp turns neighbouring channels
             values = values.unflatten(0, (heads[kind], -1, 2)).transpose(1, 2).flatten(0, 2)
-        found[f"model.layers.{layer}.{IN_LAYER[kind]}.weight"] = values.contiguous()
-    return found
+        tensors[f"model.layers.{layer}.{IN_LAYER[kind]}.weight"] = values.contiguous()
+    return tensors
 
 
 def config(header: dict[str, Any]) -> dict[str, Any]:
-    """The config.json."""
+    """Return the config.json."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -104,7 +104,7 @@ def config(header: dict[str, Any]) -> dict[str, Any]:
 
 
 def tokenizer(header: dict[str, Any]) -> Tokenizer:
-    """A byte-level BPE that keeps digits apart."""
+    """Build a byte-level BPE that keeps digits apart."""
     words = header["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ")) for merge in header["tokenizer.ggml.merges"]]
     result = Tokenizer(models.BPE({word: number for number, word in enumerate(words)}, merges))
@@ -118,7 +118,7 @@ def tokenizer(header: dict[str, Any]) -> Tokenizer:
 
 
 def tokenizer_config(header: dict[str, Any]) -> dict[str, Any]:
-    """The chat template, and the tokens that transformers asks for by name."""
+    """Return the chat template, and the tokens that transformers asks for by name."""
     words = header["tokenizer.ggml.tokens"]
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -40,7 +40,7 @@ def test_a_finding_holds_where_the_interval_lies_on_its_side(after_loop, arm, so
         for name, counts in (("base", (5, 5)), (arm, solved))
     }
     text, rows = after_loop.table(records, DEFAULT_DESCRIPTION)
-    assert text.splitlines()[-1].endswith(f"| {after_loop.ARMS[arm].found} | {said} |")
+    assert text.splitlines()[-1].endswith(f"| {after_loop.ARMS[arm].claim} | {said} |")
     assert {"case": "base: groups of 8", "metric": "groups_with_signal", "value": 0.75, "unit": ""} in rows
 
 

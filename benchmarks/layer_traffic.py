@@ -77,7 +77,7 @@ VIEWS = ("_unsafe_view", "empty", "empty_like", "new_empty", "empty_strided", "n
 OVERWRITES = ("copy_", "fill_", "zero_")
 """Operators that do not read the tensor that they change."""
 GENERAL = {"ours_delta_net": ("Qwen3.5-4B", 1), "ours_sinks": ("gpt-oss-20b", 2)}
-"""By case, a model that transformers builds, and the layers of it that have all kinds of its first ones."""
+"""Case -> a model that transformers builds, and the layers of it that have all kinds of its first ones."""
 LENGTHS = tuple(512 << doubled for doubled in range(6))
 MAX_GROWTH = 2.2
 """Factor by which the bytes written may grow with each doubling."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 UNITS = {"seconds": "s", "per_s": "tokens/s", "gib": "GiB", "mib": "MiB", "gap": "nats", "error": "nats"}
-"""By the end of a figure's name."""
+"""Units by the end of a figure's name."""
 
 
 def unit(metric: str) -> str:

@@ -28,7 +28,7 @@ class ChatEndpoint:
     """The place where a model is asked: ``POST <url>/chat/completions``. Raises ValueError for what no endpoint has."""
 
     url: str
-    """Without ``/chat/completions``."""
+    """The address without ``/chat/completions``."""
     model: str
     """The name of the model there."""
     api_key_env: str | None = "OPENAI_API_KEY"
@@ -36,7 +36,7 @@ class ChatEndpoint:
     timeout_s: float = 120.0
     """Seconds until one answer must be there."""
     request: Mapping[str, Any] = field(default_factory=dict)
-    """Merged into the body of every request."""
+    """Keys that are merged into the body of every request."""
 
     def __post_init__(self) -> None:
         if (problem := url_problem(self.url)) is not None:

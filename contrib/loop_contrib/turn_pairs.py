@@ -23,7 +23,7 @@ from loop_plumbing.breakage import raised_as
 TURN_PAIRS = "turn_pairs"
 """The folder of the pairs and their rollouts, in the output folder of the command that made them."""
 PAIRS_FILE = "pairs.jsonl"
-"""Beside the folder of the collections whose rollouts the pairs name."""
+"""The file beside the folder of the collections whose rollouts the pairs name."""
 
 
 @dataclass(frozen=True)

@@ -13,4 +13,4 @@ VERBS = {
     ),
     "method turn-values": ("RUN", "value turns by Monte Carlo", "loop_contrib.turn_credit.turn_values_cli:main"),
 }
-"""As ``loop_recipes.cli.VERBS``."""
+"""Verbs in the form of ``loop_recipes.cli.VERBS``."""

@@ -26,7 +26,7 @@ PACKED, SCALE, ZERO_POINT, SHAPE = "weight_packed", "weight_scale", "weight_zero
 """Names of the tensors that store a weight of four bits."""
 PACKED_TYPES = {PACKED: "I32", ZERO_POINT: "I32", SHAPE: "I64"}
 NUMBERS_IN = {PACKED: 8, SCALE: 0, ZERO_POINT: 0}
-"""How many numbers of the weight each of the tensor's own holds."""
+"""Numbers of the weight in each number of the tensor."""
 _KINDS = ("weight", "bias", PACKED, SCALE, ZERO_POINT)
 _IN_LAYER = {f"{theirs}.{kind}": f"{ours}.{kind}" for ours, theirs in _MODULES.items() for kind in _KINDS}
 _IN_LAYER |= {f"{theirs}.weight": f"{ours}.scale" for ours, theirs in _NORMS.items()}

@@ -17,7 +17,7 @@ from loop_contrib.colbench.task import ColBenchTask, Particular
 
 CALLS = 10
 TRIES = 30
-"""How often calls are drawn for a task before it is given up."""
+"""Draws of calls for a task before it is given up."""
 
 PER_FAMILY = {"train": 80, "dev": 8, "test": 16}
 """Split -> tasks of each family."""

@@ -118,7 +118,7 @@ class CodeGrader:
         """Return for each of the task's calls whether ``code`` gives what the reference gives.
 
         Raises:
-            EnvironmentCrashed: no process for them, by no doing of the answer's; or the reference was cut short.
+            EnvironmentCrashed: no process for them, not by the answer's doing; or the reference was cut short.
         """
         packages = packages_of(task.reference)
         if task.task_id not in self._expected:

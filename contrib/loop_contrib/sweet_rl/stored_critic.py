@@ -78,7 +78,7 @@ def load_learner(run: Path) -> tuple[SftConfig, Learner]:
     """Read the config of a run of `sft_appworld`, and build its learner as it began; every rank must call it.
 
     Raises:
-        ConfigError: it is not such a run, or names what is not there any more.
+        ConfigError: it is not such a run, or names a file that is gone.
     """
     conf = replace(stored_config(run), sequence_parallel=1)  # which the ranks here need not be enough for
     dtype = DTYPES[conf.dtype]
@@ -96,7 +96,7 @@ def load_turn_critic(run: Path, adapter: Path | None = None, reference_sees_hidd
         reference_sees_hidden: see :class:`~loop_contrib.sweet_rl.turn_critic.TurnCritic`.
 
     Raises:
-        ConfigError: it is not such a run, has exported nothing yet, or names what is not there any more.
+        ConfigError: it is not such a run, has exported nothing yet, or names a file that is gone.
     """
     conf, learner = load_learner(run)
     return critic_over(conf, learner.update.scorer, run, adapter, reference_sees_hidden)

@@ -14,7 +14,7 @@ from pathlib import Path
 _NAME = re.compile(
     r"(?!models/)(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[A-Za-z0-9][\w./-]*))?", re.ASCII
 )
-"""``models`` is no owner there, but the folder of models in a checkout."""
+"""``models`` is not an owner there, but the folder of models in a checkout."""
 _CACHED = re.compile(r"models--(?P<owner>.+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})")
 
 

@@ -54,7 +54,7 @@ def test_every_critic_has_a_row_for_all_cases_and_for_each_flaw(tmp_path, monkey
         def cases(self):
             return [Case(rollout("a_1"), "wrong_value", 2), Case(rollout("b_1"), "gave_up", 3)]
 
-        def found(self, cases):
+        def wrong_turns(self, cases):
             return {"sweet": [1.0, float(self.seed)], "chance": [0.25, 0.25]}
 
     monkeypatch.setattr(turn_credit, "Experiment", Known)

@@ -18,22 +18,10 @@ from support.families import PUBLISHED, write_config
 from support.processes import IMPORT_PATH
 from support.waiting import COMMAND_S
 
-QWEN2_5_32B = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "num_hidden_layers": 64,
-    "hidden_size": 5120,
-    "intermediate_size": 27648,
-    "num_attention_heads": 40,
-    "num_key_value_heads": 8,
-    "vocab_size": 152064,
-    "tie_word_embeddings": False,
-}
-
 
 @pytest.fixture
 def shape(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(QWEN2_5_32B))
-    return BaseModel.read(tmp_path)
+    return BaseModel.read(write_config(tmp_path, PUBLISHED["Qwen2.5-32B"]))
 
 
 def _node(tensor_parallel_size):

@@ -1,10 +1,14 @@
-"""Draws the two pictures of README.md and docs/architecture.md: how the parts fit, and the tokens of an episode.
+"""Draws the pictures of README.md and docs/architecture.md: how the parts fit, the tokens of an episode, the demo.
 
-    python docs/images/draw.py     # writes fits.svg and tokens.svg beside this file
+    python docs/images/draw.py                      # writes fits.svg, tokens.svg and demo.svg beside this file
+    python docs/images/draw.py --record make demo   # runs the command and writes what demo.svg shows to demo.txt
 
-Each is light or dark as the page around it is.
+Each is light or dark as the page around it is. The demo's lines appear at their recorded times, forty times as fast.
 """
 
+import subprocess
+import sys
+import time
 from html import escape
 from pathlib import Path
 
@@ -17,6 +21,8 @@ text { font: 14px system-ui, sans-serif; fill: #1f2328; }
 .newer { fill: #fbdcc6; stroke: #d55e00; }
 .arrow { fill: none; stroke: #59636e; stroke-width: 1.5; marker-end: url(#head); }
 #head path { fill: #59636e; }
+.line { font: 12px ui-monospace, monospace; white-space: pre; animation: appear 0s both; }
+@keyframes appear { from { visibility: hidden; } }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6edf3; }
   .small { fill: #9198a1; }
@@ -110,8 +116,40 @@ def tokens() -> str:
     )
 
 
-PICTURES = {"fits.svg": fits, "tokens.svg": tokens}
+RECORDING = Path(__file__).with_name("demo.txt")
+FASTER, COLUMNS = 40, 110
+
+
+def record(command: list[str]) -> None:
+    """Run a command, show what it prints, and write each line with its seconds since the start to ``demo.txt``."""
+    began = time.monotonic()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+        assert run.stdout is not None
+        lines = [f"0\t$ {' '.join(command)}\n"]
+        for line in run.stdout:
+            print(line, end="", flush=True)
+            lines.append(f"{time.monotonic() - began:.0f}\t{line}")
+    RECORDING.write_text("".join(lines))
+    sys.exit(run.returncode)
+
+
+def demo() -> str:
+    """Draw the recorded lines as a terminal shows them, each once it was printed."""
+    parts, y = [], 0
+    for line in RECORDING.read_text().splitlines():
+        seconds, _, words = line.partition("\t")
+        y += 17
+        shown = words if len(words) <= COLUMNS else f"{words[: COLUMNS - 1]}\u2026"
+        delay = f"animation-delay: {int(seconds) / FASTER:g}s"
+        parts.append(f'<text x="14" y="{y + 8}" class="line" style="{delay}">{escape(shown)}</text>')
+    frame = f'<rect class="box" width="840" height="{y + 20}" rx="6"/>'
+    return svg(840, y + 20, "What make demo prints, forty times as fast", [frame, *parts])
+
+
+PICTURES = {"fits.svg": fits, "tokens.svg": tokens, "demo.svg": demo}
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--record"]:
+        record(sys.argv[2:])
     for name, draw in PICTURES.items():
         Path(__file__).with_name(name).write_text(draw())

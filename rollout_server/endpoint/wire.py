@@ -43,14 +43,14 @@ def episode_over(why: str) -> ApiError:
 class Asked:
     """A call.
 
-    ``said`` are the messages, ``instructions`` is a system message before them for this call only. ``text`` is a prompt
-    of plain text in place of all messages. ``called_as`` maps a tool's offered name to the fields that differ when the
+    ``instructions`` is a system message before the conversation, for this call only. ``text`` is a prompt of plain text
+    in place of all messages. ``called_as`` maps a tool's offered name to the fields that differ when the
     client gets a call of it. ``compacts``: the answer is a summary that takes the place of the history. ``settings``
     are the settings of sampling that the call names, by OpenAI's names. ``stream_usage``: a stream ends with the counts
     of tokens. ``size`` are the bytes of the request that it was read from.
     """
 
-    said: tuple[ChatMessage, ...] = ()
+    conversation: tuple[ChatMessage, ...] = ()
     instructions: str | None = None
     text: str | None = None
     tools: Tools = ()
@@ -69,7 +69,8 @@ class Asked:
     @property
     def messages(self) -> tuple[ChatMessage, ...]:
         """All messages, in the order in which the policy reads them."""
-        return self.said if self.instructions is None else (ChatMessage("system", self.instructions), *self.said)
+        first = () if self.instructions is None else (ChatMessage("system", self.instructions),)
+        return *first, *self.conversation
 
     def not_applied(self) -> dict[str, bool | int | float | str]:
         """Return the settings as they are recorded: a recorded policy is sampled by its own."""
@@ -78,10 +79,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class Recalled:
-    """An earlier answer: ``spoken`` after ``said``, with the instructions and tools of its call."""
+    """An earlier answer: ``spoken`` after ``conversation``, with the instructions and tools of its call."""
 
     instructions: str | None
-    said: tuple[ChatMessage, ...]
+    conversation: tuple[ChatMessage, ...]
     tools: Tools
     spoken: ChatMessage
 

@@ -100,7 +100,7 @@ class Gemini(Dialect):
         if messages[-1].role == "assistant":
             raise BadMessages(NO_PREFILL)
         return Asked(
-            said=tuple(messages),
+            conversation=tuple(messages),
             instructions=None if system is None else _text(system.parts, "systemInstruction"),
             tools=tools,
             stream=self.streams,

@@ -77,7 +77,7 @@ class Anthropic(Dialect):
             raise ApiError(400, "unsupported", NO_PREFILL)
         form = request.output_format or (request.output_config or {}).get("format")
         return Asked(
-            said=(*(() if before is None else (*before.said, before.spoken)), *messages),
+            conversation=(*(() if before is None else (*before.conversation, before.spoken)), *messages),
             instructions=_system_text(request.system, before),
             tools=before.tools if before is not None and request.tools is None else tools.offered,
             model=request.model,

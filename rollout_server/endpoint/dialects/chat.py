@@ -55,7 +55,7 @@ class ChatDialect(Dialect):
                 raise ApiError(400, "invalid_request", f"tools.{number}: a tool is a function with a name")
         form = request.response_format
         return Asked(
-            said=tuple(read_messages(request.messages, tools)),
+            conversation=tuple(read_messages(request.messages, tools)),
             tools=tools,
             model=request.model,
             stream=bool(request.stream),

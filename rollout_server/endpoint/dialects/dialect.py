@@ -100,7 +100,7 @@ class Dialect(ABC):
             asked = self._read(body, recall)
         except BadMessages as error:
             raise ApiError(400, "invalid_request", str(error)) from error
-        return replace(asked, said=tuple(results_by_call(asked.said)))
+        return replace(asked, conversation=tuple(results_by_call(asked.conversation)))
 
     @abstractmethod
     def _read(self, body: bytes, recall: Recall) -> Asked:

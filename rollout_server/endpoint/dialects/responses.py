@@ -66,7 +66,7 @@ class Responses(Dialect):
             raise BadMessages("input must hold at least one item")
         form = (request.text or {}).get("format")
         return Asked(
-            said=tuple(messages),
+            conversation=tuple(messages),
             instructions=request.instructions,
             tools=tools.offered,
             called_as={tool["name"]: called for tool, called in (*flat, *_flat(_searched_tools(items))) if called},
@@ -139,7 +139,7 @@ def _before(response_id: str | None, recall: Recall) -> Sequence[ChatMessage]:
     recalled = recall(match[1]) if match else None
     if recalled is None:
         raise ApiError(404, "previous_response_not_found", f"no response {response_id[:40]!r} in this episode")
-    return [*recalled.said, recalled.spoken]
+    return [*recalled.conversation, recalled.spoken]
 
 
 def _read_items(items: Sequence[dict[str, Any]], recall: Recall) -> Iterator[ChatMessage]:

@@ -93,7 +93,7 @@ async def test_of_answers_that_reached_nobody_a_key_keeps_the_latest(running):
     own = OpenSession(running, max_turns=4 * most).session
     session = Session("k", 7, own._limits, own._agent_timeout, own._sampler, running.node.tokens, record=False)
     for number in range(3 * most):
-        request = Asked(said=(ChatMessage("user", f"{number}"),))
+        request = Asked(conversation=(ChatMessage("user", f"{number}"),))
         await session.complete(request, f"call {number}", False, lambda: False)
     assert len(session.calls.made) <= most + 1
     asked = len(running.vllm.requests)

@@ -41,5 +41,5 @@ CALLED = {
 @pytest.mark.parametrize("dialect", CALLED)
 def test_results_stand_in_the_order_of_their_calls(dialect):
     body = {"input" if dialect is Responses else "messages": CALLED[dialect]}
-    said = dialect().read(json.dumps(body).encode(), lambda _: None).said
+    said = dialect().read(json.dumps(body).encode(), lambda _: None).conversation
     assert [message.content for message in said if message.role == "tool"] == ["one", "two"]

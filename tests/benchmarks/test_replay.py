@@ -42,13 +42,13 @@ def run(folder, weights, **figures):
 @pytest.mark.parametrize(
     ("weights", "figures", "difference"),
     [
-        ([1.0, 2.0], {"loss": 0.5, "seconds": 2.0}, None),
+        ([1.0, 2.0], {"loss": 0.5, "seconds": 2.0, "new": 1}, None),
         ([1.0, 2.0000002], {"loss": 0.5}, "policies/policy-v0001/adapter.safetensors: b differs"),
         ([1, 2], {"loss": 0.5}, "policies/policy-v0001/adapter.safetensors: b differs"),
         ([1.0, 2.0], {"loss": 0.5000001}, "metrics 1: loss differs"),
         ([1.0, 2.0], {}, "metrics 1: loss is only in BASE"),
     ],
-    ids=["the machine's figures do not count", "a bit", "a type", "a figure", "one that is missing"],
+    ids=["neither the machine's figures nor new ones count", "a bit", "a type", "a figure", "one that is missing"],
 )
 def test_the_first_value_that_differs_is_named(replay, tmp_path, weights, figures, difference):
     before = run(tmp_path / "base", [1.0, 2.0], loss=0.5, seconds=1.0)

@@ -214,8 +214,8 @@ def main() -> int:
 
 
 def compared(before: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
-    """Return a row per recipe and kind: {"recipe", "kind", "composed", "refused", "new", "equal", "differ"}, the last of
-    them a difference for each command that has one."""
+    """Return a row per recipe and kind: {"recipe", "kind", "composed", "refused", "new", "equal", "differ"}, the last
+    of them a difference for each command that has one."""
     was = {(recipe, kind, command): outcome for recipe, kind, command, outcome in before}
     rows: dict[tuple[str, str], dict[str, Any]] = defaultdict(
         lambda: {"composed": 0, "refused": 0, "new": 0, "equal": 0, "differ": {}}

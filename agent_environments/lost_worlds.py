@@ -79,7 +79,7 @@ class CommandsDoing(Exception):
 
 
 class Losses:
-    """The worlds that a pool has lost. ``counts`` has them by kind, as often as an episode met with one."""
+    """The worlds that a pool has lost. ``counts`` says, for each kind of loss, how often an episode met with it."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -87,7 +87,7 @@ class Losses:
         self._closed = asyncio.Event()
 
     def note(self, whose: object) -> None:
-        """Note a world that was lost, and not by a command: the machine causes other losses at this time too."""
+        """Note a loss for which no command is to blame: the machine may cause other losses at this time too."""
         self._lately.append((running_time.now(), whose))
 
     def alone(self, whose: object, at: float) -> bool:

@@ -88,8 +88,8 @@ class FinishedRuns:
 
 
 def write_states(name: str, config: Mapping[str, Any], runs: FinishedRuns, states: Path, folder: Path) -> list[str]:
-    """Write final states in the environment's own layout below ``folder``: ``write_states(config, runs, states,
-    folder)`` of a class with ``keeping_states``. Returns lines to print, such as commands that read the files.
+    """Write final states in the environment's own layout below ``folder``, by ``write_states(config, runs, states,
+    folder)`` of the pool's class. Returns lines to print, such as commands that read the files.
 
     Args:
         states: the folder of :func:`keeping_states`.

@@ -375,8 +375,8 @@ def copy_folder(source: Path, target: Path) -> None:
 
 
 def folders_in(parent: Path) -> dict[str, Path]:
-    """Return the whole folders in ``parent`` by their names, also one that :func:`whole_folder` had moved aside when it
-    was killed, before the new one had taken its place."""
+    """Return the whole folders in ``parent`` by their names. If :func:`whole_folder` was killed after it had moved
+    an old folder aside, and before the new one was in its place, the old one is among them."""
     paths = list(parent.glob("*"))
     replaced = {path.name[1:].removesuffix(_REPLACED): path for path in paths if path.name.endswith(_REPLACED)}
     return replaced | {path.name: path for path in paths if not path.name.startswith(".")}

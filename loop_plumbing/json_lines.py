@@ -19,7 +19,7 @@ _TABLES = (".csv", ".tsv")
 
 
 def most_unpacked(file: Path) -> int:
-    """Return the bytes that a packed file of others may unpack to: far more than any text that people wrote."""
+    """Return how many bytes a packed file of others may unpack to: a bound far above any text that people wrote."""
     return (1 << 30) + 32 * file.stat().st_size
 
 

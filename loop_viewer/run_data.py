@@ -289,7 +289,7 @@ class RunData:
             return log.path, file.readline()
 
     def notes(self) -> dict[str, str]:
-        """Return readers' notes on rollouts, by their ids; other values in the file beside the run are left out."""
+        """Return readers' notes on rollouts, by rollout id; values of their file that are not text are left out."""
         try:
             stored = json.loads(self._notes_file.read_text(encoding="utf-8")) if self._notes_file.is_file() else {}
         except (OSError, ValueError):

@@ -140,8 +140,8 @@ def group_of(entry: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def episodes(summaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one entry for each episode: its first sequence's, with the turns, tokens and so on of all, and their
-    ``cursors``."""
+    """Return one entry for each episode: the entry of its first sequence, but with the turns, tokens and so on of all
+    its sequences, and their ``cursors``."""
     by_episode: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for entry in summaries:
         by_episode[entry["episode"]].append(entry)

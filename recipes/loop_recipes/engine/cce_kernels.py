@@ -8,17 +8,17 @@ of the gradient get lost, and which ones differs from run to run. Here
   joins them;
 - the package's backward kernel gets a ``tl_lock_add`` that waits for all of the program's stores before it releases.
   That mends the package's own ``linear_cross_entropy`` of this process too, in its backward pass. It runs with 8 warps:
-  with the package's 4, ten times as many bytes of registers do not find room on an H100.
+  with the package's 4, ten times as many bytes do not fit into the registers of an H100.
 
-The package's ``linear_cross_entropy`` also rounds to the half precision of its operands in two places. A corpus's mean
-loss does not mind, single tokens' ratios and their gradient do:
+The package's ``linear_cross_entropy`` also rounds to the half precision of its operands in two places. The mean
+loss of a corpus hardly changes, but single tokens' ratios and their gradient do:
 
 - The target's logit is summed from products that were rounded one by one. In bf16 and a width of 5,120 that is off by
   0.002 (root mean square) where logits are around 1.5, by 0.02 where they are around 14. Here it is computed in fp32,
   outside the kernels.
 - The gradient by hidden state is rounded each time a block of 128 words is added to it, 1,187 times for a vocabulary of
-  151,936, and what the words' weights have in common no longer cancels. The kernel adds in the precision of the tensor
-  it is given, so here it is given one in fp32.
+  151,936, so the part that all words' weights share does not cancel any more. The kernel adds in the precision of the
+  tensor it is given, so here it is given one in fp32.
 
 Programs add to the gradient in whatever order they get the lock, so its last bits differ from run to run.
 

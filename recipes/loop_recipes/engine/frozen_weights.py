@@ -1,4 +1,4 @@
-"""The frozen weights of a model that shares its device: in the host's memory while others use it, and back."""
+"""Moves a model's frozen weights to the host's memory while other programs use its device, and back."""
 
 from __future__ import annotations
 

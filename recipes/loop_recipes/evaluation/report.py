@@ -215,8 +215,8 @@ def _document(protocol: Protocol, scored: Sequence[ScoredCell], comparisons: Seq
 
 
 def lost_rollouts(scored: Sequence[ScoredCell], environment: Description) -> list[str]:
-    """Say for each score with lost rollouts how many there are and how far they could move it; then each with its
-    reason."""
+    """Return lines: how many rollouts each score lost and how far they could move it, then every lost rollout with the
+    reason of its loss."""
     lines = []
     for item in scored:
         result, bounds = item.score, item.score.bounds

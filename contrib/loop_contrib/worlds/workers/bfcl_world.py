@@ -62,7 +62,7 @@ class BfclEpisode(WorkerEpisode):
         self.opening = self._asks(0)
 
     def _asks(self, number: int) -> str:
-        """Return the user's message number ``number``; one without words brings functions that were withheld."""
+        """Return the user's message number ``number``. If it has no words, it lists functions that were withheld."""
         messages = self._entry["question"][number]
         if messages:
             return "\n".join(message["content"] for message in messages)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import cast
 
 from torch import nn
@@ -20,9 +20,7 @@ from torchtune.modules.peft import LoRALinear
 from model_families.base_model import BaseModel
 from model_families.decoder.attention import NormFirstAttention
 from model_families.decoder.rope import ScaledRope
-from model_families.families.family import Family
-
-ATTENTION_MODULES = ("q_proj", "k_proj", "v_proj", "output_proj")
+from model_families.families.family import ATTENTION_MODULES, Family, check_lora
 
 
 def lora_decoder(
@@ -36,16 +34,13 @@ def lora_decoder(
     """Build the decoder of the model in the folder ``path``, with LoRA in all of its layers.
 
     Args:
-        lora_attn_modules: of :data:`ATTENTION_MODULES`, those with LoRA.
+        lora_attn_modules: of :data:`~model_families.families.family.ATTENTION_MODULES`, those with LoRA.
 
     Raises:
-        ValueError: a module that there is not, or a folder whose model cannot be built.
+        ValueError: as :func:`~model_families.families.family.check_lora`, or a folder whose model cannot be built.
     """
     base = BaseModel.read(path)
-    if isinstance(lora_attn_modules, str | Mapping):
-        raise ValueError(f"lora_attn_modules must be a list, not {lora_attn_modules!r}")
-    if unknown := sorted(set(lora_attn_modules) - set(ATTENTION_MODULES)):
-        raise ValueError(f"lora_attn_modules has {unknown[0]!r}; there are {', '.join(ATTENTION_MODULES)}")
+    check_lora(lora_rank, lora_attn_modules, apply_lora_to_mlp, lora_dropout)
 
     def linear(lora: bool, inputs: int, outputs: int, bias: bool = False) -> nn.Module:
         if lora:

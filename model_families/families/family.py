@@ -6,7 +6,7 @@ attention with shared keys, a gated MLP of SiLU. A family says what differs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +23,32 @@ ROPE_SCALINGS: Mapping[str, frozenset[str]] = MappingProxyType(
 )
 """Kinds of rotary scaling -> the numbers that each takes."""
 _OPTIONAL = frozenset({"beta_fast", "beta_slow"})
+ATTENTION_MODULES = ("q_proj", "k_proj", "v_proj", "output_proj")
+"""Layers of attention that may have LoRA, by torchtune's names."""
+
+
+def check_lora(
+    lora_rank: int,
+    lora_attn_modules: Collection[str] = ATTENTION_MODULES,
+    apply_lora_to_mlp: bool = True,
+    lora_dropout: float = 0.0,
+    **others: object,
+) -> None:
+    """Check the keys of a model section that choose its LoRA layers; ``others`` are its other keys.
+
+    Raises:
+        ValueError: a module that there is not, no layer at all, or a rank or a dropout out of its range.
+    """
+    if isinstance(lora_attn_modules, str | Mapping):
+        raise ValueError(f"lora_attn_modules must be a list, not {lora_attn_modules!r}")
+    if unknown := sorted(set(lora_attn_modules) - set(ATTENTION_MODULES)):
+        raise ValueError(f"lora_attn_modules has {unknown[0]!r}; there are {', '.join(ATTENTION_MODULES)}")
+    if not lora_attn_modules and not apply_lora_to_mlp:
+        raise ValueError("no layer has LoRA: name some in lora_attn_modules, or give apply_lora_to_mlp=True")
+    if lora_rank < 1:
+        raise ValueError(f"lora_rank is {lora_rank}; it must be at least 1")
+    if not 0 <= lora_dropout < 1:
+        raise ValueError(f"lora_dropout is {lora_dropout}; it must be at least 0 and below 1")
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ import re
 import shutil
 import sys
 import textwrap
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from rich.console import Console
+if TYPE_CHECKING:
+    from rich.console import Console
 
 LOG_COLUMNS = 180
 """Width of a log file, which has none of its own, so that tables keep their rows."""
@@ -17,6 +18,8 @@ LOG_COLUMNS = 180
 
 def console(stream: TextIO) -> Console:
     """Return a console on ``stream``: as wide as the terminal is, or :data:`LOG_COLUMNS` in a log."""
+    from rich.console import Console  # most verbs print lines alone
+
     return Console(file=stream) if stream.isatty() else Console(file=stream, width=LOG_COLUMNS)
 
 

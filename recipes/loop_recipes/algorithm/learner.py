@@ -22,7 +22,6 @@ from loop_plumbing.breakage import raised_as
 from loop_recipes.algorithm.credit import TrainedCredit
 from loop_recipes.algorithm.method import Method
 from loop_recipes.algorithm.policy_update import PolicyUpdate
-from loop_recipes.algorithm.token_statistics import TokenStatistics
 from loop_recipes.config.components import build
 from loop_recipes.config.loop_config import LearnerConfig, keys_to_keep
 from loop_recipes.engine.adapter_versions import AdapterVersions
@@ -116,7 +115,11 @@ class Learner:
             self.versions.put(version, tensors)
         rates = {name: each.lr for name, each in self._further.items() if each.lr is not None}
         self.optimizer, self._lr_scheduler = build_optimizer(conf, self.model, self._further, rates, checkpoint)
-        statistics = TokenStatistics(self._output_dir / TOKEN_STATISTICS, rank)
+        statistics = None
+        if conf.update.token_statistics:
+            from loop_recipes.algorithm.token_statistics import TokenStatistics  # most runs keep none
+
+            statistics = TokenStatistics(self._output_dir / TOKEN_STATISTICS, rank)
         self.update = PolicyUpdate(
             model=self.model,
             optimizer=self.optimizer,
@@ -125,7 +128,7 @@ class Learner:
             config=conf.update,
             batches=RankBatches(conf.update, device, RowPart.of_this_rank(conf.sequence_parallel)),
             seed=conf.seed,
-            token_statistics=statistics if conf.update.token_statistics else None,
+            token_statistics=statistics,
             stop_requested=stop_requested,
         )
         if checkpoint is not None:

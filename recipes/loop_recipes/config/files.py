@@ -37,7 +37,6 @@ import loop_recipes.config.resolvers  # noqa: F401 - registers the resolvers tha
 from loop_formats.schema import TYPING_ERROR, ConfigError, fields_of, require
 from loop_plumbing.breakage import raised_as
 from loop_plumbing.names import did_you_mean, nearest, similar_names
-from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.paths import KINDS, RECIPES, config_files, recipes_folder
 from model_families.weights.hub import is_hub_name, pinned
 from rollout_server.config import as_written, as_yaml, read_file
@@ -159,7 +158,7 @@ def _layers(files: Mapping[str, _File], recipe: str) -> list[Tree]:
         if kind in ("preset", "algorithm"):
             _check_recipe(kind, file, common[kind], special[kind], recipe)
     trained = _merged(common["machine"], common["world"])
-    over_training = verb in ("sft", "eval") and trained.keys() <= fields_of(LoopConfig).keys()
+    over_training = verb in ("sft", "eval") and _is_of_training(trained)
     return [
         _evaluated(trained) if verb == "eval" else trained,
         read_file(CONFIGS / verb / "base.yaml") if over_training else {},
@@ -186,9 +185,16 @@ def _check_recipe(kind: str, file: _File, common: Tree, special: Tree, recipe: s
 
 def _evaluated(trained: Tree) -> Tree:
     """Turn a training's keys into those of its evaluation: its ``output_dir`` is the ``run`` to evaluate."""
-    if not trained.keys() <= fields_of(LoopConfig).keys():
+    if not _is_of_training(trained):
         return trained
     return {("run" if key == "output_dir" else key): value for key, value in trained.items()}
+
+
+def _is_of_training(keys: Tree) -> bool:
+    """Return whether all keys are those of a training."""
+    from loop_recipes.config.loop_config import LoopConfig  # a file of functions is tried without its many schemas
+
+    return keys.keys() <= fields_of(LoopConfig).keys()
 
 
 def _folder(files: Mapping[str, _File], common: Mapping[str, Tree], special: Mapping[str, Tree], verb: str) -> Tree:

@@ -14,8 +14,6 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torchtune import utils
-from torchtune.training import FormattedCheckpointFiles
 
 from agent_environments.protocol import PoolWithLeastContext, PoolWithPreflight, UnknownTask, create_pool, pool_class
 from loop_formats.places import METRICS_FILE
@@ -33,7 +31,6 @@ from rollout_server.inference.command import ServerStartError, check_divided, ch
 from rollout_server.policies.adapter_check import check_adapter, other_base
 
 Checks: TypeAlias = dict[str, Callable[[], object]]
-log = utils.get_logger("INFO")
 
 
 def check_learner(config: LearnerConfig, *, starts_now: bool = True) -> None:
@@ -89,6 +86,15 @@ def check_sharers(sharers: int, ranks: int) -> None:
     require(ranks % sharers == 0, f"sequence_parallel is {sharers}; it must divide the {ranks} ranks of the trainer")
 
 
+def check_context(positions: int, tokens: int, key: str) -> None:
+    """Check that a model of so many ``positions`` takes rollouts of ``tokens`` tokens.
+
+    Raises:
+        ConfigError: it takes fewer tokens than a rollout may have by ``key``.
+    """
+    require(tokens <= positions, f"{key} is {tokens}, more than the model's max_seq_len {positions}")
+
+
 def check_adapter_folder(key: str, name: str | None, config: LearnerConfig) -> None:
     """Check that the folder ``name``, the value of ``key`` if given, holds an adapter of the base model of ``config``.
 
@@ -116,7 +122,9 @@ def check_trained_on(key: str, adapter: Path, config: LearnerConfig) -> None:
         return
     cure = "give the base model that it was trained on, or go on knowingly with accept_changes=True"
     require(config.accept_changes, f"{key} {adapter} {other}; {cure}")
-    utils.log_rank_zero(log, f"going on though {key} {adapter} {other}")
+    from torchtune import utils  # takes seconds
+
+    utils.log_rank_zero(utils.get_logger("INFO"), f"going on though {key} {adapter} {other}")
 
 
 def check_can_write(output_dir: Path, key: str = "output_dir") -> None:
@@ -207,6 +215,8 @@ def _check_checkpoint_files(config: LearnerConfig) -> None:
         BaseModel.read(folder)
     files = config.checkpointer["checkpoint_files"]
     if not isinstance(files, list):
+        from torchtune.training import FormattedCheckpointFiles  # as above
+
         with raised_as(ConfigError, "checkpointer.checkpoint_files: ", TypeError, ValueError):
             files = FormattedCheckpointFiles.from_dict(files).build_checkpoint_filenames()
     for name in files:

@@ -7,12 +7,12 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchtune.modules import TransformerDecoder
-
 from model_families.base_model import BaseModel
-from model_families.decoder.builder import ATTENTION_MODULES, lora_decoder
+from model_families.families.family import ATTENTION_MODULES
 
 if TYPE_CHECKING:
+    from torchtune.modules import TransformerDecoder
+
     from loop_recipes.engine.general_decoder import GeneralDecoder
 
 
@@ -38,6 +38,8 @@ def lora_model(
     """
     base = replace(BaseModel.read(path), context=max_context)
     if base.family is not None:
+        from model_families.decoder.builder import lora_decoder  # torchtune, which takes seconds
+
         model = lora_decoder(path, lora_rank, lora_alpha, lora_attn_modules, apply_lora_to_mlp, lora_dropout)
         if base.four_bits is not None:
             from loop_recipes.engine.packed_weights import pack  # few models need it

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from omegaconf import OmegaConf
 
@@ -27,16 +27,17 @@ from loop_plumbing.breakage import raised_as
 from loop_plumbing.names import did_you_mean, similar_names
 from loop_plumbing.separate_task import result_of
 from loop_recipes.config.files import check_overrides, compose, with_words
-from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.own_task.oracle import Oracle, ask_oracle
 from loop_recipes.own_task.play import Played, nothing, play_tasks, words_as_tokens
 from loop_recipes.paths import KINDS
 from loop_recipes.steps import check_finished, module, run_step, tune
 from loop_recipes.terminal import say
 from model_families.base_model import BaseModel, model_digest
-from model_families.opening import open_model_chat, open_weights
 from model_families.weights.hub import is_hub_name, model_folder, pinned
 from rollout_server.config import ModelConfig, read_file
+
+if TYPE_CHECKING:
+    from loop_recipes.config.loop_config import LoopConfig
 
 ENVIRONMENT = "tools"
 TRAINED = "train"
@@ -236,6 +237,8 @@ def check_model(folder: str | os.PathLike[str] | None, words: Sequence[str] = ()
     Raises:
         ConfigError: it cannot be trained or served; one line.
     """
+    from model_families.opening import open_model_chat, open_weights  # `loop try` without a model needs none of it
+
     if folder is None:
         raise ConfigError(NO_MODEL)
     with raised_as(ConfigError, "--model: "):
@@ -315,7 +318,8 @@ def write_config(config: Mapping[str, Any]) -> tuple[Path, LoopConfig]:
         ConfigError: a key is unknown or its value ill-typed, or the folder holds a run that began otherwise, or cannot
             be made.
     """
-    from loop_recipes.evaluation.config import EvalConfig  # the help of `loop train` does not need it
+    from loop_recipes.config.loop_config import LoopConfig, read_config  # `loop try` and the help need neither
+    from loop_recipes.evaluation.config import EvalConfig
 
     folder = made_folder("output_dir", Path(config["output_dir"]))
     file = folder / "train.yaml"

@@ -16,31 +16,29 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from omegaconf import DictConfig
 
 from agent_environments.protocol import PoolWithSplits, UnknownTask, create_pool
 from loop_formats.schema import ConfigError
-from loop_plumbing.breakage import error_line
+from loop_plumbing.breakage import error_line, raised_as
 from loop_recipes.algorithm.method import check_method
 from loop_recipes.config.components import check_component
 from loop_recipes.config.loop_config import LoopConfig, read_config
-from loop_recipes.config.preflight import Checks, check_served, node_checks, port_problem, tasks_ahead
+from loop_recipes.config.preflight import Checks, check_context, check_served, node_checks, port_problem, tasks_ahead
 from loop_recipes.engine.checkpoint import latest_checkpoint
-from loop_recipes.engine.general_decoder import read_weights
-from loop_recipes.engine.general_probe import probe
-from loop_recipes.engine.model import check_built, check_context
-from loop_recipes.plan.job_memory import Unloaded, needs, needs_of_published, unloaded
-from loop_recipes.plan.memory_plan import (
-    GIB,
-)
+from loop_recipes.plan.memory_plan import GIB
 from loop_recipes.plan.report import Finding, GpuDivision, Machines, Problem, ReportRow, Unopened
 from loop_recipes.run.tracker import named_tracker
 from model_families.base_model import BaseModel
+from model_families.families.family import check_lora
 from model_families.stored_weights import check_finite
 from rollout_server.config import ModelConfig, NodeConfig
 from rollout_server.inference.command import ServerStartError, check_serves, compile_cache
+
+if TYPE_CHECKING:
+    from loop_recipes.plan.job_memory import Unloaded
 
 
 def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Iterator[Finding]:
@@ -72,9 +70,15 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Iterator
         if not unsound:
             yield Problem("folder", f"model: {error}")
         if cuda:
+            from loop_recipes.plan.job_memory import needs_of_published  # as below
+
             yield from needs_of_published(config, node, machines)
         return
-    model = unloaded(config)
+    model = None
+    if cuda or shape.family is None or config.checkpointer is not None:
+        from loop_recipes.plan.job_memory import needs, unloaded  # torchtune, which takes seconds
+
+        model = unloaded(config)
     yield from _served(node.model, shape, cuda)
     if not unsound:
         yield from _sizes(config, shape, model)
@@ -261,13 +265,25 @@ def _served(model: ModelConfig, shape: BaseModel, cuda: bool) -> Iterator[Findin
         yield Problem("served", str(error))
 
 
-def _sizes(config: LoopConfig, shape: BaseModel, model: Unloaded) -> Iterator[Finding]:
-    """Compare the model built from `model` with config.json, which describes the weights."""
+def _sizes(config: LoopConfig, shape: BaseModel, model: Unloaded | None) -> Iterator[Finding]:
+    """Compare the model built from `model` with config.json, which describes the weights.
+
+    Args:
+        model: None where torchtune's modules would be built as that config.json says; LoRA's keys are checked then.
+    """
+    positions = shape.positions
     try:
-        if isinstance(model, ConfigError):
+        if model is None:
+            with raised_as(ConfigError, f"model: {config.base_model} cannot be built: "):
+                check_lora(**config.model)
+        elif isinstance(model, ConfigError):
             raise model
-        check_built(model, shape, config)
-        check_context(model, config.collection.limits.max_context, "collection.limits.max_context")
+        else:
+            from loop_recipes.engine.model import check_built
+
+            check_built(model, shape, config)
+            positions = model.max_seq_len
+        check_context(positions, config.collection.limits.max_context, "collection.limits.max_context")
     except ConfigError as error:
         yield Problem("model", str(error))
 
@@ -275,6 +291,11 @@ def _sizes(config: LoopConfig, shape: BaseModel, model: Unloaded) -> Iterator[Fi
 def probe_model(path: str, max_context: int) -> Finding:
     """Compare the model in the folder ``path`` as the trainer computes it with transformers' own, for servers of
     ``max_context`` tokens."""
+    import torch
+
+    from loop_recipes.engine.general_decoder import read_weights  # transformers, which takes seconds
+    from loop_recipes.engine.general_probe import probe
+
     try:
         base = replace(BaseModel.read(path), context=max_context)
         check_finite(path)

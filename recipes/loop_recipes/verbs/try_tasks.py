@@ -37,7 +37,6 @@ from loop_plumbing.sanitize import sanitize
 from loop_plumbing.separate_task import result_of
 from loop_recipes.config.arguments import verb_parser
 from loop_recipes.config.files import compose
-from loop_recipes.config.rollout_node import described_node
 from loop_recipes.own_task.oracle import ask_oracle
 from loop_recipes.own_task.play import Played, nothing, play_tasks, words_as_tokens
 from loop_recipes.own_task.training import (
@@ -47,7 +46,6 @@ from loop_recipes.own_task.training import (
     config_of,
     write_config,
 )
-from loop_recipes.rollouts.broken import hopeless_lines
 from loop_recipes.steps import StepFailed, run_step, tune
 from loop_recipes.verbs.exit_status import exit_status
 
@@ -100,6 +98,8 @@ def _by_hand(pool: EnvironmentPool, tasks: Callable[[], Sequence[str]]) -> str:
 
 def _play_config(name: str, words: Sequence[str], count: int, by_hand: bool) -> str:
     """Play tasks of the environment that a config names."""
+    from loop_recipes.config.rollout_node import described_node  # its schemas, which a file of functions does not need
+
     config = compose(name, words)
     environment = described_node(config).environment
     require(
@@ -138,6 +138,8 @@ def _groups(task: OwnTask) -> list[str]:
 
 def played_by(task: OwnTask, model: Path, count: int, words: Sequence[str] = ()) -> str:
     """Let the model play the first ``count`` tasks, as a temporary evaluation; returns its episodes as text."""
+    from loop_recipes.rollouts.broken import hopeless_lines
+
     with TemporaryDirectory(prefix="loop-try-") as folder:
         config = config_of(task, model, [*words, f"output_dir={folder}"])
         config["eval"] |= {

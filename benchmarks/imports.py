@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 LOOP = ("-m", "loop_recipes.cli")
 HEAVY = ("torchtune", "torchao", "transformers", "datasets")

@@ -32,9 +32,10 @@
 : "${LOOP_LOST_NODE_TIMEOUT:=300}"
 
 # Runs inside every job step, on every node: modules, the environment. It cannot put the rest of a step into a container.
-# For one, put programs called python, loop and tune into a folder of your own, and that first in PATH. Each has the lines
+# For one, such as that of images/apptainer.def, put programs called python, loop and tune into a folder of your own, and
+# that first in PATH in place of the line below. Each has the lines
 #   #!/bin/sh
-#   exec apptainer exec --nv --bind "$LOOP_HOME" IMAGE.sif "$LOOP_HOME/.venv/bin/$(basename "$0")" "$@"
+#   exec apptainer exec --nv --bind "$LOOP_HOME" "$LOOP_HOME/torchtune-loop.sif" "$(basename "$0")" "$@"
 loop_activate() {
     # module load cuda/13.0
     export PATH="$LOOP_HOME/.venv/bin:$PATH"

@@ -201,7 +201,8 @@ class TurnCritic:
         """
         with_hidden = samples if self._prefix is None else self._prefix.before(samples)
         longest = max((sample.tokens for sample in with_hidden), default=0)
-        check_context(self._scorer.model.max_seq_len, longest, "the longest rollout with its hidden information")
+        positions = int(self._scorer.model.max_seq_len)  # type: ignore[arg-type]  # as below
+        check_context(positions, longest, "the longest rollout with its hidden information")
         critic = self._scorer.logprobs(with_hidden, 1, self._versions)
         inputs = with_hidden if self._reference_sees_hidden else samples
         reference = self._scorer.logprobs(inputs, self._reference, self._versions)

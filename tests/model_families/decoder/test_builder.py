@@ -10,6 +10,7 @@ from loop_recipes.engine.sharding import place_model
 from model_families.base_model import BaseModel
 from model_families.decoder.attention import NormFirstAttention
 from model_families.decoder.weights import load_weights
+from model_families.families.family import check_lora
 from model_families.weights.weight_names import tune_name
 from support.families import ONE_EACH, PUBLISHED, WORDS, section, small, write_config, write_model
 from support.texts import texts_beside
@@ -107,5 +108,12 @@ def test_modules_of_lora_are_those_that_are_named(tmp_path):
     names = section(folder, lora_attn_modules=["v_proj", "output_proj"], apply_lora_to_mlp=False)
     with_lora = {name.split(".")[3] for name in meta_model(names, torch.float32).state_dict() if ".lora_" in name}
     assert with_lora == {"v_proj", "output_proj"}
-    with pytest.raises(ValueError, match="lora_attn_modules has 'o_proj'; there are q_proj, k_proj, v_proj, output_p"):
-        meta_model(section(folder, lora_attn_modules=["o_proj"]), torch.float32)
+
+
+@pytest.mark.fault("a LoRA of rank 0, or on no layer, passed `loop check` or was refused in words of torchtune alone")
+@pytest.mark.parametrize(("choice", "refused"), TABLES["lora"])
+def test_a_choice_of_lora_that_cannot_be_is_refused(tmp_path, choice, refused):
+    folder = write_config(tmp_path, small("Qwen3-4B"))
+    for build in (lambda keys: meta_model(keys, torch.float32), lambda keys: check_lora(**keys)):
+        with pytest.raises(ValueError, match=refused):
+            build(section(folder, **choice))

@@ -27,7 +27,6 @@ from loop_recipes.algorithm.method import check_run
 from loop_recipes.algorithm.training_recipe import TrainingRecipe, run_recipe
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.loop_config import LoopConfig, keys_to_keep, read_config
-from loop_recipes.config.preflight import check_context
 from loop_recipes.engine.checkpoint import TrainingState, restore_generators
 from loop_recipes.engine.diagnostics import (
     BROKEN_GAP,
@@ -38,7 +37,7 @@ from loop_recipes.engine.diagnostics import (
     stress,
     tolerances,
 )
-from loop_recipes.engine.model import vocabulary
+from loop_recipes.engine.model import check_context, vocabulary
 from loop_recipes.engine.process_group import any_rank, leave, on_main_rank
 from loop_recipes.engine.samples import episodes, training_samples
 from loop_recipes.rollouts.broken import check_broken
@@ -136,7 +135,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
         patience = conf.collection.deadline_s + 2 * conf.rollout_node.start_deadline_s + 1800.0
         checkpoint = self._begin(patience, self._method.trained.keys())
         model, base = self._load_base()
-        check_context(model.max_seq_len, conf.collection.limits.max_context, "collection.limits.max_context")
+        check_context(model, conf.collection.limits.max_context, "collection.limits.max_context")
         self._run_name = on_main_rank(lambda: run_name(conf, self._output_dir))
         self._source = SharedSource(
             lambda: open_source(

@@ -23,9 +23,10 @@ from loop_recipes.algorithm.method import build_method
 from loop_recipes.algorithm.training_recipe import TrainingRecipe, run_recipe
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.loop_config import keys_to_keep, read_config
-from loop_recipes.config.preflight import check_context, check_learner
+from loop_recipes.config.preflight import check_learner
 from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.engine.checkpoint import TrainingState, restore_generators
+from loop_recipes.engine.model import check_context
 from loop_recipes.engine.process_group import any_rank, leave, on_main_rank
 from loop_recipes.engine.samples import CreditedSample, Sample, training_samples
 from loop_recipes.rollouts.chats import ChatSet, read_chat_set
@@ -100,7 +101,7 @@ class SftAppWorldRecipe(TrainingRecipe):
         on_main_rank(self._write_chats)
         model, base = self._load_base()
         every = [*samples, *self._held_out]
-        check_context(model.max_seq_len, max(sample.tokens for sample in every), f"{self._key}: the longest")
+        check_context(model, max(sample.tokens for sample in every), f"{self._key}: the longest")
         stop = self._stop.in_update
         self._learner = Learner(conf, model, base, self._device, checkpoint, method=self._method, stop_requested=stop)
         self._setup_set(fixed_set, samples)

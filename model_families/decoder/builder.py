@@ -20,27 +20,18 @@ from torchtune.modules.peft import LoRALinear
 from model_families.base_model import BaseModel
 from model_families.decoder.attention import NormFirstAttention
 from model_families.decoder.rope import ScaledRope
-from model_families.families.family import ATTENTION_MODULES, Family, check_lora
+from model_families.families.family import Family
 
 
 def lora_decoder(
-    path: str,
+    base: BaseModel,
     lora_rank: int,
     lora_alpha: float,
-    lora_attn_modules: Collection[str] = ATTENTION_MODULES,
-    apply_lora_to_mlp: bool = True,
-    lora_dropout: float = 0.0,
+    lora_attn_modules: Collection[str],
+    apply_lora_to_mlp: bool,
+    lora_dropout: float,
 ) -> TransformerDecoder:
-    """Build the decoder of the model in the folder ``path``, with LoRA in all of its layers.
-
-    Args:
-        lora_attn_modules: of :data:`~model_families.families.family.ATTENTION_MODULES`, those with LoRA.
-
-    Raises:
-        ValueError: as :func:`~model_families.families.family.check_lora`, or a folder whose model cannot be built.
-    """
-    base = BaseModel.read(path)
-    check_lora(lora_rank, lora_attn_modules, apply_lora_to_mlp, lora_dropout)
+    """Build the decoder of a model of a family, with LoRA by keys that ``check_lora`` has passed."""
 
     def linear(lora: bool, inputs: int, outputs: int, bias: bool = False) -> nn.Module:
         if lora:

@@ -30,9 +30,9 @@ from loop_recipes.algorithm.method_plan import MethodPlan
 from loop_recipes.algorithm.preferences import PreferenceLoss
 from loop_recipes.algorithm.scoring import Scorer
 from loop_recipes.config.loop_config import UpdateConfig
-from loop_recipes.config.preflight import check_context
 from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.engine.adapter_versions import AdapterVersions
+from loop_recipes.engine.model import check_context
 from loop_recipes.engine.samples import Sample
 from loop_recipes.rollouts.fixed_set import SampleMaker, sample_maker
 from model_families.chat import open_chat
@@ -201,8 +201,7 @@ class TurnCritic:
         """
         with_hidden = samples if self._prefix is None else self._prefix.before(samples)
         longest = max((sample.tokens for sample in with_hidden), default=0)
-        positions = int(self._scorer.model.max_seq_len)  # type: ignore[arg-type]  # as below
-        check_context(positions, longest, "the longest rollout with its hidden information")
+        check_context(self._scorer.model, longest, "the longest rollout with its hidden information")
         critic = self._scorer.logprobs(with_hidden, 1, self._versions)
         inputs = with_hidden if self._reference_sees_hidden else samples
         reference = self._scorer.logprobs(inputs, self._reference, self._versions)

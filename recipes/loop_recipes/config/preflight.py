@@ -86,15 +86,6 @@ def check_sharers(sharers: int, ranks: int) -> None:
     require(ranks % sharers == 0, f"sequence_parallel is {sharers}; it must divide the {ranks} ranks of the trainer")
 
 
-def check_context(positions: int, tokens: int, key: str) -> None:
-    """Check that a model of so many ``positions`` takes rollouts of ``tokens`` tokens.
-
-    Raises:
-        ConfigError: it takes fewer tokens than a rollout may have by ``key``.
-    """
-    require(tokens <= positions, f"{key} is {tokens}, more than the model's max_seq_len {positions}")
-
-
 def check_adapter_folder(key: str, name: str | None, config: LearnerConfig) -> None:
     """Check that the folder ``name``, the value of ``key`` if given, holds an adapter of the base model of ``config``.
 

@@ -173,6 +173,16 @@ def neighbour_heads(model: AnyDecoder) -> int | None:
         return attention.head_dim if turns_neighbours(attention.pos_embeddings) else None
 
 
+def check_context(model: AnyDecoder, tokens: int, key: str) -> None:
+    """Check that the model takes rollouts of ``tokens`` tokens.
+
+    Raises:
+        ConfigError: the model takes fewer tokens than a rollout may have by ``key``.
+    """
+    if tokens > model.max_seq_len:
+        raise ConfigError(f"{key} is {tokens}, more than the model's max_seq_len {model.max_seq_len}")
+
+
 def check_shared(model: AnyDecoder, sharers: int) -> None:
     """Check that so many ranks can share a row of the model.
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from model_families.base_model import BaseModel
-from model_families.families.family import ATTENTION_MODULES
+from model_families.families.family import ATTENTION_MODULES, check_lora
 
 if TYPE_CHECKING:
     from torchtune.modules import TransformerDecoder
@@ -40,7 +40,8 @@ def lora_model(
     if base.family is not None:
         from model_families.decoder.builder import lora_decoder  # torchtune, which takes seconds
 
-        model = lora_decoder(path, lora_rank, lora_alpha, lora_attn_modules, apply_lora_to_mlp, lora_dropout)
+        check_lora(lora_rank, lora_attn_modules, apply_lora_to_mlp, lora_dropout)
+        model = lora_decoder(base, lora_rank, lora_alpha, lora_attn_modules, apply_lora_to_mlp, lora_dropout)
         if base.four_bits is not None:
             from loop_recipes.engine.packed_weights import pack  # few models need it
 

@@ -26,7 +26,7 @@ from loop_plumbing.breakage import error_line, raised_as
 from loop_recipes.algorithm.method import check_method
 from loop_recipes.config.components import check_component
 from loop_recipes.config.loop_config import LoopConfig, read_config
-from loop_recipes.config.preflight import Checks, check_context, check_served, node_checks, port_problem, tasks_ahead
+from loop_recipes.config.preflight import Checks, check_served, node_checks, port_problem, tasks_ahead
 from loop_recipes.engine.checkpoint import latest_checkpoint
 from loop_recipes.plan.memory_plan import GIB
 from loop_recipes.plan.report import Finding, GpuDivision, Machines, Problem, ReportRow, Unopened
@@ -266,24 +266,18 @@ def _served(model: ModelConfig, shape: BaseModel, cuda: bool) -> Iterator[Findin
 
 
 def _sizes(config: LoopConfig, shape: BaseModel, model: Unloaded | None) -> Iterator[Finding]:
-    """Compare the model built from `model` with config.json, which describes the weights.
-
-    Args:
-        model: None where torchtune's modules would be built as that config.json says; LoRA's keys are checked then.
-    """
-    positions = shape.positions
+    """Compare the model built from `model` with config.json, which describes the weights. Without one, it would be
+    built as that says, but for LoRA."""
     try:
         if model is None:
             with raised_as(ConfigError, f"model: {config.base_model} cannot be built: "):
-                check_lora(**config.model)
-        elif isinstance(model, ConfigError):
+                return check_lora(**config.model)
+        if isinstance(model, ConfigError):
             raise model
-        else:
-            from loop_recipes.engine.model import check_built
+        from loop_recipes.engine.model import check_built, check_context
 
-            check_built(model, shape, config)
-            positions = model.max_seq_len
-        check_context(positions, config.collection.limits.max_context, "collection.limits.max_context")
+        check_built(model, shape, config)
+        check_context(model, config.collection.limits.max_context, "collection.limits.max_context")
     except ConfigError as error:
         yield Problem("model", str(error))
 

@@ -52,11 +52,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.config is None and options.gpu_memory is None:
         parser.error("give a config, --gpu-memory or --keys")
     memory = 79.0 if options.gpu_memory is None else options.gpu_memory
+    # Where transformers is imported, it warns of kernels that this machine lacks; nothing is computed here.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         if options.config is None:
             from loop_recipes.plan.job_memory import what_fits  # as below
 
-            _quiet()
             say(*what_fits(config_files()["machine"], memory))
             return 0
         config = compose(options.config, options.overrides)
@@ -66,7 +67,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from loop_recipes.plan.report import Machines, Report, ReportRow, usual_machines
         from loop_recipes.plan.signal_report import forecast, pilot_groups
 
-        _quiet()
         nodes, gpus = usual_machines(node.servers)
         nodes = nodes if options.nodes is None else options.nodes
         gpus = gpus if options.gpus is None else options.gpus
@@ -89,11 +89,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unopened = f", but its environment was not opened: `loop try {options.config}` does so" if report.unopened else ""
     say(f"nothing found that would stop this job{unopened}")
     return 0
-
-
-def _quiet() -> None:
-    """Silence transformers, where it is imported, about kernels that this machine lacks: nothing is computed here."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
 def _print_keys(program: str, prefix: str) -> int:

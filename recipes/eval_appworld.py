@@ -36,14 +36,7 @@ from loop_plumbing.plug_ins import load_part
 from loop_plumbing.start import launched
 from loop_recipes.config.command_line import parse
 from loop_recipes.engine.peft_export import write_empty_adapter
-from loop_recipes.evaluation.collect import (
-    Cell,
-    EvaluationTimeout,
-    NoScore,
-    ResultStore,
-    evaluation_cell,
-    run_cells,
-)
+from loop_recipes.evaluation.collect import Cell, EvaluationTimeout, NoScore, ResultStore, evaluation_cell, run_cells
 from loop_recipes.evaluation.config import (
     EvalConfig,
     PolicyUnderTest,

@@ -47,13 +47,7 @@ from loop_recipes.rollouts.shared_source import SharedSource
 from loop_recipes.rollouts.source import SOURCE_ERRORS, Collected, NoRollouts, check_versions, in_groups
 from loop_recipes.run.fingerprint import compare, differing, environment_identity
 from loop_recipes.run.group_signal import groups_by_solved, signal_figures
-from loop_recipes.run.metrics import (
-    SUMMARY_WORDS,
-    behavior_metrics,
-    environment_metrics,
-    rollout_metrics,
-    summary_line,
-)
+from loop_recipes.run.metrics import SUMMARY_WORDS, behavior_metrics, environment_metrics, rollout_metrics, summary_line
 
 if TYPE_CHECKING:
     from loop_recipes.engine.frozen_weights import FrozenWeights

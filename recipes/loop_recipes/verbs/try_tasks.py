@@ -20,14 +20,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from agent_environments.protocol import (
-    EnvironmentFault,
-    EnvironmentPool,
-    Message,
-    UnknownTask,
-    create_pool,
-    is_harness,
-)
+from agent_environments.protocol import EnvironmentFault, EnvironmentPool, Message, UnknownTask, create_pool, is_harness
 from agent_environments.tool_calls import CALL_OPENS, split_tools_section
 from loop_formats.rollout import Rollout
 from loop_formats.run_files import find_logs, read_rollouts
@@ -39,13 +32,7 @@ from loop_recipes.config.arguments import verb_parser
 from loop_recipes.config.files import compose
 from loop_recipes.own_task.oracle import ask_oracle
 from loop_recipes.own_task.play import Played, nothing, play_tasks, words_as_tokens
-from loop_recipes.own_task.training import (
-    TRAINED,
-    OwnTask,
-    check_model,
-    config_of,
-    write_config,
-)
+from loop_recipes.own_task.training import TRAINED, OwnTask, check_model, config_of, write_config
 from loop_recipes.steps import StepFailed, run_step, tune
 from loop_recipes.verbs.exit_status import exit_status
 

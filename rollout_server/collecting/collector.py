@@ -14,13 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from loop_formats.branch import BranchStart
-from loop_formats.collection_request import (
-    CollectionItem,
-    CollectionRequest,
-    LostRollout,
-    Progress,
-    too_many_lost,
-)
+from loop_formats.collection_request import CollectionItem, CollectionRequest, LostRollout, Progress, too_many_lost
 from loop_formats.ids import rollout_id
 from loop_formats.rollout import BRANCH_DIFFERS, REQUEST_REFUSED
 

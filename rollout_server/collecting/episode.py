@@ -18,13 +18,7 @@ from itertools import takewhile
 from typing import Any
 
 from agent_environments.guarded_environment import GuardedEnvironment
-from agent_environments.protocol import (
-    Environment,
-    EnvironmentPool,
-    EnvironmentTimeout,
-    Message,
-    StepResult,
-)
+from agent_environments.protocol import Environment, EnvironmentPool, EnvironmentTimeout, Message, StepResult
 from loop_formats.branch import BranchStart, Exchange
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.ids import segment_id
@@ -32,13 +26,7 @@ from loop_formats.rollout import Turn
 from loop_plumbing.agent_timeout import AgentTimeout
 from rollout_server.collecting.attempt import Attempt, derive_seed
 from rollout_server.collecting.collector import EpisodeKey
-from rollout_server.collecting.policy_client import (
-    BranchRefused,
-    ContextFull,
-    EpisodeFailed,
-    PolicyClient,
-    PolicyTurn,
-)
+from rollout_server.collecting.policy_client import BranchRefused, ContextFull, EpisodeFailed, PolicyClient, PolicyTurn
 
 SHOWN_CHARACTERS = 60
 CUT_IN_THINKING = "Your turn ended before your thinking did, so there is no answer in it. Think less, then answer."

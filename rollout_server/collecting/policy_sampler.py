@@ -12,13 +12,7 @@ from loop_formats.rollout import REQUEST_REFUSED
 from model_families.chat.format import ChatFormat
 from rollout_server.collecting.attempt import derive_seed
 from rollout_server.collecting.policy_client import TURN_LIMIT_S, EpisodeFailed
-from rollout_server.inference.router import (
-    BadLogprob,
-    Generation,
-    RequestRefused,
-    Router,
-    ServerUnavailable,
-)
+from rollout_server.inference.router import BadLogprob, Generation, RequestRefused, Router, ServerUnavailable
 from rollout_server.metrics import NodeMetrics
 from rollout_server.policies.store import PolicyStore, UnknownPolicy
 

@@ -3,10 +3,11 @@
     loop plot runs/demo
     loop plot LOOP=runs/seed0,runs/seed1,runs/seed2 shuffled=runs/control --out runs/figures
     loop plot --rollouts runs/demo --task 692c77d_1
+    loop plot --slots lag=runs/lag stream=runs/stream
 
 Each argument is a curve: ``[label=]RUN[,RUN...]``, where several runs are seeds of one setting and become a mean with a
 band. A run is its output folder or a metrics.jsonl; `METRICS` in loop_recipes/run/metrics.py explains the keys. The
-pictures of ``--rollouts`` show the agents' messages instead: behaviour early against late, sequences of API calls.
+pictures of ``--rollouts`` show the agents' messages instead, that of ``--slots`` what ran and waited on the node.
 """
 
 from __future__ import annotations
@@ -318,6 +319,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--smooth", type=int, default=5, metavar="N", help="moving average over N iterations (5)")
     parser.add_argument("--title", help="stands above each picture (default: the dataset's name)")
     parser.add_argument("--rollouts", action="store_true", help="draw a run's or an evaluation's rollouts instead")
+    parser.add_argument("--slots", action="store_true", help="draw the use of the node's slots over time instead")
     parser.add_argument("--task", help="with --rollouts: whose API-call sequences (default: that with most rollouts)")
     parsed = parser.parse_args(arguments)
     if parsed.smooth < 1:
@@ -327,6 +329,10 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if parsed.rollouts:
             written = load_part("rollout_figures")(first, output, parsed.task)
+        elif parsed.slots:
+            from loop_recipes.plots.slots import slots_over_time  # few calls need it
+
+            written = save(slots_over_time(parsed.curves), output, "slots")
         else:
             written = write_figures(parse_curves(parsed.curves), output, parsed.smooth, parsed.title)
     except (ValueError, OSError) as error:

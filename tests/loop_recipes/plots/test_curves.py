@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from agent_environments.description import OWN_BEHAVIOR, TOOLS_BEHAVIOR, Description
+from loop_formats.run_files import meta_path, write_rollouts
 from loop_formats.run_folder import read_metrics, write_description
 from loop_recipes.plots.curves import (
     FIGURES,
@@ -19,8 +20,10 @@ from loop_recipes.plots.curves import (
     smooth,
     training,
 )
+from loop_recipes.plots.slots import slots_over_time
 from loop_recipes.verbs.doctor import main as doctor
 from loop_recipes.verbs.view import main as view
+from support.rollouts import rollout, turn
 from support.texts import texts_beside
 
 TABLES = texts_beside(__file__)
@@ -292,3 +295,32 @@ def test_a_title_of_ones_own(tmp_path):
     assert "what I found" in text
     assert "band: lowest to highest of 2 seeds" in text
     assert "synthetic-x" not in text
+
+
+def write_collection(run, name, asked_at, spans, **end):
+    """A collection of one task whose episodes began and ended at these seconds."""
+    rollouts = [
+        rollout([1, 2], [turn(1, 2)], collection_id=name, index=index, started_at=began, seconds=ended - began)
+        for index, (began, ended) in enumerate(spans)
+    ]
+    log = write_rollouts(run / "node/collections", name, rollouts)
+    facts = [{"opened": 1, "at": asked_at}, {"end": {"dropped_seconds": [], **end}}]
+    meta_path(log.parent, name).write_text("".join(json.dumps(fact) + "\n" for fact in facts))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_slots_over_time_show_what_ran_waited_and_was_cut_off(tmp_path, capsys, stream):
+    run = write_run(tmp_path / "run", [0.5, 0.5], seconds_waiting=7.0, **({"seconds_paced": 3.0} if stream else {}))
+    first, second = (f"run-{name}-0123456789" for name in (("i0001-g0", "i0002-g1") if stream else ("i0001", "i0002")))
+    write_collection(run, first, 100.0, [(100.0, 110.0), (104.0, 108.0)], seconds=20.0)
+    write_collection(run, second, 110.0, [(112.0, 115.0)], seconds=10.0, dropped_seconds=[4.0])
+    above, below = slots_over_time([str(run)]).axes
+    running, waiting = (dict(line.get_xydata()) for line in above.get_lines())
+    assert running == {0: 1, 4: 2, 8: 1, 10: 0, 12: 1, 15: 0, 16: 1, 20: 0}
+    assert waiting == {0: 1, 4: 0, 10: 2, 12: 1, 16: 0}
+    lost = [line.get_xydata().tolist() for line in below.get_lines()]
+    assert lost == [[[0, 7.0], [10, 7.0]], [[0, 3.0], [10, 3.0]]][: 1 + stream]
+    assert main(["--slots", str(run)]) == 0
+    assert (run / "slots.png").exists()
+    assert main(["--slots", str(write_run(tmp_path / "none", [0.5]))]) == 1
+    assert "no episode has ended yet" in capsys.readouterr().err

@@ -1,0 +1,61 @@
+"""Draws the use of a node's slots over time, from the files of its collections and the run's metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+from loop_formats.ids import parse_collection_id
+from loop_formats.places import labelled_paths
+from loop_formats.run_files import find_logs, meta_path, read_lines
+from loop_formats.run_folder import read_metrics
+from loop_recipes.plots.style import COLOURS
+
+
+def slots_over_time(curves: Sequence[str]) -> Figure:
+    """Plot the episodes that run and wait, and at an iteration's first request the seconds that it lost; a column for
+    the first run of each curve. Raises ValueError for a run without episodes, and a line that cannot be read."""
+    runs = {label: paths[0] if paths[0].is_dir() else paths[0].parent for label, paths in labelled_paths(curves)}
+    size = (6 * len(runs), 6)
+    figure, grid = plt.subplots(2, len(runs), figsize=size, squeeze=False, sharex=True, sharey="row", layout="tight")
+    for (slots, lost), (label, run) in zip(grid.T, runs.items(), strict=True):
+        times = {log.stem: spans for log in find_logs(run) if len(spans := episode_times(log))}
+        if not times:
+            raise ValueError(f"{run}: no episode has ended yet, so there is nothing to draw")
+        spans = np.concatenate([*times.values()])
+        asked, began, ended = spans.T - spans.min()
+        for name, colour, more, less in (("running", 0, began, ended), ("waiting for a slot", 1, asked, began)):
+            moments, places = np.unique([more, less], return_inverse=True)
+            count = np.bincount(places.ravel(), np.repeat([1, -1], len(more))).cumsum()
+            slots.step(moments, count, where="post", color=COLOURS[colour], lw=1, label=name)
+        names = {name: parse_collection_id(name) for name in times}
+        first = {names[name].iteration: times[name].min() for name in reversed(times) if not names[name].dev}
+        for key, name, colour in (("waiting", "the trainer waits", 2), ("paced", "the node may begin no group", 3)):
+            if lines := [line for line in read_metrics(run) if f"seconds_{key}" in line]:
+                at = np.array([first.get(line["iteration"], np.nan) for line in lines]) - spans.min()
+                values = [line[f"seconds_{key}"] for line in lines]
+                lost.plot(at, values, color=COLOURS[colour], marker="o", ms=4, label=name)
+        slots.set_title(label, loc="left")
+        slots.set_ylabel("episodes")
+        lost.set(xlabel="seconds", ylabel="seconds of an iteration")
+    for axes in grid.flat:
+        axes.set_ylim(bottom=0)
+        axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower right", bbox_to_anchor=(1.0, 1.0))
+    return figure
+
+
+def episode_times(log: Path) -> np.ndarray:
+    """Return when each episode of a collection was asked for, began and ended, in seconds since 1970, [n, 3]; those
+    that never began, or were lost, are left out."""
+    records = [line.record for line in read_lines(log) if not line.record["segment"]]
+    spans, opened = [(each["started_at"], each["started_at"] + each["seconds"]) for each in records], list[float]()
+    for fact in (line.record for line in read_lines(meta_path(log.parent, log.stem))):
+        opened += [fact["at"]] if "opened" in fact else []
+        if "end" in fact:
+            over = opened[-1] + fact["end"]["seconds"]
+            spans += [(over - seconds, over) for seconds in fact["end"]["dropped_seconds"]]
+    return np.array([(min(opened[0], began), began, ended) for began, ended in spans])

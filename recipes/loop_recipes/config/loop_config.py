@@ -141,8 +141,7 @@ class CollectionConfig:
             )
             require(self.publish_every == 1, "publish_every must be 1 without stream: true")
             return
-        refused = {"refill_budget": 1, "rest_iterations": 0}
-        for key, value in refused.items():
+        for key, value in (("refill_budget", 1), ("rest_iterations", 0)):
             require(
                 getattr(self, key) == value, f"{key} must be {value} with stream: true, whose groups are not rounds"
             )

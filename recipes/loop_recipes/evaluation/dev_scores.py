@@ -17,8 +17,8 @@ logger = logging.getLogger(__name__)
 
 def dev_scores(
     source: CollectionSource, request: CollectionRequest, environment: Description = DEFAULT_DESCRIPTION
-) -> dict[str, float] | None:
-    """Wait for an evaluation; returns its figures of ``metrics.jsonl``, or None if a stop of the run was requested.
+) -> dict[str, float]:
+    """Wait for an evaluation, as ``collect`` does; returns its figures of ``metrics.jsonl``.
 
     Both scores are as in `eval_appworld`: a task is solved where its environment says so, and counts with its mean over
     its rollouts. With several rollouts of a task there are pass@k and pass^k too. An episode of several sequences
@@ -30,8 +30,6 @@ def dev_scores(
     except CollectionFailed as error:
         logger.warning("this policy has no dev score: %s", error)
         return {}
-    if collected is None:
-        return None
     first = [rollout for rollout in collected.rollouts if rollout.segment == 0]
     rewards = task_means((each.task_id, each.reward) for each in first)
     runs: dict[int, dict[str, bool]] = {}

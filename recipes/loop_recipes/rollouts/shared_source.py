@@ -82,7 +82,7 @@ class SharedSource:
 
         Only rank 0 gets the texts of the rollouts.
         """
-        return on_main_rank(lambda: collect(self._source, request), Collected.pack, Collected.unpack)
+        return self.collect_by(lambda source: collect(source, request))
 
     def collect_by(self, work: Callable[[Any], Collected]) -> Collected | None:
         """Return rollouts that ``work`` gets from the source, as :meth:`collect` does."""
@@ -94,7 +94,6 @@ class SharedSource:
         Args:
             work: its result must be JSON-able where there are other ranks.
         """
-
         return on_main_rank(lambda: self._unless_stopped(work))
 
     def _unless_stopped(self, work: Callable[[Any], Any]) -> Any:

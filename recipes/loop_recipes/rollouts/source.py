@@ -22,7 +22,6 @@ from loop_formats.collection_request import (
 from loop_formats.ids import parse_collection_id
 from loop_formats.rollout import Rollout, by_episode
 from loop_recipes.rollouts.broken import EnvironmentBroke, broken_lines, broken_rollouts, hopeless_lines
-from loop_recipes.run.stop_request import StopRequested
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutNodeError
 from rollout_server.node_process import NodeDied
 
@@ -147,13 +146,11 @@ class CollectionSource(Protocol):
         """Release all resources; a launched node is stopped."""
 
 
-def collect(source: CollectionSource, request: CollectionRequest) -> Collected | None:
-    """Start a collection (or find it again) and wait for it; None when the run was asked to stop meanwhile."""
+def collect(source: CollectionSource, request: CollectionRequest) -> Collected:
+    """Start a collection (or find it again) and wait for it. Raises StopRequested as the source does."""
     try:
         source.start(request)
         collected = source.read(request)
-    except StopRequested:
-        return None
     except CollectionFailed as error:
         if request.max_lost is None or too_many_lost(error.end.lost, request) is None:
             raise

@@ -8,7 +8,6 @@ from agent_environments.description import Description
 from loop_formats.collection_request import LostRollout
 from loop_recipes.evaluation.dev_scores import dev_scores
 from loop_recipes.evaluation.scores import TaskResult
-from loop_recipes.rollouts.source import StopRequested
 from loop_recipes.run.metrics import METRICS
 from rollout_server.client import CollectionFailed
 from support.counter_node import counter_request
@@ -64,4 +63,3 @@ def test_an_evaluation_that_is_lost_altogether_leaves_no_scores_and_a_warning(ca
     failed = CollectionFailed("collection c failed: 1 of 1 rollouts lost", collected([]).end)
     assert dev_scores(FixedNode(failed), counter_request()) == {}
     assert "no dev score: collection c failed: 1 of 1" in caplog.text
-    assert dev_scores(FixedNode(StopRequested()), counter_request()) is None

@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 
 from loop_formats.collection_request import CollectionEnd, LostRollout
+from loop_recipes.evaluation.dev_scores import dev_scores
+from loop_recipes.rollouts.shared_source import SharedSource
 from loop_recipes.rollouts.source import Collected, NoRollouts, check_versions, collect, in_groups
 from loop_recipes.run.stop_request import StopRequested
 from rollout_server.client import CollectionFailed
@@ -77,8 +79,9 @@ def test_too_many_losses_are_said_with_their_cure_and_a_few_are_a_warning(caplog
 
 def test_a_stop_while_waiting_gives_nothing():
     source, request = FixedNode(StopRequested()), counter_request()
-    assert collect(source, request) is None
-    assert source.asked == [request]
+    shared = SharedSource(lambda: source)
+    assert shared.collect(request) is shared.ask(lambda node: dev_scores(node, request)) is None
+    assert source.asked == [request, request]
 
 
 def test_versions_outside_the_lag_are_refused():
